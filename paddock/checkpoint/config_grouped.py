@@ -1,0 +1,82 @@
+"""config.json of the grouped-query families people already have: llama, qwen2, qwen3."""
+
+from paddock.checkpoint.config_common import (
+    COUNT,
+    FLAG,
+    WHOLE,
+    Json,
+    Reader,
+    read_common,
+    read_rope,
+    write_common,
+)
+from paddock.checkpoint.folder import CheckpointError
+from paddock.model.config import AttentionKind, Family, GroupedSettings, ModelConfig
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+KINDS: dict[str, AttentionKind] = {"full_attention": "gqa", "sliding_attention": "swa"}
+KIND_NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def read_grouped(r: Reader, family: Family) -> ModelConfig:
+    common = read_common(r)
+    layers, heads = r.take("num_hidden_layers", COUNT), r.take("num_attention_heads", COUNT)
+    attention, window = _read_kinds(r, family, layers)
+    bias = r.take("attention_bias", FLAG, False)
+    gqa = GroupedSettings(
+        heads=heads,
+        kv_heads=r.take("num_key_value_heads", COUNT, heads),
+        dim=r.take("head_dim", COUNT, 128 if family == "qwen3" else common["hidden"] // heads),
+        bias="qkv" if family == "qwen2" else "all" if bias else "none",
+        qk_norm=family == "qwen3",
+        window=window,
+    )
+    return ModelConfig(
+        family=family,
+        attention=attention,
+        mlp=("dense",) * layers,
+        rope=read_rope(r, "halves"),
+        gqa=gqa,
+        **common,
+    )
+
+
+def _read_kinds(
+    r: Reader, family: Family, layers: int
+) -> tuple[tuple[AttentionKind, ...], int | None]:
+    """Which layers look through a window, and how wide it is."""
+    if family == "llama":
+        return ("gqa",) * layers, None
+    window = r.take("sliding_window", COUNT, None)
+    if not r.take("use_sliding_window", FLAG, False):
+        window = None
+    full = layers if window is None else r.take("max_window_layers", WHOLE, 28)
+    r.take("max_window_layers", WHOLE, None)
+    listed = r.per_layer("layer_types", KINDS, layers)
+    attention = listed or tuple("gqa" if i < full else "swa" for i in range(layers))
+    return attention, window if "swa" in attention else None
+
+
+def write_grouped(config: ModelConfig) -> Json:
+    gqa = config.gqa
+    if gqa is None:
+        raise CheckpointError(f"a network of the family '{config.family}' needs 'gqa' settings")
+    data = write_common(config, ARCHITECTURES[config.family]) | {
+        "num_attention_heads": gqa.heads,
+        "num_key_value_heads": gqa.kv_heads,
+        "head_dim": gqa.dim,
+        "attention_dropout": 0.0,
+    }
+    if config.family == "llama":
+        return data | {"attention_bias": gqa.bias == "all", "mlp_bias": False}
+    if config.family == "qwen3":
+        data["attention_bias"] = gqa.bias == "all"
+    return data | {
+        "use_sliding_window": "swa" in config.attention,
+        "sliding_window": gqa.window,
+        "layer_types": [KIND_NAMES.get(kind, kind) for kind in config.attention],
+    }

@@ -1,0 +1,187 @@
+"""config.json of the latent families: glm_moe_dsa, glm4_moe_lite, deepseek_v3."""
+
+from paddock.checkpoint.config_common import (
+    ANYTHING,
+    COUNT,
+    FLAG,
+    NUMBER,
+    WHOLE,
+    Json,
+    Reader,
+    read_common,
+    read_rope,
+    write_common,
+)
+from paddock.checkpoint.folder import CheckpointError
+from paddock.model.config import (
+    AttentionKind,
+    ExpertSettings,
+    Family,
+    IndexerKind,
+    IndexerSettings,
+    LatentSettings,
+    MlpKind,
+    ModelConfig,
+    MtpSettings,
+    RopeLayout,
+    indexer_layers,
+)
+
+ARCHITECTURES = {
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
+# How many leading layers are dense where config.json is silent.
+LEADING_DENSE = {"glm_moe_dsa": 3, "glm4_moe_lite": 1, "deepseek_v3": 3}
+MLP_KINDS: dict[str, MlpKind] = {"dense": "dense", "sparse": "moe"}
+INDEXER_KINDS: dict[str, IndexerKind] = {
+    "full": "full",
+    "shared": "shared",
+    "F": "full",  # in patterns
+    "S": "shared",
+}
+
+
+def read_latent(r: Reader, family: Family) -> ModelConfig:
+    attention: AttentionKind = "dsa" if family == "glm_moe_dsa" else "mla"
+    common = read_common(r)
+    layers = r.take("num_hidden_layers", COUNT)
+    heads = r.take("num_attention_heads", COUNT)
+    r.expect("num_key_value_heads", heads)
+    r.expect("attention_bias", False)
+    r.expect("scoring_func", "sigmoid")
+    r.expect("topk_method", "noaux_tc")
+    r.expect("moe_layer_freq", 1)
+    mla = LatentSettings(
+        heads=heads,
+        q_rank=r.take("q_lora_rank", COUNT, None),
+        kv_rank=r.take("kv_lora_rank", COUNT),
+        nope=r.take("qk_nope_head_dim", COUNT),
+        rope=r.take("qk_rope_head_dim", COUNT),
+        value=r.take("v_head_dim", COUNT),
+        norm_eps=r.take("latent_norm_eps", NUMBER, common["norm_eps"]),
+    )
+    r.expect("qk_head_dim", mla.qk)
+    r.take("head_dim", ANYTHING, None)  # every exporter says it differently; the dims above decide
+    mlp = _read_mlp_kinds(r, layers, LEADING_DENSE[family])
+    return ModelConfig(
+        family=family,
+        attention=(attention,) * layers,
+        mlp=mlp,
+        rope=read_rope(r, _read_layout(r, family)),
+        mla=mla,
+        indexer=_read_indexer(r, layers) if attention == "dsa" else None,
+        moe=_read_experts(r) if "moe" in mlp or r.has("n_routed_experts") else None,
+        mtp=_read_mtp(r),
+        **common,
+    )
+
+
+def _read_layout(r: Reader, family: Family) -> RopeLayout:
+    if family == "glm_moe_dsa":
+        r.expect("rope_interleave", True)  # transformers does not ask
+        return "interleaved"
+    return "interleaved" if r.take("rope_interleave", FLAG, True) else "halves"
+
+
+def _read_mlp_kinds(r: Reader, layers: int, leading: int) -> tuple[MlpKind, ...]:
+    dense = min(r.take("first_k_dense_replace", WHOLE, leading), layers)
+    listed = r.per_layer("mlp_layer_types", MLP_KINDS, layers)
+    return listed or ("dense",) * dense + ("moe",) * (layers - dense)
+
+
+def _read_experts(r: Reader) -> ExpertSettings:
+    return ExpertSettings(
+        experts=r.take("n_routed_experts", COUNT),
+        active=r.take("num_experts_per_tok", COUNT),
+        inner=r.take("moe_intermediate_size", COUNT),
+        shared=r.take("n_shared_experts", WHOLE),
+        groups=r.take("n_group", COUNT),
+        groups_kept=r.take("topk_group", COUNT),
+        normalize=r.take("norm_topk_prob", FLAG),
+        scale=r.take("routed_scaling_factor", NUMBER),
+    )
+
+
+def _read_indexer(r: Reader, layers: int) -> IndexerSettings:
+    r.expect("indexer_rope_interleave", True)
+    r.per_layer("layer_types", {"indexed_attention": "dsa"}, layers)
+    return IndexerSettings(
+        heads=r.take("index_n_heads", COUNT),
+        dim=r.take("index_head_dim", COUNT),
+        topk=r.take("index_topk", COUNT),
+        layers=_read_indexer_kinds(r, layers),
+    )
+
+
+def _read_indexer_kinds(r: Reader, layers: int) -> tuple[IndexerKind, ...]:
+    """Listed, or spelled as a pattern, or by the released rule, in this order."""
+    freq = r.take("index_topk_freq", COUNT, 1)
+    offset = r.take("index_skip_topk_offset", WHOLE, 2)
+    listed = r.per_layer("indexer_types", INDEXER_KINDS, layers)
+    pattern = r.per_layer("index_topk_pattern", INDEXER_KINDS, layers)
+    return listed or pattern or indexer_layers(layers, freq=freq, offset=offset)
+
+
+def _read_mtp(r: Reader) -> MtpSettings | None:
+    counts = (r.take(key, WHOLE, 0) for key in ("num_nextn_predict_layers", "num_mtp_layers"))
+    count = max(counts)  # one setting under two names
+    depths = r.take("mtp_depths", COUNT, 1)
+    if count > 1:
+        r.refuse(f"{count} MTP layers; at most one (shared) is known")
+    return MtpSettings(depths=depths) if count else None
+
+
+def write_latent(config: ModelConfig) -> Json:
+    mla, moe = config.mla, config.moe
+    if mla is None:
+        raise CheckpointError(f"a network of the family '{config.family}' needs 'mla' settings")
+    data = write_common(config, ARCHITECTURES[config.family]) | {
+        "num_attention_heads": mla.heads,
+        "num_key_value_heads": mla.heads,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "q_lora_rank": mla.q_rank,
+        "kv_lora_rank": mla.kv_rank,
+        "qk_nope_head_dim": mla.nope,
+        "qk_rope_head_dim": mla.rope,
+        "qk_head_dim": mla.qk,
+        "head_dim": mla.rope,
+        "v_head_dim": mla.value,
+        "latent_norm_eps": mla.norm_eps,
+        "rope_interleave": config.rope.layout == "interleaved",
+        "first_k_dense_replace": _leading_dense(config),
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 0 if config.mtp is None else 1,
+    }
+    if config.family != "deepseek_v3":
+        data["mlp_layer_types"] = ["sparse" if k == "moe" else "dense" for k in config.mlp]
+    if config.mtp is not None:
+        data["mtp_depths"] = config.mtp.depths
+    if moe is not None:
+        data |= {
+            "n_routed_experts": moe.experts,
+            "num_experts_per_tok": moe.active,
+            "moe_intermediate_size": moe.inner,
+            "n_shared_experts": moe.shared,
+            "n_group": moe.groups,
+            "topk_group": moe.groups_kept,
+            "norm_topk_prob": moe.normalize,
+            "routed_scaling_factor": moe.scale,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        }
+    if config.indexer is not None:
+        data |= {
+            "index_n_heads": config.indexer.heads,
+            "index_head_dim": config.indexer.dim,
+            "index_topk": config.indexer.topk,
+            "indexer_rope_interleave": True,
+            "indexer_types": list(config.indexer.layers),
+        }
+    return data
+
+
+def _leading_dense(config: ModelConfig) -> int:
+    return config.mlp.index("moe") if "moe" in config.mlp else config.layers

@@ -1,0 +1,153 @@
+"""A folder of safetensors, opened without reading it, and refused with a reason."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD = "model-{:05d}-of-{:05d}.safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+BLOCK = 128  # float8 weights carry one scale per BLOCK x BLOCK of them
+PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message names the file or tensor and what is wrong."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return data
+
+
+class TensorFolder:
+    """Names, shapes and tensors of a checkpoint's shards."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: dict[str, Any] = {}
+        self._home: dict[str, str] = {}  # tensor -> file
+        for file in _shards(path):
+            try:
+                self._files[file] = safe_open(path / file, framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"{path / file}: truncated or not a safetensors file: {error}"
+                ) from None
+            for name in self._files[file].keys():  # noqa: SIM118
+                if name in self._home:
+                    raise CheckpointError(
+                        f"tensor '{name}' is in both {self._home[name]} and {file}"
+                    )
+                self._home[name] = file
+        self._check_index()
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._home)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._files[self._home[name]].get_slice(name).get_shape())
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor as stored; block-scaled float8 is multiplied out to float32."""
+        file = self._home[name]
+        try:
+            stored: Tensor = self._files[file].get_tensor(name)
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{self.path / file}: cannot read tensor '{name}': {error}"
+            ) from None
+        scale = f"{name}_scale_inv"
+        if stored.dtype == torch.float8_e4m3fn and scale in self._home:
+            return multiply_out(stored, self.tensor(scale), name)
+        if stored.dtype not in PLAIN or scale in self._home:
+            has = "a" if scale in self._home else "no"
+            raise CheckpointError(
+                f"{self.path}: tensor '{name}' is {stored.dtype} with {has} '{scale}'; known are "
+                f"float8_e4m3fn with one and {', '.join(map(str, PLAIN))} without"
+            )
+        return stored
+
+    def _check_index(self) -> None:
+        if not (self.path / INDEX).is_file():
+            return
+        for name, file in _weight_map(self.path).items():
+            if self._home.get(name) != file:
+                raise CheckpointError(
+                    f"{self.path / INDEX} says tensor '{name}' is in {file}, but it is not"
+                )
+
+
+def multiply_out(stored: Tensor, scale: Tensor, name: str) -> Tensor:
+    """float8 weights and the scales of their blocks, as float32."""
+    expected = tuple(-(-size // BLOCK) for size in stored.shape)
+    if stored.ndim != 2 or tuple(scale.shape) != expected:
+        raise CheckpointError(
+            f"tensor '{name}_scale_inv' has shape {tuple(scale.shape)}, expected {expected}"
+        )
+    rows, columns = stored.shape
+    wide = scale.float().repeat_interleave(BLOCK, 0)[:rows]
+    return stored.float() * wide.repeat_interleave(BLOCK, 1)[:, :columns]
+
+
+def require_folder(path: Path) -> None:
+    if path.is_file():
+        raise CheckpointError(f"{path}: is a file, not a folder")
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such folder")
+
+
+def _shards(path: Path) -> list[str]:
+    require_folder(path)
+    has_single = (path / SINGLE).is_file()
+    if (path / INDEX).is_file():
+        files = sorted(set(_weight_map(path).values()))
+        for file in files:
+            if Path(file).name != file:
+                raise CheckpointError(f"{path / INDEX} names a file outside its folder: {file}")
+            if not (path / file).is_file():
+                raise CheckpointError(f"{path / INDEX} names {file}, which is missing")
+        if has_single and SINGLE not in files:  # readers differ in which of the two they believe
+            raise CheckpointError(f"{path}: holds {SINGLE}, but {INDEX} does not name it")
+        return files
+    if has_single:
+        return [SINGLE]
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{path}: only pickled weights ({pickles[0]}); unpickling can run any code, "
+            "so only safetensors are read"
+        )
+    raise CheckpointError(f"{path}: neither {SINGLE} nor {INDEX} is there")
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    weight_map = read_json(path / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+        raise CheckpointError(f"{path / INDEX}: 'weight_map' is missing or malformed")
+    return weight_map
+
+
+def refuse_non_finite(tensor: Tensor, name: str, where: object) -> None:
+    """NaN or infinity in a checkpoint is damage, never a weight."""
+    bad = ~torch.isfinite(tensor)
+    if bool(bad.any()):
+        place = tuple(bad.nonzero()[0].tolist())
+        raise CheckpointError(f"{where}: tensor '{name}' holds {tensor[place].item()} at {place}")

@@ -1,0 +1,166 @@
+"""A released folder as a network."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paddock.checkpoint.config_json import config_from_json
+from paddock.checkpoint.folder import (
+    CONFIG,
+    CheckpointError,
+    TensorFolder,
+    read_json,
+    refuse_non_finite,
+    require_folder,
+)
+from paddock.checkpoint.names import Piece, is_mtp, is_redundant, pieces, place
+from paddock.model import ModelConfig, Network
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+def load_pretrained(
+    folder: str | Path,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    *,
+    latent_norm_eps: float | None = None,
+) -> Network:
+    """The network in `folder` (config.json and safetensors), in eval mode.
+
+    Names and shapes must fit the configuration exactly and every value must be finite; otherwise a
+    CheckpointError names the first thing that is wrong. An MTP layer that the configuration
+    promises but the files lack altogether (transformers does not save it) is left out.
+
+    `latent_norm_eps` overrides the epsilon of MLA's two latent norms: transformers computes them
+    with 1e-6 whatever config.json says, the serving engines with `rms_norm_eps`, as we do.
+    """
+    precision = dtype_called(dtype)
+    config, tensors = open_checkpoint(Path(folder), latent_norm_eps=latent_norm_eps)
+    network = blueprint(without_absent_mtp(config, tensors))
+    plan = check_names(network, tensors)
+    network = materialize(network, precision, device)
+    fill(network, tensors, plan)
+    return network.eval()
+
+
+def open_checkpoint(
+    folder: Path, *, latent_norm_eps: float | None = None
+) -> tuple[ModelConfig, TensorFolder]:
+    """Configuration and weights of one and the same checkpoint, though it be replaced meanwhile.
+
+    What is open stays readable when its folder is replaced; so it is enough that the folder is
+    still the same after everything was opened.
+    """
+    while True:
+        before = _identity(folder)
+        try:
+            opened = read_config(folder, latent_norm_eps=latent_norm_eps), TensorFolder(folder)
+        except CheckpointError:
+            if _identity(folder) == before:
+                raise
+        else:
+            if _identity(folder) == before:
+                return opened
+
+
+def _identity(folder: Path) -> tuple[int, int, int] | None:
+    """What tells a folder from its successor. The inode number alone may be used again at once."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def blueprint(config: ModelConfig) -> Network:
+    """The network's names and shapes, holding no memory."""
+    with torch.device("meta"):
+        return Network(config)
+
+
+def materialize(
+    network: Network, dtype: str | torch.dtype, device: str | torch.device
+) -> Network:
+    """Memory for a blueprint, its values undefined until filled."""
+    network = network.cast(dtype_called(dtype)).to_empty(device=device)
+    if network.config.tied:
+        network.head.weight = network.embed.weight
+    return network
+
+
+def read_config(folder: Path, *, latent_norm_eps: float | None = None) -> ModelConfig:
+    """The configuration a folder's config.json describes."""
+    require_folder(folder)
+    config = config_from_json(read_json(folder / CONFIG), str(folder / CONFIG))
+    if latent_norm_eps is None or config.mla is None:
+        return config
+    mla = config.mla.model_copy(update={"norm_eps": latent_norm_eps})
+    return config.model_copy(update={"mla": mla})
+
+
+def without_absent_mtp(config: ModelConfig, tensors: TensorFolder) -> ModelConfig:
+    if config.mtp is None or any(is_mtp(name, config) for name in tensors.names):
+        return config
+    return config.model_copy(update={"mtp": None})
+
+
+def check_names(network: Network, tensors: TensorFolder) -> list[Piece]:
+    """Every released tensor with its place, or a CheckpointError about the first misfit."""
+    config = network.config
+    plan = [
+        piece
+        for name, tensor in network.state_dict().items()
+        for piece in pieces(name, tuple(tensor.shape), config)
+    ]
+    expected = {piece.released for piece in plan}
+    missing = sorted(expected - tensors.names)
+    if missing:
+        raise CheckpointError(f"{tensors.path}: tensor '{missing[0]}' is missing{_more(missing)}")
+    extra = sorted(
+        name
+        for name in tensors.names - expected
+        if not is_redundant(name, config) and name.removesuffix("_scale_inv") not in expected
+    )
+    if extra:
+        raise CheckpointError(
+            f"{tensors.path}: tensor '{extra[0]}' has no place in the network{_more(extra)}"
+        )
+    places = network.state_dict()
+    for piece in plan:
+        wanted, found = tuple(place(places[piece.ours], piece).shape), tensors.shape(piece.released)
+        if wanted != found:
+            raise CheckpointError(
+                f"{tensors.path}: tensor '{piece.released}' has shape {found}, expected {wanted}"
+            )
+    return plan
+
+
+@torch.no_grad()
+def fill(network: Network, tensors: TensorFolder, plan: list[Piece]) -> None:
+    """Read every tensor into its place, refusing what is not a finite number."""
+    places = network.state_dict()
+    for piece, tensor in read_pieces(tensors, plan):
+        place(places[piece.ours], piece).copy_(tensor)
+
+
+def read_pieces(tensors: TensorFolder, plan: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
+    """The tensors of a plan, each known to be finite."""
+    for piece in plan:
+        tensor = tensors.tensor(piece.released)
+        refuse_non_finite(tensor, piece.released, tensors.path)
+        yield piece, tensor
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def dtype_called(dtype: str | torch.dtype) -> torch.dtype:
+    if dtype in DTYPES.values():
+        return dtype  # type: ignore[return-value]
+    if dtype not in DTYPES:
+        raise ValueError(f"no dtype called '{dtype}'; there are {', '.join(DTYPES)}")
+    return DTYPES[dtype]

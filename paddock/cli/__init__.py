@@ -1,0 +1,9 @@
+"""The front door: one verb a file, and nothing heavy loaded before a verb needs it.
+
+__main__.py  the table of verbs
+describe.py  what a network weighs and costs, in tables or JSON
+doctor.py    the verb that says what this machine offers
+errors.py    what the user must change, in one line
+model.py     the verb that describes, checks and converts models
+numbers.py   numbers as people read and write them
+"""

@@ -1,0 +1,37 @@
+"""What the user must change, in one line; what we must change, in a traceback.
+
+Our own kinds of ValueError (ConfigError, CheckpointError, ...) are written for the user, and so is
+what the system says about a file. Any other error is a bug and is left alone.
+"""
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class UserError(ValueError):
+    """A request that makes no sense; the message says what to change."""
+
+
+class Explaining(TyperGroup):
+    """Commands whose errors for the user end in `error: ...` on stderr and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, OSError) as error:
+            lines = _explained(error)
+            if not lines:
+                raise
+            for line in lines:
+                typer.echo(f"error: {line}", err=True)
+            raise typer.Exit(1) from None
+
+
+def _explained(error: ValueError | OSError) -> list[str]:
+    """What to tell the user; nothing if the error is not theirs."""
+    if isinstance(error, OSError):
+        return [] if error.filename is None else [f"{error.filename}: {error.strerror}"]
+    ours = type(error).__module__.split(".")[0] == "paddock"
+    return str(error).splitlines() if ours else []

@@ -1,0 +1,14 @@
+"""Settings that are frozen and whole, and recipes that say how they differ from the defaults.
+
+recipe.py    TOML files with `extends`, and --set overrides, merged into plain data
+resolve.py   a recipe into settings, or into errors a person can act on
+settings.py  the base of every room's settings
+toml.py      settings back into TOML
+"""
+
+from paddock.config.recipe import Recipe, load_recipe
+from paddock.config.resolve import resolve
+from paddock.config.settings import ConfigError, Settings
+from paddock.config.toml import dump
+
+__all__ = ["ConfigError", "Recipe", "Settings", "dump", "load_recipe", "resolve"]

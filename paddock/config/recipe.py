@@ -1,0 +1,95 @@
+"""TOML files with `extends`, and --set overrides, merged into plain data.
+
+Each layer says only what differs: tables are merged key by key, any other value, lists included,
+replaces the one before it. `extends` names one file or several, relative to the file it stands in;
+they are laid down from left to right, then the file itself, then every --set.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os.path import normpath
+from pathlib import Path
+from typing import Any
+
+from paddock.config.settings import ConfigError
+from paddock.config.toml import toml_value
+
+KeyPath = tuple[str | int, ...]  # keys, and indices into lists
+SET = "--set"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Merged values, and for the path of each key the file, or --set, that spoke of it last."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[KeyPath, str]
+
+
+def load_recipe(path: str | Path, sets: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, with what it extends below it and `sets` ("a.b=c") on top."""
+    layers = [*_layers(Path(path), ()), *((SET, parse_set(text)) for text in sets)]
+    values: dict[str, Any] = {}
+    origins: dict[KeyPath, str] = {}
+    for origin, table in layers:
+        values = _merged(values, table)
+        origins |= dict.fromkeys(_paths(table, ()), origin)
+    return Recipe(values, origins)
+
+
+def parse_set(text: str) -> dict[str, Any]:
+    """An override as a nested table. What is not a TOML value is text.
+
+    >>> parse_set("optim.lr=3e-4"), parse_set("model=nano"), parse_set('tag="true"')
+    ({'optim': {'lr': 0.0003}}, {'model': 'nano'}, {'tag': 'true'})
+    """
+    key, equals, value = text.partition("=")
+    for candidate in (value, toml_value(value)) if equals else ():
+        try:
+            return tomllib.loads(f"{key} = {candidate}")
+        except tomllib.TOMLDecodeError:
+            continue
+    raise ConfigError(f"{SET} {text}: expected a setting and its value, such as optim.lr=3e-4")
+
+
+def _layers(file: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables that make up `file`, each with its origin, the first to be laid down first."""
+    chain = (*above, file)
+    if file.resolve() in [other.resolve() for other in above]:
+        raise ConfigError(f"recipes extend each other: {' -> '.join(map(str, chain))}")
+    table = _read(file, chain)
+    extends = table.pop("extends", [])
+    parents = [extends] if isinstance(extends, str) else extends
+    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
+        raise ConfigError(f"'extends' in {file} must be a path or a list of paths")
+    for parent in parents:
+        yield from _layers(Path(normpath(file.parent / parent)), chain)
+    yield str(file), table
+
+
+def _read(file: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        wanted_by = f", which {chain[-2]} extends" if len(chain) > 1 else ""
+        raise ConfigError(f"cannot read recipe {file}{wanted_by}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from None
+
+
+def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        if isinstance(value, dict):
+            below = merged.get(key)
+            value = _merged(below if isinstance(below, dict) else {}, value)
+        merged[key] = value
+    return merged
+
+
+def _paths(table: Mapping[str, Any], above: KeyPath) -> Iterator[KeyPath]:
+    for key, value in table.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from _paths(value, (*above, key))

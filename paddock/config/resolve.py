@@ -1,0 +1,151 @@
+"""A recipe into settings, or into errors a person can act on."""
+
+import json
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from paddock.config.recipe import KeyPath, Recipe
+from paddock.config.settings import ConfigError, Settings
+from paddock.config.toml import toml_key, toml_value
+
+_S = TypeVar("_S", bound=Settings)
+
+# What pydantic's kinds of error ask for, where its own words would not do for a recipe.
+_WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "union_tag_invalid": "a table whose {discriminator} is one of {expected_tags}, not '{tag}'",
+    "union_tag_not_found": "a table that says its {discriminator}",
+}
+
+
+def resolve(cls: type[_S], recipe: Recipe) -> _S:
+    """The settings that the recipe describes.
+
+    >>> class Optim(Settings):
+    ...     lr: float = 3e-4
+    >>> class Run(Settings):
+    ...     optim: Optim = Optim()
+    >>> resolve(Run, Recipe({"optim": {"lr": 1}}, {})).optim.lr
+    1.0
+    >>> resolve(Run, Recipe({"optim": {"lr": "1"}}, {("optim", "lr"): "nano.toml"}))
+    Traceback (most recent call last):
+    paddock.config.settings.ConfigError: 'optim.lr' in nano.toml must be a number, got "1"
+    """
+    # As JSON, because there pydantic takes an array for a tuple and still converts no scalar.
+    # The one kind of TOML value that JSON lacks, a date, is text to us.
+    text = json.dumps(recipe.values, default=lambda date: date.isoformat())
+    try:
+        return cls.model_validate_json(text)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    # The members of a union complain one by one about the same value: one line for all of them.
+    by_path: dict[KeyPath, list[ErrorDetails]] = {}
+    for problem in problems:
+        by_path.setdefault(_path(cls, recipe.values, problem["loc"]), []).append(problem)
+    raise ConfigError("\n".join(_line(cls, recipe, *item) for item in by_path.items()))
+
+
+def _line(cls: type[Settings], recipe: Recipe, path: KeyPath, problems: list[ErrorDetails]) -> str:
+    name, origin = f"'{_dotted(path)}'", _origin(recipe, path)
+    value = problems[0]["input"]
+    kinds = {problem["type"] for problem in problems}
+    if kinds == {"extra_forbidden"}:
+        neighbour = _neighbour(cls, path)
+        return f"unknown setting {name}{origin}" + (
+            f"; did you mean '{neighbour}'?" if neighbour else ""
+        )
+    if kinds == {"missing"}:
+        return f"missing setting {name}"
+    where = f"{name}{origin}" if path else "the recipe"
+    got = "" if isinstance(value, dict) else f", got {toml_value(value)}"
+    demands = " or ".join(dict.fromkeys(map(_demand, problems))).replace("or must be", "or")
+    return f"{where} {demands}{got}"
+
+
+def _demand(problem: ErrorDetails) -> str:
+    context = problem.get("ctx", {})
+    if "error" in context:  # raised by a validator of ours, in our words
+        return f"is refused: {context['error']}"
+    if problem["type"] in _WANTED:
+        return f"must be {_WANTED[problem['type']].format(**context)}"
+    return problem["msg"].replace("Input should", "must")
+
+
+def _path(cls: type[Settings], values: Any, loc: tuple[str | int, ...]) -> KeyPath:
+    """Where in the recipe an error is: its location without the names of union members."""
+    path: list[str | int] = []
+    for part in loc:
+        if isinstance(values, list) and isinstance(part, int):
+            values = values[part] if part < len(values) else None
+        elif isinstance(values, Mapping) and part in values:
+            values = values[part]
+        elif part not in _fields(cls, tuple(path)):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _dotted(path: KeyPath) -> str:
+    keys = (f"[{part}]" if isinstance(part, int) else f".{toml_key((part,))}" for part in path)
+    return "".join(keys).removeprefix(".")
+
+
+def _origin(recipe: Recipe, path: KeyPath) -> str:
+    """The words that say where a setting comes from; nothing for a default."""
+    for length in range(len(path), 0, -1):  # what is inside a list comes from where the list does
+        if path[:length] in recipe.origins:
+            return f" in {recipe.origins[path[:length]]}"
+    return ""
+
+
+def _neighbour(cls: type[Settings], path: KeyPath) -> str | None:
+    """The setting that was probably meant: a similar name in the same table, or the same name in
+    another."""
+    *table, key = path
+    similar = get_close_matches(str(key), _fields(cls, tuple(table)), n=1)
+    if similar:
+        return _dotted((*table, similar[0]))
+    return next((_dotted(known) for known in _known(cls) if known[-1] == key), None)
+
+
+def _fields(cls: type[Settings], path: KeyPath) -> list[str]:
+    """The settings that the table at `path` may hold."""
+    models = [cls]
+    for part in path:
+        types = [
+            model.model_fields[part].annotation for model in models if part in model.model_fields
+        ]
+        if types:  # else the name of an item: what is in a list has the models of the list
+            models = [model for annotation in types for model in _models(annotation)]
+    return [name for model in models for name in model.model_fields]
+
+
+def _known(cls: type[Settings]) -> Iterator[tuple[str, ...]]:
+    for name, field in cls.model_fields.items():
+        yield (name,)
+        for model in _models(field.annotation):
+            yield from ((name, *rest) for rest in _known(model))
+
+
+def _models(annotation: Any) -> Iterator[type[Settings]]:
+    """The settings among the types a value may have, also inside lists, tables and unions."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)

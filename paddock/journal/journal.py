@@ -1,0 +1,94 @@
+"""Metrics and events of a run folder."""
+
+import errno
+import fcntl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Self
+
+from paddock.journal.lines import Appender
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+LOCK = "journal.lock"
+
+
+class Journal:
+    """What happens in a run: numbers in metrics.jsonl, all else in events.jsonl.
+
+    Both only grow, and a run that resumes goes on in the same files. A folder has one writer at a
+    time, so that two runs cannot share it by mistake; readers come and go (`follow`).
+
+    Whatever was written outlives a killed process. A power cut loses no event, and metrics of
+    `sync_every_s` at most: steps are frequent, and waiting for the disk at each would slow the run.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from paddock.journal import follow
+    >>> with TemporaryDirectory() as folder, Journal(folder, clock=lambda: 9.5) as journal:
+    ...     journal.metric(3, loss=2.5, grad_norm=float("inf"))
+    ...     journal.event("weights", version=4)
+    ...     [record for record, _ in follow(f"{folder}/metrics.jsonl")]
+    ...     [record for record, _ in follow(f"{folder}/events.jsonl")]
+    [{'time': 9.5, 'step': 3, 'loss': 2.5, 'grad_norm': 'Infinity'}]
+    [{'time': 9.5, 'kind': 'weights', 'version': 4}]
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        sync_every_s: float = 5.0,
+    ) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(Path(folder) / LOCK)
+        self._clock = clock
+        self._sync_every_s = sync_every_s
+        self._synced_at = clock()
+        self._metrics = Appender(Path(folder) / METRICS)
+        self._events = Appender(Path(folder) / EVENTS)
+        for file in (self._metrics, self._events):
+            if file.torn_bytes:
+                self.event("repaired", file=file.path.name, torn_bytes=file.torn_bytes)
+
+    def metric(self, step: int, **values: float) -> None:
+        """Numbers of one step. Those that are not finite are written as text, such as "NaN"."""
+        now = self._clock()
+        self._metrics.append(_stamped(now, {"step": step, **values}))
+        if now - self._synced_at >= self._sync_every_s:
+            self._metrics.sync()
+            self._synced_at = now
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Something that happened, on disk when this returns."""
+        self._events.append(_stamped(self._clock(), {"kind": kind, **fields}))
+        self._events.sync()
+
+    def close(self) -> None:
+        for file in (self._metrics, self._events):
+            file.close()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """The file, locked until it is closed or this process ends."""
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BlockingIOError(errno.EAGAIN, "another writer has this run", str(path)) from None
+    return file
+
+
+def _stamped(now: float, record: dict[str, Any]) -> dict[str, Any]:
+    if "time" in record:
+        raise ValueError("time: set by the journal itself")
+    return {"time": now, **record}

@@ -1,0 +1,39 @@
+"""What absorbed dense attention means.
+
+T queries, H heads, C row width, V value columns of it, S rows, Q a chunk of T.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from paddock.kernels.precision import wide
+from paddock.kernels.spans import Span
+from paddock.kernels.workspace import chunks
+
+
+def latent_decode(
+    query_THC: Tensor, row_SC: Tensor, spans: Sequence[Span], *, scale: float, value: int
+) -> Tensor:
+    """[T, H, value], rows in the order of the spans' queries; see the package's contract."""
+    pieces = [
+        piece
+        for span in spans
+        for piece in _attend(query_THC[span.query_slice], row_SC[span.key_slice], scale, value)
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _attend(query_NHC: Tensor, row_SC: Tensor, scale: float, value: int) -> Iterator[Tensor]:
+    """The N queries of one span, chunk by chunk."""
+    N, H, _ = query_NHC.shape
+    S = row_SC.shape[0]
+    row_SC = row_SC.to(wide(row_SC.dtype))
+    visible_N = torch.arange(S - N + 1, S + 1, device=row_SC.device)
+    for q in chunks(N, row_bytes=H * S * row_SC.dtype.itemsize):
+        seen_SC = row_SC[: S - N + q.stop]
+        score_QHS = (query_NHC[q].to(row_SC.dtype) * scale) @ seen_SC.mT
+        hidden_QS = torch.arange(len(seen_SC), device=row_SC.device) >= visible_N[q].unsqueeze(1)
+        prob_QHS = score_QHS.masked_fill(hidden_QS.unsqueeze(1), float("-inf")).softmax(-1)
+        yield (prob_QHS @ seen_SC[:, :value]).to(query_NHC.dtype)

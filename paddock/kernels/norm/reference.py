@@ -1,0 +1,21 @@
+"""What the two norms mean. T tokens, D features."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paddock.kernels.precision import wide
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    wide_TD = x_TD.to(wide(x_TD.dtype))
+    scale_T1 = torch.rsqrt(wide_TD.square().mean(-1, keepdim=True) + eps)
+    return weight_D * (wide_TD * scale_T1).to(x_TD.dtype)
+
+
+def layer_norm(x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
+    dtype = wide(x_TD.dtype)
+    normed_TD = F.layer_norm(
+        x_TD.to(dtype), weight_D.shape, weight_D.to(dtype), bias_D.to(dtype), eps
+    )
+    return normed_TD.to(x_TD.dtype)

@@ -1,0 +1,20 @@
+"""How much scratch memory a reference may hold at once.
+
+References walk over their rows in chunks, so that a [queries, heads, keys] tensor never exists
+whole. The budget is small on purpose: a chunk that stays in cache is also the faster one.
+"""
+
+from collections.abc import Iterator
+
+SCRATCH_BYTES = 8 << 20
+
+
+def chunks(rows: int, row_bytes: int, budget: int = SCRATCH_BYTES) -> Iterator[slice]:
+    """Cover range(rows) with slices whose rows fit the budget, at least one row each.
+
+    >>> list(chunks(5, row_bytes=4, budget=8))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    size = max(1, budget // max(1, row_bytes))
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))

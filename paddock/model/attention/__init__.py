@@ -1,0 +1,30 @@
+"""Which attention a layer has, as a table.
+
+dsa.py      latent attention to the keys an indexer chose
+gdn.py      Gated DeltaNet and its simplified form: a state instead of a past
+gqa.py      grouped-query attention, full or through a window
+indexer.py  the cheap heads that choose
+mla.py      latent attention, expanded and absorbed
+"""
+
+from torch import nn
+
+from paddock.model.attention.dsa import DSA
+from paddock.model.attention.gdn import GatedDelta, SimpleGatedDelta
+from paddock.model.attention.gqa import GQA, SlidingWindow
+from paddock.model.attention.mla import MLA
+from paddock.model.config import AttentionKind, ModelConfig
+
+ATTENTION: dict[AttentionKind, type[nn.Module]] = {
+    "mla": MLA,
+    "dsa": DSA,
+    "gqa": GQA,
+    "swa": SlidingWindow,
+    "gdn": GatedDelta,
+    "simple_gdn": SimpleGatedDelta,
+}
+
+
+def attention_for(config: ModelConfig, layer: int) -> nn.Module:
+    """The attention of one layer; the MTP layer's index is the number of layers."""
+    return ATTENTION[config.attention_of(layer)](config, layer)

@@ -1,0 +1,67 @@
+"""Grouped-query attention, over everything or through a window.
+
+T tokens, S keys, H query heads, G key heads, D head dim.
+"""
+
+from torch import Tensor, nn
+
+from paddock.kernels.dense_attention import dense_attention
+from paddock.model.config import ModelConfig
+from paddock.model.norm import RMSNorm
+from paddock.model.rope import ROTATE
+from paddock.model.step import LayerNotes, Selection, Step
+
+
+class GQA(nn.Module):
+    window: int | None = None
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        assert config.gqa is not None
+        self.gqa, self.layer = config.gqa, layer
+        self.rotate = ROTATE[config.rope.layout]
+        gqa, hidden = self.gqa, config.hidden
+        self.q = nn.Linear(hidden, gqa.heads * gqa.dim, bias=gqa.bias != "none")
+        self.k = nn.Linear(hidden, gqa.kv_heads * gqa.dim, bias=gqa.bias != "none")
+        self.v = nn.Linear(hidden, gqa.kv_heads * gqa.dim, bias=gqa.bias != "none")
+        self.o = nn.Linear(gqa.heads * gqa.dim, hidden, bias=gqa.bias == "all")
+        if gqa.qk_norm:
+            self.q_norm = RMSNorm(gqa.dim, config.norm_eps)
+            self.k_norm = RMSNorm(gqa.dim, config.norm_eps)
+
+    def forward(
+        self, x_TD: Tensor, step: Step, selection: Selection | None
+    ) -> tuple[Tensor, Selection | None, LayerNotes]:
+        query_THD, key_TGD, value_TGD = self.project(x_TD, step)
+        layout, memory = step.layout, step.memory
+        out_THD = dense_attention(
+            query_THD,
+            layout.keys(memory.extend(self.layer, "key", key_TGD)),
+            layout.keys(memory.extend(self.layer, "value", value_TGD)),
+            layout.spans,
+            scale=self.gqa.dim**-0.5,
+            window=self.window,
+        )
+        return self.o(out_THD.flatten(1)), selection, LayerNotes()
+
+    def project(self, x_TD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values, by head."""
+        gqa = self.gqa
+        query_THD = self.q(x_TD).unflatten(1, (gqa.heads, gqa.dim))
+        key_TGD = self.k(x_TD).unflatten(1, (gqa.kv_heads, gqa.dim))
+        value_TGD = self.v(x_TD).unflatten(1, (gqa.kv_heads, gqa.dim))
+        if gqa.qk_norm:
+            query_THD, key_TGD = self.q_norm(query_THD), self.k_norm(key_TGD)
+        return (
+            self.rotate(query_THD, step.cos_TP, step.sin_TP),
+            self.rotate(key_TGD, step.cos_TP, step.sin_TP),
+            value_TGD,
+        )
+
+
+class SlidingWindow(GQA):
+    """The same weights, looking back `gqa.window` tokens and no further."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.window = self.gqa.window

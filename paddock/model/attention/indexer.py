@@ -1,0 +1,49 @@
+"""The lightning indexer: a few cheap heads that say which keys are worth attending to.
+
+T tokens, H index heads, D index head dim, R rotated dims of it (the first), Q query latent.
+"""
+
+from torch import Tensor, cat, nn
+
+from paddock.kernels.index_kl import IndexSide
+from paddock.kernels.precision import wide
+from paddock.model.config import ModelConfig
+from paddock.model.norm import LayerNorm
+from paddock.model.rope import ROTATE
+from paddock.model.step import Step
+
+
+class Indexer(nn.Module):
+    """score[t, s] = sum_h weight[t, h] relu(query[t, h] . key[s]); scales folded into the weights.
+
+    It reads its inputs detached: the language loss cannot move it, and its own loss cannot move
+    the trunk.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.indexer is not None
+        assert config.mla is not None
+        assert config.mla.q_rank is not None
+        self.settings, self.rope = config.indexer, config.mla.rope
+        self.rotate = ROTATE[self.settings.rope_layout]
+        heads, dim = self.settings.heads, self.settings.dim
+        self.query = nn.Linear(config.mla.q_rank, heads * dim, bias=False)
+        self.key = nn.Linear(config.hidden, dim, bias=False)
+        self.key_norm = LayerNorm(dim, self.settings.norm_eps)
+        self.weights = nn.Linear(config.hidden, heads, bias=False)
+
+    def forward(self, x_TD: Tensor, latent_TQ: Tensor, step: Step) -> IndexSide:
+        """Queries, keys and head weights of the new tokens."""
+        x_TD, latent_TQ = x_TD.detach(), latent_TQ.detach()
+        heads, dim = self.settings.heads, self.settings.dim
+        query_THD = self._rotated(self.query(latent_TQ).unflatten(1, (heads, dim)), step)
+        key_T1D = self._rotated(self.key_norm(self.key(x_TD)).unsqueeze(1), step)
+        # Head weights in float32: they are few, and a rounded weight moves every score of a query.
+        dtype = wide(x_TD.dtype)
+        weight_TH = nn.functional.linear(x_TD.to(dtype), self.weights.weight.to(dtype))
+        return IndexSide(query_THD, key_T1D.squeeze(1), weight_TH * (heads * dim) ** -0.5)
+
+    def _rotated(self, x_THD: Tensor, step: Step) -> Tensor:
+        rope_THR, plain = x_THD.split((self.rope, self.settings.dim - self.rope), dim=-1)
+        return cat((self.rotate(rope_THR, step.cos_TP, step.sin_TP), plain), dim=-1)

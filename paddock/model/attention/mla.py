@@ -1,0 +1,127 @@
+"""Multi-head latent attention: keys and values live as one narrow row a token.
+
+The row is the normed latent followed by one rotated key that all heads share. Expanded form: every
+row becomes per-head keys and values. Absorbed form: the up-projections move onto the query and the
+output instead, so that cached rows are never expanded. Both are the same function.
+
+T tokens, S keys, H heads, N nope dims, R rope dims, V value dims, C row width, L latent rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paddock.kernels.dense_attention import dense_attention
+from paddock.kernels.latent_decode import latent_decode
+from paddock.kernels.spans import Span
+from paddock.model.config import ModelConfig
+from paddock.model.norm import RMSNorm
+from paddock.model.rope import ROTATE, softmax_scale
+from paddock.model.step import LayerNotes, Selection, Step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projected:
+    """What a layer computes from its input before it looks at anything."""
+
+    latent_TQ: Tensor | None  # the normed query latent, which the indexer reads too
+    query_THD: Tensor  # nope dims, then rotated rope dims
+    row_TC: Tensor
+
+
+class MLA(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        assert config.mla is not None
+        self.mla, self.layer = config.mla, layer
+        self.rotate = ROTATE[config.rope.layout]
+        self.scale = softmax_scale(config.rope, self.mla.qk)
+        mla, hidden = self.mla, config.hidden
+        if mla.q_rank is None:
+            self.q = nn.Linear(hidden, mla.heads * mla.qk, bias=False)
+        else:
+            self.q_a = nn.Linear(hidden, mla.q_rank, bias=False)
+            self.q_norm = RMSNorm(mla.q_rank, mla.norm_eps)
+            self.q_b = nn.Linear(mla.q_rank, mla.heads * mla.qk, bias=False)
+        self.kv_a = nn.Linear(hidden, mla.row, bias=False)
+        self.kv_norm = RMSNorm(mla.kv_rank, mla.norm_eps)
+        self.kv_b = nn.Linear(mla.kv_rank, mla.heads * (mla.nope + mla.value), bias=False)
+        self.o = nn.Linear(mla.heads * mla.value, hidden, bias=False)
+
+    def forward(
+        self, x_TD: Tensor, step: Step, selection: Selection | None
+    ) -> tuple[Tensor, Selection | None, LayerNotes]:
+        projected = self.project(x_TD, step)
+        row_SC = self.look_back(projected, step)
+        out_THV = self.dense(projected.query_THD, row_SC, step.layout.spans)
+        return self.o(out_THV.flatten(1)), selection, LayerNotes()
+
+    def project(self, x_TD: Tensor, step: Step) -> Projected:
+        mla = self.mla
+        if mla.q_rank is None:
+            latent_TQ, query = None, self.q(x_TD)
+        else:
+            latent_TQ = self.q_norm(self.q_a(x_TD))
+            query = self.q_b(latent_TQ)
+        nope_THN, rope_THR = query.unflatten(1, (mla.heads, mla.qk)).split((mla.nope, mla.rope), -1)
+        rope_THR = self.rotate(rope_THR, step.cos_TP, step.sin_TP)
+        latent_TL, key_TR = self.kv_a(x_TD).split((mla.kv_rank, mla.rope), -1)
+        key_TR = self.rotate(key_TR.unsqueeze(1), step.cos_TP, step.sin_TP).squeeze(1)
+        return Projected(
+            latent_TQ,
+            torch.cat((nope_THN, rope_THR), dim=-1),
+            torch.cat((self.kv_norm(latent_TL), key_TR), dim=-1),
+        )
+
+    def look_back(self, projected: Projected, step: Step) -> Tensor:
+        """Rows of all keys, in the order the spans speak of."""
+        return step.layout.keys(step.memory.extend(self.layer, "row", projected.row_TC))
+
+    def dense(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
+        """Attention to everything, in whichever form costs less. Queries in span order."""
+        if self.expanding_is_cheaper(spans):
+            return self.expanded(query_THD, row_SC, spans)
+        absorbed_THC = self.absorb(query_THD)
+        out_THL = latent_decode(
+            absorbed_THC, row_SC, spans, scale=self.scale, value=self.mla.kv_rank
+        )
+        return self.emit(out_THL)
+
+    def expanded(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
+        mla = self.mla
+        latent_SL, key_SR = row_SC.split((mla.kv_rank, mla.rope), dim=-1)
+        both = self.kv_b(latent_SL).unflatten(1, (mla.heads, mla.nope + mla.value))
+        nope_SHN, value_SHV = both.split((mla.nope, mla.value), dim=-1)
+        rope_SHR = key_SR.unsqueeze(1).expand(-1, mla.heads, -1)
+        key_SHD = torch.cat((nope_SHN, rope_SHR), dim=-1)
+        return dense_attention(query_THD, key_SHD, value_SHV, spans, scale=self.scale)
+
+    def expanding_is_cheaper(self, spans: Sequence[Span]) -> bool:
+        """Expanding pays once per key, absorbing once per query and more per pair."""
+        mla = self.mla
+        up = mla.kv_rank * (mla.nope + mla.value)
+        pairs = sum(span.queries * span.keys for span in spans)
+        keys, queries = sum(s.keys for s in spans), sum(s.queries for s in spans)
+        expanded = keys * up + pairs * (mla.qk + mla.value)
+        absorbed = queries * up + pairs * (mla.row + mla.kv_rank)
+        return expanded <= absorbed
+
+    def absorb(self, query_THD: Tensor) -> Tensor:
+        """Queries that can be compared with rows as they are."""
+        nope_THN, rope_THR = query_THD.split((self.mla.nope, self.mla.rope), dim=-1)
+        key_up_HNL, _ = self.up_projections()
+        return torch.cat((torch.einsum("thn,hnl->thl", nope_THN, key_up_HNL), rope_THR), dim=-1)
+
+    def emit(self, out_THL: Tensor) -> Tensor:
+        """Values of a weighted sum of latents: the sum of the values, weighted."""
+        _, value_up_HVL = self.up_projections()
+        return torch.einsum("thl,hvl->thv", out_THL, value_up_HVL)
+
+    def up_projections(self) -> tuple[Tensor, Tensor]:
+        """kv_b as its key part [H, N, L] and its value part [H, V, L]."""
+        mla = self.mla
+        up = self.kv_b.weight.unflatten(0, (mla.heads, mla.nope + mla.value))
+        key_up_HNL, value_up_HVL = up.split((mla.nope, mla.value), dim=1)
+        return key_up_HNL, value_up_HVL

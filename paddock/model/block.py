@@ -1,0 +1,47 @@
+"""One decoder layer: x + attention(norm x), then x + feed-forward(norm x)."""
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from paddock.model.attention import attention_for
+from paddock.model.config import ModelConfig
+from paddock.model.moe import GatedMLP, MoE, balance_loss, load
+from paddock.model.norm import RMSNorm
+from paddock.model.step import LayerNotes, Selection, Step
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.attention = attention_for(config, layer)
+        self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.mlp: GatedMLP | MoE
+        if config.mlp_of(layer) == "dense":
+            self.mlp = GatedMLP(config.hidden, config.dense_inner)
+        else:
+            assert config.moe is not None
+            self.mlp = MoE(config.hidden, config.moe)
+
+    def forward(
+        self, x_TD: Tensor, step: Step, selection: Selection | None
+    ) -> tuple[Tensor, Selection | None, LayerNotes]:
+        """The layer's output, the selection the next layer may share, and its report."""
+        y_TD, selection, notes = self.attention(self.attention_norm(x_TD), step, selection)
+        x_TD = x_TD + y_TD
+        z_TD, notes = self.feed_forward(self.mlp_norm(x_TD), step, notes)
+        return x_TD + z_TD, selection, notes
+
+    def feed_forward(
+        self, x_TD: Tensor, step: Step, notes: LayerNotes
+    ) -> tuple[Tensor, LayerNotes]:
+        if isinstance(self.mlp, GatedMLP):
+            return self.mlp(x_TD), notes
+        y_TD, routing = self.mlp(x_TD)
+        return y_TD, replace(
+            notes,
+            balance_loss=balance_loss(routing, step.layout.spans) if step.ask.balance_loss else None,
+            load_E=load(routing),
+            experts_TK=routing.expert_TK if step.ask.choices else None,
+        )

@@ -1,0 +1,262 @@
+"""The shape of a network: frozen, whole, and checked when it is built.
+
+Names are short because they stand in groups: `config.mla.kv_rank` is the released `kv_lora_rank`.
+The translation to and from released config.json files is checkpoint's business.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from paddock.config import Settings
+
+Family = Literal[
+    "glm_moe_dsa", "glm4_moe_lite", "deepseek_v3", "llama", "qwen2", "qwen3", "paddock"
+]
+AttentionKind = Literal["mla", "dsa", "gqa", "swa", "gdn", "simple_gdn"]
+MlpKind = Literal["dense", "moe"]
+IndexerKind = Literal["full", "shared"]
+RopeLayout = Literal["interleaved", "halves"]
+
+LATENT: tuple[AttentionKind, ...] = ("mla", "dsa")
+
+
+class LatentSettings(Settings):
+    """Multi-head latent attention."""
+
+    heads: PositiveInt
+    q_rank: PositiveInt | None = None  # None: queries straight from the hidden state
+    kv_rank: PositiveInt
+    nope: PositiveInt  # query and key dims of a head without position
+    rope: PositiveInt  # and with
+    value: PositiveInt
+    norm_eps: PositiveFloat = 1e-5  # of the two latent norms
+
+    @property
+    def qk(self) -> int:
+        return self.nope + self.rope
+
+    @property
+    def row(self) -> int:
+        """Width of what is cached for a token: latent and rotated key."""
+        return self.kv_rank + self.rope
+
+
+class IndexerSettings(Settings):
+    """The lightning indexer of DeepSeek Sparse Attention."""
+
+    heads: PositiveInt
+    dim: PositiveInt  # its first `mla.rope` dims carry position
+    topk: PositiveInt
+    layers: tuple[IndexerKind, ...]  # "shared": reuse the choice of the last full layer below
+    norm_eps: PositiveFloat = 1e-6
+    rope_layout: RopeLayout = "interleaved"
+
+
+class GroupedSettings(Settings):
+    """Grouped-query attention, and what its ablations take from it."""
+
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    dim: PositiveInt
+    bias: Literal["none", "qkv", "all"] = "none"
+    qk_norm: bool = False
+    window: PositiveInt | None = None  # of "swa" layers
+    conv: PositiveInt = 4  # taps of the short convolutions of "gdn" layers
+
+
+class ExpertSettings(Settings):
+    """Mixture of experts with a sigmoid router."""
+
+    experts: PositiveInt
+    active: PositiveInt
+    inner: PositiveInt
+    shared: NonNegativeInt = 1
+    groups: PositiveInt = 1
+    groups_kept: PositiveInt = 1
+    normalize: bool = True
+    scale: PositiveFloat = 2.5
+
+
+class RopeScaling(Settings):
+    """How frequencies are stretched beyond the length they were trained at."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: PositiveFloat
+    original_context: PositiveInt | None = None
+    low_freq_factor: PositiveFloat = 1.0  # llama3
+    high_freq_factor: PositiveFloat = 4.0
+    beta_fast: PositiveFloat = 32.0  # yarn
+    beta_slow: PositiveFloat = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.kind != "linear" and self.original_context is None:
+            raise ValueError(f"'{self.kind}' scaling needs 'original_context'")
+        return self
+
+
+class RopeSettings(Settings):
+    theta: PositiveFloat = 1_000_000.0
+    layout: RopeLayout = "interleaved"
+    scaling: RopeScaling | None = None
+
+
+class InitSettings(Settings):
+    """Standard deviations at birth; None: `std`."""
+
+    std: PositiveFloat = 0.02
+    embed_std: PositiveFloat | None = None
+    head_std: PositiveFloat | None = None
+    router_std: PositiveFloat | None = None
+
+
+class MtpSettings(Settings):
+    """Multi-token prediction: one layer, used at several depths."""
+
+    depths: PositiveInt = 3
+
+
+class ModelConfig(Settings):
+    """Everything that fixes a network's tensors and what they mean."""
+
+    family: Family
+    vocab: PositiveInt
+    hidden: PositiveInt
+    context: PositiveInt
+    attention: tuple[AttentionKind, ...] = Field(min_length=1)  # one entry a layer
+    mlp: tuple[MlpKind, ...]
+    dense_inner: PositiveInt
+    rope: RopeSettings = RopeSettings()
+    mla: LatentSettings | None = None
+    indexer: IndexerSettings | None = None
+    gqa: GroupedSettings | None = None
+    moe: ExpertSettings | None = None
+    mtp: MtpSettings | None = None
+    norm_eps: PositiveFloat = 1e-5
+    tied: bool = False  # the output head is the embedding
+    init: InitSettings = InitSettings()
+    eos: tuple[int, ...] = ()
+    bos: int | None = None
+    pad: int | None = None
+
+    @property
+    def layers(self) -> int:
+        return len(self.attention)
+
+    @property
+    def mtp_layer(self) -> int:
+        """The index the MTP layer has in checkpoints and in memory."""
+        return self.layers
+
+    def attention_of(self, layer: int) -> AttentionKind:
+        """The MTP layer attends as the last layer does."""
+        return self.attention[min(layer, self.layers - 1)]
+
+    def mlp_of(self, layer: int) -> MlpKind:
+        return self.mlp[min(layer, self.layers - 1)]
+
+    def has_indexer(self, layer: int) -> bool:
+        """Whether this layer chooses its own keys. The MTP layer always does."""
+        if self.indexer is None or self.attention_of(layer) != "dsa":
+            return False
+        return layer >= self.layers or self.indexer.layers[layer] == "full"
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for problem in _problems(self):
+            raise ValueError(problem)
+        return self
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    """What no network could satisfy, in words."""
+    latent = any(kind in LATENT for kind in config.attention)
+    grouped = any(kind not in LATENT for kind in config.attention)
+    checks = [
+        (len(config.mlp) != config.layers, f"'mlp' names {len(config.mlp)} layers, 'attention' names {config.layers}"),
+        (latent and config.mla is None, "latent attention layers need 'mla'"),
+        (grouped and config.gqa is None, "grouped attention layers need 'gqa'"),
+        ("moe" in config.mlp and config.moe is None, "'moe' layers need 'moe' settings"),
+        ("dsa" in config.attention and config.indexer is None, "'dsa' layers need 'indexer'"),
+        ("swa" in config.attention and (config.gqa is None or config.gqa.window is None), "'swa' layers need 'gqa.window'"),
+        (config.mtp is not None and not latent, "'mtp' is built on latent attention"),
+    ]
+    found = [text for wrong, text in checks if wrong]
+    if found:
+        return found
+    if config.mla is not None:
+        found += _latent_problems(config, config.mla)
+    if config.gqa is not None and config.gqa.heads % config.gqa.kv_heads:
+        found.append(f"'gqa.heads' {config.gqa.heads} is not a multiple of 'gqa.kv_heads' {config.gqa.kv_heads}")
+    if config.gqa is not None and config.gqa.dim % 2:
+        found.append(f"'gqa.dim' {config.gqa.dim} must be even to be rotated")
+    if config.moe is not None:
+        found += _expert_problems(config.moe)
+    return found
+
+
+def _latent_problems(config: ModelConfig, mla: LatentSettings) -> list[str]:
+    found = []
+    if mla.rope % 2:
+        found.append(f"'mla.rope' {mla.rope} must be even to be rotated")
+    if config.indexer is not None and "dsa" in config.attention:
+        indexer = config.indexer
+        if mla.q_rank is None:
+            found.append("the indexer reads the query latent: 'mla.q_rank' may not be empty")
+        if indexer.dim < mla.rope:
+            found.append(f"'indexer.dim' {indexer.dim} is less than 'mla.rope' {mla.rope}")
+        if len(indexer.layers) != config.layers:
+            found.append(f"'indexer.layers' names {len(indexer.layers)} layers of {config.layers}")
+        elif indexer.layers[config.attention.index("dsa")] != "full":
+            found.append("the first 'dsa' layer has nobody to share an indexer with: make it 'full'")
+    return found
+
+
+def _expert_problems(moe: ExpertSettings) -> list[str]:
+    found = []
+    if moe.experts % moe.groups:
+        found.append(f"'moe.experts' {moe.experts} is not a multiple of 'moe.groups' {moe.groups}")
+    elif moe.groups_kept > moe.groups:
+        found.append(f"'moe.groups_kept' {moe.groups_kept} exceeds 'moe.groups' {moe.groups}")
+    elif moe.active > moe.experts // moe.groups * moe.groups_kept:
+        found.append(f"'moe.active' {moe.active} exceeds the {moe.experts // moe.groups * moe.groups_kept} experts within reach")
+    elif moe.groups > 1 and moe.experts // moe.groups < 2:
+        found.append("groups are ranked by their two best experts: they need at least two each")
+    return found
+
+
+def indexer_layers(layers: int, *, freq: int = 1, offset: int = 2) -> tuple[IndexerKind, ...]:
+    """Which layers run their own indexer, by the released rule (GLM-5.2: freq 4, offset 3).
+
+    >>> indexer_layers(8, freq=4, offset=3)
+    ('full', 'full', 'full', 'shared', 'shared', 'shared', 'full', 'shared')
+    """
+    return tuple("full" if max(i - offset + 1, 0) % freq == 0 else "shared" for i in range(layers))
+
+
+def indexer_pattern(pattern: str) -> tuple[IndexerKind, ...]:
+    """The same from a string of F and S, one letter a layer.
+
+    >>> indexer_pattern("FSF")
+    ('full', 'shared', 'full')
+    """
+    if unknown := set(pattern) - {"F", "S"}:
+        raise ValueError(f"an indexer pattern is made of F and S, got {sorted(unknown)}")
+    return tuple("full" if letter == "F" else "shared" for letter in pattern)
+
+
+def window_layers(pattern: str | None, layers: int) -> tuple[AttentionKind, ...]:
+    """Sliding-window layers by a pattern of S (window) and F (full), or every other layer.
+
+    >>> window_layers(None, 4)
+    ('swa', 'gqa', 'swa', 'gqa')
+    """
+    letters = pattern if pattern is not None else ("SF" * layers)[:layers]
+    if len(letters) != layers or set(letters) - {"S", "F"}:
+        raise ValueError(f"a window pattern is {layers} letters S or F, got {letters!r}")
+    return tuple("swa" if letter == "S" else "gqa" for letter in letters)

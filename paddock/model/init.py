@@ -1,0 +1,54 @@
+"""How a network is born: normal weights, unit norms, and a seed that decides every one of them."""
+
+import torch
+from torch import Tensor, nn
+
+from paddock.model.attention.gdn import GatedDelta, ShortConvolution
+from paddock.model.config import ModelConfig
+from paddock.model.moe import Experts, Router
+
+
+@torch.no_grad()
+def initialize(network: nn.Module, config: ModelConfig, generator: torch.Generator) -> None:
+    """Draw every weight matrix in place; norms and biases are born as one and zero.
+
+    The same generator state gives the same network.
+    """
+    init = config.init
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Embedding):
+            _normal(module.weight, init.embed_std or init.std, generator)
+        elif isinstance(module, nn.Linear):
+            if name == "head" and config.tied:
+                continue
+            _normal(module.weight, init.head_std or init.std if name == "head" else init.std, generator)
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, Router):
+            _normal(module.weight, init.router_std or init.std, generator)
+        elif isinstance(module, Experts):
+            _normal(module.gate_up, init.std, generator)
+            _normal(module.down, init.std, generator)
+        elif isinstance(module, GatedDelta):
+            _decay(module, generator)
+        elif isinstance(module, ShortConvolution):
+            module.weight.zero_()
+            module.weight[:, -1] = 1.0
+
+
+def _normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
+    # Drawn in float32 on the generator's device, so that dtype and device do not change the draw.
+    draw = torch.randn(weight.shape, generator=generator, device=generator.device)
+    weight.copy_(draw * std)
+
+
+def _decay(module: GatedDelta, generator: torch.Generator) -> None:
+    """Decay rates spread over [1, 16] per head, step sizes log-uniform in [1e-3, 0.1]: the start
+    Gated DeltaNet has."""
+    shape = module.decay_log.shape
+    rate = 1 + 15 * torch.rand(shape, generator=generator, device=generator.device)
+    module.decay_log.copy_(rate.log())
+    low, high = torch.log(torch.tensor((1e-3, 0.1))).tolist()
+    uniform = torch.rand(shape, generator=generator, device=generator.device)
+    size = torch.exp(low + (high - low) * uniform)
+    module.decay_bias.copy_(size + torch.log(-torch.expm1(-size)))  # inverse of softplus

@@ -1,0 +1,103 @@
+"""What a layer may look back on. Training has no past; serving has pages of it.
+
+A layer hands over the rows of its new tokens and gets back the storage that holds all rows. It
+never asks which mode it is in: `Layout` says where in that storage each query may look.
+
+T new tokens of the packed step, S rows of storage or of the layout's key space.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paddock.kernels.spans import Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Who sits where in a packed step.
+
+    `spans` speak of keys as if every sequence's rows lay one after the other; `slot_S` says which
+    row of storage each of those keys really is. None: storage is laid out just so.
+    """
+
+    position_T: Tensor
+    spans: tuple[Span, ...]
+    slot_S: Tensor | None = None
+
+    @classmethod
+    def packed(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "Layout":
+        """Whole documents side by side, each blind to the others."""
+        spans, start = [], 0
+        for length in lengths:
+            spans.append(Span(start, length, start, length))
+            start += length
+        positions = [torch.arange(length, device=device) for length in lengths]
+        return cls(torch.cat(positions), tuple(spans))
+
+    @property
+    def tokens(self) -> int:
+        return self.position_T.shape[0]
+
+    def keys(self, storage: Tensor) -> Tensor:
+        """The stored rows in the order the spans speak of."""
+        return storage if self.slot_S is None else storage[self.slot_S]
+
+
+class Memory(Protocol):
+    """One storage per (layer, stream): "row" and "index" for latent layers, "key" and "value" for
+    grouped ones. Recurrent layers keep a state per span instead."""
+
+    def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
+        """Remember the new rows; return the storage that holds them and all before them."""
+
+    def recall(self, layer: int, stream: str, span: int) -> Tensor | None:
+        """The state kept for this span's sequence; None at its beginning."""
+
+    def keep(self, layer: int, stream: str, span: int, state: Tensor) -> None:
+        """Leave a state for the sequence's next step."""
+
+
+class NoMemory:
+    """Training: the step is the whole past."""
+
+    def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:  # noqa: ARG002
+        return rows_T
+
+    def recall(self, layer: int, stream: str, span: int) -> None:
+        return None
+
+    def keep(self, layer: int, stream: str, span: int, state: Tensor) -> None:
+        pass
+
+
+class GrowingMemory:
+    """One sequence, remembered by appending: the simplest serving memory.
+
+    The paged one of the engine keeps the same promise for many sequences at once.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, str], Tensor] = {}
+        self._states: dict[tuple[int, str, int], Tensor] = {}
+        self._tokens = 0
+
+    def layout(self, tokens: int, device: torch.device | str = "cpu") -> Layout:
+        """Place the next `tokens` tokens behind everything placed so far."""
+        past, self._tokens = self._tokens, self._tokens + tokens
+        position_T = torch.arange(past, self._tokens, device=device)
+        return Layout(position_T, (Span(0, tokens, 0, self._tokens),))
+
+    def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
+        past = self._rows.get((layer, stream))
+        self._rows[layer, stream] = rows_T if past is None else torch.cat((past, rows_T))
+        return self._rows[layer, stream]
+
+    def recall(self, layer: int, stream: str, span: int) -> Tensor | None:
+        return self._states.get((layer, stream, span))
+
+    def keep(self, layer: int, stream: str, span: int, state: Tensor) -> None:
+        self._states[layer, stream, span] = state

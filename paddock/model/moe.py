@@ -1,0 +1,142 @@
+"""Feed-forward: dense, or many experts of which each token meets a few.
+
+T tokens, D hidden, F inner, E experts, K chosen per token, R = T * K routed rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paddock.kernels.grouped_gemm import grouped_gemm
+from paddock.kernels.precision import wide
+from paddock.kernels.spans import Span
+from paddock.kernels.topk import best
+from paddock.model.config import ExpertSettings
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate x) * up x)"""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, inner, bias=False)
+        self.up = nn.Linear(hidden, inner, bias=False)
+        self.down = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x_TD)) * self.up(x_TD))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """Where each token goes, experts ascending, and how much each answer weighs."""
+
+    expert_TK: Tensor
+    weight_TK: Tensor
+    score_TE: Tensor  # sigmoid scores before bias and choice
+
+
+class Router(nn.Module):
+    """Sigmoid scores in float32; a bias that no gradient moves decides the choice alone.
+
+    The bias is nudged by `rebalance` after each step (loss-free balancing): it changes who is
+    chosen, never how much an answer weighs.
+    """
+
+    bias: Tensor
+
+    def __init__(self, hidden: int, moe: ExpertSettings) -> None:
+        super().__init__()
+        self.moe = moe
+        self.weight = nn.Parameter(torch.empty(moe.experts, hidden))
+        self.register_buffer("bias", torch.zeros(moe.experts, dtype=torch.float32))
+
+    def forward(self, x_TD: Tensor) -> Routing:
+        dtype = wide(x_TD.dtype)
+        score_TE = F.linear(x_TD.to(dtype), self.weight.to(dtype)).sigmoid()
+        expert_TK = choose_experts(score_TE.detach() + self.bias, self.moe)
+        weight_TK = score_TE.gather(1, expert_TK)
+        if self.moe.normalize:
+            weight_TK = weight_TK / (weight_TK.sum(-1, keepdim=True) + 1e-20)
+        return Routing(expert_TK, weight_TK * self.moe.scale, score_TE)
+
+    @torch.no_grad()
+    def rebalance(self, load_E: Tensor, rate: float) -> None:
+        """Make the overworked less attractive and the idle more, by a fixed step each."""
+        self.bias += rate * torch.sign(load_E.float().mean() - load_E.float())
+
+
+@torch.no_grad()
+def choose_experts(choice_TE: Tensor, moe: ExpertSettings) -> Tensor:
+    """[T, K] expert indices, ascending; of equal choices the lowest index wins.
+
+    With groups, only the best groups (by the sum of their two best choices) are within reach.
+    """
+    if moe.groups > 1:
+        grouped_TGE = choice_TE.unflatten(1, (moe.groups, -1))
+        group_TG = grouped_TGE.topk(2, dim=-1).values.sum(-1)
+        kept_TG = torch.zeros_like(group_TG, dtype=torch.bool)
+        kept_TG.scatter_(1, best(group_TG, moe.groups_kept), True)
+        choice_TE = grouped_TGE.masked_fill(~kept_TG.unsqueeze(-1), float("-inf")).flatten(1)
+    return best(choice_TE, moe.active)
+
+
+class Experts(nn.Module):
+    """All experts of a layer as two stacks; gate rows first, as released checkpoints fuse them."""
+
+    def __init__(self, hidden: int, moe: ExpertSettings) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.empty(moe.experts, 2 * moe.inner, hidden))
+        self.down = nn.Parameter(torch.empty(moe.experts, hidden, moe.inner))
+
+    def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
+        T, K = routing.expert_TK.shape
+        expert_R = routing.expert_TK.flatten()
+        order_R = expert_R.argsort(stable=True)
+        counts_E = expert_R.bincount(minlength=len(self.gate_up))
+        gate_RF, up_RF = grouped_gemm(x_TD[order_R // K], self.gate_up, counts_E).chunk(2, dim=-1)
+        answer_RD = grouped_gemm(F.silu(gate_RF) * up_RF, self.down, counts_E)
+        # Back to token order, then a sum of fixed order: no atomics, the same bits every time.
+        answer_TKD = answer_RD[order_R.argsort()].view(T, K, -1)
+        return torch.einsum("tkd,tk->td", answer_TKD, routing.weight_TK.to(answer_TKD.dtype))
+
+
+class MoE(nn.Module):
+    """Routed experts plus shared ones that every token meets, added unscaled."""
+
+    def __init__(self, hidden: int, moe: ExpertSettings) -> None:
+        super().__init__()
+        self.router = Router(hidden, moe)
+        self.experts = Experts(hidden, moe)
+        self.shared = GatedMLP(hidden, moe.inner * moe.shared) if moe.shared else None
+
+    def forward(self, x_TD: Tensor) -> tuple[Tensor, Routing]:
+        routing = self.router(x_TD)
+        y_TD = self.experts(x_TD, routing)
+        if self.shared is not None:
+            y_TD = y_TD + self.shared(x_TD)
+        return y_TD, routing
+
+
+def load(routing: Routing) -> Tensor:
+    """How many tokens each expert received."""
+    return routing.expert_TK.flatten().bincount(minlength=routing.score_TE.shape[1])
+
+
+def balance_loss(routing: Routing, spans: tuple[Span, ...]) -> Tensor:
+    """Sequence-level balance: sum over sequences of tokens * sum_e share_e * appetite_e.
+
+    share_e is the fraction of a sequence's choices that went to expert e, times E, so that a
+    perfectly even sequence scores 1 per token; appetite_e is its mean normalised score. Only the
+    appetite carries a gradient.
+    """
+    E, K = routing.score_TE.shape[1], routing.expert_TK.shape[1]
+    normed_TE = routing.score_TE / (routing.score_TE.sum(-1, keepdim=True) + 1e-20)
+    total = normed_TE.new_zeros(())
+    for span in spans:
+        chosen_E = routing.expert_TK[span.query_slice].flatten().bincount(minlength=E)
+        share_E = chosen_E.to(normed_TE.dtype) * (E / (K * span.queries))
+        total = total + (share_E * normed_TE[span.query_slice].sum(0)).sum()
+    return total

@@ -1,0 +1,35 @@
+"""Multi-token prediction: one extra layer that looks further ahead, used at every depth."""
+
+import torch
+from torch import Tensor, nn
+
+from paddock.model.block import Block
+from paddock.model.config import ModelConfig
+from paddock.model.norm import RMSNorm
+from paddock.model.step import LayerNotes, Step
+
+
+class MTP(nn.Module):
+    """Predicts token t+2 from the state at t and the embedding of token t+1.
+
+    Fed its own output and the embedding of token t+2 it predicts t+3, and so on: the same weights
+    serve every depth, so drafting three tokens costs the memory of one layer.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.join = nn.Linear(2 * config.hidden, config.hidden, bias=False)
+        self.block = Block(config, config.mtp_layer)
+        self.norm = RMSNorm(config.hidden, config.norm_eps)
+
+    def forward(
+        self, hidden_TD: Tensor, next_embed_TD: Tensor, step: Step
+    ) -> tuple[Tensor, LayerNotes]:
+        """Normed states, ready for the shared head and for the next depth."""
+        # Normed apart: the trunk's state is far larger than an embedding and would drown it.
+        # Embedding first: the order of the released checkpoint.
+        joined = torch.cat((self.embed_norm(next_embed_TD), self.hidden_norm(hidden_TD)), dim=-1)
+        x_TD, _, notes = self.block(self.join(joined), step, None)
+        return self.norm(x_TD), notes

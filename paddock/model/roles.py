@@ -1,0 +1,64 @@
+"""What each parameter is for, so that an optimizer need not know the network.
+
+Muon Split reads the splits: every head of an up-projection is orthogonalized on its own, key and
+value rows apart, gate and up apart, experts one by one (a stack is a stack of matrices).
+"""
+
+from torch import nn
+
+from paddock.model.attention.gqa import GQA
+from paddock.model.attention.mla import MLA
+from paddock.model.config import LatentSettings, ModelConfig
+from paddock.model.moe import Experts, Router
+from paddock.records import ParameterRole, Split
+
+
+def parameter_roles(
+    network: nn.Module, config: ModelConfig, *, split_rope_rows: bool = False
+) -> list[tuple[str, nn.Parameter, ParameterRole]]:
+    """(name, parameter, role) of every parameter, in the network's order.
+
+    `split_rope_rows`: a query head's rotated rows form a block of their own.
+    """
+    special: dict[int, ParameterRole] = {}
+    for module in network.modules():
+        if isinstance(module, MLA):
+            special |= _latent_roles(module, module.mla, split_rope_rows)
+        elif isinstance(module, GQA):
+            special |= _grouped_roles(module)
+        elif isinstance(module, Experts):
+            inner = module.gate_up.shape[1] // 2
+            special[id(module.gate_up)] = ParameterRole("matrix", Split(rows=(inner, inner)))
+        elif isinstance(module, Router):
+            special[id(module.weight)] = ParameterRole("router")
+        elif isinstance(module, nn.Embedding):
+            special[id(module.weight)] = ParameterRole("embedding")
+    head = getattr(network, "head", None)
+    if head is not None and not config.tied:
+        special[id(head.weight)] = ParameterRole("head")
+    return [
+        (name, parameter, special.get(id(parameter), _plain(parameter)))
+        for name, parameter in network.named_parameters()
+    ]
+
+
+def _plain(parameter: nn.Parameter) -> ParameterRole:
+    return ParameterRole("matrix" if parameter.ndim >= 2 else "vector")
+
+
+def _latent_roles(module: MLA, mla: LatentSettings, split_rope_rows: bool) -> dict[int, ParameterRole]:
+    query = module.q if mla.q_rank is None else module.q_b
+    rows = (mla.nope, mla.rope) if split_rope_rows else (mla.qk,)
+    return {
+        id(query.weight): ParameterRole("matrix", Split(heads=mla.heads, rows=rows)),
+        id(module.kv_b.weight): ParameterRole("matrix", Split(heads=mla.heads, rows=(mla.nope, mla.value))),
+    }
+
+
+def _grouped_roles(module: GQA) -> dict[int, ParameterRole]:
+    gqa = module.gqa
+    return {
+        id(module.q.weight): ParameterRole("matrix", Split(heads=gqa.heads, rows=(gqa.dim,))),
+        id(module.k.weight): ParameterRole("matrix", Split(heads=gqa.kv_heads, rows=(gqa.dim,))),
+        id(module.v.weight): ParameterRole("matrix", Split(heads=gqa.kv_heads, rows=(gqa.dim,))),
+    }

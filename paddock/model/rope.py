@@ -1,0 +1,89 @@
+"""Rotation angles of a network: frequencies, their stretching, and the layout.
+
+P = R / 2 pairs of R rotated dims, T tokens.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from paddock.kernels.rope import rope_halves, rope_interleaved
+from paddock.model.config import RopeScaling, RopeSettings
+
+ROTATE = {"interleaved": rope_interleaved, "halves": rope_halves}
+
+
+def angles(position_T: Tensor, rope: RopeSettings, dim: int) -> tuple[Tensor, Tensor]:
+    """cos_TP and sin_TP in float32, magnitude factor included."""
+    frequency_P = frequencies(rope, dim).to(position_T.device)
+    angle_TP = position_T.float().unsqueeze(1) * frequency_P
+    factor = magnitude(rope.scaling)
+    return angle_TP.cos() * factor, angle_TP.sin() * factor
+
+
+def frequencies(rope: RopeSettings, dim: int) -> Tensor:
+    """Radians per position of each pair, float32."""
+    exponent_P = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    plain_P = 1.0 / rope.theta**exponent_P
+    if rope.scaling is None:
+        return plain_P
+    return STRETCH[rope.scaling.kind](plain_P, rope, rope.scaling, dim)
+
+
+def magnitude(scaling: RopeScaling | None) -> float:
+    """What yarn multiplies cos and sin with; 1 for every other kind."""
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        return _mscale(scaling.factor, scaling.mscale) / _mscale(
+            scaling.factor, scaling.mscale_all_dim
+        )
+    return _mscale(scaling.factor, 1.0)
+
+
+def softmax_scale(rope: RopeSettings, dim: int) -> float:
+    """dim^-0.5, corrected for latent attention under yarn (DeepSeek-V3's mscale_all_dim)."""
+    scaling = rope.scaling
+    if scaling is None or scaling.kind == "linear" or not scaling.mscale_all_dim:
+        return dim**-0.5
+    return float(dim**-0.5 * _mscale(scaling.factor, scaling.mscale_all_dim) ** 2)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _linear(plain_P: Tensor, rope: RopeSettings, scaling: RopeScaling, dim: int) -> Tensor:  # noqa: ARG001
+    return plain_P / scaling.factor
+
+
+def _llama3(plain_P: Tensor, rope: RopeSettings, scaling: RopeScaling, dim: int) -> Tensor:  # noqa: ARG001
+    """Long wavelengths are stretched, short ones left alone, those between blended."""
+    assert scaling.original_context is not None
+    turns_P = scaling.original_context * plain_P / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep_P = ((turns_P - low) / (high - low)).clamp(0.0, 1.0)
+    return keep_P * plain_P + (1 - keep_P) * plain_P / scaling.factor
+
+
+def _yarn(plain_P: Tensor, rope: RopeSettings, scaling: RopeScaling, dim: int) -> Tensor:
+    """Pairs that turn often keep their frequency, slow ones are stretched, a ramp between."""
+    assert scaling.original_context is not None
+    context = scaling.original_context
+
+    def pair_with_turns(turns: float) -> float:
+        return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_with_turns(scaling.beta_fast), pair_with_turns(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp_P = (torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    stretch_P = ramp_P.clamp(0.0, 1.0)
+    return plain_P / scaling.factor * stretch_P + plain_P * (1 - stretch_P)
+
+
+STRETCH = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}

@@ -1,0 +1,56 @@
+"""What every layer of one forward pass is told, and what it may report back.
+
+T tokens, P rotated pairs, K kept keys or chosen experts, E experts, Q sparse queries.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paddock.model.memory import Layout, Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What the caller wants besides hidden states. The default is plain inference."""
+
+    dense: bool = False  # sparse layers look at everything (the indexer's warm-up)
+    indexer_loss: bool = False
+    balance_loss: bool = False
+    choices: bool = False  # report routed experts and kept keys, for replay
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Positions, visibility and memory: the same for all layers."""
+
+    layout: Layout
+    memory: Memory
+    cos_TP: Tensor
+    sin_TP: Tensor
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """The keys sparse queries keep. Queries that see no more than top-k keys are not listed.
+
+    `index_QK` counts keys as the layout's spans do, ascending, -1 where there is none.
+    """
+
+    query_Q: Tensor
+    index_QK: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerNotes:
+    """What a layer reports; None where it was not asked or has nothing to say.
+
+    Losses are sums over the step's tokens, for the caller to divide.
+    """
+
+    indexer_loss: Tensor | None = None
+    balance_loss: Tensor | None = None
+    load_E: Tensor | None = None  # how many tokens each expert received
+    experts_TK: Tensor | None = None
+    selection: Selection | None = None

@@ -1,0 +1,61 @@
+"""A new attention from an old one's weights.
+
+Two operations the paper performs: replacing grouped attention by a cheaper kind that starts from
+the same projections, and giving a dense latent network an indexer it never had.
+"""
+
+import torch
+
+from paddock.model.config import (
+    LATENT,
+    AttentionKind,
+    IndexerSettings,
+    ModelConfig,
+)
+from paddock.model.glm import Network
+
+
+def with_attention(
+    network: Network, attention: tuple[AttentionKind, ...], *, seed: int = 0, window: int | None = None
+) -> Network:
+    """The same network with other kinds of grouped attention: "swa", "gdn", "simple_gdn".
+
+    Every weight both networks have is copied; what is new (GDN's convolutions, decay and gates) is
+    drawn from `seed`, the convolutions as the identity.
+    """
+    config = network.config
+    if config.gqa is None or any(kind in LATENT for kind in (*config.attention, *attention)):
+        raise ValueError("only grouped attention can be replaced by another grouped kind")
+    changed = config.model_dump() | {"family": "paddock", "attention": attention}
+    if window is not None:
+        changed["gqa"] = changed["gqa"] | {"window": window}
+    return _transplant(network, ModelConfig.model_validate(changed), seed)
+
+
+def with_indexer(network: Network, indexer: IndexerSettings, *, seed: int = 0) -> Network:
+    """A dense latent network made sparse: all weights kept, the indexers drawn from `seed`."""
+    config = network.config
+    if set(config.attention) != {"mla"}:
+        raise ValueError(f"an indexer is given to dense latent layers, not to {set(config.attention)}")
+    if config.rope.layout != "interleaved":
+        raise ValueError("the glm_moe_dsa family rotates interleaved pairs; this network does not")
+    changed = config.model_dump() | {
+        "family": "glm_moe_dsa",
+        "attention": ("dsa",) * config.layers,
+        "indexer": indexer.model_dump(),
+    }
+    return _transplant(network, ModelConfig.model_validate(changed), seed)
+
+
+@torch.no_grad()
+def _transplant(old: Network, config: ModelConfig, seed: int) -> Network:
+    new = Network.born(config, seed)
+    new = new.to(old.embed.weight.device).cast(old.embed.weight.dtype)
+    donor = dict(old.state_dict())
+    for name, tensor in new.state_dict().items():
+        if name in donor:
+            tensor.copy_(donor.pop(name))
+    if donor:
+        raise ValueError(f"the new network has no place for {sorted(donor)[:3]}")
+    return new.train(old.training)
+

@@ -1,0 +1,42 @@
+"""The nouns that travel between rooms: plain, frozen, checked at birth.
+
+message.py     what people, models and tools say to each other
+parameter.py   what a model says about a parameter, for optimizers that know no model
+sample.py      one trainable token sequence
+task.py        what a world is asked to do, and what came of it
+trajectory.py  one attempt at a task, token by token
+wire.py        records as JSON values and back
+"""
+
+from paddock.records.message import Message, Role, ToolCall, ToolSpec
+from paddock.records.parameter import ParameterKind, ParameterRole, Split
+from paddock.records.sample import Sample
+from paddock.records.task import Budget, Failure, FailureKind, Outcome, Task, Verdict
+from paddock.records.trajectory import Completion, Finish, Segment, Trajectory, Turn
+from paddock.records.wire import JsonObject, WireError, decode, encode
+
+__all__ = [
+    "Budget",
+    "Completion",
+    "Failure",
+    "FailureKind",
+    "Finish",
+    "JsonObject",
+    "Message",
+    "Outcome",
+    "ParameterKind",
+    "ParameterRole",
+    "Role",
+    "Sample",
+    "Segment",
+    "Split",
+    "Task",
+    "ToolCall",
+    "ToolSpec",
+    "Trajectory",
+    "Turn",
+    "Verdict",
+    "WireError",
+    "decode",
+    "encode",
+]

@@ -1,0 +1,163 @@
+"""Records as JSON values and back, the same way for every record.
+
+A record is an object of its fields, a tuple an array. Reading is strict: an unknown key, a missing
+one (unless the field has a default) or a value of another type is refused with its full path;
+only a whole number given for a float is taken. A field that may hold one record or another is
+told apart by its keys.
+
+    >>> from paddock.records import Message
+    >>> decode(Message, {"role": "user", "content": "Hi"}).content
+    'Hi'
+    >>> decode(Message, {"role": "user", "content": "Hi", "nmae": "Ann"})
+    Traceback (most recent call last):
+    paddock.records.wire.WireError: Message.nmae: unknown key
+    >>> decode(Message, {"role": "user", "content": 7})
+    Traceback (most recent call last):
+    paddock.records.wire.WireError: Message.content: expected str, got 7
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache, partial
+from math import isfinite
+from reprlib import repr as short
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+JsonObject = Mapping[str, Any]  # in a record, Any stands for any JSON value
+
+_R = TypeVar("_R", bound="DataclassInstance")
+_Decoder = Callable[[Any, str], Any]  # value, its path -> what the record holds
+_SCALARS = (str, int, float, bool)
+
+
+class WireError(ValueError):
+    """A value that is not the record it claims to be; the message begins with its path."""
+
+
+def encode(record: "DataclassInstance") -> dict[str, Any]:
+    """The record as JSON values that share nothing with it."""
+    return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+
+
+def decode(cls: type[_R], value: object) -> _R:
+    """The record that `encode` would turn into `value`."""
+    return _record(cls, value, cls.__name__)
+
+
+def json_object(value: object, path: str) -> dict[str, Any]:
+    """A copy of `value`, which must be an object of JSON values; it can then be written and read
+    back unchanged."""
+    if not isinstance(value, Mapping):
+        raise WireError(f"{path}: expected a JSON object, got {short(value)}")
+    return _json(value, path)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        # Token columns are long and need no look at each item.
+        if set(map(type, value)) <= set(_SCALARS):
+            return list(value)
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return _json(value, "")
+    return encode(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _json(value: Any, path: str) -> Any:
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _json(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_json(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    if type(value) is float and not isfinite(value):
+        raise WireError(f"{path}: JSON has no {value}")
+    if value is None or type(value) in _SCALARS:
+        return value
+    raise WireError(f"{path}: {short(value)} is not a JSON value")
+
+
+@cache
+def _decoder(hint: Any) -> _Decoder:
+    """How to read a field declared as `hint`."""
+    origin, args = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return partial(_record, hint)
+    if hint in _SCALARS:
+        return partial(_scalar, hint)
+    if hint is Any:
+        return _json
+    if origin is Literal:
+        return partial(_choice, args)
+    if origin is tuple and args[1:] == (...,):
+        return partial(_many, args[0])
+    if origin is Mapping and args[0] is str:
+        return partial(_table, args[1])
+    if origin in (Union, UnionType):
+        return partial(_either, args)
+    raise TypeError(f"a record cannot carry {hint}")
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _record(cls: type[_R], value: Any, path: str) -> _R:
+    if not isinstance(value, dict):
+        raise WireError(f"{path}: expected {cls.__name__}, got {short(value)}")
+    hints = _hints(cls)
+    for key in value:
+        if key not in hints:
+            raise WireError(f"{path}.{key}: unknown key")
+    for field in fields(cls):
+        if field.name not in value and field.default is field.default_factory is MISSING:
+            raise WireError(f"{path}.{field.name}: missing")
+    content = {key: _decoder(hints[key])(item, f"{path}.{key}") for key, item in value.items()}
+    try:
+        return cls(**content)
+    except ValueError as error:
+        raise WireError(f"{path}.{error}") from None
+
+
+def _scalar(kind: type, value: Any, path: str) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise WireError(f"{path}: expected {kind.__name__}, got {short(value)}")
+    return value
+
+
+def _choice(allowed: tuple[str, ...], value: Any, path: str) -> Any:
+    if value not in allowed:
+        raise WireError(f"{path}: expected one of {', '.join(allowed)}, got {short(value)}")
+    return value
+
+
+def _many(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise WireError(f"{path}: expected an array, got {short(value)}")
+    if hint in _SCALARS and set(map(type, value)) <= {hint}:
+        return tuple(value)
+    return tuple(_decoder(hint)(item, f"{path}[{i}]") for i, item in enumerate(value))
+
+
+def _table(hint: Any, value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise WireError(f"{path}: expected an object, got {short(value)}")
+    return {key: _decoder(hint)(item, f"{path}.{key}") for key, item in value.items()}
+
+
+def _either(hints: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and NoneType in hints:
+        return None
+    possible = [hint for hint in hints if hint is not NoneType]
+    if len(possible) > 1:
+        keys = set(value) if isinstance(value, dict) else {""}
+        possible = [hint for hint in possible if keys <= _hints(hint).keys()]
+    if len(possible) != 1:
+        names = " or ".join(hint.__name__ for hint in hints)
+        raise WireError(f"{path}: expected {names}, got {short(value)}")
+    return _decoder(possible[0])(value, path)

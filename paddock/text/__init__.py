@@ -1,0 +1,4 @@
+"""Text as the model sees it.
+
+gguf.py  the tokenizer inside a GGUF file
+"""

@@ -1,0 +1,103 @@
+import json
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+
+from paddock.journal import EVENTS, METRICS, Journal, follow
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def records(path: Path) -> list[dict]:
+    return [record for record, _ in follow(path)]
+
+
+@pytest.fixture
+def synced(monkeypatch) -> list[int]:
+    """Grows by one descriptor for each fsync."""
+    descriptors: list[int] = []
+    monkeypatch.setattr("os.fsync", descriptors.append)
+    return descriptors
+
+
+def test_a_resumed_run_goes_on_in_the_same_files(tmp_path):
+    for step in (1, 2):
+        with Journal(tmp_path / "runs" / "a", clock=Clock()) as journal:
+            journal.metric(step, loss=0.5)
+            journal.event("started", host="a\nb")
+    assert records(tmp_path / "runs" / "a" / METRICS) == [
+        {"time": 100.0, "step": 1, "loss": 0.5},
+        {"time": 100.0, "step": 2, "loss": 0.5},
+    ]
+    assert (
+        records(tmp_path / "runs" / "a" / EVENTS)
+        == [{"time": 100.0, "kind": "started", "host": "a\nb"}] * 2
+    )
+
+
+def test_numbers_json_cannot_say_are_text_that_float_reads(tmp_path):
+    with Journal(tmp_path) as journal:
+        journal.metric(1, a=nan, b=inf, c=-inf)
+        journal.event("odd", values=[nan, {"deep": (inf,)}])
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    metric = json.loads((tmp_path / METRICS).read_text(), parse_constant=refuse)
+    assert [str(float(metric[name])) for name in "abc"] == ["nan", "inf", "-inf"]
+    event = json.loads((tmp_path / EVENTS).read_text(), parse_constant=refuse)
+    assert event["values"] == ["NaN", {"deep": ["Infinity"]}]
+
+
+def test_what_is_not_json_is_refused_and_leaves_no_trace(tmp_path):
+    with Journal(tmp_path) as journal:
+        with pytest.raises(TypeError):
+            journal.event("odd", what={1, 2})
+        with pytest.raises(ValueError, match=r"^time: "):
+            journal.metric(1, time=3.0)
+        journal.metric(1, loss=1.0)
+    assert len(records(tmp_path / METRICS)) == 1
+    assert records(tmp_path / EVENTS) == []
+
+
+def test_an_event_is_on_disk_when_the_call_returns(tmp_path, synced):
+    with Journal(tmp_path, clock=Clock()) as journal:
+        journal.event("a")
+        journal.event("b")
+        assert len(synced) == 2
+
+
+def test_metrics_wait_for_the_disk_only_now_and_then(tmp_path, synced):
+    clock = Clock()
+    with Journal(tmp_path, clock=clock, sync_every_s=5.0) as journal:
+        counts = []
+        for clock.now in (100.0, 104.9, 105.0, 106.0, 109.9, 110.0):
+            journal.metric(1, loss=1.0)
+            counts.append(len(synced))
+        assert counts == [0, 0, 1, 1, 1, 2]
+
+
+def test_a_torn_line_is_cut_off_and_the_repair_is_told(tmp_path):
+    with Journal(tmp_path) as journal:
+        journal.metric(1, loss=1.0)
+    whole = (tmp_path / METRICS).read_bytes()
+    (tmp_path / METRICS).write_bytes(whole + b'{"step": 2, "lo')
+    (tmp_path / EVENTS).write_bytes(b'{"kind')
+    with Journal(tmp_path) as journal:
+        assert (tmp_path / METRICS).read_bytes() == whole
+        journal.metric(2, loss=2.0)
+    assert [record["step"] for record in records(tmp_path / METRICS)] == [1, 2]
+    repairs = [(r["kind"], r["file"], r["torn_bytes"]) for r in records(tmp_path / EVENTS)]
+    assert repairs == [("repaired", METRICS, 15), ("repaired", EVENTS, 6)]
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path):
+    with Journal(tmp_path), pytest.raises(BlockingIOError, match="another writer has this run"):
+        Journal(tmp_path)
+    Journal(tmp_path).close()

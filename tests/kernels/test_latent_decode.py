@@ -1,0 +1,24 @@
+import torch
+
+from paddock.kernels.latent_decode import latent_decode
+from paddock.kernels.sparse_mla import sparse_mla
+from paddock.kernels.spans import Span
+
+
+def test_dense_is_sparse_with_nothing_left_out():
+    query, row = torch.randn(5, 3, 6), torch.randn(14, 6)
+    spans = (Span(0, 2, 0, 9), Span(2, 3, 9, 5))
+    dense = latent_decode(query, row, spans, scale=0.4, value=4)
+    index = torch.full((5, 9), -1, dtype=torch.int32)
+    for t, (first, last) in enumerate([(0, 8), (0, 9), (9, 12), (9, 13), (9, 14)]):
+        index[t, : last - first] = torch.arange(first, last)
+    torch.testing.assert_close(dense, sparse_mla(query, row, index, scale=0.4, value=4))
+
+
+def test_gradients():
+    query = torch.randn(4, 2, 5, dtype=torch.float64, requires_grad=True)
+    row = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
+    spans = (Span(0, 1, 0, 3), Span(1, 3, 3, 3))
+    assert torch.autograd.gradcheck(
+        lambda q, r: latent_decode(q, r, spans, scale=0.5, value=3), (query, row)
+    )

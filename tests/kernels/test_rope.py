@@ -1,0 +1,42 @@
+import torch
+
+from paddock.kernels.rope import rope_halves, rope_interleaved
+
+
+def angles(tokens: int, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angle = torch.randn(tokens, pairs, dtype=torch.float64)
+    return angle.cos(), angle.sin()
+
+
+def test_the_layouts_are_permutations_of_each_other():
+    x, (cos, sin) = torch.randn(5, 3, 8, dtype=torch.float64), angles(5, 4)
+    pairs_together = torch.arange(8).view(2, 4).T.flatten()  # 0 4 1 5 2 6 3 7
+    rotated = rope_halves(x, cos, sin)[..., pairs_together]
+    torch.testing.assert_close(rotated, rope_interleaved(x[..., pairs_together], cos, sin))
+
+
+def test_the_layouts_differ():
+    x, (cos, sin) = torch.randn(5, 3, 8, dtype=torch.float64), angles(5, 4)
+    assert not torch.allclose(rope_halves(x, cos, sin), rope_interleaved(x, cos, sin))
+
+
+def test_only_the_distance_between_positions_matters():
+    frequency = torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64)
+    query, key = torch.randn(2, 1, 1, 6, dtype=torch.float64)
+
+    def score(query_at: int, key_at: int) -> torch.Tensor:
+        parts = []
+        for x, at in ((query, query_at), (key, key_at)):
+            angle = at * frequency.unsqueeze(0)
+            parts.append(rope_interleaved(x, angle.cos(), angle.sin()))
+        return (parts[0] * parts[1]).sum()
+
+    torch.testing.assert_close(score(7, 3), score(1007, 1003))
+    assert not torch.allclose(score(7, 3), score(8, 3))
+
+
+def test_gradients():
+    x = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    cos, sin = angles(3, 2)
+    assert torch.autograd.gradcheck(lambda x: rope_interleaved(x, cos, sin), x)
+    assert torch.autograd.gradcheck(lambda x: rope_halves(x, cos, sin), x)

@@ -1,0 +1,52 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddock.kernels.index_scores import index_scores
+from paddock.kernels.topk import best, index_topk, topk
+
+
+def by_hand(scores: list[float], visible: int, k: int) -> list[int]:
+    order = sorted(range(visible), key=lambda s: (-scores[s], s))
+    kept = sorted(order[:k])
+    return kept + [-1] * (k - len(kept))
+
+
+# Few distinct values, so that ties are everywhere; -0.0 must tie with 0.0.
+tied = st.sampled_from([-1.5, -0.0, 0.0, 0.25, 3.0])
+
+
+@given(st.lists(st.lists(tied, min_size=7, max_size=7), min_size=1, max_size=4), st.data())
+def test_the_rule_decides_every_tie(rows, data):
+    visible = [data.draw(st.integers(1, 7)) for _ in rows]
+    k = data.draw(st.integers(1, 9))
+    found = topk(torch.tensor(rows), torch.tensor(visible), k)
+    assert found.dtype == torch.int32
+    assert found.tolist() == [by_hand(row, n, k) for row, n in zip(rows, visible, strict=True)]
+
+
+def test_one_tie_in_one_row_does_not_disturb_the_others():
+    scores = torch.tensor([[3.0, 1.0, 2.0, 1.0], [0.1, 0.2, 0.3, 0.4]])
+    assert best(scores, 3).tolist() == [[0, 1, 2], [1, 2, 3]]
+
+
+def test_a_diverged_row_still_gets_indices():
+    assert best(torch.tensor([[float("nan")] * 3, [1.0, float("nan"), 2.0]]), 2).tolist() == [
+        [0, 1],
+        [0, 2],
+    ]
+
+
+def test_scoring_and_selecting_in_chunks_is_selecting_from_all_scores():
+    query, key = torch.randn(40, 2, 4), torch.randn(47, 4)
+    weight = torch.randn(40, 2)
+    score = index_scores(query, key, weight)
+    expected = topk(score, torch.arange(8, 48), 5)
+    assert torch.equal(index_topk(query, key, weight, past=7, k=5), expected)
+
+
+def test_a_later_key_never_changes_an_earlier_choice():
+    query, key, weight = torch.randn(20, 2, 4), torch.randn(20, 4), torch.randn(20, 2)
+    before = index_topk(query, key, weight, past=0, k=4)
+    key[12:] = 100.0
+    assert torch.equal(index_topk(query, key, weight, past=0, k=4)[:12], before[:12])

@@ -1,0 +1,69 @@
+"""Small networks of every kind, for tests."""
+
+from typing import Any
+
+import torch
+
+from paddock.model import ModelConfig, Network
+from paddock.model.config import (
+    ExpertSettings,
+    GroupedSettings,
+    IndexerSettings,
+    InitSettings,
+    LatentSettings,
+    MtpSettings,
+    RopeSettings,
+)
+
+VOCAB = 50
+
+
+def latent_config(**changes: Any) -> ModelConfig:
+    """Four sparse layers that keep 8 keys, experts in three of them, and an MTP layer."""
+    defaults: dict[str, Any] = {
+        "family": "glm_moe_dsa",
+        "vocab": VOCAB,
+        "hidden": 32,
+        "context": 256,
+        "attention": ("dsa",) * 4,
+        "mlp": ("dense", "moe", "moe", "moe"),
+        "dense_inner": 48,
+        "rope": RopeSettings(theta=100.0),
+        "mla": LatentSettings(heads=4, q_rank=24, kv_rank=16, nope=8, rope=4, value=10),
+        "indexer": IndexerSettings(heads=2, dim=8, topk=8, layers=("full",) * 4),
+        "moe": ExpertSettings(experts=6, active=2, inner=16),
+        "mtp": MtpSettings(depths=3),
+        "init": InitSettings(std=0.2),
+    }
+    return ModelConfig(**(defaults | changes))
+
+
+def grouped_config(*kinds: str, **changes: Any) -> ModelConfig:
+    defaults: dict[str, Any] = {
+        "family": "paddock",
+        "vocab": VOCAB,
+        "hidden": 32,
+        "context": 256,
+        "attention": kinds,
+        "mlp": ("dense",) * len(kinds),
+        "dense_inner": 48,
+        "rope": RopeSettings(theta=100.0, layout="halves"),
+        "gqa": GroupedSettings(heads=4, kv_heads=2, dim=8, window=6),
+        "init": InitSettings(std=0.2),
+    }
+    return ModelConfig(**(defaults | changes))
+
+
+def born(config: ModelConfig, seed: int = 0) -> Network:
+    """A network whose norms and biases are not the identity either, so that nothing hides."""
+    network = Network.born(config, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for tensor in network.state_dict().values():
+            if tensor.ndim == 1:
+                tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
+    return network.eval()
+
+
+def tokens(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,88 @@
+"""However a text is cut into steps, the network says the same about it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paddock.model import GrowingMemory, Layout, Network
+from tests.model.networks import born, grouped_config, latent_config, tokens
+
+NETWORKS = {
+    "sparse": born(latent_config()),
+    "sparse with shared indexers": born(
+        latent_config(
+            indexer={"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
+        )
+    ),
+    "dense latent": born(latent_config(attention=("mla",) * 4, indexer=None)),
+    "grouped and windowed": born(grouped_config("gqa", "swa")),
+    "gated delta": born(grouped_config("gdn", "simple_gdn")),
+}
+
+
+def in_chunks(network: Network, token_T: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    memory, pieces, start = GrowingMemory(), [], 0
+    for size in sizes:
+        chunk = token_T[start : start + size]
+        pieces.append(network(chunk, memory.layout(len(chunk)), memory).hidden_TD)
+        start += size
+    return network.head(torch.cat(pieces))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=8), seed=st.integers(0, 99))
+@torch.no_grad()
+def test_any_chunking_equals_one_forward(name, sizes, seed):
+    token_T = tokens(sum(sizes), seed)
+    whole = NETWORKS[name].logits(token_T)
+    torch.testing.assert_close(in_chunks(NETWORKS[name], token_T, sizes), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_token_by_token_equals_one_forward(name):
+    token_T = tokens(40)
+    stepped = in_chunks(NETWORKS[name], token_T, [1] * 40)
+    torch.testing.assert_close(stepped, NETWORKS[name].logits(token_T), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_packed_documents_equal_the_documents_alone(name):
+    network, lengths = NETWORKS[name], [30, 1, 7, 31, 29]
+    documents = [tokens(length, seed) for seed, length in enumerate(lengths)]
+    packed = network.head(network(torch.cat(documents), Layout.packed(lengths)).hidden_TD)
+    alone = torch.cat([network.logits(document) for document in documents])
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_may_lie_anywhere_in_storage():
+    """What paging relies on: a layout may point at rows in any order."""
+    network, token_T = NETWORKS["sparse"], tokens(30)
+
+    class Shuffled:
+        """One big storage per stream, its rows handed out in a random order."""
+
+        def __init__(self) -> None:
+            self.slots = torch.randperm(64)[:30]
+            self.storage: dict[tuple[int, str], torch.Tensor] = {}
+
+        def extend(self, layer, stream, rows_T):
+            place = self.storage.setdefault((layer, stream), torch.randn(64, rows_T.shape[1]))
+            place[self.slots] = rows_T
+            return place
+
+        def recall(self, layer, stream, span):
+            return None
+
+        def keep(self, layer, stream, span, state):
+            pass
+
+    memory = Shuffled()
+    plain = Layout.packed([30])
+    layout = Layout(plain.position_T, plain.spans, slot_S=memory.slots)
+    found = network.head(network(token_T, layout, memory).hidden_TD)
+    torch.testing.assert_close(found, network.logits(token_T), atol=1e-5, rtol=1e-5)

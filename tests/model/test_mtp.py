@@ -1,0 +1,53 @@
+import torch
+
+from paddock.model import Layout
+from tests.model.networks import born, latent_config, tokens
+
+NETWORK = born(latent_config())
+
+
+def look_ahead(lengths: list[int], token_T: torch.Tensor, depths: int = 3) -> list[torch.Tensor]:
+    layout = Layout.packed(lengths)
+    step = NETWORK.step(layout)
+    hidden_TD = NETWORK(token_T, layout).hidden_TD
+    return [h for h, _ in NETWORK.look_ahead(hidden_TD, token_T, step, depths)]
+
+
+@torch.no_grad()
+def test_depth_d_reads_tokens_up_to_d_ahead_and_no_further():
+    first, second = tokens(30), tokens(30)
+    second[20] = (second[20] + 1) % 50
+    for depth, (one, other) in enumerate(
+        zip(look_ahead([30], first), look_ahead([30], second), strict=True), start=1
+    ):
+        same = (one == other).all(-1)
+        assert bool(same[: 20 - depth].all())
+        assert not bool(same[20 - depth])
+
+
+@torch.no_grad()
+def test_documents_do_not_see_each_other():
+    lengths = [12, 2, 9]
+    documents = [tokens(n, seed) for seed, n in enumerate(lengths)]
+    packed = look_ahead(lengths, torch.cat(documents))
+    alone = [look_ahead([len(d)], d) for d in documents]
+    for depth in range(3):
+        torch.testing.assert_close(
+            packed[depth], torch.cat([a[depth] for a in alone]), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_one_parameter_set_serves_all_depths():
+    network = born(latent_config())
+    layout = Layout.packed([20])
+    hidden_TD = network(tokens(20), layout).hidden_TD.detach()
+
+    def gradient(depths: slice) -> torch.Tensor:
+        network.zero_grad()
+        states = [h for h, _ in network.look_ahead(hidden_TD, tokens(20), network.step(layout), 3)]
+        sum(state.square().sum() for state in states[depths]).backward()
+        return network.mtp.join.weight.grad.clone()
+
+    parts = [gradient(slice(d, d + 1)) for d in range(3)]
+    assert all(bool(part.any()) for part in parts)
+    torch.testing.assert_close(gradient(slice(0, 3)), sum(parts), atol=1e-4, rtol=1e-4)

@@ -1,0 +1,44 @@
+from dataclasses import FrozenInstanceError, replace
+from math import inf, nan
+
+import pytest
+
+from paddock.records import Sample
+
+SAMPLE = Sample(
+    id="s/0",
+    tokens=(7, 8, 9),
+    logprobs=(0.0, -0.1, -0.4),
+    trained=(False, True, True),
+    advantages=(0.0, 0.5, 0.5),
+    oldest_version=3,
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", ""),
+        ("tokens", (7, 8, -9)),
+        ("logprobs", (0.0, -0.1)),
+        ("logprobs", (0.0, -0.1, -inf)),
+        ("trained", (False, True)),
+        ("trained", (False, False, False)),
+        ("trained", (True, True, True)),
+        ("advantages", (0.5,)),
+        ("advantages", (0.0, nan, 0.5)),
+        ("oldest_version", -1),
+    ],
+)
+def test_a_sample_that_cannot_be_trained_on_is_refused_by_the_name_of_its_field(field, value):
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        replace(SAMPLE, **{field: value})
+
+
+def test_a_sample_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        SAMPLE.oldest_version = 9
+
+
+def test_lag_counts_versions_since_the_oldest_token():
+    assert [SAMPLE.lag(now) for now in (3, 4, 7)] == [0, 1, 4]

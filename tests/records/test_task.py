@@ -1,0 +1,48 @@
+from math import inf, nan
+from typing import get_args
+
+import pytest
+
+from paddock.records import Budget, Failure, FailureKind, Message, Task, Verdict
+
+LIMITS = Budget(turns=4, seconds=30.0, output_bytes=4096)
+PROMPT = (Message(role="user", content="2+2?"),)
+
+
+@pytest.mark.parametrize("limit", ["turns", "seconds", "output_bytes"])
+@pytest.mark.parametrize("value", [0, -1, inf, nan])
+def test_a_budget_without_end_or_without_room_is_refused(limit, value):
+    with pytest.raises(ValueError, match=f"^{limit}: "):
+        Budget(**{"turns": 1, "seconds": 1.0, "output_bytes": 1, limit: value})
+
+
+@pytest.mark.parametrize("field", ["id", "world", "messages"])
+def test_a_task_says_who_it_is_where_it_lives_and_what_it_asks(field):
+    given = {"id": "sum/1", "world": "math", "messages": PROMPT, "limits": LIMITS}
+    with pytest.raises(ValueError, match=f"^{field}: empty"):
+        Task(**given | {field: type(given[field])()})
+
+
+def test_a_reward_that_is_not_a_number_is_no_verdict():
+    with pytest.raises(ValueError, match=r"^reward: "):
+        Verdict(reward=nan)
+    with pytest.raises(ValueError, match=r"^parts: style is inf"):
+        Verdict(reward=0.0, parts={"tests": 1.0, "style": inf})
+
+
+def test_only_a_failure_of_the_policy_is_held_against_it():
+    blamed = [
+        kind
+        for kind in get_args(FailureKind)
+        if Failure(kind=kind, where="step", what="broke").policy_is_to_blame
+    ]
+    assert blamed == ["policy"]
+
+
+def test_a_failure_of_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match=r"^kind: 'weather' is none of policy, world"):
+        Failure(kind="weather", where="", what="")
+
+
+def test_a_failure_has_no_reward_to_be_taken_for_zero():
+    assert not hasattr(Failure(kind="world", where="sandbox", what="disk full"), "reward")
