@@ -1,4 +1,4 @@
-"""What a benchmark says: a claim, its target, what was measured."""
+"""What a proof says: a claim, its target, what was measured, whether it holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,30 +9,31 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """`ratio` says how many times better than the peer we are; None where it could not be run."""
-
     name: str
-    target: float | None = None  # the least ratio that holds; None: reported, not claimed
-    ratio: float | None
-    detail: str = ""
+    target: str = ""  # empty: reported, not claimed
+    measured: str
+    holds: bool | None = None  # None: nothing was claimed, or this machine cannot say
 
     @property
     def verdict(self) -> str:
-        if self.ratio is None:
-            return "not run"
-        if self.target is None:
+        if self.holds is None:
             return ""
-        return "holds" if self.ratio >= self.target else "misses"
+        return "holds" if self.holds else "misses"
 
 
-def print_claims(claims: Sequence[Claim], *, against: str) -> None:
-    table = Table("claim", f"target (x {against})", "measured", "", "detail")
+def times_better(name: str, ours: float, theirs: float, *, least: float | None, unit: str) -> Claim:
+    """A ratio against a peer measured in the same run."""
+    ratio = theirs / ours
+    return Claim(
+        name=name,
+        target="" if least is None else f">= {least:g}x",
+        measured=f"{ratio:.2f}x ({ours:.1f} against {theirs:.1f} {unit})",
+        holds=None if least is None else ratio >= least,
+    )
+
+
+def print_claims(claims: Sequence[Claim]) -> None:
+    table = Table("claim", "target", "measured", "holds or misses")
     for claim in claims:
-        table.add_row(
-            claim.name,
-            "" if claim.target is None else f">= {claim.target:g}",
-            "" if claim.ratio is None else f"{claim.ratio:.2f}",
-            claim.verdict,
-            claim.detail,
-        )
-    Console(width=110).print(table)
+        table.add_row(claim.name, claim.target, claim.measured, claim.verdict)
+    Console(width=120).print(table)

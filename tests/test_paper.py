@@ -36,6 +36,8 @@ def test_every_row_has_a_place_or_says_not_yet():
         for line in (ROOT / "docs" / "paper.md").read_text().splitlines()
         if line.startswith("|") and not set(line) <= set("|- ") and "in the paper" not in line
     ]
-    silent = [row for row in rows if "`" not in row and "not yet" not in row and "question" not in row]
+    silent = [
+        row for row in rows if "`" not in row and "not yet" not in row and "question" not in row
+    ]
     assert rows
     assert silent == []

@@ -12,7 +12,14 @@ save.py            a network as a released folder, whole or not at all
 """
 
 from paddock.checkpoint.folder import CheckpointError
+from paddock.checkpoint.gguf import load_gguf
 from paddock.checkpoint.load import load_pretrained, read_config
 from paddock.checkpoint.save import save_pretrained
 
-__all__ = ["CheckpointError", "load_pretrained", "read_config", "save_pretrained"]
+__all__ = [
+    "CheckpointError",
+    "load_gguf",
+    "load_pretrained",
+    "read_config",
+    "save_pretrained",
+]

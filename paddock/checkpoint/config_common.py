@@ -22,12 +22,38 @@ Word = TypeVar("Word")
 
 # Written by tools, read by tools; no tensor depends on them.
 SILENT = frozenset(
-    """architectures auto_map dtype torch_dtype transformers_version use_cache output_attentions
-    output_hidden_states return_dict is_encoder_decoder chunk_size_feed_forward id2label label2id
-    problem_type name_or_path attention_dropout pretraining_tp ep_size aux_loss_alpha seq_aux
-    output_router_logits router_aux_loss_coef router_jitter_noise is_llama_config rope_interleaved
-    transformers.js_config index_share_for_mtp_iteration moe_router_dtype
-    keys_to_ignore_at_inference tokenizer_class""".split()
+    [
+        "architectures",
+        "auto_map",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "is_encoder_decoder",
+        "chunk_size_feed_forward",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "name_or_path",
+        "attention_dropout",
+        "pretraining_tp",
+        "ep_size",
+        "aux_loss_alpha",
+        "seq_aux",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "is_llama_config",
+        "rope_interleaved",
+        "transformers.js_config",
+        "index_share_for_mtp_iteration",
+        "moe_router_dtype",
+        "keys_to_ignore_at_inference",
+        "tokenizer_class",
+    ]
 )
 
 
@@ -130,6 +156,8 @@ def explained(error: ValidationError) -> str:
     """The first thing pydantic has to say, in a line."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"'{place}' is missing"
     message = first["msg"].removeprefix("Value error, ")
     return f"'{place}' = {first['input']!r}: {message}" if place else message
 

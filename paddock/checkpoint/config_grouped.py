@@ -27,6 +27,7 @@ def read_grouped(r: Reader, family: Family) -> ModelConfig:
     layers, heads = r.take("num_hidden_layers", COUNT), r.take("num_attention_heads", COUNT)
     attention, window = _read_kinds(r, family, layers)
     bias = r.take("attention_bias", FLAG, False)
+    r.expect("use_mrope", False)
     gqa = GroupedSettings(
         heads=heads,
         kv_heads=r.take("num_key_value_heads", COUNT, heads),
@@ -49,15 +50,17 @@ def _read_kinds(
     r: Reader, family: Family, layers: int
 ) -> tuple[tuple[AttentionKind, ...], int | None]:
     """Which layers look through a window, and how wide it is."""
-    if family == "llama":
-        return ("gqa",) * layers, None
-    window = r.take("sliding_window", COUNT, None)
-    if not r.take("use_sliding_window", FLAG, False):
-        window = None
-    full = layers if window is None else r.take("max_window_layers", WHOLE, 28)
-    r.take("max_window_layers", WHOLE, None)
-    listed = r.per_layer("layer_types", KINDS, layers)
-    attention = listed or tuple("gqa" if i < full else "swa" for i in range(layers))
+    full = layers  # the first layers, which do not
+    window = listed = None
+    if family != "llama":
+        window = r.take("sliding_window", COUNT, None)
+        if not r.take("use_sliding_window", FLAG, False):
+            window = None
+        limit = r.take("max_window_layers", WHOLE, 28)
+        full = layers if window is None else limit
+        listed = r.per_layer("layer_types", KINDS, layers)
+    names = ("full_attention" if i < full else "sliding_attention" for i in range(layers))
+    attention = listed or tuple(KINDS[name] for name in names)
     return attention, window if "swa" in attention else None
 
 

@@ -34,6 +34,8 @@ ARCHITECTURES = {
 }
 # How many leading layers are dense where config.json is silent.
 LEADING_DENSE = {"glm_moe_dsa": 3, "glm4_moe_lite": 1, "deepseek_v3": 3}
+# How far ahead the MTP layer was trained to look; released files do not say.
+MTP_DEPTHS = {"glm_moe_dsa": 3, "glm4_moe_lite": 1, "deepseek_v3": 1}
 MLP_KINDS: dict[str, MlpKind] = {"dense": "dense", "sparse": "moe"}
 INDEXER_KINDS: dict[str, IndexerKind] = {
     "full": "full",
@@ -73,7 +75,7 @@ def read_latent(r: Reader, family: Family) -> ModelConfig:
         mla=mla,
         indexer=_read_indexer(r, layers) if attention == "dsa" else None,
         moe=_read_experts(r) if "moe" in mlp or r.has("n_routed_experts") else None,
-        mtp=_read_mtp(r),
+        mtp=_read_mtp(r, family),
         **common,
     )
 
@@ -124,12 +126,12 @@ def _read_indexer_kinds(r: Reader, layers: int) -> tuple[IndexerKind, ...]:
     return listed or pattern or indexer_layers(layers, freq=freq, offset=offset)
 
 
-def _read_mtp(r: Reader) -> MtpSettings | None:
-    counts = (r.take(key, WHOLE, 0) for key in ("num_nextn_predict_layers", "num_mtp_layers"))
-    count = max(counts)  # one setting under two names
-    depths = r.take("mtp_depths", COUNT, 1)
+def _read_mtp(r: Reader, family: Family) -> MtpSettings | None:
+    key, alias = "num_nextn_predict_layers", "num_mtp_layers"
+    count = max(r.take(key, WHOLE, 0), r.take(alias, WHOLE, 0))
+    depths = r.take("mtp_depths", COUNT, MTP_DEPTHS[family])
     if count > 1:
-        r.refuse(f"{count} MTP layers; at most one (shared) is known")
+        r.refuse(f"'{key}' is {count}; at most one layer, used at every depth, is known")
     return MtpSettings(depths=depths) if count else None
 
 

@@ -1,6 +1,7 @@
 """A folder of safetensors, opened without reading it, and refused with a reason."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD = "model-{:05d}-of-{:05d}.safetensors"
+SHARDS = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 BLOCK = 128  # float8 weights carry one scale per BLOCK x BLOCK of them
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -76,7 +78,7 @@ class TensorFolder:
             ) from None
         scale = f"{name}_scale_inv"
         if stored.dtype == torch.float8_e4m3fn and scale in self._home:
-            return multiply_out(stored, self.tensor(scale), name)
+            return multiply_out(stored, self.tensor(scale), f"{self.path}: tensor '{name}'")
         if stored.dtype not in PLAIN or scale in self._home:
             has = "a" if scale in self._home else "no"
             raise CheckpointError(
@@ -95,14 +97,14 @@ class TensorFolder:
                 )
 
 
-def multiply_out(stored: Tensor, scale: Tensor, name: str) -> Tensor:
+def multiply_out(stored: Tensor, scale: Tensor, what: str) -> Tensor:
     """float8 weights and the scales of their blocks, as float32."""
-    expected = tuple(-(-size // BLOCK) for size in stored.shape)
-    if stored.ndim != 2 or tuple(scale.shape) != expected:
-        raise CheckpointError(
-            f"tensor '{name}_scale_inv' has shape {tuple(scale.shape)}, expected {expected}"
-        )
+    if stored.ndim != 2:
+        raise CheckpointError(f"{what} is float8 of shape {tuple(stored.shape)}, not a matrix")
     rows, columns = stored.shape
+    expected = (-(-rows // BLOCK), -(-columns // BLOCK))
+    if tuple(scale.shape) != expected:
+        raise CheckpointError(f"{what} has scales of shape {tuple(scale.shape)}, not {expected}")
     wide = scale.float().repeat_interleave(BLOCK, 0)[:rows]
     return stored.float() * wide.repeat_interleave(BLOCK, 1)[:, :columns]
 
@@ -120,7 +122,7 @@ def _shards(path: Path) -> list[str]:
     if (path / INDEX).is_file():
         files = sorted(set(_weight_map(path).values()))
         for file in files:
-            if Path(file).name != file:
+            if not is_plain(file):
                 raise CheckpointError(f"{path / INDEX} names a file outside its folder: {file}")
             if not (path / file).is_file():
                 raise CheckpointError(f"{path / INDEX} names {file}, which is missing")
@@ -151,3 +153,20 @@ def refuse_non_finite(tensor: Tensor, name: str, where: object) -> None:
     if bool(bad.any()):
         place = tuple(bad.nonzero()[0].tolist())
         raise CheckpointError(f"{where}: tensor '{name}' holds {tensor[place].item()} at {place}")
+
+
+def is_plain(name: str) -> bool:
+    """Whether a file of this name lies in the folder itself."""
+    return Path(name).name == name and name not in ("", "..")
+
+
+def is_replaced(name: str) -> bool:
+    """Whether saving a checkpoint writes a file of this name; all others it leaves as they are."""
+    return name in (CONFIG, SINGLE, INDEX) or SHARDS.fullmatch(name) is not None
+
+
+def files_beside_weights(path: Path) -> Iterator[Path]:
+    """Tokenizer, template and whatever other files a checkpoint folder carries."""
+    for file in sorted(path.iterdir()):
+        if file.is_file() and file.suffix != ".safetensors" and not is_replaced(file.name):
+            yield file

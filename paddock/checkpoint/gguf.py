@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from paddock.checkpoint.folder import CheckpointError, first_non_finite
-from paddock.checkpoint.load import blueprint, materialize
+from paddock.checkpoint.config_common import COUNT, ID, NUMBER, TEXT, Json, Reader, explained
+from paddock.checkpoint.folder import CheckpointError, refuse_non_finite
+from paddock.checkpoint.load import blueprint, dtype_called, materialize
 from paddock.model import ModelConfig, Network
 from paddock.model.config import Family, GroupedSettings, RopeScaling, RopeSettings
 from paddock.model.rope import frequencies
@@ -32,6 +34,8 @@ LAYER = {
     "ffn_up": "mlp.up",
     "ffn_down": "mlp.down",
 }
+ARCHITECTURE = "general.architecture"
+EMBEDDING = "token_embd.weight"
 FREQUENCIES = "rope_freqs.weight"
 # The stretchings Llama 3.1 and 3.2 were released with; GGUF keeps only their effect.
 LLAMA3 = tuple(
@@ -44,15 +48,18 @@ def load_gguf(
     file: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu"
 ) -> Network:
     """The network in a GGUF file, in eval mode; CheckpointError names what does not fit."""
-    path = Path(file)
+    path, precision = Path(file), dtype_called(dtype)
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    config = _config(path, reader, tensors)
-    network = materialize(blueprint(config), dtype, device)
+    try:
+        config = _config(path, reader, tensors)
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {explained(error)}") from None
+    network = materialize(blueprint(config), precision, device)
     places = network.state_dict()
     if config.tied:
         del places["head.weight"]
-    for name, tensor in _tensors(path, tensors, config):
+    for name, tensor in _tensors(path, tensors):
         if name not in places:
             raise CheckpointError(f"{path}: tensor for '{name}' has no place in the network")
         place = places.pop(name)
@@ -61,9 +68,8 @@ def load_gguf(
                 f"{path}: tensor for '{name}' has shape {tuple(tensor.shape)}, "
                 f"expected {tuple(place.shape)}"
             )
-        if (where := first_non_finite(tensor)) is not None:
-            raise CheckpointError(f"{path}: tensor for '{name}' is not finite at {where}")
-        place.copy_(tensor)
+        refuse_non_finite(tensor, name, path)
+        place.copy_(_unwoven(tensor, name, config))
     if places:
         raise CheckpointError(f"{path}: tensor for '{next(iter(places))}' is missing")
     return network.eval()
@@ -74,60 +80,65 @@ def open_gguf(path: Path) -> Any:
     try:
         from gguf import GGUFReader  # an extra: only those who convert need it
     except ImportError:
-        raise CheckpointError("reading GGUF needs the 'gguf' library: pip install 'paddock[data]'") from None
+        raise CheckpointError(
+            "reading GGUF needs the 'gguf' library: pip install 'paddock[data]'"
+        ) from None
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
     try:
         return GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OSError, TypeError) as error:
+    except (ValueError, IndexError, KeyError, OSError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{path}: truncated or not a GGUF file: {error}") from None
 
 
-def _field(path: Path, reader: Any, key: str, default: Any = ...) -> Any:
-    field = reader.get_field(key)
-    if field is None:
-        if default is ...:
-            raise CheckpointError(f"{path}: '{key}' is missing")
-        return default
-    return field.contents()
-
-
 def _config(path: Path, reader: Any, tensors: dict[str, Any]) -> ModelConfig:
-    arch = _field(path, reader, "general.architecture")
+    fields = reader.fields
+    arch = fields[ARCHITECTURE].contents() if ARCHITECTURE in fields else None
     if arch not in FAMILIES:
         raise CheckpointError(
-            f"{path}: no architecture called '{arch}' is known; there are {', '.join(FAMILIES)}"
+            f"{path}: no architecture called {arch!r} is known; there are {', '.join(FAMILIES)}"
         )
-
-    def get(key: str, default: Any = ...) -> Any:
-        return _field(path, reader, f"{arch}.{key}", default)
-
-    hidden, heads, layers = get("embedding_length"), get("attention.head_count"), get("block_count")
-    dim = get("attention.key_length", hidden // heads)
-    eos = _field(path, reader, "tokenizer.ggml.eos_token_id", None)
-    theta = float(get("rope.freq_base", 10_000.0))
+    if EMBEDDING not in tensors:
+        raise CheckpointError(f"{path}: tensor '{EMBEDDING}' is missing")
+    r = Reader(_settings(fields, f"{arch}.") | _settings(fields, "tokenizer.ggml."), str(path))
+    hidden, heads = r.take("embedding_length", COUNT), r.take("attention.head_count", COUNT)
+    layers = r.take("block_count", COUNT)
+    dim = r.take("attention.key_length", COUNT, hidden // heads)
+    r.expect("attention.value_length", dim)
+    r.expect("rope.dimension_count", dim)
+    r.expect("attention.sliding_window", 0)
+    eos = r.take("eos_token_id", ID, None)
     return ModelConfig(
         family=FAMILIES[arch],
-        vocab=int(tensors["token_embd.weight"].shape[1]),
+        vocab=int(tensors[EMBEDDING].shape[-1]),
         hidden=hidden,
-        context=get("context_length"),
+        context=r.take("context_length", COUNT),
         attention=("gqa",) * layers,
         mlp=("dense",) * layers,
-        dense_inner=get("feed_forward_length"),
-        rope=RopeSettings(theta=theta, layout="halves", scaling=_scaling(path, tensors, theta, dim)),
+        dense_inner=r.take("feed_forward_length", COUNT),
+        rope=_rope(r, tensors, dim),
         gqa=GroupedSettings(
             heads=heads,
-            kv_heads=get("attention.head_count_kv", heads),
+            kv_heads=r.take("attention.head_count_kv", COUNT, heads),
             dim=dim,
             bias="qkv" if "blk.0.attn_q.bias" in tensors else "none",
             qk_norm="blk.0.attn_q_norm.weight" in tensors,
         ),
-        norm_eps=_short(get("attention.layer_norm_rms_epsilon")),
+        norm_eps=_short(r.take("attention.layer_norm_rms_epsilon", NUMBER)),
         tied="output.weight" not in tensors,
         eos=() if eos is None else (eos,),
-        bos=_field(path, reader, "tokenizer.ggml.bos_token_id", None),
-        pad=_field(path, reader, "tokenizer.ggml.padding_token_id", None),
+        bos=r.take("bos_token_id", ID, None),
+        pad=r.take("padding_token_id", ID, None),
     )
+
+
+def _settings(fields: Any, prefix: str) -> Json:
+    """Those under a prefix. Long lists (the vocabulary) are not ours to read, and slow."""
+    return {
+        key.removeprefix(prefix): field.contents()
+        for key, field in fields.items()
+        if key.startswith(prefix) and len(field.data) == 1
+    }
 
 
 def _short(value: float) -> float:
@@ -135,22 +146,30 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _scaling(path: Path, tensors: dict[str, Any], theta: float, dim: int) -> RopeScaling | None:
+def _rope(r: Reader, tensors: dict[str, Any], dim: int) -> RopeSettings:
+    theta = float(r.take("rope.freq_base", NUMBER, 10_000.0))
+    plain = RopeSettings(theta=theta, layout="halves")
+    kind = r.take("rope.scaling.type", TEXT, "none")
+    if kind == "linear":
+        scaling = RopeScaling(kind="linear", factor=r.take("rope.scaling.factor", NUMBER))
+        return plain.model_copy(update={"scaling": scaling})
+    if kind != "none":
+        r.refuse(f"'rope.scaling.type' is {kind!r}; only 'none' or 'linear' is known")
     if FREQUENCIES not in tensors:
-        return None
-    plain = frequencies(RopeSettings(theta=theta, layout="halves"), dim)
-    stored = plain / torch.tensor(tensors[FREQUENCIES].data)
+        return plain
+    factors = torch.tensor(tensors[FREQUENCIES].data)
+    if factors.shape != (dim // 2,):
+        r.refuse(f"'{FREQUENCIES}' has shape {tuple(factors.shape)}, expected {(dim // 2,)}")
+    stored = frequencies(plain, dim) / factors
     for scaling in LLAMA3:
-        guess = frequencies(RopeSettings(theta=theta, layout="halves", scaling=scaling), dim)
-        if torch.allclose(stored, guess, rtol=1e-4):
-            return scaling
-    raise CheckpointError(f"{path}: '{FREQUENCIES}' is not the stretching of Llama 3.1 or 3.2")
+        guess = plain.model_copy(update={"scaling": scaling})
+        if torch.allclose(stored, frequencies(guess, dim), rtol=1e-4):
+            return guess
+    r.refuse(f"'{FREQUENCIES}' is not the stretching of Llama 3.1 or 3.2")
 
 
-def _tensors(
-    path: Path, tensors: dict[str, Any], config: ModelConfig
-) -> Iterator[tuple[str, Tensor]]:
-    """Our names with float32 tensors."""
+def _tensors(path: Path, tensors: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Our names with float32 tensors, heads as GGUF has them."""
     from gguf.quants import dequantize
 
     for name, tensor in tensors.items():
@@ -161,7 +180,7 @@ def _tensors(
             value = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
         except (KeyError, ValueError, NotImplementedError) as error:
             raise CheckpointError(f"{path}: cannot use tensor '{name}': {error}") from None
-        yield ours, _unwoven(value, ours, config)
+        yield ours, value
 
 
 def _our_name(name: str) -> str:

@@ -81,11 +81,9 @@ def blueprint(config: ModelConfig) -> Network:
         return Network(config)
 
 
-def materialize(
-    network: Network, dtype: str | torch.dtype, device: str | torch.device
-) -> Network:
+def materialize(network: Network, dtype: torch.dtype, device: str | torch.device) -> Network:
     """Memory for a blueprint, its values undefined until filled."""
-    network = network.cast(dtype_called(dtype)).to_empty(device=device)
+    network = network.cast(dtype).to_empty(device=device)
     if network.config.tied:
         network.head.weight = network.embed.weight
     return network

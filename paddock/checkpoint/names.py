@@ -81,11 +81,12 @@ def place(tensor: Tensor, piece: Piece) -> Tensor:
 
 def pieces(name: str, shape: tuple[int, ...], config: ModelConfig) -> Iterator[Piece]:
     """The released tensors that make up our tensor `name`."""
+    if config.tied and name == "head.weight":
+        return
     if config.family == "paddock":
         yield Piece(name, name)
     elif name in TOP_TENSORS:
-        if not (config.tied and name == "head.weight"):
-            yield Piece(TOP_TENSORS[name], name)
+        yield Piece(TOP_TENSORS[name], name)
     elif name.startswith("layers."):
         _, layer, inside = name.split(".", 2)
         yield from _layer_pieces(f"model.layers.{layer}.", inside, name, shape, config)
@@ -121,13 +122,14 @@ def _layer_pieces(
 
 def is_mtp(released: str, config: ModelConfig) -> bool:
     """Whether a released name belongs to the layer behind the last."""
-    return released.startswith(f"model.layers.{config.layers}.")
+    own = config.family == "paddock"
+    return released.startswith("mtp." if own else f"model.layers.{config.mtp_layer}.")
 
 
 def is_redundant(released: str, config: ModelConfig) -> bool:
     """Tensors some checkpoints carry twice: the MTP layer's copies of embedding and head, the
     head of a tied network, rotary frequencies."""
-    mtp = f"model.layers.{config.layers}."
+    mtp = f"model.layers.{config.mtp_layer}."
     return (
         released in (f"{mtp}embed_tokens.weight", f"{mtp}shared_head.head.weight")
         or (config.tied and released == "lm_head.weight")

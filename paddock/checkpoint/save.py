@@ -1,11 +1,13 @@
 """A network as a released folder, whole or not at all."""
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -16,9 +18,13 @@ from paddock.checkpoint.config_json import config_to_json
 from paddock.checkpoint.folder import (
     CONFIG,
     INDEX,
+    SHARD,
     SINGLE,
     CheckpointError,
-    files_beside_weights,
+    is_plain,
+    is_replaced,
+    read_json,
+    refuse_non_finite,
 )
 from paddock.checkpoint.load import dtype_called
 from paddock.checkpoint.names import pieces, place
@@ -33,53 +39,104 @@ def save_pretrained(
     *,
     dtype: str | torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
+    beside: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write `folder` in the released layout, readable by transformers, SGLang and vLLM.
 
     The folder appears complete or not at all: everything is written beside it, flushed, and renamed
-    into place. A checkpoint already there is replaced, its other files (tokenizer, template) kept;
-    a folder that holds something else is refused. `dtype` defaults to the network's own.
+    into place. A checkpoint already there is replaced, whatever else it holds (tokenizer, template)
+    kept; a folder that holds something else is refused, and so is a network with a NaN. `dtype`
+    defaults to the network's own; `beside` are files to put beside the weights, by name.
     """
-    target = Path(folder).absolute()
+    further = dict(beside or {})
+    for name in further:
+        if not is_plain(name) or is_replaced(name) or name.endswith(".safetensors"):
+            raise ValueError(f"{name!r} is no name for a file beside the weights")
+    stored = None if dtype is None else dtype_called(dtype)
+    target = Path(folder).resolve()  # through a link to the folder it means
     _refuse_strangers(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        _write(network, fresh, None if dtype is None else dtype_called(dtype), shard_bytes)
-        if target.exists():
-            for file in files_beside_weights(target):
-                shutil.copy2(file, fresh / file.name)
+    with _folder_beside(target) as fresh:
+        _write(network, fresh, stored, shard_bytes)
+        for name, content in further.items():
+            (fresh / name).write_bytes(content)
+        _keep_what_else_is_there(target, fresh)
         _flush(fresh)
         _replace(target, fresh)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
+        _flush_one(target.parent)
 
 
 def _refuse_strangers(target: Path) -> None:
+    """Only what a checkpoint would overwrite or keep may be in its place."""
     if target.is_file():
         raise CheckpointError(f"{target}: is a file, not a folder")
-    if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).is_file():
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    if not (target / CONFIG).is_file() or "model_type" not in read_json(target / CONFIG):
         raise CheckpointError(f"{target}: holds something that is not a checkpoint; not replaced")
+    for file in target.glob("*.safetensors"):
+        if not is_replaced(file.name):
+            raise CheckpointError(
+                f"{target}: holds {file.name}, which would be lost or mistaken for a shard; "
+                "not replaced"
+            )
+
+
+@contextmanager
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """An empty folder that is gone after the block, or, should the process be killed inside it,
+    after the next save to this target. A lock, which dies with its process, tells the two apart."""
+    mark = f".{target.name}.saving-"
+    for path in target.parent.iterdir():
+        if path.name.startswith(mark) and _is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+    nameless = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-", dir=target.parent))
+    nameless.chmod(0o755)  # mkdtemp makes private folders; a checkpoint is an ordinary one
+    fresh = target.parent / (mark + nameless.name.rpartition("-")[2])
+    handle = os.open(nameless, os.O_RDONLY)  # which keeps the lock until it is closed
+    try:
+        with suppress(OSError):  # a file system without locks keeps what a killed process left
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        nameless.rename(fresh)  # so that nothing ever bears the mark without the lock
+        yield fresh
+    finally:
+        os.close(handle)
+        for path in (nameless, fresh):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def _write(network: Network, folder: Path, dtype: torch.dtype | None, shard_bytes: int) -> None:
-    os.chmod(folder, 0o755)  # mkdtemp makes private folders; a checkpoint is an ordinary one
+    config = config_to_json(network.config)
     weight_map: dict[str, str] = {}
     total = 0
     shards = list(_shards(network, dtype, shard_bytes))
     for i, shard in enumerate(shards, start=1):
-        file = SINGLE if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        file = SINGLE if len(shards) == 1 else SHARD.format(i, len(shards))
         # Cloned: safetensors refuses tensors that share storage, as the experts of a stack do.
         tensors = {name: part.to("cpu", stored).clone() for name, part, stored in shard}
+        for name, tensor in tensors.items():
+            refuse_non_finite(tensor, name, "the network")
         save_file(tensors, folder / file, metadata={"format": "pt"})
         total += sum(tensor.nbytes for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    written = dtype or network.embed.weight.dtype
-    config = config_to_json(network.config) | {"dtype": str(written).removeprefix("torch.")}
+    config["dtype"] = str(dtype or network.embed.weight.dtype).removeprefix("torch.")
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -111,25 +168,43 @@ def _stored(tensor: Tensor, name: str, dtype: torch.dtype | None) -> torch.dtype
     return dtype
 
 
+def _keep_what_else_is_there(target: Path, fresh: Path) -> None:
+    for path in target.iterdir() if target.is_dir() else ():
+        if is_replaced(path.name) or (fresh / path.name).exists():
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, fresh / path.name, symlinks=True)
+        else:
+            shutil.copy2(path, fresh / path.name, follow_symlinks=False)
+
+
 def _flush(folder: Path) -> None:
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    for path in (*folder.rglob("*"), folder):
+        if not path.is_symlink():
+            _flush_one(path)
+
+
+def _flush_one(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _replace(target: Path, fresh: Path) -> None:
+    """Put `fresh` in the place of `target`; what was there is then in the place of `fresh`."""
     if not target.exists() or not any(target.iterdir()):
         os.replace(fresh, target)  # an empty folder may be renamed over
-    elif _exchange(fresh, target):
-        shutil.rmtree(fresh)
-    else:
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    elif not _exchange(fresh, target):
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
         os.replace(target, old)
-        os.replace(fresh, target)
-        shutil.rmtree(old)
+        try:
+            os.replace(fresh, target)
+        except BaseException:
+            os.replace(old, target)
+            raise
+        os.replace(old, fresh)
 
 
 def _exchange(one: Path, other: Path) -> bool:

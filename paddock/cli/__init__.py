@@ -6,4 +6,5 @@ doctor.py    the verb that says what this machine offers
 errors.py    what the user must change, in one line
 model.py     the verb that describes, checks and converts models
 numbers.py   numbers as people read and write them
+tables.py    tables that read well on a terminal and in a pipe
 """

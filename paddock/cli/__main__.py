@@ -1,5 +1,6 @@
 """The table of verbs."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -8,7 +9,10 @@ from paddock import __version__
 from paddock.cli import doctor, model
 from paddock.cli.errors import Explaining
 
-VERBS = {"model": model.app, "doctor": doctor.doctor}
+VERBS: dict[str, typer.Typer | Callable[..., None]] = {
+    "model": model.app,
+    "doctor": doctor.doctor,
+}
 
 app = typer.Typer(
     cls=Explaining,

@@ -3,11 +3,10 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from paddock.cli.numbers import count, operations, size
+from paddock.cli.numbers import count, size, unit_for
+from paddock.cli.tables import show, table
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig
@@ -61,61 +60,58 @@ def _flops(config: "ModelConfig", context: int) -> Figures:
     }
 
 
-def print_tables(console: Console, name: str, config: "ModelConfig") -> None:
+def print_tables(name: str, config: "ModelConfig") -> None:
     """The same for the eye, within 80 columns."""
     numbers = figures(config)
     shape = f"{config.layers} layers, hidden {config.hidden:,}, vocabulary {config.vocab:,}"
-    console.print(f"{name}: {config.family}, {shape}, context {config.context:,}", soft_wrap=True)
-    console.print(_parameter_table(numbers))
-    console.print(_cache_table(numbers, config))
-    console.print(_flops_table(numbers, sparse="dsa" in config.attention))
-    console.print(_training_table(numbers))
+    show(
+        f"{name}: {config.family}, {shape}, context {config.context:,}",
+        _parameter_table(numbers),
+        _cache_table(numbers, config),
+        _flops_table(numbers, sparse="dsa" in config.attention),
+        _training_table(numbers),
+    )
 
 
 def _parameter_table(numbers: Figures) -> Table:
-    table = _table("parameters", "all", "active", "in bfloat16")
-    for part, total in numbers["parameters"].items():
+    every, active = numbers["parameters"], numbers["active_parameters"]
+    rows = table("parameters", numbers=("all", "active", "in bfloat16"))
+    for part, total in every.items():
         if part == "without_embeddings":
-            table.add_section()
-        if total:
+            rows.add_section()
+        if every["mtp"] if part == "with_mtp" else total:  # no row for a part that is not there
             name = part.replace("_", " ").replace("mlp", "MLP").replace("mtp", "MTP")
-            active = numbers["active_parameters"][part]
-            table.add_row(name, count(total), count(active), size(2 * total))
-    return table
+            rows.add_row(name, count(total), count(active[part]), size(2 * total))
+    return rows
 
 
 def _cache_table(numbers: Figures, config: "ModelConfig") -> Table:
     tokens = min(config.context, CONTEXTS["128K"])
     names = {"rows": "keys and values" if config.mla is None else "latent rows"}
     names |= {"index": "index keys", "total": "total"}
-    table = _table("cache in bfloat16", "a token", f"{tokens:,} tokens")
+    rows = table("cache in bfloat16", numbers=("a token", f"{tokens:,} tokens"))
     for part, each in numbers["cache_bytes_per_token"].items():
         if each:
-            table.add_row(names[part], f"{each:,} B", size(each * tokens))
-    return table
+            rows.add_row(names[part], f"{each:,} B", size(each * tokens))
+    return rows
 
 
 def _flops_table(numbers: Figures, *, sparse: bool) -> Table:
-    columns = ["weights", "attention", *(["indexer"] if sparse else []), "total"]
-    compared = ["dense attention", "dense total", "dense / sparse"] if sparse else []
-    table = _table("FLOPs a token at", *columns, *compared)
-    for context, row in numbers["flops_per_token"].items():
-        cells = [operations(row[column.replace(" ", "_")]) for column in (*columns, *compared[:2])]
-        ratio = [f"{row['dense_over_sparse']:.2f}"] if sparse else []
-        table.add_row(context, *cells, *ratio)
-    return table
+    contexts = numbers["flops_per_token"]
+    letter, unit = unit_for(next(iter(contexts.values()))["weights"])
+    columns = ["weights", "attention", "total"]
+    if sparse:
+        columns = ["weights", "attention", "indexer", "total", "dense_attention", "dense_total"]
+    names = [name.replace("_", "\n") for name in columns] + ["dense /\nsparse"] * sparse
+    rows = table(f"{letter}FLOPs\na token at", numbers=tuple(names))
+    for context, row in contexts.items():
+        cells = [f"{row[column] / unit:,.2f}" for column in columns]
+        rows.add_row(context, *cells, *[f"{row['dense_over_sparse']:.2f}"] * sparse)
+    return rows
 
 
 def _training_table(numbers: Figures) -> Table:
-    table = _table("training in float32", "a parameter", "without activations")
+    rows = table("training in float32", numbers=("a parameter", "without activations"))
     for optimizer, total in numbers["training_bytes"].items():
-        table.add_row(optimizer, f"{TRAINING[optimizer]} B", size(total))
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    """The first column holds names, the others numbers."""
-    table = Table(first, box=SIMPLE_HEAD, pad_edge=False)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table
+        rows.add_row(optimizer, f"{TRAINING[optimizer]} B", size(total))
+    return rows

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 from rich.progress import track
+from rich.text import Text
 
 from paddock.cli.describe import figures, print_tables
 from paddock.cli.errors import UserError
@@ -18,7 +18,8 @@ from paddock.cli.numbers import parse_size, size
 if TYPE_CHECKING:
     from paddock.model import ModelConfig, Network
 
-OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+# The same weights in other formats, and lists of them, are not worth carrying along.
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".gguf", ".h5", ".onnx", ".index.json")
 
 app = typer.Typer(no_args_is_help=True, help="Describe, check and convert models.")
 
@@ -31,9 +32,11 @@ def describe(
     """What a network weighs and costs, from its configuration alone."""
     config = _configuration(model)
     if as_json:
-        typer.echo(json.dumps({"name": model, "family": config.family} | figures(config), indent=2))
+        shape = {"layers": config.layers, "context": config.context}
+        named = {"name": model, "family": config.family, **shape, **figures(config)}
+        typer.echo(json.dumps(named, indent=2))
     else:
-        print_tables(Console(), model, config)
+        print_tables(model, config)
 
 
 def _configuration(name: str) -> "ModelConfig":
@@ -53,58 +56,98 @@ def _configuration(name: str) -> "ModelConfig":
 
 @app.command()
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A released checkpoint.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint.")],
 ) -> None:
     """Read a checkpoint tensor by tensor: names, shapes, and that every number is finite."""
-    from paddock.checkpoint.folder import TensorFolder
     from paddock.checkpoint.load import (
         blueprint,
         check_names,
-        read_config,
+        open_checkpoint,
         read_pieces,
         without_absent_mtp,
     )
 
-    promised = read_config(folder)
-    tensors = TensorFolder(folder)
+    promised, tensors = open_checkpoint(folder)
     config = without_absent_mtp(promised, tensors)
     plan = check_names(blueprint(config), tensors)
-    dtypes: Counter[str] = Counter()
     stderr = Console(stderr=True)
-    read = read_pieces(tensors, plan)
-    quiet = not stderr.is_terminal
-    for piece, tensor in track(read, "checking", len(plan), console=stderr, disable=quiet):
-        scaled = f"{piece.released}_scale_inv" in tensors.names
+    dtypes: Counter[str] = Counter()
+    for piece, tensor in track(
+        read_pieces(tensors, plan),
+        "checking",
+        total=len(plan),
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    ):
+        scaled = f"{piece.released}_scale_inv" in tensors.names  # float8, multiplied out
         dtypes["float8" if scaled else str(tensor.dtype).removeprefix("torch.")] += 1
-    mtp = "present" if config.mtp else "promised, but absent" if promised.mtp else "none"
+    absent = "in config.json, but not in the files" if promised.mtp else "none"
     typer.echo(f"family   {config.family}")
     typer.echo(f"tensors  {len(plan):,}")
-    typer.echo(f"size     {size(_bytes_of_weights(folder))}")
-    typer.echo(f"dtypes   {', '.join(f'{name} ({n:,})' for name, n in dtypes.most_common())}")
-    typer.echo(f"MTP      {mtp}")
+    typer.echo(f"size     {_size_of_weights(folder)}")
+    typer.echo(f"dtypes   {', '.join(f'{dtype} ({n:,})' for dtype, n in dtypes.most_common())}")
+    typer.echo(f"MTP      {'present' if config.mtp else absent}")
     typer.echo("ok")
+
+
+def _size_of_weights(folder: Path) -> str:
+    return size(sum(file.stat().st_size for file in folder.glob("*.safetensors")))
 
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(help="A checkpoint folder or a .gguf file.")],
-    target: Annotated[Path, typer.Argument(help="The folder to write; must not exist yet.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or a .gguf file.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="A folder that is not there yet.")
+    ],
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None,
-        typer.Option(help="What to store; by default what SOURCE does, float32 for GGUF."),
+        typer.Option(help="How to store numbers. Default: as config.json says; GGUF as float32."),
     ] = None,
-    shard_bytes: Annotated[
-        int,
-        typer.Option("--shard-size", parser=parse_size, metavar="SIZE", help="Of one file."),
-    ] = "5GB",  # type: ignore[assignment]
+    shard_size: Annotated[str, typer.Option(help="The largest a file may be.")] = "5GB",
 ) -> None:
-    """Write a model in the released layout, its tokenizer beside it: all of it, or nothing."""
+    """Write a model in the released layout, tokenizer included: all of it, or nothing."""
     from paddock.checkpoint import save_pretrained
 
+    shard_bytes = parse_size(shard_size)
     _refuse_target(source, target)
-    with Console(stderr=True).status(f"reading {source}"):
-        beside = _beside(source)
-        network = _network(source, dtype)
-    with Console(stderr=True).status(f"writing {target}"):
+    stderr = Console(stderr=True)
+    with stderr.status(Text(f"reading {source}")):
+        network, beside = _read(source, dtype)
+    with stderr.status(Text(f"writing {target}")):
         save_pretrained(network, target, shard_bytes=shard_bytes, beside=beside)
-    ...
+    stored = str(network.embed.weight.dtype).removeprefix("torch.")
+    typer.echo(f"{target}: {network.config.family}, {stored}, {_size_of_weights(target)}")
+    typer.echo(f"beside the weights: {', '.join(sorted(beside)) or 'nothing'}")
+
+
+def _refuse_target(source: Path, target: Path) -> None:
+    if target.resolve() == source.resolve():
+        raise UserError(f"{target}: source and target are the same")
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise UserError(f"{target}: already there; convert writes a new folder")
+
+
+def _read(source: Path, dtype: str | None) -> tuple["Network", dict[str, bytes]]:
+    """A model, and the files that belong beside its weights."""
+    from paddock.checkpoint import load_pretrained
+    from paddock.checkpoint.folder import CONFIG, files_beside_weights, read_json
+    from paddock.checkpoint.gguf import load_gguf
+    from paddock.text.gguf import tokenizer_from_gguf
+
+    if source.suffix.lower() == ".gguf":
+        beside = tokenizer_from_gguf(source).files()
+        return load_gguf(source, dtype or "float32"), beside
+    if not source.is_dir():
+        raise UserError(f"{source}: neither a checkpoint folder nor a .gguf file")
+    config = read_json(source / CONFIG)
+    stored = config.get("dtype", config.get("torch_dtype"))
+    exact = "bfloat16" if stored == "bfloat16" else "float32"  # float16 does not fit bfloat16
+    network = load_pretrained(source, dtype or exact)
+    beside = {
+        file.name: file.read_bytes()
+        for file in files_beside_weights(source)
+        if not file.name.startswith(".") and not file.name.endswith(OTHER_WEIGHTS)
+    }
+    return network, beside

@@ -2,7 +2,9 @@
 
 import re
 
-THOUSANDS = {"T": 4, "G": 3, "M": 2, "K": 1}  # unit prefixes, as powers of 1000 or 1024
+from paddock.cli.errors import UserError
+
+POWERS = {"T": 4, "G": 3, "M": 2, "K": 1}  # of 1000 or 1024
 
 
 def count(value: int) -> str:
@@ -13,26 +15,27 @@ def count(value: int) -> str:
     return _scaled(value, {"B": 1000**3, "M": 1000**2}) or f"{value:,}"
 
 
-def operations(value: int) -> str:
-    """
-    >>> operations(81_660_000_000), operations(22_300)
-    ('81.66 G', '22.30 K')
-    """
-    return _scaled(value, {unit: 1000**n for unit, n in THOUSANDS.items()}) or str(value)
-
-
 def size(value: int) -> str:
     """
     >>> size(14_394_851_328), size(512)
     ('13.41 GiB', '512 B')
     """
-    return _scaled(value, {f"{unit}iB": 1024**n for unit, n in THOUSANDS.items()}) or f"{value} B"
+    return _scaled(value, {f"{unit}iB": 1024**n for unit, n in POWERS.items()}) or f"{value} B"
 
 
 def _scaled(value: int, units: dict[str, int]) -> str | None:
     """The value in the first unit that is not too large for it."""
-    fitting = (f"{value / unit:,.2f} {name}" for name, unit in units.items() if value >= unit)
-    return next(fitting, None)
+    return next(
+        (f"{value / unit:,.2f} {name}" for name, unit in units.items() if value >= unit), None
+    )
+
+
+def unit_for(value: int) -> tuple[str, int]:
+    """
+    >>> unit_for(81_660_000_000), unit_for(820_990)
+    (('G', 1000000000), ('K', 1000))
+    """
+    return next(((name, 1000**n) for name, n in POWERS.items() if value >= 1000**n), ("", 1))
 
 
 def parse_size(text: str) -> int:
@@ -44,5 +47,5 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", text.strip())
     value = 0 if match is None else float(match[1])
     if match is None or not value:
-        raise ValueError(f"{text!r} is not a size such as 5GB or 500MiB")
-    return int(value * (1024 if match[3] else 1000) ** THOUSANDS.get(match[2], 0))
+        raise UserError(f"{text!r} is not a size such as 5GB or 500MiB")
+    return int(value * (1024 if match[3] else 1000) ** POWERS.get(match[2], 0))

@@ -41,7 +41,9 @@ class Block(nn.Module):
         y_TD, routing = self.mlp(x_TD)
         return y_TD, replace(
             notes,
-            balance_loss=balance_loss(routing, step.layout.spans) if step.ask.balance_loss else None,
+            balance_loss=balance_loss(routing, step.layout.spans)
+            if step.ask.balance_loss
+            else None,
             load_E=load(routing),
             experts_TK=routing.expert_TK if step.ask.choices else None,
         )

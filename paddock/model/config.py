@@ -97,6 +97,8 @@ class RopeScaling(Settings):
     def _whole(self) -> Self:
         if self.kind != "linear" and self.original_context is None:
             raise ValueError(f"'{self.kind}' scaling needs 'original_context'")
+        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError("'low_freq_factor' must be less than 'high_freq_factor'")
         return self
 
 
@@ -178,12 +180,18 @@ def _problems(config: ModelConfig) -> list[str]:
     latent = any(kind in LATENT for kind in config.attention)
     grouped = any(kind not in LATENT for kind in config.attention)
     checks = [
-        (len(config.mlp) != config.layers, f"'mlp' names {len(config.mlp)} layers, 'attention' names {config.layers}"),
+        (
+            len(config.mlp) != config.layers,
+            f"'mlp' names {len(config.mlp)} layers, 'attention' names {config.layers}",
+        ),
         (latent and config.mla is None, "latent attention layers need 'mla'"),
         (grouped and config.gqa is None, "grouped attention layers need 'gqa'"),
         ("moe" in config.mlp and config.moe is None, "'moe' layers need 'moe' settings"),
         ("dsa" in config.attention and config.indexer is None, "'dsa' layers need 'indexer'"),
-        ("swa" in config.attention and (config.gqa is None or config.gqa.window is None), "'swa' layers need 'gqa.window'"),
+        (
+            "swa" in config.attention and (config.gqa is None or config.gqa.window is None),
+            "'swa' layers need 'gqa.window'",
+        ),
         (config.mtp is not None and not latent, "'mtp' is built on latent attention"),
     ]
     found = [text for wrong, text in checks if wrong]
@@ -191,10 +199,8 @@ def _problems(config: ModelConfig) -> list[str]:
         return found
     if config.mla is not None:
         found += _latent_problems(config, config.mla)
-    if config.gqa is not None and config.gqa.heads % config.gqa.kv_heads:
-        found.append(f"'gqa.heads' {config.gqa.heads} is not a multiple of 'gqa.kv_heads' {config.gqa.kv_heads}")
-    if config.gqa is not None and config.gqa.dim % 2:
-        found.append(f"'gqa.dim' {config.gqa.dim} must be even to be rotated")
+    if config.gqa is not None:
+        found += _grouped_problems(config.gqa)
     if config.moe is not None:
         found += _expert_problems(config.moe)
     return found
@@ -213,18 +219,30 @@ def _latent_problems(config: ModelConfig, mla: LatentSettings) -> list[str]:
         if len(indexer.layers) != config.layers:
             found.append(f"'indexer.layers' names {len(indexer.layers)} layers of {config.layers}")
         elif indexer.layers[config.attention.index("dsa")] != "full":
-            found.append("the first 'dsa' layer has nobody to share an indexer with: make it 'full'")
+            found.append(
+                "the first 'dsa' layer has nobody to share an indexer with: make it 'full'"
+            )
+    return found
+
+
+def _grouped_problems(gqa: GroupedSettings) -> list[str]:
+    found = []
+    if gqa.heads % gqa.kv_heads:
+        found.append(f"'gqa.heads' {gqa.heads} is not a multiple of 'gqa.kv_heads' {gqa.kv_heads}")
+    if gqa.dim % 2:
+        found.append(f"'gqa.dim' {gqa.dim} must be even to be rotated")
     return found
 
 
 def _expert_problems(moe: ExpertSettings) -> list[str]:
     found = []
+    reachable = moe.experts // moe.groups * moe.groups_kept
     if moe.experts % moe.groups:
         found.append(f"'moe.experts' {moe.experts} is not a multiple of 'moe.groups' {moe.groups}")
     elif moe.groups_kept > moe.groups:
         found.append(f"'moe.groups_kept' {moe.groups_kept} exceeds 'moe.groups' {moe.groups}")
-    elif moe.active > moe.experts // moe.groups * moe.groups_kept:
-        found.append(f"'moe.active' {moe.active} exceeds the {moe.experts // moe.groups * moe.groups_kept} experts within reach")
+    elif moe.active > reachable:
+        found.append(f"'moe.active' {moe.active} exceeds the {reachable} experts within reach")
     elif moe.groups > 1 and moe.experts // moe.groups < 2:
         found.append("groups are ranked by their two best experts: they need at least two each")
     return found

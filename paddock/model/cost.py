@@ -196,7 +196,7 @@ def flops(config: ModelConfig, context: int, *, dense: bool = False) -> Flops:
     """Of a token that sees `context` keys, without MTP.
 
     Latent attention to everything is counted in its expanded form, attention to a choice in the
-    absorbed form, since those are the forms that run. `dense`: as if nothing were ever left out.
+    absorbed form, since those are the forms that run. `dense`: as if no indexer left anything out.
     """
     active = active_parameters(config)
     router_bias = 0 if config.moe is None else config.moe.experts * config.mlp.count("moe")

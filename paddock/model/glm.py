@@ -16,9 +16,9 @@ from paddock.model.memory import Layout, Memory, NoMemory
 from paddock.model.mtp import MTP
 from paddock.model.norm import RMSNorm
 from paddock.model.roles import parameter_roles
-from paddock.records import ParameterRole
 from paddock.model.rope import angles
 from paddock.model.step import Ask, LayerNotes, Selection, Step
+from paddock.records import NamedParameter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,9 @@ class Network(nn.Module):
         """[T, vocab] float32 logits of one sequence from its beginning."""
         token_T = torch.as_tensor(token_ids, dtype=torch.int64, device=self.embed.weight.device)
         if token_T.ndim != 1 or not len(token_T):
-            raise ValueError(f"logits wants one non-empty sequence, got shape {tuple(token_T.shape)}")
+            raise ValueError(
+                f"logits wants one non-empty sequence, got shape {tuple(token_T.shape)}"
+            )
         if int(token_T.min()) < 0 or int(token_T.max()) >= self.config.vocab:
             raise ValueError(f"token ids must lie in [0, {self.config.vocab})")
         layout = Layout.packed([len(token_T)], device=token_T.device)
@@ -110,7 +112,7 @@ class Network(nn.Module):
             parameter.data = parameter.data.to(torch.float32 if keep else dtype)
         return self
 
-    def parameter_roles(self) -> list[tuple[str, nn.Parameter, ParameterRole]]:
+    def parameter_roles(self) -> list[NamedParameter]:
         """Every parameter with what the optimizer must know of it."""
         return parameter_roles(self, self.config)
 

@@ -21,7 +21,9 @@ def initialize(network: nn.Module, config: ModelConfig, generator: torch.Generat
         elif isinstance(module, nn.Linear):
             if name == "head" and config.tied:
                 continue
-            _normal(module.weight, init.head_std or init.std if name == "head" else init.std, generator)
+            _normal(
+                module.weight, init.head_std or init.std if name == "head" else init.std, generator
+            )
             if module.bias is not None:
                 module.bias.zero_()
         elif isinstance(module, Router):

@@ -67,7 +67,7 @@ class NoMemory:
     def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:  # noqa: ARG002
         return rows_T
 
-    def recall(self, layer: int, stream: str, span: int) -> None:
+    def recall(self, layer: int, stream: str, span: int) -> None:  # noqa: ARG002
         return None
 
     def keep(self, layer: int, stream: str, span: int, state: Tensor) -> None:

@@ -28,7 +28,7 @@ def _attention(kind: AttentionKind, layers: int) -> tuple[AttentionKind, ...]:
 
 
 def _mlp(dense: int, layers: int) -> tuple[MlpKind, ...]:
-    return ("dense",) * dense + ("moe",) * (layers - dense)
+    return tuple("dense" if layer < dense else "moe" for layer in range(layers))
 
 
 GLM5 = ModelConfig(
@@ -59,9 +59,7 @@ GLM52 = GLM5.model_copy(
 
 # DeepSeek-V3's head geometry at GLM-5's width: 96 heads of 192 cost what 64 heads of 256 do.
 GLM5_MLA192 = GLM5.model_copy(
-    update={
-        "mla": LatentSettings(heads=96, q_rank=2048, kv_rank=512, nope=128, rope=64, value=128)
-    }
+    update={"mla": LatentSettings(heads=96, q_rank=2048, kv_rank=512, nope=128, rope=64, value=128)}
 )
 
 GLM47_FLASH = ModelConfig(

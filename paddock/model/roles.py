@@ -10,13 +10,13 @@ from paddock.model.attention.gqa import GQA
 from paddock.model.attention.mla import MLA
 from paddock.model.config import LatentSettings, ModelConfig
 from paddock.model.moe import Experts, Router
-from paddock.records import ParameterRole, Split
+from paddock.records import NamedParameter, ParameterRole, Split
 
 
 def parameter_roles(
     network: nn.Module, config: ModelConfig, *, split_rope_rows: bool = False
-) -> list[tuple[str, nn.Parameter, ParameterRole]]:
-    """(name, parameter, role) of every parameter, in the network's order.
+) -> list[NamedParameter]:
+    """Every parameter with its name and role, in the network's order.
 
     `split_rope_rows`: a query head's rotated rows form a block of their own.
     """
@@ -37,7 +37,7 @@ def parameter_roles(
     if head is not None and not config.tied:
         special[id(head.weight)] = ParameterRole("head")
     return [
-        (name, parameter, special.get(id(parameter), _plain(parameter)))
+        NamedParameter(name, parameter, special.get(id(parameter), _plain(parameter)))
         for name, parameter in network.named_parameters()
     ]
 
@@ -46,12 +46,16 @@ def _plain(parameter: nn.Parameter) -> ParameterRole:
     return ParameterRole("matrix" if parameter.ndim >= 2 else "vector")
 
 
-def _latent_roles(module: MLA, mla: LatentSettings, split_rope_rows: bool) -> dict[int, ParameterRole]:
+def _latent_roles(
+    module: MLA, mla: LatentSettings, split_rope_rows: bool
+) -> dict[int, ParameterRole]:
     query = module.q if mla.q_rank is None else module.q_b
     rows = (mla.nope, mla.rope) if split_rope_rows else (mla.qk,)
     return {
         id(query.weight): ParameterRole("matrix", Split(heads=mla.heads, rows=rows)),
-        id(module.kv_b.weight): ParameterRole("matrix", Split(heads=mla.heads, rows=(mla.nope, mla.value))),
+        id(module.kv_b.weight): ParameterRole(
+            "matrix", Split(heads=mla.heads, rows=(mla.nope, mla.value))
+        ),
     }
 
 

@@ -16,7 +16,11 @@ from paddock.model.glm import Network
 
 
 def with_attention(
-    network: Network, attention: tuple[AttentionKind, ...], *, seed: int = 0, window: int | None = None
+    network: Network,
+    attention: tuple[AttentionKind, ...],
+    *,
+    seed: int = 0,
+    window: int | None = None,
 ) -> Network:
     """The same network with other kinds of grouped attention: "swa", "gdn", "simple_gdn".
 
@@ -36,7 +40,9 @@ def with_indexer(network: Network, indexer: IndexerSettings, *, seed: int = 0) -
     """A dense latent network made sparse: all weights kept, the indexers drawn from `seed`."""
     config = network.config
     if set(config.attention) != {"mla"}:
-        raise ValueError(f"an indexer is given to dense latent layers, not to {set(config.attention)}")
+        raise ValueError(
+            f"an indexer is given to dense latent layers, not to {set(config.attention)}"
+        )
     if config.rope.layout != "interleaved":
         raise ValueError("the glm_moe_dsa family rotates interleaved pairs; this network does not")
     changed = config.model_dump() | {
@@ -58,4 +64,3 @@ def _transplant(old: Network, config: ModelConfig, seed: int) -> Network:
     if donor:
         raise ValueError(f"the new network has no place for {sorted(donor)[:3]}")
     return new.train(old.training)
-

@@ -3,14 +3,14 @@
 adamw.py     AdamW, a group for each kind of parameter
 clip.py      gradient clipping that does not hide a broken gradient
 muon.py      Muon and Muon Split for matrices, AdamW for the rest
-roles.py     what an optimizer wants to be told about a parameter
+roles.py     how each kind of parameter is treated
 schedule.py  how a number moves over a run
 """
 
 from .adamw import AdamSettings, AdamW
 from .clip import clip_gradients
 from .muon import Muon, MuonSettings
-from .roles import NamedRole, Role, Rule, Split
+from .roles import Rule
 from .schedule import Constant, Cosine, Linear, Rise, Schedule, Stairs
 
 __all__ = [
@@ -21,12 +21,9 @@ __all__ = [
     "Linear",
     "Muon",
     "MuonSettings",
-    "NamedRole",
     "Rise",
-    "Role",
     "Rule",
     "Schedule",
-    "Split",
     "Stairs",
     "clip_gradients",
 ]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.precision import wide
+from paddock.records import NamedParameter
 
-from .roles import RULES, Declared, Rule
+from .roles import RULES, Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class AdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        roles: Iterable[Declared],
+        roles: Iterable[NamedParameter],
         *,
         lr: float,
         weight_decay: float = 0.1,

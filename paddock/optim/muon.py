@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.newton_schulz import JORDAN, Coefficients, newton_schulz
+from paddock.records import NamedParameter, ParameterRole
 
 from .adamw import ADAM, AdamSettings, AdamW, adamw_step_, descend_, zeros_for
-from .roles import RULES, Declared, RoleLike, Rule, block_rows
+from .roles import RULES, Rule, block_rows
 
 Scale = Literal["rms", "original"]
 
@@ -49,7 +50,7 @@ class Muon(AdamW):
 
     def __init__(
         self,
-        roles: Iterable[Declared],
+        roles: Iterable[NamedParameter],
         *,
         lr: float,
         weight_decay: float = 0.1,
@@ -140,7 +141,7 @@ def advance_(stack: list[Blocks], muon: MuonSettings) -> None:
         descend_(block.parameter_BMN, direction, lr=block.lr, decay=block.decay)
 
 
-def orthogonalize_role(momentum: Tensor, role: RoleLike, muon: MuonSettings = MUON) -> Tensor:
+def orthogonalize_role(momentum: Tensor, role: ParameterRole, muon: MuonSettings = MUON) -> Tensor:
     """The step Muon takes for a parameter of this role; every block on its own."""
     rows = block_rows(role, tuple(momentum.shape))
     directions = [orthogonalize(block_BMN, muon) for block_BMN in cut(momentum, rows)]
@@ -169,7 +170,7 @@ def cut(matrix: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
     return matrix.view(-1, sum(rows), matrix.size(-1)).split(rows, dim=1)
 
 
-def _rows_of(declared: Declared) -> tuple[int, ...]:
+def _rows_of(declared: NamedParameter) -> tuple[int, ...]:
     try:
         return block_rows(declared.role, tuple(declared.parameter.shape))
     except ValueError as error:

@@ -1,72 +1,11 @@
-"""What an optimizer wants to be told about a parameter, and how it treats each kind.
-
-An optimizer reads the protocols here, so that a model need not import this room to declare
-itself; the records are ready-made declarations for whoever may.
-"""
+"""How an optimizer treats each kind of parameter a model may declare."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol, get_args
+from typing import get_args
 
-from torch import Tensor
-
-Kind = Literal["matrix", "vector", "embedding", "head", "router"]
-
-
-class SplitLike(Protocol):
-    @property
-    def rows(self) -> tuple[int, ...]: ...
-    @property
-    def heads(self) -> int: ...
-
-
-class RoleLike(Protocol):
-    @property
-    def kind(self) -> str: ...
-    @property
-    def split(self) -> SplitLike | None: ...
-
-
-class Declared(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def parameter(self) -> Tensor: ...
-    @property
-    def role(self) -> RoleLike: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """Rows that Muon orthogonalizes apart: a block per entry of `rows`, all of that `heads` times.
-
-    >>> keys_and_values = Split(heads=64, rows=(192, 256))
-    >>> gate_and_up = Split(rows=(2048, 2048))
-    """
-
-    rows: tuple[int, ...]
-    heads: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """What a parameter is for.
-
-    matrix     a linear map [rows, columns], or a stack [E, rows, columns] of maps, each its own
-    vector     norms, biases and whatever else is not a map
-    embedding, head, router   maps that are customarily stepped otherwise than the rest
-    """
-
-    kind: Kind
-    split: Split | None = None  # None: orthogonalized whole
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NamedRole:
-    name: str
-    parameter: Tensor
-    role: Role
+from paddock.records import ParameterKind, ParameterRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +18,19 @@ class Rule:
 
 # Decay keeps a map from outgrowing its steps. A gain has a right size, and it is not zero.
 RULES: Mapping[str, Rule] = MappingProxyType(
-    {kind: Rule(decays=kind != "vector") for kind in get_args(Kind)}
+    {kind: Rule(decays=kind != "vector") for kind in get_args(ParameterKind)}
 )
 
 
-def block_rows(role: RoleLike, shape: tuple[int, ...]) -> tuple[int, ...]:
+def block_rows(role: ParameterRole, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The heights whose repetition makes up the rows of a parameter of this shape.
 
-    >>> block_rows(Role("matrix", Split(heads=64, rows=(192, 256))), (28672, 512))
+    >>> from paddock.records import Split
+    >>> block_rows(ParameterRole("matrix", Split(heads=64, rows=(192, 256))), (28672, 512))
     (192, 256)
-    >>> block_rows(Role("matrix"), (256, 6144, 2048))
+    >>> block_rows(ParameterRole("matrix"), (256, 6144, 2048))
     (6144,)
-    >>> block_rows(Role("matrix", Split(heads=3, rows=(4,))), (16, 8))
+    >>> block_rows(ParameterRole("matrix", Split(heads=3, rows=(4,))), (16, 8))
     Traceback (most recent call last):
     ValueError: 3 times (4,) is 12 rows, but the shape is (16, 8)
     """
@@ -99,8 +39,8 @@ def block_rows(role: RoleLike, shape: tuple[int, ...]) -> tuple[int, ...]:
     if role.split is None:
         return (shape[-2],)
     rows, heads = role.split.rows, role.split.heads
-    if heads * sum(rows) != shape[-2] or min(rows) < 1:
+    if role.split.height != shape[-2]:
         raise ValueError(
-            f"{heads} times {rows} is {heads * sum(rows)} rows, but the shape is {shape}"
+            f"{heads} times {rows} is {role.split.height} rows, but the shape is {shape}"
         )
     return rows

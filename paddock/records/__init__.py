@@ -9,7 +9,7 @@ wire.py        records as JSON values and back
 """
 
 from paddock.records.message import Message, Role, ToolCall, ToolSpec
-from paddock.records.parameter import ParameterKind, ParameterRole, Split
+from paddock.records.parameter import NamedParameter, ParameterKind, ParameterRole, Split
 from paddock.records.sample import Sample
 from paddock.records.task import Budget, Failure, FailureKind, Outcome, Task, Verdict
 from paddock.records.trajectory import Completion, Finish, Segment, Trajectory, Turn
@@ -23,6 +23,7 @@ __all__ = [
     "Finish",
     "JsonObject",
     "Message",
+    "NamedParameter",
     "Outcome",
     "ParameterKind",
     "ParameterRole",

@@ -1,7 +1,7 @@
 """What a model says about a parameter, and an optimizer acts on without knowing the model."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 ParameterKind = Literal["matrix", "vector", "embedding", "head", "router"]
 
@@ -44,3 +44,11 @@ class ParameterRole:
             )
         if self.split is not None and self.kind != "matrix":
             raise ValueError(f"only a matrix can be split, not a {self.kind}")
+
+
+class NamedParameter(NamedTuple):
+    """A parameter as its model declares it."""
+
+    name: str
+    parameter: Any  # a tensor; this room knows no torch
+    role: ParameterRole

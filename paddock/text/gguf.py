@@ -120,7 +120,7 @@ def _frame(tokenizer: Tokenizer, *, before: str | None, after: str | None) -> No
         single=framed("$A"),
         pair=[*framed("$A"), *framed("$B")],
         special_tokens=[
-            (token, tokenizer.token_to_id(token)) for token in {before, after} if token is not None
+            (token, tokenizer.token_to_id(token)) for token in (before, after) if token is not None
         ],
     )
 
@@ -211,7 +211,8 @@ def _merges_by_score(said: Said) -> Iterator[tuple[str, str]]:
     return ((left, right) for _, left, right in found)
 
 
-KINDS: dict[str, Callable[[Said], tuple[Tokenizer, bool]]] = {  # and whether texts begin with BOS
+# Each makes a tokenizer, and says whether texts begin with BOS where the file is silent.
+KINDS: dict[str, Callable[[Said], tuple[Tokenizer, bool]]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
 }

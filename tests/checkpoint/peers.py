@@ -10,8 +10,9 @@ from paddock.model import Network
 
 TOLERANCE = 1e-5  # relative L2 of float32 logits
 VOCAB = 61
+TOKENS: list[int] = torch.randint(VOCAB, (24,), generator=torch.Generator().manual_seed(3)).tolist()
 
-BASE = {
+DENSE = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -19,10 +20,10 @@ BASE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "max_position_embeddings": 64,
-    "initializer_range": 0.15,
+    "initializer_range": 0.2,
     "rms_norm_eps": 1e-6,
 }
-EXPERTS = {
+LATENT = DENSE | {
     "moe_intermediate_size": 16,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -36,42 +37,41 @@ EXPERTS = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
-# At least eight index heads: transformers chooses with torch.topk, whose order among equal scores
-# is undefined, and a ReLU over few heads makes many scores exactly zero.
-INDEX = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 6}
+# Sixteen index heads: transformers chooses with torch.topk, whose order among equal scores is
+# undefined, and a ReLU over few heads makes scores exactly zero (with eight, two in one row here).
+SPARSE = LATENT | {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 6}
 
 
-def peer(family: str, **settings: object) -> transformers.PreTrainedModel:
-    """A network of transformers whose every vector, too, is random: a norm mistaken for another
-    changes the logits."""
+def peer(family: str, settings: dict[str, object]) -> transformers.PreTrainedModel:
+    """A network of transformers whose vectors, too, are random: a norm or a router's bias mistaken
+    for another changes the logits."""
     model_class = getattr(transformers, f"{family}ForCausalLM")
-    model = model_class(model_class.config_class(**(BASE | settings))).eval()
+    model = model_class(model_class.config_class(**settings)).eval()
     generator = torch.Generator().manual_seed(7)
-    # Sorted, so that the draw depends on names and not on the order of construction.
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator)
         is_norm = tensor.ndim == 1 and name.endswith("weight")
         tensor.copy_(1 + 0.3 * noise if is_norm else 0.2 * noise)
     return model
 
 
-def tokens(count: int = 24) -> list[int]:
-    return torch.randint(VOCAB, (count,), generator=torch.Generator().manual_seed(3)).tolist()
-
-
-@torch.no_grad()
-def their_logits(model: transformers.PreTrainedModel, token_ids: list[int]) -> Tensor:
-    return model(torch.tensor([token_ids])).logits[0].float()
-
-
-@torch.no_grad()
-def our_logits(network: Network, token_ids: list[int]) -> Tensor:
-    return network.logits(token_ids)
-
-
-def read_by_them(family: str, folder: Path) -> transformers.PreTrainedModel:
+def read_by_them(family: str, folder: Path) -> tuple[transformers.PreTrainedModel, set[str]]:
+    """Their network from a folder, and the tensors they had no place for. None may be missing."""
     model_class = getattr(transformers, f"{family}ForCausalLM")
-    return model_class.from_pretrained(folder, dtype=torch.float32).eval()
+    model, info = model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["mismatched_keys"]
+    return model.eval(), set(info["unexpected_keys"])
+
+
+@torch.no_grad()
+def their_logits(model: transformers.PreTrainedModel) -> Tensor:
+    return model(torch.tensor([TOKENS])).logits[0].float()
+
+
+@torch.no_grad()
+def our_logits(network: Network) -> Tensor:
+    return network.logits(TOKENS)
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:

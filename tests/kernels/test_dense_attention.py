@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from paddock.kernels import workspace
-from paddock.kernels.dense_attention import dense_attention
+from paddock.kernels.dense_attention import dense_attention, kept_attention
 from paddock.kernels.spans import Span
 
 SPANS = {
@@ -76,4 +76,25 @@ def test_gradients(window):
     leaves = tuple(x.requires_grad_() for x in inputs(spans, 2, 1, 3, 3))
     assert torch.autograd.gradcheck(
         lambda q, k, v: dense_attention(q, k, v, spans, scale=0.5, window=window), leaves
+    )
+
+
+def test_kept_attention_looks_at_the_kept_keys_alone():
+    spans = (Span(0, 9, 0, 9), Span(9, 2, 9, 2), Span(11, 8, 11, 8))
+    q, k, v = inputs(spans)
+    index = torch.full((19, 3), -1, dtype=torch.int32)
+    expected = by_hand(q, k, v, spans, 0.3)
+    for t, kept in {5: [0, 2, 5], 8: [1, 4], 18: [11, 12, 18]}.items():
+        index[t, : len(kept)] = torch.tensor(kept)
+        prob = torch.einsum("hd,shd->hs", q[t] * 0.3, k[kept]).softmax(-1)
+        expected[t] = torch.einsum("hs,shv->hv", prob, v[kept])
+    torch.testing.assert_close(kept_attention(q, k, v, spans, index, scale=0.3), expected)
+
+
+def test_gradients_of_kept_attention():
+    spans = (Span(0, 4, 0, 4), Span(4, 3, 4, 3))
+    leaves = tuple(x.requires_grad_() for x in inputs(spans, 2, 2, 3, 2))
+    index = torch.tensor([[-1, -1], [-1, -1], [0, 2], [1, 3], [-1, -1], [-1, -1], [4, 6]]).int()
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: kept_attention(q, k, v, spans, index, scale=0.5), leaves
     )

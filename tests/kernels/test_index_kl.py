@@ -33,9 +33,7 @@ def by_hand(index, attention, kept):
 
 
 def visible(spans):
-    return [
-        list(range(s.key, s.key + s.past + i + 1)) for s in spans for i in range(s.queries)
-    ]
+    return [list(range(s.key, s.key + s.past + i + 1)) for s in spans for i in range(s.queries)]
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 20])

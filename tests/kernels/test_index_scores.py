@@ -18,9 +18,7 @@ def test_a_score_is_a_weighted_sum_of_matches_that_are_not_negative():
     score = index_scores(query, key, weight)
     for t in range(5):
         for s in range(7):
-            expected = sum(
-                weight[t, h] * max(float(query[t, h] @ key[s]), 0.0) for h in range(3)
-            )
+            expected = sum(weight[t, h] * max(float(query[t, h] @ key[s]), 0.0) for h in range(3))
             torch.testing.assert_close(score[t, s], expected)
 
 

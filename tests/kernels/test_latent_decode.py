@@ -1,8 +1,8 @@
 import torch
 
 from paddock.kernels.latent_decode import latent_decode
-from paddock.kernels.sparse_mla import sparse_mla
 from paddock.kernels.spans import Span
+from paddock.kernels.sparse_mla import sparse_mla
 
 
 def test_dense_is_sparse_with_nothing_left_out():

@@ -30,7 +30,9 @@ CONFIGS = PRESETS | {
 def test_the_count_is_what_a_network_holds(name):
     with torch.device("meta"):
         network = Network(CONFIGS[name])
-    counted = sum(p.numel() for p in network.parameters()) + sum(b.numel() for b in network.buffers())
+    counted = sum(p.numel() for p in network.parameters()) + sum(
+        b.numel() for b in network.buffers()
+    )
     assert parameters(CONFIGS[name]).total == counted
 
 
@@ -87,6 +89,8 @@ def test_sparse_attention_stops_growing_and_the_indexer_grows_slowly():
 def test_flops_of_weights_are_two_per_active_weight():
     config = grouped_config("gqa", tied=False)
     matrices = sum(
-        p.numel() for n, p in Network.born(config, 0).named_parameters() if p.ndim == 2 and n != "embed.weight"
+        p.numel()
+        for n, p in Network.born(config, 0).named_parameters()
+        if p.ndim == 2 and n != "embed.weight"
     )
     assert flops(config, 1).weights == 2 * matrices

@@ -47,7 +47,9 @@ def test_the_cheaper_form_depends_on_how_many_queries_share_the_keys():
 
 @torch.no_grad()
 def test_sparse_equals_dense_while_nothing_is_cut():
-    sparse = born(latent_config(indexer={"heads": 2, "dim": 8, "topk": 40, "layers": ("full",) * 4}))
+    sparse = born(
+        latent_config(indexer={"heads": 2, "dim": 8, "topk": 40, "layers": ("full",) * 4})
+    )
     dense = Network(latent_config(attention=("mla",) * 4, indexer=None)).eval()
     dense.load_state_dict({k: v for k, v in sparse.state_dict().items() if ".indexer." not in k})
     assert torch.equal(sparse.logits(tokens(40)), dense.logits(tokens(40)))
@@ -94,3 +96,14 @@ def test_asking_for_dense_attention_ignores_the_indexer():
     dense.load_state_dict({k: v for k, v in sparse.state_dict().items() if ".indexer." not in k})
     asked = sparse(tokens(60), Layout.packed([60]), ask=Ask(dense=True)).hidden_TD
     torch.testing.assert_close(sparse.head(asked), dense.logits(tokens(60)))
+
+
+def test_masking_and_gathering_are_the_same_attention():
+    network, token_T = born(latent_config()), tokens(60)
+    masked = network.logits(token_T)  # gradients wanted, and a text within reach of the mask
+    with torch.no_grad():
+        gathered = network.logits(token_T)
+    torch.testing.assert_close(masked.detach(), gathered, atol=1e-5, rtol=1e-5)
+    assert network.layers[0].attention.masking_is_cheaper(
+        [Span(0, 60, 0, 60)], [Span(8, 52, 0, 60)]
+    )

@@ -6,9 +6,7 @@ from tests.model.networks import born, grouped_config, latent_config
 
 
 def roles(network, **options) -> dict[str, ParameterRole]:
-    return {
-        name: role for name, _, role in parameter_roles(network, network.config, **options)
-    }
+    return {name: role for name, _, role in parameter_roles(network, network.config, **options)}
 
 
 def test_every_parameter_has_a_role_that_fits_its_shape():
@@ -37,7 +35,9 @@ def test_rope_rows_may_be_split_too():
 
 def test_embedding_head_and_router_are_not_maps_for_muon():
     found = roles(born(latent_config()))
-    kinds = {name: role.kind for name, role in found.items() if role.kind not in ("matrix", "vector")}
+    kinds = {
+        name: role.kind for name, role in found.items() if role.kind not in ("matrix", "vector")
+    }
     assert kinds == {
         "embed.weight": "embedding",
         "head.weight": "head",

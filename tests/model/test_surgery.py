@@ -31,7 +31,9 @@ def test_linear_attention_starts_from_the_grouped_projections(kind):
 def test_simple_gdn_adds_no_parameter():
     network = born(grouped_config("gqa", "gqa"))
     changed = with_attention(network, ("simple_gdn", "simple_gdn"))
-    assert sum(p.numel() for p in changed.parameters()) == sum(p.numel() for p in network.parameters())
+    assert sum(p.numel() for p in changed.parameters()) == sum(
+        p.numel() for p in network.parameters()
+    )
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from paddock.optim import AdamSettings, AdamW, NamedRole, Role
+from paddock.optim import AdamSettings, AdamW
+from paddock.records import NamedParameter, ParameterRole
 
 KINDS = {"w": "matrix", "embed": "embedding", "gain": "vector"}
 SHAPES = {"w": (6, 8), "embed": (10, 4), "gain": (8,)}
@@ -15,7 +16,7 @@ def _fixed_chance():
 
 def declared(dtype):
     return [
-        NamedRole(name, nn.Parameter(torch.randn(shape).to(dtype)), Role(KINDS[name]))
+        NamedParameter(name, nn.Parameter(torch.randn(shape).to(dtype)), ParameterRole(KINDS[name]))
         for name, shape in SHAPES.items()
     ]
 
@@ -45,7 +46,7 @@ def test_steps_follow_torchs_adamw(dtype, betas):
 
 def test_a_half_parameter_is_rounded_once_a_step():
     (full,) = declared(torch.float32)[:1]
-    half = NamedRole("w", nn.Parameter(full.parameter.detach().bfloat16()), full.role)
+    half = NamedParameter("w", nn.Parameter(full.parameter.detach().bfloat16()), full.role)
     with torch.no_grad():
         full.parameter.copy_(half.parameter)
     full.parameter.grad = torch.randn(6, 8).bfloat16().float()

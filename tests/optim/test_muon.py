@@ -1,6 +1,5 @@
 import copy
 import io
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,19 +10,20 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from paddock.kernels.newton_schulz import TIGHT, newton_schulz
-from paddock.optim import AdamW, Muon, MuonSettings, NamedRole, Role, Rule, Split
+from paddock.optim import AdamW, Muon, MuonSettings, Rule
 from paddock.optim.muon import orthogonalize_role
 from paddock.optim.roles import RULES
+from paddock.records import NamedParameter, ParameterRole, Split
 
-WHOLE = Role("matrix")
+WHOLE = ParameterRole("matrix")
 ROLES = {
-    "embed": ((10, 8), Role("embedding")),
-    "kv_up": ((4 * (3 + 5), 8), Role("matrix", Split(heads=4, rows=(3, 5)))),
-    "gate_up": ((3, 12, 8), Role("matrix", Split(rows=(6, 6)))),
+    "embed": ((10, 8), ParameterRole("embedding")),
+    "kv_up": ((4 * (3 + 5), 8), ParameterRole("matrix", Split(heads=4, rows=(3, 5)))),
+    "gate_up": ((3, 12, 8), ParameterRole("matrix", Split(rows=(6, 6)))),
     "down": ((3, 8, 6), WHOLE),
     "out": ((8, 16), WHOLE),
-    "router": ((3, 8), Role("router")),
-    "gain": ((8,), Role("vector")),
+    "router": ((3, 8), ParameterRole("router")),
+    "gain": ((8,), ParameterRole("vector")),
 }
 
 
@@ -34,7 +34,7 @@ def _fixed_chance():
 
 def declared(roles=ROLES, dtype=torch.float32):
     return [
-        NamedRole(name, nn.Parameter(torch.randn(shape).to(dtype)), role)
+        NamedParameter(name, nn.Parameter(torch.randn(shape).to(dtype)), role)
         for name, (shape, role) in roles.items()
     ]
 
@@ -85,7 +85,7 @@ def assert_same_state(optimizer, other):
     ],
 )
 def test_every_block_is_near_orthogonal_at_its_own_scale(settings, low, high):
-    role = Role("matrix", Split(heads=4, rows=(6, 10)))
+    role = ParameterRole("matrix", Split(heads=4, rows=(6, 10)))
     direction = orthogonalize_role(torch.randn(64, 20), role, settings)
     for head in direction.split(16):
         for block in head.split((6, 10)):
@@ -102,7 +102,7 @@ def test_a_step_has_about_the_size_of_an_adamw_step():
 
 def test_a_quiet_head_does_not_hear_a_loud_one():
     loud, quiet = torch.randn(2, 8, 32)
-    split = Role("matrix", Split(heads=2, rows=(8,)))
+    split = ParameterRole("matrix", Split(heads=2, rows=(8,)))
 
     def quiet_direction(volume, role):
         return orthogonalize_role(torch.cat((volume * loud, quiet)), role)[8:]
@@ -115,7 +115,7 @@ def test_a_quiet_head_does_not_hear_a_loud_one():
 
 def test_keys_and_values_of_each_head_are_blocks_of_their_own():
     update = torch.randn(4 * (3 + 5), 8)
-    direction = orthogonalize_role(update, Role("matrix", Split(heads=4, rows=(3, 5))))
+    direction = orthogonalize_role(update, ParameterRole("matrix", Split(heads=4, rows=(3, 5))))
     for head in range(4):
         for rows in (slice(8 * head, 8 * head + 3), slice(8 * head + 3, 8 * head + 8)):
             expected = 0.2 * 8**0.5 * newton_schulz(update[rows])
@@ -124,7 +124,7 @@ def test_keys_and_values_of_each_head_are_blocks_of_their_own():
 
 @pytest.mark.parametrize("split", [None, Split(rows=(6, 6)), Split(heads=2, rows=(2, 4))])
 def test_experts_of_a_stack_are_each_on_their_own(split):
-    role, update = Role("matrix", split), torch.randn(5, 12, 8)
+    role, update = ParameterRole("matrix", split), torch.randn(5, 12, 8)
     alone = torch.stack([orthogonalize_role(expert, role) for expert in update])
     torch.testing.assert_close(orthogonalize_role(update, role), alone)
 
@@ -187,7 +187,7 @@ def test_other_kinds_join_muon_when_asked():
     ours, theirs = twins()
     run(Muon(ours, lr=0.01, muon=MuonSettings(kinds=("matrix", "router"))), ours, range(2))
     renamed = [
-        NamedRole(each.name, each.parameter, WHOLE if each.name == "router" else each.role)
+        NamedParameter(each.name, each.parameter, WHOLE if each.name == "router" else each.role)
         for each in theirs
     ]
     run(Muon(renamed, lr=0.01), theirs, range(2))
@@ -226,7 +226,9 @@ def test_a_parameter_without_gradient_rests():
 
 
 def test_a_gradient_of_another_layout_counts_the_same():
-    ours, theirs = twins({"gate_up": ((3, 12, 8), Role("matrix", Split(heads=2, rows=(6,))))})
+    ours, theirs = twins(
+        {"gate_up": ((3, 12, 8), ParameterRole("matrix", Split(heads=2, rows=(6,))))}
+    )
     grad = torch.randn(12, 3, 8).transpose(0, 1)
     ours[0].parameter.grad, theirs[0].parameter.grad = grad, grad.contiguous()
     Muon(ours, lr=0.1).step()
@@ -275,36 +277,13 @@ def test_the_scale_of_a_kind_scales_its_steps():
 @pytest.mark.parametrize(
     ("shape", "role", "complaint"),
     [
-        ((16, 8), Role("matrix", Split(heads=3, rows=(4,))), "w: 3 times .* 12 rows"),
-        ((8,), Role("matrix"), "w: neither a matrix"),
-        ((8,), Role("bias"), "w: no rule for a 'bias'"),
+        ((16, 8), ParameterRole("matrix", Split(heads=3, rows=(4,))), "w: 3 times .* 12 rows"),
+        ((8,), ParameterRole("matrix"), "w: neither a matrix"),
     ],
 )
 def test_a_role_that_cannot_be_is_refused_by_name(shape, role, complaint):
     with pytest.raises(ValueError, match=complaint):
-        Muon([NamedRole("w", nn.Parameter(torch.zeros(shape)), role)], lr=0.1)
-
-
-def test_a_declaration_need_not_be_made_of_our_records():
-    class Rows(NamedTuple):
-        rows: tuple[int, ...]
-        heads: int
-
-    class Purpose(NamedTuple):
-        kind: str
-        split: Rows | None
-
-    class Entry(NamedTuple):
-        name: str
-        parameter: nn.Parameter
-        role: Purpose
-
-    roles = {"kv_up": ROLES["kv_up"]}
-    ours, theirs = twins(roles)
-    foreign = [Entry("kv_up", theirs[0].parameter, Purpose("matrix", Rows((3, 5), 4)))]
-    run(Muon(ours, lr=0.1), ours, range(2))
-    run(Muon(foreign, lr=0.1), theirs, range(2))
-    assert_same_bits(ours, theirs)
+        Muon([NamedParameter("w", nn.Parameter(torch.zeros(shape)), role)], lr=0.1)
 
 
 # State
@@ -329,10 +308,10 @@ def test_a_run_resumed_from_its_state_is_the_same_bit_for_bit(dtype):
 
 def test_state_travels_by_name_through_torchs_distributed_checkpoint():
     model, twin = nn.Linear(4, 4), nn.Linear(4, 4)
-    kinds = {"weight": WHOLE, "bias": Role("vector")}
+    kinds = {"weight": WHOLE, "bias": ParameterRole("vector")}
 
     def optimizer_of(module):
-        roles = [NamedRole(name, p, kinds[name]) for name, p in module.named_parameters()]
+        roles = [NamedParameter(name, p, kinds[name]) for name, p in module.named_parameters()]
         return Muon(roles, lr=0.1)
 
     muon, fresh = optimizer_of(model), optimizer_of(twin)

@@ -5,6 +5,7 @@ span; B spans of at most L tokens batched together.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,24 +28,57 @@ def dense_attention(
     window: int | None = None,
 ) -> Tensor:
     """[T, H, V], the queries in the order of the spans; see the package's contract."""
-    groups = query_THD.shape[1] // key_SGD.shape[1]
-    key_SHD = key_SGD.repeat_interleave(groups, dim=1) if groups > 1 else key_SGD
-    value_SHV = value_SGV.repeat_interleave(groups, dim=1) if groups > 1 else value_SGV
-    V = value_SHV.shape[-1]
-    # The fused kernels want one head width; zeros change neither the scores nor the kept columns.
-    width = max(query_THD.shape[-1], V)
-    query, key, value = (_widen(x, width) for x in (query_THD, key_SHD, value_SHV))
-
+    heads = _Heads.of(query_THD, key_SGD, value_SGV)
     pieces: list[Tensor | None] = [None] * len(spans)
     whole = [i for i, s in enumerate(spans) if s.past == 0 and (window is None or s.keys <= window)]
     for batch in _batches(spans, whole):
-        for i, out_NHV in zip(batch, _whole(query, key, value, spans, batch, scale), strict=True):
+        out = _whole(heads, [spans[i] for i in batch], None, scale)
+        for i, out_NHV in zip(batch, out, strict=True):
             pieces[i] = out_NHV
     for i, span in enumerate(spans):
         if pieces[i] is None:
-            pieces[i] = _continued(query, key, value, span, scale, window)
+            pieces[i] = _continued(heads, span, scale, window)
     out_THV = torch.cat([piece for piece in pieces if piece is not None])
-    return out_THV[..., :V]
+    return out_THV[..., : value_SGV.shape[-1]]
+
+
+def kept_attention(
+    query_THD: Tensor,
+    key_SGD: Tensor,
+    value_SGV: Tensor,
+    spans: Sequence[Span],
+    index_TK: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    """[T, H, V], the queries in the order of the spans; see the package's contract."""
+    heads = _Heads.of(query_THD, key_SGD, value_SGV)
+    pieces: list[Tensor | None] = [None] * len(spans)
+    for batch in _batches(spans, list(range(len(spans)))):
+        out = _whole(heads, [spans[i] for i in batch], index_TK, scale)
+        for i, out_NHV in zip(batch, out, strict=True):
+            pieces[i] = out_NHV
+    return torch.cat([piece for piece in pieces if piece is not None])[..., : value_SGV.shape[-1]]
+
+
+class _Heads(NamedTuple):
+    """Queries, keys and values with as many heads and as wide heads as each other.
+
+    The fused kernels want one head width; zeros change neither the scores nor the columns kept.
+    """
+
+    query_THD: Tensor
+    key_SHD: Tensor
+    value_SHD: Tensor
+
+    @classmethod
+    def of(cls, query_THD: Tensor, key_SGD: Tensor, value_SGV: Tensor) -> "_Heads":
+        groups = query_THD.shape[1] // key_SGD.shape[1]
+        if groups > 1:
+            key_SGD = key_SGD.repeat_interleave(groups, dim=1)
+            value_SGV = value_SGV.repeat_interleave(groups, dim=1)
+        width = max(query_THD.shape[-1], value_SGV.shape[-1])
+        return cls(*(_widen(x, width) for x in (query_THD, key_SGD, value_SGV)))
 
 
 def _widen(x: Tensor, width: int) -> Tensor:
@@ -64,44 +98,55 @@ def _batches(spans: Sequence[Span], whole: list[int]) -> Iterator[list[int]]:
 
 
 def _whole(
-    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], batch: list[int], scale: float
+    heads: _Heads, spans: list[Span], index_TK: Tensor | None, scale: float
 ) -> Iterator[Tensor]:
     """Documents with no past, padded at the end, where causality keeps padding out of sight."""
-    picked = [spans[i] for i in batch]
-    if len(picked) == 1:
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in _slices(query, key, value, picked[0]))
+    device = heads.query_THD.device
+    offset_L = torch.arange(spans[0].keys, device=device)  # the first span is the longest
+    length_B1 = torch.tensor([[span.keys] for span in spans], device=device)
+    inside_BL = torch.minimum(offset_L, length_B1 - 1)
+    query_BL = inside_BL + torch.tensor([[span.query] for span in spans], device=device)
+    key_BL = inside_BL + torch.tensor([[span.key] for span in spans], device=device)
+    if len(spans) == 1:
+        q, k, v = (x.unsqueeze(0).transpose(1, 2) for x in _slices(heads, spans[0]))
     else:
-        L = picked[0].keys
-        offset_L = torch.arange(L, device=query.device)
-        length_B1 = torch.tensor([[s.keys] for s in picked], device=query.device)
-        inside_BL = torch.minimum(offset_L, length_B1 - 1)
-        query_BL = inside_BL + torch.tensor([[s.query] for s in picked], device=query.device)
-        key_BL = inside_BL + torch.tensor([[s.key] for s in picked], device=query.device)
         q, k, v = (
             x[index].transpose(1, 2)
-            for x, index in ((query, query_BL), (key, key_BL), (value, key_BL))
+            for x, index in zip(heads, (query_BL, key_BL, key_BL), strict=True)
         )
-    out_BLHV = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
-    for out_LHV, span in zip(out_BLHV, picked, strict=True):
-        yield out_LHV[: span.queries]
+    mask = None if index_TK is None else _kept_mask(index_TK[query_BL], key_BL[:, :1])
+    out_BHLD = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
+    )
+    for out_LHD, span in zip(out_BHLD.transpose(1, 2), spans, strict=True):
+        yield out_LHD[: span.queries]
 
 
-def _continued(
-    query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float, window: int | None
-) -> Tensor:
+def _kept_mask(index_BLK: Tensor, first_B1: Tensor) -> Tensor:
+    """[B, 1, L, L]: the kept keys of each query, or all before it where none are named."""
+    B, L, _ = index_BLK.shape
+    local_BLK = torch.where(index_BLK < 0, L, index_BLK - first_B1.unsqueeze(-1))
+    kept_BLL = torch.zeros(B, L, L + 1, dtype=torch.bool, device=index_BLK.device)
+    kept_BLL = kept_BLL.scatter_(2, local_BLK.long(), True)[:, :, :L]
+    past_LL = torch.ones(L, L, dtype=torch.bool, device=index_BLK.device).tril()
+    return torch.where(index_BLK[:, :, :1] < 0, past_LL, kept_BLL).unsqueeze(1)
+
+
+def _continued(heads: _Heads, span: Span, scale: float, window: int | None) -> Tensor:
     """Queries that continue a past, or look back through a window: an explicit mask, by chunks."""
-    query_NHD, key_MHD, value_MHV = _slices(query, key, value, span)
+    query_NHD, key_MHD, value_MHD = _slices(heads, span)
+    device = query_NHD.device
     pieces = []
     for q in chunks(span.queries, row_bytes=4 * min(span.keys, 2 * (window or span.keys))):
         last = span.past + q.stop
         first = 0 if window is None else max(0, span.past + q.start - window + 1)
-        position_Q1 = torch.arange(span.past + q.start, last, device=query.device).unsqueeze(1)
-        ahead_QM = position_Q1 - torch.arange(first, last, device=query.device)
+        position_Q1 = torch.arange(span.past + q.start, last, device=device).unsqueeze(1)
+        ahead_QM = position_Q1 - torch.arange(first, last, device=device)
         visible_QM = ahead_QM >= 0 if window is None else (ahead_QM >= 0) & (ahead_QM < window)
         out_HQV = F.scaled_dot_product_attention(
             query_NHD[q].transpose(0, 1).unsqueeze(0),
             key_MHD[first:last].transpose(0, 1).unsqueeze(0),
-            value_MHV[first:last].transpose(0, 1).unsqueeze(0),
+            value_MHD[first:last].transpose(0, 1).unsqueeze(0),
             attn_mask=None if q.stop - q.start == 1 else visible_QM,
             scale=scale,
         ).squeeze(0)
@@ -109,7 +154,6 @@ def _continued(
     return torch.cat(pieces)
 
 
-def _slices(
-    query: Tensor, key: Tensor, value: Tensor, span: Span
-) -> tuple[Tensor, Tensor, Tensor]:
-    return query[span.query_slice], key[span.key_slice], value[span.key_slice]
+def _slices(heads: _Heads, span: Span) -> tuple[Tensor, Tensor, Tensor]:
+    query_THD, key_SHD, value_SHD = heads
+    return query_THD[span.query_slice], key_SHD[span.key_slice], value_SHD[span.key_slice]

@@ -66,13 +66,14 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pieces: Iterable[_Piece], *index: Tensor) -> Tensor:
-        query_THD, key_SD, weight_TH = index
-        total = torch.zeros((), dtype=wide(query_THD.dtype), device=query_THD.device)
+        total = torch.zeros((), dtype=wide(index[0].dtype), device=index[0].device)
         grads = [torch.zeros_like(leaf, dtype=total.dtype) for leaf in index]
         wanted = any(ctx.needs_input_grad[1:])
         for piece in pieces:
             views = (piece.queries, piece.keys, piece.queries)
-            leaves = [x[at].detach().requires_grad_(wanted) for x, at in zip(index, views, strict=True)]
+            leaves = [
+                x[at].detach().requires_grad_(wanted) for x, at in zip(index, views, strict=True)
+            ]
             with torch.set_grad_enabled(wanted):
                 loss = piece.loss(*leaves)
             total += loss.detach()
@@ -92,7 +93,9 @@ def _dense_pieces(attention: AttentionSide, spans: Sequence[Span]) -> Iterator[_
     for span in spans:
         for q in chunks(span.queries, row_bytes=4 * attention.query_THC.shape[1] * span.keys):
             part = span.part(q.start, q.stop)
-            position_Q1 = torch.arange(part.past, part.keys, device=attention.row_SC.device)[:, None]
+            position_Q1 = torch.arange(part.past, part.keys, device=attention.row_SC.device)[
+                :, None
+            ]
             hidden_QS = torch.arange(part.keys, device=attention.row_SC.device) > position_Q1
             row_SC = attention.row_SC[part.key_slice].unsqueeze(0)
             target_QS = _target(attention, part.query_slice, row_SC, hidden_QS)

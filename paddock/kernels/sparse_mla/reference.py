@@ -69,7 +69,10 @@ def _probabilities(
     query_QHC: Tensor, row_SC: Tensor, index_QK: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention over the gathered rows, and the rows; both in float32 or better."""
-    gathered_QKC = row_SC[index_QK.clamp(min=0)].to(wide(row_SC.dtype))
+    gathered_QKC = row_SC.index_select(0, index_QK.clamp(min=0).flatten())
+    gathered_QKC = gathered_QKC.view(*index_QK.shape, -1).to(wide(row_SC.dtype))
     score_QHK = (query_QHC.to(gathered_QKC.dtype) * scale) @ gathered_QKC.mT
-    score_QHK = score_QHK.masked_fill_((index_QK < 0).unsqueeze(1), float("-inf"))
+    missing_QK = index_QK < 0
+    if bool(missing_QK.any()):  # rare: queries with few keys are attended densely
+        score_QHK.masked_fill_(missing_QK.unsqueeze(1), float("-inf"))
     return score_QHK.softmax(-1), gathered_QKC

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from paddock.kernels.index_scores.reference import index_scores
 from paddock.kernels.workspace import chunks
@@ -15,21 +16,27 @@ def best(score_TS: Tensor, k: int) -> Tensor:
 
     No -1 here: the row must have at least k entries, -inf included.
     """
-    score_TS = score_TS.float() + 0.0  # -0.0 becomes 0.0, and the two must tie
-    # A diverged model still gets k indices here; its NaN reaches the loss, which reports it.
-    score_TS.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    worst_T1 = score_TS.topk(k, dim=-1, sorted=True).values[:, -1:]
-    kept_TS = score_TS >= worst_T1
-    tied_T = kept_TS.sum(-1) > k
+    T, S = score_TS.shape
+    if k == S:
+        return torch.arange(S, device=score_TS.device).expand(T, S)
+    # One more than wanted: where only that one is the worst, no tie needs a rule.
+    top = score_TS.float().topk(k + 1, dim=-1, sorted=False)
+    worst_TK = top.values == top.values.amin(-1, keepdim=True)
+    index_TK = top.indices.masked_fill(worst_TK, S).sort(-1).values[:, :k]
+    tied_T = worst_TK.sum(-1) != 1  # none at all where there is a NaN
     if bool(tied_T.any()):
-        kept_TS[tied_T] = _without_late_ties(score_TS[tied_T], worst_T1[tied_T], k)
-    return kept_TS.nonzero()[:, 1].view(-1, k)
+        index_TK[tied_T] = _lowest_of_ties(score_TS[tied_T].float(), k)
+    return index_TK
 
 
-def _without_late_ties(score_TS: Tensor, worst_T1: Tensor, k: int) -> Tensor:
-    above_TS, equal_TS = score_TS > worst_T1, score_TS == worst_T1
+def _lowest_of_ties(score_TS: Tensor, k: int) -> Tensor:
+    # A diverged model still gets k indices here; its NaN reaches the loss, which reports it.
+    score_TS = score_TS.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    worst_T1 = score_TS.topk(k, dim=-1, sorted=True).values[:, -1:]
+    above_TS, equal_TS = score_TS > worst_T1, score_TS == worst_T1  # -0.0 equals 0.0
     room_T1 = k - above_TS.sum(-1, keepdim=True)
-    return above_TS | (equal_TS & (equal_TS.cumsum(-1) <= room_T1))
+    kept_TS = above_TS | (equal_TS & (equal_TS.cumsum(-1) <= room_T1))
+    return kept_TS.nonzero()[:, 1].view(-1, k)
 
 
 @torch.no_grad()
@@ -37,9 +44,13 @@ def topk(score_TS: Tensor, visible_T: Tensor, k: int) -> Tensor:
     S = score_TS.shape[1]
     hidden_TS = torch.arange(S, device=score_TS.device) >= visible_T.unsqueeze(1)
     index_TK = best(score_TS.masked_fill(hidden_TS, float("-inf")), min(k, S))
+    return _padded(index_TK, visible_T, k)
+
+
+def _padded(index_TK: Tensor, visible_T: Tensor, k: int) -> Tensor:
     # A short row also "kept" hidden keys; they come last, because the visible ones are a prefix.
     index_TK = index_TK.masked_fill(index_TK >= visible_T.unsqueeze(1), PAD)
-    return torch.nn.functional.pad(index_TK, (0, k - index_TK.shape[1]), value=PAD).int()
+    return F.pad(index_TK, (0, k - index_TK.shape[1]), value=PAD).int()
 
 
 @torch.no_grad()
@@ -50,5 +61,7 @@ def index_topk(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor, past: int, 
     for q in chunks(T, row_bytes=4 * H * S):
         seen = past + q.stop  # the chunk's last query sees no further
         score_QS = index_scores(query_THD[q], key_SD[:seen], weight_TH[q])
-        index_TK[q] = topk(score_QS, visible_T[q], k)
+        newest_QQ = score_QS[:, past + q.start :]  # only among these is anything hidden
+        newest_QQ.masked_fill_(torch.ones_like(newest_QQ, dtype=torch.bool).triu(1), -torch.inf)
+        index_TK[q] = _padded(best(score_QS, min(k, seen)), visible_T[q], k)
     return index_TK

@@ -90,13 +90,16 @@ class MLA(nn.Module):
         return self.emit(out_THL)
 
     def expanded(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
+        return dense_attention(query_THD, *self.expand(row_SC), spans, scale=self.scale)
+
+    def expand(self, row_SC: Tensor) -> tuple[Tensor, Tensor]:
+        """Per-head keys and values of every row."""
         mla = self.mla
         latent_SL, key_SR = row_SC.split((mla.kv_rank, mla.rope), dim=-1)
         both = self.kv_b(latent_SL).unflatten(1, (mla.heads, mla.nope + mla.value))
         nope_SHN, value_SHV = both.split((mla.nope, mla.value), dim=-1)
         rope_SHR = key_SR.unsqueeze(1).expand(-1, mla.heads, -1)
-        key_SHD = torch.cat((nope_SHN, rope_SHR), dim=-1)
-        return dense_attention(query_THD, key_SHD, value_SHV, spans, scale=self.scale)
+        return torch.cat((nope_SHN, rope_SHR), dim=-1), value_SHV
 
     def expanding_is_cheaper(self, spans: Sequence[Span]) -> bool:
         """Expanding pays once per key, absorbing once per query and more per pair."""

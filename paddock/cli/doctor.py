@@ -1,0 +1,140 @@
+"""The verb that says what this machine offers, what is missing, and how to get it."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+
+import typer
+
+from paddock import __version__
+from paddock.cli.numbers import size
+from paddock.cli.tables import show, table
+
+# What pyproject.toml asks for, by import name.
+CORE = (
+    "torch", "numpy", "safetensors", "tokenizers", "jinja2", "pydantic", "typer", "rich",
+    "fastapi", "uvicorn", "httpx", "orjson", "prometheus_client",
+)  # fmt: skip
+EXTRAS = {
+    "grammar": ("xgrammar",),
+    "gpu": ("triton",),
+    "cluster": ("ray",),
+    "web": ("playwright", "plotly"),
+    "data": ("datasets", "pyarrow", "datasketch", "gguf"),
+    "worlds": ("reasoning_gym", "math_verify"),
+    "track": ("tensorboard", "trackio", "wandb"),
+}
+# Programs any one of which will do, and how to get one.
+PROGRAMS = {
+    "nvcc": (("nvcc",), "the CUDA toolkit, to build kernels written in CUDA C++"),
+    "podman or docker": (("podman", "docker"), "apt install podman, for worlds in containers"),
+    "chromium": (("chromium", "chromium-browser", "google-chrome"), "apt install chromium"),
+}
+BUBBLEWRAP = "apt install bubblewrap, for worlds that run code"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked for: what was found, or what to do about it."""
+
+    what: str
+    found: str | None
+    remedy: str = ""
+    vital: bool = False
+
+
+def doctor() -> None:
+    """What this machine offers, what is missing, and how to get it."""
+    findings = [*_libraries(), *_machine(), *_programs(), *_extras()]
+    rows = table("", "what", "found, or how to get it")
+    for each in findings:
+        state = "ok" if each.found else "BROKEN" if each.vital else "-"
+        rows.add_row(state, each.what, each.found or each.remedy)
+    show(rows)
+    if any(each.vital and not each.found for each in findings):
+        raise typer.Exit(1)
+
+
+def _libraries() -> Iterator[Finding]:
+    yield Finding("Python", platform.python_version())
+    yield Finding("paddock", __version__)
+    broken = {}
+    for name in CORE:
+        try:
+            import_module(name)
+        except Exception as error:  # a library that is half there may raise anything
+            broken[name] = f"{type(error).__name__}: {error}"
+    for name, problem in broken.items():
+        yield Finding(name, None, f"pip install --force-reinstall {name} ({problem})", vital=True)
+    if not broken:
+        yield Finding("libraries", f"all {len(CORE)} load")
+    if "torch" not in broken:
+        yield from _torch()
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    versions = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+    built = [f"{name} {version}" for name, version in versions.items() if version] or ["the CPU"]
+    threads = f"{torch.get_num_threads()} CPU threads"
+    yield Finding("torch", f"{torch.__version__}, built for {built[0]}, {threads}")
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        yield Finding("accelerator", None, "none that this torch can use; the CPU does the work")
+        return
+    device = torch.get_device_module(kind)
+    for i in range(torch.accelerator.device_count()):
+        name = device.get_device_name(i) if hasattr(device, "get_device_name") else str(kind)
+        _, memory = torch.accelerator.get_memory_info(i)
+        yield Finding(f"accelerator {i}", f"{name}, {size(memory)}")
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("CPU", f"{os.cpu_count()} cores, {platform.machine()}")
+    yield Finding("memory", size(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+
+
+def _programs() -> Iterator[Finding]:
+    yield _bubblewrap()
+    for what, (names, remedy) in PROGRAMS.items():
+        path = next(filter(None, map(_which, names)), None)
+        yield Finding(what, path and _version(path), remedy)
+
+
+def _which(name: str) -> str | None:
+    cuda = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    return shutil.which(name) or shutil.which(name, path=os.path.join(cuda, "bin"))
+
+
+def _bubblewrap() -> Finding:
+    path = shutil.which("bwrap")
+    if path is None:
+        return Finding("bubblewrap", None, BUBBLEWRAP)
+    tried = _run(path, "--ro-bind", "/", "/", "--unshare-all", "true")
+    if tried.returncode:
+        return Finding("bubblewrap", None, f"installed, but may not work here: {tried.stderr}")
+    return Finding("bubblewrap", _version(path))
+
+
+def _version(path: str) -> str:
+    found = re.search(r"\d+(\.\d+)+", _run(path, "--version").stdout)
+    return f"{found[0]}, {path}" if found else path
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, modules in EXTRAS.items():
+        missing = [name for name in modules if find_spec(name) is None]
+        found = None if missing else ", ".join(modules)
+        remedy = f"pip install 'paddock[{extra}]' for {', '.join(missing)}"
+        yield Finding(f"extra {extra}", found, remedy)

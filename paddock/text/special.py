@@ -1,0 +1,105 @@
+"""The tokens that text cannot spell: GLM-5's 36 added tokens and where a tokenizer keeps them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+
+class Special(StrEnum):
+    """GLM-5's added tokens, in the order of the released vocabulary, whose end they are.
+
+    >>> Special.USER.value, list(Special).index(Special.USER)
+    ('<|user|>', 7)
+    """
+
+    ENDOFTEXT = "<|endoftext|>"
+    MASK = "[MASK]"
+    GMASK = "[gMASK]"
+    SMASK = "[sMASK]"
+    SOP = "<sop>"
+    EOP = "<eop>"
+    SYSTEM = "<|system|>"
+    USER = "<|user|>"
+    ASSISTANT = "<|assistant|>"
+    OBSERVATION = "<|observation|>"
+    IMAGE_OPEN = "<|begin_of_image|>"
+    IMAGE_CLOSE = "<|end_of_image|>"
+    VIDEO_OPEN = "<|begin_of_video|>"
+    VIDEO_CLOSE = "<|end_of_video|>"
+    AUDIO_OPEN = "<|begin_of_audio|>"
+    AUDIO_CLOSE = "<|end_of_audio|>"
+    TRANSCRIPTION_OPEN = "<|begin_of_transcription|>"
+    TRANSCRIPTION_CLOSE = "<|end_of_transcription|>"
+    CODE_PREFIX = "<|code_prefix|>"
+    CODE_MIDDLE = "<|code_middle|>"
+    CODE_SUFFIX = "<|code_suffix|>"
+    THINK_OPEN = "<think>"
+    THINK_CLOSE = "</think>"
+    TOOL_CALL_OPEN = "<tool_call>"
+    TOOL_CALL_CLOSE = "</tool_call>"
+    TOOL_RESPONSE_OPEN = "<tool_response>"
+    TOOL_RESPONSE_CLOSE = "</tool_response>"
+    ARG_KEY_OPEN = "<arg_key>"
+    ARG_KEY_CLOSE = "</arg_key>"
+    ARG_VALUE_OPEN = "<arg_value>"
+    ARG_VALUE_CLOSE = "</arg_value>"
+    NOTHINK = "/nothink"
+    BOX_OPEN = "<|begin_of_box|>"
+    BOX_CLOSE = "<|end_of_box|>"
+    IMAGE = "<|image|>"
+    VIDEO = "<|video|>"
+
+    @property
+    def silent(self) -> bool:
+        """Left out of decoded text on request ("special" in the released files). The others, such
+        as <think> and <tool_call>, are part of what the model says and always shown."""
+        return self in _SILENT
+
+
+_SILENT = frozenset(list(Special)[: list(Special).index(Special.TRANSCRIPTION_CLOSE) + 1])
+STOPS = (Special.ENDOFTEXT, Special.USER, Special.OBSERVATION)  # where a reply ends
+
+
+class MissingToken(ValueError):
+    """A tokenizer without a token that is asked for; the message names both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """The ids of GLM-5's added tokens in one tokenizer, which need not have them all.
+
+    >>> specials = Specials({Special.ENDOFTEXT: 300, Special.USER: 301}, tokenizer="tiny")
+    >>> specials[Special.USER], specials.stops
+    (301, (300, 301))
+    >>> specials[Special.SOP]
+    Traceback (most recent call last):
+    paddock.text.special.MissingToken: tokenizer 'tiny' has no token <sop>
+    """
+
+    ids: Mapping[Special, int]
+    tokenizer: str  # how an error calls it
+
+    @classmethod
+    def of(cls, id_of: Callable[[str], int | None], *, tokenizer: str) -> Self:
+        found = ((token, id_of(token.value)) for token in Special)
+        return cls({token: i for token, i in found if i is not None}, tokenizer)
+
+    def __getitem__(self, token: Special) -> int:
+        if token not in self.ids:
+            raise MissingToken(f"tokenizer '{self.tokenizer}' has no token {token.value}")
+        return self.ids[token]
+
+    def __contains__(self, token: object) -> bool:
+        return token in self.ids
+
+    def __iter__(self) -> Iterator[Special]:
+        return iter(self.ids)
+
+    def all(self, tokens: Iterable[Special]) -> list[int]:
+        return [self[token] for token in tokens]
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The ids that end a reply, of those that there are."""
+        return tuple(self.ids[token] for token in STOPS if token in self.ids)

@@ -1,0 +1,249 @@
+"""Text into token ids and back, over the `tokenizers` library."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
+from itertools import groupby
+from os import replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+
+from paddock.text.special import Special, Specials
+
+FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+COMPANIONS = (CONFIG, "chat_template.jinja", "special_tokens_map.json")
+
+Splitting = Literal["bytes", "words"]
+
+# Words with the blank or sign before them, digits in groups of three at most (so that a number has
+# one spelling, and few of them), signs, space: the rule of GPT-4 and of GLM-5.
+BYTES_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Whole lines that end in a newline (the tools block of a prompt is then a few tokens), names in
+# braces, digits one by one, words, signs.
+SPACE = "\u2581"
+WORDS_SPLIT = (
+    rf"[^\n]*\n+|{SPACE}?\{{[a-z0-9-]+\}}|{SPACE}?\d|{SPACE}?[A-Za-z]+|{SPACE}?[^{SPACE}\dA-Za-z]+"
+)
+WORDS_ALPHABET = [SPACE, "\n", *map(chr, range(33, 127))]
+# The bytes that UTF-8 uses for every other character.
+OTHER_BYTES = [
+    f"<0x{byte:02X}>" for byte in range(0xF5) if byte not in {10, *range(32, 127), 0xC0, 0xC1}
+]
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be read or trained; the message says which and why."""
+
+
+class Tokenizer:
+    """A tokenizer, released or trained here: its files as they stand on disk, and what they mean.
+
+    Text from outside cannot spell an added token (a role, <think>, <tool_call> ...): it is encoded
+    with `specials=False`, as ordinary characters. No token is put before or after a text unasked.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], *, name: str = "unnamed") -> None:
+        """`files` holds tokenizer.json and, if there are any, the files beside it."""
+        self.name = name
+        try:
+            self._inner = tokenizers.Tokenizer.from_buffer(files[FILE])
+            self._json: dict[str, Any] = json.loads(files[FILE])
+        except Exception as error:  # the library has no narrower one
+            raise TokenizerError(f"{name} is not a tokenizer.json: {error}") from None
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        self._added = {token["id"] for token in self._json["added_tokens"]}
+        self._silent = {token["id"] for token in self._json["added_tokens"] if token["special"]}
+        self.files = {FILE: files[FILE], CONFIG: self._default_config(), **files}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The tokenizer in a folder or in a tokenizer.json, kept byte for byte."""
+        file = Path(path) / FILE if Path(path).is_dir() else Path(path)
+        if not file.is_file():
+            raise TokenizerError(f"there is no tokenizer at {file}")
+        beside = [file.with_name(name) for name in COMPANIONS]
+        files = {other.name: other.read_bytes() for other in beside if other.is_file()}
+        return cls({FILE: file.read_bytes(), **files}, name=str(path))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the files so that transformers' AutoTokenizer reads the same ids from them."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            partial = Path(folder) / f".{name}.partial"
+            partial.write_bytes(content)
+            replace(partial, Path(folder) / name)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for files that say the same, whatever their layout."""
+        return sha256(json.dumps(self._json, sort_keys=True).encode()).hexdigest()[:16]
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def specials(self) -> Specials:
+        return Specials.of(self.id_of, tokenizer=self.name)
+
+    @cached_property
+    def end(self) -> int | None:
+        """The token that ends a document: what the config calls EOS, else <|endoftext|>."""
+        named = json.loads(self.files[CONFIG]).get("eos_token")
+        token = named["content"] if isinstance(named, dict) else named
+        return self.id_of(token or Special.ENDOFTEXT)
+
+    def id_of(self, token: str) -> int | None:
+        return self._inner.token_to_id(token)
+
+    def token_of(self, token_id: int) -> str | None:
+        return self._inner.id_to_token(token_id)
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether only `specials=True` can yield it."""
+        return token_id in self._added
+
+    def encode(self, text: str, *, specials: bool) -> list[int]:
+        """With `specials`, added tokens that the text spells out become those tokens."""
+        inner = self._inner if specials else self._plain
+        return inner.encode(text, add_special_tokens=False).ids
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """Each text as `encode` without specials would have it, on all cores."""
+        return [e.ids for e in self._plain.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """`skip_special` leaves out the silent tokens (roles, <|endoftext|>), not <think> and such.
+        Bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        kept = [i for i in ids if not (skip_special and i in self._silent)]
+        if not self._blank_before_each_run:
+            return self._inner.decode(kept, skip_special_tokens=False)
+        runs = (list(run) for _, run in groupby(kept, key=self._run_key))
+        return "".join(self._inner.decode(run, skip_special_tokens=False) for run in runs)
+
+    def _run_key(self, token_id: int) -> int | None:
+        return token_id if token_id in self._added else None
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The same without added tokens."""
+        plain = tokenizers.Tokenizer(self._inner.model)
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(self._inner, part) is not None:
+                setattr(plain, part, getattr(self._inner, part))
+        return plain
+
+    @cached_property
+    def _blank_before_each_run(self) -> bool:
+        """Whether text after an added token gets a blank of its own, for decoding to take away."""
+        cut = self._json["pre_tokenizer"] or {}
+        steps = cut.get("pretokenizers", [cut])
+        return any(step.get("prepend_scheme") == "always" for step in steps)
+
+    def _default_config(self) -> bytes:
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
+        if self.id_of(Special.ENDOFTEXT) is not None:
+            config |= {"eos_token": Special.ENDOFTEXT, "pad_token": Special.ENDOFTEXT}
+            config["padding_side"] = "left"
+        return json.dumps(config, indent=2).encode() + b"\n"
+
+
+class Detokenizer:
+    """Text as it grows, token by token, never with half a character at its end.
+
+    What `push` and then `flush` return, joined, is what `decode` makes of all the tokens at once.
+    Bytes that are no text are held back until text follows. (Where single bytes are tokens of a
+    sentencepiece kind, the number of U+FFFD for such bytes may differ.)
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special
+        self._context: list[int] = []  # said; a decoder may look at the token before
+        self._pending: list[int] = []
+        self._said = 0  # characters of the pending tokens
+
+    def push(self, token_id: int) -> str:
+        self._pending.append(token_id)
+        text = self._pending_text()
+        whole = text.rstrip("\ufffd")  # what more bytes may still turn into a character
+        new, self._said = whole[self._said :], max(self._said, len(whole))
+        if text and whole == text:
+            self._context, self._pending, self._said = self._pending, [], 0
+        return new
+
+    def flush(self) -> str:
+        """What was held back, as U+FFFD. The end: afterwards a new text begins."""
+        new = self._pending_text()[self._said :]
+        self._context, self._pending, self._said = [], [], 0
+        return new
+
+    def _pending_text(self) -> str:
+        def decode(ids: list[int]) -> str:
+            return self._tokenizer.decode(ids, skip_special=self._skip)
+
+        return decode([*self._context, *self._pending])[len(decode(self._context)) :]
+
+
+def train(texts: Iterable[str], *, vocab: int, splitting: Splitting = "bytes") -> Tokenizer:
+    """A BPE of at most `vocab` tokens, GLM-5's added tokens included, which come last as released.
+
+    "bytes" is byte-level: any text comes back unchanged. "words" is for a small closed language
+    written with blanks around punctuation: a word has one spelling wherever it stands, so a blank
+    at the start of a text does not come back. Other characters fall back to their bytes.
+
+    The same texts give the same file, byte for byte.
+    """
+    fixed = len(Special) + (len(OTHER_BYTES) if splitting == "words" else 0)
+    alphabet = WORDS_ALPHABET if splitting == "words" else pre_tokenizers.ByteLevel.alphabet()
+    least = fixed + len(alphabet)
+    if vocab < least:
+        raise TokenizerError(
+            f"vocab: {vocab} is less than the {least} tokens that are always there"
+        )
+    inner = tokenizers.Tokenizer(BPE())
+    inner.pre_tokenizer = _cut(splitting)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab - fixed, initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    # The one added token that is a word to the splitting; merges must not come to spell it too.
+    inner.train_from_iterator((text.replace(Special.NOTHINK, "") for text in texts), trainer)
+    if splitting == "words":
+        inner.model = _with_bytes(inner)
+        as_text = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        inner.decoder = decoders.Sequence([*as_text, decoders.Strip(" ", 1, 0)])
+    else:
+        inner.decoder = decoders.ByteLevel()
+    inner.add_tokens([AddedToken(t.value, special=t.silent, normalized=False) for t in Special])
+    return Tokenizer({FILE: inner.to_str(pretty=True).encode()}, name="trained")
+
+
+def _cut(splitting: Splitting) -> pre_tokenizers.PreTokenizer:
+    if splitting == "words":
+        blank = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False)
+        return pre_tokenizers.Sequence(
+            [blank, pre_tokenizers.Split(Regex(WORDS_SPLIT), "isolated")]
+        )
+    split = pre_tokenizers.Split(Regex(BYTES_SPLIT), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, as_bytes])
+
+
+def _with_bytes(inner: tokenizers.Tokenizer) -> BPE:
+    model = json.loads(inner.to_str())["model"]
+    pieces = [*sorted(model["vocab"], key=model["vocab"].get), *OTHER_BYTES]
+    merges = [(left, right) for left, right in model["merges"]]
+    return BPE({piece: i for i, piece in enumerate(pieces)}, merges, byte_fallback=True)

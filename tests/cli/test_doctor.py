@@ -1,0 +1,58 @@
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from paddock import __version__
+from paddock.cli.__main__ import app
+from paddock.cli.doctor import CORE, EXTRAS
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def modules(requirements):
+    return tuple(re.split(r"[<>=\[]", name)[0].replace("-", "_") for name in requirements)
+
+
+def test_doctor_looks_for_what_the_package_asks_for():
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    assert modules(project["dependencies"]) == CORE
+    extras = {name: modules(asked) for name, asked in project["optional-dependencies"].items()}
+    assert {name: extras[name] for name in extras if name != "dev"} == EXTRAS
+
+
+def test_a_working_machine_is_well():
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0
+    for word in (__version__, "torch", "CPU", "memory", "bubblewrap", "nvcc", "chromium", "docker"):
+        assert word in done.stdout
+
+
+def test_what_is_missing_comes_with_its_remedy(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setitem(EXTRAS, "data", ("no_such_module",))
+    told = CliRunner().invoke(app, ["doctor"]).stdout
+    assert "apt install bubblewrap" in told
+    assert "apt install chromium" in told
+    assert "pip install 'paddock[data]' for no_such_module" in told
+
+
+def test_a_broken_library_is_named_and_fails(tmp_path):
+    (tmp_path / "orjson.py").write_text("raise ImportError('half of it is gone')")
+    done = subprocess.run(
+        [sys.executable, "-m", "paddock.cli", "doctor"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
+        cwd=PYPROJECT.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if "orjson" in line]
+    assert "BROKEN" in line
+    assert "ImportError: half of it is gone" in line

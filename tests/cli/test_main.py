@@ -1,0 +1,79 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paddock import __version__
+from paddock.cli.__main__ import VERBS, app
+from paddock.cli.errors import Explaining, UserError
+from paddock.config import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def paddock(*arguments):
+    command = [sys.executable, "-m", "paddock.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_verb():
+    done = CliRunner().invoke(app, ["--help"])
+    assert done.exit_code == 0
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+def test_version():
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"paddock {__version__}\n"
+
+
+def test_the_front_door_opens_without_torch():
+    code = (
+        "import sys; from paddock.cli.__main__ import main; sys.argv[1:] = ['--help']\n"
+        "try: main()\nfinally: assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_a_user_error_is_one_line_on_stderr_and_exit_code_one():
+    done = paddock("model", "describe", "glm6")
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: 'glm6' is neither a preset nor a folder; did you mean 'glm5'?")
+
+
+def test_a_usage_error_is_exit_code_two():
+    done = paddock("model", "describe")
+    assert done.returncode == 2
+    assert "Missing argument" in done.stderr
+
+
+def raising(error):
+    """What the front door makes of an error inside a verb."""
+    house = typer.Typer(cls=Explaining, pretty_exceptions_enable=False)
+
+    @house.callback(invoke_without_command=True)
+    def verb():
+        raise error
+
+    return CliRunner().invoke(house, [])
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (UserError("no such thing"), "error: no such thing\n"),
+        (ConfigError("unknown 'a'\nunknown 'b'"), "error: unknown 'a'\nerror: unknown 'b'\n"),
+        (FileNotFoundError(2, "No such file", "x.toml"), "error: x.toml: No such file\n"),
+    ],
+)
+def test_what_the_user_must_change_is_told_without_a_traceback(error, lines):
+    done = raising(error)
+    assert (done.exit_code, done.stderr) == (1, lines)
+
+
+@pytest.mark.parametrize("error", [ValueError("shapes"), KeyError("k"), OSError("odd")])
+def test_a_bug_still_raises(error):
+    assert raising(error).exception is error
