@@ -45,7 +45,7 @@ def make_folder(folder: Path) -> None:
 
 
 def tokens(length: int) -> torch.Tensor:
-    return torch.randint(0, 704, (length,), generator=torch.Generator().manual_seed(length))
+    return torch.randint(0, 960, (length,), generator=torch.Generator().manual_seed(length))
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ gguf.py            GGUF files of the llama and qwen families
 load.py            a released folder as a network
 names.py           our tensor names and the released ones
 save.py            a network as a released folder, whole or not at all
+training.py        the state of a training run
 """
 
 from paddock.checkpoint.folder import CheckpointError

@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 
 from paddock import __version__
-from paddock.cli import doctor, model
+from paddock.cli import doctor, model, train
 from paddock.cli.errors import Explaining
 
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "model": model.app,
+    "train": train.train,
     "doctor": doctor.doctor,
 }
 

@@ -26,7 +26,7 @@ EXTRAS = {
     "gpu": ("triton",),
     "cluster": ("ray",),
     "web": ("playwright", "plotly"),
-    "data": ("datasets", "pyarrow", "datasketch", "gguf"),
+    "data": ("datasets", "pyarrow", "gguf"),
     "worlds": ("reasoning_gym", "math_verify"),
     "track": ("tensorboard", "trackio", "wandb"),
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from paddock.model.block import Block
 from paddock.model.config import LATENT, ModelConfig
@@ -40,6 +41,7 @@ class Network(nn.Module):
         if config.tied:
             self.head.weight = self.embed.weight
         self.mtp = MTP(config) if config.mtp is not None else None
+        self.recompute = False  # layers forget their insides and compute them again for gradients
 
     @classmethod
     def born(cls, config: ModelConfig, seed: int) -> "Network":
@@ -60,7 +62,12 @@ class Network(nn.Module):
         selection: Selection | None = None
         notes = []
         for layer in self.layers:
-            x_TD, selection, note = layer(x_TD, step, selection)
+            if self.recompute and torch.is_grad_enabled():
+                x_TD, selection, note = checkpoint(
+                    layer, x_TD, step, selection, use_reentrant=False
+                )
+            else:
+                x_TD, selection, note = layer(x_TD, step, selection)
             notes.append(note)
         return Output(self.norm(x_TD), tuple(notes))
 

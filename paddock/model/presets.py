@@ -97,7 +97,7 @@ SMALL = ModelConfig(
 # contexts; the router starts wide so that its bias need not reshuffle experts every step.
 NANO = ModelConfig(
     family="glm_moe_dsa",
-    vocab=704,
+    vocab=960,
     hidden=96,
     context=1024,
     attention=_attention("dsa", 4),

@@ -38,19 +38,25 @@ def with_attention(
 
 def with_indexer(network: Network, indexer: IndexerSettings, *, seed: int = 0) -> Network:
     """A dense latent network made sparse: all weights kept, the indexers drawn from `seed`."""
-    config = network.config
+    return _transplant(network, sparse_config(network.config, indexer), seed)
+
+
+def sparse_config(config: ModelConfig, indexer: IndexerSettings) -> ModelConfig:
+    """What the configuration of a dense latent network becomes with an indexer."""
     if set(config.attention) != {"mla"}:
         raise ValueError(
             f"an indexer is given to dense latent layers, not to {set(config.attention)}"
         )
     if config.rope.layout != "interleaved":
         raise ValueError("the glm_moe_dsa family rotates interleaved pairs; this network does not")
-    changed = config.model_dump() | {
-        "family": "glm_moe_dsa",
-        "attention": ("dsa",) * config.layers,
-        "indexer": indexer.model_dump(),
-    }
-    return _transplant(network, ModelConfig.model_validate(changed), seed)
+    return ModelConfig.model_validate(
+        config.model_dump()
+        | {
+            "family": "glm_moe_dsa",
+            "attention": ("dsa",) * config.layers,
+            "indexer": indexer.model_dump(),
+        }
+    )
 
 
 @torch.no_grad()

@@ -1,0 +1,125 @@
+"""The state of a training run: exact weights, optimizer, and whatever else must come back.
+
+A checkpoint is a folder `step-00000123` with the network in the released layout (`model/`), the
+optimizer's tensors (`optimizer.safetensors`) and the rest as JSON (`state.json`). It appears whole
+or not at all, and holds no pickle.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paddock.checkpoint.folder import CheckpointError, read_json
+from paddock.checkpoint.load import load_pretrained
+from paddock.checkpoint.save import save_pretrained
+from paddock.model import Network
+
+MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingState:
+    network: Network
+    optimizer: dict[str, Tensor]  # "parameter name/slot"
+    facts: dict[str, Any]
+
+
+def save_training(
+    folder: Path,
+    step: int,
+    network: Network,
+    optimizer: torch.optim.Optimizer,
+    *,
+    facts: Mapping[str, Any],
+    beside: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Write `folder/step-...`; `beside` are files for the model folder, such as the tokenizer."""
+    target = folder / f"step-{step:08d}"
+    fresh = folder / f".step-{step:08d}.partial"
+    shutil.rmtree(fresh, ignore_errors=True)  # of a run that was killed
+    fresh.mkdir(parents=True)
+    try:
+        save_pretrained(network, fresh / MODEL, beside=beside or {})
+        save_file(optimizer_tensors(optimizer), fresh / OPTIMIZER)
+        (fresh / STATE).write_text(json.dumps({"step": step, **facts}))
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return target
+
+
+def load_training(folder: Path) -> TrainingState:
+    """One checkpoint, on the CPU."""
+    facts = read_json(folder / STATE)
+    try:
+        optimizer = load_file(folder / OPTIMIZER)
+    except Exception as error:  # the reader raises a bare Exception for what is not its format
+        raise CheckpointError(f"{folder / OPTIMIZER}: {error}") from None
+    return TrainingState(network=load_pretrained(folder / MODEL), optimizer=optimizer, facts=facts)
+
+
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The whole checkpoints of a run, by step, oldest first."""
+    found = {}
+    for path in sorted(folder.glob("step-*")) if folder.is_dir() else ():
+        if match := re.fullmatch(r"step-(\d{8,})", path.name):
+            found[int(match[1])] = path
+    return found
+
+
+def prune(folder: Path, *, last: int, forever: int | None) -> None:
+    """Remove all but the newest `last` checkpoints and multiples of `forever` steps."""
+    found = checkpoints(folder)
+    for step in list(found)[:-last]:
+        if forever is None or step % forever:
+            shutil.rmtree(found[step])
+
+
+def newest_model(folder: Path) -> Path:
+    """The network of a run folder's newest checkpoint, or the folder itself if it is a network."""
+    if (folder / "config.json").is_file():
+        return folder
+    found = checkpoints(folder / "checkpoints")
+    if not found:
+        raise CheckpointError(f"{folder}: neither a checkpoint nor a run with checkpoints")
+    return found[max(found)] / MODEL
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All state of an optimizer whose groups know their parameters' names."""
+    return {
+        f"{name}/{slot}": value.detach().cpu().contiguous()
+        for name, parameter in _named(optimizer)
+        for slot, value in optimizer.state[parameter].items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put saved state back; CheckpointError if it belongs to other parameters."""
+    left = dict(tensors)
+    for name, parameter in _named(optimizer):
+        for key in [key for key in left if key.rsplit("/", 1)[0] == name]:
+            value = left.pop(key)
+            slot = key.rsplit("/", 1)[1]
+            device = parameter.device if value.ndim else "cpu"
+            optimizer.state[parameter][slot] = value.to(device)
+    if left:
+        raise CheckpointError(f"optimizer state for '{next(iter(left))}' has no parameter")
+
+
+def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+    return [
+        (name, parameter)
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+    ]

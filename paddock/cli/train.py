@@ -1,0 +1,173 @@
+"""The verb that trains one stage of a base model."""
+
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from paddock.cli.numbers import count, size
+from paddock.cli.tables import show, table
+
+if TYPE_CHECKING:
+    from paddock.model import ModelConfig
+    from paddock.train import Moment, Run, TrainSettings
+    from paddock.train.plan import Plan
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML recipe of a stage.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder. Default: runs/RECIPE'S FOLDER/NAME.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and its cost, and stop.")
+    ] = False,
+) -> None:
+    """Train one stage; called again, it goes on from the newest checkpoint."""
+    from paddock.config import dump, load_recipe, resolve
+    from paddock.train import Run, TrainSettings
+    from paddock.train import train as run_stage
+
+    settings = resolve(TrainSettings, load_recipe(recipe, sets or []))
+    folder = out or Path("runs") / recipe.resolve().parent.name / recipe.stem
+    run = Run(folder=folder, corpora=folder.parent / "corpora", settings=settings)
+    config, planned = _planned(run)
+    if dry_run:
+        show(dump(settings).rstrip(), _plan_table(planned), _expected(settings, config, planned))
+        return
+    show(_plan_table(planned))
+    with Progress(planned) as progress:
+        run_stage(run, say=progress.say, watch=progress.watch)
+    show(f"done: {run.checkpoints}")
+
+
+def _planned(run: "Run") -> "tuple[ModelConfig, Plan]":
+    from paddock.train.plan import plan
+    from paddock.train.run import start_config
+
+    config = start_config(run.settings)
+    return config, plan(run.settings, config)
+
+
+def _plan_table(planned: "Plan") -> Table:
+    made = table("plan", numbers=("",))
+    made.add_row("parameters", count(planned.parameters))
+    made.add_row("active without embeddings", count(planned.active))
+    made.add_row("tokens", count(planned.tokens))
+    made.add_row("FLOPs a token, forward and backward", f"{planned.flops_token:.3g}")
+    made.add_row("FLOPs in all", f"{planned.flops:.3g}")
+    made.add_row("weights", size(planned.weight_bytes))
+    made.add_row("exact weights, gradients, optimizer", size(planned.state_bytes))
+    made.add_row("activations of a micro-batch, roughly", size(planned.activation_bytes))
+    return made
+
+
+def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "Plan") -> str:
+    """How long the run will take here: a few steps are timed where they fit into memory."""
+    from paddock.train.plan import peak_flops
+    from paddock.train.run import pick_device
+    from paddock.train.trial import seconds_a_step, would_fit
+
+    device = pick_device(settings.machine.device)
+    if would_fit(planned, device):
+        seconds = seconds_a_step(settings, config)
+        return f"expected: {_span(seconds * settings.steps)} on {device} ({seconds:.3g} s a step)"
+    peak = peak_flops(device) or 989e12
+    hours = planned.flops / (0.4 * peak) / 3600
+    speed = f"40 % of {peak / 1e12:.0f} TFLOP/s"
+    return f"expected: {hours:,.0f} chip-hours at {speed}; too big for this machine"
+
+
+class Progress:
+    """A live table on a terminal, a plain line now and then elsewhere."""
+
+    def __init__(self, planned: "Plan") -> None:
+        self._planned = planned
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, transient=True, refresh_per_second=4)
+        self._seconds: deque[float] = deque(maxlen=50)
+        self._tokens: deque[int] = deque(maxlen=50)
+        self._held_out = ""
+        self._said_at = 0.0
+        self._peak: float | None = None
+
+    def __enter__(self) -> "Progress":
+        from paddock.train.plan import peak_flops
+        from paddock.train.run import pick_device
+
+        self._peak = peak_flops(pick_device(None))
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._live.update(text)
+        elif time.monotonic() - self._said_at >= 2:
+            self._said_at = time.monotonic()
+            self._console.print(text, highlight=False)
+
+    def watch(self, moment: "Moment") -> None:
+        self._seconds.append(moment.seconds)
+        self._tokens.append(moment.report.tokens)
+        if moment.held_out is not None:
+            self._held_out = f"{moment.held_out:.4f}"
+        cells = self._cells(moment)
+        if self._console.is_terminal:
+            made = table(*cells)
+            made.add_row(*cells.values())
+            self._live.update(made)
+        elif moment.held_out is not None or time.monotonic() - self._said_at >= 10:
+            self._said_at = time.monotonic()
+            line = "  ".join(f"{name} {value}" for name, value in cells.items() if value)
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _cells(self, moment: "Moment") -> dict[str, str]:
+        rate = sum(self._tokens) / sum(self._seconds)
+        left = statistics.median(self._seconds) * (moment.steps - moment.step)
+        cells = {"step": f"{moment.step}/{moment.steps}"}
+        cells |= {name: f"{value:.4f}" for name, value in moment.report.parts.items()}
+        cells |= {"held out": self._held_out, "lr": f"{moment.report.lr:.2e}"}
+        cells |= {"grad": f"{moment.report.grad_norm:.2f}", "tokens/s": f"{rate:,.0f}"}
+        if self._peak is not None:
+            cells["MFU"] = f"{rate * self._planned.flops_token / self._peak:.1%}"
+        cells |= {"memory": size(_memory()), "left": _span(left)}
+        return cells
+
+
+def _memory() -> int:
+    import torch
+
+    if torch.accelerator.is_available():
+        return int(torch.accelerator.max_memory_allocated())
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return 0
+    return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1024
+
+
+def _span(seconds: float) -> str:
+    """
+    >>> _span(59), _span(3700), _span(200_000)
+    ('59 s', '1 h 01 min', '2 d 7 h')
+    """
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    if hours < 1:
+        return f"{minutes} min {int(seconds % 60):02d} s"
+    if hours < 48:
+        return f"{hours} h {minutes % 60:02d} min"
+    return f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,90 @@
+"""Copies, exact and near.
+
+MinHash with banding, in plain numpy, so that the default corpus needs no extra library. Signatures
+are kept in memory, a few KB a document: for corpora of millions, not of billions.
+"""
+
+import re
+from collections import defaultdict
+from hashlib import blake2b
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paddock.config import Settings
+
+_WORDS = re.compile(r"\w+|[^\w\s]")
+_CHUNK = 4096  # shingles at a time: the table of hashes stays in the cache
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Dedup(Settings):
+    exact: bool = True
+    near: bool = True
+    similarity: float = 0.8  # share of shingles in common (Jaccard) from which on texts are copies
+    shingle_words: int = 5
+    bands: int = 16  # 16 x 8 hashes find what is 0.8 similar 95 times in 100
+    rows: int = 8
+
+
+class Copies:
+    """The documents kept so far."""
+
+    def __init__(self, rules: Dedup) -> None:
+        self._rules = rules
+        self._digests: set[bytes] = set()
+        self._signatures: list[NDArray[np.uint32]] = []
+        self._bands: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
+        hashes = rules.bands * rules.rows
+        chance = np.random.Generator(np.random.PCG64(hashes))
+        self._scale, self._shift = chance.integers(0, 2**64, (2, hashes, 1), dtype=np.uint64)
+        self._scale |= np.uint64(1)
+
+    def reason(self, text: str) -> str | None:
+        """Why this document should be left out; None, and remembered, if it is new."""
+        if self._rules.exact:
+            digest = blake2b(text.strip().encode(), digest_size=12).digest()
+            if digest in self._digests:
+                return "exact copy"
+            self._digests.add(digest)
+        if self._rules.near:
+            signature = self.signature(text)
+            if self._near(signature):
+                return "near copy"
+            self._remember(signature)
+        return None
+
+    def signature(self, text: str) -> NDArray[np.uint32]:
+        """Hashes of which the share that two texts have in common estimates their similarity."""
+        shingles = _shingles(text, self._rules.shingle_words)
+        least = np.full(len(self._scale), 2**32 - 1, np.uint32)
+        for start in range(0, len(shingles), _CHUNK):
+            mixed = shingles[None, start : start + _CHUNK] * self._scale + self._shift
+            np.minimum(least, (mixed >> np.uint64(32)).astype(np.uint32).min(axis=1), out=least)
+        return least
+
+    def _near(self, signature: NDArray[np.uint32]) -> bool:
+        others = {i for band in self._keys(signature) for i in self._bands.get(band, ())}
+        same = ((self._signatures[i] == signature).mean() for i in sorted(others))
+        return any(share >= self._rules.similarity for share in same)
+
+    def _remember(self, signature: NDArray[np.uint32]) -> None:
+        for band in self._keys(signature):
+            self._bands[band].append(len(self._signatures))
+        self._signatures.append(signature)
+
+    def _keys(self, signature: NDArray[np.uint32]) -> list[tuple[int, bytes]]:
+        rows = signature.reshape(self._rules.bands, self._rules.rows)
+        digests = (blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+        return list(enumerate(digests))
+
+
+def _shingles(text: str, words: int) -> NDArray[np.uint64]:
+    """One hash for each different run of `words` words; of all the words, if there are fewer."""
+    hashes = np.array([crc32(word.encode()) for word in _WORDS.findall(text)], np.uint64)
+    width = min(words, len(hashes))
+    runs = np.zeros(len(hashes) - width + 1, np.uint64)
+    for i in range(width):
+        runs = (runs ^ (runs >> np.uint64(29)) ^ hashes[i : len(hashes) - width + 1 + i]) * _ODD
+    return np.unique(runs)

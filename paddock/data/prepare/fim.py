@@ -1,0 +1,43 @@
+"""Fill in the middle: code rearranged so that the model learns to write what stands between."""
+
+from random import Random
+
+from paddock.config import Settings
+from paddock.text.special import Special
+
+Parts = tuple[str | Special, ...]  # text, and tokens between
+
+PSM = (Special.CODE_PREFIX, Special.CODE_SUFFIX, Special.CODE_MIDDLE)
+SPM = (Special.CODE_SUFFIX, Special.CODE_PREFIX, Special.CODE_MIDDLE)
+
+
+class Fim(Settings):
+    rate: float = 0.5  # share of code documents
+    suffix_first: float = 0.5  # share of those that show the suffix before the prefix
+
+
+def fill_in_middle(text: str, rules: Fim, chance: Random) -> Parts:
+    """The text cut at two places and put together again with its middle last, or as it is.
+
+    >>> "".join(fill_in_middle("abcdef", Fim(rate=1.0, suffix_first=0.0), Random(3)))
+    '<|code_prefix|>ab<|code_suffix|>ef<|code_middle|>cd'
+    """
+    if chance.random() >= rules.rate:
+        return (text,)
+    order = SPM if chance.random() < rules.suffix_first else PSM
+    start, stop = sorted(chance.randint(0, len(text)) for _ in range(2))
+    pieces = {
+        Special.CODE_PREFIX: text[:start],
+        Special.CODE_MIDDLE: text[start:stop],
+        Special.CODE_SUFFIX: text[stop:],
+    }
+    return tuple(part for token in order for part in (token, pieces[token]))
+
+
+def put_back(parts: Parts) -> str:
+    """The text that `fill_in_middle` rearranged."""
+    if len(parts) == 1:
+        return str(parts[0])
+    pieces = dict(zip(parts[::2], parts[1::2], strict=True))
+    order = (Special.CODE_PREFIX, Special.CODE_MIDDLE, Special.CODE_SUFFIX)
+    return "".join(pieces[token] for token in order)

@@ -1,0 +1,222 @@
+"""Sources into a corpus of shards: all of it, or nothing."""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from paddock.data.chance import key
+from paddock.data.corpus import DataError, Document, Reading, SourceSettings
+from paddock.data.prepare.clean import clean
+from paddock.data.prepare.dedup import Copies
+from paddock.data.prepare.fim import Parts, fill_in_middle
+from paddock.data.prepare.settings import CorpusSettings
+from paddock.data.shards import (
+    FORMAT,
+    MANIFEST,
+    Corpus,
+    Manifest,
+    ShardWriter,
+    SourceEntry,
+    Split,
+)
+from paddock.text import Special, Tokenizer
+
+Progress = Callable[[str, int, int], None]  # a source, its documents and bytes so far
+
+_BATCH = 256  # documents tokenized together
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def prepare(
+    settings: CorpusSettings,
+    tokenizer: Tokenizer,
+    root: str | Path,
+    *,
+    progress: Progress = lambda *_: None,
+) -> Corpus:
+    """The corpus that the settings describe, in a folder of its own below `root`.
+
+    Made once for the same settings and tokenizer: what is there already is opened, so files that
+    changed since are read again only once that folder is deleted. Whoever else prepares the same
+    corpus meanwhile waits. A run that is stopped, or finds the disk full, leaves nothing behind.
+    """
+    folder = Path(root) / corpus_key(settings, tokenizer)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with _appearing(folder) as partial:
+                manifest = _fill(partial, settings, tokenizer, progress)
+                (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n")
+    return Corpus(folder, tokenizer=tokenizer)
+
+
+def corpus_key(settings: CorpusSettings, tokenizer: Tokenizer) -> str:
+    """Stands for everything that decides what the shards hold, except the files themselves."""
+    parts = (str(FORMAT), tokenizer.fingerprint, settings.model_dump_json())
+    return sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _fill(
+    folder: Path, settings: CorpusSettings, tokenizer: Tokenizer, progress: Progress
+) -> Manifest:
+    manifest = Manifest(
+        key=corpus_key(settings, tokenizer),
+        tokenizer=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        sources={},
+    )
+    kitchen = _Kitchen(settings, tokenizer)
+    for source in settings.sources:
+        (folder / source.name).mkdir()
+        writers: dict[Split, ShardWriter] = {
+            split: ShardWriter(
+                folder / source.name,
+                split,
+                dtype=manifest.dtype,
+                shard_tokens=settings.shard_tokens,
+            )
+            for split in ("train", "held_out")
+        }
+        entry = kitchen.prepare(source, writers, progress)
+        manifest = manifest.model_copy(update={"sources": {**manifest.sources, source.name: entry}})
+    return manifest
+
+
+class _Kitchen:
+    """The steps between a source and its shards; remembers documents, so that a copy is found in
+    whichever source it comes."""
+
+    def __init__(self, settings: CorpusSettings, tokenizer: Tokenizer) -> None:
+        self._settings, self._tokenizer = settings, tokenizer
+        self._copies = Copies(settings.dedup)
+        self._score = settings.quality.load() if settings.quality else None
+        self._begin = [self._id(token) for token in settings.begin]
+        self._end = [self._id(token) for token in settings.end]
+
+    def prepare(
+        self, source: SourceSettings, writers: dict[Split, ShardWriter], progress: Progress
+    ) -> SourceEntry:
+        reading = Reading(count_tokens=self._count)
+        documents = size = 0
+        kept = self._generated(source, reading) if source.generated else self._kept(source, reading)
+        while batch := list(islice(kept, _BATCH)):
+            rows = self._ids([document for _, document in batch])
+            for (split, document), ids in zip(batch, rows, strict=True):
+                writers[split].add(ids)
+                size += len(document.text.encode())
+            documents += len(batch)
+            progress(source.name, documents, size)
+        splits = {split: writer.close() for split, writer in writers.items()}
+        if not splits["train"]:
+            raise DataError(f"source '{source.name}': {_nothing_left(reading.drops)}")
+        drops = dict(sorted(reading.drops.items()))
+        return SourceEntry(documents=documents, bytes=size, drops=drops, splits=splits)
+
+    def _kept(self, source: SourceSettings, reading: Reading) -> Iterator[tuple[Split, Document]]:
+        rules = self._settings
+        for found in source.documents(reading):
+            text = clean(found.text, rules.clean, reading.drops)
+            if text is None:
+                continue
+            document = Document(text=text, id=found.id, source=found.source, kind=found.kind)
+            reason = self._copies.reason(text) or self._below(document)
+            if reason:
+                reading.drops[reason] += 1
+                continue
+            # By what it says, so that a document never changes sides.
+            yield ("held_out" if key(text) < rules.held_out * 2**64 else "train"), document
+
+    def _generated(
+        self, source: SourceSettings, reading: Reading
+    ) -> Iterator[tuple[Split, Document]]:
+        yield from (("train", document) for document in source.documents(reading))
+        other = source.holding_out(self._settings.held_out) if self._settings.held_out else None
+        if other is not None:
+            yield from (("held_out", document) for document in other.documents(reading))
+
+    def _below(self, document: Document) -> str | None:
+        quality = self._settings.quality
+        if quality is None or self._score is None or self._score(document) >= quality.at_least:
+            return None
+        return "quality"
+
+    def _ids(self, documents: Sequence[Document]) -> Iterator[list[int]]:
+        """The tokens of each document, with what stands before and after."""
+        rows = [self._parts(document) for document in documents]
+        texts = [part for row in rows for part in row if not isinstance(part, Special)]
+        encoded = iter(self._tokenizer.encode_many(texts))
+        for row in rows:
+            yield [*self._begin, *self._joined(row, encoded), *self._end]
+
+    def _joined(self, row: Parts, encoded: Iterator[list[int]]) -> Iterable[int]:
+        for part in row:
+            if isinstance(part, Special):
+                yield self._tokenizer.specials[part]
+            else:
+                yield from next(encoded)
+
+    def _parts(self, document: Document) -> Parts:
+        if document.kind != "code":
+            return (document.text,)
+        chance = Random(key(self._settings.seed, "fim", document.source, document.id))
+        return fill_in_middle(document.text, self._settings.fim, chance)
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, specials=False))
+
+    def _id(self, token: str) -> int:
+        found = self._tokenizer.id_of(token)
+        if found is None:
+            raise DataError(f"tokenizer '{self._tokenizer.name}' has no token {token}")
+        return found
+
+
+def _nothing_left(drops: dict[str, int]) -> str:
+    if not drops:
+        return "it is empty"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(drops.items()))
+    return f"no document is left; left out: {reasons}"
+
+
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A folder to fill. It gets its name when the block ends well, and is gone otherwise."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    partial.mkdir()
+    try:
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            _sync(path)
+        partial.rename(folder)
+        _sync(folder.parent)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise DataError(
+            f"no room for a corpus in {folder.parent} ({error.strerror}); nothing was kept"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

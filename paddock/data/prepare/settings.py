@@ -1,0 +1,70 @@
+"""What a corpus is made of."""
+
+import importlib
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from paddock.config import Settings
+from paddock.data.corpus import DataError, Document, FileSource, PythonSource
+from paddock.data.longcontext import LongContextSource
+from paddock.data.prepare.clean import Clean
+from paddock.data.prepare.dedup import Dedup
+from paddock.data.prepare.fim import Fim
+from paddock.data.reasoning import ReasoningSource
+from paddock.text import Special
+
+Source = Annotated[FileSource | ReasoningSource | LongContextSource, Field(discriminator="kind")]
+
+DEFAULT_SOURCES = (
+    PythonSource(name="python"),
+    ReasoningSource(name="facts", family="facts", count=20_000),
+    ReasoningSource(name="chains", family="chains", count=40_000),
+    ReasoningSource(name="knowledge", family="knowledge", count=4_000),
+    ReasoningSource(name="records", family="records", count=30_000),
+)
+
+
+class Quality(Settings):
+    """Documents that a function of yours scores below a threshold are left out."""
+
+    function: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # module:name, Document -> float
+    at_least: float
+
+    def load(self) -> Callable[[Document], float]:
+        module, name = self.function.split(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise DataError(f"quality function '{self.function}': {error}") from None
+
+
+class CorpusSettings(Settings):
+    """Sources, and what is done to their documents on the way into shards.
+
+    The defaults need no network: Python's own sources and generated reasoning text.
+    """
+
+    sources: Annotated[tuple[Source, ...], Field(min_length=1)] = DEFAULT_SOURCES
+    clean: Clean = Clean()
+    dedup: Dedup = Dedup()
+    quality: Quality | None = None
+    fim: Fim = Fim()
+    # A boundary on both sides: the first word is predicted from one, the end is the other.
+    begin: tuple[str, ...] = (Special.ENDOFTEXT.value,)
+    end: tuple[str, ...] = (Special.ENDOFTEXT.value,)
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.005  # share of documents
+    shard_tokens: Annotated[int, Field(gt=0)] = 250_000_000
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _can_be_prepared(self) -> "CorpusSettings":
+        names = [source.name for source in self.sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two sources are called '{twice[0]}'")
+        for source in self.sources:
+            if isinstance(source, ReasoningSource) and source.count is None:
+                raise ValueError(f"source '{source.name}' has no end: give it a count")
+        return self

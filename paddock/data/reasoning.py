@@ -1,0 +1,163 @@
+"""Generated reasoning text: a small closed language in which sums, chains of sums, knowledge and
+look-ups can be learnt in minutes.
+
+Words and signs stand apart, keys and values are one token each under the "words" splitting. A
+chain or a record whose signature falls into the held-out eighth is never produced for training.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Annotated, ClassVar, Literal
+from zlib import crc32
+
+from pydantic import Field, model_validator
+
+from paddock.data.chance import key
+from paddock.data.corpus import Document, Reading, SourceSettings
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+ORDINALS = ("first", "second", "third", "fourth")
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: (a + b) % 10,
+    "minus": lambda a, b: (a - b) % 10,
+}
+KEYS = _words(
+    "oak elm ash fig yew ivy fir bay hop rye oat nut pea yam leek beet kale mint dill sage corn "
+    "bean plum lime palm pine moss fern reed lily iris weed root seed stem bud pod husk cone "
+    "vine"
+)
+COLOURS = _words("red blue green black white brown pink gray")
+NOUNS = _words(
+    "fox sky leaf crow snow bear rose wolf brick sea frog coal milk bark lips fog cat hat bus cup "
+    "door lamp boat coin desk kite shoe bell drum pear sock tent"
+)
+COLOUR_OF = {noun: COLOURS[(i * 5 + i // 8) % 8] for i, noun in enumerate(NOUNS)}
+
+Family = Literal["facts", "chains", "knowledge", "records"]
+
+
+def is_held_out(signature: str) -> bool:
+    """Whether a problem belongs to the eighth of all problems that training never sees.
+
+    >>> sum(is_held_out(f"oak {digit}") for digit in range(10))
+    1
+    """
+    return crc32(signature.encode()) % 8 == 0
+
+
+def facts(chance: Random) -> str:
+    """`7 add 5 is 2 , 3 minus 9 is 4 , 0 add 8 is 8 .` There are 180, and none is held out."""
+
+    def fact() -> str:
+        a, name, b = chance.randint(0, 9), chance.choice([*OPERATIONS]), chance.randint(1, 9)
+        return f"{a} {name} {b} is {OPERATIONS[name](a, b)}"
+
+    return " , ".join(fact() for _ in range(3)) + " ."
+
+
+def chain(chance: Random, *, steps: int) -> tuple[str, str, int]:
+    """What to take, how it is worked out, and the last digit.
+
+    >>> chain(Random(1), steps=2)
+    ('Take 2 , first add 5 , second add 8', 'first 2 add 5 is 7 , second 7 add 8 is 5', 5)
+    """
+    value = chance.randint(0, 9)
+    asked, worked = [f"Take {value}"], []
+    for ordinal in ORDINALS[:steps]:
+        name, operand = chance.choice([*OPERATIONS]), chance.randint(1, 9)
+        after = OPERATIONS[name](value, operand)
+        asked.append(f"{ordinal} {name} {operand}")
+        worked.append(f"{ordinal} {value} {name} {operand} is {after}")
+        value = after
+    return " , ".join(asked), " , ".join(worked), value
+
+
+def chains(chance: Random, *, held_out: bool = False) -> str:
+    """`Take 5 , first minus 9 . first 5 minus 9 is 6 .` with one to four steps. The signature is
+    the question, as a task would ask it."""
+    while True:
+        asked, worked, _ = chain(chance, steps=chance.randint(1, 4))
+        if is_held_out(f"{asked} . Last digit ?") == held_out:
+            return f"{asked} . {worked} ."
+
+
+def knowledge(chance: Random) -> str:
+    """What colour things have, and what is done to a colour. To be known, so none is held out."""
+    noun = chance.choice(NOUNS)
+    colour = COLOUR_OF[noun]
+    return chance.choice(
+        (
+            f"The {noun} is {colour} .",
+            f"What color is the {noun} ? It is {colour} .",
+            f"{colour} in capitals is {colour.upper()} .",
+            f"{colour} twice is {colour} {colour} .",
+            f"end with done : {colour} done .",
+            f"start with ok : ok {colour} .",
+        )
+    )
+
+
+def entry(chance: Random, name: str, *, held_out: bool = False) -> str:
+    """A value that a key may have: another key to see, or a digit."""
+    while True:
+        value = f"see {chance.choice(KEYS)}" if chance.random() < 0.5 else f"{chance.randint(0, 9)}"
+        if is_held_out(f"{name} {value}") == held_out:
+            return value
+
+
+def records(chance: Random, *, held_out: bool = False) -> str:
+    """`look oak . is see fir , end 3 . oak see fir .` twice: the value, a stale one behind another
+    word, and the value again. The signature is key and value; stale ones are never held out."""
+
+    def record() -> str:
+        name = chance.choice(KEYS)
+        value, stale = entry(chance, name, held_out=held_out), entry(chance, name)
+        return f"look {name} . is {value} , end {stale} . {name} {value}"
+
+    return f"{record()} . {record()} ."
+
+
+_ALWAYS_KNOWN: dict[str, Callable[[Random], str]] = {"facts": facts, "knowledge": knowledge}
+_HELD_OUT_TOO: dict[str, Callable[..., str]] = {"chains": chains, "records": records}
+
+
+class ReasoningSource(SourceSettings):
+    """Generated documents of one family; without `count` there is no end to them.
+
+    One family a source, so that the weights of a mixture are the curriculum.
+    """
+
+    generated: ClassVar[bool] = True
+
+    kind: Literal["reasoning"] = "reasoning"
+    family: Family
+    count: Annotated[int, Field(gt=0)] | None = None
+    seed: int = 0
+    held_out: bool = False
+
+    @model_validator(mode="after")
+    def _has_such_documents(self) -> "ReasoningSource":
+        if self.held_out and self.family not in _HELD_OUT_TOO:
+            raise ValueError(f"no {self.family} are held out")
+        return self
+
+    def documents(self, reading: Reading) -> Iterator[Document]:  # noqa: ARG002
+        chance = Random(key(self.seed, self.family, self.held_out))
+        for number in itertools.count() if self.count is None else range(self.count):
+            yield Document(text=self._text(chance), id=f"{number}", source=self.name)
+
+    def holding_out(self, share: float) -> "ReasoningSource | None":
+        """The source of held-out documents that belongs to this one, `share` as large."""
+        if self.held_out or self.family not in _HELD_OUT_TOO or self.count is None:
+            return None
+        return self.model_copy(update={"held_out": True, "count": max(1, int(self.count * share))})
+
+    def _text(self, chance: Random) -> str:
+        if self.family in _HELD_OUT_TOO:
+            return _HELD_OUT_TOO[self.family](chance, held_out=self.held_out)
+        return _ALWAYS_KNOWN[self.family](chance)

@@ -1,0 +1,196 @@
+"""Tokenized documents on disk: numbered pairs of files, memory-mapped, and a manifest.
+
+NAME.bin holds the tokens of a shard's documents one after another, little-endian, two or four
+bytes each; NAME.idx where each document begins, and the end, as 64-bit numbers. What a manifest
+says is checked when a corpus is opened, what a token may be when it is read.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from paddock.data.corpus import DataError
+from paddock.text import Tokenizer
+
+MANIFEST = "manifest.json"
+FORMAT: Final = 1
+
+_AGAIN = "delete the folder of the corpus to have it prepared again"
+
+Split = Literal["train", "held_out"]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Shard(_Entry):
+    name: str  # of its files, without their endings
+    documents: Count
+    tokens: Count
+
+
+class SourceEntry(_Entry):
+    """What became of one source."""
+
+    documents: Count
+    bytes: Count  # of the kept text as UTF-8
+    drops: dict[str, Count]  # documents left out, by reason
+    splits: dict[Split, tuple[Shard, ...]]
+
+
+class Manifest(_Entry):
+    format: Literal[1] = FORMAT
+    key: str  # stands for the settings and the tokenizer
+    tokenizer: str  # its fingerprint
+    vocab_size: Count
+    sources: dict[str, SourceEntry]
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
+
+
+class ShardWriter:
+    """Documents of one split into shards of about `shard_tokens`."""
+
+    def __init__(
+        self, folder: Path, split: Split, *, dtype: np.dtype[np.unsignedinteger], shard_tokens: int
+    ) -> None:
+        self._folder, self._split = folder, split
+        self._dtype, self._shard_tokens = dtype, shard_tokens
+        self._done: list[Shard] = []
+        self._file: BinaryIO | None = None
+        self._offsets = [0]
+
+    def add(self, ids: Sequence[int]) -> None:
+        if self._file is None:
+            self._file = (self._folder / f"{self._name}.bin").open("wb")
+        assert ids, "a document without tokens"
+        self._file.write(np.asarray(ids, self._dtype).tobytes())
+        self._offsets.append(self._offsets[-1] + len(ids))
+        if self._offsets[-1] >= self._shard_tokens:
+            self._finish_shard()
+
+    def close(self) -> tuple[Shard, ...]:
+        self._finish_shard()
+        return tuple(self._done)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._split}-{len(self._done):05d}"
+
+    def _finish_shard(self) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        (self._folder / f"{self._name}.idx").write_bytes(np.array(self._offsets, "<u8").tobytes())
+        documents, tokens = len(self._offsets) - 1, self._offsets[-1]
+        self._done.append(Shard(name=self._name, documents=documents, tokens=tokens))
+        self._file, self._offsets = None, [0]
+
+
+class Documents:
+    """The documents of one source and split, by number."""
+
+    def __init__(self, folder: Path, shards: Sequence[Shard], manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._folder = folder
+        self._tokens = [
+            _mapped(folder / f"{shard.name}.bin", manifest.dtype, shard.tokens) for shard in shards
+        ]
+        self._offsets = [
+            _mapped(folder / f"{shard.name}.idx", np.dtype("<u8"), shard.documents + 1)
+            for shard in shards
+        ]
+        for shard, offsets in zip(shards, self._offsets, strict=True):
+            grows = bool((np.diff(offsets.astype(np.int64)) > 0).all())
+            if offsets[0] != 0 or offsets[-1] != shard.tokens or not grows:
+                raise DataError(f"{folder / shard.name}.idx is corrupt; {_AGAIN}")
+        self._ends = list(accumulate(shard.documents for shard in shards))
+        self.tokens = sum(shard.tokens for shard in shards)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def length(self, number: int) -> int:
+        shard, i = self._find(number)
+        return int(self._offsets[shard][i + 1] - self._offsets[shard][i])
+
+    def ids(self, number: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+        """The tokens of a document from `start` to before `stop`."""
+        shard, i = self._find(number)
+        begin = int(self._offsets[shard][i])
+        found = self._tokens[shard][begin + start : begin + stop]
+        if len(found) and int(found.max()) >= self._manifest.vocab_size:
+            raise DataError(
+                f"document {number} in {self._folder} has token {found.max()}, but the vocabulary "
+                f"ends at {self._manifest.vocab_size}; {_AGAIN}"
+            )
+        return found
+
+    def mean_length(self, *, at_most: int | None = None) -> float:
+        """Tokens a document, where those beyond `at_most` are not counted."""
+        limit = at_most or np.iinfo(np.int64).max
+        sums = [int(np.minimum(np.diff(o.astype(np.int64)), limit).sum()) for o in self._offsets]
+        return sum(sums) / max(1, len(self))
+
+    def _find(self, number: int) -> tuple[int, int]:
+        assert 0 <= number < len(self), (number, len(self))
+        shard = bisect_right(self._ends, number)
+        return shard, number - (self._ends[shard - 1] if shard else 0)
+
+
+class Corpus:
+    """A prepared corpus, opened to be read with the tokenizer it was made with."""
+
+    def __init__(self, folder: str | Path, *, tokenizer: Tokenizer) -> None:
+        self.folder = Path(folder)
+        self.manifest = _manifest(self.folder / MANIFEST)
+        if self.manifest.tokenizer != tokenizer.fingerprint:
+            raise DataError(
+                f"{folder} was prepared with tokenizer {self.manifest.tokenizer} of "
+                f"{self.manifest.vocab_size} tokens, not with {tokenizer.fingerprint} "
+                f"('{tokenizer.name}') of {tokenizer.vocab_size}"
+            )
+
+    def documents(self, source: str, split: Split = "train") -> Documents:
+        if source not in self.manifest.sources:
+            there = ", ".join(self.manifest.sources)
+            raise DataError(f"{self.folder} has no source '{source}'; there are {there}")
+        shards = self.manifest.sources[source].splits.get(split, ())
+        return Documents(self.folder / source, shards, self.manifest)
+
+    def split(self, split: Split) -> dict[str, Documents]:
+        """Every source that has documents in a split."""
+        found = {name: self.documents(name, split) for name in self.manifest.sources}
+        return {name: documents for name, documents in found.items() if len(documents)}
+
+
+def _manifest(file: Path) -> Manifest:
+    try:
+        return Manifest.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file.parent} is not a prepared corpus: {error.strerror}") from None
+    except ValidationError as error:
+        raise DataError(f"{file} is not a manifest of format {FORMAT}: {error}") from None
+
+
+def _mapped(file: Path, dtype: np.dtype[np.unsignedinteger], count: int) -> NDArray:
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}; {_AGAIN}") from None
+    if size != count * dtype.itemsize:
+        raise DataError(
+            f"{file} has {size} bytes, not {count * dtype.itemsize}: truncated or overwritten; "
+            f"{_AGAIN}"
+        )
+    return np.memmap(file, dtype, mode="r", shape=(count,))

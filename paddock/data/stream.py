@@ -1,0 +1,177 @@
+"""Batches without end, for one rank of many, that can be stopped and taken up at any point.
+
+T is the tokens of a batch.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from paddock.config import Settings
+from paddock.data.corpus import DataError
+from paddock.data.mixture import Mixture, MixtureSettings, Piece
+from paddock.data.packing import PACKERS, Mode, Row, Shape, share
+from paddock.data.resume import Position
+from paddock.data.shards import Documents
+
+
+class StreamSettings(Settings):
+    mode: Mode = "truncate"
+    context: Annotated[int, Field(gt=1)] = 4096
+    batch_tokens: Annotated[int, Field(gt=0)] = 65536  # over all ranks
+    lookahead: Annotated[float, Field(ge=0)] = 1.0  # batches more that best_fit chooses from
+    mixture: MixtureSettings = MixtureSettings()
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _rows_fill_a_batch(self) -> "StreamSettings":
+        refusal = _refusal(self.mode, self.context, self.batch_tokens)
+        if refusal:
+            raise ValueError(f"batch_tokens: {refusal}")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one rank trains on in one step: spans of tokens that do not see each other."""
+
+    token_T: NDArray[np.int32]
+    trained_T: NDArray[np.bool_]  # as a target; the first of a span has nothing before it
+    lengths: tuple[int, ...]  # of the spans, T in all
+    sources: tuple[str, ...]  # of the spans
+    targets: int  # trained tokens of all ranks: the denominator of a mean
+
+    def tokens_by_source(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for source, length in zip(self.sources, self.lengths, strict=True):
+            counts[source] += length
+        return counts
+
+
+class Stream:
+    """The same global batches for every number of ranks; each rank reads only its rows."""
+
+    def __init__(
+        self,
+        documents: Mapping[str, Documents],
+        settings: StreamSettings,
+        *,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        assert 0 <= rank < world, (rank, world)
+        self._documents, self._settings = documents, settings
+        self._rank, self._world = rank, world
+        at_most = settings.context if settings.mode == "rows" else None
+        self._mixture = Mixture(documents, settings.mixture, seed=settings.seed, at_most=at_most)
+        self._waiting: list[Piece] = []
+        self.counts = Counter(batches=0, tokens=0, cut_tokens=0, split_documents=0)
+
+    def next(self, *, progress: float = 0.0, tokens: int | None = None) -> Batch:
+        """The next batch. `progress` of the run, 0 to 1, chooses the weights of the mixture;
+        `tokens` is for runs whose batches grow."""
+        shape = self._shape(tokens or self._settings.batch_tokens)
+        pack = PACKERS[self._settings.mode]
+        packed = pack(lambda: self._mixture.draw(progress), self._waiting, shape)
+        self._waiting = packed.waiting
+        pieces = [piece for row in packed.rows for piece in row]
+        self.counts.update(
+            batches=1,
+            tokens=sum(map(len, pieces)),
+            cut_tokens=packed.cut_tokens,
+            split_documents=packed.split_documents,
+        )
+        mine = share(packed.rows, rank=self._rank, world=self._world)
+        return _batch(self._documents, mine, targets=sum(len(p) - 1 for p in pieces))
+
+    def epochs(self) -> dict[str, float]:
+        """How often each source was gone through."""
+        return self._mixture.epochs()
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands, as JSON; the same on every rank."""
+        return Position(
+            made=self._made(),
+            sizes=self._mixture.sizes(),
+            taken=self._mixture.taken,
+            waiting=self._waiting,
+            counts=self.counts,
+        ).to_json()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, with any number of ranks."""
+        position = Position.from_json(state)
+        position.check(made=self._made(), sizes=self._mixture.sizes())
+        self._mixture.taken = {name: position.taken[name] for name in self._mixture.taken}
+        self._waiting = list(position.waiting)
+        self.counts = Counter(position.counts)
+
+    def _made(self) -> dict[str, int | str]:
+        settings = self._settings
+        return {"seed": settings.seed, "mode": settings.mode, "context": settings.context}
+
+    def _shape(self, tokens: int) -> Shape:
+        settings = self._settings
+        refusal = _refusal(settings.mode, settings.context, tokens)
+        if not refusal and tokens // settings.context < self._world:
+            refusal = (
+                f"{tokens} are too few for {self._world} ranks with a context of {settings.context}"
+            )
+        if refusal:
+            raise DataError(f"batch_tokens: {refusal}")
+        return Shape(context=settings.context, tokens=tokens, lookahead=settings.lookahead)
+
+
+def once(documents: Mapping[str, Documents], *, context: int, batch_tokens: int) -> Iterator[Batch]:
+    """Every document once, in order, cut into pieces of at most `context`: for evaluation."""
+    rows: list[Row] = []
+    room = batch_tokens
+    for piece in _pieces(documents, min(context, batch_tokens)):
+        if len(piece) > room:
+            yield _batch(documents, rows)
+            rows, room = [], batch_tokens
+        rows.append([piece])
+        room -= len(piece)
+    if rows:
+        yield _batch(documents, rows)
+
+
+def _pieces(documents: Mapping[str, Documents], context: int) -> Iterator[Piece]:
+    for source, found in documents.items():
+        for number in range(len(found)):
+            yield from Piece(source, number, 0, found.length(number)).split(context)
+
+
+def _batch(
+    documents: Mapping[str, Documents], rows: list[Row], *, targets: int | None = None
+) -> Batch:
+    pieces = [piece for row in rows for piece in row]
+    lengths = tuple(map(len, pieces))
+    token_T = np.empty(sum(lengths), np.int32)
+    trained_T = np.ones(len(token_T), np.bool_)
+    start = 0
+    for piece in pieces:
+        found = documents[piece.source].ids(piece.document, piece.start, piece.stop)
+        token_T[start : start + len(piece)] = found
+        trained_T[start] = False
+        start += len(piece)
+    return Batch(
+        token_T=token_T,
+        trained_T=trained_T,
+        lengths=lengths,
+        sources=tuple(piece.source for piece in pieces),
+        targets=int(trained_T.sum()) if targets is None else targets,
+    )
+
+
+def _refusal(mode: Mode, context: int, tokens: int) -> str | None:
+    if tokens < context:
+        return f"{tokens} are less than one row of {context}"
+    if mode != "rows" and tokens % context:
+        return f"{tokens} are no whole rows of {context}"
+    return None

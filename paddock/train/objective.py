@@ -1,0 +1,117 @@
+"""What a network is asked to get better at.
+
+An objective turns a micro-batch into a loss whose gradients add up over micro-batches and ranks:
+it divides by the counts of the whole batch, which the caller knows before the first forward pass.
+T tokens, D hidden.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paddock.kernels.lm_loss import lm_loss
+from paddock.model import LayerNotes, Network
+from paddock.train.batch import Counts, TokenBatch
+from paddock.train.settings import LossSettings
+from paddock.train.stages import Stage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Losses:
+    """`total` is what to differentiate; `parts` are its unweighted ingredients, for the journal;
+    `loads` how many tokens each expert of each MoE layer received, the MTP layer's last."""
+
+    total: Tensor
+    parts: dict[str, Tensor]
+    loads: tuple[Tensor, ...] = ()
+
+
+class Objective(Protocol):
+    def __call__(
+        self, network: Network, batch: TokenBatch, counts: Counts, progress: float
+    ) -> Losses:
+        """The batch's share of the loss; `progress` of the run, 0 to 1, moves weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseObjective:
+    """Next token, MTP over shared depths, router balance and the indexer's loss, as the stage
+    asks for them."""
+
+    stage: Stage
+    loss: LossSettings
+
+    def __call__(
+        self, network: Network, batch: TokenBatch, counts: Counts, progress: float
+    ) -> Losses:
+        output = network(batch.token_T, batch.layout, ask=self.stage.ask)
+        notes = list(output.notes)
+        weights = {
+            "loss": 1.0,
+            "mtp": self.loss.mtp if progress < self.loss.mtp_switch else self.loss.mtp_later,
+            "balance": self.loss.balance,
+            "indexer": self.loss.indexer,
+        }
+        parts: dict[str, Tensor] = {}
+        if self.stage.language:
+            parts["loss"] = _language(network, output.hidden_TD, batch, 1) / counts.targets[0]
+        if network.mtp is not None and weights["mtp"]:
+            states, note = self._look_ahead(network, output.hidden_TD, batch)
+            notes.append(note)
+            if self.stage.language:
+                parts["mtp"] = _mtp(network, states, batch, counts)
+        if balances := _present(n.balance_loss for n in notes):
+            parts["balance"] = sum_of(balances) / (counts.tokens * len(balances))
+        if indexers := _present(n.indexer_loss for n in notes):
+            parts["indexer"] = sum_of(indexers) / counts.tokens
+        total = sum_of([weights[name] * part for name, part in parts.items()])
+        loads = tuple(_present(n.load_E for n in notes)) if self.stage.language else ()
+        return Losses(total, {name: part.detach() for name, part in parts.items()}, loads)
+
+    def _look_ahead(
+        self, network: Network, hidden_TD: Tensor, batch: TokenBatch
+    ) -> tuple[list[Tensor], LayerNotes]:
+        """MTP states at every depth, and one note for the layer used several times."""
+        step = network.step(batch.layout, ask=self.stage.ask)
+        ahead = network.look_ahead(hidden_TD, batch.token_T, step, self.loss.mtp_depths)
+        states, notes = zip(*ahead, strict=True)
+        return list(states), _merged(list(notes))
+
+
+def _mtp(network: Network, states: list[Tensor], batch: TokenBatch, counts: Counts) -> Tensor:
+    """Mean over depths of the loss on tokens further ahead."""
+    losses = [
+        _language(network, state_TD, batch, depth + 1) / max(1, counts.targets[depth])
+        for depth, state_TD in enumerate(states, start=1)
+    ]
+    return sum_of(losses) / len(losses)
+
+
+def _language(network: Network, hidden_TD: Tensor, batch: TokenBatch, ahead: int) -> Tensor:
+    """Summed negative log-likelihood of the tokens `ahead` places on."""
+    return lm_loss(hidden_TD, network.head.weight, batch.targets(ahead)).sum()
+
+
+def _merged(notes: list[LayerNotes]) -> LayerNotes:
+    """One layer used several times: the mean of its losses, the sum of its load."""
+
+    def mean(found: list[Tensor]) -> Tensor | None:
+        return sum_of(found) / len(found) if found else None
+
+    loads = _present(n.load_E for n in notes)
+    return LayerNotes(
+        indexer_loss=mean(_present(n.indexer_loss for n in notes)),
+        balance_loss=mean(_present(n.balance_loss for n in notes)),
+        load_E=sum_of(loads) if loads else None,
+    )
+
+
+def _present(found: Iterable[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in found if tensor is not None]
+
+
+def sum_of(tensors: list[Tensor]) -> Tensor:
+    return torch.stack(tensors).sum(0)

@@ -1,0 +1,86 @@
+"""What a run will cost, said before it starts."""
+
+from dataclasses import dataclass
+
+import torch
+
+from paddock.model import ModelConfig
+from paddock.model.cost import active_parameters, flops, parameters
+from paddock.train.settings import TrainSettings
+from paddock.train.stages import STAGES
+
+# Dense bfloat16 peak of chips whose name contains the key, in FLOP/s.
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "B200": 2250e12,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    parameters: int
+    active: int  # without embeddings
+    tokens: int  # of the whole run
+    flops_token: float  # forward and backward
+    weight_bytes: int
+    state_bytes: int  # exact weights, gradients and optimizer state
+    activation_bytes: int  # of one micro-batch, roughly
+
+    @property
+    def flops(self) -> float:
+        return self.tokens * self.flops_token
+
+
+def plan(settings: TrainSettings, config: ModelConfig) -> Plan:
+    """The cost of a run from its settings and its network's configuration alone."""
+    total = parameters(config).total
+    machine, stream = settings.machine, settings.stream
+    half = machine.dtype == "bfloat16"
+    slots = 1 if settings.optim.kind == "muon" else 2
+    micro = min(machine.micro_tokens or stream.batch_tokens, stream.batch_tokens)
+    return Plan(
+        parameters=total,
+        active=active_parameters(config).without_embeddings,
+        tokens=settings.steps * stream.batch_tokens,
+        flops_token=training_flops(config, settings),
+        weight_bytes=total * (2 if half else 4),
+        state_bytes=total * 4 * (1 + slots + (1 if half else 0)),
+        activation_bytes=int(
+            micro * activation_numbers(config, machine.recompute) * (2 if half else 4)
+        ),
+    )
+
+
+def training_flops(config: ModelConfig, settings: TrainSettings) -> float:
+    """Forward and backward, for a token in the middle of its context: three times the forward's.
+
+    An MTP depth costs its layer and the head once more.
+    """
+    dense = STAGES[settings.stage].dense
+    forward = float(flops(config, max(1, settings.stream.context // 2), dense=dense).total)
+    if config.mtp is not None and settings.loss.mtp:
+        layer = active_parameters(config).mtp + config.vocab * config.hidden
+        forward += 2 * layer * settings.loss.mtp_depths
+    return 3 * forward
+
+
+def activation_numbers(config: ModelConfig, recompute: bool) -> float:
+    """Numbers a token leaves behind for the backward pass, by rule of thumb: a layer's input if it
+    is recomputed, else about what its matrices read and write."""
+    if recompute:
+        return float(config.hidden * (config.layers + 4))
+    active = active_parameters(config)
+    per_layer = 2 * (active.without_embeddings / config.layers) / config.hidden
+    return float(config.layers * (per_layer + 12 * config.hidden))
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The chip's dense bfloat16 peak, where we know it."""
+    if device.type == "cpu":
+        return None
+    name = torch.get_device_module(device).get_device_name(device)
+    return next((peak for key, peak in PEAKS.items() if key in name), None)

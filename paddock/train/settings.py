@@ -1,0 +1,97 @@
+"""What a training run is made of. A recipe is a TOML file that says where it differs."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from paddock.config import Settings
+from paddock.data import CorpusSettings, StreamSettings, TokenizerSettings
+from paddock.model.config import IndexerSettings
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0)]
+
+
+class StartSettings(Settings):
+    """Where the network comes from, and what is changed about it before the first step."""
+
+    preset: str | None = None  # born anew from the run's seed
+    folder: str | None = None  # a checkpoint, or a run folder (its newest checkpoint)
+    rope_theta: PositiveFloat | None = None  # a higher base for a longer context
+    context: PositiveInt | None = None
+    indexer: IndexerSettings | None = None  # given to a dense latent network that has none
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.preset is None) == (self.folder is None):
+            raise ValueError("name either a 'preset' or a 'folder' to start from")
+        return self
+
+
+class OptimSettings(Settings):
+    kind: Literal["muon", "adamw"] = "muon"
+    split: bool = True  # Muon Split; False: whole matrices
+    split_rope_rows: bool = False
+    lr: PositiveFloat = 2e-4
+    weight_decay: Weight = 0.1
+    momentum: Share = 0.95
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: PositiveFloat = 1.0
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: Share = 0.01  # of the steps
+    flat: Share = 0.0  # of the steps, before a linear schedule descends
+    final: Share = 0.2  # of the peak, at the end
+
+
+class LossSettings(Settings):
+    mtp: Weight = 0.3
+    mtp_later: Weight = 0.1  # once `mtp_switch` of the run is over
+    mtp_switch: Share = 0.55
+    mtp_depths: PositiveInt = 3
+    balance: Weight = 1e-4
+    bias_rate: Weight = 1e-3  # of the routers' loss-free balancing
+    bias_until: Share = 0.55  # of the run; zero from there on
+    indexer: Weight = 1.0
+
+
+class MachineSettings(Settings):
+    """How a step is computed; changes nothing about what is learnt but rounding."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the products; state is float32
+    device: str | None = None  # None: the accelerator, or the CPU where there is none
+    micro_tokens: PositiveInt | None = None  # tokens a forward pass; None: the whole batch
+    recompute: bool = False
+    offload: bool = False  # what the backward needs waits in host memory
+
+
+class KeepSettings(Settings):
+    every: PositiveInt = 500  # steps between checkpoints
+    last: PositiveInt = 2  # newest checkpoints kept
+    forever: PositiveInt | None = None  # multiples of this many steps are never pruned
+
+
+class EvalSettings(Settings):
+    every: PositiveInt = 500
+    tokens: PositiveInt = 100_000  # of held-out text, at most
+
+
+Stage = Literal["pretrain", "midtrain", "warmup", "sparse"]
+
+
+class TrainSettings(Settings):
+    """One stage of raising a base model."""
+
+    stage: Stage = "pretrain"
+    steps: PositiveInt
+    seed: int = 0
+    start: StartSettings
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    corpus: CorpusSettings = CorpusSettings()
+    stream: StreamSettings = StreamSettings()
+    batch_from: PositiveInt | None = None  # tokens of the first batches, rising to the full size
+    batch_rise: Share = 0.0  # of the run over which they rise
+    optim: OptimSettings = OptimSettings()
+    loss: LossSettings = LossSettings()
+    machine: MachineSettings = MachineSettings()
+    keep: KeepSettings = KeepSettings()
+    evaluate: EvalSettings = EvalSettings()

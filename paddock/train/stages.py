@@ -1,0 +1,38 @@
+"""What a stage changes about the one loop.
+
+pretrain, midtrain   the whole network learns the next tokens, attending to everything
+warmup               the indexer alone learns where dense attention looks
+sparse               all together: attention to what the indexer chose, which goes on learning
+                     from its own loss, its inputs detached
+"""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from paddock.model import Ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    language: bool  # the next-token and MTP losses
+    indexer: bool  # the indexer's own loss
+    dense: bool  # attend to everything
+    only: str | None = None  # parameters with this in their name learn, the others rest
+
+    @property
+    def ask(self) -> Ask:
+        return Ask(dense=self.dense, indexer_loss=self.indexer, balance_loss=self.language)
+
+    def freeze(self, network: nn.Module) -> None:
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(self.only is None or self.only in name)
+
+
+_LANGUAGE = Stage(language=True, indexer=False, dense=True)
+STAGES: dict[str, Stage] = {
+    "pretrain": _LANGUAGE,
+    "midtrain": _LANGUAGE,
+    "warmup": Stage(language=False, indexer=True, dense=True, only=".indexer."),
+    "sparse": Stage(language=True, indexer=True, dense=False),
+}

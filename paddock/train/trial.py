@@ -1,0 +1,67 @@
+"""How fast a step is on this machine, found out by doing a few on random tokens."""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paddock.data import Batch
+from paddock.model import ModelConfig, Network
+from paddock.train.objective import BaseObjective
+from paddock.train.plan import Plan
+from paddock.train.run import DTYPES, pick_device
+from paddock.train.settings import TrainSettings
+from paddock.train.stages import STAGES
+from paddock.train.step import Trainer
+
+
+def would_fit(planned: Plan, device: torch.device) -> bool:
+    """Whether a step has room, with some to spare."""
+    needed = planned.weight_bytes + planned.state_bytes + planned.activation_bytes
+    return needed < 0.8 * free_bytes(device)
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type != "cpu":
+        return int(torch.accelerator.get_memory_info(device)[0])
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return 8 << 30
+    return int(meminfo.read_text().split("MemAvailable:")[1].split()[0]) * 1024
+
+
+def seconds_a_step(settings: TrainSettings, config: ModelConfig, steps: int = 3) -> float:
+    """Median over a few steps after one to warm up, with full rows of random tokens."""
+    device = pick_device(settings.machine.device)
+    network = Network.born(config, settings.seed).to(device).cast(DTYPES[settings.machine.dtype])
+    stage = STAGES[settings.stage]
+    stage.freeze(network)
+    with tempfile.TemporaryDirectory() as scratch:
+        objective = BaseObjective(stage, settings.loss)
+        trainer = Trainer(network, objective, settings, Path(scratch) / "batch.npz")
+        batch = random_batch(settings, config.vocab)
+        times = []
+        for _ in range(steps + 1):
+            start = time.perf_counter()
+            trainer.step(batch, lr=0.0, bias_rate=0.0, progress=0.0)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def random_batch(settings: TrainSettings, vocab: int) -> Batch:
+    rows = settings.stream.batch_tokens // settings.stream.context
+    tokens = rows * settings.stream.context
+    trained_T = np.ones(tokens, np.bool_)
+    trained_T[:: settings.stream.context] = False
+    return Batch(
+        token_T=np.random.default_rng(0).integers(0, vocab, tokens, dtype=np.int32),
+        trained_T=trained_T,
+        lengths=(settings.stream.context,) * rows,
+        sources=("random",) * rows,
+        targets=int(trained_T.sum()),
+    )

@@ -1,0 +1,45 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddock.data.prepare.clean import Clean, clean
+
+LONG = "All that is gold does not glitter, not all those who wander are lost. "
+
+
+def dropped(text, **rules):
+    drops = Counter()
+    assert clean(text, Clean(**rules), drops) is None
+    return dict(drops)
+
+
+def test_line_ends_are_newlines_and_control_characters_are_gone():
+    drops = Counter()
+    text = clean("one\r\ntwo\rthree\x07\n\tfour" + LONG, Clean(max_unreadable=0.1), drops)
+    assert text == "one\ntwo\nthree\n\tfour" + LONG
+    assert not drops
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (" \n\t ", "empty"),
+        ("short", "short"),
+        ("\x01\x02\x03" * 20 + LONG, "binary"),
+        ("\ufffd" * 20 + LONG, "binary"),
+        ("buy now " * 300, "repetitive"),
+        ("half a pair \ud800 " + LONG, "encoding"),
+    ],
+)
+def test_what_is_left_out_is_counted_by_reason(text, reason):
+    assert dropped(text) == {reason: 1}
+
+
+@given(st.text())
+def test_cleaning_twice_is_cleaning_once(text):
+    rules = Clean(min_chars=1, min_compressed=0.0, max_unreadable=1.0)
+    once = clean(text, rules, Counter())
+    if once is not None:
+        assert clean(once, rules, Counter()) == once

@@ -1,0 +1,169 @@
+import re
+from random import Random
+
+import pytest
+
+from paddock.data import (
+    DataError,
+    Document,
+    FolderSource,
+    LongContextSource,
+    Reading,
+    ReasoningSource,
+)
+from paddock.data.longcontext import (
+    HIDDEN,
+    TASKS,
+    WORDINGS,
+    Hidden,
+    Material,
+    needles,
+    repository,
+)
+from paddock.data.reasoning import KEYS, is_held_out
+
+PLAIN = WORDINGS["plain"]
+
+
+def words(text):
+    return len(text.split())
+
+
+def stories(count=60):
+    chance = Random(0)
+    themes = [[f"w{theme}x{i}" for i in range(40)] for theme in range(5)]
+    return [
+        Document(
+            text="\n".join(
+                f"line {n} of {i}: " + " ".join(chance.choices(themes[i % 5], k=9))
+                for n in range(12)
+            ),
+            id=f"pack{i % 5}/part{i % 2}/file{i}.txt",
+            source="s",
+        )
+        for i in range(count)
+    ]
+
+
+def made_by(task, material, seed, tokens):
+    if task in TASKS:
+        return TASKS[task](material, Random(seed), tokens=tokens)
+    return needles(material, Random(seed), tokens=tokens, hidden=HIDDEN[task], wording=PLAIN)
+
+
+@pytest.fixture(scope="module")
+def material():
+    return Material(stories(), words)
+
+
+@pytest.mark.parametrize("task", [*HIDDEN, *TASKS])
+@pytest.mark.parametrize("tokens", [600, 2400])
+def test_documents_are_nearly_as_long_as_asked_and_never_longer(material, task, tokens):
+    for seed in range(5):
+        made = made_by(task, material, seed, tokens)
+        assert 0.85 * tokens < words(made.document()) <= tokens
+        assert made.score(" ".join(made.answers)) == 1.0
+        assert made.score("") == 0.0
+
+
+@pytest.mark.parametrize("task", [*HIDDEN, *TASKS])
+def test_tasks_follow_from_chance_and_differ(material, task):
+    same, again, other = (made_by(task, material, seed, 900) for seed in (1, 1, 2))
+    assert same == again != other
+
+
+@pytest.mark.parametrize(
+    ("hidden", "answers"),
+    [(Hidden(), 1), (Hidden(keys=4), 4), (Hidden(values=4), 4), (Hidden(keys=2, values=2), 4)],
+)
+def test_needles_answer_the_question_and_the_others_do_not(material, hidden, answers):
+    made = needles(material, Random(3), tokens=1500, hidden=hidden, wording=PLAIN)
+    said = re.findall(r"The number of (\w+) is (\d{6})\.", made.text)
+    asked = set(re.findall(r"\w+", made.question)) & set(KEYS)
+    assert sorted(v for name, v in said if name in asked) == sorted(made.answers)
+    assert len(made.answers) == answers and len(asked) == hidden.keys
+    assert len(said) == (hidden.keys + hidden.others) * hidden.values
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
+def test_a_needle_lies_as_deep_as_asked(material, depth):
+    hidden = Hidden(depth=depth, others=0)
+    made = needles(material, Random(0), tokens=2000, hidden=hidden, wording=PLAIN)
+    assert made.text.index("The number of") / len(made.text) == pytest.approx(depth, abs=0.05)
+
+
+def test_a_repeated_request_has_the_answer_at_its_place(material):
+    for seed in range(10):
+        made = made_by("mrcr", material, seed, 1500)
+        ordinal, topic = re.fullmatch(
+            r"Repeat the (\w+) text about (\w+) \.", made.question
+        ).groups()
+        turns = re.findall(r"Write about (\w+) \.\n(.*?)(?=\nWrite about|$)", made.text, re.DOTALL)
+        said = [text for name, text in turns if name == topic]
+        assert len(said) == 4
+        assert said[("first", "second", "third", "fourth").index(ordinal)] == made.answers[0]
+
+
+def test_interleaved_texts_resemble_each_other_and_keep_their_order(material):
+    made = made_by("interleaved", material, 1, 500)
+    marked = r"\[ text (\d+) part (\d+) \]\n(.*?)(?=\n\[ text|$)"
+    parts = re.findall(marked, made.text, re.DOTALL)
+    assert len({re.search(r"w(\d)x", line)[1] for _, _, line in parts}) == 1  # one theme
+    for text in {text for text, _, _ in parts}:
+        numbers = [int(part) for other, part, _ in parts if other == text]
+        assert numbers == sorted(numbers)
+    asked = re.fullmatch(r"Repeat text (\d+) part (\d+) \.", made.question).groups()
+    assert [line for text, part, line in parts if (text, part) == asked] == list(made.answers)
+
+
+def test_a_repository_is_related_files_under_their_paths(material):
+    made = repository(material, Random(4), tokens=500)
+    paths = re.findall(r"^# path: (.*)$", made.text, re.MULTILINE)
+    assert len({path.rsplit("/", 1)[0] for path in paths}) == 1 < len(paths)
+    line = made.question.removeprefix("Which file holds this line: ")
+    before = made.text[: made.text.index(line)]
+    assert before.rsplit("# path: ", 1)[1].split("\n")[0] == made.answers[0]
+
+
+def test_the_small_language_has_needles_too():
+    facts = ReasoningSource(name="facts", family="facts", count=200)
+    source = LongContextSource(
+        name="n", task="needle", material=facts, tokens=200, count=5, wording="nano"
+    )
+    for made in source.tasks(Reading(count_tokens=words)):
+        assert f"look {made.question} . is {made.answers[0]} ." in made.text
+        assert made.document().endswith(f" {made.question} {made.answers[0]}")
+
+
+@pytest.mark.parametrize(("task", "wording"), [("needle", "nano"), ("multi_value", "plain")])
+def test_held_out_values_are_asked_for_only_when_held_out(task, wording):
+    facts = ReasoningSource(name="facts", family="facts", count=200)
+    source = LongContextSource(
+        name="n", task=task, material=facts, tokens=300, count=40, wording=wording
+    )
+    for held_out in (False, True):
+        asked = source.holding_out(1.0) if held_out else source
+        for made in asked.tasks(Reading(count_tokens=words)):
+            [name] = set(re.findall(r"\w+", made.question)) & set(KEYS)
+            assert {is_held_out(f"{name} {value}") for value in made.answers} == {held_out}
+            said = re.findall(r"(?:look|number of) (\w+) (?:\. )?is (\d+)", made.text)
+            assert not any(is_held_out(f"{a} {b}") for a, b in said if a != name)
+
+
+def test_a_source_of_long_documents_reads_its_material(tmp_path):
+    for document in stories(20):
+        file = tmp_path / document.id
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(document.text)
+    folder = FolderSource(name="f", path=str(tmp_path))
+    source = LongContextSource(name="l", task="repository", material=folder, tokens=400, count=3)
+    found = list(source.documents(Reading(count_tokens=words)))
+    assert len(found) == 3
+    assert all(200 < words(document.text) <= 400 for document in found)
+
+
+def test_lengths_too_short_for_the_task_are_refused(material):
+    with pytest.raises(DataError, match="10 tokens are too few"):
+        needles(material, Random(0), tokens=10, hidden=Hidden(), wording=PLAIN)
+    with pytest.raises(DataError, match="no material"):
+        Material([], words)

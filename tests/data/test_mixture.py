@@ -1,0 +1,89 @@
+from collections import Counter
+
+import pytest
+from pydantic import ValidationError
+
+from paddock.data import DataError, MixtureSettings
+from paddock.data.mixture import Mixture
+from tests.data.tiny import shelf
+
+FACTS_FIRST = {
+    "facts": ((0.0, 0.75), (0.3, 0.75), (0.3, 0.15), (1.0, 0.15)),
+    "chains": ((0.3, 0.0), (0.3, 0.85)),
+    "late": ((0.5, 0.0), (1.0, 1.0)),
+}
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    lengths = {"facts": [20] * 50, "chains": [60] * 40, "late": [10, 30] * 10}
+    return shelf(tmp_path_factory.mktemp("shelf"), lengths)
+
+
+def drawn(mixture, count, progress=0.0):
+    return [mixture.draw(progress) for _ in range(count)]
+
+
+def shares(pieces, size):
+    counts = Counter()
+    for piece in pieces:
+        counts[piece.source] += size(piece)
+    return {source: count / sum(counts.values()) for source, count in counts.items()}
+
+
+@pytest.mark.parametrize(("unit", "size"), [("tokens", len), ("documents", lambda _: 1)])
+def test_weights_are_shares_of_their_unit(documents, unit, size):
+    weights = {"facts": 6.0, "chains": 3.0, "late": 1.0}
+    mixture = Mixture(documents, MixtureSettings(weights=weights, unit=unit), seed=0)
+    found = shares(drawn(mixture, 6000), size)
+    assert found == pytest.approx({"facts": 0.6, "chains": 0.3, "late": 0.1}, abs=0.03)
+
+
+def test_without_weights_every_source_is_gone_through_as_often(documents):
+    mixture = Mixture(documents, MixtureSettings(), seed=0)
+    drawn(mixture, 11_000)
+    assert mixture.epochs() == pytest.approx(dict.fromkeys(documents, 100), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        (0.0, {"facts": 1.0}),
+        (0.2999, {"facts": 1.0}),
+        (0.3, {"facts": 0.15, "chains": 0.85}),
+        (0.75, {"facts": 0.1, "chains": 0.85 / 1.5, "late": 0.5 / 1.5}),
+    ],
+)
+def test_weights_follow_the_progress_of_the_run(documents, progress, expected):
+    settings = MixtureSettings(weights=FACTS_FIRST, unit="documents")
+    pieces = drawn(Mixture(documents, settings, seed=0), 3000, progress)
+    assert shares(pieces, lambda _: 1) == pytest.approx(expected, abs=0.03)
+
+
+def test_an_epoch_has_every_document_once_and_the_next_another_order(documents):
+    mixture = Mixture(documents, MixtureSettings(weights={"facts": 1.0}), seed=0)
+    first, second = ([p.document for p in drawn(mixture, 50)] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second != list(range(50))
+
+
+def test_the_order_follows_from_the_seed(documents):
+    same, again, other = (
+        drawn(Mixture(documents, MixtureSettings(), seed=seed), 50) for seed in (1, 1, 2)
+    )
+    assert same == again != other
+
+
+def test_a_mixture_that_cannot_be_drawn_from_is_refused(documents, tmp_path):
+    with pytest.raises(DataError, match="name a source 'code'; there are facts, chains, late"):
+        Mixture(documents, MixtureSettings(weights={"code": 1.0}), seed=0)
+    with pytest.raises(DataError, match=r"all weights of the mixture are zero at progress 0\.1"):
+        Mixture(documents, MixtureSettings(weights={"late": ((0.5, 0.0),)}), seed=0).draw(0.1)
+    with pytest.raises(DataError, match="no document in any source"):
+        Mixture(shelf(tmp_path, {"none": []}), MixtureSettings(), seed=0)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), (), ((0.5, 1.0), (0.1, 1.0))])
+def test_what_is_no_weight_is_refused(weight):
+    with pytest.raises(ValidationError, match="'a' must be"):
+        MixtureSettings(weights={"a": weight})

@@ -1,0 +1,234 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddock.data import (
+    Corpus,
+    CorpusSettings,
+    DataError,
+    FolderSource,
+    JsonlSource,
+    Quality,
+    ReasoningSource,
+    prepare,
+)
+from paddock.data.prepare.fim import Fim
+from paddock.data.reasoning import is_held_out
+from paddock.text import Special, train
+from tests.data.tiny import byte_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+def jsonl(folder, texts, *, name="lines", **settings):
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return JsonlSource(name=name, path=str(file), **settings)
+
+
+def story(i):
+    return f"Story {i} is about {'the number ' * (i % 3)}{i * i} and the day it was first seen."
+
+
+def decoded(documents):
+    for number in range(len(documents)):
+        yield documents.ids(number, 0, documents.length(number)).tolist()
+
+
+def texts_in(documents):
+    tokenizer = byte_tokenizer()
+    return [tokenizer.decode(ids, skip_special=True) for ids in decoded(documents)]
+
+
+def test_documents_come_back_framed_and_whole(tmp_path):
+    source = jsonl(tmp_path, [story(i) for i in range(300)])
+    settings = CorpusSettings(sources=(source,), held_out=0.1, shard_tokens=2000)
+    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    train_set, held_out = corpus.documents("lines"), corpus.documents("lines", "held_out")
+    end = byte_tokenizer().specials[Special.ENDOFTEXT]
+    assert all(ids[0] == ids[-1] == end for ids in decoded(train_set))
+    there, aside = set(texts_in(train_set)), set(texts_in(held_out))
+    assert there | aside == {story(i) for i in range(300)} and not there & aside
+    assert 10 < len(aside) < 60
+    assert len(corpus.manifest.sources["lines"].splits["train"]) > 1
+
+
+def test_a_document_is_on_the_same_side_wherever_it_stands(tmp_path):
+    stories = [story(i) for i in range(200)]
+    sides = []
+    for name, order in (("one", stories), ("two", stories[::-1])):
+        settings = CorpusSettings(sources=(jsonl(tmp_path, order, name=name),), held_out=0.2)
+        corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+        sides.append(sorted(texts_in(corpus.documents(name, "held_out"))))
+    assert sides[0] == sides[1]
+
+
+def test_every_drop_is_counted_and_copies_are_found_across_sources(tmp_path):
+    first = jsonl(tmp_path, [story(1), story(2), " ", "tiny"], name="first")
+    second = jsonl(tmp_path, [story(2), story(3), "spam " * 999], name="second")
+    settings = CorpusSettings(sources=(first, second), held_out=0.0)
+    manifest = prepare(settings, byte_tokenizer(), tmp_path / "cache").manifest
+    assert manifest.sources["first"].drops == {"empty": 1, "short": 1}
+    assert manifest.sources["second"].drops == {"exact copy": 1, "repetitive": 1}
+    assert manifest.sources["second"].bytes == len(story(3))
+
+
+def by_length(document):
+    return float(len(document.text))
+
+
+def test_a_function_of_ones_own_judges_quality(tmp_path):
+    source = jsonl(tmp_path, [story(1), story(1) * 3])
+    quality = Quality(function="tests.data.test_prepare:by_length", at_least=100.0)
+    settings = CorpusSettings(sources=(source,), quality=quality, held_out=0.0)
+    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    assert texts_in(corpus.documents("lines")) == [story(1) * 3]
+    assert corpus.manifest.sources["lines"].drops == {"quality": 1}
+    wrong = settings.model_copy(update={"quality": Quality(function="json:no", at_least=0.0)})
+    with pytest.raises(DataError, match="quality function 'json:no'"):
+        prepare(wrong, byte_tokenizer(), tmp_path / "cache")
+
+
+def test_code_has_its_middle_last_and_prose_has_not(tmp_path):
+    code = jsonl(tmp_path, [story(i) for i in range(40)], name="code", holds="code")
+    prose = jsonl(tmp_path, [story(i) for i in range(40, 80)], name="prose")
+    settings = CorpusSettings(sources=(code, prose), fim=Fim(rate=1.0), held_out=0.0)
+    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    middle = byte_tokenizer().specials[Special.CODE_MIDDLE]
+    assert all(middle in ids for ids in decoded(corpus.documents("code")))
+    assert not any(middle in ids for ids in decoded(corpus.documents("prose")))
+
+
+def test_generated_documents_are_not_deduplicated_and_hold_out_by_their_own_rule(tmp_path):
+    sources = (
+        ReasoningSource(name="knowledge", family="knowledge", count=300),
+        ReasoningSource(name="chains", family="chains", count=300),
+    )
+    settings = CorpusSettings(sources=sources, held_out=0.1)
+    corpus = prepare(settings, byte_tokenizer(), tmp_path)
+    assert len(corpus.documents("knowledge")) == 300
+    for split, expected in (("train", False), ("held_out", True)):
+        found = texts_in(corpus.documents("chains", split))
+        assert len(found) == (30 if expected else 300)
+        assert all(is_held_out(f"{t.split(' . ')[0]} . Last digit ?") is expected for t in found)
+    assert list(corpus.split("held_out")) == ["chains"]
+
+
+def test_the_same_settings_and_tokenizer_are_prepared_once(tmp_path):
+    source = jsonl(tmp_path, [story(i) for i in range(20)])
+    settings = CorpusSettings(sources=(source,), held_out=0.0)
+    seen = []
+
+    def progress(name, documents, size):
+        seen.append((name, documents, size))
+
+    first = prepare(settings, byte_tokenizer(), tmp_path / "cache", progress=progress)
+    assert seen == [("lines", 20, sum(len(story(i)) for i in range(20)))]
+    again = prepare(settings, byte_tokenizer(), tmp_path / "cache", progress=progress)
+    assert (again.folder, len(seen)) == (first.folder, 1)
+    other = settings.model_copy(update={"seed": 1})
+    assert prepare(other, byte_tokenizer(), tmp_path / "cache").folder != first.folder
+
+
+def test_the_same_settings_give_the_same_bytes(tmp_path):
+    source = jsonl(tmp_path, [story(i) for i in range(50)], holds="code")
+    settings = CorpusSettings(sources=(source,))
+    folders = [prepare(settings, byte_tokenizer(), tmp_path / c).folder for c in "ab"]
+    files = [{f.name: f.read_bytes() for f in d.rglob("*.*") if f.is_file()} for d in folders]
+    assert files[0] == files[1]
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_source_of_which_nothing_is_left_is_an_error_that_says_why(tmp_path):
+    settings = CorpusSettings(sources=(jsonl(tmp_path, ["", "tiny", "tiny"]),))
+    with pytest.raises(DataError, match="'lines': no document is left; left out: 1 empty, 2 short"):
+        prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    (tmp_path / "lines.jsonl").write_text("")
+    with pytest.raises(DataError, match="source 'lines': it is empty"):
+        prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    assert [p.suffix for p in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_a_binary_file_in_a_text_folder_is_counted_and_the_rest_is_kept(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text(story(7))
+    (tmp_path / "texts" / "b.txt").write_bytes(bytes(range(256)) * 9)
+    source = FolderSource(name="texts", path=str(tmp_path / "texts"))
+    settings = CorpusSettings(sources=(source,), held_out=0.0)
+    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    assert texts_in(corpus.documents("texts")) == [story(7)]
+    assert corpus.manifest.sources["texts"].drops == {"binary": 1}
+
+
+def test_a_run_that_was_killed_is_done_again_cleanly(tmp_path):
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(i) for i in range(20)]),))
+    whole = prepare(settings, byte_tokenizer(), tmp_path / "cache").folder
+    partial = whole.with_name(f".{whole.name}.partial")
+    shutil.move(whole, partial)
+    next(partial.rglob("*.bin")).write_bytes(b"half")
+    assert len(prepare(settings, byte_tokenizer(), tmp_path / "cache").documents("lines")) == 20
+    assert not partial.exists()
+
+
+def test_another_vocabulary_is_refused_and_both_are_named(tmp_path):
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(1)]),), held_out=0.0)
+    folder = prepare(settings, byte_tokenizer(), tmp_path / "cache").folder
+    other = train([story(i) for i in range(9)], vocab=350)
+    with pytest.raises(DataError) as refused:
+        Corpus(folder, tokenizer=other)
+    assert byte_tokenizer().fingerprint in str(refused.value)
+    assert other.fingerprint in str(refused.value)
+
+
+def test_a_tokenizer_without_the_boundary_token_is_refused(tmp_path):
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(1)]),), end=("<eos>",))
+    with pytest.raises(DataError, match="tokenizer 'trained' has no token <eos>"):
+        prepare(settings, byte_tokenizer(), tmp_path / "cache")
+
+
+def test_a_truncated_or_corrupt_shard_is_a_clear_error(tmp_path):
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(i) for i in range(9)]),))
+    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    tokens, index = (corpus.folder / "lines" / f"train-00000.{end}" for end in ("bin", "idx"))
+    good = tokens.read_bytes()
+    tokens.write_bytes(good[:-2])
+    with pytest.raises(DataError, match=r"train-00000\.bin has \d+ bytes, not \d+: truncated"):
+        corpus.documents("lines")
+    tokens.write_bytes(np.full(len(good) // 2, 60_000, "<u2").tobytes())
+    with pytest.raises(DataError, match="has token 60000, but the vocabulary ends at"):
+        corpus.documents("lines").ids(0, 0, 5)
+    tokens.unlink()
+    with pytest.raises(DataError, match=r"train-00000\.bin: No such file"):
+        corpus.documents("lines")
+    tokens.write_bytes(good)
+    index.write_bytes(np.zeros(len(index.read_bytes()) // 8, "<u8").tobytes())
+    with pytest.raises(DataError, match=r"train-00000\.idx is corrupt"):
+        corpus.documents("lines")
+    (corpus.folder / "manifest.json").write_text("{}")
+    with pytest.raises(DataError, match="is not a manifest of format 1"):
+        Corpus(corpus.folder, tokenizer=byte_tokenizer())
+
+
+def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
+    jsonl(tmp_path, [story(i) for i in range(3000)])
+    code = """if True:
+        import resource, sys
+        from paddock.data import CorpusSettings, JsonlSource, prepare
+        from tests.data.tiny import byte_tokenizer
+        source = JsonlSource(name="lines", path=sys.argv[1])
+        tokenizer = byte_tokenizer()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+        prepare(CorpusSettings(sources=(source,)), tokenizer, sys.argv[2])
+    """
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-c", code, str(tmp_path / "lines.jsonl"), str(cache)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "DataError: no room for a corpus in" in done.stderr.splitlines()[-1]
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]

@@ -1,0 +1,100 @@
+import re
+from itertools import islice
+from random import Random
+
+import pytest
+from pydantic import ValidationError
+
+from paddock.data import Reading, ReasoningSource
+from paddock.data.reasoning import (
+    COLOUR_OF,
+    COLOURS,
+    KEYS,
+    OPERATIONS,
+    chains,
+    facts,
+    is_held_out,
+    knowledge,
+    records,
+)
+
+PAIR = re.compile(r"look (\w+) \. is (see \w+|\d) , end (see \w+|\d) \. (\w+) (see \w+|\d)")
+
+
+def texts(count=2000, **settings):
+    source = ReasoningSource(name="r", count=count, **settings)
+    return [document.text for document in source.documents(Reading(count_tokens=len))]
+
+
+def question(chain):
+    return f"{chain.split(' . ')[0]} . Last digit ?"
+
+
+def test_all_facts_are_told_and_true():
+    told = set(re.findall(r"(\d) (\w+) (\d) is (\d)", " ".join(texts(family="facts"))))
+    assert len(told) == 180
+    assert all(OPERATIONS[name](int(a), int(b)) == int(c) for a, name, b, c in told)
+
+
+def test_a_chain_is_worked_out_step_by_step():
+    for text in texts(family="chains", count=200):
+        asked, worked = text.removesuffix(" .").split(" . ")
+        value = asked.split(" ")[1]
+        for step, line in zip(asked.split(" , ")[1:], worked.split(" , "), strict=True):
+            ordinal, name, operand = step.split(" ")
+            after = str(OPERATIONS[name](int(value), int(operand)))
+            assert line == f"{ordinal} {value} {name} {operand} is {after}"
+            value = after
+
+
+def test_a_record_tells_the_value_and_a_stale_one():
+    for text in texts(family="records", count=200):
+        found = PAIR.findall(text)
+        assert len(found) == 2
+        assert all(name == again and value == told for name, value, _, again, told in found)
+
+
+def test_knowledge_is_the_same_everywhere():
+    assert sorted(set(COLOUR_OF.values())) == sorted(COLOURS)
+    told = re.findall(r"The (\w+) is (\w+)", " ".join(texts(family="knowledge")))
+    assert len(set(told)) == len(COLOUR_OF) == 32
+    assert all(COLOUR_OF[noun] == colour for noun, colour in told)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_held_out_problems_never_leak_and_training_ones_are_never_tested(held_out):
+    for text in texts(family="chains", held_out=held_out):
+        assert is_held_out(question(text)) is held_out
+    for text in texts(family="records", held_out=held_out):
+        for name, value, stale, _, _ in PAIR.findall(text):
+            assert is_held_out(f"{name} {value}") is held_out
+            assert not is_held_out(f"{name} {stale}")
+
+
+def test_every_key_has_values_on_both_sides():
+    values = [*(f"see {name}" for name in KEYS), *map(str, range(10))]
+    for name in KEYS:
+        assert {is_held_out(f"{name} {value}") for value in values} == {False, True}
+
+
+def test_what_must_be_known_is_not_held_out():
+    with pytest.raises(ValidationError, match="no facts are held out"):
+        ReasoningSource(name="r", family="facts", held_out=True)
+
+
+def test_documents_follow_from_the_seed():
+    assert texts(family="chains", seed=1) == texts(family="chains", seed=1)
+    assert texts(family="chains", seed=1) != texts(family="chains", seed=2)
+    assert texts(family="chains", count=5) == texts(family="chains", count=9)[:5]
+
+
+def test_without_a_count_there_is_no_end():
+    endless = ReasoningSource(name="r", family="facts").documents(Reading(count_tokens=len))
+    assert len(list(islice(endless, 300))) == 300
+
+
+@pytest.mark.parametrize("family", [facts, chains, knowledge, records])
+def test_words_and_signs_stand_apart(family):
+    chance = Random(0)
+    for _ in range(200):
+        assert all(re.fullmatch(r"[A-Za-z]+|\d|[.,:?]", word) for word in family(chance).split(" "))

@@ -1,0 +1,215 @@
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddock.data.reasoning import COLOURS, KEYS, NOUNS, chains, facts, knowledge, records
+from paddock.text import Detokenizer, Special, Tokenizer, TokenizerError, train
+from tests.data.tiny import PROSE, byte_tokenizer
+
+ROOT = Path(__file__).parents[2]
+TOOLS = '\n# Tools\n\nYou may call one or more functions.\n<tools>\n{"name": "look"}\n</tools>\n\n'
+
+
+@cache
+def word_tokenizer():
+    chance = Random(0)
+    families = (facts, chains, knowledge, records)
+    texts = [family(chance) for _ in range(1000) for family in families]
+    return train([*texts, *[TOOLS] * 50], vocab=1024, splitting="words")
+
+
+def pieces(tokenizer, text, *, specials=False):
+    return [tokenizer.token_of(i) for i in tokenizer.encode(text, specials=specials)]
+
+
+# --- both ways ------------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_byte_level_gives_any_text_back(text):
+    tokenizer = byte_tokenizer()
+    assert tokenizer.decode(tokenizer.encode(text, specials=False)) == text
+
+
+@given(st.text())
+def test_words_give_any_text_back_but_for_its_first_blank(text):
+    tokenizer = word_tokenizer()
+    spaced = text.replace("\u2581", " ")
+    assert tokenizer.decode(tokenizer.encode(text, specials=False)) == spaced.removeprefix(" ")
+
+
+@given(st.lists(st.sampled_from([*(t.value for t in Special), "x", "</", "<|", " ", "hi"])))
+def test_text_from_outside_never_yields_an_added_token(parts):
+    for tokenizer in (byte_tokenizer(), word_tokenizer()):
+        ids = tokenizer.encode("".join(parts), specials=False)
+        assert not any(map(tokenizer.is_added, ids))
+        assert tokenizer.encode_many(["".join(parts)]) == [ids]
+
+
+def test_an_added_token_is_encoded_when_asked_for():
+    tokenizer = byte_tokenizer()
+    user = tokenizer.specials[Special.USER]
+    assert tokenizer.encode("<|user|>", specials=True) == [user]
+    assert tokenizer.decode([user]) == "<|user|>"
+
+
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=4))
+def test_text_between_added_tokens_is_encoded_as_if_alone(texts):
+    for tokenizer in (byte_tokenizer(), word_tokenizer()):
+        middle = tokenizer.specials[Special.THINK_CLOSE]
+        texts = [text for text in texts if not any(token in text for token in Special)]
+        apart = [tokenizer.encode(text, specials=False) for text in texts]
+        joined = [i for ids in apart for i in (middle, *ids)]
+        whole = "".join(f"</think>{text}" for text in texts)
+        assert tokenizer.encode(whole, specials=True) == joined
+
+
+def test_silent_tokens_are_left_out_on_request_and_thinking_is_not():
+    tokenizer = byte_tokenizer()
+    ids = tokenizer.encode("<|user|>hi<think>so</think>", specials=True)
+    assert tokenizer.decode(ids) == "<|user|>hi<think>so</think>"
+    assert tokenizer.decode(ids, skip_special=True) == "hi<think>so</think>"
+
+
+def test_words_after_an_added_token_decode_without_a_blank():
+    tokenizer = word_tokenizer()
+    ids = tokenizer.encode("<think>look oak</think>red", specials=True)
+    assert tokenizer.decode(ids) == "<think>look oak</think>red"
+
+
+# --- growing text ---------------------------------------------------------------------------------
+
+
+def grown(tokenizer, ids, *, skip_special=False):
+    detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+    return [*map(detokenizer.push, ids), detokenizer.flush()]
+
+
+@given(st.lists(st.integers(0, byte_tokenizer().vocab_size - 1)), st.booleans())
+def test_growing_text_is_the_decoded_text(ids, skip):
+    tokenizer = byte_tokenizer()
+    text = "".join(grown(tokenizer, ids, skip_special=skip))
+    assert text == tokenizer.decode(ids, skip_special=skip)
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
+@given(st.text())
+def test_growing_text_never_shows_half_a_character(tokenizer, text):
+    ids = tokenizer.encode(text.replace("\ufffd", ""), specials=False)
+    bits = grown(tokenizer, ids)
+    assert not any("\ufffd" in bit for bit in bits)
+    assert "".join(bits) == tokenizer.decode(ids)
+
+
+def test_a_character_comes_with_its_last_byte_and_half_a_one_at_the_end():
+    tokenizer = byte_tokenizer()
+    ids = tokenizer.encode("\u6f22", specials=False)
+    assert grown(tokenizer, ids) == ["", "", "\u6f22", ""]
+    assert grown(tokenizer, ids[:2]) == ["", "", "\ufffd"]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_a_released_file_is_kept_byte_for_byte(tmp_path):
+    content = json.dumps(json.loads(byte_tokenizer().files["tokenizer.json"]), indent=7).encode()
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_bytes(b'{"eos_token": {"content": "<|user|>"}}')
+    (tmp_path / "chat_template.jinja").write_bytes(b"{{ messages }}")
+    loaded = Tokenizer.load(tmp_path)
+    loaded.save(tmp_path / "copy")
+    assert loaded.end == loaded.specials[Special.USER]
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "copy" / file).read_bytes() == (tmp_path / file).read_bytes()
+    assert loaded.fingerprint == byte_tokenizer().fingerprint != word_tokenizer().fingerprint
+
+
+def test_transformers_reads_the_same_ids(tmp_path):
+    from transformers import AutoTokenizer
+
+    text = "<|user|>The harbour, caf\u00e9 \u6f22 12345\n\t<think>x</think>"
+    for name, tokenizer in (("bytes", byte_tokenizer()), ("words", word_tokenizer())):
+        tokenizer.save(tmp_path / name)
+        theirs = AutoTokenizer.from_pretrained(tmp_path / name)
+        assert theirs.encode(text) == tokenizer.encode(text, specials=True)
+        assert len(theirs) == tokenizer.vocab_size
+        assert theirs.eos_token_id == tokenizer.end == tokenizer.specials[Special.ENDOFTEXT]
+
+
+def test_what_is_no_tokenizer_is_refused_with_its_path(tmp_path):
+    with pytest.raises(TokenizerError, match=r"no tokenizer at .*nowhere"):
+        Tokenizer.load(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"is not a tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
+def test_added_tokens_come_last_in_the_released_order(tokenizer):
+    first = tokenizer.vocab_size - len(Special)
+    assert [tokenizer.specials[t] for t in Special] == list(range(first, tokenizer.vocab_size))
+
+
+@pytest.mark.parametrize("splitting", ["bytes", "words"])
+def test_the_same_texts_give_the_same_file_in_another_process(splitting):
+    code = """if True:
+        import sys
+        from paddock.text import train
+        from tests.data.tiny import PROSE
+        print(train(PROSE, vocab=420, splitting=sys.argv[1]).fingerprint)
+    """
+    command = [sys.executable, "-c", code, splitting]
+    other = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert train(PROSE, vocab=420, splitting=splitting).fingerprint == other.stdout.strip()
+
+
+def test_a_corpus_that_spells_an_added_token_does_not_take_it_from_the_end():
+    tokenizer = train(["say\n/nothink\n<think>"] * 50, vocab=500)
+    assert tokenizer.specials[Special.NOTHINK] >= tokenizer.vocab_size - len(Special)
+    assert not any(map(tokenizer.is_added, tokenizer.encode("/nothink", specials=False)))
+
+
+def test_digits_are_grouped_by_three_at_most():
+    tokenizer = train(["year 123456789"] * 50, vocab=500)
+    assert pieces(tokenizer, "123456789") == ["123", "456", "789"]
+
+
+def test_a_vocabulary_too_small_for_what_is_always_there_is_refused():
+    with pytest.raises(TokenizerError, match="vocab: 256 is less than the 292 tokens"):
+        train(PROSE, vocab=256)
+
+
+# --- the small language ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [KEYS, COLOURS, NOUNS, ("add", "minus", "is", "first", "look")])
+def test_every_word_of_the_small_language_is_one_token(words):
+    tokenizer = word_tokenizer()
+    assert [word for word in words if len(tokenizer.encode(word, specials=False)) != 1] == []
+
+
+def test_a_word_has_one_spelling_wherever_it_stands():
+    tokenizer = word_tokenizer()
+    [oak] = tokenizer.encode("oak", specials=False)
+    for text in ("look oak .", "<think>oak</think>", "oak . oak", "<arg_value>oak</arg_value>"):
+        assert oak in tokenizer.encode(text, specials=True)
+
+
+def test_digits_stand_one_by_one():
+    assert pieces(word_tokenizer(), "407") == ["\u25814", "0", "7"]
+
+
+def test_a_line_of_the_tools_block_is_one_token():
+    assert len(word_tokenizer().encode(TOOLS, specials=False)) == TOOLS.replace("\n\n", "\n").count(
+        "\n"
+    )

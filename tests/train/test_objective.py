@@ -1,0 +1,92 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from paddock.train.batch import counts, on_device
+from paddock.train.objective import BaseObjective
+from paddock.train.settings import LossSettings
+from paddock.train.stages import STAGES
+from tests.model.networks import born, latent_config
+from tests.train.test_batch import batch_of
+
+BATCH = batch_of(14, 5, 9, 1)
+
+
+def losses_of(network, stage="pretrain", micro=None, progress=0.0, **changes):
+    settings = LossSettings(**changes)
+    objective = BaseObjective(STAGES[stage], settings)
+    total = counts(BATCH, settings.mtp_depths)
+    return [
+        objective(network, part, total, progress)
+        for part in on_device(BATCH, torch.device("cpu"), micro)
+    ]
+
+
+def gradients(network):
+    return {n: p.grad.clone() for n, p in network.named_parameters() if p.grad is not None}
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_next_tokens():
+    network = born(latent_config())
+    (found,) = losses_of(network, "sparse", mtp=0.0, balance=0.0, indexer=0.0)
+    expected, count = 0.0, 0
+    start = 0
+    for length in BATCH.lengths:
+        document = torch.arange(start, start + length) + 10
+        start += length
+        if length > 1:
+            logits = network.logits(document).detach()
+            expected += float(F.cross_entropy(logits[:-1], document[1:], reduction="sum"))
+            count += length - 1
+    assert found.total.item() == pytest.approx(expected / count, rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sparse", "warmup"])
+def test_micro_batches_add_up_to_the_whole_batch(stage):
+    network = born(latent_config())
+    STAGES[stage].freeze(network)
+    (whole,) = losses_of(network, stage)
+    whole.total.backward()
+    expected = gradients(network)
+    network.zero_grad()
+    for part in losses_of(network, stage, micro=10):
+        part.total.backward()
+    found = gradients(network)
+    assert found.keys() == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def test_the_warm_up_moves_every_indexer_and_nothing_else():
+    network = born(latent_config())
+    STAGES["warmup"].freeze(network)
+    (found,) = losses_of(network, "warmup")
+    assert set(found.parts) == {"indexer"}
+    found.total.backward()
+    moved = {name for name, grad in gradients(network).items() if grad.any()}
+    assert moved == {name for name, _ in network.named_parameters() if ".indexer." in name}
+    assert any(name.startswith("mtp.") for name in moved)
+
+
+def test_mtp_weighs_less_later_in_the_run():
+    network = born(latent_config())
+    early, late = (
+        losses_of(network, progress=p, mtp=0.3, mtp_later=0.1, mtp_switch=0.5, balance=0.0)[0]
+        for p in (0.4, 0.6)
+    )
+    mtp = early.parts["mtp"].item()
+    assert early.total.item() - late.total.item() == pytest.approx(0.2 * mtp, rel=1e-4)
+
+
+def test_mtp_is_the_mean_over_depths_of_the_loss_further_ahead():
+    network = born(latent_config())
+    (one,) = losses_of(network, mtp_depths=1)
+    (three,) = losses_of(network, mtp_depths=3)
+    assert three.parts["mtp"].item() != pytest.approx(one.parts["mtp"].item())
+    assert three.parts["loss"].item() == pytest.approx(one.parts["loss"].item())
+
+
+def test_loads_count_every_token_of_every_expert_layer():
+    (found,) = losses_of(born(latent_config()))
+    # Three expert layers of the trunk, and the MTP layer with its three depths.
+    assert [int(load.sum()) for load in found.loads] == [29 * 2] * 3 + [29 * 2 * 3]

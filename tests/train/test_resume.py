@@ -1,0 +1,114 @@
+"""A run stopped anywhere and taken up again is the run that was never stopped."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from paddock.checkpoint import CheckpointError, load_pretrained
+from paddock.checkpoint.training import checkpoints, newest_model, prune
+from paddock.config import dump
+from paddock.train import TrainingError, train
+from tests.train.tiny import network_folder, run_in, settings
+
+STEPS = 8
+
+
+def quiet(_: object) -> None:
+    pass
+
+
+def weights(folder):
+    return load_pretrained(newest_model(folder)).state_dict()
+
+
+def assert_same_weights(one, other):
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run from start to end in one go."""
+    folder = tmp_path_factory.mktemp("straight")
+    chosen = settings(network_folder(folder / "born"), steps=STEPS)
+    train(run_in(folder / "run", chosen), say=quiet, watch=quiet)
+    return folder
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 4, 7])
+def test_an_interrupted_run_ends_with_the_same_weights(straight, tmp_path, stop_at):
+    chosen = settings(straight / "born", steps=STEPS)
+    run = run_in(tmp_path / "run", chosen)
+
+    def stop(moment):
+        if moment.step == stop_at:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(run, say=quiet, watch=stop)
+    train(run, say=quiet, watch=quiet)
+    assert_same_weights(weights(run.folder), weights(straight / "run"))
+
+
+def test_a_killed_run_ends_with_the_same_weights(straight, tmp_path):
+    chosen = settings(straight / "born", steps=STEPS)
+    (tmp_path / "recipe.toml").write_text(dump(chosen))
+    command = [sys.executable, "-m", "paddock.cli", "train", str(tmp_path / "recipe.toml")]
+    command += ["--out", str(tmp_path / "run")]
+    chance = random.Random(0)
+    for _ in range(3):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        seen = metrics.read_text().count("\n") if metrics.is_file() else 0
+        wanted = seen + chance.randint(1, 3)
+        while process.poll() is None and time.monotonic() < deadline:
+            if metrics.is_file() and metrics.read_text().count("\n") >= wanted:
+                os.kill(process.pid, signal.SIGKILL)
+            time.sleep(0.01)
+        process.wait()
+    subprocess.run(command, check=True, capture_output=True)
+    assert_same_weights(weights(tmp_path / "run"), weights(straight / "run"))
+
+
+def test_a_finished_run_is_not_trained_further(straight):
+    before = weights(straight / "run")
+    chosen = settings(straight / "born", steps=STEPS)
+    train(run_in(straight / "run", chosen), say=quiet, watch=quiet)
+    assert_same_weights(weights(straight / "run"), before)
+
+
+def test_a_folder_with_other_settings_is_refused(straight):
+    chosen = settings(straight / "born", steps=STEPS + 1)
+    with pytest.raises(TrainingError, match="holds a run with other settings"):
+        train(run_in(straight / "run", chosen), say=quiet, watch=quiet)
+
+
+def test_old_checkpoints_are_pruned_by_rule(straight, tmp_path):
+    assert list(checkpoints(straight / "run" / "checkpoints")) == [6, 8]
+    for step in range(1, 8):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    prune(tmp_path, last=2, forever=3)
+    assert list(checkpoints(tmp_path)) == [3, 6, 7]
+
+
+def test_a_network_too_small_for_the_tokenizer_is_refused(tmp_path):
+    chosen = settings(network_folder(tmp_path / "born", vocab=100))
+    with pytest.raises(TrainingError, match=r"the tokenizer has .* tokens, the network only 100"):
+        train(run_in(tmp_path / "run", chosen), say=quiet, watch=quiet)
+
+
+def test_nothing_to_start_from_is_said(tmp_path):
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run"):
+        train(run_in(tmp_path / "run", settings(tmp_path / "nowhere")), say=quiet, watch=quiet)

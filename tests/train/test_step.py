@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+import torch
+
+from paddock.train import TrainingError
+from paddock.train.objective import BaseObjective
+from paddock.train.settings import LossSettings, MachineSettings
+from paddock.train.stages import STAGES
+from paddock.train.step import Trainer
+from tests.model.networks import born, latent_config
+from tests.train.test_batch import batch_of
+from tests.train.tiny import settings
+
+
+def trainer_of(tmp_path, network=None, **changes):
+    chosen = settings(tmp_path, **changes)
+    stage = STAGES[chosen.stage]
+    network = network or born(latent_config())
+    stage.freeze(network)
+    objective = BaseObjective(stage, LossSettings())
+    return Trainer(network, objective, chosen, tmp_path / "evidence" / "batch.npz")
+
+
+def step(trainer, batch=None, lr=1e-3):
+    return trainer.step(batch or batch_of(14, 5, 9), lr=lr, bias_rate=1e-3, progress=0.0)
+
+
+def test_the_same_batch_again_and_again_is_learnt(tmp_path):
+    trainer = trainer_of(tmp_path)
+    first = step(trainer).parts["loss"]
+    for _ in range(30):
+        last = step(trainer, lr=1e-2).parts["loss"]
+    assert last < 0.3 * first
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path):
+    trainer = trainer_of(tmp_path)
+    with torch.no_grad():
+        trainer.network.embed.weight[20] = float("nan")
+    before = trainer.network.head.weight.clone()
+    with pytest.raises(TrainingError, match=r"loss 'loss' is not finite.*batch\.npz"):
+        step(trainer)
+    saved = np.load(tmp_path / "evidence" / "batch.npz")
+    assert saved["token_T"].tolist() == batch_of(14, 5, 9).token_T.tolist()
+    assert torch.equal(trainer.network.head.weight, before)
+
+
+@pytest.mark.parametrize("options", [{"recompute": True}, {"offload": True}, {"micro_tokens": 10}])
+def test_how_a_step_is_computed_changes_nothing_about_it(tmp_path, options):
+    plain = trainer_of(tmp_path)
+    other = trainer_of(tmp_path, machine=MachineSettings(**options))
+    for _ in range(3):
+        one, two = step(plain), step(other)
+    assert two.parts["loss"] == pytest.approx(one.parts["loss"], rel=1e-4)
+    assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-3)
+
+
+def test_small_steps_are_not_lost_to_bfloat16(tmp_path):
+    network = born(latent_config()).cast(torch.bfloat16)
+    trainer = trainer_of(tmp_path, network)
+    exact = trainer.weights.exact["head.weight"].detach().clone()
+    for _ in range(5):
+        step(trainer, lr=1e-6)
+    moved = (trainer.weights.exact["head.weight"].detach() - exact).abs().max()
+    assert 0 < float(moved) < 1e-4
+    rounded = trainer.weights.exact["head.weight"].detach().bfloat16()
+    assert torch.equal(network.head.weight.detach(), rounded)
+    assert trainer.weights.exact_network().head.weight.dtype == torch.float32
+
+
+def test_bfloat16_learns_like_float32(tmp_path):
+    exact = trainer_of(tmp_path)
+    half = trainer_of(tmp_path, born(latent_config()).cast(torch.bfloat16))
+    for _ in range(10):
+        one, two = step(exact), step(half)
+    assert two.parts["loss"] == pytest.approx(one.parts["loss"], rel=0.03)
+
+
+def test_the_router_bias_is_nudged_and_the_imbalance_reported(tmp_path):
+    trainer = trainer_of(tmp_path)
+    before = trainer.network.layers[1].mlp.router.bias.clone()
+    report = step(trainer)
+    moved = trainer.network.layers[1].mlp.router.bias - before
+    assert bool(moved.any())
+    torch.testing.assert_close(moved.abs()[moved != 0], torch.full_like(moved[moved != 0], 1e-3))
+    assert report.imbalance > 1

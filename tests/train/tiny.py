@@ -1,0 +1,45 @@
+"""A run small enough for a test: two sparse layers, generated sums, a few dozen tokens a step."""
+
+from pathlib import Path
+from typing import Any
+
+from paddock.checkpoint import save_pretrained
+from paddock.data import CorpusSettings, ReasoningSource, StreamSettings, TokenizerSettings
+from paddock.model import Network
+from paddock.train import Run, TrainSettings
+from paddock.train.settings import EvalSettings, KeepSettings, OptimSettings, StartSettings
+from tests.model.networks import latent_config
+
+VOCAB = 320
+
+
+def network_folder(folder: Path, **changes: Any) -> Path:
+    """A newborn network on disk, to start runs from."""
+    two_layers: dict[str, Any] = {
+        "vocab": VOCAB,
+        "attention": ("dsa",) * 2,
+        "mlp": ("dense", "moe"),
+        "indexer": {"heads": 2, "dim": 8, "topk": 8, "layers": ("full",) * 2},
+    }
+    save_pretrained(Network.born(latent_config(**(two_layers | changes)), seed=3), folder)
+    return folder
+
+
+def settings(start: Path, **changes: Any) -> TrainSettings:
+    defaults: dict[str, Any] = {
+        "steps": 8,
+        "start": StartSettings(folder=str(start)),
+        "tokenizer": TokenizerSettings(vocab=VOCAB, splitting="words", documents=200),
+        "corpus": CorpusSettings(
+            sources=(ReasoningSource(name="facts", family="facts", count=300),), held_out=0.05
+        ),
+        "stream": StreamSettings(mode="rows", context=32, batch_tokens=128),
+        "optim": OptimSettings(lr=3e-3, warmup=0.1),
+        "keep": KeepSettings(every=3),
+        "evaluate": EvalSettings(every=100, tokens=500),
+    }
+    return TrainSettings(**(defaults | changes))
+
+
+def run_in(folder: Path, chosen: TrainSettings) -> Run:
+    return Run(folder=folder, corpora=folder.parent / "corpora", settings=chosen)
