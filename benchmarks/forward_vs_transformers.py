@@ -98,7 +98,7 @@ def claims(lengths: Sequence[int] = (512, 2048, 8192), repeats: int = 5) -> list
         folder = Path(scratch) / "nano"
         make_folder(folder)
         for length in lengths:
-            seconds = times(folder, length, repeats)
+            seconds = times(folder, length, max(repeats, 16_384 // length))
             peaks = {name: peak_in_own_process(name, folder, length) for name in ARMS}
             for quantity, values, scale, unit in (
                 ("time", seconds, 1e3, "ms"),

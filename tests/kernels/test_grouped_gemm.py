@@ -21,6 +21,13 @@ def test_a_row_does_not_notice_how_many_others_there_are(inputs, outputs):
         assert torch.equal(grouped_gemm(x[:rows], weight, [rows]), full[:rows]), rows
 
 
+def test_nor_how_many_other_experts_have_rows():
+    x, weight = torch.randn(200, 48), torch.randn(4, 96, 48)
+    alone = grouped_gemm(x[:7], weight, [7, 0, 0, 0])
+    for counts in ([7, 60, 0, 3], [7, 1, 1, 1], [7, 193, 0, 0], [7, 0, 0, 1]):
+        assert torch.equal(grouped_gemm(x[: sum(counts)], weight, counts)[:7], alone), counts
+
+
 def test_counts_must_cover_the_rows():
     with pytest.raises(ValueError, match=r"counts \[1, 1\] do not cover 3 rows"):
         grouped_gemm(torch.randn(3, 2), torch.randn(2, 2, 2), [1, 1])

@@ -1,9 +1,10 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.kernels.index_scores import index_scores
-from paddock.kernels.topk import best, index_topk, topk
+from paddock.kernels.topk import best, index_topk, reference, topk
 
 
 def by_hand(scores: list[float], visible: int, k: int) -> list[int]:
@@ -25,16 +26,22 @@ def test_the_rule_decides_every_tie(rows, data):
     assert found.tolist() == [by_hand(row, n, k) for row, n in zip(rows, visible, strict=True)]
 
 
+@given(st.lists(st.lists(tied, min_size=7, max_size=7), min_size=1, max_size=4), st.integers(1, 6))
+def test_both_ways_to_find_the_best_find_the_same(rows, k):
+    scores = torch.tensor(rows)
+    assert torch.equal(reference._by_topk(scores, k), reference._by_partition(scores, k))
+
+
 def test_one_tie_in_one_row_does_not_disturb_the_others():
     scores = torch.tensor([[3.0, 1.0, 2.0, 1.0], [0.1, 0.2, 0.3, 0.4]])
     assert best(scores, 3).tolist() == [[0, 1, 2], [1, 2, 3]]
 
 
-def test_a_diverged_row_still_gets_indices():
-    assert best(torch.tensor([[float("nan")] * 3, [1.0, float("nan"), 2.0]]), 2).tolist() == [
-        [0, 1],
-        [0, 2],
-    ]
+@pytest.mark.parametrize("find", [reference._by_topk, reference._by_partition])
+def test_a_diverged_row_still_gets_indices(find):
+    nan = float("nan")
+    scores = torch.tensor([[nan] * 3, [1.0, nan, 2.0], [1.0, 3.0, 2.0]])
+    assert find(scores, 2).tolist() == [[0, 1], [0, 2], [1, 2]]
 
 
 def test_scoring_and_selecting_in_chunks_is_selecting_from_all_scores():

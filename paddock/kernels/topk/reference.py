@@ -1,5 +1,6 @@
 """What deterministic top-k means. T queries, S keys, K kept, Q a chunk of T."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,14 +20,34 @@ def best(score_TS: Tensor, k: int) -> Tensor:
     T, S = score_TS.shape
     if k == S:
         return torch.arange(S, device=score_TS.device).expand(T, S)
-    # One more than wanted: where only that one is the worst, no tie needs a rule.
-    top = score_TS.float().topk(k + 1, dim=-1, sorted=False)
+    find = _by_partition if score_TS.device.type == "cpu" else _by_topk
+    return find(score_TS.float(), k)
+
+
+def _by_topk(score_TS: Tensor, k: int) -> Tensor:
+    """torch.topk for one more than wanted: if that one alone is the worst, no tie needs a rule."""
+    top = score_TS.topk(k + 1, dim=-1, sorted=False)
     worst_TK = top.values == top.values.amin(-1, keepdim=True)
-    index_TK = top.indices.masked_fill(worst_TK, S).sort(-1).values[:, :k]
+    index_TK = top.indices.masked_fill(worst_TK, score_TS.shape[1]).sort(-1).values[:, :k]
     tied_T = worst_TK.sum(-1) != 1  # none at all where there is a NaN
     if bool(tied_T.any()):
-        index_TK[tied_T] = _lowest_of_ties(score_TS[tied_T].float(), k)
+        index_TK[tied_T] = _lowest_of_ties(score_TS[tied_T], k)
     return index_TK
+
+
+def _by_partition(score_TS: Tensor, k: int) -> Tensor:
+    """The same by numpy, whose vectorised selection is several times faster on a CPU."""
+    score = score_TS.numpy()
+    T, S = score.shape
+    kept = score >= np.partition(score, S - k, axis=1)[:, S - k, None]
+    index = np.flatnonzero(kept)
+    if len(index) != T * k:  # ties, or NaN, which is greater than nothing
+        rows = kept.sum(1) != k
+        fixed = _lowest_of_ties(score_TS[torch.from_numpy(rows)], k).numpy()
+        kept[rows] = False
+        kept[np.flatnonzero(rows)[:, None], fixed] = True
+        index = np.flatnonzero(kept)
+    return torch.from_numpy(index.reshape(T, k) % S)
 
 
 def _lowest_of_ties(score_TS: Tensor, k: int) -> Tensor:
