@@ -48,7 +48,7 @@ class TensorFolder:
         for file in _shards(path):
             try:
                 self._files[file] = safe_open(path / file, framework="pt", device="cpu")
-            except (SafetensorError, OSError) as error:
+            except (SafetensorError, OSError, RuntimeError) as error:
                 raise CheckpointError(
                     f"{path / file}: truncated or not a safetensors file: {error}"
                 ) from None

@@ -8,7 +8,7 @@ or not at all, and holds no pickle.
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,19 +36,20 @@ def save_training(
     folder: Path,
     step: int,
     network: Network,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Mapping[str, Tensor],
     *,
     facts: Mapping[str, Any],
     beside: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Write `folder/step-...`; `beside` are files for the model folder, such as the tokenizer."""
+    """Write `folder/step-...`; `optimizer` is what `optimizer_tensors` found, `beside` are files
+    for the model folder, such as the tokenizer."""
     target = folder / f"step-{step:08d}"
     fresh = folder / f".step-{step:08d}.partial"
     shutil.rmtree(fresh, ignore_errors=True)  # of a run that was killed
     fresh.mkdir(parents=True)
     try:
         save_pretrained(network, fresh / MODEL, beside=beside or {})
-        save_file(optimizer_tensors(optimizer), fresh / OPTIMIZER)
+        save_file(dict(optimizer), fresh / OPTIMIZER)
         (fresh / STATE).write_text(json.dumps({"step": step, **facts}))
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
@@ -95,24 +96,38 @@ def newest_model(folder: Path) -> Path:
     return found[max(found)] / MODEL
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All state of an optimizer whose groups know their parameters' names."""
-    return {
-        f"{name}/{slot}": value.detach().cpu().contiguous()
-        for name, parameter in _named(optimizer)
-        for slot, value in optimizer.state[parameter].items()
-    }
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer,
+    whole: Callable[[str, Tensor], Tensor | None] = lambda _, value: value,
+) -> dict[str, Tensor]:
+    """All state of an optimizer whose groups know their parameters' names.
+
+    `whole` makes a parameter's sharded state whole, where this rank is the one to have it.
+    """
+    found = {}
+    for name, parameter in _named(optimizer):
+        for slot, value in optimizer.state[parameter].items():
+            tensor = whole(name, value.detach()) if value.ndim else value
+            if tensor is not None:
+                found[f"{name}/{slot}"] = tensor.cpu().contiguous()
+    return found
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put saved state back; CheckpointError if it belongs to other parameters."""
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, Tensor],
+    part: Callable[[str, Tensor], Tensor] = lambda _, value: value,
+) -> None:
+    """Put saved state back, the part of it that this rank holds; CheckpointError if it belongs to
+    other parameters."""
     left = dict(tensors)
     for name, parameter in _named(optimizer):
         for key in [key for key in left if key.rsplit("/", 1)[0] == name]:
             value = left.pop(key)
             slot = key.rsplit("/", 1)[1]
-            device = parameter.device if value.ndim else "cpu"
-            optimizer.state[parameter][slot] = value.to(device)
+            if value.ndim:
+                value = part(name, value).to(parameter.device)
+            optimizer.state[parameter][slot] = value
     if left:
         raise CheckpointError(f"optimizer state for '{next(iter(left))}' has no parameter")
 

@@ -32,20 +32,28 @@ def train(
         bool, typer.Option("--dry-run", help="Print the resolved recipe and its cost, and stop.")
     ] = False,
 ) -> None:
-    """Train one stage; called again, it goes on from the newest checkpoint."""
+    """Train one stage; called again, it goes on from the newest checkpoint.
+
+    Many processes: torchrun --nproc-per-node 8 -m paddock.cli train RECIPE --set parallel.data=8
+    """
     from paddock.config import dump, load_recipe, resolve
+    from paddock.parallel import is_first
     from paddock.train import Run, TrainSettings
     from paddock.train import train as run_stage
 
     settings = resolve(TrainSettings, load_recipe(recipe, sets or []))
     folder = out or Path("runs") / recipe.resolve().parent.name / recipe.stem
     run = Run(folder=folder, corpora=folder.parent / "corpora", settings=settings)
+    if not is_first():  # torchrun's other processes only work
+        if not dry_run:
+            run_stage(run)
+        return
     config, planned = _planned(run)
     if dry_run:
         show(dump(settings).rstrip(), _plan_table(planned), _expected(settings, config, planned))
         return
     show(_plan_table(planned))
-    with Progress(planned) as progress:
+    with Progress(planned, settings.machine.device) as progress:
         run_stage(run, say=progress.say, watch=progress.watch)
     show(f"done: {run.checkpoints}")
 
@@ -90,8 +98,8 @@ def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "Plan")
 class Progress:
     """A live table on a terminal, a plain line now and then elsewhere."""
 
-    def __init__(self, planned: "Plan") -> None:
-        self._planned = planned
+    def __init__(self, planned: "Plan", device: str | None) -> None:
+        self._planned, self._device = planned, device
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, transient=True, refresh_per_second=4)
         self._seconds: deque[float] = deque(maxlen=50)
@@ -104,7 +112,7 @@ class Progress:
         from paddock.train.plan import peak_flops
         from paddock.train.run import pick_device
 
-        self._peak = peak_flops(pick_device(None))
+        self._peak = peak_flops(pick_device(self._device))
         if self._console.is_terminal:
             self._live.start()
         return self

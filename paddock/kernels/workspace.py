@@ -1,12 +1,21 @@
 """How much scratch memory a reference may hold at once.
 
 References walk over their rows in chunks, so that a [queries, heads, keys] tensor never exists
-whole. The budget is small on purpose: a chunk that stays in cache is also the faster one.
+whole. On a CPU the budget is small on purpose: a chunk that stays in cache is also the faster one.
 """
 
 from collections.abc import Iterator
 
+import torch
+
 SCRATCH_BYTES = 8 << 20
+# An accelerator wants enough rows to fill it, and has the memory.
+ACCELERATOR_SCRATCH_BYTES = 1 << 30
+
+
+def scratch(device: torch.device) -> int:
+    """What a reference may hold at once on this device."""
+    return SCRATCH_BYTES if device.type == "cpu" else ACCELERATOR_SCRATCH_BYTES
 
 
 def chunks(rows: int, row_bytes: int, budget: int = SCRATCH_BYTES) -> Iterator[slice]:

@@ -39,11 +39,14 @@ class Block(nn.Module):
         if isinstance(self.mlp, GatedMLP):
             return self.mlp(x_TD), notes
         y_TD, routing = self.mlp(x_TD)
+        loss = None
+        if step.ask.balance_loss:
+            expert_SK = step.layout.keys(routing.expert_TK)
+            choices = [expert_SK[document] for document in step.layout.documents]
+            loss = balance_loss(routing, step.layout.spans, choices)
         return y_TD, replace(
             notes,
-            balance_loss=balance_loss(routing, step.layout.spans)
-            if step.ask.balance_loss
-            else None,
+            balance_loss=loss,
             load_E=load(routing),
             experts_TK=routing.expert_TK if step.ask.choices else None,
         )

@@ -1,6 +1,6 @@
 """The network, one definition for trainer and engine alike.
 
-T tokens of a packed step, D hidden, V vocabulary.
+T tokens of a packed step, S keys they may see, D hidden, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -98,16 +98,17 @@ class Network(nn.Module):
         return self.head(self(token_T, layout).hidden_TD).float()  # type: ignore[no-any-return]
 
     def look_ahead(
-        self, hidden_TD: Tensor, token_T: Tensor, step: Step, depths: int
+        self, hidden_TD: Tensor, token_S: Tensor, step: Step, depths: int
     ) -> Iterator[tuple[Tensor, LayerNotes]]:
         """MTP states at depth 1, 2, ...: at depth d, row t predicts token t + d + 1.
 
         The last d rows of each document have no token t + d to read; they repeat the document's
         last token and their predictions mean nothing. Causality keeps them from the others.
+        `token_S` are the tokens of all keys: the next one may be another rank's.
         """
         assert self.mtp is not None
         for depth in range(1, depths + 1):
-            ahead_T = _shifted(token_T, step.layout, depth)
+            ahead_T = _shifted(token_S, step.layout, depth)
             hidden_TD, notes = self.mtp(hidden_TD, self.embed(ahead_T), step)
             yield hidden_TD, notes
 
@@ -124,10 +125,11 @@ class Network(nn.Module):
         return parameter_roles(self, self.config)
 
 
-def _shifted(token_T: Tensor, layout: Layout, depth: int) -> Tensor:
+def _shifted(token_S: Tensor, layout: Layout, depth: int) -> Tensor:
     pieces = []
-    for span in layout.spans:
-        document = token_T[span.query_slice]
-        last = document[-1:].expand(min(depth, len(document)))
-        pieces.append(torch.cat((document[depth:], last)))
+    for span, document in zip(layout.spans, layout.documents, strict=True):
+        first = span.key + span.past + depth
+        found = token_S[first : min(first + span.queries, document.stop)]
+        last = token_S[document.stop - 1].expand(span.queries - len(found))
+        pieces.append(torch.cat((found, last)))
     return torch.cat(pieces)

@@ -7,13 +7,14 @@ T new tokens of the packed step, S rows of storage or of the layout's key space.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paddock.kernels.spans import Span
+from paddock.parallel import Cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,11 +23,16 @@ class Layout:
 
     `spans` speak of keys as if every sequence's rows lay one after the other; `slot_S` says which
     row of storage each of those keys really is. None: storage is laid out just so.
+
+    With a `cut` the queries are one rank's piece of a packed row, and the keys are those of the
+    whole row. A document may go on behind the last query here; `ends` says where it does end.
     """
 
     position_T: Tensor
     spans: tuple[Span, ...]
     slot_S: Tensor | None = None
+    cut: Cut | None = None
+    ends: tuple[int, ...] | None = None  # of the spans' documents, among the keys
 
     @classmethod
     def packed(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "Layout":
@@ -38,12 +44,37 @@ class Layout:
         positions = [torch.arange(length, device=device) for length in lengths]
         return cls(torch.cat(positions), tuple(spans))
 
+    def piece(self, cut: Cut) -> "Layout":
+        """This rank's part of a packed row.
+
+        >>> from paddock.parallel import SOLO
+        >>> Layout.packed([3, 4]).piece(Cut(SOLO, 7)).documents
+        (slice(0, 3, None), slice(3, 7, None))
+        """
+        here, spans, ends = cut.here, [], []
+        for span in self.spans:
+            start = max(here.start, span.query) - span.query
+            stop = min(here.stop, span.query + span.queries) - span.query
+            if start < stop:
+                part = span.part(start, stop)
+                spans.append(replace(part, query=part.query - here.start))
+                ends.append(span.key + span.keys)
+        return Layout(self.position_T[here], tuple(spans), cut=cut, ends=tuple(ends))
+
     @property
     def tokens(self) -> int:
         return self.position_T.shape[0]
 
+    @property
+    def documents(self) -> tuple[slice, ...]:
+        """Where each span's whole document stands among the keys."""
+        ends = self.ends or [span.key + span.keys for span in self.spans]
+        return tuple(slice(s.key, end) for s, end in zip(self.spans, ends, strict=True))
+
     def keys(self, storage: Tensor) -> Tensor:
         """The stored rows in the order the spans speak of."""
+        if self.cut is not None:
+            return self.cut.gather(storage)
         return storage if self.slot_S is None else storage[self.slot_S]
 
 

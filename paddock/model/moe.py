@@ -3,6 +3,7 @@
 T tokens, D hidden, F inner, E experts, K chosen per token, R = T * K routed rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from paddock.kernels.precision import wide
 from paddock.kernels.spans import Span
 from paddock.kernels.topk import best
 from paddock.model.config import ExpertSettings
+from paddock.parallel import SOLO, Axis, Trip
 
 
 class GatedMLP(nn.Module):
@@ -84,20 +86,32 @@ def choose_experts(choice_TE: Tensor, moe: ExpertSettings) -> Tensor:
 
 
 class Experts(nn.Module):
-    """All experts of a layer as two stacks; gate rows first, as released checkpoints fuse them."""
+    """All experts of a layer as two stacks; gate rows first, as released checkpoints fuse them.
+
+    After `split` a rank holds some of them, and tokens travel along `axis` to the others.
+    """
 
     def __init__(self, hidden: int, moe: ExpertSettings) -> None:
         super().__init__()
         self.gate_up = nn.Parameter(torch.empty(moe.experts, 2 * moe.inner, hidden))
         self.down = nn.Parameter(torch.empty(moe.experts, hidden, moe.inner))
+        self.axis = SOLO
+
+    def split(self, axis: Axis) -> None:
+        """Keep this rank's share of the experts alone."""
+        for name, stack in list(self.named_parameters()):
+            mine = stack.detach()[axis.slice_of(len(stack))].clone()
+            setattr(self, name, nn.Parameter(mine, requires_grad=stack.requires_grad))
+        self.axis = axis
 
     def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
         T, K = routing.expert_TK.shape
         expert_R = routing.expert_TK.flatten()
         order_R = expert_R.argsort(stable=True)
-        counts_E = expert_R.bincount(minlength=len(self.gate_up))
-        gate_RF, up_RF = grouped_gemm(x_TD[order_R // K], self.gate_up, counts_E).chunk(2, dim=-1)
-        answer_RD = grouped_gemm(F.silu(gate_RF) * up_RF, self.down, counts_E)
+        trip = Trip(expert_R.bincount(minlength=routing.score_TE.shape[1]), self.axis)
+        x_RD, counts_E = trip.there(x_TD[order_R // K]), trip.counts_H
+        gate_RF, up_RF = grouped_gemm(x_RD, self.gate_up, counts_E).chunk(2, dim=-1)
+        answer_RD = trip.back(grouped_gemm(F.silu(gate_RF) * up_RF, self.down, counts_E))
         # Back to token order, then a sum of fixed order: no atomics, the same bits every time.
         answer_TKD = answer_RD[order_R.argsort()].view(T, K, -1)
         return torch.einsum("tkd,tk->td", answer_TKD, routing.weight_TK.to(answer_TKD.dtype))
@@ -125,18 +139,22 @@ def load(routing: Routing) -> Tensor:
     return routing.expert_TK.flatten().bincount(minlength=routing.score_TE.shape[1])
 
 
-def balance_loss(routing: Routing, spans: tuple[Span, ...]) -> Tensor:
+def balance_loss(
+    routing: Routing, spans: tuple[Span, ...], choices: Sequence[Tensor] | None = None
+) -> Tensor:
     """Sequence-level balance: sum over sequences of tokens * sum_e share_e * appetite_e.
 
     share_e is the fraction of a sequence's choices that went to expert e, times E, so that a
     perfectly even sequence scores 1 per token; appetite_e is its mean normalised score. Only the
-    appetite carries a gradient.
+    appetite carries a gradient. `choices` are those of each span's whole sequence, where a span is
+    but a part of it.
     """
-    E, K = routing.score_TE.shape[1], routing.expert_TK.shape[1]
+    E = routing.score_TE.shape[1]
     normed_TE = routing.score_TE / (routing.score_TE.sum(-1, keepdim=True) + 1e-20)
     total = normed_TE.new_zeros(())
-    for span in spans:
-        chosen_E = routing.expert_TK[span.query_slice].flatten().bincount(minlength=E)
-        share_E = chosen_E.to(normed_TE.dtype) * (E / (K * span.queries))
+    if choices is None:
+        choices = [routing.expert_TK[span.query_slice] for span in spans]
+    for span, chosen in zip(spans, choices, strict=True):
+        share_E = chosen.flatten().bincount(minlength=E).to(normed_TE.dtype) * (E / chosen.numel())
         total = total + (share_E * normed_TE[span.query_slice].sum(0)).sum()
     return total

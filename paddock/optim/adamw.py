@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.precision import wide
+from paddock.parallel.shard import local
 from paddock.records import NamedParameter
 
 from .roles import RULES, Rule
@@ -89,13 +90,14 @@ class AdamW(torch.optim.Optimizer):
 
 
 def adamw_step_(parameter: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-    """Advance one parameter and its state by its gradient."""
+    """Advance one parameter and its state by its gradient; of a sharded one, what is held here."""
     assert parameter.grad is not None
+    held = local(parameter)
     if not state:
         state["step"] = torch.zeros((), dtype=torch.int64)
-        state["mean"], state["square"] = zeros_for(parameter), zeros_for(parameter)
+        state["mean"], state["square"] = zeros_for(held), zeros_for(held)
     mean, square = state["mean"], state["square"]
-    grad = parameter.grad.to(mean.dtype)
+    grad = local(parameter.grad).to(mean.dtype)
     beta_mean, beta_square = group["betas"]
     state["step"] += 1
     mean.lerp_(grad, 1 - beta_mean)
@@ -103,7 +105,7 @@ def adamw_step_(parameter: Tensor, state: dict[str, Any], group: Mapping[str, An
     direction = adam_direction(
         mean, square, step=int(state["step"]), betas=group["betas"], eps=group["eps"]
     )
-    descend_(parameter, direction, lr=group["lr"] * group["lr_scale"], decay=group["weight_decay"])
+    descend_(held, direction, lr=group["lr"] * group["lr_scale"], decay=group["weight_decay"])
 
 
 def adam_direction(

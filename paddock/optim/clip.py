@@ -1,25 +1,33 @@
 """Gradient clipping that does not hide a broken gradient."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from paddock.kernels.precision import wide
+from paddock.parallel.shard import local
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+def clip_gradients(
+    parameters: Iterable[Tensor],
+    max_norm: float,
+    joint: Callable[[Tensor], Tensor] = lambda norm: norm,
+) -> Tensor:
     """Scale all gradients by one factor so that their joint norm is at most `max_norm`.
+
+    Of sharded parameters this rank sees its own shards; `joint` makes all ranks' norms one.
 
     Returns the norm before clipping, float32 or wider. If it is not finite, the gradients are left
     as they are for the caller to refuse: scaling by max_norm / inf would make zeros of most.
     """
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not grads:
         return torch.zeros(())
     norms = [torch.linalg.vector_norm(grad, dtype=wide(grad.dtype)) for grad in grads]
     norm = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
+    norm = joint(norm)
     factor = torch.where(norm.isfinite(), (max_norm / norm).clamp(max=1.0), 1.0)
     for grad in grads:
         grad.mul_(factor.to(grad.device))

@@ -1,17 +1,22 @@
 """Muon: momentum, orthogonalized block by block. Muon Split is a role whose rows are many blocks.
 
+A matrix whose rows are sharded over ranks is orthogonalized whole on one of them, its owner, and
+dealt out again; a stack is sharded between its matrices and stays where it is.
+
 B matrices of M rows and N columns, all the same size, stepped together.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from paddock.kernels.newton_schulz import JORDAN, Coefficients, newton_schulz
+from paddock.parallel.owners import Owners
+from paddock.parallel.shard import is_cut, local
 from paddock.records import NamedParameter, ParameterRole
 
 from .adamw import ADAM, AdamSettings, AdamW, adamw_step_, descend_, zeros_for
@@ -45,7 +50,8 @@ MUON = MuonSettings()
 class Muon(AdamW):
     """Muon for the kinds of parameters in `muon.kinds`, AdamW for the others.
 
-    Blocks of equal shape are orthogonalized together, whichever parameters they come from.
+    Blocks of equal shape are orthogonalized together, whichever parameters they come from. Each
+    rank orthogonalizes what it holds whole and what it owns of the rest.
     """
 
     def __init__(
@@ -66,34 +72,83 @@ class Muon(AdamW):
         }
 
     def _advance(self) -> None:
-        blocks: list[Blocks] = []
+        blocks: list[Stackable] = []
+        shared: list[tuple[Tensor, dict[str, Any]]] = []
         for parameter, group in self.with_gradient():
-            if parameter in self._rows:
-                lr, decay = group["lr"] * group["lr_scale"], group["weight_decay"]
-                blocks += self._blocks(parameter, lr=lr, decay=decay)
-            else:
+            if parameter not in self._rows:
                 adamw_step_(parameter, self.state[parameter], group)
+            elif is_cut(parameter):
+                shared.append((parameter, group))
+            else:
+                blocks += self._blocks(parameter, group)
         for stack in stacks(blocks, self.muon.stack_bytes):
             advance_(stack, self.muon)
+        if shared:
+            self._advance_shared(shared)
 
-    def _blocks(self, parameter: Tensor, *, lr: float, decay: float) -> Iterator["Blocks"]:
-        """Brings the momentum up to date; the parameter itself waits for its stack."""
-        state = self.state[parameter]
-        if not state:
-            state["momentum"] = zeros_for(parameter)
-        momentum, grad = state["momentum"], parameter.grad
-        assert grad is not None
-        # A running mean, not the running sum of the papers: the same direction, and no growth.
-        momentum.lerp_(grad.to(momentum.dtype), 1 - self.muon.momentum)
-        rows = self._rows[parameter]
-        views = (cut(whole, rows) for whole in (parameter, grad.contiguous(), momentum))
+    def _blocks(self, parameter: Tensor, group: Mapping[str, Any]) -> Iterator["Blocks"]:
+        """The parameter itself waits for its stack."""
+        grad, momentum = self._up_to_date(parameter)
+        rows, (lr, decay) = self._rows[parameter], step_size(group)
+        views = (cut(whole, rows) for whole in (local(parameter), grad.contiguous(), momentum))
         for parameter_BMN, grad_BMN, momentum_BMN in zip(*views, strict=True):
             yield Blocks(parameter_BMN, grad_BMN, momentum_BMN, lr, decay)
+
+    def _advance_shared(self, shared: list[tuple[Tensor, dict[str, Any]]]) -> None:
+        """Gather every matrix's update on its owner, orthogonalize there, deal the rows out."""
+        matrices = [parameter for parameter, _ in shared]
+        rows = []
+        for matrix in matrices:
+            grad, momentum = self._up_to_date(matrix)
+            rows.append(grad.to(momentum.dtype).lerp(momentum, self.muon.momentum))
+        owners = Owners(matrices, [cost(m.shape, self._rows[m]) for m in matrices])
+        whole = owners.gather(rows)
+        blocks = [
+            Update(update_BMN)
+            for i, matrix in zip(owners.owned, whole, strict=True)
+            for update_BMN in cut(matrix, self._rows[matrices[i]])
+        ]
+        for stack in stacks(blocks, self.muon.stack_bytes):
+            advance_(stack, self.muon)
+        owners.scatter(whole, rows)
+        for (parameter, group), direction in zip(shared, rows, strict=True):
+            lr, decay = step_size(group)
+            descend_(local(parameter), direction, lr=lr, decay=decay)
+
+    def _up_to_date(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient and new momentum, of a sharded parameter what is held here."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = zeros_for(local(parameter))
+        grad, momentum = local(parameter.grad), state["momentum"]
+        # A running mean, not the running sum of the papers: the same direction, and no growth.
+        momentum.lerp_(grad.to(momentum.dtype), 1 - self.muon.momentum)
+        return grad, momentum
+
+
+class Stackable(Protocol):
+    """Matrices of one shape that can be orthogonalized together with others."""
+
+    @property
+    def like_BMN(self) -> Tensor:
+        """Of the update's shape, dtype and device."""
+
+    def update(self, momentum: float) -> Tensor:
+        """What to orthogonalize, [B, M, N]."""
+
+    def take(self, direction_BMN: Tensor) -> None:
+        """Make use of the orthogonalized update."""
+
+    def pieces(self, most: int) -> Iterator[Self]:
+        """The same matrices, at most so many at a time."""
+
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """Matrices of one shape from one parameter: views of it, its gradient and its momentum."""
+    """Matrices from one parameter: views of it, its gradient and its momentum."""
 
     parameter_BMN: Tensor
     grad_BMN: Tensor
@@ -104,22 +159,51 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.momentum_BMN)
 
+    @property
+    def like_BMN(self) -> Tensor:
+        return self.momentum_BMN
+
+    def update(self, momentum: float) -> Tensor:
+        return self.grad_BMN.to(self.momentum_BMN.dtype).lerp(self.momentum_BMN, momentum)
+
+    def take(self, direction_BMN: Tensor) -> None:
+        descend_(self.parameter_BMN, direction_BMN, lr=self.lr, decay=self.decay)
+
     def pieces(self, most: int) -> Iterator["Blocks"]:
-        """The same matrices, at most so many at a time."""
         views = (self.parameter_BMN, self.grad_BMN, self.momentum_BMN)
         for parameter, grad, momentum in zip(*(view.split(most) for view in views), strict=True):
             yield Blocks(parameter, grad, momentum, self.lr, self.decay)
 
 
-def stacks(blocks: Iterable[Blocks], stack_bytes: int) -> Iterator[list[Blocks]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """Updates of matrices whose parameters lie elsewhere, replaced by their directions."""
+
+    like_BMN: Tensor
+
+    def __len__(self) -> int:
+        return len(self.like_BMN)
+
+    def update(self, momentum: float) -> Tensor:  # noqa: ARG002
+        return self.like_BMN
+
+    def take(self, direction_BMN: Tensor) -> None:
+        self.like_BMN.copy_(direction_BMN)
+
+    def pieces(self, most: int) -> Iterator["Update"]:
+        return map(Update, self.like_BMN.split(most))
+
+
+def stacks(blocks: Iterable[Stackable], stack_bytes: int) -> Iterator[list[Stackable]]:
     """Blocks that may share a call, as many at a time as fit in `stack_bytes`, but at least one."""
-    alike: dict[tuple[object, ...], list[Blocks]] = defaultdict(list)
+    alike: dict[tuple[object, ...], list[Stackable]] = defaultdict(list)
     for block in blocks:
-        momentum_BMN = block.momentum_BMN
-        alike[*momentum_BMN.shape[1:], momentum_BMN.dtype, momentum_BMN.device].append(block)
+        like_BMN = block.like_BMN
+        if len(like_BMN):  # the last shards of a stack may be empty
+            alike[*like_BMN.shape[1:], like_BMN.dtype, like_BMN.device].append(block)
     for same in alike.values():
-        most = max(1, stack_bytes // same[0].momentum_BMN[0].nbytes)
-        stack: list[Blocks] = []
+        most = max(1, stack_bytes // same[0].like_BMN[0].nbytes)
+        stack: list[Stackable] = []
         for piece in (piece for block in same for piece in block.pieces(most)):
             if sum(map(len, stack)) + len(piece) > most:
                 yield stack
@@ -128,17 +212,24 @@ def stacks(blocks: Iterable[Blocks], stack_bytes: int) -> Iterator[list[Blocks]]
         yield stack
 
 
-def advance_(stack: list[Blocks], muon: MuonSettings) -> None:
+def advance_(stack: list[Stackable], muon: MuonSettings) -> None:
     """One step for every block of a stack."""
-    update_BMN = torch.cat(
-        [
-            block.grad_BMN.to(block.momentum_BMN.dtype).lerp(block.momentum_BMN, muon.momentum)
-            for block in stack
-        ]
-    )
+    update_BMN = torch.cat([block.update(muon.momentum) for block in stack])
     direction_BMN = orthogonalize(update_BMN, muon)
     for block, direction in zip(stack, direction_BMN.split([*map(len, stack)]), strict=True):
-        descend_(block.parameter_BMN, direction, lr=block.lr, decay=block.decay)
+        block.take(direction)
+
+
+def step_size(group: Mapping[str, Any]) -> tuple[float, float]:
+    """Learning rate and weight decay."""
+    return group["lr"] * group["lr_scale"], group["weight_decay"]
+
+
+def cost(shape: Sequence[int], rows: tuple[int, ...]) -> float:
+    """Of orthogonalizing a matrix in blocks of these heights, in no particular unit."""
+    columns = shape[-1]
+    each = sum(min(height, columns) ** 2 * max(height, columns) for height in rows)
+    return shape[-2] / sum(rows) * each
 
 
 def orthogonalize_role(momentum: Tensor, role: ParameterRole, muon: MuonSettings = MUON) -> Tensor:

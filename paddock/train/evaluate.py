@@ -1,30 +1,167 @@
-"""How well a network predicts text it never saw."""
+"""What a base model can do: predict text it never saw, draft tokens ahead, find what it was told.
+
+T tokens, S keys, H heads, D depth of drafting.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from paddock.data import Corpus, once
+from paddock.data import Corpus, LongTask, Tokenizer, once
 from paddock.kernels.lm_loss import lm_loss
-from paddock.model import Ask, Network
-from paddock.train.batch import on_device
-from paddock.train.stages import Stage
+from paddock.model import Ask, GrowingMemory, Layout, Network
+from paddock.model.attention.dsa import DSA, choose, split_by_reach
+from paddock.model.attention.mla import Projected
+from paddock.model.block import Block
+from paddock.model.step import Selection
+from paddock.train.batch import TokenBatch, on_device
+
+
+def held_out_batches(
+    corpus: Corpus, network: Network, *, context: int, tokens: int
+) -> Iterator[TokenBatch]:
+    """At most about `tokens` of held-out text."""
+    documents, seen = corpus.split("held_out"), 0
+    device = network.embed.weight.device
+    for batch in once(documents, context=context, batch_tokens=max(context, 8192)):
+        yield from on_device(batch, device)
+        seen += len(batch.token_T)
+        if seen >= tokens:
+            return
 
 
 @torch.no_grad()
 def held_out_loss(
-    network: Network, corpus: Corpus, stage: Stage, *, context: int, tokens: int
+    network: Network, corpus: Corpus, *, dense: bool, context: int, tokens: int
 ) -> float | None:
     """Mean nats a token over at most `tokens` of held-out text; None if nothing is held out."""
-    documents = corpus.split("held_out")
-    if not documents:
-        return None
-    device = network.embed.weight.device
     total, count = 0.0, 0
-    for batch in once(documents, context=context, batch_tokens=max(context, 8192)):
-        for micro in on_device(batch, device):
-            hidden_TD = network(micro.token_T, micro.layout, ask=Ask(dense=stage.dense)).hidden_TD
-            target_T = micro.targets(1)
-            total += float(lm_loss(hidden_TD, network.head.weight, target_T).sum())
-            count += int((target_T >= 0).sum())
-        if count >= tokens:
-            break
-    return total / max(1, count)
+    for batch in held_out_batches(corpus, network, context=context, tokens=tokens):
+        hidden_TD = network(batch.token_T, batch.layout, ask=Ask(dense=dense)).hidden_TD
+        target_T = batch.targets(1)
+        total += float(lm_loss(hidden_TD, network.head.weight, target_T).sum())
+        count += int((target_T >= 0).sum())
+    return total / count if count else None
+
+
+def unigram_entropy(corpus: Corpus, vocab: int) -> float:
+    """Nats a token of knowing nothing but how frequent each token is."""
+    count_V = torch.zeros(vocab, dtype=torch.float64)
+    for documents in corpus.split("train").values():
+        for number in range(len(documents)):
+            ids = torch.from_numpy(
+                documents.ids(number, 0, documents.length(number)).astype("int64")
+            )
+            count_V += ids.bincount(minlength=vocab)
+    share_V = count_V[count_V > 0] / count_V.sum()
+    return float(-(share_V * share_V.log()).sum())
+
+
+@torch.no_grad()
+def acceptance(
+    network: Network, corpus: Corpus, *, depths: int, context: int, tokens: int
+) -> list[float]:
+    """How often a draft at depth 1, 2, ... is the token the network itself would say there.
+
+    Greedy on both sides, over held-out text; a draft further ahead counts only where all nearer
+    ones were right, as in speculative decoding. Depth d divides by the drafts still alive at d - 1.
+    """
+    hits, tries = [0] * depths, [0] * depths
+    for batch in held_out_batches(corpus, network, context=context, tokens=tokens):
+        step = network.step(batch.layout, ask=Ask(dense=True))
+        hidden_TD = network(batch.token_T, batch.layout, ask=Ask(dense=True)).hidden_TD
+        said_T = network.head(hidden_TD).argmax(-1)
+        # The text must have gone the network's own way so far, or its next words say nothing.
+        alive_T = said_T == batch.targets(1)
+        ahead = network.look_ahead(hidden_TD, batch.token_T, step, depths)
+        for depth, (state_TD, _) in enumerate(ahead, start=1):
+            wanted_T = _later(said_T, batch.layout, depth)
+            alive_T = alive_T & (wanted_T >= 0)
+            right_T = alive_T & (network.head(state_TD).argmax(-1) == wanted_T)
+            tries[depth - 1] += int(alive_T.sum())
+            hits[depth - 1] += int(right_T.sum())
+            alive_T = right_T & (wanted_T == batch.targets(depth + 1))
+    return [hit / max(1, tried) for hit, tried in zip(hits, tries, strict=True)]
+
+
+def _later(value_T: Tensor, layout: Layout, ahead: int) -> Tensor:
+    """What stands `ahead` places on in the same document; -1 where it has ended."""
+    later_T = torch.full_like(value_T, -1)
+    for span in layout.spans:
+        start, stop = span.query, span.query + span.queries
+        if span.queries > ahead:
+            later_T[start : stop - ahead] = value_T[start + ahead : stop]
+    return later_T
+
+
+@torch.no_grad()
+def found_needles(
+    network: Network, tokenizer: Tokenizer, tasks: list[LongTask], *, begin: list[int], dense: bool
+) -> float:
+    """The share of answers the network gives, greedy, right after the question."""
+    score = 0.0
+    for task in tasks:
+        answers = " , ".join(task.answers)
+        prompt = f"{task.text}{task.gap}{task.question}{task.gap}"
+        ids = begin + tokenizer.encode(prompt, specials=False)
+        count = len(tokenizer.encode(answers, specials=False)) + 1
+        reply = greedy(network, ids, count, dense=dense)
+        score += task.score(tokenizer.decode(reply))
+    return score / len(tasks)
+
+
+def greedy(network: Network, ids: list[int], count: int, *, dense: bool) -> list[int]:
+    """The next `count` tokens, the most likely each time."""
+    memory, ask = GrowingMemory(), Ask(dense=dense)
+    device = network.embed.weight.device
+    new_T, said = torch.tensor(ids, device=device), []
+    for _ in range(count):
+        hidden_TD = network(new_T, memory.layout(len(new_T), device), memory, ask).hidden_TD
+        new_T = network.head(hidden_TD[-1:]).argmax(-1)
+        said.append(int(new_T))
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Of one layer: the share of dense attention's mass that falls on the kept keys."""
+
+    layer: int
+    mass: float
+
+
+@torch.no_grad()
+def recall(network: Network, batch: TokenBatch) -> list[Recall]:
+    """How much of where each layer would look, it may still look at; queries that are cut only."""
+    step = network.step(batch.layout, ask=Ask(dense=True))
+    x_TD = network.embed(batch.token_T)
+    selection, found = None, []
+    for number, layer in enumerate(network.layers):
+        assert isinstance(layer, Block)
+        attention = layer.attention
+        normed_TD = layer.attention_norm(x_TD)
+        if isinstance(attention, DSA) and attention.indexer is not None:
+            projected = attention.project(normed_TD, step)
+            index = attention.index(normed_TD, projected, step)
+            assert index is not None
+            _, long = split_by_reach(batch.layout.spans, attention.topk)
+            kept = choose(index, long, attention.topk)
+            if len(kept.query_Q):
+                found.append(Recall(number, _mass(attention, projected, kept, batch.layout)))
+        x_TD, selection, _ = layer(x_TD, step, selection)
+    return found
+
+
+def _mass(attention: DSA, projected: Projected, kept: Selection, layout: Layout) -> float:
+    query_QHC = attention.absorb(projected.query_THD[kept.query_Q])
+    total = 0.0
+    spans = {q: span for span in layout.spans for q in range(span.query, span.query + span.queries)}
+    for row, q in enumerate(kept.query_Q.tolist()):
+        span = spans[q]
+        last = span.key + span.past + (q - span.query) + 1
+        score_HS = attention.scale * query_QHC[row] @ projected.row_TC[span.key : last].mT
+        mass_S = score_HS.softmax(-1).mean(0)
+        total += float(mass_S[kept.index_QK[row].long() - span.key].sum())
+    return total / len(kept.query_Q)

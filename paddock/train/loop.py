@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paddock.checkpoint.training import (
     checkpoints,
     load_training,
+    optimizer_tensors,
     prune,
     restore_optimizer,
     save_training,
@@ -14,14 +15,16 @@ from paddock.checkpoint.training import (
 from paddock.data import Corpus, Stream, Tokenizer
 from paddock.journal import Journal
 from paddock.optim import Constant, Cosine, Linear, Schedule
+from paddock.parallel import Mesh, MeshSizes, open_mesh
 from paddock.train.evaluate import held_out_loss
 from paddock.train.objective import BaseObjective
 from paddock.train.run import (
-    DTYPES,
     Run,
     Say,
     open_corpus,
     pick_device,
+    placed,
+    refuse_impossible,
     start_network,
     tokenizer_of,
 )
@@ -44,34 +47,73 @@ class Moment:
 Watch = Callable[[Moment], None]
 
 
-def train(run: Run, *, say: Say, watch: Watch, clock: Callable[[], float] = time.time) -> Trainer:
-    """Raise the network from where the run stands to its last step."""
-    run.open()
-    tokenizer = tokenizer_of(run, say)
-    corpus = open_corpus(run, tokenizer, say)
-    trainer = make_trainer(run, tokenizer)
-    stream = Stream(corpus.split("train"), run.settings.stream)
-    with Journal(run.folder, clock=clock) as journal:
-        done = resume(run, trainer, stream)
-        journal.event("started", step=done, of=run.settings.steps)
-        say(f"step {done} of {run.settings.steps}")
-        for moment in _steps(run, trainer, stream, corpus, done):
-            record(journal, moment)
-            watch(moment)
-            if due(moment.step, run.settings.keep.every, run.settings.steps):
-                save(run, trainer, stream, tokenizer, moment.step)
-        journal.event("finished", step=run.settings.steps)
+def unheard(_: object) -> None:
+    pass
+
+
+def train(
+    run: Run,
+    *,
+    say: Say = unheard,
+    watch: Watch = unheard,
+    clock: Callable[[], float] = time.time,
+) -> Trainer:
+    """Raise the network from where the run stands to its last step.
+
+    Under torchrun every rank calls this; the first one writes, speaks and is watched.
+    """
+    sizes = MeshSizes(**run.settings.parallel.model_dump())
+    with open_mesh(sizes, pick_device(run.settings.machine.device)) as mesh:
+        if not mesh.first:
+            say, watch = unheard, unheard
+        with mesh.first_alone():
+            if mesh.first:
+                run.open()
+            tokenizer = tokenizer_of(run, say)
+            corpus = open_corpus(run, tokenizer, say)
+        trainer = make_trainer(run, tokenizer, mesh)
+        shares = mesh.shares
+        stream = Stream(
+            corpus.split("train"), run.settings.stream, rank=shares.rank, world=shares.size
+        )
+        with Journal(run.folder, clock=clock) if mesh.first else Unwritten() as journal:
+            done = resume(run, trainer, stream)
+            journal.event("started", step=done, of=run.settings.steps)
+            say(f"step {done} of {run.settings.steps}")
+            for moment in _steps(run, trainer, stream, corpus, done):
+                record(journal, moment)
+                watch(moment)
+                if due(moment.step, run.settings.keep.every, run.settings.steps):
+                    save(run, trainer, stream, tokenizer, moment.step)
+            journal.event("finished", step=run.settings.steps)
     return trainer
 
 
-def make_trainer(run: Run, tokenizer: Tokenizer) -> Trainer:
+class Unwritten:
+    """The journal of a rank that keeps none."""
+
+    def metric(self, step: int, **values: float) -> None:
+        pass
+
+    def event(self, kind: str, **fields: object) -> None:
+        pass
+
+    def __enter__(self) -> "Unwritten":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def make_trainer(run: Run, tokenizer: Tokenizer, mesh: Mesh) -> Trainer:
     settings = run.settings
     network = start_network(settings, tokenizer)
-    network = network.to(pick_device(settings.machine.device)).cast(DTYPES[settings.machine.dtype])
     stage = STAGES[settings.stage]
     stage.freeze(network)
+    refuse_impossible(network.config, settings.parallel)
+    network = placed(network, settings.machine, mesh)
     objective = BaseObjective(stage, settings.loss)
-    return Trainer(network.train(), objective, settings, run.folder / "not-finite.npz")
+    return Trainer(network.train(), objective, settings, run.folder / "not-finite.npz", mesh)
 
 
 def _steps(
@@ -94,7 +136,7 @@ def _steps(
             held_out = held_out_loss(
                 trainer.network,
                 corpus,
-                STAGES[settings.stage],
+                dense=STAGES[settings.stage].dense,
                 context=settings.stream.context,
                 tokens=settings.evaluate.tokens,
             )
@@ -127,7 +169,7 @@ def due(step: int, every: int, steps: int) -> bool:
     return step % every == 0 or step == steps
 
 
-def record(journal: Journal, moment: Moment) -> None:
+def record(journal: Journal | Unwritten, moment: Moment) -> None:
     report = moment.report
     extra = {} if moment.held_out is None else {"held_out": moment.held_out}
     journal.metric(
@@ -143,11 +185,16 @@ def record(journal: Journal, moment: Moment) -> None:
 
 
 def save(run: Run, trainer: Trainer, stream: Stream, tokenizer: Tokenizer, step: int) -> None:
+    """The first rank writes what all of them hold."""
+    network = trainer.weights.exact_network()
+    optimizer = optimizer_tensors(trainer.optimizer, trainer.weights.whole)
+    if network is None:
+        return
     save_training(
         run.checkpoints,
         step,
-        trainer.weights.exact_network(),
-        trainer.optimizer,
+        network,
+        optimizer,
         facts={"stream": stream.state()},
         beside=tokenizer.files,
     )
@@ -155,13 +202,13 @@ def save(run: Run, trainer: Trainer, stream: Stream, tokenizer: Tokenizer, step:
 
 
 def resume(run: Run, trainer: Trainer, stream: Stream) -> int:
-    """Go on from the newest checkpoint; returns the steps that lie behind it."""
+    """Go on from the newest checkpoint, whichever ranks wrote it; returns the steps behind it."""
     found = checkpoints(run.checkpoints)
     if not found:
         return 0
     step = max(found)
     state = load_training(found[step])
     trainer.weights.restore(state.network)
-    restore_optimizer(trainer.optimizer, state.optimizer)
+    restore_optimizer(trainer.optimizer, state.optimizer, trainer.weights.part)
     stream.restore(state.facts["stream"])
     return step

@@ -28,6 +28,11 @@ class Losses:
     parts: dict[str, Tensor]
     loads: tuple[Tensor, ...] = ()
 
+    def times(self, weight: int) -> "Losses":
+        """The same, counted so many times; nothing left to differentiate."""
+        parts = {name: part * weight for name, part in self.parts.items()}
+        return Losses(self.total.detach() * weight, parts, tuple(n * weight for n in self.loads))
+
 
 class Objective(Protocol):
     def __call__(
@@ -76,7 +81,7 @@ class BaseObjective:
     ) -> tuple[list[Tensor], LayerNotes]:
         """MTP states at every depth, and one note for the layer used several times."""
         step = network.step(batch.layout, ask=self.stage.ask)
-        ahead = network.look_ahead(hidden_TD, batch.token_T, step, self.loss.mtp_depths)
+        ahead = network.look_ahead(hidden_TD, batch.token_S, step, self.loss.mtp_depths)
         states, notes = zip(*ahead, strict=True)
         return list(states), _merged(list(notes))
 

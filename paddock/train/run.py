@@ -3,6 +3,7 @@
 recipe.toml  tokenizer/  metrics.jsonl  events.jsonl  checkpoints/step-...
 """
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,16 @@ from paddock.checkpoint.training import newest_model
 from paddock.config import dump
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare
 from paddock.model import ModelConfig, Network, preset
+from paddock.model.attention.indexer import Indexer
+from paddock.model.moe import Experts
 from paddock.model.surgery import sparse_config, with_indexer
-from paddock.train.settings import StartSettings, TrainSettings
+from paddock.parallel import Mesh
+from paddock.parallel.shard import shard
+from paddock.train.settings import MachineSettings, ParallelSettings, StartSettings, TrainSettings
 from paddock.train.step import TrainingError
+from paddock.train.weights import DTYPES
 
 RECIPE, TOKENIZER, CHECKPOINTS, CORPORA = "recipe.toml", "tokenizer", "checkpoints", "corpora"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Say = Callable[[str], None]
 
 
@@ -39,12 +44,18 @@ class Run:
         """Make the folder, or make sure that it belongs to these very settings."""
         self.folder.mkdir(parents=True, exist_ok=True)
         recipe, text = self.folder / RECIPE, dump(self.settings)
-        if recipe.is_file() and recipe.read_text() != text and any(self.checkpoints.glob("step-*")):
+        begun = recipe.is_file() and any(self.checkpoints.glob("step-*"))
+        if begun and _what_is_learnt(recipe.read_text()) != _what_is_learnt(text):
             raise TrainingError(
                 f"{self.folder} holds a run with other settings (see {recipe}); "
                 "choose another folder with --out, or remove it"
             )
         recipe.write_text(text)
+
+
+def _what_is_learnt(recipe: str) -> dict[str, object]:
+    """A recipe without what may change while a run is under way: how many ranks share it."""
+    return {name: value for name, value in tomllib.loads(recipe).items() if name != "parallel"}
 
 
 def tokenizer_of(run: Run, say: Say) -> Tokenizer:
@@ -104,8 +115,48 @@ def _changed(config: ModelConfig, start: StartSettings) -> ModelConfig:
     return config.model_copy(update=update)
 
 
+def placed(network: Network, machine: MachineSettings, mesh: Mesh) -> Network:
+    """The network on its device in its dtype; of many ranks, this one's shards of it."""
+    dtype = DTYPES[machine.dtype]
+    if mesh.everyone.size == 1:
+        return network.to(mesh.device)
+    modules = list(network.modules())
+    experts = [m for m in modules if isinstance(m, Experts)] if mesh.expert.size > 1 else []
+    for stack in experts:
+        stack.split(mesh.expert)
+    index_weights = [m.weights for m in modules if isinstance(m, Indexer)]
+    shard(
+        network,
+        mesh,
+        dtype,
+        blocks=[*network.layers, *([] if network.mtp is None else [network.mtp])],
+        experts=experts,
+        exact=index_weights if dtype != torch.float32 else [],
+    )
+    return network
+
+
+def refuse_impossible(config: ModelConfig, parallel: ParallelSettings) -> None:
+    """Only what this network's layers cannot do; that the ranks are there is the mesh's business.
+
+    >>> refuse_impossible(preset("nano"), ParallelSettings(expert=7))
+    Traceback (most recent call last):
+    paddock.train.step.TrainingError: 'parallel.expert' 7: 8 experts cannot be split evenly
+    """
+    experts = config.moe.experts if config.moe is not None and "moe" in config.mlp else 0
+    if parallel.expert > 1 and (not experts or experts % parallel.expert):
+        raise TrainingError(
+            f"'parallel.expert' {parallel.expert}: {experts} experts cannot be split evenly"
+        )
+    if parallel.context > 1 and {"gdn", "simple_gdn"} & set(config.attention):
+        raise TrainingError(
+            "'parallel.context': linear attention hands a state from token to token, "
+            "so its rows cannot be cut"
+        )
+
+
 def pick_device(wanted: str | None) -> torch.device:
     """The device asked for, else the accelerator, else the CPU."""
     if wanted is not None:
         return torch.device(wanted)
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

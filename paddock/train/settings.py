@@ -30,7 +30,7 @@ class StartSettings(Settings):
 
 class OptimSettings(Settings):
     kind: Literal["muon", "adamw"] = "muon"
-    split: bool = True  # Muon Split; False: whole matrices
+    split: Literal["none", "heads", "all"] = "all"  # Muon Split: attention heads; gate and up too
     split_rope_rows: bool = False
     lr: PositiveFloat = 2e-4
     weight_decay: Weight = 0.1
@@ -64,6 +64,15 @@ class MachineSettings(Settings):
     offload: bool = False  # what the backward needs waits in host memory
 
 
+class ParallelSettings(Settings):
+    """How many processes share a run, in each way; their product is what torchrun must start. Says
+    nothing about what is learnt: a run may go on with other sizes."""
+
+    data: PositiveInt = 1  # read different documents
+    expert: PositiveInt = 1  # also that, and hold different experts
+    context: PositiveInt = 1  # hold pieces of the same row of documents
+
+
 class KeepSettings(Settings):
     every: PositiveInt = 500  # steps between checkpoints
     last: PositiveInt = 2  # newest checkpoints kept
@@ -93,5 +102,6 @@ class TrainSettings(Settings):
     optim: OptimSettings = OptimSettings()
     loss: LossSettings = LossSettings()
     machine: MachineSettings = MachineSettings()
+    parallel: ParallelSettings = ParallelSettings()
     keep: KeepSettings = KeepSettings()
     evaluate: EvalSettings = EvalSettings()

@@ -1,7 +1,9 @@
 """One optimizer step: micro-batches forward and backward, clip, step, rebalance the routers."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,12 @@ from paddock.data import Batch
 from paddock.model import Network
 from paddock.model.moe import Router
 from paddock.optim import AdamSettings, AdamW, Muon, MuonSettings, clip_gradients
-from paddock.train.batch import counts, on_device
+from paddock.parallel import ALONE, Axis, Mesh
+from paddock.parallel.collectives import joint_norm, largest, total
+from paddock.train.batch import Counts, TokenBatch, counts, on_device, parts
 from paddock.train.objective import Losses, Objective, sum_of
 from paddock.train.settings import MachineSettings, OptimSettings, TrainSettings
-from paddock.train.weights import Weights
+from paddock.train.weights import DTYPES, Weights
 
 
 class TrainingError(ValueError):
@@ -37,17 +41,26 @@ class Trainer:
     """A network, its optimizer and an objective."""
 
     def __init__(
-        self, network: Network, objective: Objective, settings: TrainSettings, evidence: Path
+        self,
+        network: Network,
+        objective: Objective,
+        settings: TrainSettings,
+        evidence: Path,
+        mesh: Mesh = ALONE,
     ) -> None:
         self.network, self.objective, self.settings = network, objective, settings
-        self.weights = Weights(network)
+        self.mesh = mesh
+        self.weights = Weights(network, mesh, DTYPES[settings.machine.dtype])
         self.optimizer = make_optimizer(self.weights, settings.optim)
         self._evidence = evidence
         network.recompute = settings.machine.recompute
 
     def step(self, batch: Batch, *, lr: float, bias_rate: float, progress: float) -> StepReport:
-        losses = self._accumulate(batch, progress)
-        norm = float(clip_gradients(self.weights.with_gradient(), self.settings.optim.clip))
+        """All ranks step together, each with its own share of the batch, and report the same."""
+        counted = self._counts(batch)
+        losses = self._accumulate(batch, counted, progress)
+        joint = partial(joint_norm, axis=self.mesh.everyone)
+        norm = float(clip_gradients(self.weights.with_gradient(), self.settings.optim.clip, joint))
         self._refuse_non_finite(losses, norm, batch)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -58,37 +71,61 @@ class Trainer:
             parts={name: float(part) for name, part in losses.parts.items()},
             grad_norm=norm,
             lr=lr,
-            tokens=len(batch.token_T),
+            tokens=counted.tokens,
             imbalance=rebalance(self.network, losses.loads, bias_rate),
         )
 
-    def _accumulate(self, batch: Batch, progress: float) -> Losses:
-        """Gradients of the whole batch, and its losses."""
-        machine = self.settings.machine
-        total = counts(batch, self.settings.loss.mtp_depths)
-        device = self.network.embed.weight.device
+    def _counts(self, batch: Batch) -> Counts:
+        """Of the batches of all ranks together."""
+        mine = counts(batch, self.settings.loss.mtp_depths)
+        numbers = torch.tensor([mine.tokens, *mine.targets], device=self._device)
+        tokens, *targets = total(numbers, self.mesh.shares).tolist()
+        return Counts(tokens, tuple(targets))
+
+    def _accumulate(self, batch: Batch, counted: Counts, progress: float) -> Losses:
+        """Gradients of the whole batch, on each rank those of its shards, and its losses."""
         found = []
-        for micro in on_device(batch, device, machine.micro_tokens):
-            with saved_elsewhere(machine):
-                losses = self.objective(self.network, micro, total, progress)
-            losses.total.backward()
+        for micro, weight in self._micro_batches(batch):
+            with saved_elsewhere(self.settings.machine):
+                losses = self.objective(self.network, micro, counted, progress)
+            (losses.total * weight).backward()
             self.weights.collect_gradients()
-            found.append(Losses(losses.total.detach(), losses.parts, losses.loads))
-        return _added(found)
+            found.append(losses.times(weight))
+        return over_ranks(_added(found), self.mesh.everyone)
+
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[TokenBatch, int]]:
+        """This rank's micro-batches. Ranks pass through the network together, or they would wait
+        for each other for ever: one that has run out goes on with a few tokens of weight zero."""
+        tokens, context = self.settings.machine.micro_tokens, self.mesh.context
+        own = sum(1 for _ in parts(batch, tokens, least=context.size))
+        most = largest(own, self.mesh.everyone, self._device)
+        for micro in on_device(batch, self._device, tokens, context):
+            yield micro, 1
+        for _ in range(most - own):
+            (idle,) = on_device(_nothing(context.size), self._device, context=context)
+            yield idle, 0
+
+    @property
+    def _device(self) -> torch.device:
+        return self.network.embed.weight.device
 
     def _refuse_non_finite(self, losses: Losses, norm: float, batch: Batch) -> None:
         broken = [name for name, part in losses.parts.items() if not part.isfinite()]
         if np.isfinite(norm) and not broken:
             return
-        self._evidence.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(
-            self._evidence,
-            token_T=batch.token_T,
-            trained_T=batch.trained_T,
-            lengths=np.array(batch.lengths),
-        )
+        evidence = self._evidence
+        if self.mesh.shares.size > 1:  # any of them may have done it
+            evidence = evidence.with_stem(f"{evidence.stem}-{self.mesh.shares.rank}")
+        if self.mesh.context.rank == 0:
+            evidence.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(
+                evidence,
+                token_T=batch.token_T,
+                trained_T=batch.trained_T,
+                lengths=np.array(batch.lengths),
+            )
         what = f"loss '{broken[0]}'" if broken else "the gradient"
-        raise TrainingError(f"{what} is not finite; the batch that did it is in {self._evidence}")
+        raise TrainingError(f"{what} is not finite; the batch that did it is in {evidence}")
 
 
 def make_optimizer(weights: Weights, optim: OptimSettings) -> AdamW:
@@ -117,6 +154,26 @@ def saved_elsewhere(machine: MachineSettings) -> AbstractContextManager[object]:
     if not machine.offload:
         return nullcontext()
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
+
+
+def over_ranks(losses: Losses, axis: Axis) -> Losses:
+    """Each rank's share of the losses as those of all."""
+    return Losses(
+        total(losses.total, axis),
+        {name: total(part, axis) for name, part in losses.parts.items()},
+        tuple(total(torch.stack(losses.loads), axis)) if losses.loads else (),
+    )
+
+
+def _nothing(tokens: int) -> Batch:
+    """A document that counts for nothing."""
+    return Batch(
+        token_T=np.zeros(tokens, np.int32),
+        trained_T=np.zeros(tokens, np.bool_),
+        lengths=(tokens,),
+        sources=("nothing",),
+        targets=0,
+    )
 
 
 def _added(found: list[Losses]) -> Losses:

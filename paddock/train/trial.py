@@ -10,9 +10,10 @@ import torch
 
 from paddock.data import Batch
 from paddock.model import ModelConfig, Network
+from paddock.parallel import Mesh
 from paddock.train.objective import BaseObjective
 from paddock.train.plan import Plan
-from paddock.train.run import DTYPES, pick_device
+from paddock.train.run import pick_device, placed
 from paddock.train.settings import TrainSettings
 from paddock.train.stages import STAGES
 from paddock.train.step import Trainer
@@ -36,7 +37,7 @@ def free_bytes(device: torch.device) -> int:
 def seconds_a_step(settings: TrainSettings, config: ModelConfig, steps: int = 3) -> float:
     """Median over a few steps after one to warm up, with full rows of random tokens."""
     device = pick_device(settings.machine.device)
-    network = Network.born(config, settings.seed).to(device).cast(DTYPES[settings.machine.dtype])
+    network = placed(Network.born(config, settings.seed), settings.machine, Mesh(device=device))
     stage = STAGES[settings.stage]
     stage.freeze(network)
     with tempfile.TemporaryDirectory() as scratch:

@@ -2,34 +2,63 @@
 
 In float32 they are the same tensors. A bfloat16 network computes with rounded copies: the exact
 float32 weights live here, gradients of micro-batches add up in float32, and after each step the
-network's copies are rounded anew.
+network's copies are rounded anew. A sharded network is float32 and rounds what it gathers: its
+exact weights are its shards.
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from paddock.checkpoint.load import blueprint
 from paddock.model import Network
+from paddock.model.moe import Experts
 from paddock.model.roles import parameter_roles
-from paddock.records import NamedParameter
+from paddock.parallel import ALONE, SOLO, Mesh
+from paddock.parallel.collectives import whole_on_first
+from paddock.parallel.shard import held_rows, local
+from paddock.records import NamedParameter, ParameterRole
+
+SplitRows = Literal["none", "heads", "all"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Weights:
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self.exact: dict[str, nn.Parameter] = {}
-        for name, parameter in network.named_parameters():
-            if parameter.dtype in (torch.float32, torch.float64):
-                self.exact[name] = parameter
-            else:
-                self.exact[name] = nn.Parameter(
-                    parameter.detach().float(), requires_grad=parameter.requires_grad
-                )
+    """`network` comes with its exact weights; from here on it computes in `dtype`."""
 
-    def roles(self, *, split: bool = True, split_rope_rows: bool = False) -> list[NamedParameter]:
-        """What the optimizer is told: only parameters that learn."""
+    def __init__(
+        self, network: Network, mesh: Mesh = ALONE, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._network, self._mesh = network, mesh
+        self.exact: dict[str, nn.Parameter] = dict(network.named_parameters())
+        if dtype.itemsize < 4 and mesh.everyone.size == 1:
+            before = {name: parameter.data for name, parameter in self.exact.items()}
+            network.cast(dtype)
+            for name, parameter in network.named_parameters():
+                if parameter.dtype == dtype:
+                    learns = parameter.requires_grad
+                    self.exact[name] = nn.Parameter(before[name], requires_grad=learns)
+        split = {
+            f"{name}.{stack}": module.axis
+            for name, module in network.named_modules()
+            if isinstance(module, Experts)
+            for stack, _ in module.named_parameters()
+        }
+        self._held = {
+            name: held_rows(parameter, split.get(name, SOLO))
+            for name, parameter in self.exact.items()
+        }
+        self._shapes = {
+            name: (len(parameter) * split.get(name, SOLO).size, *parameter.shape[1:])
+            for name, parameter in self.exact.items()
+        }
+
+    def roles(
+        self, *, split: SplitRows = "all", split_rope_rows: bool = False
+    ) -> list[NamedParameter]:
+        """What the optimizer is told: only parameters that learn, their rows split as asked."""
         declared = parameter_roles(
             self._network, self._network.config, split_rope_rows=split_rope_rows
         )
@@ -37,7 +66,7 @@ class Weights:
             NamedParameter(
                 each.name,
                 self.exact[each.name],
-                each.role if split else replace(each.role, split=None),
+                _split(each.role, split),
             )
             for each in declared
             if each.parameter.requires_grad
@@ -65,10 +94,27 @@ class Weights:
             if self.exact[name] is not parameter:
                 parameter.copy_(self.exact[name])
 
-    def exact_network(self) -> Network:
-        """The network with its exact weights, sharing their memory: what a checkpoint holds."""
+    def whole(self, name: str, rows: Tensor) -> Tensor | None:
+        """From each rank's rows of something shaped like this parameter, all of them on the first
+        rank, and None on the others. All ranks must ask."""
+        if self._mesh.everyone.size == 1:
+            return rows
+        found = whole_on_first(rows, self._held[name], self._shapes[name], self._mesh.everyone)
+        return None if found is None else found.cpu()
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's rows of something shaped like this parameter."""
+        return whole if self._mesh.everyone.size == 1 else whole[self._held[name]].clone()
+
+    def exact_network(self) -> Network | None:
+        """The network with its exact weights: what a checkpoint holds. A single process shares
+        their memory; of many the first rank gathers them in host memory, and the others get None.
+        """
+        exact = {name: self.whole(name, local(p.detach())) for name, p in self.exact.items()}
+        if not self._mesh.first:
+            return None
         twin = blueprint(self._network.config)
-        state = self._network.state_dict() | {name: p.detach() for name, p in self.exact.items()}
+        state = {**self._network.state_dict(), **exact}
         if self._network.config.tied:
             state["head.weight"] = state["embed.weight"]
         twin.load_state_dict(state, assign=True)
@@ -79,6 +125,15 @@ class Weights:
         """Take over another network's exact weights and buffers."""
         saved = network.state_dict()
         for name, tensor in self._network.state_dict().items():
-            target = self.exact.get(name, tensor)
-            target.copy_(saved[name])
+            if name in self.exact:
+                local(self.exact[name]).copy_(self.part(name, saved[name]))
+            else:
+                tensor.copy_(saved[name])
         self.publish()
+
+
+def _split(role: ParameterRole, wanted: SplitRows) -> ParameterRole:
+    kept = role.split is not None and (
+        wanted == "all" or (wanted == "heads" and role.split.heads > 1)
+    )
+    return role if kept else replace(role, split=None)

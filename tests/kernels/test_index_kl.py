@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from paddock.kernels import workspace
-from paddock.kernels.index_kl import AttentionSide, IndexSide, index_kl, index_kl_kept
+from paddock.kernels.index_kl import AttentionSide, IndexSide, index_kl, index_kl_kept, reference
 from paddock.kernels.index_scores import index_scores
 from paddock.kernels.spans import Span
 
@@ -38,7 +37,7 @@ def visible(spans):
 
 @pytest.mark.parametrize("budget", [1, 1 << 20])
 def test_the_dense_loss_is_over_every_visible_key(budget, monkeypatch):
-    monkeypatch.setattr(workspace.chunks, "__defaults__", (budget,))
+    monkeypatch.setattr(reference, "scratch", lambda device: budget)
     index, attention = sides()
     expected = by_hand(index, attention, visible(SPANS))
     torch.testing.assert_close(index_kl(index, attention, SPANS), expected)

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from paddock.kernels import workspace
-from paddock.kernels.index_scores import index_scores
+from paddock.kernels.index_scores import index_scores, reference
 
 
 def inputs(T: int, S: int, H: int, D: int) -> tuple[torch.Tensor, ...]:
@@ -26,7 +25,7 @@ def test_a_score_is_a_weighted_sum_of_matches_that_are_not_negative():
 def test_chunks_do_not_change_the_scores(budget, monkeypatch):
     query, key, weight = inputs(9, 11, 3, 4)
     whole = index_scores(query, key, weight)
-    monkeypatch.setattr(workspace.chunks, "__defaults__", (budget,))
+    monkeypatch.setattr(reference, "scratch", lambda device: budget)
     torch.testing.assert_close(index_scores(query, key, weight), whole)
 
 

@@ -16,6 +16,8 @@ from paddock.kernels.workspace import chunks
 
 # Documents whose lengths differ by less than this share a padded batch.
 SHORTEST_OF_LONGEST = 0.75
+# Runs of queries a masked product is cut into; more would save little more of the upper triangle.
+MASKED_RUNS = 4
 
 
 def dense_attention(
@@ -114,22 +116,42 @@ def _whole(
             x[index].transpose(1, 2)
             for x, index in zip(heads, (query_BL, key_BL, key_BL), strict=True)
         )
-    mask = None if index_TK is None else _kept_mask(index_TK[query_BL], key_BL[:, :1])
-    out_BHLD = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
-    )
+    if index_TK is None:
+        out_BHLD = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    else:
+        local_BLK = torch.where(
+            index_TK[query_BL] < 0, -1, index_TK[query_BL] - key_BL[:, :1, None]
+        )
+        out_BHLD = torch.cat([*_under_masks(q, k, v, local_BLK, scale)], dim=2)
     for out_LHD, span in zip(out_BHLD.transpose(1, 2), spans, strict=True):
         yield out_LHD[: span.queries]
 
 
-def _kept_mask(index_BLK: Tensor, first_B1: Tensor) -> Tensor:
-    """[B, 1, L, L]: the kept keys of each query, or all before it where none are named."""
-    B, L, _ = index_BLK.shape
-    local_BLK = torch.where(index_BLK < 0, L, index_BLK - first_B1.unsqueeze(-1))
-    kept_BLL = torch.zeros(B, L, L + 1, dtype=torch.bool, device=index_BLK.device)
-    kept_BLL = kept_BLL.scatter_(2, local_BLK.long(), True)[:, :, :L]
-    past_LL = torch.ones(L, L, dtype=torch.bool, device=index_BLK.device).tril()
-    return torch.where(index_BLK[:, :, :1] < 0, past_LL, kept_BLL).unsqueeze(1)
+def _under_masks(
+    q: Tensor, k: Tensor, v: Tensor, local_BLK: Tensor, scale: float
+) -> Iterator[Tensor]:
+    """Queries in a few runs, so that early ones are not multiplied with keys they cannot see."""
+    L = q.shape[2]
+    run = -(-L // MASKED_RUNS)
+    for start in range(0, L, run):
+        stop = min(start + run, L)
+        yield F.scaled_dot_product_attention(
+            q[:, :, start:stop],
+            k[:, :, :stop],
+            v[:, :, :stop],
+            attn_mask=_kept_mask(local_BLK[:, start:stop], start, stop),
+            scale=scale,
+        )
+
+
+def _kept_mask(local_BQK: Tensor, start: int, stop: int) -> Tensor:
+    """[B, 1, Q, stop]: the kept keys of queries start..stop, or all before one that names none."""
+    B, Q, _ = local_BQK.shape
+    spare_BQK = torch.where(local_BQK < 0, stop, local_BQK).long()
+    kept = torch.zeros(B, Q, stop + 1, dtype=torch.bool, device=local_BQK.device)
+    kept_BQS = kept.scatter_(2, spare_BQK, True)[:, :, :stop]
+    past_QS = torch.ones(Q, stop, dtype=torch.bool, device=local_BQK.device).tril(start)
+    return torch.where(local_BQK[:, :, :1] < 0, past_QS, kept_BQS).unsqueeze(1)
 
 
 def _continued(heads: _Heads, span: Span, scale: float, window: int | None) -> Tensor:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from paddock.kernels.index_scores.reference import index_scores
 from paddock.kernels.precision import wide
 from paddock.kernels.spans import Span
-from paddock.kernels.workspace import chunks
+from paddock.kernels.workspace import chunks, scratch
 
 
 class IndexSide(NamedTuple):
@@ -74,7 +75,8 @@ class _Sum(torch.autograd.Function):
             leaves = [
                 x[at].detach().requires_grad_(wanted) for x, at in zip(index, views, strict=True)
             ]
-            with torch.set_grad_enabled(wanted):
+            # What this graph saves is used at once: not for a caller's recomputation or offload.
+            with torch.set_grad_enabled(wanted), saved_tensors_hooks(_itself, _itself):
                 loss = piece.loss(*leaves)
             total += loss.detach()
             if wanted:
@@ -89,9 +91,15 @@ class _Sum(torch.autograd.Function):
         return None, *(grads[0].to(saved.dtype) * saved for saved in ctx.saved_tensors)
 
 
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def _dense_pieces(attention: AttentionSide, spans: Sequence[Span]) -> Iterator[_Piece]:
     for span in spans:
-        for q in chunks(span.queries, row_bytes=4 * attention.query_THC.shape[1] * span.keys):
+        heads = attention.query_THC.shape[1]
+        budget = scratch(attention.row_SC.device)
+        for q in chunks(span.queries, 4 * heads * span.keys, budget):
             part = span.part(q.start, q.stop)
             position_Q1 = torch.arange(part.past, part.keys, device=attention.row_SC.device)[
                 :, None
@@ -105,7 +113,7 @@ def _dense_pieces(attention: AttentionSide, spans: Sequence[Span]) -> Iterator[_
 def _kept_pieces(attention: AttentionSide, index_TK: Tensor) -> Iterator[_Piece]:
     T, K = index_TK.shape
     heads, width = attention.query_THC.shape[1:]
-    for q in chunks(T, row_bytes=4 * K * max(heads, width)):
+    for q in chunks(T, 4 * K * max(heads, width), scratch(index_TK.device)):
         kept_QK, hidden_QK = index_TK[q].clamp(min=0), index_TK[q] < 0
         target_QK = _target(attention, q, attention.row_SC[kept_QK], hidden_QK)
         yield _Piece(q, slice(None), kept_QK, target_QK, hidden_QK)

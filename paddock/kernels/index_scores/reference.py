@@ -3,18 +3,17 @@
 import torch
 from torch import Tensor
 
-from paddock.kernels.precision import wide
-from paddock.kernels.workspace import chunks
+from paddock.kernels.precision import wide, wide_mm
+from paddock.kernels.workspace import chunks, scratch
 
 
 def index_scores(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor) -> Tensor:
     """[T, S] scores; see the package's contract."""
     (T, H, _), S = query_THD.shape, key_SD.shape[0]
     dtype = wide(query_THD.dtype)
-    key_SD = key_SD.to(dtype)
     pieces = [
-        _scores(query_THD[q].to(dtype), key_SD, weight_TH[q].to(dtype))
-        for q in chunks(T, row_bytes=H * S * dtype.itemsize)
+        _scores(query_THD[q], key_SD, weight_TH[q].to(dtype))
+        for q in chunks(T, H * S * dtype.itemsize, scratch(query_THD.device))
     ]
     if not pieces:
         return query_THD.new_zeros((0, S), dtype=dtype)
@@ -22,9 +21,11 @@ def index_scores(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor) -> Tensor
 
 
 def _scores(query_QHD: Tensor, key_SD: Tensor, weight_QH: Tensor) -> Tensor:
-    match_QHS = (query_QHD.flatten(0, 1) @ key_SD.mT).unflatten(0, query_QHD.shape[:2])
-    if torch.is_grad_enabled() and match_QHS.requires_grad:
-        match_QHS = match_QHS.relu()
+    if torch.is_grad_enabled() and (query_QHD.requires_grad or key_SD.requires_grad):
+        dtype = wide(query_QHD.dtype)
+        match_QHS = (query_QHD.to(dtype).flatten(0, 1) @ key_SD.to(dtype).mT).relu()
     else:
-        match_QHS = match_QHS.relu_()  # half the traffic where nobody needs the sign back
+        # In place: half the traffic where nobody needs the sign back.
+        match_QHS = wide_mm(query_QHD.flatten(0, 1), key_SD.mT).relu_()
+    match_QHS = match_QHS.unflatten(0, query_QHD.shape[:2])
     return torch.bmm(weight_QH.unsqueeze(1), match_QHS).squeeze(1)

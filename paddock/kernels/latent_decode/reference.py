@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paddock.kernels.precision import wide
 from paddock.kernels.spans import Span
-from paddock.kernels.workspace import chunks
+from paddock.kernels.workspace import chunks, scratch
 
 
 def latent_decode(
@@ -31,7 +31,7 @@ def _attend(query_NHC: Tensor, row_SC: Tensor, scale: float, value: int) -> Iter
     S = row_SC.shape[0]
     row_SC = row_SC.to(wide(row_SC.dtype))
     visible_N = torch.arange(S - N + 1, S + 1, device=row_SC.device)
-    for q in chunks(N, row_bytes=H * S * row_SC.dtype.itemsize):
+    for q in chunks(N, H * S * row_SC.dtype.itemsize, scratch(row_SC.device)):
         seen_SC = row_SC[: S - N + q.stop]
         score_QHS = (query_NHC[q].to(row_SC.dtype) * scale) @ seen_SC.mT
         hidden_QS = torch.arange(len(seen_SC), device=row_SC.device) >= visible_N[q].unsqueeze(1)

@@ -7,7 +7,7 @@ hidden_TD, head_VD, target_T int64 -> [T] in float32 (float64 for float64 inputs
 negative target is ignored: its result is 0, and no logits are made for it. Nothing is averaged: the
 caller owns the denominator.
 
-Half inputs are multiplied in float32: a logit of 20 rounded to bfloat16 is off by up to 0.06, which
+Half inputs give float32 logits: a logit of 20 rounded to bfloat16 is off by up to 0.06, which
 policy ratios cannot bear. Logits live in chunks of rows of at most `chunk_bytes`, one chunk at a
 time; backward makes them again, since a per-token loss may meet any gradient from above.
 Differentiable once, in hidden and head.

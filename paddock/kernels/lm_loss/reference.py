@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paddock.kernels.precision import wide
+from paddock.kernels.precision import wide, wide_mm
 from paddock.kernels.workspace import chunks
 
 CHUNK_BYTES = 1 << 28
@@ -50,11 +50,10 @@ class _NegLogLikelihood(torch.autograd.Function):
         chunk_bytes: int,
     ) -> Tensor:
         dtype = _wide_of_both(hidden_TD, head_VD)
-        head = head_VD.to(dtype)
         nll_T = hidden_TD.new_zeros(len(target_T), dtype=dtype)
         lse_T = torch.zeros_like(nll_T)
         for rows_R in _counted(target_T, len(head_VD) * dtype.itemsize, chunk_bytes):
-            logit_RV = _logits(hidden_TD[rows_R].to(dtype), head, temperature)
+            logit_RV = _logits(hidden_TD[rows_R], head_VD, temperature)
             picked_R = logit_RV.gather(1, target_T[rows_R, None]).squeeze(1)
             lse_T[rows_R] = _logsumexp_(logit_RV)
             nll_T[rows_R] = lse_T[rows_R] - picked_R
@@ -68,20 +67,22 @@ class _NegLogLikelihood(torch.autograd.Function):
         hidden_TD, head_VD, target_T, lse_T = ctx.saved_tensors
         wants_hidden, wants_head = ctx.needs_input_grad[:2]
         dtype = _wide_of_both(hidden_TD, head_VD)
-        head = head_VD.to(dtype)
+        # Tensor cores multiply halves: there the gradient is rounded like any activation's.
+        narrow = hidden_TD.dtype if hidden_TD.is_cuda else dtype
         grad_hidden_TD = torch.zeros_like(hidden_TD) if wants_hidden else None
         # Sums over chunks, so it must not round to half between them.
         grad_head_VD = torch.zeros_like(head_VD, dtype=dtype) if wants_head else None
         for rows_R in _counted(target_T, len(head_VD) * dtype.itemsize, ctx.chunk_bytes):
-            hidden_RD = hidden_TD[rows_R].to(dtype)
+            hidden_RD = hidden_TD[rows_R]
             # d nll / d logit = (softmax - one hot), in the buffer of the logits themselves.
-            grad_RV = _logits(hidden_RD, head, ctx.temperature).sub_(lse_T[rows_R, None]).exp_()
+            grad_RV = _logits(hidden_RD, head_VD, ctx.temperature).sub_(lse_T[rows_R, None]).exp_()
             grad_RV[torch.arange(len(rows_R), device=rows_R.device), target_T[rows_R]] -= 1
             grad_RV *= grad_T[rows_R, None] / ctx.temperature
+            grad_RV = grad_RV.to(narrow)
             if grad_hidden_TD is not None:
-                grad_hidden_TD[rows_R] = (grad_RV @ head).to(hidden_TD.dtype)
+                grad_hidden_TD[rows_R] = (grad_RV @ head_VD.to(narrow)).to(hidden_TD.dtype)
             if grad_head_VD is not None:
-                grad_head_VD.addmm_(grad_RV.T, hidden_RD)
+                grad_head_VD += wide_mm(grad_RV.T, hidden_RD.to(narrow))
         if grad_head_VD is not None:
             grad_head_VD = grad_head_VD.to(head_VD.dtype)
         return grad_hidden_TD, grad_head_VD, None, None, None
@@ -99,7 +100,7 @@ def _wide_of_both(hidden_TD: Tensor, head_VD: Tensor) -> torch.dtype:
 
 
 def _logits(hidden_RD: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
-    return (hidden_RD @ head_VD.T).div_(temperature)
+    return wide_mm(hidden_RD, head_VD.T).div_(temperature)
 
 
 def _logsumexp_(logit_RV: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.precision import wide
-from paddock.kernels.workspace import chunks
+from paddock.kernels.workspace import chunks, scratch
 
 # Gathered rows are used twice forward and four times backward, so a larger chunk pays here.
-SCRATCH_BYTES = 32 << 20
+SCRATCHES = 4
 
 
 def sparse_mla(
@@ -62,7 +62,7 @@ class _SparseMLA(torch.autograd.Function):
 def _chunks(row_SC: Tensor, index_TK: Tensor) -> Any:
     T, K = index_TK.shape
     row_bytes = K * row_SC.shape[1] * wide(row_SC.dtype).itemsize
-    return chunks(T, row_bytes, SCRATCH_BYTES)
+    return chunks(T, row_bytes, SCRATCHES * scratch(row_SC.device))
 
 
 def _probabilities(

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paddock.kernels.index_scores.reference import index_scores
-from paddock.kernels.workspace import chunks
+from paddock.kernels.workspace import chunks, scratch
 
 PAD = -1
 
@@ -79,7 +79,7 @@ def index_topk(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor, past: int, 
     (T, H, _), S = query_THD.shape, key_SD.shape[0]
     index_TK = torch.full((T, k), PAD, dtype=torch.int32, device=query_THD.device)
     visible_T = torch.arange(past + 1, past + T + 1, device=query_THD.device)
-    for q in chunks(T, row_bytes=4 * H * S):
+    for q in chunks(T, 4 * H * S, scratch(query_THD.device)):
         seen = past + q.stop  # the chunk's last query sees no further
         score_QS = index_scores(query_THD[q], key_SD[:seen], weight_TH[q])
         newest_QQ = score_QS[:, past + q.start :]  # only among these is anything hidden

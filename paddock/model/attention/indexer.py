@@ -40,8 +40,7 @@ class Indexer(nn.Module):
         query_THD = self._rotated(self.query(latent_TQ).unflatten(1, (heads, dim)), step)
         key_T1D = self._rotated(self.key_norm(self.key(x_TD)).unsqueeze(1), step)
         # Head weights in float32: they are few, and a rounded weight moves every score of a query.
-        dtype = wide(x_TD.dtype)
-        weight_TH = nn.functional.linear(x_TD.to(dtype), self.weights.weight.to(dtype))
+        weight_TH = self.weights(x_TD.to(wide(x_TD.dtype)))
         return IndexSide(query_THD, key_T1D.squeeze(1), weight_TH * (heads * dim) ** -0.5)
 
     def _rotated(self, x_THD: Tensor, step: Step) -> Tensor:

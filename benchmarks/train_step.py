@@ -1,0 +1,226 @@
+"""One training step against transformers' GlmMoeDsaForCausalLM with AdamW in a plain loop.
+
+    python -m benchmarks.train_step [--config small|nano] [--shapes 8x4096,1x16384] [--dtype ...]
+
+Same configuration, same batch, one run, arms taking turns, medians. Tokens/s, peak memory, MFU
+(forward and backward FLOPs of the sparse network, see paddock.model.cost) and where a step's time
+goes. A shape that one arm cannot hold in memory is reported for the other alone.
+"""
+
+import argparse
+import gc
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.table import Claim, print_claims, times_better
+from paddock.data import Batch
+from paddock.model import ModelConfig, Network, preset
+from paddock.model.attention.mla import MLA
+from paddock.model.cost import flops
+from paddock.model.moe import GatedMLP, MoE
+from paddock.train import Trainer, TrainSettings
+from paddock.train.objective import BaseObjective
+from paddock.train.plan import peak_flops
+from paddock.train.run import pick_device
+from paddock.train.settings import LossSettings, MachineSettings, OptimSettings, StartSettings
+from paddock.train.stages import Stage
+from paddock.train.weights import DTYPES
+
+Step = Callable[[], float]
+# What transformers' training does: the language loss on sparse attention, the indexer resting.
+SPARSE = Stage(language=True, indexer=False, dense=False)
+TARGETS = {("small", "8x4096"): 5.0}
+
+
+def batch_of(rows: int, context: int, vocab: int) -> Batch:
+    trained_T = np.ones(rows * context, np.bool_)
+    trained_T[::context] = False
+    return Batch(
+        token_T=np.random.default_rng(0).integers(0, vocab, rows * context, dtype=np.int32),
+        trained_T=trained_T,
+        lengths=(context,) * rows,
+        sources=("random",) * rows,
+        targets=int(trained_T.sum()),
+    )
+
+
+def paddock_step(config: ModelConfig, batch: Batch, dtype: str, optimizer: str) -> Step:
+    device = pick_device(None)
+    settings = TrainSettings(
+        steps=1,
+        start=StartSettings(preset="nano"),
+        optim=OptimSettings(kind=optimizer),  # type: ignore[arg-type]
+        loss=LossSettings(mtp=0.0, mtp_later=0.0, balance=0.0),
+        machine=MachineSettings(dtype=dtype),  # type: ignore[arg-type]
+    )
+    network = Network.born(config, 0).to(device)
+    objective = BaseObjective(SPARSE, settings.loss)
+    trainer = Trainer(network, objective, settings, Path(tempfile.gettempdir()) / "batch.npz")
+
+    def step() -> float:
+        report = trainer.step(batch, lr=1e-4, bias_rate=0.0, progress=0.0)
+        return report.parts["loss"]
+
+    step.trainer = trainer  # type: ignore[attr-defined]
+    return step
+
+
+def transformers_step(config: ModelConfig, batch: Batch, dtype: str) -> Step:
+    from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+
+    from paddock.checkpoint.config_json import config_to_json
+
+    device = pick_device(None)
+    known = GlmMoeDsaConfig(**config_to_json(config))
+    known._attn_implementation = "sdpa"
+    model = GlmMoeDsaForCausalLM(known).to(device, DTYPES[dtype]).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type != "cpu")
+    ids = torch.from_numpy(batch.token_T.astype(np.int64)).view(len(batch.lengths), -1).to(device)
+
+    def step() -> float:
+        loss = model(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+def synchronize() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def measure(make: Callable[[], Step], steps: int) -> tuple[float, int] | None:
+    """Median seconds of a step and peak bytes; None where memory does not suffice."""
+    on_gpu = torch.accelerator.is_available()
+    try:
+        step = make()
+        times = []
+        for i in range(steps + 2):
+            if i == 2 and on_gpu:
+                torch.accelerator.reset_peak_memory_stats()
+            synchronize()
+            start = time.perf_counter()
+            step()
+            synchronize()
+            times.append(time.perf_counter() - start)
+        peak = torch.accelerator.max_memory_allocated() if on_gpu else 0
+        return statistics.median(times[2:]), int(peak)
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        step = None  # type: ignore[assignment]
+        gc.collect()
+        if on_gpu:
+            torch.accelerator.empty_cache()
+
+
+def shares(make: Callable[[], Step]) -> dict[str, float]:
+    """Milliseconds of one forward by part, and of backward and optimizer, synchronized apart."""
+    step = make()
+    trainer: Trainer = step.trainer  # type: ignore[attr-defined]
+    spent: dict[str, float] = defaultdict(float)
+
+    def timed(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*args: object, **kwargs: object) -> object:
+            synchronize()
+            start = time.perf_counter()
+            result = call(*args, **kwargs)
+            synchronize()
+            spent[name] += 1e3 * (time.perf_counter() - start)
+            return result
+
+        return wrapped
+
+    step()
+    for module in trainer.network.modules():
+        if isinstance(module, MLA):
+            for part in ("project", "index", "attend", "masked", "dense"):
+                if hasattr(module, part):
+                    setattr(module, part, timed(f"attention: {part}", getattr(module, part)))
+            module.forward = timed("attention", module.forward)  # type: ignore[method-assign]
+        elif isinstance(module, MoE | GatedMLP):
+            module.forward = timed("feed-forward", module.forward)  # type: ignore[method-assign]
+    trainer._accumulate = timed("forward and backward", trainer._accumulate)  # type: ignore[method-assign,assignment]
+    trainer.optimizer.step = timed("optimizer", trainer.optimizer.step)  # type: ignore[method-assign,assignment]
+    step()
+    return dict(spent)
+
+
+def claims(
+    name: str = "small",
+    shapes: Sequence[str] = ("8x4096", "1x16384", "1x32768"),
+    dtype: str = "bfloat16",
+    steps: int = 5,
+) -> list[Claim]:
+    config = preset(name).model_copy(update={"mtp": None})
+    peak = peak_flops(pick_device(None))
+    rows = []
+    for shape in shapes:
+        count, context = map(int, shape.split("x"))
+        batch = batch_of(count, context, config.vocab)
+        tokens = count * context
+        arms = {
+            "adamw": lambda batch=batch: paddock_step(config, batch, dtype, "adamw"),
+            "muon": lambda batch=batch: paddock_step(config, batch, dtype, "muon"),
+            "transformers": lambda batch=batch: transformers_step(config, batch, dtype),
+        }
+        found = {arm: measure(make, steps) for arm, make in arms.items()}
+        again = {arm: measure(make, steps) for arm, make in arms.items() if found[arm]}
+        rates: dict[str, float | None] = {}
+        for arm, one in found.items():
+            two = again.get(arm)
+            rates[arm] = tokens / min(one[0], two[0]) if one and two else None
+            memory = f", {one[1] / 2**30:.1f} GiB" if one and one[1] else ""
+            text = "out of memory" if rates[arm] is None else f"{rates[arm]:,.0f} tokens/s{memory}"
+            if arm != "transformers" and peak and rates[arm]:
+                work = 3 * flops(config, context // 2).total
+                text += f", MFU {rates[arm] * work / peak:.1%}"
+            rows.append(Claim(name=f"{name} {shape} {dtype}: {arm}", measured=text))
+        ours, theirs = rates["adamw"], rates["transformers"]
+        if ours and theirs:
+            rows.append(
+                times_better(
+                    f"{name} {shape}: time a token against transformers",
+                    1e6 / ours,
+                    1e6 / theirs,
+                    least=TARGETS.get((name, shape)),
+                    unit="us",
+                )
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default="small")
+    parser.add_argument("--shapes", default="8x4096,1x16384,1x32768")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--parts", action="store_true", help="only say where a step's time goes")
+    options = parser.parse_args()
+    shapes = options.shapes.split(",")
+    if options.parts:
+        config = preset(options.config).model_copy(update={"mtp": None})
+        for shape in shapes:
+            count, context = map(int, shape.split("x"))
+            batch = batch_of(count, context, config.vocab)
+            found = shares(lambda batch=batch: paddock_step(config, batch, options.dtype, "adamw"))
+            print(shape, {name: round(value, 1) for name, value in found.items()})
+    else:
+        print_claims(claims(options.config, shapes, options.dtype, options.steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What n ranks wrote, m ranks read."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paddock.config import dump
+from paddock.model.config import ExpertSettings
+from paddock.train.settings import ParallelSettings
+from tests.parallel.ranks import curve, on_ranks, quiet, raise_network
+from tests.train.tiny import network_folder, run_in, settings
+
+STEPS = 4  # a checkpoint at 3
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A run of two ranks, each with half of the experts."""
+    folder = tmp_path_factory.mktemp("written")
+    start = network_folder(folder / "born", moe=ExpertSettings(experts=8, active=2, inner=16))
+    chosen = settings(start, steps=STEPS, parallel=ParallelSettings(expert=2))
+    on_ranks(2, raise_network, run_in(folder / "run", chosen))
+    return run_in(folder / "run", chosen)
+
+
+def tensors(folder):
+    return load_file(folder / "model" / "model.safetensors") | load_file(
+        folder / "optimizer.safetensors"
+    )
+
+
+def write_again(run):
+    """Take up the newest checkpoint and save it at once, as step 99."""
+    from paddock.parallel import MeshSizes, open_mesh
+    from paddock.train.loop import Stream, make_trainer, open_corpus, resume, save, tokenizer_of
+
+    sizes = MeshSizes(**run.settings.parallel.model_dump())
+    with open_mesh(sizes, torch.device("cpu")) as mesh:
+        tokenizer = tokenizer_of(run, quiet)
+        trainer = make_trainer(run, tokenizer, mesh)
+        corpus = open_corpus(run, tokenizer, quiet)
+        stream = Stream(corpus.split("train"), run.settings.stream)
+        resume(run, trainer, stream)
+        save(run, trainer, stream, tokenizer, 99)
+
+
+def elsewhere(run, folder, **sizes):
+    """A copy of the run, to be gone on with on another mesh."""
+    shutil.copytree(run.folder, folder / "run")
+    shutil.copytree(run.corpora, folder / "corpora")
+    chosen = run.settings.model_copy(update={"parallel": ParallelSettings(**sizes)})
+    return replace(run, folder=folder / "run", corpora=folder / "corpora", settings=chosen)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes"), [(1, {}), (2, {"data": 2}), (4, {"expert": 2, "context": 2})]
+)
+def test_weights_and_optimizer_come_back_bit_for_bit(written, tmp_path, ranks, sizes):
+    run = elsewhere(written, tmp_path, **sizes)
+    on_ranks(ranks, write_again, run)
+    before = tensors(written.checkpoints / f"step-{STEPS:08d}")
+    after = tensors(run.checkpoints / "step-00000099")
+    assert before.keys() == after.keys()
+    assert any(name.endswith("/momentum") for name in before)
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+
+
+def test_a_run_goes_on_with_more_ranks_as_if_nothing_had_happened(written, tmp_path):
+    run = elsewhere(written, tmp_path, data=2, context=2)
+    shutil.rmtree(run.checkpoints / f"step-{STEPS:08d}")
+    on_ranks(4, raise_network, run)
+    *_, last, again = curve(run)
+    assert again == pytest.approx(last, abs=1e-5)
+
+
+def test_torchrun_trains_a_recipe_and_one_rank_speaks(written, tmp_path):
+    (tmp_path / "recipe.toml").write_text(dump(written.settings))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "paddock.cli", "train"]
+    command += [str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run")]
+    command += ["--set", "parallel.data=2", "--set", "parallel.expert=1"]
+    done = finished(command)
+    assert done.count("done:") == 1
+    assert "Traceback" not in done
+    run = replace(written, folder=tmp_path / "run")
+    assert curve(run) == pytest.approx(curve(written), abs=1e-5)
+
+
+def finished(command, timeout_s=120):
+    """What a command says; it and all its children are gone afterwards."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said
+    return said

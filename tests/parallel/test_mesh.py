@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from paddock.parallel import SOLO, Cut, MeshError, MeshSizes, open_mesh
+from paddock.train import TrainingError
+from paddock.train.run import refuse_impossible
+from paddock.train.settings import ParallelSettings
+from tests.model.networks import grouped_config, latent_config
+
+CPU = torch.device("cpu")
+
+
+def test_without_torchrun_there_is_one_rank_and_no_process_group():
+    with open_mesh(MeshSizes(), CPU) as mesh:
+        assert mesh.first
+        assert {mesh.everyone.size, mesh.shares.size, mesh.expert.size, mesh.context.size} == {1}
+        assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(("started", "sizes"), [("1", MeshSizes(data=2)), ("6", MeshSizes())])
+def test_sizes_that_are_not_the_number_of_processes_are_refused(monkeypatch, started, sizes):
+    monkeypatch.setenv("WORLD_SIZE", started)
+    said = rf"is {sizes.ranks} ranks, but {started} were started"
+    with pytest.raises(MeshError, match=said), open_mesh(sizes, CPU):
+        pass
+
+
+def test_experts_that_cannot_be_dealt_are_refused():
+    with pytest.raises(TrainingError, match=r"'parallel\.expert' 4: 6 experts"):
+        refuse_impossible(latent_config(), ParallelSettings(expert=4))
+    with pytest.raises(TrainingError, match="0 experts"):
+        refuse_impossible(grouped_config("gqa"), ParallelSettings(expert=2))
+
+
+def test_a_recurrent_layer_cannot_be_cut():
+    with pytest.raises(TrainingError, match="linear attention"):
+        refuse_impossible(grouped_config("gqa", "gdn"), ParallelSettings(context=2))
+
+
+def test_a_row_shorter_than_its_ranks_is_refused():
+    with pytest.raises(MeshError, match="0 tokens cannot be cut over 1"):
+        Cut(SOLO, 0)

@@ -1,0 +1,140 @@
+"""What ranks do together, against the same done alone. Assertions run on the ranks themselves."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paddock.model import Layout
+from paddock.optim import AdamW, Muon
+from paddock.parallel import Axis, Cut, MeshSizes, Trip, open_mesh
+from paddock.parallel.collectives import gather_rows
+from paddock.parallel.shard import local, shard
+from paddock.records import NamedParameter, ParameterRole, Split
+from paddock.train import TrainingError
+from paddock.train.objective import BaseObjective
+from paddock.train.run import placed
+from paddock.train.settings import LossSettings, MachineSettings, ParallelSettings
+from paddock.train.stages import STAGES
+from paddock.train.step import Trainer
+from tests.model.networks import born, grouped_config, latent_config, tokens
+from tests.parallel.ranks import on_ranks
+from tests.train.test_batch import batch_of
+from tests.train.tiny import settings
+
+CPU = torch.device("cpu")
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gathers_and_trips():
+    with open_mesh(MeshSizes(data=3), CPU) as mesh:
+        a_row_gathered_has_the_gradients_of_all(mesh.everyone)
+        an_answer_comes_back_to_who_asked(mesh.everyone)
+        attention_sees_what_other_ranks_hold(mesh.everyone)
+
+
+def a_row_gathered_has_the_gradients_of_all(axis: Axis):
+    x_SC = drawn(7, 2)
+    cut = Cut(axis, 7)
+    x_TC = x_SC[cut.here].clone().requires_grad_()
+    gathered = cut.gather(x_TC)
+    assert torch.equal(gathered, x_SC)
+    (gathered.sum() * (axis.rank + 1)).backward()
+    assert torch.equal(x_TC.grad, torch.full_like(x_TC, 1 + 2 + 3))
+    assert gather_rows(torch.zeros(0, 2), [0, 0, 0], axis).shape == (0, 2)
+
+
+def an_answer_comes_back_to_who_asked(axis: Axis):
+    expert_R = torch.tensor([[0, 0, 5], [], [1, 2, 2]][axis.rank], dtype=torch.int64)
+    trip = Trip(expert_R.bincount(minlength=6), axis)
+    assert trip.counts_H.tolist() == [[2, 1], [2, 0], [0, 1]][axis.rank]
+    x_R1 = (10.0 * axis.rank + torch.arange(len(expert_R))).unsqueeze(1).requires_grad_()
+    held = torch.arange(6)[axis.slice_of(6)].repeat_interleave(trip.counts_H)
+    answer_R1 = trip.back(trip.there(x_R1) * (held.unsqueeze(1) + 1))
+    assert torch.equal(answer_R1, x_R1 * (expert_R.unsqueeze(1) + 1))
+    answer_R1.sum().backward()
+    assert torch.equal(x_R1.grad, expert_R.unsqueeze(1) + 1.0)
+
+
+def attention_sees_what_other_ranks_hold(axis: Axis):
+    for config in (grouped_config("gqa", "swa"), latent_config()):
+        network, token_S = born(config), tokens(23)
+        layout = Layout.packed([4, 15, 1, 3])
+        whole = network(token_S, layout).hidden_TD
+        cut = Cut(axis, 23)
+        mine = network(token_S[cut.here], layout.piece(cut)).hidden_TD
+        torch.testing.assert_close(mine, whole[cut.here], atol=1e-5, rtol=1e-5)
+
+
+class Weights(nn.Module):
+    """Fewer rows and fewer matrices than ranks among them, so that some ranks hold nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.Parameter(drawn(24, 8, seed=1))
+        self.wide = nn.Parameter(drawn(2, 9, seed=2))
+        self.stack = nn.Parameter(drawn(2, 6, 4, seed=3))
+        self.gain = nn.Parameter(drawn(5, seed=4))
+
+    def roles(self):
+        matrix = ParameterRole("matrix")
+        split = {"heads": ParameterRole("matrix", Split(heads=4, rows=(2, 4)))}
+        kinds = split | {"wide": matrix, "stack": matrix, "gain": ParameterRole("vector")}
+        return [NamedParameter(name, p, kinds[name]) for name, p in self.named_parameters()]
+
+    def forward(self, target):
+        return sum(((p - t) ** 2).sum() for p, t in zip(self.parameters(), target, strict=True))
+
+
+def optimizers_step_alike():
+    target = [parameter.detach() for parameter in Weights().to(CPU).apply(_elsewhere).parameters()]
+    with open_mesh(MeshSizes(data=3), CPU) as mesh:
+        for kind in (Muon, AdamW):
+            alone, shared = Weights(), Weights()
+            shard(shared, mesh, torch.float32, blocks=[])
+            optimizers = [kind(module.roles(), lr=0.1) for module in (alone, shared)]
+            for _ in range(3):
+                for module, weight in ((alone, 1.0), (shared, 1 / 3)):
+                    (module(target) * weight).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            for one, many in zip(alone.parameters(), shared.parameters(), strict=True):
+                torch.testing.assert_close(many.full_tensor(), one.detach(), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def _elsewhere(module):
+    for parameter in module.parameters():
+        parameter.mul_(0.5).add_(0.1)
+
+
+def one_broken_rank_stops_all(folder):
+    """A number that only the second rank holds goes wrong."""
+    with open_mesh(MeshSizes(data=2), CPU) as mesh:
+        chosen = settings(folder, parallel=ParallelSettings(data=2))
+        network = placed(born(latent_config()), MachineSettings(), mesh)
+        objective = BaseObjective(STAGES["pretrain"], LossSettings())
+        trainer = Trainer(network, objective, chosen, folder / "batch.npz", mesh)
+        if mesh.everyone.rank == 1:
+            with torch.no_grad():
+                local(trainer.weights.exact["norm.weight"])[0] = float("nan")
+        batch = batch_of(9 + mesh.shares.rank)
+        with pytest.raises(TrainingError, match=f"batch-{mesh.shares.rank}"):
+            trainer.step(batch, lr=1e-3, bias_rate=0.0, progress=0.0)
+
+
+def test_rows_travel_and_come_back():
+    on_ranks(3, gathers_and_trips)
+
+
+def test_sharded_parameters_step_as_whole_ones_do():
+    on_ranks(3, optimizers_step_alike)
+
+
+def test_a_number_that_is_not_finite_stops_every_rank(tmp_path):
+    on_ranks(2, one_broken_rank_stops_all, tmp_path)
+    assert [len(np.load(tmp_path / f"batch-{share}.npz")["token_T"]) for share in (0, 1)] == [9, 10]
