@@ -9,11 +9,12 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import forward_vs_transformers
+from benchmarks import forward_vs_transformers, raise_base, train_step
 from benchmarks.table import Claim, print_claims
 
 AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "model": (forward_vs_transformers.claims,),
+    "train": (raise_base.claims, train_step.claims_here),
 }
 
 

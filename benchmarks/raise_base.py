@@ -203,8 +203,11 @@ def figures_of(run: Path, *, dense: bool) -> tuple[float, float, list[float]]:
     tasks = list(held_out.tasks(Reading(count_tokens=count)))
     begin = [tokenizer.id_of(token) or 0 for token in settings_of(run).corpus.begin]
     needles = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
-    batch = next(held_out_batches(corpus, network, context=512, tokens=1))
-    masses = [] if dense else [found.mass for found in recall(network, batch)]
+    masses: list[float] = []
+    if not dense:
+        batches = held_out_batches(corpus, network, context=512, tokens=100_000)
+        long = next(b for b in batches if max(span.keys for span in b.layout.spans) > 256)
+        masses = [found.mass for found in recall(network, long)]
     return loss, needles, masses
 
 

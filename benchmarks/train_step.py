@@ -202,6 +202,14 @@ def claims(
     return rows
 
 
+def claims_here() -> list[Claim]:
+    """At the size this machine is made for."""
+    if torch.accelerator.is_available():
+        return claims("small", ("8x4096", "1x16384", "1x32768", "1x131072"), "bfloat16")
+    rows = claims("nano", ("8x256", "1x1024"), "float32", steps=3)
+    return [*rows, Claim(name="small, bfloat16", measured="needs a GPU")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="small")

@@ -18,6 +18,8 @@ def defined(file: Path) -> set[str]:
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{n.name}" for n in node.body if isinstance(n, ast.FunctionDef)}
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
         if isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names
