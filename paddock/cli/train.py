@@ -137,10 +137,14 @@ class Progress:
             made = table(*cells)
             made.add_row(*cells.values())
             self._live.update(made)
-        elif moment.held_out is not None or time.monotonic() - self._said_at >= 10:
+        elif self._worth_a_line(moment):
             self._said_at = time.monotonic()
             line = "  ".join(f"{name} {value}" for name, value in cells.items() if value)
             self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _worth_a_line(self, moment: "Moment") -> bool:
+        ended = moment.held_out is not None or moment.step == moment.steps
+        return ended or time.monotonic() - self._said_at >= 10
 
     def _cells(self, moment: "Moment") -> dict[str, str]:
         rate = sum(self._tokens) / sum(self._seconds)
