@@ -7,5 +7,6 @@ errors.py    what the user must change, in one line
 model.py     the verb that describes, checks and converts models
 numbers.py   numbers as people read and write them
 tables.py    tables that read well on a terminal and in a pipe
+track.py     where a run's numbers go besides its journal
 train.py     the verb that trains one stage of a base model
 """

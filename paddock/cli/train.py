@@ -13,6 +13,7 @@ from rich.table import Table
 
 from paddock.cli.numbers import count, size
 from paddock.cli.tables import show, table
+from paddock.cli.track import Tracker, tracked
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig
@@ -27,6 +28,9 @@ def train(
     ] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting.")
+    ] = None,
+    tracker: Annotated[
+        Tracker | None, typer.Option("--track", help="Copy the numbers to a tracker.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and its cost, and stop.")
@@ -53,8 +57,16 @@ def train(
         show(dump(settings).rstrip(), _plan_table(planned), _expected(settings, config, planned))
         return
     show(_plan_table(planned))
-    with Progress(planned, settings.machine.device) as progress:
-        run_stage(run, say=progress.say, watch=progress.watch)
+    with (
+        tracked(tracker, folder, settings.model_dump(mode="json")) as track,
+        Progress(planned, settings.machine.device) as progress,
+    ):
+
+        def watch(moment: "Moment") -> None:
+            track(moment)
+            progress.watch(moment)
+
+        run_stage(run, say=progress.say, watch=watch)
     show(f"done: {run.checkpoints}")
 
 

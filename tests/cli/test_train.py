@@ -1,12 +1,17 @@
 """The training verb: what it says before, during and instead of a run."""
 
+import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
+from paddock.cli.errors import UserError
+from paddock.cli.track import Tracker, tracked
 from paddock.config import dump, load_recipe, resolve
 from paddock.train import TrainSettings
 from tests.train.tiny import network_folder, settings
@@ -14,9 +19,10 @@ from tests.train.tiny import network_folder, settings
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def paddock(*words: object) -> subprocess.CompletedProcess[str]:
+def paddock(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "paddock.cli", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    env = os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 def test_every_recipe_we_ship_resolves():
@@ -60,3 +66,39 @@ def test_a_run_speaks_in_plain_lines_when_nobody_watches(tmp_path):
     assert "tokens/s" in found.stderr
     assert "\x1b" not in found.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+
+
+def tracked_run(tmp_path: Path, tracker: str, **environment: str) -> Path:
+    chosen = settings(network_folder(tmp_path / "born"), steps=2)
+    (tmp_path / "recipe.toml").write_text(dump(chosen))
+    words = ("train", tmp_path / "recipe.toml", "--out", tmp_path / "run", "--track", tracker)
+    found = paddock(*words, **environment)
+    assert found.returncode == 0, found.stderr
+    return tmp_path / "run"
+
+
+def test_tensorboard_shows_every_step(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tracked_run(tmp_path, "tensorboard")
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("loss/loss")] == [1, 2]
+    assert "tokens_per_second" in events.Tags()["scalars"]
+
+
+def test_trackio_holds_every_step(tmp_path):
+    home = tmp_path / "trackio"
+    tracked_run(tmp_path, "trackio", TRACKIO_DIR=str(home))
+    (database,) = home.glob("paddock*.db")
+    rows = sqlite3.connect(database).execute("select step, metrics from metrics").fetchall()
+    assert {step for step, _ in rows} == {1, 2}
+    assert all("loss/loss" in str(metrics) for _, metrics in rows)
+
+
+def test_a_tracker_that_is_not_installed_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with (
+        pytest.raises(UserError, match=r"pip install 'paddock\[track\]'"),
+        tracked(Tracker.WANDB, tmp_path, {}),
+    ):
+        pass
