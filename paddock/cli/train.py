@@ -104,7 +104,7 @@ def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "Plan")
     peak = peak_flops(device) or 989e12
     hours = planned.flops / (0.4 * peak) / 3600
     speed = f"40 % of {peak / 1e12:.0f} TFLOP/s"
-    return f"expected: {hours:,.0f} chip-hours at {speed}; too big for this machine"
+    return f"expected: {hours:,.3g} chip-hours at {speed}; too big for this machine"
 
 
 class Progress:
