@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def load_training(folder: Path) -> TrainingState:
     facts = read_json(folder / STATE)
     try:
         optimizer = load_file(folder / OPTIMIZER)
-    except Exception as error:  # the reader raises a bare Exception for what is not its format
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder / OPTIMIZER}: {error}") from None
     return TrainingState(network=load_pretrained(folder / MODEL), optimizer=optimizer, facts=facts)
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from paddock.checkpoint import CheckpointError, load_pretrained
-from paddock.checkpoint.training import checkpoints, newest_model, prune
+from paddock.checkpoint.training import checkpoints, load_training, newest_model, prune
 from paddock.config import dump
 from paddock.train import TrainingError, train
 from tests.train.tiny import network_folder, run_in, settings
@@ -112,3 +113,12 @@ def test_a_network_too_small_for_the_tokenizer_is_refused(tmp_path):
 def test_nothing_to_start_from_is_said(tmp_path):
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run"):
         train(run_in(tmp_path / "run", settings(tmp_path / "nowhere")), say=quiet, watch=quiet)
+
+
+def test_a_truncated_optimizer_state_is_refused_by_name(straight, tmp_path):
+    shutil.copytree(straight / "run", tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    state = newest / "optimizer.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
+        load_training(newest)
