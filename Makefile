@@ -12,7 +12,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## what works today
-	@echo "The recipe is not runnable yet. What exists: the network, at two of its sizes."
+	@echo "The whole recipe is not runnable yet; single stages are (see README). Here: the network, at two of its sizes."
 	$(BIN)/paddock model describe nano
 	$(BIN)/paddock model describe glm5
 
