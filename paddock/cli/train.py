@@ -79,15 +79,17 @@ def _planned(run: "Run") -> "tuple[ModelConfig, Plan]":
 
 
 def _plan_table(planned: "Plan") -> Table:
-    made = table("plan", numbers=("",))
+    made, alone = table("plan", numbers=("",)), planned.ranks == 1
     made.add_row("parameters", count(planned.parameters))
     made.add_row("active without embeddings", count(planned.active))
     made.add_row("tokens", count(planned.tokens))
     made.add_row("FLOPs a token, forward and backward", f"{planned.flops_token:.3g}")
     made.add_row("FLOPs in all", f"{planned.flops:.3g}")
-    made.add_row("weights", size(planned.weight_bytes))
+    made.add_row("weights" if alone else "weights gathered at a time", size(planned.weight_bytes))
     made.add_row("exact weights, gradients, optimizer", size(planned.state_bytes))
     made.add_row("activations of a micro-batch, roughly", size(planned.activation_bytes))
+    if not alone:
+        made.add_row(f"each of {planned.ranks:,} ranks, in all", size(planned.rank_bytes))
     return made
 
 
@@ -104,6 +106,9 @@ def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "Plan")
     peak = peak_flops(device) or 989e12
     hours = planned.flops / (0.4 * peak) / 3600
     speed = f"40 % of {peak / 1e12:.0f} TFLOP/s"
+    if planned.ranks > 1:
+        days = hours / 24 / planned.ranks
+        return f"expected: {days:,.3g} days on {planned.ranks:,} chips at {speed}"
     return f"expected: {hours:,.3g} chip-hours at {speed}; too big for this machine"
 
 

@@ -49,6 +49,11 @@ def parameters(config: ModelConfig) -> Parameters:
     return _count(config, None if config.moe is None else config.moe.experts)
 
 
+def layer_parameters(config: ModelConfig, layer: int) -> Parameters:
+    """All parameters of one layer."""
+    return _layer(config, layer, None if config.moe is None else config.moe.experts)
+
+
 def active_parameters(config: ModelConfig) -> Parameters:
     """Those that one token meets."""
     return _count(config, None if config.moe is None else config.moe.active)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from paddock.model import ModelConfig
-from paddock.model.cost import active_parameters, flops, parameters
+from paddock.model.cost import active_parameters, flops, layer_parameters, parameters
 from paddock.train.settings import TrainSettings
 from paddock.train.stages import STAGES
 
@@ -22,11 +22,14 @@ PEAKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
+    """Of the whole run; bytes are those of one rank."""
+
     parameters: int
     active: int  # without embeddings
-    tokens: int  # of the whole run
+    tokens: int
     flops_token: float  # forward and backward
-    weight_bytes: int
+    ranks: int
+    weight_bytes: int  # of what is multiplied: on many ranks, the blocks gathered at a time
     state_bytes: int  # exact weights, gradients and optimizer state
     activation_bytes: int  # of one micro-batch, roughly
 
@@ -34,25 +37,50 @@ class Plan:
     def flops(self) -> float:
         return self.tokens * self.flops_token
 
+    @property
+    def rank_bytes(self) -> int:
+        return self.weight_bytes + self.state_bytes + self.activation_bytes
+
 
 def plan(settings: TrainSettings, config: ModelConfig) -> Plan:
     """The cost of a run from its settings and its network's configuration alone."""
-    total = parameters(config).total
+    total, ranks = parameters(config).total, settings.parallel.ranks
     machine, stream = settings.machine, settings.stream
     half = machine.dtype == "bfloat16"
     slots = 1 if settings.optim.kind == "muon" else 2
-    micro = min(machine.micro_tokens or stream.batch_tokens, stream.batch_tokens)
+    exact = 1 if half or ranks > 1 else 0  # alone in float32, the weights are the exact ones
     return Plan(
         parameters=total,
         active=active_parameters(config).without_embeddings,
         tokens=settings.steps * stream.batch_tokens,
         flops_token=training_flops(config, settings),
-        weight_bytes=total * (2 if half else 4),
-        state_bytes=total * 4 * (1 + slots + (1 if half else 0)),
+        ranks=ranks,
+        weight_bytes=(total if ranks == 1 else gathered(config, settings)) * (2 if half else 4),
+        state_bytes=total * 4 * (1 + slots + exact) // ranks,
         activation_bytes=int(
-            micro * activation_numbers(config, machine.recompute) * (2 if half else 4)
+            rank_tokens(settings)
+            * activation_numbers(config, machine.recompute)
+            * (2 if half else 4)
         ),
     )
+
+
+def gathered(config: ModelConfig, settings: TrainSettings) -> int:
+    """Parameters a rank holds whole at a time: embedding and head, and the largest layer twice, in
+    use and on its way. Of its experts, those it owns."""
+    own = settings.parallel.expert
+    layers = [layer_parameters(config, i) for i in range(config.layers)]
+    largest = max(layer.total - layer.experts + layer.experts // own for layer in layers)
+    whole = parameters(config)
+    return whole.embedding + whole.head + 2 * largest
+
+
+def rank_tokens(settings: TrainSettings) -> int:
+    """Tokens of a micro-batch that one rank computes. A long document is never cut in two."""
+    parallel, stream = settings.parallel, settings.stream
+    share = max(1, stream.batch_tokens // (parallel.data * parallel.expert))
+    micro = max(min(settings.machine.micro_tokens or share, share), stream.context)
+    return -(-micro // parallel.context)
 
 
 def training_flops(config: ModelConfig, settings: TrainSettings) -> float:

@@ -77,12 +77,16 @@ def open_corpus(run: Run, tokenizer: Tokenizer, say: Say) -> Corpus:
 
 
 def start_config(settings: TrainSettings) -> ModelConfig:
-    """The configuration the first step will see, without reading any weight."""
+    """The configuration the first step will see, without reading any weight. Of a folder that does
+    not exist yet, the one it will have."""
     start = settings.start
     if start.preset is not None:
         return _changed(preset(start.preset), start)
     assert start.folder is not None
-    config = _changed(read_config(newest_model(Path(start.folder))), start)
+    if start.like is not None and not Path(start.folder).exists():
+        config = _changed(preset(start.like), start)
+    else:
+        config = _changed(read_config(newest_model(Path(start.folder))), start)
     return config if start.indexer is None else sparse_config(config, start.indexer)
 
 

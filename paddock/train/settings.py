@@ -17,6 +17,7 @@ class StartSettings(Settings):
 
     preset: str | None = None  # born anew from the run's seed
     folder: str | None = None  # a checkpoint, or a run folder (its newest checkpoint)
+    like: str | None = None  # the preset that folder came from: a plan before it exists
     rope_theta: PositiveFloat | None = None  # a higher base for a longer context
     context: PositiveInt | None = None
     indexer: IndexerSettings | None = None  # given to a dense latent network that has none
@@ -25,6 +26,8 @@ class StartSettings(Settings):
     def _one_origin(self) -> Self:
         if (self.preset is None) == (self.folder is None):
             raise ValueError("name either a 'preset' or a 'folder' to start from")
+        if self.like is not None and self.folder is None:
+            raise ValueError("'like' says what a 'folder' will hold; there is none")
         return self
 
 
@@ -71,6 +74,10 @@ class ParallelSettings(Settings):
     data: PositiveInt = 1  # read different documents
     expert: PositiveInt = 1  # also that, and hold different experts
     context: PositiveInt = 1  # hold pieces of the same row of documents
+
+    @property
+    def ranks(self) -> int:
+        return self.data * self.expert * self.context
 
 
 class KeepSettings(Settings):

@@ -20,9 +20,8 @@ from paddock.train.step import Trainer
 
 
 def would_fit(planned: Plan, device: torch.device) -> bool:
-    """Whether a step has room, with some to spare."""
-    needed = planned.weight_bytes + planned.state_bytes + planned.activation_bytes
-    return needed < 0.8 * free_bytes(device)
+    """Whether one process can take a step here, with some room to spare."""
+    return planned.ranks == 1 and planned.rank_bytes < 0.8 * free_bytes(device)
 
 
 def free_bytes(device: torch.device) -> int:

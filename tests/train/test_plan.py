@@ -1,0 +1,70 @@
+"""What a run is said to cost, on one rank and on many."""
+
+from pathlib import Path
+
+import pytest
+
+from paddock.config import load_recipe, resolve
+from paddock.model import Network, preset
+from paddock.train import TrainSettings
+from paddock.train.plan import gathered, plan, rank_tokens
+from paddock.train.run import start_config
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def settings(recipe: str, *sets: str) -> TrainSettings:
+    return resolve(TrainSettings, load_recipe(RECIPES / recipe, list(sets)))
+
+
+def test_alone_a_rank_holds_everything() -> None:
+    made = settings("nano/pretrain.toml")
+    planned = plan(made, preset("nano"))
+    count = sum(p.numel() for p in Network.born(preset("nano"), 0).parameters())
+    biases = 8 * 4  # router biases are buffers, and count as parameters of the checkpoint
+    assert planned.parameters == count + biases
+    assert planned.ranks == 1
+    assert planned.weight_bytes == 4 * planned.parameters
+    assert planned.state_bytes == 8 * planned.parameters  # gradients and momentum
+
+
+def test_many_ranks_share_the_state_and_gather_a_layer_at_a_time() -> None:
+    config = preset("small")
+    alone = plan(settings("small/pretrain.toml"), config)
+    made = settings("small/pretrain.toml", "parallel.data=4", "parallel.expert=2")
+    shared = plan(made, config)
+    assert shared.ranks == 8
+    assert shared.state_bytes == alone.state_bytes // 8
+    assert shared.tokens == alone.tokens
+    layers = [sum(p.numel() for p in block.parameters()) for block in Network(config).layers]
+    tables = 2 * config.vocab * config.hidden
+    assert gathered(config, settings("small/pretrain.toml")) == pytest.approx(
+        tables + 2 * max(layers), rel=1e-4
+    )
+    assert gathered(config, made) < gathered(config, settings("small/pretrain.toml"))
+
+
+def test_a_document_longer_than_a_micro_batch_is_not_cut_but_by_context() -> None:
+    made = settings("glm5/midtrain_128k.toml")
+    assert made.machine.micro_tokens is not None
+    assert made.machine.micro_tokens < made.stream.context
+    assert rank_tokens(made) == 131_072 // made.parallel.context
+
+
+@pytest.mark.parametrize("recipe", sorted(p.name for p in (RECIPES / "glm5").glob("[!b]*.toml")))
+def test_the_papers_stages_can_be_planned_before_their_parents_exist(recipe: str) -> None:
+    made = settings(f"glm5/{recipe}")
+    planned = plan(made, start_config(made))
+    assert planned.parameters == pytest.approx(753.86e9, rel=1e-4)
+    assert planned.rank_bytes < 141e9  # an H200
+
+
+def test_a_folder_that_exists_is_read_and_not_guessed(tmp_path: Path) -> None:
+    made = settings("glm5/warmup.toml", f"start.folder={tmp_path}")
+    with pytest.raises(ValueError, match="neither a checkpoint nor a run with checkpoints"):
+        start_config(made)
+
+
+def test_like_needs_a_folder() -> None:
+    with pytest.raises(ValueError, match="there is none"):
+        settings("nano/pretrain.toml", "start.like=nano")
