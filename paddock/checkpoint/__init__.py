@@ -10,6 +10,7 @@ load.py            a released folder as a network
 names.py           our tensor names and the released ones
 save.py            a network as a released folder, whole or not at all
 training.py        the state of a training run
+wire.py            weights from a trainer into a network that serves
 """
 
 from paddock.checkpoint.folder import CheckpointError

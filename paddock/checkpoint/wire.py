@@ -1,0 +1,143 @@
+"""Weights on the wire: from a trainer into a network that is serving.
+
+Tensors travel under their released names, so that any trainer can send them and a network takes
+them whatever its own layout is. A `Parcel` is some or all of them; as bytes it is a safetensors
+file whose header says the version and a checksum of every tensor. Pickle is never read.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from paddock.checkpoint.folder import CheckpointError, refuse_non_finite
+from paddock.checkpoint.names import Piece, is_redundant, pieces, place
+from paddock.model import Network
+
+VERSION, SUM = "version", "sum."  # keys of the header
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """Tensors of one version of the weights, by released name."""
+
+    version: int
+    tensors: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if self.version < 0:
+            raise CheckpointError(f"version {self.version} is negative")
+
+
+class Publish(Protocol):
+    """Where a trainer hands over its weights: an engine in this process, or one far away."""
+
+    def __call__(self, parcels: Iterable[Parcel]) -> None:
+        """Returns when new requests are answered with these weights."""
+
+
+def outgoing(network: Network) -> Iterator[tuple[str, Tensor]]:
+    """Every released tensor of the network, as a view of ours."""
+    for name, tensor in network.state_dict().items():
+        for piece in pieces(name, tuple(tensor.shape), network.config):
+            yield piece.released, place(tensor.detach(), piece)
+
+
+@torch.no_grad()
+def receive(network: Network, tensors: Mapping[str, Tensor], *, whole: bool) -> None:
+    """Write tensors into their places. With `whole`, all of the network's must be there.
+
+    Everything is looked at before anything is written: an unknown name, another shape or a number
+    that is not finite leaves the network as it was, with a CheckpointError that names it. What
+    released checkpoints carry twice (see `is_redundant`) is passed over.
+    """
+    places = network.state_dict()
+    known = _places(network, places)
+    plan = []
+    for name, tensor in tensors.items():
+        if name not in known:
+            if is_redundant(name, network.config):
+                continue
+            raise CheckpointError(f"tensor '{name}' has no place in the network")
+        target = place(places[known[name].ours], known[name])
+        if target.shape != tensor.shape:
+            raise CheckpointError(
+                f"tensor '{name}' has shape {tuple(tensor.shape)}, expected {tuple(target.shape)}"
+            )
+        refuse_non_finite(tensor, name, "received")
+        plan.append((target, tensor))
+    missing = sorted(known.keys() - tensors.keys()) if whole else []
+    if missing:
+        raise CheckpointError(f"tensor '{missing[0]}' is missing, of {len(missing)} in all")
+    for target, tensor in plan:
+        target.copy_(tensor)
+
+
+def _places(network: Network, state: Mapping[str, Tensor]) -> dict[str, Piece]:
+    return {
+        piece.released: piece
+        for name, tensor in state.items()
+        for piece in pieces(name, tuple(tensor.shape), network.config)
+    }
+
+
+def checksum(tensor: Tensor) -> str:
+    """Of dtype, shape and bytes.
+
+    >>> checksum(torch.zeros(2)) == checksum(torch.zeros(2, 1))
+    False
+    """
+    found = blake2b(f"{tensor.dtype} {tuple(tensor.shape)} ".encode(), digest_size=16)
+    flat = tensor.detach().contiguous().flatten().cpu()
+    found.update(flat.view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def checksums(network: Network) -> dict[str, str]:
+    """Of every released tensor. Two networks that serve the same weights have the same."""
+    return {name: checksum(tensor) for name, tensor in outgoing(network)}
+
+
+def pack(parcel: Parcel) -> bytes:
+    """The parcel as a safetensors file."""
+    # Cloned: safetensors refuses tensors that share storage, as the experts of a stack do.
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in parcel.tensors.items()}
+    header = {f"{SUM}{name}": checksum(tensor) for name, tensor in tensors.items()}
+    return save(tensors, metadata={VERSION: str(parcel.version), **header})
+
+
+def unpack(data: bytes, version: int | None = None) -> Parcel:
+    """What `pack` wrote, every checksum verified; or any safetensors file, whose header need not
+    say a version if it is given here. A CheckpointError says what is wrong with it."""
+    try:
+        header = _header(data)
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"not a safetensors file (pickle is never read): {str(error)[:200]}"
+        ) from None
+    for name, tensor in tensors.items():
+        expected = header.get(SUM + name)
+        if expected is not None and checksum(tensor) != expected:
+            raise CheckpointError(f"tensor '{name}' was changed on its way: its checksum differs")
+    if version is None:
+        said = header.get(VERSION, "")
+        if not said.isdecimal():
+            raise CheckpointError("the parcel does not say which version of the weights it is")
+        version = int(said)
+    return Parcel(version, tensors)
+
+
+def _header(data: bytes) -> dict[str, str]:
+    """The metadata of a safetensors file in memory, which the library reads only from disk."""
+    size = int.from_bytes(data[:8], "little")
+    if not 2 <= size <= len(data) - 8:
+        raise ValueError("its header is longer than the file")
+    found = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    return {str(key): str(value) for key, value in found.items()}

@@ -1,0 +1,96 @@
+"""Weights that travel: into place whole and unchanged, or refused with nothing written."""
+
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
+from paddock.checkpoint.wire import Parcel, checksum, checksums, outgoing, pack, receive, unpack
+from paddock.model import Network
+from tests.model.networks import latent_config
+
+
+def network(seed: int) -> Network:
+    return Network.born(latent_config(), seed)
+
+
+def everything(of: Network) -> dict[str, torch.Tensor]:
+    return dict(outgoing(of))
+
+
+def test_names_and_values_are_those_of_a_saved_folder(tmp_path):
+    sender = network(1)
+    save_pretrained(sender, tmp_path / "saved")
+    assert checksums(load_pretrained(tmp_path / "saved")) == checksums(sender)
+    names = {name for name, _ in outgoing(sender)}
+    assert "model.layers.1.mlp.experts.0.gate_proj.weight" in names
+    assert "model.layers.1.mlp.gate.e_score_correction_bias" in names
+
+
+def test_a_received_network_answers_like_its_sender():
+    sender, receiver = network(1), network(2)
+    tokens = [1, 2, 3, 4, 5]
+    assert not torch.equal(sender.logits(tokens), receiver.logits(tokens))
+    receive(receiver, unpack(pack(Parcel(7, everything(sender)))).tensors, whole=True)
+    assert torch.equal(sender.logits(tokens), receiver.logits(tokens))
+    assert checksums(receiver) == checksums(sender)
+
+
+def test_a_part_may_be_sent_alone_and_leaves_the_rest():
+    receiver, name = network(2), "model.layers.0.self_attn.o_proj.weight"
+    before = checksums(receiver)
+    receive(receiver, {name: torch.ones_like(everything(receiver)[name])}, whole=False)
+    after = checksums(receiver)
+    assert {n for n in before if before[n] != after[n]} == {name}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t | {"model.layers.9.x": torch.ones(1)}, "no place"),
+        (lambda t: t | {"model.norm.weight": torch.ones(3)}, "has shape"),
+        (lambda t: {n: x for n, x in t.items() if n != "model.norm.weight"}, "is missing"),
+        (lambda t: t | {"model.norm.weight": t["model.norm.weight"] * torch.nan}, "nan"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(change, reason):
+    sender, receiver = network(1), network(2)
+    before = checksums(receiver)
+    with pytest.raises(CheckpointError, match=reason):
+        receive(receiver, change(everything(sender)), whole=True)
+    assert checksums(receiver) == before
+
+
+def test_half_precision_fills_a_float32_network():
+    sender, receiver = network(1).cast(torch.bfloat16), network(2)
+    receive(receiver, everything(sender), whole=True)
+    assert torch.equal(receiver.head.weight, sender.head.weight.float())
+
+
+def test_a_flipped_bit_is_noticed():
+    data = bytearray(pack(Parcel(3, {"model.norm.weight": torch.ones(8)})))
+    data[-3] ^= 1
+    with pytest.raises(CheckpointError, match=r"'model.norm.weight' was changed on its way"):
+        unpack(bytes(data))
+
+
+def test_the_version_travels_in_the_header():
+    tensors = {"model.norm.weight": torch.ones(8)}
+    assert unpack(pack(Parcel(3, tensors))).version == 3
+    assert unpack(save(tensors), version=4).version == 4
+    with pytest.raises(CheckpointError, match="does not say which version"):
+        unpack(save(tensors))
+    with pytest.raises(CheckpointError, match="negative"):
+        Parcel(-1, tensors)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00" * 8, pickle.dumps({"a": 1}), b"\xff" * 64])
+def test_what_is_no_safetensors_file_is_refused(data):
+    with pytest.raises(CheckpointError, match="pickle is never read"):
+        unpack(data)
+
+
+def test_checksums_tell_dtypes_apart():
+    assert checksum(torch.zeros(4)) != checksum(torch.zeros(2, dtype=torch.float64))
