@@ -6,12 +6,15 @@ from typing import Annotated
 import typer
 
 from paddock import __version__
-from paddock.cli import doctor, model, train
+from paddock.cli import chat, doctor, model, report, serve, train
 from paddock.cli.errors import Explaining
 
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "model": model.app,
     "train": train.train,
+    "serve": serve.serve,
+    "chat": chat.chat,
+    "report": report.report,
     "doctor": doctor.doctor,
 }
 

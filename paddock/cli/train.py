@@ -41,6 +41,7 @@ def train(
     Many processes: torchrun --nproc-per-node 8 -m paddock.cli train RECIPE --set parallel.data=8
     """
     from paddock.config import dump, load_recipe, resolve
+    from paddock.dashboard import write_report
     from paddock.parallel import is_first
     from paddock.train import Run, TrainSettings
     from paddock.train import train as run_stage
@@ -67,7 +68,7 @@ def train(
             progress.watch(moment)
 
         run_stage(run, say=progress.say, watch=watch)
-    show(f"done: {run.checkpoints}")
+    show(f"done: {run.checkpoints}\nreport: {write_report(folder)}")
 
 
 def _planned(run: "Run") -> "tuple[ModelConfig, Plan]":
@@ -129,7 +130,8 @@ class Progress:
         from paddock.train.plan import peak_flops
         from paddock.train.run import pick_device
 
-        self._peak = peak_flops(pick_device(self._device))
+        peak = peak_flops(pick_device(self._device))
+        self._peak = None if peak is None else peak * self._planned.ranks
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -164,6 +166,8 @@ class Progress:
         return ended or time.monotonic() - self._said_at >= 10
 
     def _cells(self, moment: "Moment") -> dict[str, str]:
+        from paddock.train.loop import memory_bytes
+
         rate = sum(self._tokens) / sum(self._seconds)
         left = statistics.median(self._seconds) * (moment.steps - moment.step)
         cells = {"step": f"{moment.step}/{moment.steps}"}
@@ -172,19 +176,8 @@ class Progress:
         cells |= {"grad": f"{moment.report.grad_norm:.2f}", "tokens/s": f"{rate:,.0f}"}
         if self._peak is not None:
             cells["MFU"] = f"{rate * self._planned.flops_token / self._peak:.1%}"
-        cells |= {"memory": size(_memory()), "left": _span(left)}
+        cells |= {"memory": size(memory_bytes()), "left": _span(left)}
         return cells
-
-
-def _memory() -> int:
-    import torch
-
-    if torch.accelerator.is_available():
-        return int(torch.accelerator.max_memory_allocated())
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        return 0
-    return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1024
 
 
 def _span(seconds: float) -> str:

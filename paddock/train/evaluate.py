@@ -46,15 +46,20 @@ def held_out_loss(
     return total / count if count else None
 
 
-def unigram_entropy(corpus: Corpus, vocab: int) -> float:
-    """Nats a token of knowing nothing but how frequent each token is."""
+def unigram_entropy(corpus: Corpus, vocab: int, *, most: int = 20_000_000) -> float:
+    """Nats a token of knowing nothing but how frequent each token is, in at most about `most`
+    tokens of each source."""
     count_V = torch.zeros(vocab, dtype=torch.float64)
     for documents in corpus.split("train").values():
+        seen = 0
         for number in range(len(documents)):
             ids = torch.from_numpy(
                 documents.ids(number, 0, documents.length(number)).astype("int64")
             )
             count_V += ids.bincount(minlength=vocab)
+            seen += len(ids)
+            if seen >= most:
+                break
     share_V = count_V[count_V > 0] / count_V.sum()
     return float(-(share_V * share_V.log()).sum())
 

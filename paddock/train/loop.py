@@ -1,8 +1,12 @@
 """The one training loop. A stage is this loop with another objective."""
 
+import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from paddock.checkpoint.training import (
     checkpoints,
@@ -16,8 +20,9 @@ from paddock.data import Corpus, Stream, Tokenizer
 from paddock.journal import Journal
 from paddock.optim import Constant, Cosine, Linear, Schedule
 from paddock.parallel import Mesh, MeshSizes, open_mesh
-from paddock.train.evaluate import held_out_loss
+from paddock.train.evaluate import held_out_loss, unigram_entropy
 from paddock.train.objective import BaseObjective
+from paddock.train.plan import peak_flops, plan
 from paddock.train.run import (
     Run,
     Say,
@@ -78,7 +83,10 @@ def train(
         )
         with Journal(run.folder, clock=clock) if mesh.first else Unwritten() as journal:
             done = resume(run, trainer, stream)
-            journal.event("started", step=done, of=run.settings.steps)
+            journal.event("started", step=done, of=run.settings.steps, **facts(trainer, mesh))
+            if done == 0 and mesh.first:
+                entropy = unigram_entropy(corpus, tokenizer.vocab_size)
+                journal.event("corpus", unigram_entropy=entropy)
             say(f"step {done} of {run.settings.steps}")
             for moment in _steps(run, trainer, stream, corpus, done):
                 record(journal, moment)
@@ -87,6 +95,25 @@ def train(
                     save(run, trainer, stream, tokenizer, moment.step)
             journal.event("finished", step=run.settings.steps)
     return trainer
+
+
+def facts(trainer: Trainer, mesh: Mesh) -> dict[str, object]:
+    """What a report needs besides the steps: where the run is, and what a token costs."""
+    device, ranks = mesh.device, mesh.everyone.size
+    module = None if device.type == "cpu" else torch.get_device_module(device)
+    chip = platform.machine() if module is None else module.get_device_name(device)
+    peak = peak_flops(device)
+    return {
+        "machine": {
+            "device": str(device),
+            "chip": chip,
+            "ranks": ranks,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        },
+        "flops_token": plan(trainer.settings, trainer.network.config).flops_token,
+        "peak_flops": None if peak is None else peak * ranks,  # a step's tokens are all ranks'
+    }
 
 
 class Unwritten:
@@ -181,7 +208,18 @@ def record(journal: Journal | Unwritten, moment: Moment) -> None:
         tokens=report.tokens,
         imbalance=report.imbalance,
         seconds=moment.seconds,
+        memory_bytes=memory_bytes(),
     )
+
+
+def memory_bytes() -> int:
+    """At most so far on an accelerator; of this process now, where there is none."""
+    if torch.accelerator.is_available():
+        return int(torch.accelerator.max_memory_allocated())
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return 0
+    return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1024
 
 
 def save(run: Run, trainer: Trainer, stream: Stream, tokenizer: Tokenizer, step: int) -> None:

@@ -66,6 +66,9 @@ def test_a_run_speaks_in_plain_lines_when_nobody_watches(tmp_path):
     assert "tokens/s" in found.stderr
     assert "\x1b" not in found.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+    report = tmp_path / "run" / "report.html"
+    assert found.stdout.endswith(f"report: {report}\n")
+    assert "Step 2 of 2." in report.read_text()
 
 
 def tracked_run(tmp_path: Path, tracker: str, **environment: str) -> Path:

@@ -1,0 +1,141 @@
+"""Groups of numbers side by side: by seed, by share, by row and column."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import floor, isfinite, log10
+from statistics import fmean, stdev
+
+from paddock.dashboard.figure import colour
+from paddock.dashboard.html import Html, joined, tag
+from paddock.dashboard.scale import Scale, labels, scale_of, short
+
+WIDE, HIGH = 1000, 100  # the drawing's own units
+
+
+def seed_plot(
+    title: str, groups: Mapping[str, Sequence[float]], *, label: str, from_zero: bool = False
+) -> Html:
+    """A row a group: a dot for every seed, a bar at their mean, one standard deviation around it.
+
+    `from_zero` draws columns and an axis that begins at zero; otherwise the axis holds the dots
+    alone, which shows small differences and no proportions.
+    """
+    finite = {name: [v for v in values if isfinite(v)] for name, values in groups.items()}
+    reach = [edge for values in finite.values() for edge in (*values, *_around(values))]
+    across = scale_of(reach, zero=from_zero, pad=0.06)
+    rows = [
+        joined(
+            (
+                tag("div", name, class_="name"),
+                tag("div", mean_text(values), class_="value"),
+                _track(i, finite[name], across, from_zero),
+            )
+        )
+        for i, (name, values) in enumerate(groups.items())
+    ]
+    ticks = across.ticks(5)
+    marks = [
+        tag("span", text, style=f"left:{100 * across.at(tick):.2f}%")
+        for tick, text in zip(ticks, labels(ticks), strict=True)
+    ]
+    foot = tag("div", joined(marks), class_="x-ticks", aria_hidden="true")
+    return tag(
+        "figure",
+        tag("figcaption", tag("b", title), " ", tag("span", label)),
+        tag("div", joined(rows), foot, class_="rows"),
+        class_="seeds",
+    )
+
+
+def _around(values: Sequence[float]) -> tuple[float, ...]:
+    """One standard deviation below and above the mean."""
+    if len(values) < 2:
+        return ()
+    return fmean(values) - stdev(values), fmean(values) + stdev(values)
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """Mean and standard deviation, both to the second digit of the deviation.
+
+    >>> mean_text([0.573, 0.615, 0.575]), mean_text([2.0]), mean_text([1.0, float("nan")])
+    ('0.588 ± 0.024', '2', '1 (1 of 2 not finite)')
+    """
+    finite = [value for value in values if isfinite(value)]
+    if not finite:
+        return "no value"
+    lost = len(values) - len(finite)
+    mean, spread = fmean(finite), stdev(finite) if len(finite) > 1 else 0.0
+    text = short(mean)
+    if spread:
+        digits = max(0, 1 - floor(log10(spread)))
+        text = f"{mean:,.{digits}f} ± {spread:,.{digits}f}"
+    return text + (f" ({lost} of {len(values)} not finite)" if lost else "")
+
+
+def _track(number: int, values: Sequence[float], across: Scale, from_zero: bool) -> Html:
+    def at(value: float) -> str:
+        return f"{WIDE * across.at(value):.1f}"
+
+    grid = "".join(f"M{at(tick)} 0V{HIGH}" for tick in across.ticks(5))
+    parts = [tag("path", d=grid, class_="grid")]
+    if values:
+        mean = fmean(values)
+        if from_zero:
+            parts.append(tag("path", d=f"M{at(0)} 22H{at(mean)}V78H{at(0)}Z", class_="bar"))
+        parts.append(tag("path", d=f"M{at(mean)} 18V82", class_="mean"))
+        if around := _around(values):
+            parts.append(tag("path", d=f"M{at(around[0])} 50H{at(around[1])}", class_="spread"))
+        dots = "".join(f"M{at(value)} 50h0" for value in values)
+        parts.append(tag("path", d=dots, class_="dots"))
+    return tag(
+        "svg",
+        joined(parts),
+        viewBox=f"0 0 {WIDE} {HIGH}",
+        preserveAspectRatio="none",
+        class_=f"series {colour(number)}",
+        role="img",
+        aria_label=", ".join(map(short, values)) or "no value",
+    )
+
+
+def share_bar(parts: Mapping[str, float], show: Callable[[float], str]) -> Html:
+    """What a whole is made of, each part as wide as its share."""
+    whole = sum(parts.values()) or 1.0
+    pieces = [
+        tag("div", class_=colour(i), style=f"width:{100 * value / whole:.2f}%")
+        for i, value in enumerate(parts.values())
+    ]
+    keys = [
+        tag("span", tag("i", class_=colour(i)), f"{name} {show(value)} ({value / whole:.0%})")
+        for i, (name, value) in enumerate(parts.items())
+    ]
+    bar = tag("div", joined(pieces), class_="share", aria_hidden="true")
+    return tag("figure", bar, tag("div", joined(keys), class_="legend"))
+
+
+def heat_map(
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> Html:
+    """A table whose cells are the stronger the higher they are; `low` is paper, `high` full colour,
+    None was not measured. Every cell also says its number."""
+
+    def cell(value: float | None) -> Html:
+        if value is None or not isfinite(value):
+            return tag("td", "-" if value is None else short(value), class_="none")
+        level = min(1.0, max(0.0, (value - low) / (high - low)))
+        strength = "strong" if level > 0.65 else "middle" if level > 0.45 else None
+        return tag("td", short(value, 3), class_=strength, style=f"--level:{level:.3f}")
+
+    head = tag("tr", tag("td"), joined(tag("th", name, scope="col") for name in columns))
+    body = [
+        tag("tr", tag("th", name, scope="row"), joined(cell(value) for value in row))
+        for name, row in zip(rows, values, strict=True)
+    ]
+    drawn = tag("table", tag("thead", head), tag("tbody", joined(body)), class_="heat")
+    caption = tag("figcaption", tag("b", title), " ", tag("span", f"{short(low)} to {short(high)}"))
+    return tag("figure", caption, tag("div", drawn, class_="scroll"))

@@ -1,0 +1,116 @@
+"""The curves of a run, and how each is shown."""
+
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from paddock.dashboard.figure import Axis, Rule, line_chart
+from paddock.dashboard.folder import RunFolder
+from paddock.dashboard.html import Html
+from paddock.dashboard.series import Series
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a metric is shown."""
+
+    title: str
+    unit: str = ""
+    log: bool = False
+    zero: bool = False  # the axis begins there
+    noisy: bool = True  # an average says more than single steps
+
+    @property
+    def axis(self) -> Axis:
+        return Axis(f"{self.unit}{', logarithmic axis' * self.log}", self.log, self.zero)
+
+
+NATS = Look("Loss", "nats a token")
+LOOKS = {
+    "loss": NATS,
+    "held_out": Look("Held-out loss", "nats a token"),
+    "indexer": Look("Indexer loss", "nats a query"),
+    "balance": Look("Balance loss", "1 is even"),
+    "grad_norm": Look("Gradient norm", "before clipping", log=True),
+    "lr": Look("Learning rate", zero=True, noisy=False),
+    "imbalance": Look("Busiest expert", "its load over the mean, worst layer; 1 is even"),
+    "memory_bytes": Look("Memory", "GiB", zero=True, noisy=False),
+    "speed": Look("Speed", "tokens a second, without evaluation", zero=True),
+    "mfu": Look("MFU", "% of the chip's peak", zero=True),
+}
+
+
+def look(metric: str) -> Look:
+    return LOOKS.get(metric, Look(metric.replace("_", " ")))
+
+
+def smoothing(points: int) -> float:
+    """A hundredth of a run: enough to see the trend, too little to hide a bump."""
+    return float(max(1, round(points / 100)))
+
+
+def final(curve: Series) -> tuple[float, str]:
+    """Where a curve ends, and what that means: one step's loss is too noisy to compare, so the last
+    hundredth of many points is averaged; one measured now and then stands for itself.
+
+    >>> final(Series(name="a", x=range(200), y=[9.0] * 198 + [1.0, 2.0]))
+    (1.5, 'mean of the last 2 steps')
+    """
+    points = 1 if curve.marks else round(smoothing(len(curve.y)))
+    said = f"mean of the last {points:,} steps" if points > 1 else "last value"
+    return fmean(curve.y[-points:]), said
+
+
+def chart(run: RunFolder, shown: Look, curves: list[Series], *rules: Rule) -> Html:
+    """Curves of one run. Its own axis begins at zero where the curves do not begin late."""
+    x = Axis("tokens" if run.tokens else "steps", zero=not begins_late(curves))
+    smooth = smoothing(len(run.lines)) if shown.noisy else 0
+    return line_chart(shown.title, curves, x=x, y=shown.axis, rules=rules, smooth=smooth)
+
+
+def begins_late(curves: list[Series]) -> bool:
+    """
+    >>> begins_late([Series(name="a", x=[1, 2, 100], y=[0, 0, 0])])
+    False
+    >>> begins_late([Series(name="b", x=[50, 100], y=[0, 0]), Series(name="c", x=[], y=[])])
+    True
+    """
+    drawn = [curve.x for curve in curves if curve.x]
+    return not drawn or min(x[0] for x in drawn) > max(x[-1] for x in drawn) / 4
+
+
+def metric_chart(run: RunFolder, metric: str) -> Html:
+    curve = run.curve(metric)
+    if metric.endswith("_bytes"):
+        curve = replace(curve, y=[value / 2**30 for value in curve.y])
+    return chart(run, look(metric), [curve])
+
+
+def last_half(curve: Series) -> Series:
+    """From the middle on, along x."""
+    first = next((i for i, x in enumerate(curve.x) if x >= curve.x[-1] / 2), 0)
+    columns = ("x", "y", "low", "high", "step")
+    return replace(curve, **{name: getattr(curve, name)[first:] for name in columns})
+
+
+def speed(run: RunFolder) -> Series:
+    """Tokens a second of the steps that did nothing else."""
+    found = [
+        (x, line)
+        for x, line in zip(run.tokens, run.lines, strict=False)  # no tokens, no speed
+        if line.get("seconds", 0) > 0 and "held_out" not in line
+    ]
+    return Series(
+        name="tokens a second",
+        x=[x for x, _ in found],
+        y=[line["tokens"] / line["seconds"] for _, line in found],
+        step=[line["step"] for _, line in found],
+    )
+
+
+def utilisation(run: RunFolder) -> Series | None:
+    """Percent of the peak, where the run wrote down what a token costs and what the chip can do."""
+    flops, peak = (run.positive("started", name) for name in ("flops_token", "peak_flops"))
+    if flops is None or peak is None:
+        return None
+    fast = speed(run)
+    return replace(fast, name="MFU", y=[100 * y * flops / peak for y in fast.y])

@@ -1,0 +1,280 @@
+"""Pictures from plain numbers, as SVG between HTML labels.
+
+The drawing stretches with the page while its lines and letters keep their size, so one picture
+serves a desk and a telephone. Colours live in page.css, the readout under the pointer in page.js;
+without either the picture still reads.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TypeVar
+
+from paddock.dashboard.html import Html, joined, tag
+from paddock.dashboard.scale import Scale, labels, scale_of, short
+from paddock.dashboard.series import Series, smoothed, thinned
+
+SIDE = 1000  # the drawing's own units, both ways
+COLUMNS = 250  # as many as a curve has on a wide screen
+DOTS = 60  # more of them would hide the line
+COLOURS = 4  # of page.css: as many as every eye tells apart; beyond them the dashes change
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    label: str
+    log: bool = False
+    zero: bool = False  # begins at zero; else where the data does
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A level to compare curves with."""
+
+    name: str
+    y: float
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    x: Axis,
+    y: Axis,
+    rules: Sequence[Rule] = (),
+    smooth: float = 0,
+) -> Html:
+    """Curves over one axis, with a legend where there are several.
+
+    `smooth`: points of the average drawn over a curve, which `smooth_switch` takes away; curves of
+    marks and bands stay as they are. Values that have no place (not finite, or not positive on a
+    logarithmic axis) are counted below.
+    """
+    across = scale_of((value for one in series for value in one.x), log=x.log, zero=x.zero)
+    heights = [v for one in series for v in (*one.y, *one.low, *one.high)]
+    upwards = scale_of([*heights, *(rule.y for rule in rules)], log=y.log, zero=y.zero, pad=0.04)
+    curves = [_Curve(i, one, smooth) for i, one in enumerate(series)]
+    drawing = tag(
+        "svg",
+        _grid(across, upwards),
+        joined(_rule(rule, upwards) for rule in rules),
+        joined(curve.drawn(across, upwards) for curve in curves),
+        viewBox=f"0 0 {SIDE} {SIDE}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=_told(title, series, rules, x.label),
+    )
+    marks = labels(upwards.ticks())
+    return tag(
+        "figure",
+        tag("figcaption", tag("b", title), " ", tag("span", y.label)),
+        _legend(series) if len(series) > 1 else "",
+        tag(
+            "div",
+            _ticks("y", upwards, marks),
+            tag("div", drawing, joined(_rule_names(rules, upwards)), class_="plot", tabindex=0),
+            _ticks("x", across, labels(across.ticks())),
+            tag("div", f"{x.label}{', logarithmic' * x.log}", class_="x-label"),
+            class_="frame",
+            style=f"--margin:{max((len(mark) for mark in marks), default=1)}ch",
+        ),
+        _unseen(series, y.log),
+        class_="chart",
+        data_chart=json.dumps(
+            {
+                "x": [across.low, across.high, x.log],
+                "y": [upwards.low, upwards.high, y.log],
+                "label": x.label,
+                "series": [curve.data() for curve in curves],
+            }
+        ),
+    )
+
+
+def smooth_switch(points: float) -> Html:
+    """Turns the averages of all curves of a page off and on."""
+    switch = tag("input", type="checkbox", checked="checked", id="smooth")
+    return tag(
+        "label", switch, f"Curves averaged over about {points:,.0f} steps, single steps faint"
+    )
+
+
+class _Curve:
+    """A series as it is drawn: thinned, with its average beside it."""
+
+    def __init__(self, number: int, series: Series, smooth: float) -> None:
+        average = smooth > 1 and not series.marks and not series.low and len(series.y) > smooth
+        self.kept = thinned(series.x, series.y, COLUMNS)
+        self.smooth = smoothed(series.y, smooth) if average else []
+        self.series, self.colour = series, colour(number)
+
+    def drawn(self, across: Scale, upwards: Scale) -> Html:
+        def line(values: Sequence[float], class_: str) -> Html:
+            points = _points(self.series.x, values, self.kept, across, upwards)
+            return _path(_line(points), class_)
+
+        one = self.series
+        parts = []
+        if one.low:
+            low = _points(one.x, one.low, self.kept, across, upwards)
+            high = _points(one.x, one.high, self.kept, across, upwards)
+            parts.append(_path(_band(low, high), "band"))
+        parts.append(line(one.y, "raw" if self.smooth else "line"))
+        if self.smooth:
+            parts.append(line(self.smooth, "smooth"))
+        if len(one.y) == 1 or (one.marks and len(one.y) <= DOTS):
+            dots = _points(one.x, one.y, self.kept, across, upwards)
+            parts.append(_path(_dots(dots), "dots"))
+        return tag("g", joined(parts), class_=f"series {self.colour}")
+
+    def data(self) -> dict[str, object]:
+        """What the readout under the pointer needs."""
+        columns = {"x": self.series.x, "y": self.series.y, "smooth": self.smooth}
+        columns |= {"low": self.series.low, "high": self.series.high, "step": self.series.step}
+        return {
+            "name": self.series.name,
+            "colour": self.colour,
+            **{name: [_brief(c[i]) for i in self.kept] for name, c in columns.items() if c},
+        }
+
+
+def colour(number: int) -> str:
+    """The classes of the number-th of several things that are told apart."""
+    return f"c{number % COLOURS} d{number // COLOURS % 3}"
+
+
+def _brief(value: float) -> float | None:
+    return float(f"{value:.6g}") if isfinite(value) else None
+
+
+Point = tuple[float, float]
+T = TypeVar("T")
+
+
+def _points(
+    x: Sequence[float], y: Sequence[float], kept: Sequence[int], across: Scale, upwards: Scale
+) -> list[Point | None]:
+    """Places in the drawing; None where a value cannot be shown."""
+    shown = [isfinite(y[i]) and (y[i] > 0 or not upwards.log) for i in kept]
+    shown = [ok and (x[i] > 0 or not across.log) for ok, i in zip(shown, kept, strict=True)]
+    return [
+        (SIDE * across.at(x[i]), SIDE * (1 - upwards.at(y[i]))) if ok else None
+        for ok, i in zip(shown, kept, strict=True)
+    ]
+
+
+def _pieces(places: Sequence[T | None]) -> Iterator[list[T]]:
+    """What lies between gaps."""
+    piece: list[T] = []
+    for place in [*places, None]:
+        if place is not None:
+            piece.append(place)
+        elif piece:
+            yield piece
+            piece = []
+
+
+def _line(points: Sequence[Point | None]) -> str:
+    """A point alone between gaps is drawn too: a line of no length, with a round end."""
+    return "".join(
+        f"M{_joined(piece)}" if len(piece) > 1 else f"M{_joined(piece)}h0"
+        for piece in _pieces(points)
+    )
+
+
+def _dots(points: Sequence[Point | None]) -> str:
+    return "".join(f"M{_joined([point])}h0" for point in points if point is not None)
+
+
+def _band(low: Sequence[Point | None], high: Sequence[Point | None]) -> str:
+    """There along the lower edge, back along the upper one."""
+    pairs = [
+        None if below is None or above is None else (below, above)
+        for below, above in zip(low, high, strict=True)
+    ]
+    return "".join(
+        f"M{_joined([*(pair[0] for pair in piece), *(pair[1] for pair in reversed(piece))])}Z"
+        for piece in _pieces(pairs)
+    )
+
+
+def _joined(points: Sequence[Point]) -> str:
+    return "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _path(d: str, class_: str) -> Html:
+    return tag("path", d=d, class_=class_)
+
+
+def _grid(across: Scale, upwards: Scale) -> Html:
+    rows = "".join(f"M0 {SIDE * (1 - upwards.at(tick)):.1f}H{SIDE}" for tick in upwards.ticks())
+    columns = "".join(f"M{SIDE * across.at(tick):.1f} 0V{SIDE}" for tick in across.ticks())
+    return _path(rows + columns, "grid")
+
+
+def _rule(rule: Rule, upwards: Scale) -> Html:
+    return _path(f"M0 {SIDE * (1 - upwards.at(rule.y)):.1f}H{SIDE}", "rule")
+
+
+def _rule_names(rules: Sequence[Rule], upwards: Scale) -> Iterator[Html]:
+    """Above their lines, or below where the line above is too near."""
+    taken: list[float] = []
+    for rule in sorted(rules, key=lambda rule: -rule.y):
+        top = 1 - upwards.at(rule.y)
+        below = top < 0.1 or any(top - other < 0.1 for other in taken)
+        taken.append(top)
+        text = f"{rule.name} {short(rule.y)}"
+        yield tag("span", text, class_=f"rule{' below' * below}", style=f"top:{100 * top:.2f}%")
+
+
+def _ticks(side: str, scale: Scale, texts: list[str]) -> Html:
+    places = [scale.at(tick) for tick in scale.ticks()]
+    edge = "left" if side == "x" else "bottom"
+    marks = [
+        tag("span", text, style=f"{edge}:{100 * place:.2f}%")
+        for place, text in zip(places, texts, strict=True)
+    ]
+    return tag("div", joined(marks), class_=f"{side}-ticks", aria_hidden="true")
+
+
+def _legend(series: Sequence[Series]) -> Html:
+    keys = [
+        tag("button", tag("i", class_=colour(i)), one.name, type="button", aria_pressed="true")
+        for i, one in enumerate(series)
+    ]
+    return tag("div", joined(keys), class_="legend")
+
+
+def _told(title: str, series: Sequence[Series], rules: Sequence[Rule], x: str) -> str:
+    """The picture in words, for those who cannot see it."""
+    said = []
+    for one in series:
+        finite = [(x, y) for x, y in zip(one.x, one.y, strict=True) if isfinite(y)]
+        if finite:
+            (first_x, first), (last_x, last) = finite[0], finite[-1]
+            lowest, highest = min(y for _, y in finite), max(y for _, y in finite)
+            said.append(
+                f"{one.name} from {short(first)} at {short(first_x)} {x} to {short(last)} at "
+                f"{short(last_x)}, lowest {short(lowest)}, highest {short(highest)}"
+            )
+        else:
+            said.append(f"{one.name} has no value")
+    said += [f"{rule.name} {short(rule.y)}" for rule in rules]
+    return f"{title}: {'; '.join(said)}."
+
+
+def _unseen(series: Sequence[Series], log: bool) -> Html:
+    """Values that have no place in the picture, counted."""
+    lines = []
+    for one in series:
+        hidden = [
+            (step, y)
+            for step, y in zip(one.step or one.x, one.y, strict=True)
+            if not isfinite(y) or (log and y <= 0)
+        ]
+        if hidden:
+            (at, value), more = hidden[0], len(hidden) - 1
+            also = f" and {more} more" if more else ""
+            lines.append(tag("p", f"Not shown: {one.name} {short(value)} at {short(at)}{also}."))
+    return joined(lines)

@@ -1,0 +1,209 @@
+"""A run folder as it lies on disk: read, never written, and never trusted to be whole."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import copysign, inf
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from paddock.dashboard.series import Series
+from paddock.journal import EVENTS, METRICS, follow
+
+RECIPE = "recipe.toml"
+PROGRESS = {"step", "time", "tokens", "seconds"}  # of a line of metrics, not curves of their own
+
+
+class ReportError(ValueError):
+    """What cannot be reported, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """What a run wrote down.
+
+    `lines` are the steps that count, in order: where a run went back to a checkpoint, what it had
+    done beyond it is forgotten, as the run itself forgot it. `complaints` says what was unreadable.
+    """
+
+    path: Path
+    recipe_text: str
+    recipe: Mapping[str, Any]
+    lines: tuple[Mapping[str, float], ...]
+    events: tuple[Mapping[str, Any], ...]
+    complaints: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its recipe and its stage."""
+        return " / ".join(self.path.resolve().parts[-2:])
+
+    @property
+    def steps_done(self) -> int:
+        return int(self.lines[-1]["step"]) if self.lines else 0
+
+    @property
+    def steps_planned(self) -> int | None:
+        planned = number(self.fact("started", "of")) or number(self.recipe.get("steps"))
+        return int(planned) if planned and _counts("step", planned) else None
+
+    @cached_property
+    def tokens(self) -> list[float]:
+        """Seen after each step; empty where the run does not count them."""
+        total, found = 0.0, []
+        for line in self.lines:
+            if "tokens" not in line:
+                return []
+            total += line["tokens"]
+            found.append(total)
+        return found
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """Names of the curves, in the order in which they first appear."""
+        return [
+            name
+            for name in dict.fromkeys(n for line in self.lines for n in line)
+            if name not in PROGRESS
+        ]
+
+    def curve(self, metric: str, name: str | None = None) -> Series:
+        """A metric over tokens, or over steps where tokens are not counted. It has marks where it
+        was measured now and then only."""
+        tokens = self.tokens or [line["step"] for line in self.lines]
+        found = [(x, line) for x, line in zip(tokens, self.lines, strict=True) if metric in line]
+        return Series(
+            name=name or metric.replace("_", " "),
+            x=[x for x, _ in found],
+            y=[line[metric] for _, line in found],
+            step=[line["step"] for _, line in found],
+            marks=2 * len(found) < len(self.lines),
+        )
+
+    def fact(self, kind: str, field: str) -> Any:
+        """The newest value of an event's field; None where it was never written."""
+        found = [e[field] for e in self.events if e.get("kind") == kind and field in e]
+        return found[-1] if found else None
+
+    def positive(self, kind: str, field: str) -> float | None:
+        """The same, where it must be a number above zero to be of use."""
+        value = number(self.fact(kind, field))
+        return value if value is not None and 0 < value < inf else None
+
+    def status(self, now: float) -> str:
+        """'finished', 'running' or 'stopped': a run that has been silent for far longer than its
+        steps take does not run."""
+        kinds = [e.get("kind") for e in self.events if e.get("kind") in ("started", "finished")]
+        planned = self.steps_planned
+        if kinds and kinds[-1] == "finished":
+            return "finished"
+        if not kinds and planned is not None and self.steps_done >= planned:
+            return "finished"  # its events are lost, its steps are not
+        last = max((record.get("time", 0.0) for record in (*self.lines, *self.events)), default=0.0)
+        seconds = [line["seconds"] for line in self.lines[-50:] if "seconds" in line]
+        patience = max(120.0, 20 * median(seconds) if seconds else 600.0)
+        return "running" if now - last < patience else "stopped"
+
+
+def read_run(path: str | Path) -> RunFolder:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ReportError(f"{folder}: no such folder")
+    if not any((folder / name).is_file() for name in (METRICS, EVENTS)):
+        raise ReportError(
+            f"{folder}: no run folder, it holds neither {METRICS} nor {EVENTS}{_near(folder)}"
+        )
+    complaints: list[str] = []
+    text, recipe = _recipe(folder / RECIPE, complaints)
+    lines: list[dict[str, float]] = []
+    for record in _records(folder / METRICS, complaints):
+        read = {name: number(value) for name, value in record.items()}
+        line = {name: v for name, v in read.items() if v is not None and _counts(name, v)}
+        if "step" not in line:
+            continue
+        while lines and lines[-1]["step"] >= line["step"]:
+            lines.pop()
+        lines.append(line)
+    events = tuple(_dated(event) for event in _records(folder / EVENTS, complaints))
+    return RunFolder(
+        path=folder,
+        recipe_text=text,
+        recipe=recipe,
+        lines=tuple(lines),
+        events=events,
+        complaints=tuple(complaints),
+    )
+
+
+def _dated(event: dict[str, Any]) -> dict[str, Any]:
+    """The event with a time that is one, or with none."""
+    when = number(event.get("time"))
+    rest = {name: value for name, value in event.items() if name != "time"}
+    return rest if when is None or not _counts("time", when) else {"time": when, **rest}
+
+
+def _near(folder: Path) -> str:
+    inside = sorted(file.parent.name for file in folder.glob(f"*/{METRICS}"))
+    return f"; runs in it: {', '.join(inside[:8])}" if inside else ""
+
+
+def _records(path: Path, complaints: list[str]) -> Iterator[dict[str, Any]]:
+    """Up to the first line that is no record: what follows a damaged line cannot be trusted."""
+    number = 0
+    if not path.is_file():
+        complaints.append(f"{path.name} is missing")
+    try:
+        for record, _ in follow(path):
+            if not isinstance(record, dict):
+                raise ValueError
+            number += 1
+            yield record
+    except ValueError:  # JSON's own error is one, and so is text that is not UTF-8
+        complaints.append(f"{path.name}: line {number + 1} is damaged; what follows is left out")
+
+
+def _recipe(path: Path, complaints: list[str]) -> tuple[str, dict[str, Any]]:
+    if not path.is_file():
+        complaints.append(f"{path.name} is missing")
+        return "", {}
+    text = path.read_text("utf-8", errors="replace")
+    try:
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        complaints.append(f"{path.name}: {error}")
+        return text, {}
+
+
+def number(value: object) -> float | None:
+    """What a journal means by a number: also the text that stands for one that is not finite. One
+    too large or too small to draw beside others is infinite or zero.
+
+    >>> number(0.5), number("NaN"), number(-1e300), number(10**400), number(True), number("x")
+    (0.5, nan, -inf, inf, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:  # an integer beyond all floats
+        return inf
+    except ValueError:
+        return None
+    if abs(found) > 1e100:
+        return copysign(inf, found)
+    return 0.0 if abs(found) < 1e-100 else found
+
+
+def _counts(name: str, value: float) -> bool:
+    """Whether a measure of progress can be one; curves may hold anything."""
+    if name == "step":
+        return 0 <= value < 1e15 and value == int(value)
+    return name not in PROGRESS or 0 <= value < (1e11 if name == "time" else 1e15)
+
+
+def pretty(value: object) -> str:
+    """A setting as a recipe writes it."""
+    return value if isinstance(value, str) else json.dumps(value)

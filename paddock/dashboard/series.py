@@ -1,0 +1,91 @@
+"""Curves as plain numbers: smoothed, thinned for the screen, averaged over seeds.
+
+Values that are not finite stay in a series: a gap in the picture is where they were.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite
+from statistics import fmean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One curve. `low` and `high` are the band around it, `step` what to call each point beside
+    its x, `marks` whether points are few and each worth a dot."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    step: Sequence[float] = ()
+    marks: bool = False
+
+
+def smoothed(values: Sequence[float], points: float) -> list[float]:
+    """Exponential moving average over about `points` points, unbiased from the first one on. It
+    looks back only: a curve never turns before its values do.
+
+    >>> smoothed([4.0, 8.0], points=3)
+    [4.0, 6.666666666666667]
+    >>> smoothed([5.0, float("nan"), 5.0], points=9)
+    [5.0, nan, 5.0]
+    """
+    keep = 1 - 2 / (points + 1)
+    total = weight = 0.0
+    found = []
+    for value in values:
+        if isfinite(value):
+            total, weight = keep * total + value, keep * weight + 1
+        found.append(total / weight if isfinite(value) else value)
+    return found
+
+
+def thinned(x: Sequence[float], y: Sequence[float], columns: int) -> list[int]:
+    """Which points to draw so that a picture `columns` wide looks the same: of every column the
+    first, lowest, highest, last and first that is not finite, so that neither a spike nor a gap is
+    lost. All of them while they are few. `x` must not descend.
+
+    >>> thinned([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 1, 9, 1, 1, 1, 1, 0, 1, 1], columns=2)
+    [0, 2, 4, 5, 7, 8, 9]
+    """
+    if len(x) <= 4 * columns:
+        return list(range(len(x)))
+    width = (x[-1] - x[0]) / columns or 1.0
+    kept: set[int] = set()
+    for _, group in groupby(range(len(x)), key=lambda i: int((x[i] - x[0]) / width)):
+        column = list(group)
+        finite = [i for i in column if isfinite(y[i])]
+        gap = next((i for i in column if not isfinite(y[i])), column[0])
+        kept |= {column[0], gap, column[-1]}
+        if finite:
+            kept |= {min(finite, key=y.__getitem__), max(finite, key=y.__getitem__)}
+    return sorted(kept)
+
+
+def averaged(name: str, runs: Sequence[Series]) -> Series:
+    """The mean of several runs at the steps that all of them reached, within the band from the
+    lowest to the highest. A mean over fewer runs would jump where one of them stops.
+
+    >>> a = Series(name="0", x=[10, 20, 30], y=[4.0, 2.0, 1.0], step=[1, 2, 3])
+    >>> b = Series(name="1", x=[12, 22], y=[6.0, 3.0], step=[1, 2])
+    >>> both = averaged("arm", [a, b])
+    >>> both.x, both.y, both.low, both.high
+    ([11.0, 21.0], [5.0, 2.5], [4.0, 2.0], [6.0, 3.0])
+    """
+    found = [dict(zip(run.step, zip(run.x, run.y, strict=True), strict=True)) for run in runs]
+    shared = sorted(set.intersection(*(set(run) for run in found)))
+    x = [fmean(run[step][0] for run in found) for step in shared]
+    values = [[run[step][1] for run in found] for step in shared]
+    several = len(runs) > 1
+    return Series(
+        name=name,
+        x=x,
+        y=[fmean(row) for row in values],
+        low=[min(row) for row in values] if several else (),
+        high=[max(row) for row in values] if several else (),
+        step=shared,
+        marks=runs[0].marks,
+    )

@@ -1,0 +1,281 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paddock.dashboard import ReportError, write_report
+from paddock.dashboard.curves import speed
+from paddock.dashboard.folder import read_run
+from paddock.dashboard.report import spent
+from paddock.journal import Journal
+from tests.dashboard.runs import body, of_class, words, write_run
+
+NAN = float("nan")
+DAYS_LATER = 1e6
+
+
+def page_of(run, now=DAYS_LATER):
+    return body(write_report(run, clock=lambda: now))
+
+
+def chart(main, title):
+    """What the named picture tells the pointer."""
+    (found,) = [
+        figure
+        for figure in main.iter("figure")
+        if figure.get("data-chart") and words(figure.find("figcaption")).split(",")[0] == title
+    ]
+    return json.loads(found.get("data-chart"))
+
+
+def tile(main, name):
+    return {words(t.find("dt")): words(t.find("dd")) for t in of_class(main, "tiles")[0]}[name]
+
+
+def test_a_finished_run_shows_its_curve_against_the_unigram_entropy(tmp_path):
+    run = write_run(tmp_path / "nano" / "pretrain", [6.0, 4.0, 2.0, 1.0], held_out={4: 1.25})
+    with Journal(run) as journal:
+        journal.event("corpus", unigram_entropy=5.0)
+    main = page_of(run)
+    assert "nano / pretrain finished" in words(main.find("h1"))
+    assert "Step 4 of 4." in words(main)
+    loss, held_out = chart(main, "Loss nats a token")["series"]
+    assert (loss["x"], loss["y"]) == ([100, 200, 300, 400], [6, 4, 2, 1])
+    assert (held_out["x"], held_out["y"]) == ([400], [1.25])
+    assert [r.text for r in of_class(main, "rule") if r.tag == "span"] == ["unigram entropy 5"]
+    assert tile(main, "held-out loss") == "1.25 25% of the unigram entropy, 5"
+
+
+def test_the_page_stands_alone(tmp_path):
+    text = write_report(write_run(tmp_path / "run", [2.0, 1.0])).read_text()
+    assert not re.findall(r"https?:|//cdn|@import|url\(|<link|src=", text)
+
+    class Balanced(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.open = []
+
+        def handle_starttag(self, tag, attrs):
+            self.open.append(tag)
+
+        def handle_startendtag(self, tag, attrs):
+            assert tag in ("meta", "input")  # others may not close themselves in HTML
+
+        def handle_endtag(self, tag):
+            assert self.open.pop() == tag
+
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open == []
+
+
+@pytest.mark.parametrize(
+    ("written", "now", "status"),
+    [(3, 1010.0, "running"), (3, DAYS_LATER, "stopped"), (9, DAYS_LATER, "finished")],
+)
+def test_the_status_is_what_the_journal_and_the_clock_say(tmp_path, written, now, status):
+    run = write_run(tmp_path / "run", [1.0] * written, steps=9)
+    assert of_class(page_of(run, now), "status")[0].text == status
+
+
+def test_a_slow_run_is_given_time(tmp_path):
+    run = write_run(tmp_path / "run", [], steps=9)
+    with Journal(run, clock=lambda: 2000.0) as journal:
+        journal.metric(1, loss=1.0, seconds=300.0)
+    assert read_run(run).status(2000.0 + 3000) == "running"
+    assert read_run(run).status(2000.0 + 7000) == "stopped"
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    run = write_run(tmp_path / "run", [3.0, 2.0], steps=5)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"time": 1, "step": 3, "lo')
+    assert chart(page_of(run), "Loss nats a token")["series"][0]["y"] == [3, 2]
+
+
+def test_a_damaged_line_is_told_and_what_precedes_it_is_shown(tmp_path):
+    run = write_run(tmp_path / "run", [3.0, 2.0], steps=5)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('garbage\n{"step": 4, "loss": 1.0}\n')
+    main = page_of(run)
+    assert "metrics.jsonl: line 3 is damaged" in words(main)
+    assert chart(main, "Loss nats a token")["series"][0]["y"] == [3, 2]
+
+
+def test_numbers_that_are_not_finite_are_gaps_and_are_told(tmp_path):
+    main = page_of(write_run(tmp_path / "run", [3.0, NAN, float("inf"), 2.0]))
+    assert chart(main, "Loss nats a token")["series"][0]["y"] == [3, None, None, 2]
+    assert "Not shown: loss NaN at 2 and 1 more." in words(main)
+
+
+def test_what_a_resumed_run_forgot_is_forgotten(tmp_path):
+    run = write_run(tmp_path / "run", [5.0, 4.0, 9.0, 9.0, 9.0], steps=5)
+    with Journal(run, clock=lambda: 2000.0) as journal:  # back to the checkpoint of step 2
+        journal.event("started", step=2, of=6)
+        journal.metric(3, loss=3.0, tokens=100, seconds=0.5)
+    read = read_run(run)
+    assert [line["loss"] for line in read.lines] == [5, 4, 3]
+    assert read.tokens == [100, 200, 300]
+    assert (read.steps_done, read.steps_planned) == (3, 6)
+    assert spent(read)["stopped or repeated"] == 2000 - 1003 - 0.5
+
+
+def test_the_seconds_of_a_run_add_up(tmp_path):
+    run = write_run(tmp_path / "run", [1.0] * 3, steps=9)
+    with Journal(run, clock=lambda: 1007.0) as journal:
+        journal.metric(4, loss=1.0, tokens=100, seconds=2.0, held_out=1.0)
+    found = spent(read_run(run))
+    assert found == {"steps": 2.0, "evaluation": 1.5, "saving and the rest": 2.5}
+    assert sum(found.values()) == 1007 - 1001
+
+
+def test_speed_leaves_out_steps_that_evaluate(tmp_path):
+    run = write_run(tmp_path / "run", [1.0] * 4, held_out={2: 1.0})
+    found = speed(read_run(run))
+    assert (found.x, found.y) == ([100, 300, 400], [200, 200, 200])
+
+
+@pytest.mark.parametrize("text", ["start = 3\nmachine = 4\nsteps = 'x'", "stage = ", "[[["])
+def test_an_odd_recipe_does_not_hide_the_run(tmp_path, text):
+    run = write_run(tmp_path / "run", [3.0, 2.0])
+    (run / "recipe.toml").write_text(text)
+    main = page_of(run)
+    assert chart(main, "Loss nats a token")["series"][0]["y"] == [3, 2]
+    assert "Step 2 of 2." in words(main)
+
+
+@pytest.mark.parametrize("missing", ["events.jsonl", "recipe.toml", "metrics.jsonl"])
+def test_a_missing_file_is_told_and_the_rest_is_shown(tmp_path, missing):
+    run = write_run(tmp_path / "run", [3.0, 2.0])
+    (run / missing).unlink()
+    main = page_of(run)
+    assert f"{missing} is missing" in words(main)
+    assert ("no step was finished" in words(main)) == (missing == "metrics.jsonl")
+
+
+def test_a_run_killed_before_its_first_step_has_a_page(tmp_path):
+    main = page_of(write_run(tmp_path / "run", [], steps=9))
+    assert "Step 0 of 9." in words(main)
+    assert "no step was finished" in words(main)
+
+
+def test_a_warm_up_shows_what_learns(tmp_path):
+    run = write_run(tmp_path / "run", [], steps=9)
+    with Journal(run) as journal:
+        for step in (1, 2):
+            journal.metric(step, indexer=7.0 / step, tokens=10, seconds=1.0)
+    assert chart(page_of(run), "Indexer loss nats a query")["series"][0]["y"] == [7, 3.5]
+
+
+def test_a_metric_nobody_announced_has_a_picture(tmp_path):
+    run = write_run(tmp_path / "run", [])
+    with Journal(run) as journal:
+        journal.metric(1, reward_mean=0.5)
+        journal.metric(2, reward_mean=0.7)
+    found = chart(page_of(run), "reward mean")
+    assert found["label"] == "steps"  # no tokens were counted
+    assert found["series"][0]["x"] == [1, 2]
+
+
+def test_evaluations_are_tables(tmp_path):
+    run = write_run(tmp_path / "run", [1.0], held_out={1: 0.75})
+    with Journal(run) as journal:
+        scores = {"needles": 0.35, "recall by layer": {"0": 0.9, "3": NAN}, "drafts": [0.8, 0.7]}
+        journal.event("evaluated", step=1, label="sparse", scores=scores)
+    main = page_of(run)
+    tables = [words(table) for table in main.iter("table")]
+    assert any("1 100 0.7500" in table for table in tables)
+    assert any("needles sparse 0.35" in table for table in tables)
+    assert "0 3 sparse 0.9 NaN" in tables
+    assert "1 2 sparse 0.8 0.7" in tables
+
+
+def test_utilisation_and_memory_come_from_what_was_written_down(tmp_path):
+    facts = {"flops_token": 6e9, "peak_flops": 4e12, "machine": {"chip": "H200"}}
+    run = write_run(tmp_path / "run", [2.0, 1.0], facts=facts, steps=3)
+    with Journal(run) as journal:
+        journal.metric(3, loss=1.0, tokens=100, seconds=0.5, memory_bytes=3 * 2**30)
+    main = page_of(run)
+    assert tile(main, "MFU") == "30.0 % median"  # 200 tokens a second
+    assert tile(main, "memory") == "3 GiB at most"
+    assert chart(main, "Memory GiB")["series"][0]["y"] == [3]
+    assert "chip H200" in words(main)
+
+
+def test_names_from_a_run_cannot_break_out(tmp_path):
+    evil = "<img src=x onerror=alert(1)>"
+    run = write_run(tmp_path / evil.replace("/", ""), [1.0], facts={"machine": {"chip": evil}})
+    (run / "recipe.toml").write_text(f"stage = '{evil}'\n")
+    with Journal(run) as journal:
+        journal.metric(2, **{evil: 1.0})
+        journal.event(evil, what=evil)
+        journal.event("evaluated", label=evil, scores={evil: 1.0, "x": {evil: 1.0}})
+    main = page_of(run)
+    assert not list(main.iter("img"))
+    assert words(main).count(evil) >= 6
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [("nothing", "no such folder"), ("folder", "no run folder"), ("file", "no such folder")],
+)
+def test_what_is_no_run_is_refused(tmp_path, made, said):
+    place = tmp_path / "place"
+    if made == "folder":
+        write_run(place / "pretrain", [1.0])
+        said = (
+            "no run folder, it holds neither metrics.jsonl nor events.jsonl; runs in it: pretrain"
+        )
+    elif made == "file":
+        place.write_text("")
+    with pytest.raises(ReportError, match=said):
+        write_report(place)
+    assert not (place / "report.html").exists()
+
+
+def test_a_time_beyond_all_calendars_is_no_time(tmp_path):
+    run = write_run(tmp_path / "run", [1.0])
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"time": 1e14, "kind": "odd"}\n')
+    assert " odd" in words(page_of(run))
+
+
+ODD = st.one_of(
+    st.floats(),
+    st.integers(),
+    st.sampled_from(
+        ["NaN", "Infinity", "-Infinity", "words", "", "\ud800", None, True, [], {}, [1], {"a": 2}]
+    ),
+)
+LINES = st.lists(
+    st.dictionaries(
+        st.sampled_from(["step", "time", "tokens", "seconds", "loss", "held_out", "lr", "x<y"]), ODD
+    ),
+    max_size=6,
+)
+EVENTS = st.lists(
+    st.dictionaries(
+        st.sampled_from(["time", "of", "unigram_entropy", "flops_token", "peak_flops", "machine"]),
+        ODD,
+    ).flatmap(
+        lambda fields: st.sampled_from(["started", "finished", "corpus", "evaluated"]).map(
+            lambda kind: {"kind": kind, "scores": fields, **fields}
+        )
+    ),
+    max_size=4,
+)
+
+
+@given(LINES, EVENTS)
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_files_hold_there_is_a_page(lines, events):
+    with TemporaryDirectory() as folder:
+        run = Path(folder)
+        for name, records in (("metrics.jsonl", lines), ("events.jsonl", events)):
+            (run / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+        body(write_report(run))
