@@ -114,6 +114,15 @@ class Tokenizer:
         """Whether only `specials=True` can yield it."""
         return token_id in self._added
 
+    def is_silent(self, token_id: int) -> bool:
+        """Whether `skip_special` leaves it out: a role, <|endoftext|>, but not <think> and such."""
+        return token_id in self._silent
+
+    @cached_property
+    def added(self) -> tuple[str, ...]:
+        """How the added tokens are spelled."""
+        return tuple(token["content"] for token in self._json["added_tokens"])
+
     def encode(self, text: str, *, specials: bool) -> list[int]:
         """With `specials`, added tokens that the text spells out become those tokens."""
         inner = self._inner if specials else self._plain

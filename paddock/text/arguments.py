@@ -1,0 +1,175 @@
+"""Arguments of tool calls: JSON that may be broken, and text that a schema gives a type."""
+
+import ast
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paddock.records import JsonObject, WireError
+from paddock.records.wire import json_object
+
+RAW = "arguments"  # the key under which arguments that are no JSON object are kept
+
+_LEVELS = 100  # of values within values
+_SCHEMA_LEVELS = 16  # that are looked into; a schema may refer to itself
+_KINDS: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def mended(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot.
+
+    >>> mended("\\ud83d\\ude00 \\ud800") == "\U0001f600 \ufffd"
+    True
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def plain(value: object) -> Any:
+    """A copy of a JSON value with every text mended; WireError if it is none or too deep."""
+    return json_object({"value": _mended(value, _LEVELS)}, "value")["value"]
+
+
+def from_json(text: str) -> Any:
+    """The value that JSON `text` spells, as a record can carry it; ValueError if it does not."""
+    try:
+        return plain(json.loads(text))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def arguments_from(given: object) -> JsonObject:
+    """Arguments as clients send them: an object, or JSON text, or nothing. What is neither an
+    object nor spells one is kept as text under the key RAW, so that history can be shown.
+
+    >>> arguments_from('{"city": "Oslo"}'), arguments_from(""), arguments_from('{"city": ')
+    ({'city': 'Oslo'}, {}, {'arguments': '{"city": '})
+    """
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    try:
+        value = from_json(given) if isinstance(given, str) else plain(given)
+    except ValueError:
+        return {RAW: mended(given if isinstance(given, str) else str(given))}
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return value
+    return {RAW: mended(given) if isinstance(given, str) else json.dumps(value)}
+
+
+# --- types from a schema --------------------------------------------------------------------------
+
+
+def kinds_of(parameters: JsonObject, key: str) -> frozenset[str]:
+    """The JSON types that a tool's schema allows the argument `key`; empty if it does not say.
+
+    >>> schema = {"properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
+    >>> sorted(kinds_of(schema, "n")), kinds_of(schema, "m")
+    (['integer', 'null'], frozenset())
+    """
+    properties = parameters.get("properties")
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    if schema is None:
+        schema = parameters.get("additionalProperties")
+    return frozenset(_kinds(schema, parameters, _SCHEMA_LEVELS))
+
+
+def typed(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
+    """The value of an argument written as `text`, and whether it is of a type it may have.
+
+    Text that may only be a string is never looked into. Else it is JSON, or a Python literal where
+    the schema asks for something, if that gives an allowed type; or the text itself.
+
+    >>> typed("5", frozenset({"integer"})), typed("5", frozenset({"string"}))
+    ((5, True), ('5', True))
+    >>> typed("five", frozenset({"integer"})), typed("{'a': None}", frozenset({"object"}))
+    (('five', False), ({'a': None}, True))
+    """
+    others = kinds - {"string"}
+    if kinds and not others:
+        return text, True
+    try:
+        value = _spelled(text, literal=bool(kinds))
+    except ValueError:
+        return text, not kinds or "string" in kinds
+    if not kinds or _fits(value, others):
+        return value, True
+    if "string" in kinds:
+        return text, True
+    if isinstance(value, float) and value.is_integer() and "integer" in others:
+        return int(value), True
+    return value, False
+
+
+def _mended(value: Any, levels: int) -> Any:
+    if not levels:
+        raise WireError(f"more than {_LEVELS} values within values")
+    if isinstance(value, str):
+        return mended(value)
+    if isinstance(value, dict):
+        return {_mended(key, levels): _mended(item, levels - 1) for key, item in value.items()}
+    return [_mended(item, levels - 1) for item in value] if isinstance(value, list) else value
+
+
+def _spelled(text: str, *, literal: bool) -> Any:
+    """The value that `text` spells in JSON or, with `literal`, in Python."""
+    try:
+        return from_json(text)
+    except ValueError:
+        if not literal:
+            raise
+    try:
+        with warnings.catch_warnings():  # about escapes in what is no Python at all
+            warnings.simplefilter("ignore")
+            return plain(ast.literal_eval(text.strip()))
+    except (SyntaxError, TypeError, MemoryError, RecursionError):
+        raise ValueError("no literal") from None
+
+
+def _kinds(schema: object, root: JsonObject, levels: int) -> Iterator[str]:
+    if not isinstance(schema, Mapping) or not levels:
+        return
+    said = schema.get("type")
+    if said is not None:
+        yield from (kind for kind in _listed(said) if isinstance(kind, str))
+        return
+    values = [schema["const"]] if "const" in schema else _listed(schema.get("enum", []))
+    yield from (_KINDS[type(value)] for value in values)
+    for key in ("anyOf", "oneOf", "allOf"):
+        for option in _listed(schema.get(key, [])):
+            yield from _kinds(option, root, levels - 1)
+    yield from _kinds(_referred(schema.get("$ref"), root), root, levels - 1)
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _referred(reference: object, root: JsonObject) -> object:
+    """What a reference such as "#/$defs/City" stands for."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: Any = root
+    for step in reference.removeprefix("#/").split("/"):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _fits(value: object, kinds: frozenset[str]) -> bool:
+    kind = _KINDS[type(value)]
+    return kind in kinds or (kind == "integer" and "number" in kinds)

@@ -1,0 +1,167 @@
+"""Conversations and tools from outside, in the shapes of OpenAI's API, as records."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from paddock.records import Message, Role, ToolCall, ToolSpec
+from paddock.text.arguments import arguments_from, mended, plain
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+class MessageError(ValueError):
+    """A conversation or tool that cannot be taken; the message begins with its path."""
+
+
+def messages_from(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """The messages of a chat request or a dataset.
+
+    Content may be text, a list of text parts, null or missing; reasoning may be called
+    `reasoning_content` or `reasoning`; arguments may be an object or JSON text, broken or not (see
+    `arguments_from`). Calls without an id get one, and tool messages without a `tool_call_id`
+    answer the calls in their order.
+
+    >>> call = {"function": {"name": "look", "arguments": '{"far": 2}'}}
+    >>> ask, answer = messages_from([{"role": "assistant", "content": None, "tool_calls": [call]},
+    ...                              {"role": "tool", "content": "sky"}])
+    >>> ask.content, ask.tool_calls[0].arguments["far"], answer.tool_call_id
+    ('', 2, 'call_0_0')
+    >>> messages_from([{"role": "user", "content": [{"type": "image_url"}]}])
+    Traceback (most recent call last):
+    paddock.text.messages.MessageError: messages[0].content[0]: no text but image_url
+    """
+    found: list[Message] = []
+    unanswered: list[str] = []
+    for i, entry in enumerate(raw):
+        try:
+            message = _message(entry, i, unanswered)
+        except MessageError:
+            raise
+        except ValueError as error:
+            raise MessageError(f"messages[{i}].{error}") from None
+        if message.role == "assistant":
+            unanswered = [call.id for call in message.tool_calls]
+        elif message.tool_call_id in unanswered:
+            unanswered.remove(message.tool_call_id)
+        found.append(message)
+    return tuple(found)
+
+
+def tools_from(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
+    """The tools of a request, in their {"type": "function", "function": ...} wrapper or bare. Other
+    fields than name, description and parameters (or Anthropic's `input_schema`) are left out.
+
+    >>> tools_from([{"type": "function", "function": {"name": "look"}}])
+    (ToolSpec(name='look', description='', parameters={}),)
+    """
+    found = []
+    for i, entry in enumerate(raw or ()):
+        path = f"tools[{i}]"
+        if not isinstance(entry, Mapping):
+            raise MessageError(f"{path}: expected an object, got {entry!r:.80}")
+        bare = entry.get("function", entry)
+        if not isinstance(bare, Mapping) or not isinstance(bare.get("name"), str):
+            kind = f" of type {entry['type']!r}" if "type" in entry else ""
+            raise MessageError(f"{path}: a tool{kind} without a name cannot be called")
+        parameters = bare.get("parameters", bare.get("input_schema"))
+        try:
+            found.append(
+                ToolSpec(
+                    name=mended(bare["name"]),
+                    description=_text(bare.get("description"), "description"),
+                    parameters=plain({} if parameters is None else parameters),
+                )
+            )
+        except ValueError as error:
+            raise MessageError(f"{path}.{error}") from None
+    return tuple(found)
+
+
+def _message(entry: object, i: int, unanswered: Sequence[str]) -> Message:
+    path = f"messages[{i}]"
+    if not isinstance(entry, Mapping):
+        raise MessageError(f"{path}: expected an object, got {entry!r:.80}")
+    role = _ROLES.get(str(entry.get("role")))
+    if role is None:
+        known = ", ".join(_ROLES)
+        raise MessageError(f"{path}.role: {entry.get('role')!r} is none of {known}")
+    reasoning = entry.get("reasoning_content")
+    if reasoning is None:
+        reasoning = entry.get("reasoning")
+    if reasoning is not None and not isinstance(reasoning, str):
+        raise MessageError(f"{path}.reasoning: expected text, got {reasoning!r:.80}")
+    if role != "assistant" and not reasoning:
+        reasoning = None  # some clients send every field with every message
+    answers = None
+    if role == "tool":
+        answers = str(entry.get("tool_call_id") or next(iter(unanswered), f"call_{i}"))
+    return Message(
+        role=role,
+        content=_text(entry.get("content"), f"{path}.content", any_json=role == "tool"),
+        reasoning=None if reasoning is None else mended(reasoning),
+        tool_calls=tuple(_calls(entry, i)),
+        tool_call_id=answers,
+    )
+
+
+def _calls(entry: Mapping[str, Any], i: int) -> Iterator[ToolCall]:
+    path = f"messages[{i}]"
+    calls = entry.get("tool_calls")
+    if calls is None and entry.get("function_call") is not None:
+        calls = [entry["function_call"]]  # the older shape, one call without an id
+    if not isinstance(calls or [], list | tuple):
+        raise MessageError(f"{path}.tool_calls: expected a list, got {calls!r:.80}")
+    for j, call in enumerate(calls or []):
+        here = f"{path}.tool_calls[{j}]"
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise MessageError(f"{here}: a call without the name of a function")
+        try:
+            yield ToolCall(
+                id=str(call.get("id") or f"call_{i}_{j}"),
+                name=mended(function["name"]),
+                arguments=arguments_from(function.get("arguments")),
+            )
+        except ValueError as error:
+            raise MessageError(f"{here}.{error}") from None
+
+
+def _text(content: object, path: str, *, any_json: bool = False) -> str:
+    """Content as one text; `any_json` also takes other values, written as JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return mended(content)
+    if isinstance(content, list | tuple) and not (any_json and not _is_parts(content)):
+        return "".join(_part(part, f"{path}[{j}]") for j, part in enumerate(content))
+    if any_json:
+        return json.dumps(plain(content), ensure_ascii=False)
+    raise MessageError(f"{path}: expected text, got {content!r:.80}")
+
+
+def _is_parts(content: Sequence[object]) -> bool:
+    return all(isinstance(part, str) or _kind(part) is not None for part in content)
+
+
+def _kind(part: object) -> str | None:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _part(part: object, path: str) -> str:
+    if isinstance(part, str):
+        return mended(part)
+    if isinstance(part, Mapping) and _kind(part) in _TEXT_PARTS:
+        text = part.get("text")
+        if isinstance(text, str):
+            return mended(text)
+    raise MessageError(f"{path}: no text but {_kind(part) or repr(part):.80}")

@@ -1,0 +1,160 @@
+"""Tokens that know where they come from, and what every renderer can do.
+
+A conversation becomes tokens piece by piece; each token knows who produced it, which message it
+belongs to and whether a model learns from it: a reply's reasoning, content, calls and the token
+that stops it are trained; role markers, what a prompt opens a reply with, and everything that
+others say are not.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, Self
+
+from paddock.records import Message, ToolSpec
+from paddock.text.template import UNSAID, Thinking
+from paddock.text.tokenizer import Tokenizer
+
+Producer = Literal["template", "system", "user", "assistant", "tool"]
+
+
+Row = tuple[int, Producer, bool, int | None]  # of one token, the columns below
+
+
+class RewritesPast(ValueError):
+    """A template that changes what it said before, where it should only have gone on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """Tokens of a conversation, column by column."""
+
+    token_ids: tuple[int, ...]
+    producers: tuple[Producer, ...]
+    trained: tuple[bool, ...]
+    messages: tuple[int | None, ...]  # index of the message that the token belongs to, if any
+
+    def __post_init__(self) -> None:
+        for name in ("producers", "trained", "messages"):
+            count = len(getattr(self, name))
+            if count != len(self.token_ids):
+                raise ValueError(f"{name}: {count} for {len(self.token_ids)} tokens")
+
+    def training_only(self, messages: Collection[int]) -> Self:
+        """The same, but only these messages are trained, as far as they were."""
+        pairs = zip(self.trained, self.messages, strict=True)
+        return replace(self, trained=tuple(t and m in messages for t, m in pairs))
+
+
+class Renderer(Protocol):
+    """What every family of models can do with a conversation."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The tokens that end a reply."""
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        thinking: Thinking = UNSAID,
+    ) -> Rendered:
+        """What a model is to go on from: the conversation and the opening of its reply. Nothing
+        of it is trained."""
+
+    def dialogue(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        thinking: Thinking = UNSAID,
+        closed: bool = True,
+    ) -> Rendered:
+        """A whole conversation to learn from. `closed` ends its last reply, if that is the last
+        message, with the token that stops a model."""
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        thinking: Thinking = UNSAID,
+    ) -> Rendered:
+        """A prompt and the reply to it, which is the last message and alone is trained."""
+
+    def extend(
+        self,
+        past: Sequence[int],
+        messages: Sequence[Message],
+        *,
+        thinking: Thinking = UNSAID,
+        answering: Message | None = None,
+    ) -> Rendered:
+        """Only what comes after `past`, the exact tokens of a session up to the last one sampled:
+        tool results or other messages, and the opening of the next reply. Nothing of it is trained;
+        messages are counted from the first new one.
+
+        `answering` is the reply in `past` whose calls the results answer, if the order matters.
+        Raises RewritesPast where the template would not keep `past` as it is.
+        """
+
+    def ignored(self, thinking: Thinking) -> dict[str, str]:
+        """What of `thinking` makes no difference to this model's template, and why."""
+
+
+# --- pieces into tokens -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text, or one marker, with where it comes from."""
+
+    text: str  # a Special is that token, whatever it is spelled like; other text is plain
+    producer: Producer = "template"
+    message: int | None = None
+    trained: bool = False
+
+
+def encoded(pieces: Iterable[Piece], ids_of: Callable[[str], Sequence[int]]) -> Rendered:
+    """The pieces in tokens."""
+    token_ids: list[int] = []
+    producers: list[Producer] = []
+    trained: list[bool] = []
+    messages: list[int | None] = []
+    for piece in pieces:
+        ids = ids_of(piece.text)
+        token_ids += ids
+        producers += [piece.producer] * len(ids)
+        trained += [piece.trained] * len(ids)
+        messages += [piece.message] * len(ids)
+    return Rendered(
+        token_ids=tuple(token_ids),
+        producers=tuple(producers),
+        trained=tuple(trained),
+        messages=tuple(messages),
+    )
+
+
+def rendered(rows: Iterable[Row]) -> Rendered:
+    columns = list(zip(*rows, strict=True)) or [()] * 4
+    return Rendered(
+        token_ids=columns[0], producers=columns[1], trained=columns[2], messages=columns[3]
+    )
+
+
+def common(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many items two sequences begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def refuse_replies(messages: Sequence[Message]) -> None:
+    if any(message.role == "assistant" for message in messages):
+        raise ValueError("an assistant message cannot be appended to a session: it is sampled")
+
+
+def require_reply(messages: Sequence[Message]) -> None:
+    if not messages or messages[-1].role != "assistant":
+        raise ValueError("the last message is no reply, so there is nothing to learn from")

@@ -1,0 +1,135 @@
+"""Conversations as clients send them, made up by chance: every shape that is allowed."""
+
+import json
+
+WORDS = (
+    *("", " ", "\n", "a", "pony", "don't", "12 C.", "x = {'a': 1}\n", "  indented", "trailing \n"),
+    *("\u00e9", "e\u0301", "\u65e5\u672c\u8a9e", "\U0001f40e", "\U0001f469\u200d\U0001f680"),
+    *("\u0645\u0631\u062d\u0628\u0627", "\x00", "\ufeff", "\u2028", '"quoted"', "\\n", "<b>", "{}"),
+    *("<", "</", "think>", "| user |", "None", "null", "\ufffd", "\u00a0", "\t\r\n"),
+)
+MARKERS = (
+    *("<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>", "[gMASK]", "<think>"),
+    *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>", "<tool_response>", "/nothink"),
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Weather, \u00e9galement",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "near": {"type": ["number", "null"]},
+                    "options": {"type": "object"},
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "sure": {"type": "boolean"},
+                },
+                "required": ["city"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "description": "The time."}},
+    {"type": "function", "function": {"name": "ponies", "parameters": {"type": "object"}}},
+]
+
+
+def text(chance, words=WORDS, most=5):
+    gap = chance.choice(["", " ", "\n"])
+    return gap.join(chance.choices(words, k=chance.randint(0, most)))
+
+
+def value(chance, words=WORDS, depth=0):
+    """A JSON value, nested up to three levels."""
+    kinds = ["text", "int", "float", "bool", "null"] + ["list", "dict"] * (depth < 3)
+    match chance.choice(kinds):
+        case "text":
+            return text(chance, words)
+        case "int":
+            return chance.randint(-(10**12), 10**12)
+        case "float":
+            return chance.choice([0.5, -1e-7, 3e20, 2.0])
+        case "bool":
+            return chance.random() < 0.5
+        case "null":
+            return None
+        case "list":
+            return [value(chance, words, depth + 1) for _ in range(chance.randint(0, 3))]
+        case _:
+            keys = (text(chance, words, 2) for _ in range(chance.randint(0, 3)))
+            return {key: value(chance, words, depth + 1) for key in keys}
+
+
+def content(chance, words=WORDS):
+    """Text, parts, null, or nothing at all."""
+    said = text(chance, words)
+    match chance.randrange(6):
+        case 0:
+            parts = [{"type": "text", "text": text(chance, words)} for _ in range(2)]
+            return {"content": [*parts, said]}
+        case 1:
+            return {"content": None}
+        case 2:
+            return {}
+        case _:
+            return {"content": said}
+
+
+def reply(chance, number, words=WORDS):
+    message = {"role": "assistant", **content(chance, words)}
+    match chance.randrange(5):
+        case 0:
+            message["reasoning_content"] = text(chance, words)
+        case 1 | 2:
+            message["reasoning_content"] = f"Hm. {text(chance, words)}"
+        case 3 if isinstance(message.get("content"), str) and chance.random() < 0.5:
+            opener = chance.choice(["<think>", "\n<think>\n", ""])
+            thought = text(chance, [word for word in words if "think>" not in word])
+            message["content"] = f"{opener}{thought}</think>{message['content']}"
+    calls = []
+    for n in range(chance.choice([0, 0, 1, 1, 2, 3])):
+        keys = ["city", "days", "options", "tags", "\u00fcber", "a b"]
+        given = {key: value(chance, words) for key in chance.sample(keys, chance.randint(0, 3))}
+        as_text = chance.random() < 0.5
+        function = {
+            "name": chance.choice(["get_weather", "now", "ponies"]),
+            "arguments": json.dumps(given, ensure_ascii=chance.random() < 0.5)
+            if as_text
+            else given,
+        }
+        calls.append({"id": f"call_{number}_{n}", "type": "function", "function": function})
+    if calls or chance.random() < 0.1:
+        message["tool_calls"] = calls or None
+    return message
+
+
+def conversation(chance, words=WORDS):
+    """Messages in OpenAI's shape, and tools or none."""
+    messages = []
+    if chance.random() < 0.4:
+        messages.append({"role": "system", **content(chance, words)})
+    for number in range(chance.randint(1, 5)):
+        if chance.random() < 0.7 or not number:
+            messages.append({"role": "user", **content(chance, words)})
+        if chance.random() < 0.05:
+            messages.append({"role": "system", **content(chance, words)})
+        if chance.random() < 0.9:
+            messages.append(reply(chance, number, words))
+            calls = messages[-1].get("tool_calls") or []
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], **content(chance, words)}
+                for call in calls
+                if chance.random() < 0.95
+            ]
+            chance.shuffle(results)
+            messages += results
+    tools = chance.sample(TOOLS, chance.randint(1, 3)) if chance.random() < 0.6 else None
+    return messages, tools
+
+
+def without_null(messages):
+    """As published templates need it: they spell a missing content out as a word."""
+    return [{**m, "content": "" if m.get("content") is None else m["content"]} for m in messages]

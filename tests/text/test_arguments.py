@@ -1,0 +1,164 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddock.records import ToolCall, WireError
+from paddock.text.arguments import arguments_from, from_json, kinds_of, mended, plain, typed
+
+NUMBER, TEXT = frozenset({"number"}), frozenset({"string"})
+JSON = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(),
+    ),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("given_", "arguments"),
+    [
+        ({"a": 1}, {"a": 1}),
+        ('{"a": {"b": [null, "\\u00e9"]}}', {"a": {"b": [None, "\u00e9"]}}),
+        (None, {}),
+        ("", {}),
+        ("  ", {}),
+        ("null", {}),
+        ("{}", {}),
+        ('{"a": ', {"arguments": '{"a": '}),
+        ("[1, 2]", {"arguments": "[1, 2]"}),
+        ([1, 2], {"arguments": "[1, 2]"}),
+        ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
+        ('{"a": 1e999}', {"arguments": '{"a": 1e999}'}),
+        ({"a": float("inf")}, {"arguments": "{'a': inf}"}),
+        ('{"a": "\\ud800"}', {"a": "\ufffd"}),
+        ("9" * 5000, {"arguments": "9" * 5000}),
+    ],
+)
+def test_arguments_in_any_shape_become_an_object_that_a_record_carries(given_, arguments):
+    assert arguments_from(given_) == arguments
+    assert ToolCall(id="a", name="f", arguments=arguments).arguments == arguments
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000, "[" * 500 + "]" * 500])
+def test_what_is_nested_without_end_is_text(text):
+    assert arguments_from(text) == {"arguments": text}
+    assert typed(text, frozenset({"array"})) == (text, False)
+
+
+def test_what_is_no_json_is_refused_by_name():
+    with pytest.raises(WireError, match="value"):
+        plain({"a": object()})
+    with pytest.raises(WireError, match="values within values"):
+        plain(json.loads("[" * 200 + "]" * 200))
+
+
+@given(st.text() | st.text(st.characters(codec=None, categories=["Cs", "Lu"])))
+def test_mended_text_can_always_be_written(text):
+    assert mended(text).encode().decode() == mended(text)
+    assert mended(mended(text)) == mended(text)
+
+
+@given(JSON)
+def test_any_json_value_is_read_back(value):
+    assert from_json(json.dumps(value)) == value
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "properties": {
+        "text": {"type": "string"},
+        "maybe": {"type": ["string", "null"]},
+        "any": {"anyOf": [{"type": "integer"}, {"oneOf": [{"type": "array"}]}]},
+        "pick": {"enum": ["a", 2]},
+        "one": {"const": True},
+        "city": {"$ref": "#/$defs/City"},
+        "all": {"allOf": [{"$ref": "#/$defs/City"}]},
+        "loop": {"$ref": "#/properties/loop"},
+        "lost": {"$ref": "#/$defs/Nowhere"},
+        "odd": {"type": [{"type": "string"}], "anyOf": 3},
+        "no": False,
+    },
+    "$defs": {"City": {"type": "object"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "kinds"),
+    [
+        ("text", {"string"}),
+        ("maybe", {"string", "null"}),
+        ("any", {"integer", "array"}),
+        ("pick", {"string", "integer"}),
+        ("one", {"boolean"}),
+        ("city", {"object"}),
+        ("all", {"object"}),
+        ("loop", set()),
+        ("lost", set()),
+        ("odd", set()),
+        ("no", set()),
+        ("unheard of", set()),
+    ],
+)
+def test_types_are_found_wherever_a_schema_hides_them(key, kinds):
+    assert kinds_of(SCHEMA, key) == kinds
+
+
+def test_other_arguments_may_have_a_type_too():
+    assert kinds_of({"additionalProperties": {"type": "string"}}, "x") == {"string"}
+    assert kinds_of({"properties": 3, "additionalProperties": True}, "x") == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "value", "fits"),
+    [
+        ("12", "string", "12", True),
+        (' {"a": 1}', "string", ' {"a": 1}', True),
+        ("12", "integer", 12, True),
+        (" 12\n", "integer", 12, True),
+        ("12.0", "integer", 12, True),
+        ("12.5", "integer", 12.5, False),
+        ("12", "number", 12, True),
+        ("1e3", "number", 1000.0, True),
+        ("true", "integer", True, False),
+        ("true", "boolean", True, True),
+        ("True", "boolean", True, True),
+        ("yes", "boolean", "yes", False),
+        ("None", "null", None, True),
+        ("{'a': [None, 'x']}", "object", {"a": [None, "x"]}, True),
+        ("{1: 2}", "object", "{1: 2}", False),
+        ("(1, 2)", "array", "(1, 2)", False),
+        ("__import__('os')", "object", "__import__('os')", False),
+        ("null", "string null", None, True),
+        ("nul", "string null", "nul", True),
+        ('"x"', "string null", '"x"', True),
+        ("5", "string integer", 5, True),
+        ("five", "string integer", "five", True),
+        ('"5"', "integer", "5", False),
+        # Nothing is known of it: JSON if it is some.
+        ("5", "", 5, True),
+        ('"x"', "", "x", True),
+        ("[1", "", "[1", True),
+        ("None", "", "None", True),
+        ("", "", "", True),
+        ("", "integer", "", False),
+        ("\x00", "object", "\x00", False),
+    ],
+)
+def test_text_gets_the_type_it_may_have(text, kinds, value, fits):
+    found = typed(text, frozenset(kinds.split()))
+    assert found == (value, fits) and type(found[0]) is type(value)
+
+
+@given(st.text(), st.sets(st.sampled_from(["string", "integer", "object", "null", "odd"])))
+def test_any_text_has_a_value(text, kinds):
+    value, fits = typed(text, frozenset(kinds))
+    assert plain(value) == value
+    assert fits or kinds

@@ -1,0 +1,127 @@
+"""Against the published `renderers` package, an independent reading of the same templates."""
+
+from functools import lru_cache
+from random import Random
+
+import pytest
+from renderers import GLM5Renderer, GLM51Renderer, GLM53Renderer
+from renderers.configs import GLM5RendererConfig, GLM51RendererConfig, GLM53RendererConfig
+from transformers import PreTrainedTokenizerFast
+
+from paddock.text import GlmRenderer, Special, Thinking, messages_from, parse, tools_from
+from tests.data.tiny import byte_tokenizer
+from tests.text.conversations import MARKERS, TOOLS, WORDS, conversation, without_null
+
+ORACLES = {
+    "5": (GLM5Renderer, GLM5RendererConfig, {"enable_thinking": (True, False)}),
+    "5.1": (GLM51Renderer, GLM51RendererConfig, {"enable_thinking": (True, False)}),
+    "5.3": (GLM53Renderer, GLM53RendererConfig, {"reasoning_effort": ("low", "high", "max")}),
+}
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory):
+    """Our tokenizer as transformers reads it. Short texts come again and again: they are cached."""
+    folder = tmp_path_factory.mktemp("peer")
+    byte_tokenizer().save(folder)
+    peer = PreTrainedTokenizerFast.from_pretrained(folder)
+    encode = lru_cache(maxsize=None)(lambda text: tuple(type(peer).encode(peer, text)))
+    peer.encode = lambda text, add_special_tokens: list(encode(text))
+    return peer
+
+
+def settings(chance, version):
+    choices = {"clear_thinking": (True, False), **ORACLES[version][2]}
+    return {
+        name: chance.choice(values) for name, values in choices.items() if chance.random() < 0.6
+    }
+
+
+def disagreements(peer, version, words, numbers):
+    """The conversations of which the oracle says something else."""
+    ours = GlmRenderer(byte_tokenizer(), version=version, specials_in_text=True)
+    renderer, config, _ = ORACLES[version]
+    for number in numbers:
+        chance = Random(number)
+        raw, tools = conversation(chance, words)
+        said = settings(chance, version)
+        theirs = renderer(peer, config(**said)).render(without_null(raw), tools=tools)
+        mine = ours.dialogue(
+            messages_from(raw), tools=tools_from(tools), thinking=Thinking(**said), closed=False
+        )
+        if (
+            list(mine.token_ids) != theirs.token_ids
+            or list(mine.trained) != theirs.sampled_mask
+            or [-1 if m is None else m for m in mine.messages] != theirs.message_indices
+            or [producer != "template" for producer in mine.producers] != theirs.is_content
+        ):
+            yield number
+
+
+@pytest.mark.parametrize(("version", "count"), [("5", 2000), ("5.1", 200), ("5.3", 200)])
+def test_ids_masks_and_owners_are_those_of_the_oracle(peer, version, count):
+    assert list(disagreements(peer, version, WORDS, range(count))) == []
+
+
+@pytest.mark.parametrize("version", ORACLES)
+def test_even_where_text_spells_markers_as_published_templates_let_it(peer, version):
+    assert list(disagreements(peer, version, (*WORDS, *MARKERS), range(5000, 5060))) == []
+
+
+# --- going on from a session ----------------------------------------------------------------------
+
+NEXT = {
+    "tools": [
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "b", "content": ""},
+    ],
+    "user": [{"role": "user", "content": " And? "}],
+    "system": [{"role": "system", "content": "Hurry."}, {"role": "user", "content": "And?"}],
+}
+
+
+@pytest.mark.parametrize("version", ORACLES)
+@pytest.mark.parametrize("messages", NEXT)
+@pytest.mark.parametrize("stop", [Special.USER, Special.OBSERVATION, Special.ENDOFTEXT])
+def test_a_session_goes_on_as_the_oracle_bridges_it(peer, version, messages, stop):
+    tokenizer, raw = byte_tokenizer(), NEXT[messages]
+    ours = GlmRenderer(tokenizer, version=version)
+    renderer, config, _ = ORACLES[version]
+    prompt = [*ours.prompt(messages_from([{"role": "user", "content": "Hi"}])).token_ids]
+    # Not as the tokenizer would have it: sampled tokens stay as they are.
+    reply = [*map(tokenizer.id_of, "thought"), *tokenizer.encode("</think>Hello", specials=True)]
+    past = [*prompt, *reply, tokenizer.specials[stop]]
+    thinking = {"clear_thinking": False}
+    theirs = renderer(peer, config(**thinking)).bridge_to_next_turn(
+        prompt, past[len(prompt) :], raw
+    )
+    new = ours.extend(past, messages_from(raw), thinking=Thinking(**thinking))
+    assert [*past, *new.token_ids] == theirs.token_ids
+    assert not any(new.trained)
+
+
+# --- reading replies ------------------------------------------------------------------------------
+
+
+def test_well_formed_replies_are_read_as_the_oracle_reads_them(peer):
+    tokenizer, read = byte_tokenizer(), 0
+    tools = tools_from(TOOLS)
+    ours, theirs = GlmRenderer(tokenizer), GLM5Renderer(peer)
+    for number in range(300):
+        raw, _ = conversation(Random(number))
+        messages = messages_from(raw)
+        if messages[-1].role != "assistant":
+            continue
+        whole = ours.reply(messages, tools=tools, thinking=Thinking(clear_thinking=False))
+        start = whole.trained.index(True)
+        prompt, reply = whole.token_ids[:start], whole.token_ids[start:]
+        if prompt[-1] != tokenizer.specials[Special.THINK_OPEN]:
+            continue
+        mine = parse(tokenizer, reply, finish="stop", tools=tools, prompt=prompt)
+        other = theirs.parse_response(list(reply), tools=TOOLS)
+        assert (mine.message.reasoning or "").rstrip() == (other.reasoning_content or "")
+        assert mine.message.content.strip() == other.content.strip()
+        calls = [(call.name, sorted(call.arguments)) for call in mine.message.tool_calls]
+        assert calls == [(call.name, sorted(call.arguments)) for call in other.tool_calls]
+        read += 1
+    assert read > 50
