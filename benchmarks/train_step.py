@@ -1,10 +1,11 @@
 """One training step against transformers' GlmMoeDsaForCausalLM with AdamW in a plain loop.
 
     python -m benchmarks.train_step [--config small|nano] [--shapes 8x4096,1x16384] [--dtype ...]
+    python -m benchmarks.train_step --profile     where the time of a step goes
 
-Same configuration, same batch, one run, arms taking turns, medians. Tokens/s, peak memory, MFU
-(forward and backward FLOPs of the sparse network, see paddock.model.cost) and where a step's time
-goes. A shape that one arm cannot hold in memory is reported for the other alone.
+Same configuration, same batch, one run, arms taking turns, medians. Tokens/s, peak memory and MFU
+(forward and backward FLOPs of the sparse network, see paddock.model.cost). A shape that one arm
+cannot hold in memory is reported for the other alone.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import gc
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,12 +20,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.step_profile import print_profile, synchronize
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.data import Batch
 from paddock.model import ModelConfig, Network, preset
-from paddock.model.attention.mla import MLA
 from paddock.model.cost import flops
-from paddock.model.moe import GatedMLP, MoE
 from paddock.train import Trainer, TrainSettings
 from paddock.train.objective import BaseObjective
 from paddock.train.plan import peak_flops
@@ -34,6 +33,7 @@ from paddock.train.settings import LossSettings, MachineSettings, OptimSettings,
 from paddock.train.stages import Stage
 from paddock.train.weights import DTYPES
 
+ARMS = ("adamw", "muon", "transformers")
 Step = Callable[[], float]
 # What transformers' training does: the language loss on sparse attention, the indexer resting.
 SPARSE = Stage(language=True, indexer=False, dense=False)
@@ -96,11 +96,6 @@ def transformers_step(config: ModelConfig, batch: Batch, dtype: str) -> Step:
     return step
 
 
-def synchronize() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-
-
 def measure(make: Callable[[], Step], steps: int) -> tuple[float, int] | None:
     """Median seconds of a step and peak bytes; None where memory does not suffice."""
     on_gpu = torch.accelerator.is_available()
@@ -126,43 +121,12 @@ def measure(make: Callable[[], Step], steps: int) -> tuple[float, int] | None:
             torch.accelerator.empty_cache()
 
 
-def shares(make: Callable[[], Step]) -> dict[str, float]:
-    """Milliseconds of one forward by part, and of backward and optimizer, synchronized apart."""
-    step = make()
-    trainer: Trainer = step.trainer  # type: ignore[attr-defined]
-    spent: dict[str, float] = defaultdict(float)
-
-    def timed(name: str, call: Callable[..., object]) -> Callable[..., object]:
-        def wrapped(*args: object, **kwargs: object) -> object:
-            synchronize()
-            start = time.perf_counter()
-            result = call(*args, **kwargs)
-            synchronize()
-            spent[name] += 1e3 * (time.perf_counter() - start)
-            return result
-
-        return wrapped
-
-    step()
-    for module in trainer.network.modules():
-        if isinstance(module, MLA):
-            for part in ("project", "index", "attend", "masked", "dense"):
-                if hasattr(module, part):
-                    setattr(module, part, timed(f"attention: {part}", getattr(module, part)))
-            module.forward = timed("attention", module.forward)  # type: ignore[method-assign]
-        elif isinstance(module, MoE | GatedMLP):
-            module.forward = timed("feed-forward", module.forward)  # type: ignore[method-assign]
-    trainer._accumulate = timed("forward and backward", trainer._accumulate)  # type: ignore[method-assign,assignment]
-    trainer.optimizer.step = timed("optimizer", trainer.optimizer.step)  # type: ignore[method-assign,assignment]
-    step()
-    return dict(spent)
-
-
 def claims(
     name: str = "small",
     shapes: Sequence[str] = ("8x4096", "1x16384", "1x32768"),
     dtype: str = "bfloat16",
     steps: int = 5,
+    wanted: Sequence[str] = ARMS,
 ) -> list[Claim]:
     config = preset(name).model_copy(update={"mtp": None})
     peak = peak_flops(pick_device(None))
@@ -176,8 +140,8 @@ def claims(
             "muon": lambda batch=batch: paddock_step(config, batch, dtype, "muon"),
             "transformers": lambda batch=batch: transformers_step(config, batch, dtype),
         }
-        found = {arm: measure(make, steps) for arm, make in arms.items()}
-        again = {arm: measure(make, steps) for arm, make in arms.items() if found[arm]}
+        found = {arm: measure(make, steps) for arm, make in arms.items() if arm in wanted}
+        again = {arm: measure(make, steps) for arm, make in arms.items() if found.get(arm)}
         rates: dict[str, float | None] = {}
         for arm, one in found.items():
             two = again.get(arm)
@@ -188,7 +152,7 @@ def claims(
                 work = 3 * flops(config, context // 2).total
                 text += f", MFU {rates[arm] * work / peak:.1%}"
             rows.append(Claim(name=f"{name} {shape} {dtype}: {arm}", measured=text))
-        ours, theirs = rates["adamw"], rates["transformers"]
+        ours, theirs = rates.get("adamw"), rates.get("transformers")
         if ours and theirs:
             rows.append(
                 times_better(
@@ -216,18 +180,20 @@ def main() -> None:
     parser.add_argument("--shapes", default="8x4096,1x16384,1x32768")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--parts", action="store_true", help="only say where a step's time goes")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--profile", action="store_true", help="only say where the time goes")
     options = parser.parse_args()
-    shapes = options.shapes.split(",")
-    if options.parts:
-        config = preset(options.config).model_copy(update={"mtp": None})
-        for shape in shapes:
-            count, context = map(int, shape.split("x"))
-            batch = batch_of(count, context, config.vocab)
-            found = shares(lambda batch=batch: paddock_step(config, batch, options.dtype, "adamw"))
-            print(shape, {name: round(value, 1) for name, value in found.items()})
-    else:
-        print_claims(claims(options.config, shapes, options.dtype, options.steps))
+    shapes, arms = options.shapes.split(","), options.arms.split(",")
+    if unknown := set(arms) - set(ARMS):
+        parser.error(f"no arm called {', '.join(sorted(unknown))}; there are {', '.join(ARMS)}")
+    if not options.profile:
+        print_claims(claims(options.config, shapes, options.dtype, options.steps, arms))
+        return
+    config = preset(options.config).model_copy(update={"mtp": None})
+    for shape in shapes:
+        count, context = map(int, shape.split("x"))
+        step = paddock_step(config, batch_of(count, context, config.vocab), options.dtype, "adamw")
+        print_profile(f"{options.config} {shape} {options.dtype}", step, step.trainer)  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ surgery.py   a new attention from an old one's weights
 
 from paddock.model.config import ModelConfig
 from paddock.model.glm import Network, Output
-from paddock.model.memory import GrowingMemory, Layout, Memory, NoMemory
+from paddock.model.memory import Batch, GrowingMemory, Layout, Memory, NoMemory
 from paddock.model.presets import PRESETS, preset
 from paddock.model.step import Ask, LayerNotes, Selection, Step
 
 __all__ = [
     "PRESETS",
     "Ask",
+    "Batch",
     "GrowingMemory",
     "LayerNotes",
     "Layout",

@@ -112,6 +112,15 @@ class Network(nn.Module):
             hidden_TD, notes = self.mtp(hidden_TD, self.embed(ahead_T), step)
             yield hidden_TD, notes
 
+    def draft(self, hidden_TD: Tensor, next_T: Tensor, step: Step) -> Tensor:
+        """MTP states while serving: row t reads the state at t and the token after it, and the head
+        makes of it a guess at the token after that. The layer looks back on its own rows in the
+        step's memory, which therefore must be given every token once the next one is known.
+        """
+        assert self.mtp is not None
+        state_TD, _ = self.mtp(hidden_TD, self.embed(next_T), step)
+        return state_TD  # type: ignore[no-any-return]
+
     def cast(self, dtype: torch.dtype) -> "Network":
         """Parameters to `dtype` in place; what decides rankings (index head weights, router bias)
         stays float32, where a rounded number would change a choice."""

@@ -3,7 +3,8 @@
 A layer hands over the rows of its new tokens and gets back the storage that holds all rows. It
 never asks which mode it is in: `Layout` says where in that storage each query may look.
 
-T new tokens of the packed step, S rows of storage or of the layout's key space.
+T new tokens of the packed step, S rows of storage or of the layout's key space, B sequences of a
+batch with Q queries each, M columns of its table.
 """
 
 from collections.abc import Sequence
@@ -18,11 +19,36 @@ from paddock.parallel import Cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Sequences of a step that have the same few queries each: one step of decoding.
+
+    They are a layout's last spans. Their keys stand in a table, a row of M keys for each sequence,
+    behind the keys of all other spans, so that all of them are attended to at once.
+    """
+
+    sequences: int
+    queries: int
+    columns: int
+    least: int  # keys that every query sees
+    visible_BQ: Tensor  # how many keys of its row each query sees
+    hidden_NM: Tensor  # and which it does not; N = B * Q
+
+    @classmethod
+    def of(cls, visible_BQ: Tensor, *, columns: int, least: int) -> "Batch":
+        key_M = torch.arange(columns, device=visible_BQ.device)
+        hidden_NM = key_M >= visible_BQ.view(-1, 1)
+        B, Q = visible_BQ.shape
+        return cls(B, Q, columns, least, visible_BQ, hidden_NM)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """Who sits where in a packed step.
 
     `spans` speak of keys as if every sequence's rows lay one after the other; `slot_S` says which
     row of storage each of those keys really is. None: storage is laid out just so.
+
+    With a `batch` the last spans share a table (see there); the others are `loose`.
 
     With a `cut` the queries are one rank's piece of a packed row, and the keys are those of the
     whole row. A document may go on behind the last query here; `ends` says where it does end.
@@ -33,6 +59,7 @@ class Layout:
     slot_S: Tensor | None = None
     cut: Cut | None = None
     ends: tuple[int, ...] | None = None  # of the spans' documents, among the keys
+    batch: Batch | None = None
 
     @classmethod
     def packed(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "Layout":
@@ -71,11 +98,40 @@ class Layout:
         ends = self.ends or [span.key + span.keys for span in self.spans]
         return tuple(slice(s.key, end) for s, end in zip(self.spans, ends, strict=True))
 
+    @property
+    def loose(self) -> tuple[Span, ...]:
+        """The spans that are in no batch."""
+        return self.spans if self.batch is None else self.spans[: -self.batch.sequences]
+
+    @property
+    def loose_tokens(self) -> int:
+        batch = self.batch
+        return self.tokens if batch is None else self.tokens - batch.sequences * batch.queries
+
+    def parted(self, x_T: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What belongs to the loose spans and what to the batch; None where there is nothing."""
+        if self.batch is None:
+            return x_T, None
+        loose = self.loose_tokens
+        return (x_T[:loose], x_T[loose:]) if loose else (None, x_T)
+
     def keys(self, storage: Tensor) -> Tensor:
-        """The stored rows in the order the spans speak of."""
+        """The stored rows of the loose spans, in the order they speak of."""
         if self.cut is not None:
             return self.cut.gather(storage)
-        return storage if self.slot_S is None else storage[self.slot_S]
+        if self.slot_S is None:
+            return storage
+        if self.batch is None:
+            return storage[self.slot_S]
+        return storage[self.slot_S[: -self.batch.sequences * self.batch.columns]]
+
+    @property
+    def table_BM(self) -> Tensor:
+        """Which row of storage each key of the batch is; anything where a sequence has fewer."""
+        assert self.batch is not None
+        assert self.slot_S is not None
+        keys = self.batch.sequences * self.batch.columns
+        return self.slot_S[-keys:].view(self.batch.sequences, -1)
 
 
 class Memory(Protocol):

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from paddock.kernels.expert_choice import best_of_few
 from paddock.kernels.grouped_gemm import grouped_gemm
-from paddock.kernels.precision import wide
+from paddock.kernels.moe_permute import by_expert, gather, load_of, spread
 from paddock.kernels.spans import Span
-from paddock.kernels.topk import best
+from paddock.kernels.swiglu import swiglu, swiglu_of
+from paddock.kernels.wide_linear import wide_linear
 from paddock.model.config import ExpertSettings
 from paddock.parallel import SOLO, Axis, Trip
 
@@ -28,7 +29,7 @@ class GatedMLP(nn.Module):
         self.down = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_TD)) * self.up(x_TD))  # type: ignore[no-any-return]
+        return self.down(swiglu(self.gate(x_TD), self.up(x_TD)))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,8 +57,7 @@ class Router(nn.Module):
         self.register_buffer("bias", torch.zeros(moe.experts, dtype=torch.float32))
 
     def forward(self, x_TD: Tensor) -> Routing:
-        dtype = wide(x_TD.dtype)
-        score_TE = F.linear(x_TD.to(dtype), self.weight.to(dtype)).sigmoid()
+        score_TE = wide_linear(x_TD, self.weight).sigmoid()
         expert_TK = choose_experts(score_TE.detach() + self.bias, self.moe)
         weight_TK = score_TE.gather(1, expert_TK)
         if self.moe.normalize:
@@ -80,9 +80,9 @@ def choose_experts(choice_TE: Tensor, moe: ExpertSettings) -> Tensor:
         grouped_TGE = choice_TE.unflatten(1, (moe.groups, -1))
         group_TG = grouped_TGE.topk(2, dim=-1).values.sum(-1)
         kept_TG = torch.zeros_like(group_TG, dtype=torch.bool)
-        kept_TG.scatter_(1, best(group_TG, moe.groups_kept), True)
+        kept_TG.scatter_(1, best_of_few(group_TG, moe.groups_kept), True)
         choice_TE = grouped_TGE.masked_fill(~kept_TG.unsqueeze(-1), float("-inf")).flatten(1)
-    return best(choice_TE, moe.active)
+    return best_of_few(choice_TE, moe.active)
 
 
 class Experts(nn.Module):
@@ -105,16 +105,12 @@ class Experts(nn.Module):
         self.axis = axis
 
     def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
-        T, K = routing.expert_TK.shape
-        expert_R = routing.expert_TK.flatten()
-        order_R = expert_R.argsort(stable=True)
-        trip = Trip(expert_R.bincount(minlength=routing.score_TE.shape[1]), self.axis)
-        x_RD, counts_E = trip.there(x_TD[order_R // K]), trip.counts_H
-        gate_RF, up_RF = grouped_gemm(x_RD, self.gate_up, counts_E).chunk(2, dim=-1)
-        answer_RD = trip.back(grouped_gemm(F.silu(gate_RF) * up_RF, self.down, counts_E))
-        # Back to token order, then a sum of fixed order: no atomics, the same bits every time.
-        answer_TKD = answer_RD[order_R.argsort()].view(T, K, -1)
-        return torch.einsum("tkd,tk->td", answer_TKD, routing.weight_TK.to(answer_TKD.dtype))
+        order = by_expert(routing.expert_TK, routing.score_TE.shape[1])
+        trip = Trip(order.counts_E, self.axis)
+        x_RD, counts_E = trip.there(spread(x_TD, order)), trip.counts_H
+        inner_RF = swiglu_of(grouped_gemm(x_RD, self.gate_up, counts_E))
+        answer_RD = trip.back(grouped_gemm(inner_RF, self.down, counts_E))
+        return gather(answer_RD, routing.weight_TK, order)
 
 
 class MoE(nn.Module):
@@ -136,7 +132,7 @@ class MoE(nn.Module):
 
 def load(routing: Routing) -> Tensor:
     """How many tokens each expert received."""
-    return routing.expert_TK.flatten().bincount(minlength=routing.score_TE.shape[1])
+    return load_of(routing.expert_TK, routing.score_TE.shape[1])
 
 
 def balance_loss(
@@ -155,6 +151,6 @@ def balance_loss(
     if choices is None:
         choices = [routing.expert_TK[span.query_slice] for span in spans]
     for span, chosen in zip(spans, choices, strict=True):
-        share_E = chosen.flatten().bincount(minlength=E).to(normed_TE.dtype) * (E / chosen.numel())
+        share_E = load_of(chosen, E).to(normed_TE.dtype) * (E / chosen.numel())
         total = total + (share_E * normed_TE[span.query_slice].sum(0)).sum()
     return total

@@ -1,6 +1,7 @@
 """What every layer of one forward pass is told, and what it may report back.
 
-T tokens, P rotated pairs, K kept keys or chosen experts, E experts, Q sparse queries.
+T tokens, P rotated pairs, K kept keys or chosen experts, E experts, Q sparse queries, N queries of
+a batch.
 """
 
 from dataclasses import dataclass
@@ -35,11 +36,15 @@ class Step:
 class Selection:
     """The keys sparse queries keep. Queries that see no more than top-k keys are not listed.
 
-    `index_QK` counts keys as the layout's spans do, ascending, -1 where there is none.
+    `index_QK` counts keys as the layout's spans do, ascending, -1 where there is none. Queries of a
+    batch stand apart and are listed all or none; `batch_NK` counts keys from the beginning of each
+    sequence, `batch_slot_NK` rows of storage.
     """
 
     query_Q: Tensor
     index_QK: Tensor
+    batch_NK: Tensor | None = None
+    batch_slot_NK: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

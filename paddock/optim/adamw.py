@@ -1,9 +1,12 @@
 """AdamW over parameter roles: torch.optim.AdamW's arithmetic, with a group for each kind.
 
 State is float32 even where parameters are half; so is the arithmetic, rounded once at the end.
+On an accelerator float32 parameters step together, in PyTorch's fused kernel of the same
+arithmetic: one pass over memory instead of eight.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.precision import wide
+from paddock.kernels.twins import allowed
 from paddock.parallel.shard import local
 from paddock.records import NamedParameter
 
@@ -64,8 +68,7 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
     def _advance(self) -> None:
-        for parameter, group in self.with_gradient():
-            adamw_step_(parameter, self.state[parameter], group)
+        adamw_steps_([(p, self.state[p], group) for p, group in self.with_gradient()])
 
     def with_gradient(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """The parameters to step, each with its group."""
@@ -89,13 +92,72 @@ class AdamW(torch.optim.Optimizer):
                         self.state[parameter][key] = saved.to(parameter.device)
 
 
+Stepping = tuple[Tensor, dict[str, Any], Mapping[str, Any]]  # a parameter, its state, its group
+
+
+def adamw_steps_(stepping: Sequence[Stepping]) -> None:
+    """Advance parameters and their states by their gradients."""
+    together: dict[Any, list[Stepping]] = defaultdict(list)
+    for parameter, state, group in stepping:
+        if allowed("adamw") and may_step_together(parameter):
+            step = int(_state_of(parameter, state)["step"]) + 1
+            together[id(group), step, parameter.device].append((parameter, state, group))
+        else:
+            adamw_step_(parameter, state, group)
+    for run in together.values():
+        step_together_(run)
+
+
+def may_step_together(parameter: Tensor) -> bool:
+    """Float32 on an accelerator, its gradient laid out alike."""
+    assert parameter.grad is not None
+    held, grad = local(parameter), local(parameter.grad)
+    return (
+        held.device.type != "cpu"
+        and held.dtype == grad.dtype == torch.float32
+        and held.is_contiguous()
+        and grad.is_contiguous()
+    )
+
+
+def step_together_(run: Sequence[Stepping]) -> None:
+    """Parameters of one group that have taken equally many steps."""
+    first, _, group = run[0]
+    for parameter, state, _ in run:
+        _state_of(parameter, state)["step"] += 1
+    step = torch.full((), float(run[0][1]["step"]), device=local(first).device)
+    beta_mean, beta_square = group["betas"]
+    torch._fused_adamw_(
+        [local(parameter) for parameter, _, _ in run],
+        [local(parameter.grad) for parameter, _, _ in run],  # type: ignore[arg-type]
+        [state["mean"] for _, state, _ in run],
+        [state["square"] for _, state, _ in run],
+        [],
+        [step] * len(run),
+        lr=group["lr"] * group["lr_scale"],
+        beta1=beta_mean,
+        beta2=beta_square,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def _state_of(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    """The state, begun where there is none."""
+    if not state:
+        held = local(parameter)
+        state["step"] = torch.zeros((), dtype=torch.int64)
+        state["mean"], state["square"] = zeros_for(held), zeros_for(held)
+    return state
+
+
 def adamw_step_(parameter: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
     """Advance one parameter and its state by its gradient; of a sharded one, what is held here."""
     assert parameter.grad is not None
     held = local(parameter)
-    if not state:
-        state["step"] = torch.zeros((), dtype=torch.int64)
-        state["mean"], state["square"] = zeros_for(held), zeros_for(held)
+    _state_of(parameter, state)
     mean, square = state["mean"], state["square"]
     grad = local(parameter.grad).to(mean.dtype)
     beta_mean, beta_square = group["betas"]

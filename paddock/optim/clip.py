@@ -25,10 +25,18 @@ def clip_gradients(
     grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not grads:
         return torch.zeros(())
-    norms = [torch.linalg.vector_norm(grad, dtype=wide(grad.dtype)) for grad in grads]
+    alike = len({(grad.device, grad.dtype) for grad in grads}) == 1
+    together = alike and grads[0].device.type != "cpu"  # a few launches instead of one a tensor
+    if together:
+        norms = list(torch._foreach_norm(grads, 2, dtype=wide(grads[0].dtype)))
+    else:
+        norms = [torch.linalg.vector_norm(grad, dtype=wide(grad.dtype)) for grad in grads]
     norm = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
     norm = joint(norm)
     factor = torch.where(norm.isfinite(), (max_norm / norm).clamp(max=1.0), 1.0)
-    for grad in grads:
-        grad.mul_(factor.to(grad.device))
+    if together:
+        torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+    else:
+        for grad in grads:
+            grad.mul_(factor.to(grad.device))
     return norm

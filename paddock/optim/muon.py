@@ -19,7 +19,7 @@ from paddock.parallel.owners import Owners
 from paddock.parallel.shard import is_cut, local
 from paddock.records import NamedParameter, ParameterRole
 
-from .adamw import ADAM, AdamSettings, AdamW, adamw_step_, descend_, zeros_for
+from .adamw import ADAM, AdamSettings, AdamW, adamw_steps_, descend_, zeros_for
 from .roles import RULES, Rule, block_rows
 
 Scale = Literal["rms", "original"]
@@ -74,13 +74,15 @@ class Muon(AdamW):
     def _advance(self) -> None:
         blocks: list[Stackable] = []
         shared: list[tuple[Tensor, dict[str, Any]]] = []
+        plain: list[tuple[Tensor, dict[str, Any], dict[str, Any]]] = []
         for parameter, group in self.with_gradient():
             if parameter not in self._rows:
-                adamw_step_(parameter, self.state[parameter], group)
+                plain.append((parameter, self.state[parameter], group))
             elif is_cut(parameter):
                 shared.append((parameter, group))
             else:
                 blocks += self._blocks(parameter, group)
+        adamw_steps_(plain)
         for stack in stacks(blocks, self.muon.stack_bytes):
             advance_(stack, self.muon)
         if shared:

@@ -140,13 +140,14 @@ def make_optimizer(weights: Weights, optim: OptimSettings) -> AdamW:
 @torch.no_grad()
 def rebalance(network: Network, loads: tuple[Tensor, ...], rate: float) -> float:
     """Nudge every router that saw tokens; returns how uneven the worst of them was."""
-    worst = 1.0
     routers = [module for module in network.modules() if isinstance(module, Router)]
+    uneven = []
     for router, load_E in zip(routers, loads, strict=False):
-        worst = max(worst, float(load_E.max() / load_E.float().mean()))
+        uneven.append(load_E.max() / load_E.float().mean())
         if rate:
             router.rebalance(load_E, rate)
-    return worst
+    # Read together: each reading waits for the device.
+    return max([1.0, *torch.stack(uneven).tolist()]) if uneven else 1.0
 
 
 def saved_elsewhere(machine: MachineSettings) -> AbstractContextManager[object]:

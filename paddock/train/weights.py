@@ -90,9 +90,13 @@ class Weights:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the exact weights into the network."""
-        for name, parameter in self._network.named_parameters():
-            if self.exact[name] is not parameter:
-                parameter.copy_(self.exact[name])
+        rounded = [
+            (parameter, self.exact[name])
+            for name, parameter in self._network.named_parameters()
+            if self.exact[name] is not parameter
+        ]
+        if rounded:
+            torch._foreach_copy_([r for r, _ in rounded], [exact for _, exact in rounded])
 
     def whole(self, name: str, rows: Tensor) -> Tensor | None:
         """From each rank's rows of something shaped like this parameter, all of them on the first

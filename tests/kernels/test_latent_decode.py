@@ -1,6 +1,8 @@
+import pytest
 import torch
 
-from paddock.kernels.latent_decode import latent_decode
+from paddock.kernels import workspace
+from paddock.kernels.latent_decode import latent_decode, latent_decode_table
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
 
@@ -13,6 +15,20 @@ def test_dense_is_sparse_with_nothing_left_out():
     for t, (first, last) in enumerate([(0, 8), (0, 9), (9, 12), (9, 13), (9, 14)]):
         index[t, : last - first] = torch.arange(first, last)
     torch.testing.assert_close(dense, sparse_mla(query, row, index, scale=0.4, value=4))
+
+
+@pytest.mark.parametrize("scratch_bytes", [1, 8 << 20])
+def test_a_table_is_many_spans_at_once(monkeypatch, scratch_bytes):
+    monkeypatch.setattr(workspace, "SCRATCH_BYTES", scratch_bytes)
+    past = torch.tensor([0, 7, 3])
+    query, stored = torch.randn(3, 2, 4, 6), torch.randn(40, 6)
+    table = torch.stack([torch.randperm(40)[:9] for _ in range(3)])
+    visible = past.unsqueeze(1) + torch.tensor([1, 2])
+    got = latent_decode_table(query, stored, table, visible, scale=0.4, value=4)
+    for b in range(3):
+        span = Span(0, 2, 0, int(past[b]) + 2)
+        alone = latent_decode(query[b], stored[table[b]], [span], scale=0.4, value=4)
+        torch.testing.assert_close(got[b], alone)
 
 
 def test_gradients():

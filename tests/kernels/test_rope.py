@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from paddock.kernels.rope import rope_halves, rope_interleaved
@@ -40,3 +41,18 @@ def test_gradients():
     cos, sin = angles(3, 2)
     assert torch.autograd.gradcheck(lambda x: rope_interleaved(x, cos, sin), x)
     assert torch.autograd.gradcheck(lambda x: rope_halves(x, cos, sin), x)
+
+
+@pytest.mark.parametrize("rotate", [rope_interleaved, rope_halves])
+@pytest.mark.parametrize("first", [0, 3, 6])
+def test_some_dims_are_rotated_and_the_others_left_alone(rotate, first):
+    x, (cos, sin) = torch.randn(5, 3, 14, dtype=torch.float64), angles(5, 4)
+    expected = x.clone()
+    expected[..., first : first + 8] = rotate(x[..., first : first + 8], cos, sin)
+    assert torch.equal(rotate(x, cos, sin, first), expected)
+
+
+def test_dims_that_are_not_there_are_refused():
+    x, (cos, sin) = torch.randn(5, 3, 14), angles(5, 4)
+    with pytest.raises(ValueError, match="cannot rotate dims 7 to 15 of 14"):
+        rope_interleaved(x, cos, sin, 7)

@@ -105,5 +105,5 @@ def test_masking_and_gathering_are_the_same_attention():
         gathered = network.logits(token_T)
     torch.testing.assert_close(masked.detach(), gathered, atol=1e-5, rtol=1e-5)
     assert network.layers[0].attention.masking_is_cheaper(
-        [Span(0, 60, 0, 60)], [Span(8, 52, 0, 60)], torch.device("cpu")
+        [Span(0, 60, 0, 60)], [Span(8, 52, 0, 60)]
     )

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from paddock.optim import AdamSettings, AdamW
+from paddock.optim.adamw import adamw_step_, step_together_
 from paddock.records import NamedParameter, ParameterRole
 
 KINDS = {"w": "matrix", "embed": "embedding", "gain": "vector"}
@@ -67,3 +68,21 @@ def test_the_state_of_half_parameters_survives_loading_unrounded():
     torch.testing.assert_close(
         fresh.state_dict()["state"], optimizer.state_dict()["state"], atol=0, rtol=0
     )
+
+
+def test_parameters_that_step_together_take_the_steps_they_take_alone():
+    alone, together = declared(torch.float32), declared(torch.float32)
+    group = {"lr": 0.1, "lr_scale": 0.5, "weight_decay": 0.3, "betas": (0.9, 0.95), "eps": 1e-8}
+    states = {each.name: ({}, {}) for each in alone}
+    for one, other in zip(alone, together, strict=True):
+        other.parameter.data.copy_(one.parameter.data)
+    for _ in range(4):
+        for one, other in zip(alone, together, strict=True):
+            one.parameter.grad = other.parameter.grad = torch.randn_like(one.parameter)
+        with torch.no_grad():
+            for each in alone:
+                adamw_step_(each.parameter, states[each.name][0], group)
+            step_together_([(e.parameter, states[e.name][1], group) for e in together])
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one.parameter, other.parameter)
+        torch.testing.assert_close(*states[one.name])

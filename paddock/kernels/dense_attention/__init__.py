@@ -12,11 +12,49 @@ only positions p - w + 1 .. p.
 Spans of kept_attention have no past. It masks a dense product instead of gathering rows, whose
 backward is faster while a document is only a few times longer than what is kept.
 
-This is PyTorch's own fused attention: the baseline to beat, and the path taken wherever sparse
-selection would keep everything. Equal-sized documents are batched; where queries continue a past,
-the mask exists for one chunk of queries at a time.
+`reference` is the definition, by way of PyTorch's own fused attention: equal-sized documents are
+batched; where queries continue a past, the mask exists for one chunk of queries at a time.
+On a GPU whole documents in half precision go to `packed`: one launch for all of them, the kept keys
+as a mask of bits (T * longest / 8 bytes), no atomics, so that two runs agree bit for bit.
 """
 
-from .reference import dense_attention, kept_attention
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from paddock.kernels.spans import Span
+
+from . import packed, reference
+
+
+def dense_attention(
+    query_THD: Tensor,
+    key_SGD: Tensor,
+    value_SGV: Tensor,
+    spans: Sequence[Span],
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    heads = (query_THD, key_SGD, value_SGV)
+    if window is None and packed.suits("causal_attention", *heads, spans):
+        return packed.attention(*heads, spans, None, scale=scale)
+    return reference.dense_attention(*heads, spans, scale=scale, window=window)
+
+
+def kept_attention(
+    query_THD: Tensor,
+    key_SGD: Tensor,
+    value_SGV: Tensor,
+    spans: Sequence[Span],
+    index_TK: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    heads = (query_THD, key_SGD, value_SGV)
+    if packed.suits("kept_attention", *heads, spans):
+        return packed.attention(*heads, spans, index_TK, scale=scale)
+    return reference.kept_attention(*heads, spans, index_TK, scale=scale)
+
 
 __all__ = ["dense_attention", "kept_attention"]

@@ -6,10 +6,18 @@ query_THD, key_SD, weight_TH -> score_TS in float32 (float64 for float64 inputs)
 negative, so scores may be; many are exactly zero, which is why top-k needs a tie rule. The caller
 folds the scales (heads^-0.5, dim^-0.5) into the weights: relu is positively homogeneous.
 
-The [T, H, S] products exist for one chunk of queries at a time; for long sequences ask
-`topk.index_topk`, which never holds score_TS whole either.
+`index_scores` is differentiable and holds the [T, H, S] products of one chunk of queries at a time.
+To choose keys ask `topk.index_topk_spans`, which never holds score_TS whole either; its fast twin
+(`triton.py`) scores one bounded block of queries (`blocks.py`) at a time: products of halves or of
+8-bit floats by the tensor cores, sums in float32, float32 inputs without tensor cores.
+
+`Keys` says where keys lie and how they are scaled. 8-bit scores (float8 e4m3): `to_float8` rounds
+queries and keys row by row; the keys' scales travel in `Keys`, the queries' scales are multiplied
+into the weights by the caller. Tensor cores add 8-bit products with about 14 bits, so those scores
+are good to some 2e-4 of their norm, against 2e-7 for bfloat16.
 """
 
-from .reference import index_scores
+from .float8 import to_float8
+from .reference import Keys, index_scores
 
-__all__ = ["index_scores"]
+__all__ = ["Keys", "index_scores", "to_float8"]

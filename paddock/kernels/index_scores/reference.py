@@ -1,10 +1,38 @@
 """What index scores mean. T queries, S keys, H index heads, D index head dim, Q a chunk of T."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from paddock.kernels.precision import wide, wide_mm
 from paddock.kernels.workspace import chunks, scratch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """Key s is row_SD[slot_S[s]] * scale_S[slot_S[s]].
+
+    Without slots the rows lie in the order of the keys; without scales they are what they are.
+    """
+
+    row_SD: Tensor
+    slot_S: Tensor | None = None
+    scale_S: Tensor | None = None
+
+    def rows(self, keys: slice) -> Tensor:
+        """Some of the keys, one after the other."""
+        if self.slot_S is None:
+            row_SD, scale_S = (
+                self.row_SD[keys],
+                None if self.scale_S is None else self.scale_S[keys],
+            )
+        else:
+            at = self.slot_S[keys]
+            # Not row[at]: index_select copies whole rows and is several times faster.
+            row_SD = self.row_SD.index_select(0, at)
+            scale_S = None if self.scale_S is None else self.scale_S[at]
+        return row_SD if scale_S is None else row_SD.float() * scale_S.unsqueeze(-1)
 
 
 def index_scores(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor) -> Tensor:

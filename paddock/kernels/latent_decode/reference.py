@@ -1,6 +1,7 @@
 """What absorbed dense attention means.
 
-T queries, H heads, C row width, V value columns of it, S rows, Q a chunk of T.
+T queries, H heads, C row width, V value columns of it, S rows, Q a chunk of T; of a table B
+sequences, Q queries each, M rows at most, N a chunk of B.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,3 +38,27 @@ def _attend(query_NHC: Tensor, row_SC: Tensor, scale: float, value: int) -> Iter
         hidden_QS = torch.arange(len(seen_SC), device=row_SC.device) >= visible_N[q].unsqueeze(1)
         prob_QHS = score_QHS.masked_fill(hidden_QS.unsqueeze(1), float("-inf")).softmax(-1)
         yield (prob_QHS @ seen_SC[:, :value]).to(query_NHC.dtype)
+
+
+def latent_decode_table(
+    query_BQHC: Tensor,
+    row_SC: Tensor,
+    slot_BM: Tensor,
+    visible_BQ: Tensor,
+    *,
+    scale: float,
+    value: int,
+) -> Tensor:
+    """[B, Q, H, value] in the query's dtype; see the package's contract."""
+    B, Q, H, C = query_BQHC.shape
+    M, dtype = slot_BM.shape[1], wide(row_SC.dtype)
+    hidden_BQM = torch.arange(M, device=row_SC.device) >= visible_BQ.unsqueeze(-1)
+    out_BQHV = query_BQHC.new_empty(B, Q, H, value)
+    for n in chunks(B, (C + Q * H) * M * dtype.itemsize, scratch(row_SC.device)):
+        row_NMC = row_SC.index_select(0, slot_BM[n].flatten()).view(-1, M, C).to(dtype)
+        score_NXM = (query_BQHC[n].flatten(1, 2).to(dtype) * scale) @ row_NMC.mT
+        score_NQHM = score_NXM.unflatten(1, (Q, H))
+        score_NQHM.masked_fill_(hidden_BQM[n].unsqueeze(2), float("-inf"))
+        prob_NXM = score_NQHM.softmax(-1).flatten(1, 2)
+        out_BQHV[n] = (prob_NXM @ row_NMC[..., :value]).unflatten(1, (Q, H)).to(out_BQHV.dtype)
+    return out_BQHV

@@ -16,27 +16,13 @@ from paddock.kernels.workspace import chunks
 CHUNK_BYTES = 1 << 28
 
 
-def lm_loss(
-    hidden_TD: Tensor,
-    head_VD: Tensor,
-    target_T: Tensor,
-    *,
-    weight_T: Tensor | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
+def nll(
+    hidden_TD: Tensor, head_VD: Tensor, target_T: Tensor, temperature: float, chunk_bytes: int
 ) -> Tensor:
-    nll_T = _NegLogLikelihood.apply(hidden_TD, head_VD, target_T, 1.0, chunk_bytes)
-    return nll_T if weight_T is None else nll_T * weight_T.to(nll_T.dtype)
-
-
-def logprobs_of(
-    hidden_TD: Tensor,
-    head_VD: Tensor,
-    target_T: Tensor,
-    *,
-    temperature: float = 1.0,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Tensor:
-    return -_NegLogLikelihood.apply(hidden_TD, head_VD, target_T, temperature, chunk_bytes)
+    """Negative log-likelihood of each target; see the package's contract."""
+    return _NegLogLikelihood.apply(  # type: ignore[no-any-return]
+        hidden_TD, head_VD, target_T, temperature, chunk_bytes
+    )
 
 
 class _NegLogLikelihood(torch.autograd.Function):

@@ -1,20 +1,39 @@
-"""What the two rotations mean. T tokens, H heads, R rotated dims, P = R / 2 pairs."""
+"""What the two rotations mean.
+
+T tokens, H heads, D dims, R = 2 P of them rotated, N before those, P pairs.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 
-def rope_interleaved(x_THR: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
+def rope_interleaved(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int = 0) -> Tensor:
     """Rotate the pairs (0,1), (2,3), ...: each is a complex number, turned by the angle."""
-    dtype = torch.promote_types(x_THR.dtype, cos_TP.dtype)
-    pair_THP = torch.view_as_complex(x_THR.to(dtype).unflatten(-1, (-1, 2)).contiguous())
+    if x_THD.shape[-1] != 2 * cos_TP.shape[-1]:
+        return _part(rope_interleaved, x_THD, cos_TP, sin_TP, first)
+    dtype = torch.promote_types(x_THD.dtype, cos_TP.dtype)
+    pair_THP = torch.view_as_complex(x_THD.to(dtype).unflatten(-1, (-1, 2)).contiguous())
     turn_T1P = torch.complex(cos_TP.to(dtype), sin_TP.to(dtype)).unsqueeze(1)
-    return torch.view_as_real(pair_THP * turn_T1P).flatten(-2).to(x_THR.dtype)
+    return torch.view_as_real(pair_THP * turn_T1P).flatten(-2).to(x_THD.dtype)
 
 
-def rope_halves(x_THR: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
+def rope_halves(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int = 0) -> Tensor:
     """Rotate the pairs (0,P), (1,P+1), ..."""
-    low, high = x_THR.chunk(2, dim=-1)
+    if x_THD.shape[-1] != 2 * cos_TP.shape[-1]:
+        return _part(rope_halves, x_THD, cos_TP, sin_TP, first)
+    low, high = x_THD.chunk(2, dim=-1)
     cos_T1P, sin_T1P = cos_TP.unsqueeze(1), sin_TP.unsqueeze(1)
     turned = (low * cos_T1P - high * sin_T1P, low * sin_T1P + high * cos_T1P)
-    return torch.cat(turned, dim=-1).to(x_THR.dtype)
+    return torch.cat(turned, dim=-1).to(x_THD.dtype)
+
+
+def _part(
+    rotate: Callable[..., Tensor], x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int
+) -> Tensor:
+    """Rotate some dims and leave the others alone."""
+    rotated = 2 * cos_TP.shape[-1]
+    behind = x_THD.shape[-1] - first - rotated
+    before_THN, x_THR, after = x_THD.split((first, rotated, behind), dim=-1)
+    return torch.cat((before_THN, rotate(x_THR, cos_TP, sin_TP), after), dim=-1)

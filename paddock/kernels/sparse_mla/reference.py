@@ -72,7 +72,9 @@ def _probabilities(
     gathered_QKC = row_SC.index_select(0, index_QK.clamp(min=0).flatten())
     gathered_QKC = gathered_QKC.view(*index_QK.shape, -1).to(wide(row_SC.dtype))
     score_QHK = (query_QHC.to(gathered_QKC.dtype) * scale) @ gathered_QKC.mT
-    missing_QK = index_QK < 0
-    if bool(missing_QK.any()):  # rare: queries with few keys are attended densely
-        score_QHK.masked_fill_(missing_QK.unsqueeze(1), float("-inf"))
-    return score_QHK.softmax(-1), gathered_QKC
+    missing_Q1K = (index_QK < 0).unsqueeze(1)
+    if not bool(missing_Q1K.any()):  # often: queries with few keys are attended densely
+        return score_QHK.softmax(-1), gathered_QKC
+    prob_QHK = score_QHK.masked_fill_(missing_Q1K, float("-inf")).softmax(-1)
+    # Once more, for queries without any key: a softmax over nothing is NaN.
+    return prob_QHK.masked_fill(missing_Q1K, 0.0), gathered_QKC

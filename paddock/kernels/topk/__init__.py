@@ -1,17 +1,74 @@
 """Which keys to keep, the same ones every time.
 
-    topk(score_TS, visible_T, k)                          -> index_TK  int32
-    index_topk(query_THD, key_SD, weight_TH, past, k)     -> index_TK  int32
+    topk(score_TS, visible_T, k)                                -> index_TK  int32
+    index_topk(query_THD, key_SD, weight_TH, past, k)           -> index_TK  int32
+    index_topk_spans(query_THD, keys, weight_TH, spans, k)      -> index_QK  int32
+    index_topk_table(query_NHD, keys, weight_NH, table_BM, visible_BQ, k)  -> index_NK  int32
 
 Query t may keep keys [0, visible_T[t]). The k best by float32 score are kept; of equal scores the
 lowest index wins; the answer is ascending and padded with -1 at the end where fewer than k keys are
-visible. The rule fixes the answer completely, so training, serving, reference and kernel agree:
-`torch.topk` alone does not (its order among ties is undefined, and -0.0 ties with 0.0).
+visible. NaN counts as -inf. The rule fixes the answer completely, so training, serving, reference
+and kernel agree: `torch.topk` alone does not (its order among ties is undefined, and -0.0 ties with
+0.0).
 
 `index_topk` scores (see index_scores) and selects chunk by chunk; query t sees past + t + 1 keys.
+`index_topk_spans` does so for a whole packed step at once, training, prefill or decode: a row for
+every query of `spans`, in their order, and keys counted over all of them (a span's first key is
+span.key). `keys` are rows, possibly scattered over a storage, possibly scaled 8-bit ones.
+`index_topk_table` serves one step of decoding: B sequences of Q queries each, N = B * Q; key m of
+sequence b is row table_BM[b, m] of `keys`, and query q of it sees the first visible_BQ[b, q]. Keys
+are counted within the sequence. It asks nothing of the host, so that a graph may hold it.
 Nothing here is differentiable.
+
+On an NVIDIA GPU one launch scores a block of queries of many documents (Triton), one chooses (CUDA
+C++), and only that block's scores exist. They are rounded in another order than the reference's, so
+keys that differ by less than rounding may be ranked differently; on equal scores both choose the
+same keys. Without Triton or NVRTC, for float64 and for k above 4096 the reference answers.
 """
 
-from .reference import best, index_topk, topk
+from collections.abc import Sequence
 
-__all__ = ["best", "index_topk", "topk"]
+import torch
+from torch import Tensor
+
+from paddock.kernels.index_scores.reference import Keys
+from paddock.kernels.spans import Span
+
+from . import cuda, fused, reference
+from .reference import best
+
+
+def topk(score_TS: Tensor, visible_T: Tensor, k: int) -> Tensor:
+    T, S = score_TS.shape
+    if S == 0 or not cuda.suits(score_TS.device, S, k):
+        return reference.topk(score_TS, visible_T, k)
+    score_TS = score_TS.detach().float()
+    score_TS = score_TS if score_TS.stride(1) == 1 else score_TS.contiguous()
+    visible_T = visible_T.clamp(max=S).int().contiguous()
+    index_TK = torch.empty((T, k), dtype=torch.int32, device=score_TS.device)
+    return cuda.topk(score_TS, visible_T, k, start_T=None, out_TK=index_TK)
+
+
+def index_topk(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor, past: int, k: int) -> Tensor:
+    T = len(query_THD)
+    spans = [Span(0, T, 0, past + T)] if T else []
+    return index_topk_spans(query_THD, Keys(key_SD), weight_TH, spans, k)
+
+
+def index_topk_spans(
+    query_THD: Tensor, keys: Keys, weight_TH: Tensor, spans: Sequence[Span], k: int
+) -> Tensor:
+    longest = max((span.keys for span in spans), default=0)
+    twin = fused if longest and fused.suits(query_THD, keys, longest, k) else reference
+    return twin.index_topk_spans(query_THD, keys, weight_TH, spans, k)
+
+
+def index_topk_table(
+    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, table_BM: Tensor, visible_BQ: Tensor, k: int
+) -> Tensor:
+    assert keys.slot_S is None
+    twin = fused if fused.suits(query_NHD, keys, table_BM.shape[1], k) else reference
+    return twin.index_topk_table(query_NHD, keys, weight_NH, table_BM, visible_BQ, k)
+
+
+__all__ = ["best", "index_topk", "index_topk_spans", "index_topk_table", "topk"]

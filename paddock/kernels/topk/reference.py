@@ -1,11 +1,18 @@
-"""What deterministic top-k means. T queries, S keys, K kept, Q a chunk of T."""
+"""What deterministic top-k means. T queries, S keys, K kept, Q a chunk of T.
+
+Of a table: B sequences, Q queries each, N = B * Q, M columns, H heads.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paddock.kernels.index_scores.reference import index_scores
+from paddock.kernels.index_scores.reference import Keys, index_scores
+from paddock.kernels.precision import wide
+from paddock.kernels.spans import Span
 from paddock.kernels.workspace import chunks, scratch
 
 PAD = -1
@@ -86,3 +93,40 @@ def index_topk(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor, past: int, 
         newest_QQ.masked_fill_(torch.ones_like(newest_QQ, dtype=torch.bool).triu(1), -torch.inf)
         index_TK[q] = _padded(best(score_QS, min(k, seen)), visible_T[q], k)
     return index_TK
+
+
+@torch.no_grad()
+def index_topk_spans(
+    query_THD: Tensor, keys: Keys, weight_TH: Tensor, spans: Sequence[Span], k: int
+) -> Tensor:
+    query_THD = _from_float8(query_THD)
+    pieces = [torch.zeros((0, k), dtype=torch.int32, device=query_THD.device)]
+    for span in spans:
+        query, key_SD = span.query_slice, _from_float8(keys.rows(span.key_slice))
+        index_QK = index_topk(query_THD[query], key_SD, weight_TH[query], span.past, k)
+        pieces.append(torch.where(index_QK == PAD, PAD, index_QK + span.key))
+    return torch.cat(pieces)
+
+
+@torch.no_grad()
+def index_topk_table(
+    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, table_BM: Tensor, visible_BQ: Tensor, k: int
+) -> Tensor:
+    query_NHD, ((B, M), Q) = _from_float8(query_NHD), (table_BM.shape, visible_BQ.shape[1])
+    _, H, D = query_NHD.shape
+    dtype = wide(query_NHD.dtype)
+    query_BXD = query_NHD.to(dtype).view(B, Q * H, D)
+    weight_N1H = weight_NH.to(dtype).unsqueeze(1)
+    pieces = [torch.zeros((0, k), dtype=torch.int32, device=query_NHD.device)]
+    for b in chunks(B, (D + Q * H) * M * dtype.itemsize, scratch(query_NHD.device)):
+        n = slice(b.start * Q, b.stop * Q)
+        flat = Keys(keys.row_SD, table_BM[b].reshape(-1), keys.scale_S)
+        key_BMD = flat.rows(slice(None)).to(dtype).view(-1, M, D)
+        match_NHM = torch.bmm(query_BXD[b], key_BMD.mT).relu_().view(-1, H, M)
+        score_NM = torch.bmm(weight_N1H[n], match_NHM).squeeze(1)
+        pieces.append(topk(score_NM, visible_BQ[b].reshape(-1), k))
+    return torch.cat(pieces)
+
+
+def _from_float8(x: Tensor) -> Tensor:
+    return x.float() if x.dtype.itemsize == 1 else x

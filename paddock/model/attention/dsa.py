@@ -4,28 +4,33 @@ A query that sees no more than top-k keys attends to all of them; choosing would
 The others attend to their choice in absorbed form. A layer without an indexer of its own reuses
 the choice of the last layer below that has one.
 
-T tokens, S keys, H heads, C row width, V value dims, Q sparse queries, K kept keys.
+T tokens, S keys or rows of storage, H heads, C row width, V value dims, Q sparse queries, K kept
+keys; of a batch B sequences, Q queries each, N = B * Q, M columns of its table.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from paddock.kernels.dense_attention import kept_attention
 from paddock.kernels.index_kl import AttentionSide, IndexSide, index_kl, index_kl_kept
+from paddock.kernels.index_scores import Keys
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
-from paddock.kernels.topk import index_topk
+from paddock.kernels.topk import best, index_topk_spans
+from paddock.kernels.workspace import chunks, scratch
 from paddock.model.attention.indexer import Indexer
 from paddock.model.attention.mla import MLA, Projected
 from paddock.model.config import ModelConfig
+from paddock.model.memory import Layout
 from paddock.model.step import LayerNotes, Selection, Step
 
-# In multiples of top-k. On a CPU, nano, one core, forward and backward, masked against gathered:
-# 38 / 62 ms at 4 times top-k, 99 / 142 at 8, 234 / 240 at 16, 735 / 587 at 32. On an H200, small:
-# 26,000 / 6,800 tokens/s at 16 times. The forward alone is never slower gathered on a CPU.
-MASKED_UP_TO_ON_CPU, MASKED_UP_TO = 8, 64
+# In multiples of top-k. Forward and backward, masked against gathered: on a CPU (nano, one core)
+# 38 / 62 ms at 4 times top-k, 99 / 142 at 8, 234 / 240 at 16, 735 / 587 at 32; on an H200 (small,
+# one layer) 6.6 / 8.9 ms at 4 times and 41 / 12 at 32. The forward alone is never slower gathered.
+MASKED_UP_TO = 8
 
 
 class DSA(MLA):
@@ -38,32 +43,58 @@ class DSA(MLA):
     def forward(
         self, x_TD: Tensor, step: Step, selection: Selection | None
     ) -> tuple[Tensor, Selection | None, LayerNotes]:
-        projected = self.project(x_TD, step)
-        row_SC = self.look_back(projected, step)
-        spans = step.layout.spans
+        projected, layout = self.project(x_TD, step), step.layout
+        stored_SC = step.memory.extend(self.layer, "row", projected.row_TC)
+        spans = layout.loose
         short, long = (spans, ()) if step.ask.dense else split_by_reach(spans, self.topk)
-        index = self.index(x_TD, projected, step)
-        if index is not None:
-            selection = choose(index, long, self.topk)
-        query_THD = projected.query_THD
-        if query_THD.requires_grad and self.masking_is_cheaper(spans, long, query_THD.device):
-            out_THV = self.masked(projected.query_THD, row_SC, spans, selection)
-        else:
-            out_THV = self.attend(projected.query_THD, row_SC, short, selection)
-        loss = None
-        if step.ask.indexer_loss and index is not None:
-            loss = self.indexer_loss(index, projected.query_THD, row_SC, short, selection)
+        new = self.index_new(x_TD, projected, step)
+        index = self.loose_index(new, layout)
+        if new is not None:
+            loose = None if index is None else choose(index, long, self.topk)
+            selection = self.with_batch(loose, new, step)
+        loose_THD, batch_THD = layout.parted(projected.query_THD)
+        pieces, loss = [], None
+        if loose_THD is not None:
+            row_SC = layout.keys(stored_SC)
+            if loose_THD.requires_grad and self.masking_is_cheaper(spans, long):
+                pieces.append(self.masked(loose_THD, row_SC, spans, selection))
+            else:
+                pieces.append(self.attend(loose_THD, row_SC, short, selection))
+            if step.ask.indexer_loss and index is not None:
+                loss = self.indexer_loss(index, loose_THD, row_SC, short, selection)
+        if batch_THD is not None:
+            pieces.append(self.attend_batch(batch_THD, stored_SC, layout, selection))
+        out_THV = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         notes = LayerNotes(indexer_loss=loss, selection=selection if step.ask.choices else None)
         return self.o(out_THV.flatten(1)), selection, notes
 
-    def index(self, x_TD: Tensor, projected: Projected, step: Step) -> IndexSide | None:
-        """The indexer's view of this step, keys of the past included."""
+    def index_new(self, x_TD: Tensor, projected: Projected, step: Step) -> IndexSide | None:
+        """The indexer's view of the new tokens, its keys being the storage of all of them."""
         if self.indexer is None:
             return None
         assert projected.latent_TQ is not None
         new = self.indexer(x_TD, projected.latent_TQ, step)
-        key_SD = step.layout.keys(step.memory.extend(self.layer, "index", new.key_SD))
-        return IndexSide(new.query_THD, key_SD, new.weight_TH)
+        stored_SD = step.memory.extend(self.layer, "index", new.key_SD)
+        return IndexSide(new.query_THD, stored_SD, new.weight_TH)
+
+    def loose_index(self, new: IndexSide | None, layout: Layout) -> IndexSide | None:
+        """The same with the keys of the loose spans, in their order."""
+        if new is None or not layout.loose:
+            return None
+        return IndexSide(new.query_THD, layout.keys(new.key_SD), new.weight_TH)
+
+    def index(self, x_TD: Tensor, projected: Projected, step: Step) -> IndexSide | None:
+        """The indexer's view of this step, keys of the past included."""
+        return self.loose_index(self.index_new(x_TD, projected, step), step.layout)
+
+    def with_batch(self, loose: Selection | None, new: IndexSide, step: Step) -> Selection:
+        """The choice of the loose spans and, where any of it sees more than top-k, the batch's."""
+        selection = loose if loose is not None else _nothing(self.topk, new.key_SD.device)
+        batch = step.layout.batch
+        if batch is None or step.ask.dense or batch.columns <= self.topk:
+            return selection
+        index_NK, slot_NK = choose_batch(new, step.layout, self.topk)
+        return replace(selection, batch_NK=index_NK, batch_slot_NK=slot_NK)
 
     def attend(
         self,
@@ -82,14 +113,18 @@ class DSA(MLA):
         order_T = torch.cat((dense_N, selection.query_Q)).argsort()
         return torch.cat((dense_NHV, sparse_QHV))[order_T]
 
-    def masking_is_cheaper(
-        self, spans: Sequence[Span], long: Sequence[Span], device: torch.device
-    ) -> bool:
+    def attend_batch(
+        self, query_THD: Tensor, stored_SC: Tensor, layout: Layout, selection: Selection | None
+    ) -> Tensor:
+        if selection is None or selection.batch_slot_NK is None:
+            return self.dense_batch(query_THD, stored_SC, layout)
+        return self.sparse(query_THD, stored_SC, selection.batch_slot_NK)
+
+    def masking_is_cheaper(self, spans: Sequence[Span], long: Sequence[Span]) -> bool:
         """Documents only a few times longer than top-k: the backward of a dense product under a
         mask beats that of gathering top-k rows for every query."""
-        reach = MASKED_UP_TO_ON_CPU if device.type == "cpu" else MASKED_UP_TO
         return bool(long) and all(
-            span.past == 0 and span.keys <= reach * self.topk for span in spans
+            span.past == 0 and span.keys <= MASKED_UP_TO * self.topk for span in spans
         )
 
     def masked(
@@ -147,30 +182,44 @@ def split_by_reach(spans: Sequence[Span], topk: int) -> tuple[tuple[Span, ...], 
 def choose(index: IndexSide, spans: Sequence[Span], topk: int) -> Selection:
     """The top-k keys of every query in `spans`."""
     device = index.key_SD.device
-    query_Q = [_queries(span, device) for span in spans]
-    index_QK = [
-        _shifted(
-            index_topk(
-                index.query_THD[span.query_slice],
-                index.key_SD[span.key_slice],
-                index.weight_TH[span.query_slice],
-                past=span.past,
-                k=topk,
-            ),
-            span.key,
-        )
-        for span in spans
-    ]
     if not spans:
-        empty = torch.zeros(0, dtype=torch.int64, device=device)
-        return Selection(empty, empty.int().view(0, topk))
-    return Selection(torch.cat(query_Q), torch.cat(index_QK))
+        return _nothing(topk, device)
+    query_Q = torch.cat([_queries(span, device) for span in spans])
+    keys = Keys(index.key_SD)
+    return Selection(query_Q, index_topk_spans(index.query_THD, keys, index.weight_TH, spans, topk))
+
+
+def _nothing(topk: int, device: torch.device) -> Selection:
+    empty = torch.zeros(0, dtype=torch.int64, device=device)
+    return Selection(empty, empty.int().view(0, topk))
+
+
+@torch.no_grad()
+def choose_batch(new: IndexSide, layout: Layout, k: int) -> tuple[Tensor, Tensor]:
+    """The top-k keys of every query of a batch: counted within its sequence, and in storage."""
+    batch, table_BM = layout.batch, layout.table_BM
+    assert batch is not None
+    B, Q, M = batch.sequences, batch.queries, batch.columns
+    first, (_, H, D) = layout.loose_tokens, new.query_THD.shape
+    weight_N1H = new.weight_TH[first:].unsqueeze(1)
+    query_BXD = new.query_THD[first:].to(weight_N1H.dtype).view(B, Q * H, D)
+    pieces = []
+    for b in chunks(B, (D + Q * H) * M * weight_N1H.dtype.itemsize, scratch(table_BM.device)):
+        n = slice(b.start * Q, b.stop * Q)
+        # Not key_SD[table_BM[b]]: index_select copies whole rows and is several times faster.
+        key_BMD = new.key_SD.index_select(0, table_BM[b].flatten()).view(-1, M, D)
+        key_BMD = key_BMD.to(weight_N1H.dtype)
+        match_NHM = torch.bmm(query_BXD[b], key_BMD.mT).relu_().view(-1, H, M)
+        score_NM = torch.bmm(weight_N1H[n], match_NHM).squeeze(1)
+        pieces.append(best(score_NM.masked_fill_(batch.hidden_NM[n], -torch.inf), k))
+    index_NK = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    slot_NK = (table_BM if Q == 1 else table_BM.repeat_interleave(Q, 0)).gather(1, index_NK)
+    if batch.least < k:  # a short row also "kept" hidden keys
+        missing_NK = index_NK >= batch.visible_BQ.view(-1, 1)
+        index_NK = index_NK.masked_fill(missing_NK, -1)
+        slot_NK = slot_NK.masked_fill_(missing_NK, -1)
+    return index_NK.int(), slot_NK.int()
 
 
 def _queries(span: Span, device: torch.device) -> Tensor:
     return torch.arange(span.query, span.query + span.queries, device=device)
-
-
-def _shifted(index_QK: Tensor, start: int) -> Tensor:
-    """From counting within a span to counting over all keys; padding stays padding."""
-    return torch.where(index_QK < 0, index_QK, index_QK + start)

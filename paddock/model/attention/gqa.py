@@ -1,12 +1,16 @@
 """Grouped-query attention, over everything or through a window.
 
-T tokens, S keys, H query heads, G key heads, D head dim.
+T tokens, S keys or rows of storage, H query heads, G key heads, D head dim; of a batch B sequences,
+Q queries each, M columns of its table.
 """
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from paddock.kernels.dense_attention import dense_attention
 from paddock.model.config import ModelConfig
+from paddock.model.memory import Layout
 from paddock.model.norm import RMSNorm
 from paddock.model.rope import ROTATE
 from paddock.model.step import LayerNotes, Selection, Step
@@ -34,15 +38,45 @@ class GQA(nn.Module):
     ) -> tuple[Tensor, Selection | None, LayerNotes]:
         query_THD, key_TGD, value_TGD = self.project(x_TD, step)
         layout, memory = step.layout, step.memory
-        out_THD = dense_attention(
-            query_THD,
-            layout.keys(memory.extend(self.layer, "key", key_TGD)),
-            layout.keys(memory.extend(self.layer, "value", value_TGD)),
-            layout.spans,
-            scale=self.gqa.dim**-0.5,
-            window=self.window,
-        )
+        key_SGD = memory.extend(self.layer, "key", key_TGD)
+        value_SGD = memory.extend(self.layer, "value", value_TGD)
+        loose_THD, batch_THD = layout.parted(query_THD)
+        pieces = []
+        if loose_THD is not None:
+            pieces.append(
+                dense_attention(
+                    loose_THD,
+                    layout.keys(key_SGD),
+                    layout.keys(value_SGD),
+                    layout.loose,
+                    scale=self.gqa.dim**-0.5,
+                    window=self.window,
+                )
+            )
+        if batch_THD is not None:
+            pieces.append(self.attend_batch(batch_THD, key_SGD, value_SGD, layout))
+        out_THD = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return self.o(out_THD.flatten(1)), selection, LayerNotes()
+
+    def attend_batch(
+        self, query_THD: Tensor, key_SGD: Tensor, value_SGD: Tensor, layout: Layout
+    ) -> Tensor:
+        """All sequences of a batch at once, each looking at its row of the table."""
+        assert layout.batch is not None
+        visible_BQ = layout.batch.visible_BQ
+        seen_BQM = ~layout.batch.hidden_NM.view(*visible_BQ.shape, -1)
+        if self.window is not None:
+            key_M = torch.arange(layout.batch.columns, device=query_THD.device)
+            seen_BQM &= key_M >= visible_BQ.unsqueeze(-1) - self.window
+        out_BHQD = F.scaled_dot_product_attention(
+            query_THD.unflatten(0, seen_BQM.shape[:2]).transpose(1, 2),
+            key_SGD[layout.table_BM].transpose(1, 2),
+            value_SGD[layout.table_BM].transpose(1, 2),
+            attn_mask=seen_BQM.unsqueeze(1),
+            scale=self.gqa.dim**-0.5,
+            enable_gqa=self.gqa.heads != self.gqa.kv_heads,
+        )
+        return out_BHQD.transpose(1, 2).flatten(0, 1)
 
     def project(self, x_TD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, by head."""

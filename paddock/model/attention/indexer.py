@@ -3,10 +3,10 @@
 T tokens, H index heads, D index head dim, R rotated dims of it (the first), Q query latent.
 """
 
-from torch import Tensor, cat, nn
+from torch import Tensor, nn
 
 from paddock.kernels.index_kl import IndexSide
-from paddock.kernels.precision import wide
+from paddock.kernels.wide_linear import wide_linear
 from paddock.model.config import ModelConfig
 from paddock.model.norm import LayerNorm
 from paddock.model.rope import ROTATE
@@ -25,7 +25,7 @@ class Indexer(nn.Module):
         assert config.indexer is not None
         assert config.mla is not None
         assert config.mla.q_rank is not None
-        self.settings, self.rope = config.indexer, config.mla.rope
+        self.settings = config.indexer
         self.rotate = ROTATE[self.settings.rope_layout]
         heads, dim = self.settings.heads, self.settings.dim
         self.query = nn.Linear(config.mla.q_rank, heads * dim, bias=False)
@@ -40,9 +40,8 @@ class Indexer(nn.Module):
         query_THD = self._rotated(self.query(latent_TQ).unflatten(1, (heads, dim)), step)
         key_T1D = self._rotated(self.key_norm(self.key(x_TD)).unsqueeze(1), step)
         # Head weights in float32: they are few, and a rounded weight moves every score of a query.
-        weight_TH = self.weights(x_TD.to(wide(x_TD.dtype)))
+        weight_TH = wide_linear(x_TD, self.weights.weight)
         return IndexSide(query_THD, key_T1D.squeeze(1), weight_TH * (heads * dim) ** -0.5)
 
     def _rotated(self, x_THD: Tensor, step: Step) -> Tensor:
-        rope_THR, plain = x_THD.split((self.rope, self.settings.dim - self.rope), dim=-1)
-        return cat((self.rotate(rope_THR, step.cos_TP, step.sin_TP), plain), dim=-1)
+        return self.rotate(x_THD, step.cos_TP, step.sin_TP)

@@ -4,7 +4,8 @@ The row is the normed latent followed by one rotated key that all heads share. E
 row becomes per-head keys and values. Absorbed form: the up-projections move onto the query and the
 output instead, so that cached rows are never expanded. Both are the same function.
 
-T tokens, S keys, H heads, N nope dims, R rope dims, V value dims, C row width, L latent rank.
+T tokens, S keys or rows of storage, H heads, N nope dims, R rope dims, V value dims, C row width,
+L latent rank, B sequences of a batch with Q queries each.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from paddock.kernels.dense_attention import dense_attention
-from paddock.kernels.latent_decode import latent_decode
+from paddock.kernels.latent_decode import latent_decode, latent_decode_table
 from paddock.kernels.spans import Span
 from paddock.model.config import ModelConfig
+from paddock.model.memory import Layout
 from paddock.model.norm import RMSNorm
 from paddock.model.rope import ROTATE, softmax_scale
 from paddock.model.step import LayerNotes, Selection, Step
@@ -53,9 +55,15 @@ class MLA(nn.Module):
     def forward(
         self, x_TD: Tensor, step: Step, selection: Selection | None
     ) -> tuple[Tensor, Selection | None, LayerNotes]:
-        projected = self.project(x_TD, step)
-        row_SC = self.look_back(projected, step)
-        out_THV = self.dense(projected.query_THD, row_SC, step.layout.spans)
+        projected, layout = self.project(x_TD, step), step.layout
+        stored_SC = step.memory.extend(self.layer, "row", projected.row_TC)
+        loose_THD, batch_THD = layout.parted(projected.query_THD)
+        pieces = []
+        if loose_THD is not None:
+            pieces.append(self.dense(loose_THD, layout.keys(stored_SC), layout.loose))
+        if batch_THD is not None:
+            pieces.append(self.dense_batch(batch_THD, stored_SC, layout))
+        out_THV = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return self.o(out_THV.flatten(1)), selection, LayerNotes()
 
     def project(self, x_TD: Tensor, step: Step) -> Projected:
@@ -65,19 +73,12 @@ class MLA(nn.Module):
         else:
             latent_TQ = self.q_norm(self.q_a(x_TD))
             query = self.q_b(latent_TQ)
-        nope_THN, rope_THR = query.unflatten(1, (mla.heads, mla.qk)).split((mla.nope, mla.rope), -1)
-        rope_THR = self.rotate(rope_THR, step.cos_TP, step.sin_TP)
+        query_THD = query.unflatten(1, (mla.heads, mla.qk))
+        query_THD = self.rotate(query_THD, step.cos_TP, step.sin_TP, mla.nope)
         latent_TL, key_TR = self.kv_a(x_TD).split((mla.kv_rank, mla.rope), -1)
         key_TR = self.rotate(key_TR.unsqueeze(1), step.cos_TP, step.sin_TP).squeeze(1)
-        return Projected(
-            latent_TQ,
-            torch.cat((nope_THN, rope_THR), dim=-1),
-            torch.cat((self.kv_norm(latent_TL), key_TR), dim=-1),
-        )
-
-    def look_back(self, projected: Projected, step: Step) -> Tensor:
-        """Rows of all keys, in the order the spans speak of."""
-        return step.layout.keys(step.memory.extend(self.layer, "row", projected.row_TC))
+        row_TC = torch.cat((self.kv_norm(latent_TL), key_TR), dim=-1)
+        return Projected(latent_TQ, query_THD, row_TC)
 
     def dense(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
         """Attention to everything, in whichever form costs less. Queries in span order."""
@@ -88,6 +89,20 @@ class MLA(nn.Module):
             absorbed_THC, row_SC, spans, scale=self.scale, value=self.mla.kv_rank
         )
         return self.emit(out_THL)
+
+    def dense_batch(self, query_THD: Tensor, stored_SC: Tensor, layout: Layout) -> Tensor:
+        """Attention to everything, for the queries of a batch."""
+        assert layout.batch is not None
+        query_BQHC = self.absorb(query_THD).unflatten(0, (-1, layout.batch.queries))
+        out_BQHL = latent_decode_table(
+            query_BQHC,
+            stored_SC,
+            layout.table_BM,
+            layout.batch.visible_BQ,
+            scale=self.scale,
+            value=self.mla.kv_rank,
+        )
+        return self.emit(out_BQHL.flatten(0, 1))
 
     def expanded(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
         return dense_attention(query_THD, *self.expand(row_SC), spans, scale=self.scale)
@@ -115,12 +130,13 @@ class MLA(nn.Module):
         """Queries that can be compared with rows as they are."""
         nope_THN, rope_THR = query_THD.split((self.mla.nope, self.mla.rope), dim=-1)
         key_up_HNL, _ = self.up_projections()
-        return torch.cat((torch.einsum("thn,hnl->thl", nope_THN, key_up_HNL), rope_THR), dim=-1)
+        latent_HTL = torch.bmm(nope_THN.transpose(0, 1), key_up_HNL)
+        return torch.cat((latent_HTL.transpose(0, 1), rope_THR), dim=-1)
 
     def emit(self, out_THL: Tensor) -> Tensor:
         """Values of a weighted sum of latents: the sum of the values, weighted."""
         _, value_up_HVL = self.up_projections()
-        return torch.einsum("thl,hvl->thv", out_THL, value_up_HVL)
+        return torch.bmm(out_THL.transpose(0, 1), value_up_HVL.mT).transpose(0, 1)
 
     def up_projections(self) -> tuple[Tensor, Tensor]:
         """kv_b as its key part [H, N, L] and its value part [H, V, L]."""

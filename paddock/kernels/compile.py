@@ -1,0 +1,184 @@
+"""CUDA C++ sources, compiled when first used and kept on disk.
+
+NVRTC comes with every CUDA build of PyTorch, so a user needs no toolkit; this file speaks to it and
+to the driver through their C interfaces. Sources include no headers. A compiled kernel is kept in
+the user's cache under a name that hashes everything it depends on; where there is no such folder a
+process compiles for itself, which takes a second.
+"""
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MAX_DYNAMIC_SHARED = 8  # of CUfunction_attribute
+MAX_SHARED_OPTIN = 97  # of CUdevice_attribute
+
+
+class CompileError(RuntimeError):
+    """A source that does not compile, or a driver that refuses the result."""
+
+
+@cache
+def nvrtc() -> ctypes.CDLL | None:
+    """The run-time compiler: the one PyTorch was installed with or, failing that, the system's."""
+    for name in _nvrtc_names():
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def _nvrtc_names() -> list[str]:
+    major = (torch.version.cuda or "13").split(".")[0]
+    name = f"libnvrtc.so.{major}"
+    spec = importlib.util.find_spec("nvidia")  # a namespace: one folder of wheels, or several
+    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
+    beside_torch = sorted(str(file) for root in roots for file in root.glob(f"*/lib/{name}"))
+    bundled = sorted(str(f) for f in (Path(torch.__file__).parent / "lib").glob("libnvrtc.so*"))
+    toolkit = [f"/usr/local/cuda{suffix}/lib64/{name}" for suffix in ("", f"-{major}")]
+    return [*beside_torch, *bundled, name, *toolkit]
+
+
+def compiled(
+    source: str, arch: str, options: Sequence[str] = (), folder: Path | None = None
+) -> tuple[bytes, str]:
+    """Machine code of `source` for `arch` ("sm_90"), and what the compiler said about it.
+
+    Kept in `folder`, or in the user's cache.
+    """
+    library = nvrtc()
+    if library is None:
+        raise CompileError("no NVRTC library was found beside PyTorch or on this system")
+    flags = ("--std=c++17", f"--gpu-architecture={arch}", "--ptxas-options=-v", *options)
+    stem = (folder or _home()) / _digest(library, source, flags)
+    code, report = stem.with_suffix(".cubin"), stem.with_suffix(".txt")
+    with suppress(OSError):
+        return code.read_bytes(), report.read_text()
+    binary, log = _compile(library, source, flags)
+    with suppress(OSError):
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        _write(report, log.encode())
+        _write(code, binary)
+    return binary, log
+
+
+def _home() -> Path:
+    try:
+        return Path.home() / ".cache" / "paddock" / "kernels"
+    except RuntimeError:  # a user without a home
+        return Path("/nonexistent")
+
+
+def _digest(library: ctypes.CDLL, source: str, flags: Sequence[str]) -> str:
+    major, minor = c_int(), c_int()
+    library.nvrtcVersion(byref(major), byref(minor))
+    everything = "\0".join((f"{major.value}.{minor.value}", *flags, source))
+    return hashlib.sha256(everything.encode()).hexdigest()[:32]
+
+
+def _write(file: Path, content: bytes) -> None:
+    """All at once, so that another process never reads half of it."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as draft:
+        draft.write(content)
+    os.replace(draft.name, file)
+
+
+def _compile(library: ctypes.CDLL, source: str, flags: Sequence[str]) -> tuple[bytes, str]:
+    program = c_void_p()
+    library.nvrtcCreateProgram(byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    try:
+        options = (c_char_p * len(flags))(*(flag.encode() for flag in flags))
+        failed = library.nvrtcCompileProgram(program, len(flags), options)
+        log = _read(program, library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog)
+        said = log.rstrip(b"\0").decode()
+        if failed:
+            raise CompileError(f"NVRTC refused a source:\n{said}")
+        return _read(program, library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN), said
+    finally:
+        library.nvrtcDestroyProgram(byref(program))
+
+
+def _read(program: c_void_p, size_of: Callable[..., int], read: Callable[..., int]) -> bytes:
+    size = c_size_t()
+    size_of(program, byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    read(program, buffer)
+    return buffer.raw
+
+
+class Kernel:
+    """A function of a compiled source, loaded on one device."""
+
+    def __init__(self, code: bytes, name: str, device: torch.device, shared_bytes: int) -> None:
+        self._driver = _driver()
+        self._device = device
+        self._module, self._function = c_void_p(), c_void_p()
+        with torch.cuda.device(device):
+            _enter(device)
+            self._ask("cuModuleLoadData", byref(self._module), code)
+            self._ask("cuModuleGetFunction", byref(self._function), self._module, name.encode())
+            self._ask("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED, shared_bytes)
+
+    def launch(
+        self, blocks: int, threads: int, shared_bytes: int, arguments: Sequence[Any]
+    ) -> None:
+        """On PyTorch's current stream. `arguments` are ctypes values, or tensors of the device."""
+        values = [c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments]
+        pointers = (c_void_p * len(values))(*(ctypes.addressof(x) for x in values))
+        shape = (c_uint(n) for n in (blocks, 1, 1, threads, 1, 1, shared_bytes))
+        with torch.cuda.device(self._device):
+            _enter(self._device)
+            stream = c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+            self._ask("cuLaunchKernel", self._function, *shape, stream, pointers, None)
+
+    def _ask(self, function: str, *arguments: object) -> None:
+        status = getattr(self._driver, function)(*arguments)
+        if status:
+            reason = c_char_p()
+            self._driver.cuGetErrorString(status, byref(reason))
+            said = (reason.value or b"unknown").decode()
+            raise CompileError(f"{function} answered {status} on {self._device}: {said}")
+
+
+@cache
+def most_shared_bytes(device: torch.device) -> int:
+    """Shared memory that one block may ask for."""
+    torch.cuda.init()
+    handle, answer = c_int(), c_int()
+    _driver().cuDeviceGet(byref(handle), device.index)
+    _driver().cuDeviceGetAttribute(byref(answer), MAX_SHARED_OPTIN, handle)
+    return answer.value
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _enter(device: torch.device) -> None:
+    """A thread that has not called CUDA yet has no context, and PyTorch makes one only when it
+    has to: lend it the device's."""
+    current = c_void_p()
+    _driver().cuCtxGetCurrent(byref(current))
+    if current.value is None:
+        _driver().cuCtxSetCurrent(_context(device))
+
+
+@cache
+def _context(device: torch.device) -> c_void_p:
+    torch.cuda.init()
+    handle, context = c_int(), c_void_p()
+    _driver().cuDeviceGet(byref(handle), device.index)
+    _driver().cuDevicePrimaryCtxRetain(byref(context), handle)
+    return context

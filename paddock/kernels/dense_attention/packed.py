@@ -1,0 +1,325 @@
+"""How attention over whole documents runs on a GPU: one launch for all of them.
+
+T queries and as many keys, H heads, D query/key dim, V value dim, K kept keys, W words of bits.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from paddock.kernels.spans import Span
+from paddock.kernels.twins import usable
+
+TILE = 128  # queries and keys that share an entry in the lists of what is kept
+
+
+class Blocks(NamedTuple):
+    """How a kernel is cut and launched."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The launches of one head width, cut so that little spills and products overlap
+    (tests/kernels/test_dense_attention_compiled.py). Under a mask two stages look up the list.
+    """
+
+    forward: Blocks
+    keys: Blocks
+    queries: Blocks
+
+
+KEPT_PLANS = {
+    64: Plan(Blocks(128, 32, 8, 5), Blocks(32, 128, 8, 5), Blocks(128, 64, 8, 5)),
+    128: Plan(Blocks(128, 64, 8, 5), Blocks(64, 128, 8, 5), Blocks(128, 64, 8, 5)),
+    256: Plan(Blocks(128, 32, 8, 4), Blocks(32, 64, 8, 2), Blocks(128, 32, 8, 2)),
+}
+CAUSAL_PLANS = {
+    64: Plan(Blocks(128, 64, 8, 3), Blocks(32, 128, 8, 3), Blocks(128, 64, 8, 3)),
+    128: Plan(Blocks(128, 64, 8, 3), Blocks(64, 128, 8, 3), Blocks(128, 64, 8, 3)),
+    256: Plan(Blocks(128, 32, 8, 2), Blocks(32, 64, 8, 2), Blocks(128, 32, 8, 2)),
+}
+
+
+def plan_for(width: int, *, masked: bool) -> Plan:
+    """The launches for heads of this width, of the wider of queries and values."""
+    plans = KEPT_PLANS if masked else CAUSAL_PLANS
+    return next(plan for most, plan in plans.items() if width <= most)
+
+
+def suits(
+    name: str, query_THD: Tensor, key_SGD: Tensor, value_SGV: Tensor, spans: Sequence[Span]
+) -> bool:
+    """Half precision on a GPU, whole documents that lie one after the other."""
+    return (
+        usable(name, query_THD, key_SGD, value_SGV)
+        and query_THD.dtype == key_SGD.dtype == value_SGV.dtype
+        and len(query_THD) > 0
+        and max(query_THD.shape[-1], value_SGV.shape[-1]) <= max(KEPT_PLANS)
+        and _one_after_the_other(tuple(spans), len(query_THD), len(key_SGD))
+    )
+
+
+@lru_cache(maxsize=16)
+def _one_after_the_other(spans: tuple[Span, ...], queries: int, keys: int) -> bool:
+    start = 0
+    for span in spans:
+        if span.past or span.query != start or span.key != start:
+            return False
+        start += span.queries
+    return start == queries == keys
+
+
+def attention(
+    query_THD: Tensor,
+    key_SGD: Tensor,
+    value_SGV: Tensor,
+    spans: Sequence[Span],
+    index_TK: Tensor | None,
+    *,
+    scale: float,
+) -> Tensor:
+    """dense_attention, or kept_attention where there is an `index_TK`."""
+    groups = query_THD.shape[1] // key_SGD.shape[1]
+    if groups > 1:
+        key_SGD = key_SGD.repeat_interleave(groups, dim=1)
+        value_SGV = value_SGV.repeat_interleave(groups, dim=1)
+    heads = (_rows_apart(query_THD), _rows_apart(key_SGD), _rows_apart(value_SGV))
+    kept = None if index_TK is None else Kept.of(index_TK, tuple(spans))
+    return _Attention.apply(*heads, kept, _Frame(tuple(spans), scale))  # type: ignore[no-any-return]
+
+
+def _rows_apart(x: Tensor) -> Tensor:
+    """Kernels step over rows and heads as they lie, but want each head's numbers side by side."""
+    return x if x.stride(-1) == 1 and x.stride(0) > 0 and x.stride(1) > 0 else x.contiguous()
+
+
+@lru_cache(maxsize=64)
+def table_of(
+    spans: tuple[Span, ...], block: int, device: torch.device, longest_first: str = ""
+) -> Tensor:
+    """[blocks, 5] int32: the document of each block, where in it the block begins, and its
+    document's first tile. Blocks with the most work first, where the work of queries grows
+    ("queries") or shrinks ("keys") along a document; in order of the tiles by default.
+    """
+    rows, tile = [], 0
+    for span in spans:
+        starts = range(0, span.keys, block)
+        rows += [(span.query, span.key, span.keys, start, tile) for start in starts]
+        tile += -(-span.keys // TILE)
+    if longest_first == "queries":
+        rows.sort(key=lambda row: -row[3])
+    elif longest_first == "keys":
+        rows.sort(key=lambda row: row[3] - row[2])
+    return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """Which keys each query keeps, as bits, and which tiles have any."""
+
+    words_TW: Tensor
+    flags: Tensor  # [tiles, tiles of the longest document]
+    lists: Tensor  # of each tile of queries, the tiles of keys with a bit
+    counts: Tensor
+
+    @classmethod
+    def of(cls, index_TK: Tensor, spans: tuple[Span, ...]) -> "Kept":
+        from . import triton as twin
+
+        index_TK = index_TK if index_TK.stride(-1) == 1 else index_TK.contiguous()
+        T, K = index_TK.shape
+        longest = max(span.keys for span in spans)
+        # Whole tiles, and so rows of 16 bytes.
+        words_TW = index_TK.new_zeros(T, -(-longest // TILE) * (TILE // 32), dtype=torch.int32)
+        tiles = table_of(spans, TILE, index_TK.device)
+        W, listed = words_TW.shape[1], -(-longest // TILE)
+        twin.keep[(len(tiles), TILE)](
+            index_TK, words_TW, tiles, index_TK.stride(0), W, K,
+            BK=_power(K), BW=min(_power(W), 1024), num_warps=4,
+        )  # fmt: skip
+        flags = words_TW.new_zeros(len(tiles), listed)
+        grid = (len(tiles), listed)
+        twin.turn[grid](words_TW, words_TW, flags, tiles, W, listed, TURN=False)
+        return cls(words_TW, flags, *_named(flags, tiles, by_keys=False))
+
+    def turned(self, spans: tuple[Span, ...]) -> "Kept":
+        """The same from the keys' side: which queries keep each key."""
+        from . import triton as twin
+
+        tiles = table_of(spans, TILE, self.words_TW.device)
+        words_SW = torch.zeros_like(self.words_TW)
+        W, listed = words_SW.shape[1], self.flags.shape[1]
+        grid = (len(tiles), listed)
+        twin.turn[grid](self.words_TW, words_SW, self.flags, tiles, W, listed, TURN=True)
+        return Kept(words_SW, self.flags, *_named(self.flags, tiles, by_keys=True))
+
+
+def _named(flags: Tensor, tiles: Tensor, *, by_keys: bool) -> tuple[Tensor, Tensor]:
+    from . import triton as twin
+
+    lists, counts = torch.empty_like(flags), flags.new_empty(len(flags))
+    listed = flags.shape[1]
+    twin.name[(len(tiles),)](
+        flags, lists, counts, tiles, listed, BY_KEYS=by_keys, BL=_power(listed)
+    )
+    return lists, counts
+
+
+def _power(count: int) -> int:
+    """The power of two that holds so many."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+class _Frame(NamedTuple):
+    """What is not a tensor."""
+
+    spans: tuple[Span, ...]
+    scale: float
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kept: Kept | None,
+        frame: _Frame,
+    ) -> Tensor:
+        from . import triton as twin
+
+        (T, H, D), V, (spans, scale) = q.shape, v.shape[-1], frame
+        out_THV = q.new_empty(T, H, V)
+        slots = TILE * sum(-(-span.keys // TILE) for span in spans)
+        lse_HS = torch.full((H, slots), math.inf, dtype=torch.float32, device=q.device)
+        blocks = plan_for(max(D, V), masked=kept is not None).forward
+        table = table_of(spans, blocks.queries, q.device, "queries")
+        twin.forward[(len(table), H)](
+            q, k, v, out_THV, lse_HS, *_mask(kept, table),
+            scale * math.log2(math.e), *_strides(q, k, v, out_THV),
+            slots, *_sizes(kept), **_shape(q, v, kept, blocks),
+        )  # fmt: skip
+        masks = () if kept is None else (kept.words_TW, kept.flags, kept.lists, kept.counts)
+        ctx.save_for_backward(q, k, v, out_THV, lse_HS, *masks)
+        ctx.frame = frame
+        return out_THV
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_THV: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out_THV, lse_HS, *masks = ctx.saved_tensors
+        kept = Kept(*masks) if masks else None
+        grad_THV = _rows_apart(grad_THV)
+        spans, scale = ctx.frame
+        delta_HS = _delta(out_THV, grad_THV, spans, lse_HS)
+        sides = _Backward(q, k, v, grad_THV, lse_HS, delta_HS, spans, scale)
+        dq_THD = sides.queries(kept) if ctx.needs_input_grad[0] else None
+        dk_SHD, dv_SHV = None, None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            dk_SHD, dv_SHV = sides.keys(None if kept is None else kept.turned(spans))
+        return dq_THD, dk_SHD, dv_SHV, None, None
+
+
+def _delta(out_THV: Tensor, grad_THV: Tensor, spans: tuple[Span, ...], lse_HS: Tensor) -> Tensor:
+    from . import triton as twin
+
+    (_, H, V), delta_HS = out_THV.shape, torch.zeros_like(lse_HS)
+    table = table_of(spans, TILE, out_THV.device)
+    twin.delta[(len(table), H)](
+        out_THV, grad_THV, delta_HS, table, *_strides(out_THV, grad_THV), lse_HS.shape[1],
+        V=V, BV=_width(V), BM=TILE, num_warps=8,
+    )  # fmt: skip
+    return delta_HS
+
+
+class _Backward(NamedTuple):
+    """What both backward kernels read."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad_THV: Tensor
+    lse_HS: Tensor
+    delta_HS: Tensor
+    spans: tuple[Span, ...]
+    scale: float
+
+    def plan(self, kept: Kept | None) -> Plan:
+        width = max(self.q.shape[-1], self.v.shape[-1])
+        return plan_for(width, masked=kept is not None)
+
+    def queries(self, kept: Kept | None) -> Tensor:
+        from . import triton as twin
+
+        q, k, v, grad_THV, lse_HS, delta_HS, spans, scale = self
+        dq_THD = torch.empty_like(q, memory_format=torch.contiguous_format)
+        blocks = self.plan(kept).queries
+        table = table_of(spans, blocks.queries, q.device, "queries")
+        twin.backward_queries[(len(table), q.shape[1])](
+            q, k, v, grad_THV, lse_HS, delta_HS, dq_THD, *_mask(kept, table),
+            scale, scale * math.log2(math.e), *_strides(q, k, v, grad_THV, dq_THD),
+            lse_HS.shape[1], *_sizes(kept), **_shape(q, v, kept, blocks),
+        )  # fmt: skip
+        return dq_THD
+
+    def keys(self, kept: Kept | None) -> tuple[Tensor, Tensor]:
+        """`kept` from the keys' side."""
+        from . import triton as twin
+
+        q, k, v, grad_THV, lse_HS, delta_HS, spans, scale = self
+        dk_SHD = torch.empty_like(k, memory_format=torch.contiguous_format)
+        dv_SHV = torch.empty_like(v, memory_format=torch.contiguous_format)
+        blocks = self.plan(kept).keys
+        table = table_of(spans, blocks.keys, q.device, "keys")
+        twin.backward_keys[(len(table), q.shape[1])](
+            q, k, v, grad_THV, lse_HS, delta_HS, dk_SHD, dv_SHV, *_mask(kept, table),
+            scale, scale * math.log2(math.e), *_strides(q, k, v, grad_THV, dk_SHD, dv_SHV),
+            lse_HS.shape[1], *_sizes(kept), **_shape(q, v, kept, blocks),
+        )  # fmt: skip
+        return dk_SHD, dv_SHV
+
+
+def _mask(kept: Kept | None, table: Tensor) -> tuple[Tensor, ...]:
+    """Words, lists, counts and the table; without a mask the first three are never read."""
+    return (table,) * 4 if kept is None else (kept.words_TW, kept.lists, kept.counts, table)
+
+
+def _sizes(kept: Kept | None) -> tuple[int, int]:
+    return (0, 0) if kept is None else (kept.words_TW.shape[1], kept.lists.shape[1])
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    """Of rows and of heads."""
+    return [stride for x in tensors for stride in x.stride()[:2]]
+
+
+def _shape(q: Tensor, v: Tensor, kept: Kept | None, blocks: Blocks) -> dict[str, Any]:
+    D, V = q.shape[-1], v.shape[-1]
+    return {
+        "MASKED": kept is not None,
+        "D": D,
+        "V": V,
+        "BD": _width(D),
+        "BV": _width(V),
+        "BM": blocks.queries,
+        "BN": blocks.keys,
+        "num_warps": blocks.warps,
+        "num_stages": blocks.stages,
+    }
+
+
+def _width(dim: int) -> int:
+    """Columns of a block that holds `dim`; products want at least 16."""
+    return max(16, _power(dim))

@@ -1,0 +1,28 @@
+"""The gated activation of a feed-forward layer.
+
+    swiglu(gate_RF, up_RF)    -> silu(gate) * up
+    swiglu_of(both_RG)        -> the same of one tensor whose first half of columns is the gate
+
+R rows, F inner dim, G = 2 F. The second form is what a fused gate-and-up product gives; its
+gradient comes in one piece too. `reference` is the definition; on a GPU halves go to `fused`, which
+computes in float32 and rounds once.
+"""
+
+from torch import Tensor
+
+from . import fused, reference
+
+
+def swiglu(gate_RF: Tensor, up_RF: Tensor) -> Tensor:
+    if fused.suits(gate_RF, up_RF):
+        return fused.swiglu(gate_RF, up_RF)
+    return reference.swiglu(gate_RF, up_RF)
+
+
+def swiglu_of(both_RG: Tensor) -> Tensor:
+    if fused.suits(both_RG):
+        return fused.swiglu_of(both_RG)
+    return reference.swiglu(*both_RG.chunk(2, dim=-1))
+
+
+__all__ = ["swiglu", "swiglu_of"]

@@ -1,0 +1,83 @@
+"""Scoring and choosing on a GPU: block by block through one bounded piece of scratch memory.
+
+Two kernels a block: the scoring one writes float32 scores, the choosing one reads them once.
+T queries, S keys, K kept; of a table B sequences, Q queries each, N = B * Q, M columns.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paddock.kernels.index_scores.blocks import WIDTH, blocks
+from paddock.kernels.index_scores.reference import Keys
+from paddock.kernels.spans import Span
+from paddock.kernels.topk import cuda
+from paddock.kernels.twins import allowed, has_triton
+from paddock.kernels.workspace import chunks, scratch
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
+
+
+def suits(query_THD: Tensor, keys: Keys, longest: int, k: int) -> bool:
+    """What the Triton kernel multiplies, on a GPU that has the tensor cores for it."""
+    dtype, device = query_THD.dtype, query_THD.device
+    return (
+        device.type == "cuda"
+        and allowed("index_topk")
+        and dtype in DTYPES
+        and keys.row_SD.dtype == dtype
+        and len(query_THD) > 0
+        and cuda.suits(device, longest, k)
+        and (dtype.itemsize > 1 or torch.cuda.get_device_capability(device) >= (8, 9))
+        and has_triton()
+    )
+
+
+@torch.no_grad()
+def index_topk_spans(
+    query_THD: Tensor, keys: Keys, weight_TH: Tensor, spans: Sequence[Span], k: int
+) -> Tensor:
+    from paddock.kernels.index_scores.triton import scores
+
+    device = query_THD.device
+    query_THD, keys, weight_TH = _laid_out(query_THD, keys, weight_TH)
+    plan = blocks(tuple(spans), k, device, scratch(device))
+    workspace = torch.empty(max(b.rows_wide for b in plan), dtype=torch.float32, device=device)
+    index_QK = torch.empty(plan[-1].rows.stop, k, dtype=torch.int32, device=device)
+    with torch.cuda.device(device):
+        for block in plan:
+            score_RS = workspace[: block.rows_wide].view(block.shape)
+            scores(query_THD, keys, weight_TH, block, score_RS)
+            chosen_RK = index_QK[block.rows]
+            cuda.topk(score_RS, block.visible_R, k, start_T=block.start_R, out_TK=chosen_RK)
+    return index_QK
+
+
+@torch.no_grad()
+def index_topk_table(
+    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, table_BM: Tensor, visible_BQ: Tensor, k: int
+) -> Tensor:
+    from paddock.kernels.index_scores.triton import table_scores
+
+    device, ((B, M), Q) = query_NHD.device, (table_BM.shape, visible_BQ.shape[1])
+    query_NHD, keys, weight_NH = _laid_out(query_NHD, keys, weight_NH)
+    visible_BQ = visible_BQ.int().contiguous()
+    width = -(-M // WIDTH) * WIDTH
+    index_NK = torch.empty(len(query_NHD), k, dtype=torch.int32, device=device)
+    with torch.cuda.device(device):
+        for b in chunks(B, 4 * Q * width, scratch(device)):
+            n, visible = slice(b.start * Q, b.stop * Q), visible_BQ[b]
+            score_NM = torch.empty(visible.numel(), width, dtype=torch.float32, device=device)
+            there = Keys(keys.row_SD, table_BM[b].reshape(-1), keys.scale_S)
+            table_scores(query_NHD[n], there, weight_NH[n], visible, M, k, score_NM)
+            cuda.topk(score_NM, visible.view(-1), k, start_T=None, out_TK=index_NK[n])
+    return index_NK
+
+
+def _laid_out(query_THD: Tensor, keys: Keys, weight_TH: Tensor) -> tuple[Tensor, Keys, Tensor]:
+    """As the kernels read them: the numbers of a row side by side, float32 weights."""
+    query_THD = query_THD if query_THD.stride(2) == 1 else query_THD.contiguous()
+    if keys.row_SD.stride(1) != 1:
+        keys = Keys(keys.row_SD.contiguous(), keys.slot_S, keys.scale_S)
+    return query_THD, keys, weight_TH.float().contiguous()

@@ -1,0 +1,88 @@
+"""Which fast twins may be used: all of them, unless one is switched off to find a fault or a cost.
+
+A twin is taken where it exists for the tensors at hand; everything else goes to the reference.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+# Every switch, and what it replaces when it is on.
+TWINS = {
+    "adamw": "a loop over parameters",
+    "causal_attention": "PyTorch's attention over whole documents",
+    "expert_choice": "sorting each token's router scores",
+    "grouped_gemm": "a loop over experts",
+    "index_topk": "torch's product and top-k of index scores",
+    "kept_attention": "PyTorch's attention under a mask of booleans",
+    "lm_loss": "elementwise passes over the logits",
+    "moe_permute": "sorting and indexing rows by expert",
+    "norm": "elementwise passes of the norms",
+    "rope": "elementwise passes of the rotation",
+    "sparse_mla": "gathering rows and multiplying them",
+    "swiglu": "elementwise passes of the gated activation",
+    "topk": "torch.topk and a rule for ties",
+    "wide_linear": "a product of widened copies",
+}
+# causal_attention awaits a measurement that says it beats PyTorch's own.
+_off = {"causal_attention"}
+
+
+def usable(name: str, *tensors: Tensor) -> bool:
+    """Whether the Triton twin `name` may take these tensors: half types on the current GPU."""
+    return (
+        allowed(name)
+        and all(x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
+        and all(x.get_device() == torch.cuda.current_device() for x in tensors)
+        and has_triton()
+    )
+
+
+def allowed(name: str) -> bool:
+    """Whether the switch `name` is on.
+
+    >>> with without("norm"):
+    ...     allowed("norm"), allowed("rope")
+    (False, True)
+    """
+    return _known((name,)).isdisjoint(_off)
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """References alone for these, until the block ends."""
+    with _switched(_off | _known(names)):
+        yield
+
+
+@contextmanager
+def trying(*names: str) -> Iterator[None]:
+    """Also the twins that are off by default, until the block ends."""
+    with _switched(_off - _known(names)):
+        yield
+
+
+def _known(names: Sequence[str]) -> set[str]:
+    for name in names:
+        if name not in TWINS:
+            raise ValueError(f"no twin called '{name}'; there are {', '.join(TWINS)}")
+    return set(names)
+
+
+@contextmanager
+def _switched(off: set[str]) -> Iterator[None]:
+    global _off
+    before, _off = _off, off
+    try:
+        yield
+    finally:
+        _off = before
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None

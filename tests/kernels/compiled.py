@@ -1,0 +1,48 @@
+"""What a Triton kernel becomes on a Hopper chip, which needs no GPU to find out."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Machine:
+    registers: int
+    spilled: int  # bytes of stack and local memory
+    products: int  # warpgroup matrix products
+    fences: int  # two for each product is what the assembler writes when it serialises them
+
+
+def compiled(
+    function: Any, held: dict[str, str], constants: dict[str, Any], folder: Path, **options: int
+) -> Machine:
+    """`held` says the types of arguments; pointers and whole numbers are multiples of 16."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = function.arg_names
+    aligned = [name for name in names if held.get(name, "").startswith(("*", "i"))]
+    source = ASTSource(
+        function,
+        {name: held.get(name, "constexpr") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    (folder / "cubin").write_bytes(made.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    command = [tool, "-res-usage", "-sass", folder / "cubin"]
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def used(what: str) -> int:
+        return max(int(found) for found in re.findall(rf"\b{what}:(\d+)", code))
+
+    return Machine(
+        registers=used("REG"),
+        spilled=used("STACK") + used("LOCAL"),
+        products=len(re.findall("HGMMA", code)),
+        fences=len(re.findall("WARPGROUP", code)),
+    )

@@ -1,0 +1,98 @@
+"""The Triton twin without a GPU: interpreted in float32, and compiled for a Hopper chip."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paddock.kernels.index_scores import index_scores
+from tests.kernels.compiled import Machine, compiled
+from tests.kernels.scoring import CASES, TABLES, rows_of
+
+pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    file = tmp_path_factory.mktemp("scores") / "scores.pt"
+    command = [sys.executable, "-m", "tests.kernels.scoring", str(file)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_visible_score_is_written_and_right(name, interpreted):
+    case, found = CASES[name], interpreted[name]
+    query, keys, weight = case.inputs()
+    for row, (t, start, visible) in enumerate(rows_of(case.spans)):
+        if visible > case.k:  # else every key is kept, and nothing needs a score
+            key = keys.rows(slice(start, start + visible))
+            expected = index_scores(query[t : t + 1], key, weight[t : t + 1])[0]
+            torch.testing.assert_close(found[row, :visible], expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_visible_score_of_a_table_is_written_and_right(name, interpreted):
+    table, found = TABLES[name], interpreted[name]
+    query, keys, weight, table_BM, _ = table.inputs()
+    keys, spans = table.as_spans(keys, table_BM)
+    for t, start, visible in rows_of(spans):
+        if visible > table.k:
+            key = keys.rows(slice(start, start + visible))
+            expected = index_scores(query[t : t + 1], key, weight[t : t + 1])[0]
+            torch.testing.assert_close(found[t, :visible], expected, atol=2e-5, rtol=1e-5)
+
+
+def test_keys_that_nobody_sees_cost_nothing(interpreted):
+    """A document of 150 queries has three tiles; the first two never touch the second key tile."""
+    found = interpreted["one document"]
+    assert found[:128, 128:].isnan().all()
+    assert not found[128:, 128:150].isnan().any()
+
+
+SHAPES = {"glm5": (32, 128), "small": (16, 64), "nano": (4, 16)}
+
+
+def machine(folder: Path, kernel: str, dtype: str, heads: int, dim: int) -> Machine:
+    from paddock.kernels.index_scores import triton as twin
+    from paddock.kernels.index_scores.blocks import FIELDS, MANY, WIDTH
+
+    function = getattr(twin, kernel)
+    held = {"Q": f"*{dtype}", "W": "*fp32", "K": f"*{dtype}", "TILE": "*i32", "OUT": "*fp32"}
+    held |= dict.fromkeys(["ld", "q_stride", "h_stride", "k_stride"], "i32")
+    constants = {"H": heads, "D": dim, "BD": dim, "BS": WIDTH, "FIELDS": FIELDS}
+    constants |= {"SCALE": None, "SLOT": None, "PRECISION": "ieee"}
+    if kernel == "_many_queries":
+        held |= dict.fromkeys(["tiles", "steps"], "i32")
+        constants |= {"BQ": MANY, "GROUP": twin.GROUP}
+    else:
+        held |= dict.fromkeys(["queries", "columns", "k_kept"], "i32")
+        constants |= {"BH": max(16, heads), "SPAN": twin.FEW_SPAN}
+    options = {"num_warps": twin.WARPS, "num_stages": twin.STAGES}
+    return compiled(function, held, constants, folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [
+        ("_many_queries", "glm5"),
+        ("_few_queries", "glm5"),
+        ("_many_queries", "small"),
+        ("_few_queries", "nano"),
+    ],
+)
+def test_a_hopper_chip_multiplies_by_warpgroups_and_spills_nothing(kernel, shape, tmp_path):
+    made = machine(tmp_path, kernel, "bf16", *SHAPES[shape])
+    assert made.spilled == 0
+    assert 0 < made.fences < 2 * made.products
+
+
+def test_a_hopper_chip_multiplies_eight_bits_by_warpgroups_too(tmp_path):
+    halves = machine(tmp_path, "_many_queries", "bf16", *SHAPES["glm5"])
+    made = machine(tmp_path, "_many_queries", "fp8e4nv", *SHAPES["glm5"])
+    assert made.spilled == 0
+    assert 0 < made.fences <= halves.fences  # no waiting between products that halves do not do

@@ -1,0 +1,161 @@
+"""The CUDA source of top-k without a GPU: run on this CPU, thread by thread, and compiled.
+
+`cuda_on_host.h` says what a barrier, a warp vote and an atomic are; the source is the one that runs
+on a GPU.
+"""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddock.kernels import compile as compiling
+from paddock.kernels.topk import cuda
+from tests.kernels.rows import KINDS, by_hand
+
+HERE = Path(__file__).parent
+SOURCE = Path(cuda.__file__).with_name("topk.cu")
+PROGRAM = """
+#include "cuda_on_host.h"
+#include "topk.cu"
+extern "C" int shared_bytes() { return sizeof(Shared); }
+extern "C" int most() { return CAP; }
+extern "C" void run(const float* score, i64 stride, const int* visible, const int* start, int* out,
+                    int k, int rows, int order) {
+  on_host(rows, THREADS, order, topk_rows, score, stride, visible, start, out, k);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler here")
+    folder = tmp_path_factory.mktemp("host")
+    (folder / "host.cpp").write_text(PROGRAM)
+    command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-shared", "-fPIC"]
+    command += [f"-DTHREADS={cuda.THREADS}"]
+    command += [f"-I{HERE}", f"-I{SOURCE.parent}", "host.cpp", "-o", "host.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "host.so"))
+
+
+def address(array):
+    return None if array is None else array.ctypes.data_as(ctypes.c_void_p)
+
+
+def run(library, score, visible, k, *, start=None, order=0):
+    """The kernel on rows of `score`, which may lie apart in memory; poisoned output."""
+    visible = np.asarray(visible, np.int32)
+    start = None if start is None else np.asarray(start, np.int32)
+    out = np.full((len(visible), k), -7, np.int32)
+    stride = ctypes.c_longlong(score.strides[0] // 4)
+    library.run(
+        address(score), stride, address(visible), address(start), address(out), k, len(out), order
+    )
+    return out
+
+
+# Below and above what is held whole, around k, unaligned, above what is guessed from a sample.
+LENGTHS = [
+    (70, 64),
+    (300, 64),
+    (2100, 2048),
+    (8192, 2048),
+    (8193, 2048),
+    (20001, 512),
+    (9000, 4096),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_index_is_the_rules(kind, library):
+    chance = np.random.default_rng(0)
+    for at, (length, k) in enumerate(LENGTHS):
+        memory = np.empty(length + 4, np.float32)
+        row = memory[at % 4 : at % 4 + length]  # a row may begin anywhere
+        row[:] = KINDS[kind](chance, length)
+        found = run(library, row[None], [length], k, order=at)
+        np.testing.assert_array_equal(found[0], by_hand(row, k), err_msg=f"{length}, {k}")
+
+
+@pytest.mark.parametrize("kind", ["random", "plateau of zeros", "many ties"])
+def test_threads_in_any_order_choose_the_same(kind, library):
+    row = KINDS[kind](np.random.default_rng(1), 12000).astype(np.float32)[None]
+    first = run(library, row, [12000], 2048, order=0)
+    for order in range(1, 4):
+        np.testing.assert_array_equal(run(library, row, [12000], 2048, order=order), first)
+
+
+def test_rows_stand_apart_and_count_from_their_start(library):
+    chance = np.random.default_rng(2)
+    score = chance.normal(size=(5, 9100)).astype(np.float32)
+    visible, start = [0, 3, 40, 9001, 9100], [7, 0, 1000, 2**30, 5]
+    score_seen = score.copy()
+    for row, n in enumerate(visible):
+        score_seen[row, n:] = np.nan  # what is not visible is never read
+    found = run(library, score_seen, visible, 40, start=start)
+    for row, n in enumerate(visible):
+        kept = by_hand(score[row, :n], 40)
+        np.testing.assert_array_equal(found[row], np.where(kept < 0, kept, kept + start[row]))
+
+
+def test_a_sample_that_misleads_is_found_out(library):
+    """The sampled positions hold all the large values, or none: no guess is any good."""
+    chance = np.random.default_rng(3)
+    for factor in (1.0, -1.0):
+        row = chance.normal(size=16384).astype(np.float32)
+        row[:: 16384 // 513] += factor * 100
+        for order in range(4):
+            found = run(library, row[None], [16384], 2048, order=order)
+            np.testing.assert_array_equal(found[0], by_hand(row, 2048))
+
+
+def test_the_launcher_knows_the_sources_sizes(library):
+    assert library.shared_bytes() == cuda.SHARED_BYTES
+    assert library.most() == cuda.MOST
+
+
+@pytest.fixture
+def nvrtc():
+    if compiling.nvrtc() is None:
+        pytest.skip("no NVRTC here: it comes with a CUDA build of PyTorch")
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_source_compiles_lean(arch, tmp_path):
+    code, said = compiling.compiled(SOURCE.read_text(), arch, ["-DTHREADS=512"], tmp_path)
+    assert code[:4] == b"\x7fELF"
+    assert int(re.search(r"Used (\d+) registers", said)[1]) <= 40  # three blocks of 512 threads
+    frames = [int(n) for n in re.findall(r"(\d+) bytes spill stores", said)]
+    assert max(frames) <= 32  # a few values set aside once a row, none inside a loop
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_source_is_compiled_once(tmp_path, monkeypatch):
+    source = 'extern "C" __global__ void f(int* x) { *x = N; }'
+    first = compiling.compiled(source, "sm_90", ["-DN=1"], tmp_path)
+    other = compiling.compiled(source, "sm_90", ["-DN=2"], tmp_path)
+    assert first[0] != other[0]
+    monkeypatch.setattr(compiling, "_compile", None)  # from here on nothing can be compiled
+    assert compiling.compiled(source, "sm_90", ["-DN=1"], tmp_path) == first
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_wrong_source_is_refused_with_the_compilers_words(tmp_path):
+    with pytest.raises(compiling.CompileError, match="undefined"):
+        compiling.compiled("__global__ void f() { undefined(); }", "sm_90", folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path):
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    code, _ = compiling.compiled("__global__ void f() {}", "sm_90", folder=blocked / "cache")
+    assert code[:4] == b"\x7fELF"
