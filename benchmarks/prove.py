@@ -9,12 +9,14 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import forward_vs_transformers, raise_base, train_step
+from benchmarks import forward_vs_transformers, kernels, raise_base, serve, train_step
 from benchmarks.table import Claim, print_claims
 
 AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "model": (forward_vs_transformers.claims,),
     "train": (raise_base.claims, train_step.claims_here),
+    "engine": (serve.claims,),
+    "kernels": (kernels.claims,),
 }
 
 

@@ -19,8 +19,7 @@ from paddock.kernels.index_kl import AttentionSide, IndexSide, index_kl, index_k
 from paddock.kernels.index_scores import Keys
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
-from paddock.kernels.topk import best, index_topk_spans
-from paddock.kernels.workspace import chunks, scratch
+from paddock.kernels.topk import index_topk_spans, index_topk_table
 from paddock.model.attention.indexer import Indexer
 from paddock.model.attention.mla import MLA, Projected
 from paddock.model.config import ModelConfig
@@ -199,26 +198,20 @@ def choose_batch(new: IndexSide, layout: Layout, k: int) -> tuple[Tensor, Tensor
     """The top-k keys of every query of a batch: counted within its sequence, and in storage."""
     batch, table_BM = layout.batch, layout.table_BM
     assert batch is not None
-    B, Q, M = batch.sequences, batch.queries, batch.columns
-    first, (_, H, D) = layout.loose_tokens, new.query_THD.shape
-    weight_N1H = new.weight_TH[first:].unsqueeze(1)
-    query_BXD = new.query_THD[first:].to(weight_N1H.dtype).view(B, Q * H, D)
-    pieces = []
-    for b in chunks(B, (D + Q * H) * M * weight_N1H.dtype.itemsize, scratch(table_BM.device)):
-        n = slice(b.start * Q, b.stop * Q)
-        # Not key_SD[table_BM[b]]: index_select copies whole rows and is several times faster.
-        key_BMD = new.key_SD.index_select(0, table_BM[b].flatten()).view(-1, M, D)
-        key_BMD = key_BMD.to(weight_N1H.dtype)
-        match_NHM = torch.bmm(query_BXD[b], key_BMD.mT).relu_().view(-1, H, M)
-        score_NM = torch.bmm(weight_N1H[n], match_NHM).squeeze(1)
-        pieces.append(best(score_NM.masked_fill_(batch.hidden_NM[n], -torch.inf), k))
-    index_NK = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    slot_NK = (table_BM if Q == 1 else table_BM.repeat_interleave(Q, 0)).gather(1, index_NK)
-    if batch.least < k:  # a short row also "kept" hidden keys
-        missing_NK = index_NK >= batch.visible_BQ.view(-1, 1)
-        index_NK = index_NK.masked_fill(missing_NK, -1)
-        slot_NK = slot_NK.masked_fill_(missing_NK, -1)
-    return index_NK.int(), slot_NK.int()
+    first, Q = layout.loose_tokens, batch.queries
+    index_NK = index_topk_table(
+        new.query_THD[first:],
+        Keys(new.key_SD),
+        new.weight_TH[first:],
+        table_BM,
+        batch.visible_BQ,
+        k,
+    )
+    rows_NM = table_BM if Q == 1 else table_BM.repeat_interleave(Q, 0)
+    slot_NK = rows_NM.gather(1, index_NK.clamp(min=0).long())
+    if batch.least < k:
+        slot_NK = slot_NK.masked_fill_(index_NK < 0, -1)
+    return index_NK, slot_NK.int()
 
 
 def _queries(span: Span, device: torch.device) -> Tensor:

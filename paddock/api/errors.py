@@ -1,0 +1,83 @@
+"""What is wrong with a request, in the words of each dialect."""
+
+from dataclasses import dataclass
+from typing import Any
+
+# The name that each dialect gives a status.
+_OPENAI = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+_ANTHROPIC = _OPENAI | {500: "api_error", 503: "overloaded_error"}
+
+
+@dataclass(eq=False)
+class ApiError(ValueError):
+    """A request that cannot be answered. `param` is the field at fault, `code` a word that clients
+    look for, such as context_length_exceeded.
+
+    >>> openai(ApiError("temperature: -1 is not at least 0", param="temperature"))["error"]["type"]
+    'invalid_request_error'
+    >>> anthropic(ApiError("no such key", status=401))["error"]["type"]
+    'authentication_error'
+    """
+
+    message: str
+    status: int = 400
+    param: str | None = None
+    code: str | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def retryable(self) -> bool:
+        return self.status in (409, 429, 503)
+
+
+def refuse_crowd(replies: int, most: int) -> None:
+    """One request may not ask for more than could ever be answered."""
+    if replies > most:
+        raise ApiError(f"{replies} replies are asked for at once, more than {most}")
+
+
+def openai(error: ApiError) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": error.message,
+            "type": _OPENAI.get(error.status, "server_error"),
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def anthropic(error: ApiError) -> dict[str, Any]:
+    kind = _ANTHROPIC.get(error.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def native(error: ApiError) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": error.message,
+            "type": _OPENAI.get(error.status, "server_error"),
+            "code": error.status,
+            "param": error.param,
+            "retryable": error.retryable,
+        }
+    }
+
+
+def responses_event(error: ApiError) -> dict[str, Any]:
+    """As the Responses API says it in the middle of a stream."""
+    kind = error.code or _OPENAI.get(error.status, "server_error")
+    return {"type": "error", "code": kind, "message": error.message, "param": error.param}

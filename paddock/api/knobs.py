@@ -1,0 +1,138 @@
+"""How clients say what is to be sampled, and `Sampling`, which is how we do."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from paddock.api.body import Body
+from paddock.api.errors import ApiError
+from paddock.records import Bias, Grammar, Sampling
+from paddock.records.sampling import GREATEST_SEED
+
+_NAMES = {  # of a Sampling's fields, as clients call them
+    "max_new_tokens": "max_tokens",
+    "stop_ids": "stop_token_ids",
+    "stop_texts": "stop",
+    "thinking_budget": "thinking_token_budget",
+}
+MOST_STOPS, MOST_STOP_LENGTH, MOST_BIASES = 64, 1000, 1024  # every token is held against them
+
+
+class Knobs(Body):
+    """The fields about sampling that the OpenAI-like dialects share."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # -1 and 0: no limit
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+
+
+def sampling_from(
+    knobs: Knobs,
+    *,
+    most: int | None,
+    defaults: Sampling,
+    grammar: Grammar | None = None,
+    thinking_budget: int | None = None,
+) -> Sampling:
+    """The knobs over the server's defaults; an ApiError names the knob that cannot be set so."""
+
+    def given(value: Any, default: Any) -> Any:
+        return default if value is None else value
+
+    top_k = knobs.top_k if knobs.top_k is None or knobs.top_k > 0 else None
+    if knobs.top_k is None:
+        top_k = defaults.top_k
+    return checked(
+        max_new_tokens=most,
+        min_new_tokens=given(knobs.min_tokens, 0),
+        temperature=float(given(knobs.temperature, defaults.temperature)),
+        top_p=float(given(knobs.top_p, defaults.top_p)),
+        top_k=top_k,
+        min_p=float(given(knobs.min_p, defaults.min_p)),
+        repetition_penalty=float(given(knobs.repetition_penalty, defaults.repetition_penalty)),
+        frequency_penalty=float(given(knobs.frequency_penalty, 0.0)),
+        presence_penalty=float(given(knobs.presence_penalty, 0.0)),
+        logit_bias=biases_from(knobs.logit_bias),
+        stop_ids=tuple(knobs.stop_token_ids or ()),
+        stop_texts=texts_from(knobs.stop),
+        ignore_eos=bool(knobs.ignore_eos),
+        seed=seed_from(knobs.seed),
+        thinking_budget=thinking_budget,
+        grammar=grammar,
+    )
+
+
+def checked(**fields: Any) -> Sampling:
+    """A Sampling, or an ApiError in the client's own words."""
+    try:
+        return Sampling(**fields)
+    except ValueError as error:
+        name, _, why = str(error).partition(":")
+        name = _NAMES.get(name, name)
+        raise ApiError(f"{name}:{why}", param=name) from None
+
+
+def biases_from(said: Mapping[str, float] | None) -> tuple[Bias, ...]:
+    """
+    >>> biases_from({"7": -100})
+    (Bias(token_id=7, amount=-100.0),)
+    """
+    found = []
+    if len(said or ()) > MOST_BIASES:
+        raise ApiError(f"logit_bias: more than {MOST_BIASES} tokens", param="logit_bias")
+    for token, amount in (said or {}).items():
+        if not token.isdecimal() or len(token) > 9:
+            raise ApiError(f"logit_bias: {token!r:.80} is no token id", param="logit_bias")
+        found.append(Bias(int(token), float(amount)))
+    return tuple(found)
+
+
+def texts_from(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None or stop == "":
+        return ()
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(texts) > MOST_STOPS:
+        raise ApiError(f"stop: {len(texts)} texts, more than {MOST_STOPS}", param="stop")
+    if max(map(len, texts), default=0) > MOST_STOP_LENGTH:
+        raise ApiError(f"stop: longer than {MOST_STOP_LENGTH} characters", param="stop")
+    return texts
+
+
+def seed_from(seed: int | None) -> int | None:
+    """Seeds may be any whole number; the engine knows those of 63 bits."""
+    return None if seed is None else seed % GREATEST_SEED
+
+
+def grammar_from(
+    form: Mapping[str, Any] | None, *, where: str = "response_format"
+) -> Grammar | None:
+    """OpenAI's `response_format`, or `text.format` of the Responses API.
+
+    >>> grammar_from({"type": "json_schema", "json_schema": {"schema": {"type": "null"}}})
+    Grammar(kind='json_schema', text='{"type": "null"}')
+    """
+    kind = (form or {}).get("type")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json_schema", '{"type": "object"}')
+    if kind == "structural_tag":
+        return Grammar("structural_tag", json.dumps(form, ensure_ascii=False))
+    if kind != "json_schema":
+        known = "text, json_object, json_schema, structural_tag"
+        raise ApiError(f"{where}.type: {kind!r:.80} is none of {known}", param=where)
+    inner = form.get("json_schema", form)
+    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise ApiError(f"{where}: a json_schema without its 'schema'", param=where)
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))

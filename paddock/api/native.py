@@ -1,0 +1,189 @@
+"""SGLang's `/generate`: tokens in, tokens out."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.api.ask import Ask, Prompt
+from paddock.api.body import Body, read
+from paddock.api.errors import ApiError, refuse_crowd
+from paddock.api.knobs import biases_from, checked, seed_from, texts_from
+from paddock.records import Grammar, Sampling
+
+MOST_NEW = 128  # tokens, where nothing is said
+PLAIN = (
+    "temperature", "top_p", "min_p", "min_new_tokens", "ignore_eos",
+    "repetition_penalty", "frequency_penalty", "presence_penalty",
+)  # fmt: skip
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+class GenerateBody(Body):
+    """Exactly one of `text` and `input_ids`. Lists of prompts are answered by lists."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    token_ids_logprob: list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_start_len: int | None = None
+    return_indexer_topk: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_hidden_states: bool | None = None
+    return_sampling_mask: bool | None = None
+    session_id: str | None = None
+    routing_key: str | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    max_thinking_tokens: int | None = None
+    model: str | None = None
+
+
+class SamplingParams(Body):
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    n: int | None = None
+    sampling_seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate(Ask):
+    """One prompt, answered `n` times."""
+
+    prompt: Prompt
+    n: int = 1
+    scores_only: bool = False  # no token of a reply is wanted
+    prompt_logprobs_from: int | None = None
+    ask_ids: tuple[int, ...] = ()
+    shows_text: bool = False  # in log-probabilities
+    skip_special: bool = True
+    trims_stop: bool = True
+    experts_from: int | None = None  # None: not wanted
+    indexer: bool = False
+    shows_prompt: bool = False
+
+
+def generates(body: GenerateBody, *, most: int) -> tuple[list[Generate], bool]:
+    """What is asked, prompt by prompt, and whether the answer is a list whatever its length. More
+    than `most` replies are refused."""
+    prompts, many = _prompts(body)
+    refuse_crowd(len(prompts), most)
+    params = body.sampling_params
+    each = params if isinstance(params, list) else [params or {}] * len(prompts)
+    rids: Sequence[str | None] = body.rid if isinstance(body.rid, list) else [body.rid]
+    if isinstance(body.rid, str) and len(prompts) > 1:
+        rids = [f"{body.rid}_{i}" for i in range(len(prompts))]
+    for name, count in (("sampling_params", len(each)), ("rid", len(rids))):
+        if count != len(prompts) and (name, body.rid) != ("rid", None):
+            raise ApiError(f"{name}: {count} for {len(prompts)} prompts", param=name)
+    if len(rids) != len(prompts):
+        rids = [None] * len(prompts)
+    for name in ("return_hidden_states", "return_sampling_mask"):
+        if getattr(body, name):
+            raise ApiError(f"{name}: this server cannot", param=name)
+    found = [
+        _generate(body, prompt, read(SamplingParams, said), rid)
+        for prompt, said, rid in zip(prompts, each, rids, strict=True)
+    ]
+    refuse_crowd(sum(ask.n for ask in found), most)
+    return found, many
+
+
+def _prompts(body: GenerateBody) -> tuple[list[Prompt], bool]:
+    if (body.text is None) == (body.input_ids is None):
+        raise ApiError("exactly one of 'text' and 'input_ids' is needed", param="input_ids")
+    if body.text is not None:
+        many = isinstance(body.text, list)
+        return (list(body.text) if isinstance(body.text, list) else [body.text]), many
+    ids = body.input_ids or []
+    if ids and isinstance(ids[0], list):
+        return [tuple(each) for each in ids], True  # type: ignore[arg-type]
+    return [tuple(ids)], False  # type: ignore[arg-type]
+
+
+def _generate(
+    body: GenerateBody, prompt: Prompt, params: SamplingParams, rid: str | None
+) -> Generate:
+    most = MOST_NEW if params.max_new_tokens is None else params.max_new_tokens
+    n = 1 if params.n is None else params.n
+    if n < 1:
+        raise ApiError(f"n: {n} is less than 1", param="n")
+    start = -1 if body.logprob_start_len is None else body.logprob_start_len
+    scored = start if body.return_logprob and start >= 0 else None
+    rank = body.data_parallel_rank if body.routed_dp_rank is None else body.routed_dp_rank
+    experts = max(0, body.routed_experts_start_len or 0) if body.return_routed_experts else None
+    return Generate(
+        model=body.model,
+        id=rid,
+        prompt=prompt,
+        sampling=sampling_from(params, most, body.max_thinking_tokens),
+        scores_only=most == 0,
+        stream=bool(body.stream),
+        n=n,
+        priority=body.priority or 0,
+        salt=body.cache_salt or body.extra_key or "",
+        session=body.routing_key or body.session_id,
+        replica=rank,
+        top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else None,
+        prompt_logprobs_from=scored,
+        ask_ids=tuple(body.token_ids_logprob or ()) if body.return_logprob else (),
+        shows_text=bool(body.return_text_in_logprobs),
+        skip_special=params.skip_special_tokens is not False,
+        trims_stop=not params.no_stop_trim,
+        experts_from=experts,
+        indexer=bool(body.return_indexer_topk),
+        shows_prompt=bool(body.return_prompt_token_ids),
+    )
+
+
+def sampling_from(params: SamplingParams, most: int, thinking_budget: int | None) -> Sampling:
+    said = {kind: getattr(params, kind) for kind in GRAMMARS if getattr(params, kind)}
+    if len(said) > 1:
+        raise ApiError(f"{' and '.join(said)}: only one of them can be followed")
+    grammar = next((_grammar(kind, value) for kind, value in said.items()), None)
+    plain = {  # whose names and meanings are ours
+        name: getattr(params, name) for name in PLAIN if getattr(params, name) is not None
+    }
+    return checked(
+        max_new_tokens=max(1, most) if most >= 0 else most,
+        top_k=params.top_k if params.top_k is not None and params.top_k > 0 else None,
+        stop_ids=tuple(params.stop_token_ids or ()),
+        stop_texts=texts_from(params.stop),
+        logit_bias=biases_from(params.logit_bias),
+        seed=seed_from(params.sampling_seed),
+        thinking_budget=thinking_budget,
+        grammar=grammar,
+        **plain,
+    )
+
+
+def _grammar(kind: str, value: str | Mapping[str, Any]) -> Grammar:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return Grammar(kind, text)  # type: ignore[arg-type]

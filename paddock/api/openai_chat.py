@@ -1,0 +1,189 @@
+"""OpenAI's `/v1/chat/completions`: what is asked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.api import thinking
+from paddock.api.ask import Talk
+from paddock.api.errors import ApiError
+from paddock.api.knobs import Knobs, grammar_from, sampling_from
+from paddock.records import Message, Sampling, ToolSpec
+from paddock.text.messages import MessageError, messages_from, tools_from
+
+
+class ChatBody(Knobs):
+    """OpenAI's fields, and those of others that people really send."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    max_thinking_tokens: int | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    return_meta_info: bool | None = None
+    input_ids: list[int] | None = None
+    user: str | None = None
+    session_id: str | None = None
+    routed_dp_rank: int | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    rid: str | None = None
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat(Talk):
+    shows_usage: bool = False  # at the end of a stream
+    shows_reasoning: bool = True
+    joins_reasoning: bool = False  # shown as part of the content, between <think> and </think>
+    shows_ids: bool = False
+    shows_prompt: bool = False
+    shows_meta: bool = False
+
+
+def chat(body: ChatBody, defaults: Sampling, server: thinking.Wish) -> Chat:
+    wish = thinking.first(
+        thinking.from_template_kwargs(body.chat_template_kwargs),
+        thinking.from_type(body.thinking),
+        thinking.from_reasoning(body.reasoning),
+        thinking.from_effort(body.reasoning_effort),
+        thinking.Wish(budget=thinking.budget(body.thinking_token_budget, "thinking_token_budget")),
+        thinking.Wish(budget=thinking.budget(body.max_thinking_tokens, "max_thinking_tokens")),
+        server,
+    )
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= 128:
+        raise ApiError(f"n: {n} is not in [1, 128]", param="n")
+    if (body.top_logprobs or 0) < 0:
+        raise ApiError(f"top_logprobs: {body.top_logprobs} is negative", param="top_logprobs")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError("top_logprobs: needs logprobs to be true", param="top_logprobs")
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    messages = conversation(body.messages)
+    tools, skipped = known_tools(body.tools)
+    tools, must, only = choice_of(body.tool_choice, tools)
+    hides = body.include_reasoning is False or (body.reasoning or {}).get("exclude") is True
+    return Chat(
+        model=body.model,
+        id=body.rid or body.request_id,
+        messages=messages,
+        tools=tools,
+        skipped_tools=skipped,
+        must_call=must,
+        only_tool=only,
+        thinking=wish.thinking,
+        sampling=sampling_from(
+            body,
+            most=most,
+            defaults=defaults,
+            grammar=grammar_from(body.response_format),
+            thinking_budget=wish.budget,
+        ),
+        prompt_ids=None if body.input_ids is None else tuple(body.input_ids),
+        continues=_continues(body, messages),
+        stream=bool(body.stream),
+        n=n,
+        priority=body.priority or 0,
+        salt=body.cache_salt or "",
+        session=body.session_id or body.user,
+        replica=body.routed_dp_rank,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        shows_usage=bool((body.stream_options or {}).get("include_usage")),
+        shows_reasoning=not hides,
+        joins_reasoning=body.separate_reasoning is False,
+        shows_ids=bool(body.return_token_ids),
+        shows_prompt=bool(body.return_prompt_token_ids),
+        shows_meta=bool(body.return_meta_info),
+    )
+
+
+def conversation(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    try:
+        found = messages_from(raw)
+    except MessageError as error:
+        raise ApiError(str(error), param="messages") from None
+    if not found:
+        raise ApiError("messages: there are none", param="messages")
+    return found
+
+
+def known_tools(
+    raw: Sequence[Mapping[str, Any]] | None,
+) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
+    """The functions, and the kinds of those tools that are none (web_search and the like)."""
+    functions, skipped = [], []
+    for tool in raw or ():
+        kind = tool.get("type", "function")
+        if kind == "function" or (kind == "custom" and "input_schema" in tool):
+            functions.append(tool)
+        else:
+            skipped.append(str(kind)[:80])
+    try:
+        found = tools_from(functions)
+    except MessageError as error:
+        raise ApiError(str(error), param="tools") from None
+    names = [tool.name for tool in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ApiError(f"tools: two are called {twice!r:.80}", param="tools")
+    return found, tuple(skipped)
+
+
+def choice_of(
+    choice: str | Mapping[str, Any] | None, tools: tuple[ToolSpec, ...]
+) -> tuple[tuple[ToolSpec, ...], bool, str | None]:
+    """The tools that the model is shown, whether it must call one, and which.
+
+    >>> look = ToolSpec(name="look", description="", parameters={})
+    >>> choice_of("none", (look,)), choice_of({"type": "function", "name": "look"}, (look,))[1:]
+    (((), False, None), (True, 'look'))
+    """
+    if choice is None or choice == "auto":
+        return tools, False, None
+    if choice == "none":
+        return (), False, None
+    if choice == "required":
+        if not tools:
+            raise ApiError("tool_choice: 'required', but there are no tools", param="tool_choice")
+        return tools, True, None
+    name = None
+    if isinstance(choice, Mapping):
+        inner = choice.get("function", choice)
+        name = inner.get("name") if isinstance(inner, Mapping) else None
+    if not isinstance(name, str):
+        known = "none, auto, required or the name of a function"
+        raise ApiError(f"tool_choice: {choice!r:.80} is not {known}", param="tool_choice")
+    if name not in [tool.name for tool in tools]:
+        raise ApiError(f"tool_choice: there is no tool called {name!r:.80}", param="tool_choice")
+    return tools, True, name
+
+
+def _continues(body: ChatBody, messages: Sequence[Message]) -> bool:
+    wanted = bool(body.continue_final_message) or body.add_generation_prompt is False
+    if wanted and messages[-1].role != "assistant":
+        raise ApiError(
+            "continue_final_message: the last message is no assistant's",
+            param="continue_final_message",
+        )
+    return wanted

@@ -1,0 +1,174 @@
+"""OpenAI's `/v1/chat/completions`: how it answers."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paddock.api.openai_chat import Chat
+from paddock.api.openai_usage import usage
+from paddock.api.reply import Answer, Delta
+from paddock.api.spelling import Spelling, chat_logprobs
+from paddock.records import Message, ToolCall
+from paddock.text.events import (
+    CallArguments,
+    CallStarted,
+    ContentText,
+    Event,
+    ReasoningText,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What stands on every payload of one reply."""
+
+    id: str
+    model: str
+    created: int
+    version: int
+
+    def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return self._around("chat.completion.chunk", choices) | more
+
+    def whole(self, choices: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> dict[str, Any]:
+        return self._around("chat.completion", choices) | {"usage": usage(answers)}
+
+    def _around(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"v{self.version}",
+            "choices": list(choices),
+        }
+
+
+def choice(
+    ask: Chat, index: int, message: Message, answer: Answer, spelling: Spelling
+) -> dict[str, Any]:
+    """One reply, whole."""
+    done = answer.completion
+    entries = None
+    if ask.top_logprobs is not None:
+        top = answer.top if ask.top_logprobs else ()
+        entries = {
+            "content": chat_logprobs(spelling, done.token_ids, done.logprobs, top),
+            "refusal": None,
+        }
+    return {
+        "index": index,
+        "message": message_dict(ask, message),
+        "logprobs": entries,
+        "finish_reason": finish_reason(answer, calls=len(message.tool_calls)),
+        "matched_stop": answer.matched,
+    }
+
+
+def message_dict(ask: Chat, message: Message) -> dict[str, Any]:
+    reasoning = message.reasoning if ask.shows_reasoning else None
+    content: str | None = message.content
+    if ask.joins_reasoning and reasoning is not None:
+        content, reasoning = f"<think>{reasoning}</think>{content}", None
+    if message.tool_calls and not content:
+        content = None
+    return {
+        "role": "assistant",
+        "content": content,
+        "reasoning_content": reasoning,
+        "reasoning": reasoning,
+        "tool_calls": [call_dict(call) for call in message.tool_calls] or None,
+    }
+
+
+def call_dict(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
+
+def finish_reason(answer: Answer, *, calls: int) -> str:
+    finish = answer.completion.finish
+    return "tool_calls" if finish == "stop" and calls else finish
+
+
+@dataclass(slots=True)
+class ChatStream:
+    """One reply, delta by delta. Each token's log-probability is sent exactly once, with the next
+    chunk there is, whatever the text of that chunk is."""
+
+    ask: Chat
+    index: int
+    frame: Frame
+    spelling: Spelling
+    calls: int = 0  # started so far; an index is never used twice, even if a call comes to nothing
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)
+    _ids: list[int] = field(default_factory=list)
+    _thinks: bool = False
+
+    def open(self) -> dict[str, Any]:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def push(self, events: Sequence[Event], delta: Delta) -> list[dict[str, Any]]:
+        if self.ask.top_logprobs is not None:
+            top = delta.top if self.ask.top_logprobs else ()
+            self._logprobs += chat_logprobs(self.spelling, delta.token_ids, delta.logprobs, top)
+        self._ids += delta.token_ids
+        deltas = [found for event in events for found in self._deltas(event)]
+        return [self._chunk(each) for each in deltas]
+
+    def close(self, answer: Answer, *, calls: int) -> dict[str, Any]:
+        """The last chunk; `calls` is how many calls the whole reply holds."""
+        last = self._join("</think>") if self._thinks and self.ask.joins_reasoning else {}
+        reason = finish_reason(answer, calls=calls)
+        return self._chunk(last, finish_reason=reason, matched_stop=answer.matched)
+
+    def _deltas(self, event: Event) -> list[dict[str, Any]]:
+        if isinstance(event, ReasoningText):
+            return self._thought(event.text)
+        closing = [self._join("</think>")] if self._thinks and self.ask.joins_reasoning else []
+        self._thinks = False
+        match event:
+            case ContentText(text):
+                return [*closing, {"content": text}]
+            case CallStarted(_, id, name):
+                self.calls += 1
+                function = {"name": name, "arguments": ""}
+                return [*closing, self._call(id=id, type="function", function=function)]
+            case CallArguments(_, text):
+                return [self._call(function={"arguments": text})]
+        return closing
+
+    def _thought(self, text: str) -> list[dict[str, Any]]:
+        if not self.ask.shows_reasoning:
+            return []
+        if not self.ask.joins_reasoning:
+            return [{"reasoning_content": text, "reasoning": text}]
+        opening = "" if self._thinks else "<think>"
+        self._thinks = True
+        return [self._join(opening + text)]
+
+    def _join(self, text: str) -> dict[str, Any]:
+        return {"content": text}
+
+    def _call(self, **more: Any) -> dict[str, Any]:
+        return {"tool_calls": [{"index": self.calls - 1, **more}]}
+
+    def _chunk(self, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "index": self.index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": None,
+            **more,
+        }
+        if self._logprobs:
+            found["logprobs"] = {"content": self._logprobs, "refusal": None}
+            self._logprobs = []
+        if self.ask.shows_ids:
+            found["token_ids"], self._ids = self._ids, []
+        return self.frame.chunk(found)

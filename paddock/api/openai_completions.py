@@ -1,0 +1,232 @@
+"""OpenAI's `/v1/completions`: a prompt as it is, with echo and log-probabilities for scoring."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddock.api.ask import Ask, Prompt
+from paddock.api.errors import ApiError, refuse_crowd
+from paddock.api.knobs import Knobs, grammar_from, sampling_from
+from paddock.api.reply import Answer, Delta, Held, cut
+from paddock.api.spelling import Likely, Spelling
+from paddock.records import Sampling
+from paddock.text import Detokenizer, Tokenizer
+from paddock.text.events import ContentText
+
+MOST_NEW = 16  # tokens, where nothing is said
+
+
+class CompletionBody(Knobs):
+    prompt: str | list[str] | list[int] | list[list[int]]
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    suffix: str | None = None
+    user: str | None = None
+    response_format: dict[str, Any] | None = None
+    session_id: str | None = None
+    routed_dp_rank: int | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    rid: str | None = None
+    request_id: str | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete(Ask):
+    """One prompt, answered `n` times."""
+
+    prompt: Prompt
+    n: int = 1
+    echo: bool = False
+    scores_only: bool = False  # no token of a reply is wanted
+    skip_special: bool = True
+    shows_ids: bool = False
+    shows_usage: bool = False  # at the end of a stream
+
+
+def completes(body: CompletionBody, defaults: Sampling, *, most: int) -> list[Complete]:
+    """What is asked, prompt by prompt. More than `most` replies are refused."""
+    length = MOST_NEW if body.max_tokens is None else body.max_tokens
+    n = 1 if body.n is None else body.n
+    if n < 1 or n > 128:
+        raise ApiError(f"n: {n} is not in [1, 128]", param="n")
+    if body.logprobs is not None and body.logprobs < 0:
+        raise ApiError(f"logprobs: {body.logprobs} is negative", param="logprobs")
+    if body.suffix:
+        raise ApiError("suffix: this server cannot fill in the middle", param="suffix")
+    prompts = _prompts(body.prompt)
+    refuse_crowd(n * len(prompts), most)
+    if length == 0 and not body.echo:
+        raise ApiError("max_tokens: 0 makes sense with echo alone", param="max_tokens")
+    sampling = sampling_from(
+        body,
+        most=1 if length == 0 else length,
+        defaults=defaults,
+        grammar=grammar_from(body.response_format),
+    )
+    return [
+        Complete(
+            model=body.model,
+            id=body.rid or body.request_id,
+            prompt=prompt,
+            n=n,
+            sampling=sampling,
+            scores_only=length == 0,
+            stream=bool(body.stream),
+            priority=body.priority or 0,
+            salt=body.cache_salt or "",
+            session=body.session_id or body.user,
+            replica=body.routed_dp_rank,
+            top_logprobs=body.logprobs,
+            echo=bool(body.echo),
+            skip_special=body.skip_special_tokens is not False,
+            shows_ids=bool(body.return_token_ids),
+            shows_usage=bool((body.stream_options or {}).get("include_usage")),
+        )
+        for prompt in prompts
+    ]
+
+
+def _prompts(said: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
+    if isinstance(said, str):
+        return [said]
+    if said and isinstance(said[0], int):
+        return [tuple(said)]  # type: ignore[arg-type]
+    return [each if isinstance(each, str) else tuple(each) for each in said]  # type: ignore[arg-type]
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFormat:
+    """How one prompt is answered."""
+
+    ask: Complete
+    prompt: tuple[int, ...]
+    tokenizer: Tokenizer
+    spelling: Spelling
+
+    def choice(self, answer: Answer, index: int) -> dict[str, Any]:
+        done = answer.completion
+        ids = () if self.ask.scores_only else done.token_ids
+        found: dict[str, Any] = {
+            "index": index,
+            "text": self._prompt_text() + self._text(ids, answer),
+            "logprobs": self._logprobs(answer, ids) if self.ask.top_logprobs is not None else None,
+            "finish_reason": "length" if self.ask.scores_only else done.finish,
+            "matched_stop": answer.matched,
+        }
+        if self.ask.shows_ids:
+            found |= {"prompt_token_ids": list(self.prompt), "token_ids": list(ids)}
+        return found
+
+    def _prompt_text(self) -> str:
+        if not self.ask.echo:
+            return ""
+        if isinstance(self.ask.prompt, str):
+            return self.ask.prompt
+        return self.tokenizer.decode(list(self.prompt), skip_special=False)
+
+    def _text(self, ids: Sequence[int], answer: Answer) -> str:
+        matched = answer.matched
+        if isinstance(matched, int) and ids and ids[-1] == matched:
+            ids = ids[:-1]
+        text = self.tokenizer.decode(list(ids), skip_special=self.ask.skip_special)
+        return cut(text, matched) if isinstance(matched, str) else text
+
+    def _logprobs(self, answer: Answer, ids: Sequence[int]) -> dict[str, Any]:
+        all_ids: list[int] = list(ids)
+        logprobs: list[float | None] = list(answer.completion.logprobs[: len(ids)])
+        top: list[Likely | None] = list(answer.top[: len(ids)])
+        if self.ask.echo:
+            all_ids = [*self.prompt, *all_ids]
+            logprobs = [*answer.prompt_logprobs, *logprobs]
+            top = [*answer.prompt_top, *top]
+        if not self.ask.top_logprobs:  # of the chosen tokens alone
+            top = []
+        return self.entries(all_ids, logprobs, top, 0)
+
+    def entries(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        top: Sequence[Likely | None],
+        offset: int,
+    ) -> dict[str, Any]:
+        """The four parallel lists; the text begins at character `offset`."""
+        pieces = self._pieces(ids)
+        offsets, at = [], offset
+        for piece in pieces:
+            offsets.append(at)
+            at += len(piece)
+        tops = top or [None] * len(ids)
+        return {
+            "tokens": [
+                piece or self.spelling.text(i) for piece, i in zip(pieces, ids, strict=True)
+            ],
+            "token_logprobs": list(logprobs),
+            "top_logprobs": [self._table(*row) for row in zip(ids, logprobs, tops, strict=True)],
+            "text_offset": offsets,
+        }
+
+    def _pieces(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to the text."""
+        text = Detokenizer(self.tokenizer)
+        return [text.push(i) for i in ids]
+
+    def _table(
+        self, token_id: int, logprob: float | None, likely: Likely | None
+    ) -> dict[str, float] | None:
+        """The likeliest tokens, and always the one that stands here."""
+        if logprob is None:
+            return None
+        pairs = {token_id: logprob}
+        if likely is not None:
+            pairs |= dict(zip(likely.token_ids, likely.logprobs, strict=True))
+        return dict(zip(self.spelling.names(pairs), pairs.values(), strict=True))
+
+
+class CompletionStream:
+    """One choice, delta by delta."""
+
+    def __init__(self, form: CompletionFormat, index: int) -> None:
+        self._form, self._index, self._at = form, index, 0
+        self._text = Detokenizer(form.tokenizer, skip_special=form.ask.skip_special)
+        self._held = Held(form.ask.sampling.stop_texts)
+        self._before = form._prompt_text()
+
+    def push(self, delta: Delta) -> dict[str, Any]:
+        """The next choice object."""
+        form, answer = self._form, delta.answer
+        pieces = [ContentText(self._text.push(i)) for i in delta.token_ids]
+        if answer is None:
+            events = self._held.feed(pieces)
+        else:
+            matched = answer.matched if isinstance(answer.matched, str) else None
+            events = self._held.finish([*pieces, ContentText(self._text.flush())], matched)
+        new = "".join(event.text for event in events if isinstance(event, ContentText))
+        choice: dict[str, Any] = {
+            "index": self._index,
+            "text": self._before + new,
+            "logprobs": None,
+            "finish_reason": answer.completion.finish if answer is not None else None,
+        }
+        if answer is not None:
+            choice["matched_stop"] = answer.matched
+        if form.ask.top_logprobs is not None:
+            at = self._at + len(self._before)
+            choice["logprobs"] = form.entries(delta.token_ids, delta.logprobs, delta.top, at)
+        if form.ask.shows_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        self._at += len(choice["text"])
+        self._before = ""
+        return choice

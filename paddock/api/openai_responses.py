@@ -1,0 +1,196 @@
+"""OpenAI's `/v1/responses`: what is asked. Nothing is kept between requests."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paddock.api import thinking
+from paddock.api.ask import Talk
+from paddock.api.body import Body
+from paddock.api.errors import ApiError
+from paddock.api.knobs import checked, grammar_from
+from paddock.api.openai_chat import choice_of, conversation, known_tools
+from paddock.records import Sampling
+
+
+class ResponsesBody(Body):
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Respond(Talk):
+    echoed: Mapping[str, Any] = field(default_factory=dict)  # what the reply repeats of the request
+
+
+def respond(body: ResponsesBody, defaults: Sampling, server: thinking.Wish) -> Respond:
+    if body.previous_response_id is not None:
+        raise ApiError(
+            "previous_response_id: this server keeps no responses; send the conversation whole",
+            param="previous_response_id",
+        )
+    if body.background:
+        raise ApiError("background: this server keeps no responses", param="background")
+    wish = thinking.first(
+        thinking.from_template_kwargs(body.chat_template_kwargs),
+        thinking.from_reasoning(body.reasoning),
+        server,
+    )
+    found, skipped = known_tools(body.tools)
+    choice = body.tool_choice
+    if isinstance(choice, Mapping) and choice.get("type") not in ("function", None):
+        choice = "auto"  # of a tool that we skip, or a list of allowed ones
+    tools, must, only = choice_of(choice, found)
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    top_p = defaults.top_p if body.top_p is None else body.top_p
+    shows = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
+    return Respond(
+        model=body.model,
+        messages=conversation(list(_messages(body))),
+        tools=tools,
+        skipped_tools=skipped,
+        must_call=must,
+        only_tool=only,
+        thinking=wish.thinking,
+        sampling=checked(
+            max_new_tokens=body.max_output_tokens,
+            temperature=float(temperature),
+            top_p=float(top_p),
+            top_k=defaults.top_k,
+            thinking_budget=wish.budget,
+            grammar=grammar_from(_format(body.text), where="text.format"),
+        ),
+        stream=bool(body.stream),
+        session=body.prompt_cache_key or body.user,
+        top_logprobs=max(0, body.top_logprobs or 0) if shows else None,
+        echoed={
+            "instructions": body.instructions,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": temperature,
+            "top_p": top_p,
+            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+            "tools": body.tools or [],
+            "max_output_tokens": body.max_output_tokens,
+            "reasoning": body.reasoning,
+            "text": body.text or {"format": {"type": "text"}},
+        },
+    )
+
+
+def _format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    form = (text or {}).get("format")
+    if form is not None and not isinstance(form, Mapping):
+        raise ApiError("text.format: not an object", param="text")
+    return form
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+
+def _messages(body: ResponsesBody) -> Iterator[dict[str, Any]]:
+    """The items in the shape of the chat API: thoughts, words and calls that follow each other are
+    one reply."""
+    if body.instructions:
+        yield {"role": "system", "content": body.instructions}
+    if isinstance(body.input, str):
+        yield {"role": "user", "content": body.input}
+        return
+    reply: dict[str, Any] = {}
+    for i, item in enumerate(body.input):
+        part = _part(item, f"input[{i}]")
+        if part is None:
+            continue
+        if part["role"] != "assistant":
+            if reply:
+                yield reply
+            reply = {}
+            yield part
+        elif _follows(reply, part):
+            reply = _joined(reply, part)
+        else:
+            yield reply
+            reply = part
+    if reply:
+        yield reply
+
+
+def _part(item: Mapping[str, Any], path: str) -> dict[str, Any] | None:
+    """An item as a message; None if there is nothing in it for this model."""
+    match item.get("type", "message"):
+        case "message":
+            return {"role": item.get("role"), "content": _content(item.get("content"), path)}
+        case "reasoning":
+            texts = item.get("content") or item.get("summary") or []
+            thought = "".join(str(part.get("text", "")) for part in _parts(texts, path))
+            return {"role": "assistant", "reasoning_content": thought} if thought else None
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id") or item.get("id"), "function": function}
+            return {"role": "assistant", "tool_calls": [call]}
+        case "function_call_output":
+            output = item.get("output")
+            if isinstance(output, list):
+                output = _content(output, path)
+            text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
+        case "item_reference":
+            raise ApiError(f"{path}: this server keeps no items to refer to", param="input")
+    return None  # calls of tools that other servers run, and their results
+
+
+def _parts(parts: object, path: str) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        raise ApiError(f"{path}.content: neither text nor parts", param="input")
+    return parts
+
+
+def _content(content: object, path: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    found = []
+    for j, part in enumerate(_parts(content, path)):
+        kind = part.get("type")
+        if kind == "refusal":
+            continue
+        text = part.get("text")
+        if kind not in ("input_text", "output_text", "text") or not isinstance(text, str):
+            raise ApiError(f"{path}.content[{j}]: no text but {kind!r:.80}", param="input")
+        found.append(text)
+    return "".join(found)
+
+
+def _follows(reply: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Whether `part` goes on with the reply. Thoughts begin another, so do words after calls."""
+    if not reply:
+        return True
+    if "reasoning_content" in part:
+        return "content" not in reply and "tool_calls" not in reply
+    return "content" not in part or "tool_calls" not in reply
+
+
+def _joined(reply: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(reply)
+    for key, value in part.items():
+        found[key] = found[key] + value if key in found and key != "role" else value
+    return found

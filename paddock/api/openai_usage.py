@@ -1,0 +1,20 @@
+"""Tokens counted as OpenAI counts them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paddock.api.reply import Answer
+
+
+def usage(answers: Sequence[Answer], *, prompts: int = 1) -> dict[str, Any]:
+    """Of answers to `prompts` prompts, as many to each: a prompt answered twice counts once."""
+    each = max(1, len(answers) // prompts)
+    prompt = sum(answer.prompt_tokens for answer in answers[::each])
+    written = sum(len(answer.completion.token_ids) for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": sum(a.cached_tokens for a in answers[::each])},
+        "completion_tokens_details": {"reasoning_tokens": sum(a.reasoning_tokens for a in answers)},
+    }

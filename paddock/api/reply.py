@@ -1,0 +1,193 @@
+"""A reply as it comes: the engine's tokens into what was thought, said and called.
+
+`Delta` and `Answer` are what an engine delivers, by its looks alone: this room knows no engine.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from paddock.api.spelling import Likely
+from paddock.records import Completion, Message, ToolSpec
+from paddock.text import Tokenizer
+from paddock.text.events import ContentText, Event, ReasoningText
+from paddock.text.parse import Parser
+
+Text = type[ReasoningText] | type[ContentText]
+
+
+class Answer(Protocol):
+    """A finished reply."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion(self) -> Completion: ...
+    @property
+    def matched(self) -> int | str | None: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def reasoning_tokens(self) -> int: ...
+    @property
+    def retractions(self) -> int: ...
+    @property
+    def prompt_logprobs(self) -> Sequence[float | None]: ...
+    @property
+    def prompt_top(self) -> Sequence[Likely | None]: ...
+    @property
+    def prompt_asked(self) -> Sequence[Likely | None]: ...
+    @property
+    def top(self) -> Sequence[Likely]: ...
+    @property
+    def asked(self) -> Sequence[Likely]: ...
+    @property
+    def replay(self) -> Any: ...
+    @property
+    def drafts_proposed(self) -> int: ...
+    @property
+    def drafts_accepted(self) -> int: ...
+    @property
+    def verify_steps(self) -> int: ...
+    @property
+    def total_s(self) -> float: ...
+
+
+class Delta(Protocol):
+    """What one step added to a reply."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def top(self) -> Sequence[Likely]: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def answer(self) -> Answer | None: ...
+
+
+class Reading:
+    """Reads one reply, delta by delta. The text that ended it, if one did, is cut away."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        tools: Sequence[ToolSpec],
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        call_id: Callable[[int], str],
+    ) -> None:
+        self._parser = Parser(tokenizer, tools=tools, prompt=prompt, call_id=call_id)
+        self._held = Held(stops)
+        self._matched: str | None = None
+
+    def feed(self, delta: Delta) -> list[Event]:
+        """What is new; with the last delta everything that was still held back."""
+        events = self._parser.feed(delta.token_ids)
+        if delta.answer is None:
+            return self._held.feed(events)
+        events += self._parser.finish(delta.answer.completion.finish)
+        self._matched = delta.answer.matched if isinstance(delta.answer.matched, str) else None
+        return self._held.finish(events, self._matched)
+
+    @property
+    def message(self) -> Message:
+        """The reply so far; whole after the last delta."""
+        said = self._parser.parsed.message
+        if self._matched is None:
+            return said
+        content, reasoning = said.content, said.reasoning
+        if self._matched in content:
+            content = cut(content, self._matched)
+        elif reasoning is not None:
+            reasoning = cut(reasoning, self._matched) or None
+        return Message(
+            role="assistant", content=content, reasoning=reasoning, tool_calls=said.tool_calls
+        )
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._parser.parsed.reasoning_tokens
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was wrong with the reply."""
+        return self._parser.parsed.notes
+
+
+class Held:
+    """Text passed on as soon as it cannot be the beginning of a text that ends the reply.
+
+    >>> held = Held(["END"])
+    >>> [held.feed([ContentText(text)]) for text in ("so E", "N", "x")]
+    [[ContentText(text='so ')], [], [ContentText(text='ENx')]]
+    >>> held.finish([ContentText(" END.")], "END")
+    [ContentText(text=' ')]
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._kind: Text = ContentText
+        self._text = ""
+
+    def feed(self, events: Sequence[Event]) -> list[Event]:
+        if not self._stops:
+            return list(events)
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, ReasoningText | ContentText):
+                self._turn(found, type(event))
+                self._text += event.text
+                self._say(found, len(self._text) - self._hopeful())
+            else:
+                self._turn(found, None)
+                found.append(event)
+        return found
+
+    def finish(self, events: Sequence[Event], matched: str | None) -> list[Event]:
+        """All that is left, up to the text that ended the reply."""
+        if not self._stops:
+            return list(events)
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, ReasoningText | ContentText):
+                self._turn(found, type(event), matched)
+                self._text += event.text
+            else:
+                self._turn(found, None, matched)
+                found.append(event)
+        self._turn(found, None, matched)
+        return found
+
+    def _turn(self, found: list[Event], kind: Text | None, matched: str | None = None) -> None:
+        """Another kind of event comes: what was held back is no end (or has it in it)."""
+        if kind is not self._kind:
+            if matched is not None:
+                self._text = cut(self._text, matched)
+            self._say(found, len(self._text))
+            self._kind = kind or self._kind
+
+    def _say(self, found: list[Event], length: int) -> None:
+        if length:
+            found.append(self._kind(self._text[:length]))
+            self._text = self._text[length:]
+
+    def _hopeful(self) -> int:
+        """How many characters at the end may begin a text that ends the reply."""
+        longest = max(map(len, self._stops)) - 1
+        for length in range(min(longest, len(self._text)), 0, -1):
+            if any(stop.startswith(self._text[-length:]) for stop in self._stops):
+                return length
+        return 0
+
+
+def cut(text: str, stop: str) -> str:
+    """The text before the last `stop` in it, or all of it."""
+    at = text.rfind(stop)
+    return text if at < 0 else text[:at]

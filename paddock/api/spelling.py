@@ -1,0 +1,99 @@
+"""Single tokens as clients are shown them, beside the text that they are part of."""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+from paddock.text import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Likely(Protocol):
+    """Some tokens at one place, with their log-probabilities."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+
+
+class Spelling:
+    """How a tokenizer spells its tokens, one by one. A token that is half a character has bytes,
+    and U+FFFD for text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, tuple[str, tuple[int, ...] | None]] = {}
+
+    def text(self, token_id: int) -> str:
+        return self._of(token_id)[0]
+
+    def bytes(self, token_id: int) -> tuple[int, ...] | None:
+        """None if it is half a character and nobody knows which half."""
+        return self._of(token_id)[1]
+
+    def names(self, token_ids: Iterable[int]) -> list[str]:
+        """Their texts; of those that look alike all but the first are named by their id.
+
+        Keys of one JSON object must differ."""
+        found: dict[str, None] = {}
+        for token_id in token_ids:
+            text = self.text(token_id)
+            found[f"token_id:{token_id}" if text in found else text] = None
+        return list(found)
+
+    def _of(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
+        known = self._known.get(token_id)
+        if known is None:
+            text = self._tokenizer.decode([token_id])
+            data = tuple(text.encode()) if "\ufffd" not in text else self._raw(token_id)
+            known = self._known[token_id] = (text, data)
+        return known
+
+    def _raw(self, token_id: int) -> tuple[int, ...] | None:
+        token = self._tokenizer.token_of(token_id) or ""
+        single = _BYTE.fullmatch(token)
+        if single:
+            return (int(single[1], 16),)
+        table = _byte_letters()
+        if token and all(letter in table for letter in token):
+            return tuple(table[letter] for letter in token)
+        return None
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The letter that byte-level tokenizers write for each byte: itself where it can be seen, the
+    rest, in order, from U+0100 on.
+
+    >>> _byte_letters()["A"], _byte_letters()["\u0120"]
+    (65, 32)
+    """
+    seen = [*range(33, 127), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {
+        chr(0x100 + i): byte for i, byte in enumerate(unseen)
+    }
+
+
+def chat_logprobs(
+    spelling: Spelling,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    top: Sequence[Likely],
+) -> list[dict[str, Any]]:
+    """Entries of `logprobs.content`, one a token; `top` may be empty."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        data = spelling.bytes(token_id)
+        shown = None if data is None else list(data)
+        return {"token": spelling.text(token_id), "logprob": logprob, "bytes": shown}
+
+    found = []
+    for i, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+        likely = top[i] if top else None
+        pairs = zip(likely.token_ids, likely.logprobs, strict=True) if likely else ()
+        found.append(entry(token_id, logprob) | {"top_logprobs": [entry(*p) for p in pairs]})
+    return found

@@ -1,0 +1,70 @@
+"""The tokenizer's own endpoints, which spare clients a tokenizer of theirs."""
+
+import json
+from typing import Any
+
+from pydantic import Field
+
+from paddock.api import thinking
+from paddock.api.ask import Talk
+from paddock.api.body import Body
+from paddock.api.errors import ApiError
+from paddock.api.openai_chat import conversation, known_tools
+from paddock.records import Sampling
+from paddock.text import Tokenizer
+from paddock.text.tokenizer import CONFIG
+
+
+class TokenizeBody(Body):
+    """Either `prompt` (a text, or several) or `messages`."""
+
+    prompt: str | list[str] | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(Body):
+    tokens: list[int] | list[list[int]]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+
+class TemplateBody(Body):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def talk(body: TokenizeBody | TemplateBody, server: thinking.Wish) -> Talk:
+    """The conversation to be rendered."""
+    if body.messages is None:
+        raise ApiError("either 'prompt' or 'messages' is needed", param="prompt")
+    wish = thinking.first(thinking.from_template_kwargs(body.chat_template_kwargs), server)
+    tools, skipped = known_tools(body.tools)
+    return Talk(
+        messages=conversation(body.messages),
+        tools=tools,
+        skipped_tools=skipped,
+        thinking=wish.thinking,
+        continues=body.add_generation_prompt is False,
+        sampling=Sampling(),
+    )
+
+
+def tokenizer_info(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:
+    """What tokenizer_config.json says, with the three tokens that clients look for as text."""
+    config: dict[str, Any] = json.loads(tokenizer.files[CONFIG])
+    named = {name: _spelled(config.get(name)) for name in ("eos_token", "bos_token", "pad_token")}
+    config.pop("added_tokens_decoder", None)
+    return config | named | {"chat_template": template, "vocab_size": tokenizer.vocab_size}
+
+
+def _spelled(token: object) -> str | None:
+    said = token.get("content") if isinstance(token, dict) else token
+    return said if isinstance(said, str) else None

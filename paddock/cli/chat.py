@@ -1,0 +1,184 @@
+"""The verb that chats with a model in the terminal."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from uuid import uuid4
+
+import typer
+
+from paddock.cli.engines import Model, devices, engines_for, open_model, precision, preferred
+from paddock.cli.errors import UserError
+from paddock.records import Message, Sampling
+
+if TYPE_CHECKING:
+    from paddock.engine import Answer, Engine
+
+HELP = (
+    "/new starts over, /think on|off, /thoughts shows the last ones, /quit ends; Ctrl-C interrupts"
+)
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def chat(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint with tokenizer.")],
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0: greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a reply at most.")] = None,
+    mtp: Annotated[int, typer.Option(min=0, max=5, help="Tokens drafted ahead.")] = 0,
+    template_version: Annotated[
+        Literal["5", "5.1", "5.2", "5.3"] | None,
+        typer.Option(help="GLM-5's chat template, in place of the folder's."),
+    ] = None,
+) -> None:
+    """Chat with a model in the terminal. Without one, lines are read and answers printed."""
+    from paddock.engine import EngineSettings
+
+    model = open_model(folder, template_version)
+    said = preferred(folder) | ({} if temperature is None else {"temperature": temperature})
+    (place,) = devices(None, 1)
+    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
+    settings = EngineSettings(mtp_steps=mtp, max_running=1, stop_ids=stops or None)
+    dtype = precision(model, place, None)
+    (engine,) = engines_for(model, [place], dtype, settings, fits=True)
+    with engine:
+        talk = Conversation(model, engine, Sampling(max_new_tokens=max_tokens, **said), system)
+        typer.echo(f"{folder.resolve().name}. {HELP}", err=True)
+        for line in _lines():
+            if not talk.hear(line):
+                return
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, or what a pipe holds."""
+    while True:
+        try:
+            line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            typer.echo("")
+            return
+        if not line and not sys.stdin.isatty():
+            return
+        if line.strip():
+            yield line.strip()
+
+
+@dataclass(slots=True)
+class Conversation:
+    model: Model
+    engine: "Engine"
+    sampling: Sampling
+    system: str | None = None
+    thinks: bool = True
+    messages: list[Message] = field(default_factory=list)
+    thoughts: str = ""
+
+    def hear(self, line: str) -> bool:
+        """A command or something to answer; False if it was the last."""
+        word, _, rest = line.partition(" ")
+        if not line.startswith("/"):
+            self._answer(line)
+        elif word == "/quit":
+            return False
+        elif word == "/new":
+            self.messages.clear()
+            typer.echo("(a new conversation)")
+        elif word == "/think" and rest.strip() in ("on", "off"):
+            self.thinks = rest.strip() == "on"
+            typer.echo(f"(thinking is {rest.strip()})")
+        elif word == "/thoughts":
+            typer.echo(self.thoughts or "(none)")
+        else:
+            typer.echo(HELP)
+        return True
+
+    def _answer(self, line: str) -> None:
+        from paddock.engine import EngineFailed, RequestRefused
+        from paddock.text import ChatTemplateError
+
+        self.messages.append(Message(role="user", content=line))
+        try:
+            reply = self._reply()
+        except (RequestRefused, ChatTemplateError) as error:
+            self.messages.pop()
+            typer.echo(f"({error}; /new starts over)")
+        except EngineFailed as error:
+            raise UserError(str(error)) from None
+        else:
+            self.messages.append(reply)
+            self.thoughts = reply.reasoning or ""
+
+    def _reply(self) -> Message:
+        from paddock.text import Parser, Thinking
+
+        enable = None if self.thinks else False
+        first = [Message(role="system", content=self.system)] if self.system else []
+        prompt = self.model.renderer.prompt(
+            [*first, *self.messages],
+            thinking=Thinking(enable_thinking=enable, clear_thinking=False),
+        ).token_ids
+        parser = Parser(self.model.tokenizer, tools=(), prompt=prompt)
+        shown = Shown(sys.stdout.isatty())
+        for delta in self._deltas(prompt):
+            shown.say(parser.feed(delta.token_ids))
+            if delta.answer is not None:
+                shown.say(parser.finish(delta.answer.completion.finish))
+                shown.end(delta.answer)
+        return parser.parsed.message
+
+    def _deltas(self, prompt: tuple[int, ...]) -> Iterator[Any]:
+        """What the engine writes. Ctrl-C ends the reply where it stands."""
+        from paddock.engine import EngineFailed, Request
+
+        inbox: SimpleQueue[Any] = SimpleQueue()
+        request = Request(token_ids=prompt, sampling=self.sampling, id=uuid4().hex)
+        name, answered = self.engine.submit(request, inbox.put, streamed=True), False
+        while not answered:
+            try:
+                delta = inbox.get()
+            except KeyboardInterrupt:
+                self.engine.abort(name)
+                continue
+            if isinstance(delta, EngineFailed):
+                raise delta
+            answered = delta.answer is not None
+            yield delta
+
+
+@dataclass(slots=True)
+class Shown:
+    """A reply as it is printed: thoughts dim on a terminal, folded into one line elsewhere."""
+
+    terminal: bool
+    _dim: bool = False
+    _folded: int = 0  # characters of thoughts that were not printed
+
+    def say(self, events: Iterable[Any]) -> None:
+        from paddock.text import ContentText, ReasoningText
+
+        for event in events:
+            if isinstance(event, ReasoningText) and self.terminal:
+                self._write(event.text, dim=True)
+            elif isinstance(event, ReasoningText):
+                self._folded += len(event.text)
+            elif isinstance(event, ContentText):
+                self._write(event.text, dim=False)
+
+    def end(self, answer: "Answer") -> None:
+        notes = {"length": " [cut: no room]", "abort": " [interrupted]"}
+        self._write(notes.get(answer.completion.finish, ""), dim=False)
+        typer.echo("")
+
+    def _write(self, text: str, *, dim: bool) -> None:
+        if self._folded:
+            text, self._folded = f"(thought, {self._folded} characters)\n{text}", 0
+        if dim != self._dim:
+            sys.stdout.write(DIM if dim else f"{PLAIN}\n")
+            self._dim = dim
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,132 @@
+"""A model's folder as engines that are ready to answer, for the verbs that serve and chat."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddock.cli.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from paddock.engine import Engine, EngineSettings
+    from paddock.model import ModelConfig
+    from paddock.text import Renderer, Tokenizer, Version
+
+CACHE_BYTES = 1 << 28  # where nothing is said, on the CPU
+OF_FREE_MEMORY = 0.8  # likewise, on an accelerator, once the weights are there
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a folder holds, before its weights are read."""
+
+    folder: Path
+    config: "ModelConfig"
+    tokenizer: "Tokenizer"
+    renderer: "Renderer"
+
+
+def open_model(folder: Path, version: "Version | None") -> Model:
+    """Refuses what could not chat, before anything heavy is read."""
+    from paddock.checkpoint import read_config
+    from paddock.text import ChatTemplateError, Tokenizer, renderer_for
+
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    config = read_config(folder)
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.vocab_size > config.vocab:
+        raise UserError(
+            f"{folder}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the network only "
+            f"{config.vocab} rows of embeddings"
+        )
+    try:
+        renderer = renderer_for(tokenizer, version=version)
+    except ChatTemplateError as error:
+        raise UserError(f"{error}; --template-version puts one of GLM-5's there") from None
+    return Model(folder, config, tokenizer, renderer)
+
+
+def devices(name: str | None, replicas: int) -> list[str]:
+    """Where each replica runs: on the accelerators in turn, or on the CPU."""
+    import torch
+
+    if name is not None:
+        return [name] * replicas
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return ["cpu"] * replicas
+    return [f"{kind.type}:{i % torch.accelerator.device_count()}" for i in range(replicas)]
+
+
+def precision(model: Model, device: str, said: str | None) -> str:
+    """float32 on the CPU; on an accelerator what the folder was stored in."""
+    stored = _json(model.folder / "config.json")
+    half = "bfloat16" in (stored.get("dtype"), stored.get("torch_dtype"))
+    return said or ("bfloat16" if half and device != "cpu" else "float32")
+
+
+def engines_for(
+    model: Model, places: list[str], dtype: str, settings: "EngineSettings", *, fits: bool
+) -> "list[Engine]":
+    """One engine a place, each with its own copy of the weights. With `fits` the cache takes what
+    memory there is, or on the CPU a fixed amount, but at least one request of full length."""
+    from paddock.checkpoint import load_pretrained
+    from paddock.engine import Engine
+
+    found: list[Engine] = []
+    for i, place in enumerate(places):
+        network = load_pretrained(model.folder, dtype, place)
+        share = sum(1 for other in places[i:] if other == place)
+        chosen = _sized(model, place, network, settings, share) if fits else settings
+        found.append(Engine(network, model.tokenizer, chosen))
+    return found
+
+
+def _sized(
+    model: Model, place: str, network: Any, settings: "EngineSettings", share: int
+) -> "EngineSettings":
+    from paddock.engine.settings import bytes_per_token
+
+    itemsize = network.embed.weight.element_size()
+    context = settings.context or model.config.context
+    tokens = context + 2 * settings.mtp_steps + 2 * settings.page_tokens
+    least = tokens * bytes_per_token(settings, network.config, itemsize)
+    cache = CACHE_BYTES
+    if place != "cpu":
+        cache = int(_free_bytes(network.embed.weight.device) * OF_FREE_MEMORY / share)
+        least = min(least, cache)
+    return settings.model_copy(update={"cache_bytes": max(cache, least)})
+
+
+def _free_bytes(device: "torch.device") -> int:
+    import torch
+
+    free, _ = torch.accelerator.get_memory_info(device)
+    return int(free)
+
+
+def preferred(folder: Path) -> dict[str, Any]:
+    """What generation_config.json says about sampling, of what a server can heed."""
+    said = _json(folder / "generation_config.json")
+    if said.get("do_sample") is False:
+        return {"temperature": 0.0}
+    found: dict[str, Any] = {}
+    for name in ("temperature", "top_p"):
+        if isinstance(said.get(name), int | float):
+            found[name] = float(said[name])
+    if isinstance(said.get("top_k"), int) and said["top_k"] > 0:
+        found["top_k"] = said["top_k"]
+    return found
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+    except ValueError:
+        raise UserError(f"{file}: not JSON") from None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,207 @@
+"""The verb that serves a model over HTTP."""
+
+import logging
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from paddock.cli.engines import (
+    CACHE_BYTES,
+    Model,
+    devices,
+    engines_for,
+    open_model,
+    precision,
+    preferred,
+)
+from paddock.cli.errors import UserError
+from paddock.cli.numbers import count, parse_size, size
+
+if TYPE_CHECKING:
+    from paddock.engine import Engine, EngineSettings
+    from paddock.serve import Keys, ServeSettings
+
+PATIENCE_S = 3  # for requests that still run when the server is told to stop
+
+
+def serve(  # noqa: PLR0913  the command line
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint with tokenizer.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 8000,
+    dp: Annotated[int, typer.Option(min=1, help="Replicas, each with its own weights.")] = 1,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PADDOCK_API_KEY", help="What clients must show.")
+    ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(envvar="PADDOCK_ADMIN_KEY", help="What control routes must be shown."),
+    ] = None,
+    mtp: Annotated[int, typer.Option(min=0, max=5, help="Tokens drafted ahead.")] = 0,
+    memory: Annotated[
+        str | None, typer.Option(help="The cache of a replica, such as 4GB. Default: what is free.")
+    ] = None,
+    pages: Annotated[int | None, typer.Option(min=1, help="The same, in pages.")] = None,
+    context: Annotated[int | None, typer.Option(min=2, help="Tokens of a request at most.")] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests answered at once.")] = 32,
+    served_name: Annotated[str | None, typer.Option(help="Default: the folder's.")] = None,
+    template_version: Annotated[
+        Literal["5", "5.1", "5.2", "5.3"] | None,
+        typer.Option(help="GLM-5's chat template, in place of the folder's."),
+    ] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option()] = None,
+    device: Annotated[str | None, typer.Option(help="Default: accelerators, else cpu.")] = None,
+    replay: Annotated[bool, typer.Option(help="Keep experts and keys for trainers.")] = False,
+    clear_thinking: Annotated[
+        bool, typer.Option(help="Forget thoughts before the last user message, by default.")
+    ] = False,
+    metrics_prefix: Annotated[str, typer.Option(help="Of the names of metrics.")] = "sglang:",
+    log_requests: Annotated[bool, typer.Option(help="A line for every request.")] = True,
+) -> None:
+    """Serve a model: OpenAI, Anthropic and SGLang clients, trainers, and a chat page."""
+    from paddock.engine import EngineSettings
+    from paddock.serve import Keys, ServeSettings
+
+    if memory is not None and pages is not None:
+        raise UserError("--memory and --pages say the same thing: give one of them")
+    _log(log_requests)
+    model = open_model(folder, template_version)
+    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
+    settings = EngineSettings(
+        cache_bytes=parse_size(memory) if memory else CACHE_BYTES,
+        pages=pages,
+        context=context,
+        max_running=max_running,
+        mtp_steps=mtp,
+        replay=replay,
+        stop_ids=stops or None,
+    )
+    shown = ServeSettings(
+        host=host,
+        served_name=served_name or folder.resolve().name,
+        model_path=str(folder),
+        metrics_prefix=metrics_prefix,
+        clear_thinking=clear_thinking,
+        **preferred(folder),
+    )
+    keys = Keys(api=api_key, admin=admin_key)
+    _warn(shown, keys)
+    with _bound(host, port) as sock:
+        _run(model, settings, shown, keys, Place(sock, dp, device, dtype, memory or pages))
+
+
+class Place:
+    """Where the server listens and its engines run."""
+
+    def __init__(
+        self, sock: socket.socket, dp: int, device: str | None, dtype: str | None, cache: Any
+    ) -> None:
+        self.sock, self.devices = sock, devices(device, dp)
+        self.dtype, self.fits = dtype, cache is None
+
+    @property
+    def url(self) -> str:
+        host, port = self.sock.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+            host, f"[{host}]" if ":" in host else host
+        )
+        return f"http://{host}:{port}"
+
+
+def _run(
+    model: Model,
+    settings: "EngineSettings",
+    shown: "ServeSettings",
+    keys: "Keys",
+    place: Place,
+) -> None:
+    import uvicorn
+
+    from paddock.engine import Reload, capacity
+    from paddock.serve import build_app
+
+    started = time.monotonic()
+    dtype = precision(model, place.devices[0], place.dtype)
+    if not place.fits:  # refuse what cannot be before the weights are read
+        capacity(settings, model.config, 2 if dtype == "bfloat16" else 4)
+    engines = engines_for(model, place.devices, dtype, settings, fits=place.fits)
+    try:
+        weights = [Reload(engine) for engine in engines]
+        app = build_app(engines, model.tokenizer, model.renderer, shown, keys=keys, weights=weights)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=PATIENCE_S,
+            limit_concurrency=None,
+        )
+        _introduce(model, engines, shown, place, dtype)
+        typer.echo(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C ends it")
+        uvicorn.Server(config).run(sockets=[place.sock])
+    except KeyboardInterrupt:
+        pass  # uvicorn has closed everything and passes the signal on
+    finally:
+        for engine in engines:
+            engine.close()
+    typer.echo("stopped")
+
+
+def _introduce(
+    model: Model, engines: "list[Engine]", shown: "ServeSettings", place: Place, dtype: str
+) -> None:
+    found, url = engines[0].capacity, place.url
+    parameters = sum(p.numel() for p in engines[0].call(lambda n: list(n.parameters())).result())
+    cache = size(found.tokens * found.bytes_per_token)
+    most = engines[0].settings.max_running
+    whole = min(most, found.tokens // found.context)
+    where = ", ".join(dict.fromkeys(place.devices))
+    curl = (
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"""-d '{{"messages": [{{"role": "user", "content": "Hello"}}]}}'"""
+    )
+    template = getattr(model.renderer, "version", None)
+    for name, text in {
+        "model": f"{shown.served_name}: {model.config.family}, {count(parameters)} parameters, "
+        f"{dtype} on {where}, {len(engines)} replica{'s' * (len(engines) > 1)}",
+        "template": f"GLM-{template}" if template else "the folder's own",
+        "context": f"{found.context:,} tokens",
+        "cache": f"{found.tokens:,} tokens in {found.pages:,} pages, {cache} a replica",
+        "requests": f"{most} at once a replica, {whole} of them at full context",
+        "drafts": f"{engines[0].settings.mtp_steps} tokens ahead",
+        "chat page": url,
+        "OpenAI": f"{url}/v1",
+        "Anthropic": url,
+        "SGLang": f"{url}/generate",
+        "try": curl,
+    }.items():
+        typer.echo(f"{name:<10} {text}")
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """The socket, taken before anything heavy is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise UserError(f"cannot listen on {host}:{port}: {error}") from None
+    return sock
+
+
+def _warn(shown: "ServeSettings", keys: "Keys") -> None:
+    if shown.is_public and keys.api is None:
+        typer.echo(
+            f"warning: anyone who reaches {shown.host} may use this; see --api-key", err=True
+        )
+    if shown.is_public and keys.admin is None:
+        typer.echo("control routes are closed: no --admin-key on a public address", err=True)
+
+
+def _log(requests: bool) -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("paddock").setLevel(logging.INFO if requests else logging.WARNING)

@@ -1,0 +1,59 @@
+"""Requests in, tokens out: the engine that serves a network and rolls out its policy.
+
+delivery.py   weights on their way into a network that serves
+engine.py     the engine as everyone else sees it
+grammar.py    replies that belong to a language
+loop.py       the engine's own thread
+memory.py     the cache, paged
+pages.py      who holds which page
+radix.py      pages found again by the tokens that lead to them
+reload.py     new weights while requests run
+replay.py     experts and keys the network chose, kept for a trainer
+request.py    what is asked, what is answered, and what is known in between
+runner.py     one step on the device
+sampler.py    the next token of every row at once
+scheduler.py  who is read, who writes and who waits
+settings.py   how an engine runs
+speculate.py  drafts by the MTP layer
+stats.py      what an engine has done, in numbers
+stops.py      texts that end a reply
+thinking.py   how long a reply may think
+"""
+
+from paddock.engine.delivery import Delivery, Update
+from paddock.engine.engine import Engine
+from paddock.engine.loop import PauseMode
+from paddock.engine.reload import Labels, Reload
+from paddock.engine.request import (
+    Answer,
+    Delta,
+    EngineFailed,
+    Likely,
+    Replay,
+    Request,
+    RequestRefused,
+)
+from paddock.engine.settings import Capacity, EngineSettings, capacity
+from paddock.engine.stats import Counters, Histogram, Stats
+
+__all__ = [
+    "Answer",
+    "Capacity",
+    "Counters",
+    "Delivery",
+    "Delta",
+    "Engine",
+    "EngineFailed",
+    "EngineSettings",
+    "Histogram",
+    "Labels",
+    "Likely",
+    "PauseMode",
+    "Reload",
+    "Replay",
+    "Request",
+    "RequestRefused",
+    "Stats",
+    "Update",
+    "capacity",
+]

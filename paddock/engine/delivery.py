@@ -1,0 +1,167 @@
+"""Weights on their way into a network that serves: checked, gathered, then written at once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paddock.checkpoint.folder import PLAIN, CheckpointError
+from paddock.checkpoint.load import blueprint
+from paddock.checkpoint.names import is_mtp
+from paddock.checkpoint.wire import outgoing, receive
+from paddock.engine.engine import Engine
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN}
+
+
+class Announced(Protocol):
+    """A tensor that is about to be broadcast, by its released name."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One change of weights, once it is done."""
+
+    version: int
+    tensors: int
+    bytes: int
+    paused_s: float  # in which no step could be taken: the copy, not what came before it
+
+
+class Places:
+    """Where each released tensor lies in the network that serves, and what may be put there."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.config = engine, engine.config
+        self.tensors: dict[str, Tensor] = engine.call(lambda n: dict(outgoing(n))).result()
+        self.device = next(iter(self.tensors.values())).device
+        self._blueprint = blueprint(engine.config)
+
+    def fitting(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those that have a place, once all were found to be right."""
+        for name, tensor in tensors.items():
+            if tensor.dtype not in PLAIN:
+                raise CheckpointError(f"tensor '{name}' is {tensor.dtype}; known: {[*DTYPES]}")
+        # The wire's own checks; what is copied into a blueprint goes nowhere.
+        receive(self._blueprint, tensors, whole=False)
+        return {name: tensor for name, tensor in tensors.items() if name in self.tensors}
+
+    def staged(self, name: str, tensor: Tensor) -> Tensor:
+        """In the dtype of its place and on its device."""
+        return tensor.detach().to(self.tensors[name])
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """On the engine's thread, between two steps."""
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                self.tensors[name].copy_(tensor)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def missing(self, names: set[str]) -> list[str]:
+        """What a whole version lacks; the MTP layer only if part of it is there."""
+        whole = any(is_mtp(name, self.config) for name in names)
+        wanted = (name for name in self.tensors if whole or not is_mtp(name, self.config))
+        return [name for name in wanted if name not in names]
+
+    def room(self, tensors: Sequence[Announced], device: torch.device) -> list[Tensor]:
+        """Memory for what is about to come, if it could be weights of this network at all."""
+        dtypes = [DTYPES.get(each.dtype.removeprefix("torch.")) for each in tensors]
+        for each, dtype in zip(tensors, dtypes, strict=True):
+            if dtype is None:
+                raise CheckpointError(f"tensor '{each.name}' is {each.dtype}; known: {[*DTYPES]}")
+            if any(size < 0 for size in each.shape):
+                raise CheckpointError(f"tensor '{each.name}' cannot have shape {each.shape}")
+        coming = sum(prod(each.shape) for each in tensors)
+        known = sum(place.numel() for place in self.tensors.values())
+        if coming > 2 * known:  # a checkpoint may carry some twice, but not more
+            raise CheckpointError(f"{coming:,} numbers are too many: the network has {known:,}")
+        rows = zip(tensors, dtypes, strict=True)
+        return [torch.empty(each.shape, dtype=dtype, device=device) for each, dtype in rows]
+
+
+class Delivery:
+    """Weights on their way in, gathered beside those that serve."""
+
+    def __init__(self, places: Places) -> None:
+        self.names: set[str] = set()
+        self.running = 0  # requests, when it began to serve
+        self.paused_s = 0.0
+        self._bytes = 0
+        self._places = places
+        self._staged: dict[str, Tensor] = {}
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """Some more tensors, by released name. They are copied: a trainer may gather the next ones
+        in the same memory."""
+        for name, tensor in self._places.fitting(tensors).items():
+            self.put(name, tensor.clone())
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """The same of tensors that nobody changes before they serve."""
+        for name, tensor in self._places.fitting(tensors).items():
+            self.put(name, tensor)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """One more, known to be right and not to change."""
+        if name in self.names:
+            raise CheckpointError(f"tensor '{name}' came twice")
+        self.names.add(name)
+        self._staged[name] = self._places.staged(name, tensor)
+        self._bytes += self._staged[name].nbytes
+
+    def write(self) -> None:
+        """What is gathered goes to its place, on the engine's thread."""
+        clock = self._places.engine.clock
+        started = clock()
+        self._places.write(self._staged)
+        self._staged.clear()
+        self.paused_s += clock() - started
+
+    def update(self, version: int) -> Update:
+        return Update(
+            version=version, tensors=len(self.names), bytes=self._bytes, paused_s=self.paused_s
+        )
+
+    @contextmanager
+    def open(self) -> Iterator["Delivery"]:
+        yield self
+
+
+class WrittenDelivery(Delivery):
+    """The same without a second copy: written as it comes, while the engine pauses."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        super().put(name, tensor)
+        self._places.engine.call(lambda _: self.write()).result()
+
+    @contextmanager
+    def open(self) -> Iterator[Delivery]:
+        engine = self._places.engine
+        was_paused, started = engine.stats().paused, engine.clock()
+        engine.pause("in_place")
+        try:
+            yield self
+        except Exception as error:
+            if not self.names and not was_paused:
+                engine.resume()
+            if not self.names or not isinstance(error, ValueError):
+                raise
+            raise CheckpointError(
+                f"{error}; {len(self.names)} tensors came before it and stay: the engine is paused "
+                "until a whole version has come"
+            ) from error
+        if not was_paused:
+            engine.resume()
+        self.paused_s = engine.clock() - started

@@ -1,0 +1,320 @@
+"""The engine as everyone else sees it."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Sequence as Many
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from itertools import count
+from queue import SimpleQueue
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+from paddock.engine.grammar import Grammars
+from paddock.engine.loop import Load, PauseMode, Worker
+from paddock.engine.request import (
+    Answer,
+    Deliver,
+    Delta,
+    EngineFailed,
+    Request,
+    RequestRefused,
+    Sequence,
+)
+from paddock.engine.settings import EngineSettings
+from paddock.engine.stats import Stats
+from paddock.engine.stops import StopTexts
+from paddock.engine.thinking import Thinking
+from paddock.model import Network
+from paddock.records import Completion, Sampling
+from paddock.text import Tokenizer
+
+
+class Engine:
+    """Requests in, tokens out. Safe to use from any thread and any event loop.
+
+    The network belongs to the engine from here on: its thread alone may run or change it. Without a
+    tokenizer there are no stop texts, no grammars and no thinking.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        tokenizer: Tokenizer | None = None,
+        settings: EngineSettings | None = None,
+        *,
+        version: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        self.tokenizer, self.config, self.clock = tokenizer, network.config, clock
+        network.eval()
+        self._worker = Worker(network, self.settings, clock)
+        self._worker.scheduler.version = version
+        self.capacity = self._worker.capacity
+        self.stop_ids = frozenset(self._default_stops())
+        self._serial = count()
+        self._ids: set[str] = set()
+        self._lock = Lock()
+        self._grammars: Grammars | None = None
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def generate(self, token_ids: Many[int], sampling: Sampling | None = None) -> Completion:
+        """The reply to one prompt; blocks until it is whole."""
+        ids = tuple(int(i) for i in token_ids)
+        request = Request(token_ids=ids, sampling=sampling or Sampling())
+        return self.answer(request).completion
+
+    def answer(self, request: Request) -> Answer:
+        """As `generate`, with everything there is to know about the reply."""
+        return self.answers([request])[0]
+
+    def answers(self, requests: Iterable[Request]) -> list[Answer]:
+        """Many at once, in the order they were asked. Blocks."""
+        inboxes: dict[str, SimpleQueue[Delta | EngineFailed]] = {}
+        try:
+            for request in requests:
+                inbox: SimpleQueue[Delta | EngineFailed] = SimpleQueue()
+                inboxes[self.submit(request, inbox.put)] = inbox
+            return [_whole(inbox.get()) for inbox in inboxes.values()]
+        except BaseException:
+            for name in inboxes:
+                self.abort(name)
+            raise
+
+    async def respond(self, request: Request) -> Answer:
+        """The answer to one request, in asyncio. Cancelling the task aborts the request."""
+        async with aclosing(self._listen(request, streamed=False)) as deltas:
+            async for delta in deltas:
+                if delta.answer is not None:
+                    return delta.answer
+        raise AssertionError("a stream ends with an answer")
+
+    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """What each step adds; the last delta carries the answer. Leaving early aborts it."""
+        async with aclosing(self._listen(request, streamed=True)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def submit(self, request: Request, deliver: Deliver, *, streamed: bool = False) -> str:
+        """Hand in a request; returns its id. `deliver` is called on the engine's thread, must not
+        block, and gets a delta a step if `streamed`, else the last one alone (or a failure)."""
+        if self._worker.broken is not None:
+            raise EngineFailed(self._worker.broken)
+        self._check(request)
+        serial = next(self._serial)
+        with self._lock:
+            name = request.id or f"request-{serial}"
+            if name in self._ids:
+                raise RequestRefused(f"a request with the id {name!r} is being answered already")
+            if len(self._ids) >= self.settings.max_waiting + self.settings.max_running:
+                raise RequestRefused(f"{len(self._ids)} requests are waiting or running already")
+            self._ids.add(name)
+
+        def hand_over(delta: Delta | EngineFailed) -> None:
+            if isinstance(delta, EngineFailed) or delta.answer is not None:
+                with self._lock:
+                    self._ids.discard(name)
+            deliver(delta)
+
+        try:
+            self._worker.submit(self._sequence(request, name, serial, hand_over, streamed))
+        except BaseException:
+            with self._lock:
+                self._ids.discard(name)
+            raise
+        return name
+
+    # --- steering ---------------------------------------------------------------------------------
+
+    def abort(self, request_id: str) -> None:
+        """End a request where it stands; its answer holds what was written. Does not block."""
+        with suppress(EngineFailed):  # what has ended needs no abort
+            self._worker.call(lambda: self._worker.abort(request_id))
+
+    def abort_all(self) -> int:
+        """End every request; how many there were."""
+        return int(self._do(lambda: self._worker.abort_all("aborted by the client")))
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        """Take no further step. Running requests end (abort), give up their pages and wait
+        (retract), or stay as they are (in_place). New requests wait."""
+        self._do(lambda: self._worker.pause(mode))
+
+    def resume(self) -> None:
+        self._do(self._worker.resume)
+
+    def swap(self, load: Load, version: int, mode: PauseMode = "in_place") -> int:
+        """Change the weights between two steps; how many requests were running.
+
+        `load` is given the network on the engine's thread. Requests that have begun end (abort),
+        are read anew under the new weights (retract), or go on with the rows they have (in_place).
+        Every token is attributed to the version that sampled it; cached pages never cross versions.
+        """
+        if version < 0:
+            raise RequestRefused(f"version {version} is negative")
+        return int(self._do(lambda: self._worker.swap(load, version, mode)))
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache; False, and nothing happens, while there are requests."""
+        return bool(self._do(self._worker.flush))
+
+    def call(self, run: Callable[[Network], Any]) -> Future[Any]:
+        """Have `run` done with the network between two steps, on the engine's thread."""
+        return self._worker.call(lambda: run(self._worker.network))
+
+    def stats(self) -> Stats:
+        """Numbers of this moment (between two steps)."""
+        return self._do(self._worker.stats)  # type: ignore[no-any-return]
+
+    def audit(self) -> list[str]:
+        """What does not add up in pages, seats and requests; empty if all is well."""
+        return list(self._do(self._worker.audit))
+
+    @property
+    def version(self) -> int:
+        """Of the weights that sample now."""
+        return self._worker.scheduler.version
+
+    @property
+    def healthy(self) -> bool:
+        return self._worker.broken is None
+
+    def close(self) -> None:
+        """End every request and the thread. Further requests are refused."""
+        self._worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- within -----------------------------------------------------------------------------------
+
+    def _do(self, run: Callable[[], Any]) -> Any:
+        return self._worker.call(run).result()
+
+    async def _listen(self, request: Request, *, streamed: bool) -> AsyncGenerator[Delta, None]:
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[Delta | EngineFailed] = asyncio.Queue()
+
+        def deliver(delta: Delta | EngineFailed) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(inbox.put_nowait, delta)
+
+        name, over = self.submit(request, deliver, streamed=streamed), False
+        try:
+            while not over:
+                delta = await inbox.get()
+                over = isinstance(delta, EngineFailed) or delta.answer is not None
+                if isinstance(delta, EngineFailed):
+                    raise delta
+                yield delta
+        finally:
+            if not over:
+                self.abort(name)
+
+    def _default_stops(self) -> Iterable[int]:
+        if self.settings.stop_ids is not None:
+            return self.settings.stop_ids
+        own = self.tokenizer.specials.stops if self.tokenizer is not None else ()
+        return (*self.config.eos, *own)
+
+    def _check(self, request: Request) -> None:
+        """Refuse, with the numbers, what can have no answer."""
+        prompt, sampling = len(request.token_ids), request.sampling
+        context, vocab = self.capacity.context, self.config.vocab
+        if not prompt:
+            raise RequestRefused("the prompt is empty")
+        if prompt >= context:
+            raise RequestRefused(
+                f"the prompt has {prompt} tokens, which leaves no room for a reply in this "
+                f"model's context of {context} tokens"
+            )
+        wanted = sampling.max_new_tokens
+        if wanted is not None and prompt + wanted > context:
+            raise RequestRefused(
+                f"the prompt has {prompt} tokens and max_new_tokens is {wanted}, together "
+                f"{prompt + wanted}, which exceeds this model's context of {context} tokens"
+            )
+        biased = tuple(bias.token_id for bias in sampling.logit_bias)
+        named = {
+            "the prompt": request.token_ids,
+            "stop_ids": sampling.stop_ids,
+            "logit_bias": biased,
+            "ask_ids": request.ask_ids,
+        }
+        for name, ids in named.items():
+            if set(map(type, ids)) - {int}:
+                wrong = next(i for i in ids if type(i) is not int)
+                raise RequestRefused(f"{name} has {wrong!r} for a token id")
+            if ids and not 0 <= min(ids) <= max(ids) < vocab:
+                wrong = next(i for i in ids if not 0 <= i < vocab)
+                raise RequestRefused(f"{name} has token id {wrong}, outside [0, {vocab})")
+        self._check_extras(request)
+
+    def _check_extras(self, request: Request) -> None:
+        sampling, most = request.sampling, self.settings.max_logprobs
+        if not 0 <= request.top_logprobs <= most:
+            raise RequestRefused(f"top_logprobs is {request.top_logprobs}, not in [0, {most}]")
+        start, prompt = request.prompt_logprobs_from, len(request.token_ids)
+        if start is not None and not 0 <= start <= prompt:
+            raise RequestRefused(f"prompt_logprobs_from is {start}, not in [0, {prompt}]")
+        if request.replay and not self.settings.replay:
+            raise RequestRefused("replay was asked for, but the engine's 'replay' setting is off")
+        if self.tokenizer is None and (sampling.stop_texts or sampling.grammar):
+            raise RequestRefused("stop texts and grammars need an engine with a tokenizer")
+
+    def _sequence(
+        self, request: Request, name: str, serial: int, deliver: Deliver, streamed: bool
+    ) -> Sequence:
+        sampling, room = request.sampling, self.capacity.context - len(request.token_ids)
+        stops = frozenset(sampling.stop_ids)
+        sequence = Sequence(
+            request=request,
+            id=name,
+            serial=serial,
+            seed=sampling.seed if sampling.seed is not None else self._seed(serial),
+            stop_ids=stops if sampling.ignore_eos else stops | self.stop_ids,
+            max_new=sampling.max_new_tokens or room,
+            deliver=deliver,
+            streamed=streamed,
+            arrived=self.clock(),
+            tokens=list(request.token_ids),
+        )
+        if self.tokenizer is not None:
+            sequence.thinking = Thinking.after(
+                request.token_ids,
+                self.tokenizer.specials,
+                budget=sampling.thinking_budget,
+                is_open=request.thinking_open,
+            )
+            if sampling.stop_texts:
+                sequence.stop_texts = StopTexts(sampling.stop_texts, self.tokenizer)
+            if sampling.grammar is not None:
+                if self._grammars is None:
+                    self._grammars = Grammars(self.tokenizer, self.config.vocab)
+                sequence.constraint = self._grammars.constraint(
+                    sampling.grammar, sequence.stop_ids, sequence.thinking
+                )
+        return sequence
+
+    def _seed(self, serial: int) -> int:
+        """For a request that brought none: its own, and another engine's are different."""
+        return (self.settings.seed << 32) + serial
+
+
+def _whole(delta: Delta | EngineFailed) -> Answer:
+    if isinstance(delta, EngineFailed):
+        raise delta
+    assert delta.answer is not None
+    return delta.answer

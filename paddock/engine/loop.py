@@ -1,0 +1,389 @@
+"""The engine's own thread: it alone touches the network, the cache and the schedule.
+
+Everything reaches it through one inbox and is acted upon between steps: new requests, aborts,
+pauses, new weights. A step that fails fails the requests in it, never the thread; a failure that is
+a bug leaves the engine unhealthy, and every request, present and future, is told so.
+
+While the device works on a step there is nothing to prepare that does not depend on its outcome but
+messages to clients, so they are handed over in one go after each step; an accelerator's queue is
+kept full by the step itself, which reads nothing back before its tokens.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Literal
+
+import torch
+
+from paddock.engine.memory import Cache
+from paddock.engine.request import Answer, Delta, Ending, EngineFailed, Sequence
+from paddock.engine.runner import Ended, Runner
+from paddock.engine.sampler import Dials
+from paddock.engine.scheduler import Plan, Scheduler
+from paddock.engine.settings import EngineSettings, cached_layers, capacity
+from paddock.engine.stats import Counters, Stats
+from paddock.model import Network
+
+log = logging.getLogger(__name__)
+
+PauseMode = Literal["abort", "retract", "in_place"]
+Load = Callable[[Network], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Something to do between two steps, and where to say how it went."""
+
+    run: Callable[[], Any]
+    done: Future[Any]
+
+
+class Worker:
+    def __init__(
+        self, network: Network, settings: EngineSettings, clock: Callable[[], float]
+    ) -> None:
+        weight = network.embed.weight
+        found = capacity(settings, network.config, weight.element_size())
+        layers = cached_layers(settings, network.config)
+        self.network, self.settings, self.capacity, self.clock = network, settings, found, clock
+        self.dials = Dials(settings.max_running)
+        self.cache = Cache(
+            network.config, layers, found, settings.max_running, like=weight.detach()
+        )
+        self.scheduler = Scheduler(settings, self.cache)
+        self.runner = Runner(network, self.cache, settings, self.dials)
+        self.counters = Counters()
+        self.live: dict[str, Sequence] = {}
+        self.paused = False
+        self.broken: str | None = None  # what went wrong, once something has
+        self._inbox: SimpleQueue[Sequence | Command | None] = SimpleQueue()
+        self._door, self._closed = Lock(), False
+        self._thread = Thread(target=self._work, name="paddock-engine", daemon=True)
+        self._thread.start()
+
+    # --- from other threads -----------------------------------------------------------------------
+
+    def submit(self, sequence: Sequence) -> None:
+        self._post(sequence)
+
+    def call(self, run: Callable[[], Any]) -> Future[Any]:
+        """Have `run` done between two steps."""
+        command = Command(run, Future())
+        self._post(command)
+        return command.done
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _post(self, message: Sequence | Command) -> None:
+        with self._door:  # nothing is put where nobody will look any more
+            if self._closed:
+                raise EngineFailed(self.broken or "the engine was closed")
+            self._inbox.put(message)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while self._read_inbox():
+                if not self.paused:
+                    self._step()
+        except BaseException as error:
+            self._break(error)
+        for sequence in list(self.live.values()):
+            self.end(sequence, "abort", message="the engine was closed")
+        self.broken = self.broken or "the engine was closed"
+        with self._door:
+            self._closed = True
+        self._reject_inbox()
+
+    def _read_inbox(self) -> bool:
+        """Act on everything that has arrived; sleep while there is nothing else to do."""
+        busy = not self.paused and bool(self.scheduler.running or self.scheduler.waiting)
+        try:
+            message = self._inbox.get(block=not busy)
+            while message is not None:
+                self._take(message)
+                message = self._inbox.get(block=False)
+        except Empty:
+            return True
+        return False
+
+    def _take(self, message: Sequence | Command) -> None:
+        if isinstance(message, Command):
+            if message.done.set_running_or_notify_cancel():
+                try:
+                    message.done.set_result(message.run())
+                except Exception as error:
+                    message.done.set_exception(error)
+        elif self.broken is not None:
+            self._send(message, EngineFailed(self.broken))
+        else:
+            self.counters.requests += 1
+            self.counters.prompt_tokens += message.prompt
+            self.live[message.id] = message
+            self.scheduler.add(message)
+
+    def _reject_inbox(self) -> None:
+        try:
+            while True:
+                message = self._inbox.get(block=False)
+                if isinstance(message, Command):
+                    message.done.set_exception(EngineFailed(self.broken or "the engine has ended"))
+                elif message is not None:
+                    self._send(message, EngineFailed(self.broken or "the engine has ended"))
+        except Empty:
+            return
+
+    def _step(self) -> None:
+        started = self.clock()
+        plan = self.scheduler.plan(started)
+        if not plan.parts:
+            return
+        for sequence in plan.sequences:
+            assert sequence.seat is not None
+            self.dials.set(sequence.seat, sequence.request.sampling, sequence.seed)
+        before = {id(s): s.written for s in plan.sequences}
+        try:
+            ended = self.runner.run(plan, self.scheduler.version)
+        except torch.OutOfMemoryError as error:
+            for sequence in list(plan.sequences):
+                self._fail(sequence, f"the device ran out of memory in a step: {error}")
+            return
+        except Exception as error:
+            self._break(error)
+            return
+        now = self.clock()
+        self.counters.steps += 1
+        self.counters.busy_s += now - started
+        self._deliver(plan, before, ended, now)
+
+    def _deliver(self, plan: Plan, before: dict[int, int], ended: list[Ended], now: float) -> None:
+        for part in plan.parts:
+            if part.stop - part.start > 1 or not before[id(part.sequence)]:  # it was read
+                self.counters.read_tokens += part.stop - part.start
+                self.scheduler.remember(part.sequence)
+        done = {id(end.sequence): end for end in ended}
+        for sequence in plan.sequences:
+            wrote = sequence.written - before[id(sequence)]
+            if wrote:
+                self._count(sequence, wrote, now)
+            end = done.get(id(sequence))
+            if end is not None and end.error is not None:
+                self._wipe(sequence)
+                self._fail(sequence, end.error)
+            elif end is not None:
+                self.end(sequence, end.finish, matched=end.matched)
+            elif sequence.streamed and wrote:
+                self._send(sequence, self._delta(sequence))
+
+    def _count(self, sequence: Sequence, wrote: int, now: float) -> None:
+        counters = self.counters
+        counters.generated_tokens += wrote
+        counters.verify_steps += 1
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+            counters.first_token_s.add(now - sequence.arrived)
+        elif sequence.last_token_at is not None:
+            counters.between_tokens_s.add((now - sequence.last_token_at) / wrote, wrote)
+        sequence.last_token_at = now
+
+    # --- what becomes of requests -----------------------------------------------------------------
+
+    def _delta(self, sequence: Sequence, answer: Answer | None = None) -> Delta:
+        new = slice(sequence.said, sequence.written)
+        ids = sequence.tokens[sequence.prompt + new.start :]
+        delta = Delta(
+            token_ids=tuple(ids),
+            logprobs=tuple(sequence.logprobs[new]),
+            forced=tuple(i for i in sequence.forced if i >= new.start),
+            version=self.scheduler.version,
+            top=tuple(sequence.top[new]),
+            asked=tuple(sequence.asked[new]),
+            answer=answer,
+        )
+        sequence.said = sequence.written
+        return delta
+
+    def end(
+        self,
+        sequence: Sequence,
+        finish: Ending,
+        *,
+        matched: int | str | None = None,
+        message: str = "",
+    ) -> None:
+        """A request is over: its answer goes out, its pages go back."""
+        now, replay = self.clock(), None
+        if sequence.request.replay and self.runner.decisions and sequence.seat is not None:
+            replay = self.runner.decisions.of(sequence.seat, sequence.computed)
+        answer = Answer(
+            id=sequence.id,
+            prompt_tokens=sequence.prompt,
+            completion=sequence.completion(finish),
+            matched=matched,
+            message=message,
+            cached_tokens=sequence.cached_tokens or 0,
+            reasoning_tokens=sequence.thinking.tokens if sequence.thinking else 0,
+            retractions=sequence.retractions,
+            prompt_logprobs=tuple(sequence.prompt_logprobs),
+            prompt_top=tuple(sequence.prompt_top),
+            prompt_asked=tuple(sequence.prompt_asked),
+            top=tuple(sequence.top),
+            asked=tuple(sequence.asked),
+            replay=replay,
+            drafts_proposed=sequence.drafts_proposed,
+            drafts_accepted=sequence.drafts_accepted,
+            verify_steps=sequence.verify_steps,
+            queued_s=(sequence.admitted_at or now) - sequence.arrived,
+            first_token_s=None
+            if sequence.first_token_at is None
+            else sequence.first_token_at - sequence.arrived,
+            total_s=now - sequence.arrived,
+        )
+        self._close_account(sequence, answer)
+        self._remove(sequence)
+        self._send(sequence, self._delta(sequence, answer))
+
+    def _close_account(self, sequence: Sequence, answer: Answer) -> None:
+        counters = self.counters
+        counters.finished += answer.completion.finish != "abort"
+        counters.aborted += answer.completion.finish == "abort"
+        counters.thinking_tokens += answer.reasoning_tokens
+        counters.drafts_proposed += sequence.drafts_proposed
+        counters.drafts_accepted += sequence.drafts_accepted
+        counters.queued_s.add(answer.queued_s)
+        counters.total_s.add(answer.total_s)
+
+    def _fail(self, sequence: Sequence, why: str) -> None:
+        self.counters.failed += 1
+        self._remove(sequence)
+        self._send(sequence, EngineFailed(f"request {sequence.id}: {why}"))
+
+    def _send(self, sequence: Sequence, delta: Delta | EngineFailed) -> None:
+        """A client that fails to take what it asked for is no reason for the others to suffer."""
+        try:
+            sequence.deliver(delta)
+        except Exception:
+            log.exception("request %s: its client could not take what it was sent", sequence.id)
+            sequence.streamed = False
+            self.call(lambda: self.abort(sequence.id, "its client failed"))
+
+    def _wipe(self, sequence: Sequence) -> None:
+        """Rows that are no numbers must not outlive their sequence: whoever gets its pages
+        multiplies what lies behind its own end by zero, and zero times NaN is NaN."""
+        self.scheduler.forget()
+        sequence.mixed = True
+        pages = self.scheduler.pages
+        self.cache.wipe([page for page in sequence.pages if pages.holders(page) == 1])
+
+    def _remove(self, sequence: Sequence) -> None:
+        self.scheduler.leave(sequence)
+        self.live.pop(sequence.id, None)
+
+    def _break(self, error: BaseException) -> None:
+        """A bug: nothing this engine says can be trusted any more."""
+        self.broken = f"the engine broke: {type(error).__name__}: {error}"
+        log.error("the engine broke", exc_info=error)
+        for sequence in list(self.live.values()):
+            self._send(sequence, EngineFailed(f"request {sequence.id}: {self.broken}"))
+        self.counters.failed += len(self.live)
+        self.live.clear()
+        # Whatever state the step left behind is not to be reasoned about: begin afresh.
+        fresh = Scheduler(self.settings, self.cache)
+        fresh.version = self.scheduler.version
+        self.scheduler = fresh
+
+    # --- commands, on the thread ------------------------------------------------------------------
+
+    def abort(self, request_id: str, why: str = "aborted by the client") -> None:
+        sequence = self.live.get(request_id)
+        if sequence is not None:
+            self.end(sequence, "abort", message=why)
+
+    def abort_all(self, why: str) -> int:
+        sequences = list(self.live.values())
+        for sequence in sequences:
+            self.end(sequence, "abort", message=why)
+        return len(sequences)
+
+    def pause(self, mode: PauseMode) -> None:
+        """No step is taken until `resume`. Running requests end, wait again, or stay."""
+        self.paused = True
+        if mode == "abort":
+            self.abort_all("generation was paused")
+        if mode == "retract":
+            for sequence in list(self.scheduler.running):
+                self.scheduler.retract(sequence)
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def swap(self, load: Load, version: int, mode: PauseMode) -> int:
+        """Change the network by `load` and call what it is from now on `version`.
+
+        Returns how many requests were running. If `load` fails, requests go on as `mode` left them
+        under the old version, with nothing in the prefix cache: what half a load left behind is the
+        caller's to repair.
+        """
+        running = list(self.scheduler.running)
+        for sequence in list(self.live.values()) if mode == "abort" else ():
+            if sequence.seat is not None or sequence.written:
+                self.end(sequence, "abort", message="the weights were changed")
+        for sequence in running if mode != "abort" else ():
+            if mode == "retract":
+                self.scheduler.retract(sequence)
+            sequence.mixed = mode == "in_place"
+        self.scheduler.forget()
+        with torch.no_grad():
+            load(self.network)
+        self.scheduler.version = version
+        return len(running)
+
+    def flush(self) -> bool:
+        """Drop the prefix cache, unless requests are running or waiting."""
+        if self.live:
+            return False
+        self.scheduler.forget()
+        return True
+
+    def stats(self) -> Stats:
+        scheduler, pages = self.scheduler, self.scheduler.pages
+        counters = replace(
+            self.counters,
+            queued_s=self.counters.queued_s.copy(),
+            first_token_s=self.counters.first_token_s.copy(),
+            between_tokens_s=self.counters.between_tokens_s.copy(),
+            total_s=self.counters.total_s.copy(),
+        )
+        return Stats(
+            counters=counters,
+            version=scheduler.version,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            paused=self.paused,
+            healthy=self.broken is None,
+            pages_total=pages.count,
+            pages_used=pages.used,
+            pages_cached=scheduler.radix.size,
+            pages_spare=pages.spare,
+            page_tokens=self.capacity.page_tokens,
+            running_tokens=sum(s.computed for s in scheduler.running),
+            waiting_tokens=sum(len(s.tokens) for s in scheduler.waiting),
+            hit_tokens=scheduler.hit_tokens,
+            asked_tokens=scheduler.asked_tokens,
+            evicted_tokens=scheduler.radix.evicted * self.capacity.page_tokens,
+            retractions=scheduler.retractions,
+            cache_bytes=self.cache.bytes,
+        )
+
+    def audit(self) -> list[str]:
+        """What is left over that should not be; empty if all is well."""
+        known = {s.id for s in (*self.scheduler.running, *self.scheduler.waiting)}
+        lost = [f"{name} is neither running nor waiting" for name in self.live if name not in known]
+        return self.scheduler.audit() + lost

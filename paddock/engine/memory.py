@@ -1,0 +1,140 @@
+"""The cache itself: one storage a layer and stream, all of them under the same slots.
+
+Slot s is place s % page_tokens of page s // page_tokens. T new tokens, S slots, B sequences,
+Q queries of each, P pages of the longest, M columns of the table.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paddock.engine.settings import Capacity
+from paddock.kernels.spans import Span
+from paddock.model import Batch, Layout, ModelConfig
+from paddock.model.cost import streams
+
+States = dict[tuple[int, str], Tensor]  # of one sequence's recurrent layers
+
+
+class Cache:
+    """Storage for every cached layer, and which pages each seat's sequence has."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: range,
+        capacity: Capacity,
+        seats: int,
+        *,
+        like: Tensor,
+    ) -> None:
+        self.capacity = capacity
+        self.device = like.device
+        # Zeros, not garbage: what lies behind a sequence's end is multiplied by zero, and zero
+        # times NaN is not zero.
+        self.storage: dict[tuple[int, str], Tensor] = {
+            (layer, stream): like.new_zeros(capacity.tokens, *shape)
+            for layer in layers
+            for stream, shape in streams(config, layer).items()
+        }
+        self._pages = np.zeros((seats, capacity.pages_per_sequence), dtype=np.int64)
+        self._offsets = np.arange(capacity.page_tokens)
+
+    @property
+    def bytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in self.storage.values())
+
+    def seat(self, seat: int, pages: list[int], start: int = 0) -> None:
+        """Tell which pages the sequence on this seat has, from its page `start` on."""
+        self._pages[seat, start : start + len(pages)] = pages
+
+    def slots(self, seat: int, start: int, stop: int) -> np.ndarray:
+        """Where tokens [start, stop) of a sequence lie."""
+        size = self.capacity.page_tokens
+        first, last = start // size, -(-stop // size)
+        slots = self._pages[seat, first:last, None] * size + self._offsets
+        return slots.reshape(-1)[start - first * size : stop - first * size]
+
+    def wipe(self, pages: list[int]) -> None:
+        slots = np.add.outer(
+            np.array(pages, dtype=np.int64) * self.capacity.page_tokens, self._offsets
+        )
+        slot_S = torch.from_numpy(slots.reshape(-1)).to(self.device)
+        for storage in self.storage.values():
+            storage[slot_S] = 0
+
+    def table(self, seats: np.ndarray, longest: int) -> np.ndarray:
+        """[B, M] the slots of whole pages of every sequence, enough for the longest."""
+        size = self.capacity.page_tokens
+        pages_BP = self._pages[seats, : -(-longest // size)]
+        return (pages_BP[:, :, None] * size + self._offsets).reshape(len(seats), -1)
+
+
+class Chunks:
+    """The loose part of a step as it is put together: runs of tokens that are read."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.slots: list[np.ndarray] = []
+        self.new: list[np.ndarray] = []
+        self.positions: list[np.ndarray] = []
+        self.tokens = self.keys = 0
+
+    def add(self, slots: np.ndarray, start: int) -> None:
+        """Tokens [start, len(slots)) are new."""
+        stop = len(slots)
+        self.spans.append(Span(self.tokens, stop - start, self.keys, stop))
+        self.slots.append(slots)
+        self.new.append(slots[start:])
+        self.positions.append(np.arange(start, stop))
+        self.tokens += stop - start
+        self.keys += stop
+
+
+def arrange(
+    cache: Cache, chunks: Chunks, seats: np.ndarray, past_B: np.ndarray, queries: int
+) -> tuple[Layout, Tensor]:
+    """The layout of a step, chunks first and then a batch of `queries` tokens for each seat, behind
+    `past_B` tokens; and the slots of its new tokens."""
+    spans, slots = list(chunks.spans), list(chunks.slots)
+    new, positions, batch = list(chunks.new), list(chunks.positions), None
+    if len(seats):
+        table_BM = cache.table(seats, int(past_B.max()) + queries)
+        position_BQ = past_B[:, None] + np.arange(queries)
+        M = table_BM.shape[1]
+        for b, past in enumerate(past_B.tolist()):
+            first = chunks.tokens + b * queries
+            spans.append(Span(first, queries, chunks.keys + b * M, past + queries))
+        slots.append(table_BM.reshape(-1))
+        new.append(np.take_along_axis(table_BM, position_BQ, 1).reshape(-1))
+        positions.append(position_BQ.reshape(-1))
+        visible_BQ = torch.from_numpy(position_BQ + 1).to(cache.device)
+        batch = Batch.of(visible_BQ, columns=M, least=int(past_B.min()) + 1)
+    layout = Layout(
+        _tensor(positions, cache.device),
+        tuple(spans),
+        slot_S=_tensor(slots, cache.device),
+        batch=batch,
+    )
+    return layout, _tensor(new, cache.device)
+
+
+def _tensor(pieces: list[np.ndarray], device: torch.device) -> Tensor:
+    whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return torch.from_numpy(whole).to(device)
+
+
+class StepMemory:
+    """The cache as one step's layers see it (see model.memory.Memory)."""
+
+    def __init__(self, cache: Cache, slot_T: Tensor, states: list[States]) -> None:
+        self._storage, self._slot_T, self._states = cache.storage, slot_T, states
+
+    def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
+        return self._storage[layer, stream].index_copy_(0, self._slot_T, rows_T)
+
+    def recall(self, layer: int, stream: str, span: int) -> Tensor | None:
+        return self._states[span].get((layer, stream))
+
+    def keep(self, layer: int, stream: str, span: int, state: Tensor) -> None:
+        self._states[span][layer, stream] = state

@@ -1,0 +1,330 @@
+"""One step on the device: the plan's tokens through the network, and what comes of them.
+
+T tokens of the step, N rows that are sampled from (of each part that ends its sequence, the last
+token and the drafts behind it), D hidden, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from math import isfinite
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paddock.engine.memory import Cache, Chunks, StepMemory, arrange
+from paddock.engine.replay import Decisions
+from paddock.engine.request import Ending, Likely, Sequence
+from paddock.engine.sampler import Dials, Rows, Sampled, Sampler, Wish, wishes_more
+from paddock.engine.scheduler import Part, Plan
+from paddock.engine.settings import EngineSettings
+from paddock.engine.speculate import Drafter
+from paddock.kernels.workspace import chunks
+from paddock.model import Ask, Layout, Network
+
+_COPIES = 6  # of the scores that sampling holds at once: logits, tempered, noise, log-softmax, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence that wrote its last token."""
+
+    sequence: Sequence
+    finish: Ending
+    matched: int | str | None = None
+    error: str | None = None  # it could not be written
+
+
+@dataclass(slots=True)
+class _Rows:
+    """A sequence's rows: where they begin among those sampled, and how many there are."""
+
+    sequence: Sequence
+    first: int
+    count: int
+    token: int  # where they begin among the step's tokens
+    wrote: int = 0  # of the tokens sampled, those that were kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What was sampled, in parts."""
+
+    tokens: list[Tensor]
+    logprobs: list[Tensor]
+    asked: dict[int, Tensor]  # by first row: the log-probabilities of those who want more of them
+
+
+class Runner:
+    def __init__(
+        self, network: Network, cache: Cache, settings: EngineSettings, dials: Dials
+    ) -> None:
+        self.network, self.cache, self.settings = network, cache, settings
+        device = network.embed.weight.device
+        self.sampler = Sampler(dials, network.config.vocab, device)
+        steps = settings.mtp_steps
+        self.drafter = Drafter(network, cache, self.sampler, steps) if steps else None
+        self.decisions = Decisions(network.config, cache) if settings.replay else None
+        self.device = device
+
+    @torch.inference_mode()
+    def run(self, plan: Plan, version: int) -> list[Ended]:
+        """Read the plan's tokens, write the next ones; who is done, and how."""
+        layout, slot_T = self._arrange(plan)
+        memory = StepMemory(self.cache, slot_T, [s.states for s in plan.sequences])
+        token_T = self._tokens(plan)
+        ask = Ask(choices=self.decisions is not None)
+        output = self.network(token_T, layout, memory, ask)
+        hidden_TD = output.hidden_TD
+        if self.decisions is not None:
+            self.decisions.record(output.notes, layout, slot_T)
+        self._score_prompts(plan, hidden_TD)
+        rows = self._rows(plan)
+        drawn = self._sample(hidden_TD, rows)
+        for part in plan.parts:
+            part.sequence.computed = part.stop
+        token_N = torch.cat(drawn.tokens).tolist() if rows else []
+        ended = self._write(rows, token_N, drawn, version)
+        if self.drafter is not None:
+            next_T = self._next_tokens(plan, token_N)
+            state_TD = self.drafter.read(hidden_TD, next_T, layout, memory)
+            self._guess(state_TD, rows, ended)
+        return ended
+
+    def _arrange(self, plan: Plan) -> tuple[Layout, Tensor]:
+        loose, batch = Chunks(), plan.parts[len(plan.parts) - plan.batched :]
+        for part in plan.parts[: len(plan.parts) - plan.batched]:
+            assert part.sequence.seat is not None
+            loose.add(self.cache.slots(part.sequence.seat, 0, part.start + part.tokens), part.start)
+        seats = np.array([part.sequence.seat for part in batch], dtype=np.int64)
+        past_B = np.array([part.start for part in batch], dtype=np.int64)
+        return arrange(self.cache, loose, seats, past_B, batch[0].tokens if batch else 0)
+
+    def _tokens(self, plan: Plan) -> Tensor:
+        parts = ((*p.sequence.tokens[p.start : p.stop], *p.drafts) for p in plan.parts)
+        return torch.tensor([*chain(*parts)], device=self.device)
+
+    def _rows(self, plan: Plan) -> list[_Rows]:
+        rows, token, first = [], 0, 0
+        for part in plan.parts:
+            if part.rows:
+                last = token + part.stop - part.start - 1
+                rows.append(_Rows(part.sequence, first, part.rows, last))
+            token, first = token + part.tokens, first + part.rows
+        return rows
+
+    def _sample(self, hidden_TD: Tensor, rows: list[_Rows]) -> _Drawn:
+        """A token for every row, a few rows at a time, so that scores over the vocabulary never
+        take more than `logits_bytes`."""
+        drawn = _Drawn([], [], {})
+        most = max(1, self.settings.logits_bytes // (_COPIES * 4 * self.network.config.vocab))
+        for part in _parted(rows, most):
+            first = part[0].first
+            sampled = self._sample_part(hidden_TD, part)
+            drawn.tokens.append(sampled.token_N)
+            drawn.logprobs.append(sampled.logprob_N)
+            for row in part:
+                request = row.sequence.request
+                if request.top_logprobs or request.ask_ids:
+                    n = slice(row.first - first, row.first - first + row.count)
+                    drawn.asked[row.first] = sampled.logp_NV[n].clone()
+        return drawn
+
+    def _sample_part(self, hidden_TD: Tensor, rows: list[_Rows]) -> Sampled:
+        offset_N = np.concatenate([np.arange(row.count) for row in rows])
+        counts, first = [row.count for row in rows], rows[0].first
+        token_N = np.repeat([row.token for row in rows], counts) + offset_N
+        if len(token_N) < len(hidden_TD):
+            hidden_TD = hidden_TD[torch.from_numpy(token_N).to(self.device)]
+        wishes, forced = [], []
+        for row in rows:
+            wishes += self._wishes(row, row.first - first)
+            if row.sequence.thinking is not None:
+                drafts = row.sequence.drafts[: row.count - 1]
+                closes = row.sequence.thinking.forced_rows(drafts)
+                close_id = row.sequence.thinking.close_id
+                forced += [(row.first - first + j, close_id) for j in closes]
+        return self.sampler.sample(
+            self.network.head(hidden_TD),
+            Rows(
+                seat_N=np.repeat([row.sequence.seat for row in rows], counts),
+                index_N=np.repeat([row.sequence.written for row in rows], counts) + offset_N,
+                wishes=wishes,
+                forced=forced,
+            ),
+        )
+
+    def _wishes(self, row: _Rows, first: int) -> list[Wish]:
+        sequence = row.sequence
+        if not wishes_more(sequence.request.sampling):
+            return []
+        drafts = sequence.drafts[: row.count - 1]
+        masks: list[Tensor | None] = [None] * row.count
+        if sequence.constraint is not None:
+            masks = sequence.constraint.masks(drafts)
+        return [
+            Wish(first + j, sequence, drafts[:j], masks[j])
+            for j in range(min(row.count, len(masks)))
+        ]
+
+    # --- what was sampled -------------------------------------------------------------------------
+
+    def _write(
+        self, rows: list[_Rows], token_N: list[int], drawn: _Drawn, version: int
+    ) -> list[Ended]:
+        logprob_N = torch.cat(drawn.logprobs).tolist() if rows else []
+        ended = []
+        for row in rows:
+            n = slice(row.first, row.first + row.count)
+            end = self._keep(row, token_N[n], logprob_N[n], version)
+            self._account(row)
+            self._report(row, drawn)
+            if end is not None:
+                ended.append(end)
+        return ended
+
+    def _keep(
+        self, row: _Rows, tokens: list[int], logprobs: list[float], version: int
+    ) -> Ended | None:
+        """Append sampled tokens for as long as each follows what was drafted."""
+        sequence = row.sequence
+        for j, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            if not isfinite(logprob):
+                where = f"at token {len(sequence.tokens)}"
+                return Ended(
+                    sequence, "abort", error=f"the network's scores {where} are no numbers"
+                )
+            self._append(sequence, token, logprob, version)
+            row.wrote += 1
+            if sequence.constraint is not None and not sequence.constraint.push(token):
+                return Ended(sequence, "abort", error="nothing may follow under its grammar")
+            end = self._end(sequence)
+            if end is not None or j + 1 == row.count or sequence.drafts[j] != token:
+                return end
+        return None
+
+    def _append(self, sequence: Sequence, token: int, logprob: float, version: int) -> None:
+        thinking = sequence.thinking
+        if thinking is not None:
+            if thinking.must_close:
+                sequence.forced.append(sequence.written)
+            thinking.push(token)
+        sequence.append(token, logprob, version)
+
+    def _end(self, sequence: Sequence) -> Ended | None:
+        """Whether the token just written is the last."""
+        token, heed = sequence.tokens[-1], True
+        if sequence.written < sequence.request.sampling.min_new_tokens:
+            heed = False
+        matched = sequence.stop_texts.push(token, heed=heed) if sequence.stop_texts else None
+        if heed and token in sequence.stop_ids:
+            return Ended(sequence, "stop", token)
+        if matched is not None:
+            return Ended(sequence, "stop", matched)
+        if sequence.constraint is not None and sequence.constraint.finished:
+            return Ended(sequence, "stop", token)
+        if sequence.written >= sequence.max_new:
+            return Ended(sequence, "length")
+        return None
+
+    def _account(self, row: _Rows) -> None:
+        sequence = row.sequence
+        sequence.verify_steps += 1
+        if row.wrote:
+            sequence.computed = len(sequence.tokens) - 1
+            sequence.drafts_proposed += row.count - 1
+            sequence.drafts_accepted += row.wrote - 1
+
+    def _report(self, row: _Rows, drawn: _Drawn) -> None:
+        """The log-probabilities a request asked for, of the tokens it got."""
+        if row.wrote and row.first in drawn.asked:
+            request, logp_NV = row.sequence.request, drawn.asked[row.first][: row.wrote]
+            row.sequence.top += likeliest(logp_NV, request.top_logprobs)
+            row.sequence.asked += asked(logp_NV, request.ask_ids)
+
+    # --- prompts ----------------------------------------------------------------------------------
+
+    def _score_prompts(self, plan: Plan, hidden_TD: Tensor) -> None:
+        first = 0
+        for part in plan.parts:
+            if part.sequence.next_scored is not None:
+                self._score(part, hidden_TD[first : first + part.tokens])
+            first += part.tokens
+
+    def _score(self, read: Part, hidden_TD: Tensor) -> None:
+        """Log-probabilities of the prompt tokens that this part's states predict."""
+        sequence, request = read.sequence, read.sequence.request
+        start = sequence.next_scored
+        if start == 0:  # nothing comes before the first token
+            sequence.prompt_logprobs.append(None)
+            sequence.prompt_top.append(None)
+            sequence.prompt_asked.append(None)
+            start = sequence.next_scored
+        if start is None:
+            return
+        stop = min(read.stop + 1, sequence.prompt)
+        hidden_TD = hidden_TD[start - 1 - read.start : stop - 1 - read.start]
+        target_T = torch.tensor(sequence.tokens[start:stop], device=self.device)
+        row_bytes = 8 * self.network.config.vocab
+        for part in chunks(len(target_T), row_bytes, self.settings.logits_bytes):
+            logp_TV = self.network.head(hidden_TD[part]).float().log_softmax(-1)
+            found = logp_TV.gather(1, target_T[part].unsqueeze(1)).squeeze(1)
+            sequence.prompt_logprobs += found.tolist()
+            sequence.prompt_top += likeliest(logp_TV, request.top_logprobs)
+            sequence.prompt_asked += asked(logp_TV, request.ask_ids)
+
+    # --- drafts -----------------------------------------------------------------------------------
+
+    def _next_tokens(self, plan: Plan, token_N: list[int]) -> Tensor:
+        """The token after each of the step's tokens. Behind a draft that was not kept it is
+        anyone's guess; such rows are beyond the end of their sequence and will be overwritten."""
+        following: list[int] = []
+        first = 0
+        for part in plan.parts:
+            following += part.sequence.tokens[part.start + 1 : part.stop]
+            if part.rows:
+                following += token_N[first : first + part.rows]
+            else:
+                following.append(part.sequence.tokens[part.stop])
+            first += part.rows
+        return torch.tensor(following, device=self.device)
+
+    def _guess(self, state_TD: Tensor, rows: list[_Rows], ended: list[Ended]) -> None:
+        assert self.drafter is not None
+        done = {id(end.sequence) for end in ended}
+        live = [row for row in rows if id(row.sequence) not in done]
+        if live:
+            # From the last token that was kept, the one before the newest.
+            last_N = torch.tensor([row.token + row.wrote - 1 for row in live], device=self.device)
+            self.drafter.guess(state_TD[last_N], [row.sequence for row in live])
+
+
+def _parted(rows: list[_Rows], most: int) -> Iterator[list[_Rows]]:
+    """Runs of sequences with at most `most` rows together, one sequence at least."""
+    part: list[_Rows] = []
+    for row in rows:
+        if part and row.first + row.count - part[0].first > most:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+def likeliest(logp_NV: Tensor, count: int) -> list[Likely]:
+    """The `count` best of each row, best first."""
+    if not count:
+        return []
+    best = logp_NV.topk(min(count, logp_NV.shape[1]), dim=-1)
+    return [
+        Likely(tuple(ids), tuple(values))
+        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def asked(logp_NV: Tensor, token_ids: tuple[int, ...]) -> list[Likely]:
+    if not token_ids:
+        return []
+    picked_NA = logp_NV[:, torch.tensor(token_ids, device=logp_NV.device)]
+    return [Likely(token_ids, tuple(values)) for values in picked_NA.tolist()]

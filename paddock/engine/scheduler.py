@@ -1,0 +1,251 @@
+"""Who is read, who writes and who waits in the next step.
+
+Sequences that write go first, one token each (and its drafts). What the step has left goes to
+prompts being read, in chunks, and then to whoever waits: highest priority first, first come first
+served within it. When the pages run out, the least important and latest gives its own up and waits
+again; what it has written is kept and read back later, mostly from the prefix cache.
+"""
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paddock.engine.memory import Cache
+from paddock.engine.pages import Pages
+from paddock.engine.radix import Radix, World
+from paddock.engine.request import Sequence
+from paddock.engine.settings import EngineSettings
+
+# A batch pads every sequence's keys to the longest; with many tokens each, spans cost less.
+BATCHED_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A sequence's share of a step: its tokens [start, stop), and its drafts if it writes."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    drafts: tuple[int, ...]
+    rows: int  # how many tokens are sampled from: the last and every draft, or none
+
+    @classmethod
+    def of(cls, sequence: Sequence, most: int) -> "Part":
+        """What is left to be read of a sequence, at most `most` tokens; its drafts if it writes."""
+        start, end = sequence.computed, len(sequence.tokens)
+        stop = min(end, start + most)
+        drafts = tuple(sequence.drafts)
+        return cls(sequence, start, stop, drafts, 1 + len(drafts) if stop == end else 0)
+
+    @property
+    def tokens(self) -> int:
+        return self.stop - self.start + len(self.drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The parts of a step. The last `batched` of them have the same number of tokens each."""
+
+    parts: tuple[Part, ...]
+    batched: int
+
+    @classmethod
+    def of(cls, parts: list[Part]) -> "Plan":
+        """Most sequences write one token, or read the same few behind a prefix they share: the
+        largest such group becomes the batch."""
+        sizes = Counter(part.tokens for part in parts if part.tokens <= BATCHED_TOKENS)
+        if not sizes:
+            return cls(tuple(parts), 0)
+        size, batched = sizes.most_common(1)[0]
+        ordered = sorted(parts, key=lambda part: part.tokens == size)
+        return cls(tuple(ordered), batched)
+
+    @property
+    def sequences(self) -> Iterator[Sequence]:
+        return (part.sequence for part in self.parts)
+
+
+def turn(sequence: Sequence) -> tuple[int, int]:
+    """Sorts the more important and the earlier first."""
+    return (-sequence.request.priority, sequence.serial)
+
+
+class Scheduler:
+    def __init__(self, settings: EngineSettings, cache: Cache) -> None:
+        self.settings, self.cache, self.capacity = settings, cache, cache.capacity
+        self.pages = Pages(self.capacity.pages)
+        self.radix = Radix(self.pages, self.capacity.page_tokens)
+        self.version = 0
+        self.running: list[Sequence] = []  # in turn
+        self.waiting: list[Sequence] = []  # in turn
+        self.retractions = 0
+        self.hit_tokens = self.asked_tokens = 0  # found in the cache, of those looked for
+        self._seats = list(range(settings.max_running - 1, -1, -1))
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=turn)
+
+    def plan(self, now: float) -> Plan:
+        """The next step. Empty only if nobody waits or runs."""
+        self._make_room()
+        parts = [Part.of(s, 1) for s in self.running if s.writes]
+        budget = self.settings.step_tokens
+        for sequence in self.running:
+            if budget and not sequence.writes:
+                parts.append(Part.of(sequence, budget))
+                budget -= parts[-1].tokens
+        for sequence in self._admissible():
+            if not budget or not self._admit(sequence, now):
+                break
+            parts.append(Part.of(sequence, budget))
+            budget -= parts[-1].tokens
+        return Plan.of(parts)
+
+    def remember(self, sequence: Sequence) -> None:
+        """Put what is computed of a sequence into the prefix cache, whole pages of it."""
+        full = sequence.computed // self.capacity.page_tokens
+        if not self.settings.prefix_cache or sequence.mixed or full <= sequence.shared:
+            return
+        kept = self.radix.insert(self.world(sequence), sequence.tokens, sequence.pages[:full])
+        if kept != sequence.pages[:full]:
+            sequence.pages[:full] = kept
+            assert sequence.seat is not None
+            self.cache.seat(sequence.seat, kept)
+        sequence.shared = full
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence gives up its seat and its pages; the prefix cache keeps what it can."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        self.remember(sequence)
+        self._empty(sequence)
+
+    def retract(self, sequence: Sequence) -> None:
+        """A running sequence waits again, with what it has written so far."""
+        self.leave(sequence)
+        sequence.retractions += 1
+        self.retractions += 1
+        self.add(sequence)
+
+    def forget(self) -> None:
+        """Drop the prefix cache."""
+        self.radix.clear()
+        for sequence in self.running:
+            sequence.shared = 0
+
+    def world(self, sequence: Sequence) -> World:
+        return (self.version, sequence.request.salt)
+
+    def audit(self) -> list[str]:
+        """What does not add up; nothing if all is well."""
+        held = [page for s in self.running for page in s.pages] + self.radix.held()
+        count = [0] * self.capacity.pages
+        for page in held:
+            count[page] += 1
+        found = [
+            f"page {page} has {self.pages.holders(page)} holders, {count[page]} are known"
+            for page in range(self.capacity.pages)
+            if self.pages.holders(page) != count[page]
+        ]
+        if self.pages.used != len(set(held)):
+            found.append(f"{self.pages.used} pages are used, {len(set(held))} are held")
+        seats = [s.seat for s in self.running]
+        if len(set(seats)) != len(seats) or None in seats:
+            found.append(f"seats are taken twice or not at all: {seats}")
+        if len(seats) + len(self._seats) != self.settings.max_running:
+            found.append(f"{len(seats)} + {len(self._seats)} seats of {self.settings.max_running}")
+        found += [f"{s.id} waits with pages" for s in self.waiting if s.pages]
+        return found
+
+    def _make_room(self) -> None:
+        """Pages for what each running sequence writes next, the most important first."""
+        for sequence in list(self.running):
+            if sequence.seat is None:
+                continue  # it made room for another
+            missing = self._missing(sequence)
+            while missing > self.pages.free + self.pages.spare:
+                victim = self.running[-1]
+                self.retract(victim)
+                if victim is sequence:
+                    break
+            else:
+                self._grow(sequence, missing)
+
+    def _missing(self, sequence: Sequence) -> int:
+        tokens = len(sequence.tokens) + self.capacity.ahead
+        return self.capacity.pages_for(tokens) - len(sequence.pages)
+
+    def _grow(self, sequence: Sequence, pages: int) -> None:
+        if pages <= 0:
+            return
+        if pages > self.pages.free:
+            self.radix.evict(pages - self.pages.free)
+        taken = self.pages.take(pages)
+        assert sequence.seat is not None
+        self.cache.seat(sequence.seat, taken, len(sequence.pages))
+        sequence.pages += taken
+
+    def _admissible(self) -> Iterator[Sequence]:
+        """Who waits, but for those who had better wait for what another is just reading."""
+        for sequence in self.waiting[: 2 * self.settings.max_running]:
+            if not self._twin_is_reading(sequence):
+                yield sequence
+
+    def _twin_is_reading(self, sequence: Sequence) -> bool:
+        """Whether someone is about to compute the very page this one would compute first."""
+        if not self.settings.prefix_cache:
+            return False
+        limit, world, size = self._reusable(sequence), self.world(sequence), self.radix.page_tokens
+        upto = self.radix.known(world, sequence.tokens, limit) + size
+        return upto <= limit and any(
+            other.computed < upto <= len(other.tokens)
+            and not other.mixed
+            and self.world(other) == world
+            and other.tokens[:upto] == sequence.tokens[:upto]
+            for other in self.running
+        )
+
+    def _reusable(self, sequence: Sequence) -> int:
+        """How many tokens need not be computed: not the last, whose logits are wanted, and none
+        from which a prompt log-probability is still to come."""
+        scored = sequence.next_scored
+        most = len(sequence.tokens) - 1
+        return most if scored is None else min(most, max(0, scored - 1))
+
+    def _admit(self, sequence: Sequence, now: float) -> bool:
+        if not self._seats:
+            return False
+        found: list[int] = []
+        if self.settings.prefix_cache:
+            limit = self._reusable(sequence)
+            found = self.radix.match(self.world(sequence), sequence.tokens, limit)
+        need = self.capacity.pages_for(len(sequence.tokens) + self.capacity.ahead) - len(found)
+        # Those who run will want more pages soon; alone, a sequence always fits.
+        reserve = len(self.running) + int(self.settings.page_reserve * self.capacity.pages)
+        if need + (reserve if self.running else 0) > self.pages.free + self.pages.spare:
+            self.pages.drop(found)
+            return False
+        self.waiting.remove(sequence)
+        sequence.seat = self._seats.pop()
+        sequence.pages, sequence.shared = found, len(found)
+        sequence.computed = len(found) * self.capacity.page_tokens
+        self.cache.seat(sequence.seat, found)
+        self._grow(sequence, need)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens, sequence.admitted_at = sequence.computed, now
+            self.hit_tokens += sequence.computed
+            self.asked_tokens += len(sequence.tokens)
+        insort(self.running, sequence, key=turn)
+        return True
+
+    def _empty(self, sequence: Sequence) -> None:
+        assert sequence.seat is not None
+        self.pages.drop(sequence.pages)
+        self._seats.append(sequence.seat)
+        sequence.seat, sequence.pages, sequence.shared = None, [], 0
+        sequence.computed, sequence.mixed = 0, False
+        sequence.drafts, sequence.states = [], {}

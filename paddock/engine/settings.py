@@ -1,0 +1,100 @@
+"""How an engine runs, decided before it exists."""
+
+from dataclasses import dataclass
+from math import prod
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from paddock.config import ConfigError, Settings
+from paddock.model import ModelConfig
+from paddock.model.cost import streams
+
+RECURRENT = ("gdn", "simple_gdn")
+
+
+class EngineSettings(Settings):
+    page_tokens: PositiveInt = 16
+    pages: PositiveInt | None = None  # None: what `cache_bytes` holds
+    cache_bytes: PositiveInt = 1 << 28
+    max_running: PositiveInt = 32  # requests in one step
+    max_waiting: PositiveInt = 4096  # more are refused
+    step_tokens: PositiveInt = 2048  # prompt tokens read in one step, beside those that decode
+    context: PositiveInt | None = None  # None: the model's
+    mtp_steps: NonNegativeInt = Field(default=0, le=5)  # tokens drafted ahead
+    prefix_cache: bool = True
+    replay: bool = False  # keep routed experts and index choices, for requests that ask for them
+    stop_ids: tuple[int, ...] | None = None  # None: the model's and the tokenizer's own
+    max_logprobs: NonNegativeInt = 64  # likeliest tokens a request may ask for at each place
+    logits_bytes: PositiveInt = 1 << 27  # of scores over the vocabulary held at once
+    seed: NonNegativeInt = Field(default=0, lt=1 << 30)  # of requests that bring none
+    page_reserve: PositiveFloat = 0.02  # of the pages, kept free when a request is let in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What the settings come to for one network."""
+
+    pages: int
+    page_tokens: int
+    context: int  # tokens of prompt and reply together
+    ahead: int  # slots behind a sequence's last token that drafting may write to
+    bytes_per_token: int
+
+    @property
+    def tokens(self) -> int:
+        return self.pages * self.page_tokens
+
+    @property
+    def pages_per_sequence(self) -> int:
+        return self.pages_for(self.context + self.ahead)
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_tokens)
+
+
+def capacity(settings: EngineSettings, config: ModelConfig, itemsize: int) -> Capacity:
+    """Refuses, with the numbers, what cannot be."""
+    recurrent = sorted({kind for kind in config.attention if kind in RECURRENT})
+    if recurrent and settings.prefix_cache:
+        raise ConfigError(
+            f"'prefix_cache' must be false: {', '.join(recurrent)} layers keep a state, not pages"
+        )
+    if settings.mtp_steps and config.mtp is None:
+        raise ConfigError(f"'mtp_steps' is {settings.mtp_steps}, but the model has no MTP layer")
+    if settings.mtp_steps and recurrent:
+        raise ConfigError(
+            f"'mtp_steps' must be 0: a draft cannot be taken out of the state of "
+            f"{', '.join(recurrent)} layers"
+        )
+    context = settings.context or config.context
+    if context > config.context:
+        raise ConfigError(f"'context' {context} exceeds the model's {config.context}")
+    per_token = max(1, bytes_per_token(settings, config, itemsize))
+    page_bytes = per_token * settings.page_tokens
+    pages = settings.pages or settings.cache_bytes // page_bytes
+    found = Capacity(
+        pages=pages,
+        page_tokens=settings.page_tokens,
+        context=context,
+        ahead=2 * settings.mtp_steps,
+        bytes_per_token=per_token,
+    )
+    if pages < found.pages_per_sequence:
+        raise ConfigError(
+            f"one request of {context} tokens needs {found.pages_per_sequence} pages of "
+            f"{settings.page_tokens} tokens ({found.pages_per_sequence * page_bytes:,} bytes), "
+            f"the cache has {pages} ({pages * page_bytes:,} bytes): "
+            f"lower 'context' or raise 'cache_bytes'"
+        )
+    return found
+
+
+def cached_layers(settings: EngineSettings, config: ModelConfig) -> range:
+    """The layers that remember tokens here, the MTP layer only if it drafts."""
+    return range(config.layers + (settings.mtp_steps > 0))
+
+
+def bytes_per_token(settings: EngineSettings, config: ModelConfig, itemsize: int) -> int:
+    layers = cached_layers(settings, config)
+    rows = sum(prod(shape) for layer in layers for shape in streams(config, layer).values())
+    return rows * itemsize

@@ -1,0 +1,52 @@
+"""Drafts: guesses at the next tokens, made by the MTP layer, kept only where they prove right.
+
+A draft costs one layer, and checking k of them costs one pass of the whole network over k + 1
+tokens. The pass samples a token at every one of those places, each with the chance that belongs to
+its place (sampler.py). The first is what would have been sampled anyway; the second is, provided
+that the first equals the first draft; and so on. So the reply is the same, token for token, with
+and without drafts, at every temperature and under every wish; drafts only make it sooner. Drafts
+are drawn with the chance of the place they guess at, hence they agree with it as often as two
+draws that share their noise can.
+
+The MTP layer remembers one row a token, as every layer does: row p is made of the network's state
+at p and of token p + 1. `read` writes these rows for all tokens of a step as soon as the next ones
+are known; rows written while guessing stand beyond the end and are overwritten.
+
+T tokens of a step, N sequences, D hidden, K drafts.
+"""
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paddock.engine.memory import Cache, Chunks, StepMemory, arrange
+from paddock.engine.request import Sequence
+from paddock.engine.sampler import Sampler
+from paddock.model import Layout, Memory, Network
+
+
+class Drafter:
+    def __init__(self, network: Network, cache: Cache, sampler: Sampler, steps: int) -> None:
+        self.network, self.cache, self.sampler, self.steps = network, cache, sampler, steps
+
+    def read(self, hidden_TD: Tensor, next_T: Tensor, layout: Layout, memory: Memory) -> Tensor:
+        """Rows for every token of a step, given the token after each; the states they end in."""
+        return self.network.draft(hidden_TD, next_T, self.network.step(layout, memory))
+
+    def guess(self, state_ND: Tensor, sequences: Many[Sequence]) -> None:
+        """Give each sequence its drafts, starting from the state behind its last token but one."""
+        seat_N = np.array([s.seat for s in sequences])
+        index_N = np.array([s.written for s in sequences])
+        past_N = np.array([len(s.tokens) - 1 for s in sequences])
+        drafts: list[Tensor] = []
+        for step in range(self.steps):
+            if step:
+                layout, slot_T = arrange(self.cache, Chunks(), seat_N, past_N + step - 1, 1)
+                memory = StepMemory(self.cache, slot_T, [])
+                state_ND = self.read(state_ND, drafts[-1], layout, memory)
+            logits_NV = self.network.head(state_ND)
+            drafts.append(self.sampler.draft(logits_NV, seat_N, index_N + step))
+        for sequence, guessed in zip(sequences, torch.stack(drafts, 1).tolist(), strict=True):
+            sequence.drafts = guessed

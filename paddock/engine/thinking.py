@@ -1,0 +1,73 @@
+"""How long a reply may think: a budget of reasoning tokens, after which </think> is put there."""
+
+from collections.abc import Sequence
+from typing import Self
+
+from paddock.text import Special, Specials
+
+
+class Thinking:
+    """Whether a reply is thinking, and how much it has thought.
+
+    Thinking begins with <think>, in the prompt or in the reply, and ends with </think>. A role in
+    the prompt ends whatever was open before it.
+    """
+
+    def __init__(self, open_id: int, close_id: int, *, is_open: bool, budget: int | None) -> None:
+        self.open_id, self.close_id, self.budget = open_id, close_id, budget
+        self.is_open = is_open
+        self.tokens = 0  # of reasoning, in the reply, without the two that mark it
+
+    @classmethod
+    def after(
+        cls,
+        prompt: Sequence[int],
+        specials: Specials,
+        *,
+        budget: int | None,
+        is_open: bool | None = None,
+    ) -> Self | None:
+        """What a reply to this prompt starts with; None if the tokenizer knows no thinking."""
+        if Special.THINK_OPEN not in specials or Special.THINK_CLOSE not in specials:
+            return None
+        open_id, close_id = specials[Special.THINK_OPEN], specials[Special.THINK_CLOSE]
+        if is_open is None:
+            is_open = _open_at_end(prompt, specials)
+        return cls(open_id, close_id, is_open=is_open, budget=budget)
+
+    def push(self, token: int) -> None:
+        """The reply goes on with `token`."""
+        if self.is_open:
+            self.is_open = token != self.close_id
+            self.tokens += self.is_open
+        else:
+            self.is_open = token == self.open_id
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the next token has to be </think>."""
+        return self.is_open and self.budget is not None and self.tokens >= self.budget
+
+    def forced_rows(self, drafts: Sequence[int]) -> list[int]:
+        """Of the rows that follow 0, 1, ... of the drafts, those whose token must be </think>."""
+        if self.budget is None:
+            return []
+        ahead = Thinking(self.open_id, self.close_id, is_open=self.is_open, budget=self.budget)
+        ahead.tokens = self.tokens
+        rows = [0] if ahead.must_close else []
+        for row, draft in enumerate(drafts, start=1):
+            ahead.push(draft)
+            if ahead.must_close:
+                rows.append(row)
+        return rows
+
+
+def _open_at_end(prompt: Sequence[int], specials: Specials) -> bool:
+    roles = (Special.SYSTEM, Special.USER, Special.ASSISTANT, Special.OBSERVATION)
+    ends = {specials[token] for token in (*roles, Special.THINK_CLOSE) if token in specials}
+    for token in reversed(prompt):
+        if token == specials[Special.THINK_OPEN]:
+            return True
+        if token in ends:
+            return False
+    return False

@@ -1,0 +1,204 @@
+"""Doors: what a handler returns or raises, told in the dialect of its path."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from logging import getLogger
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from paddock.api import errors
+from paddock.api.body import Body, json_from
+from paddock.api.errors import ApiError
+from paddock.serve.hall import translated
+from paddock.serve.sse import DONE, ClientLeft, EventStream, begun, event, json_bytes, unless_left
+
+log = getLogger("paddock.serve")
+LEFT = 499  # nobody reads it
+JSON = "application/json"
+
+Handler = Callable[[Request, Any], Awaitable[Any]]  # the request and its body's JSON value
+Payloads = AsyncIterator[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How errors look, and how a stream is written."""
+
+    name: str
+    error: Callable[[ApiError], dict[str, Any]]
+    event: Callable[[ApiError], dict[str, Any]]  # an error in the middle of a stream
+    named: bool = False  # events carry their type on a line of its own
+    done: bool = True  # a stream ends in [DONE]
+
+    async def written(self, payloads: Payloads) -> AsyncIterator[bytes]:
+        """A stream's payloads as events. Once it has begun, an error is one of them."""
+        started = False
+        try:
+            async for payload in payloads:
+                yield event(payload, named=self.named)
+                started = True
+        except Exception as error:
+            if not started:
+                raise
+            yield event(self.event(explained(error)), named=self.named)
+        finally:
+            close = getattr(payloads, "aclose", None)
+            if close is not None:
+                await close()
+        if self.done:
+            yield DONE
+
+
+NATIVE = Dialect("native", errors.native, errors.native)
+OPENAI = Dialect("openai", errors.openai, errors.openai)
+RESPONSES = Dialect("responses", errors.openai, errors.responses_event, named=True, done=False)
+ANTHROPIC = Dialect("anthropic", errors.anthropic, errors.anthropic, named=True, done=False)
+
+
+def dialect_of(path: str) -> Dialect:
+    """In which words a path answers, even if there is nothing at it."""
+    for beginning, dialect in (
+        ("/v1/messages", ANTHROPIC),
+        ("/v1/responses", RESPONSES),
+        ("/v1/", OPENAI),
+    ):
+        if path.startswith(beginning):
+            return dialect
+    return NATIVE
+
+
+def explained(error: Exception) -> ApiError:
+    """What a client is told; a bug of ours is also logged."""
+    found = translated(error)
+    if isinstance(found, ApiError):
+        if found.status == 500:
+            log.error("%s", found)
+        return found
+    if isinstance(error, RecursionError):
+        return ApiError("the request is nested too deeply")
+    log.exception("a request failed through a bug", exc_info=error)
+    return ApiError(f"internal error: {type(error).__name__}", status=500)
+
+
+def refusal(dialect: Dialect, error: ApiError) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return Response(
+        json_bytes(dialect.error(error)),
+        status_code=error.status,
+        headers=headers,
+        media_type=JSON,
+    )
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    return Response(json_bytes(value), status_code=status, media_type=JSON)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What a handler returns in place of a value when payloads are to follow one by one."""
+
+    payloads: Payloads
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where handlers are put."""
+
+    app: FastAPI
+    body_bytes: int
+
+    def add(
+        self,
+        path: str,
+        handler: Handler,
+        *,
+        body: type[Body] | None = None,
+        methods: tuple[str, ...] = ("POST",),
+        media: str = JSON,
+        most: int | None = None,
+    ) -> None:
+        """Put `handler` at `path`. It returns a JSON value, a Stream or a Response; whatever it
+        raises is told in the path's dialect. The client is watched meanwhile: leaving cancels it.
+        `body` and `media`, the type of the answer, are shown in the OpenAPI document; a body may
+        have `most` bytes, or as many as all others."""
+        dialect = dialect_of(path)
+
+        async def door(request: Request) -> Response:
+            try:
+                data = await body_of(request, most or self.body_bytes)
+                value = json_from(data) if data or body is not None else None
+                return await unless_left(request, self._response(dialect, handler(request, value)))
+            except (ClientLeft, ClientDisconnect):
+                return Response(status_code=LEFT)
+            except Exception as error:
+                return refusal(dialect, explained(error))
+
+        for method in methods:
+            self.app.add_api_route(
+                path,
+                door,
+                methods=[method],
+                operation_id=f"{method.lower()} {path}",
+                response_model=None,
+                responses=_responses(dialect, media, streams="stream" in _fields(body)),
+                openapi_extra=_request_body(body) if body is not None else None,
+            )
+
+    async def _response(self, dialect: Dialect, work: Awaitable[Any]) -> Response:
+        found = await work
+        if isinstance(found, Stream):
+            return EventStream(await begun(dialect.written(found.payloads)))
+        return found if isinstance(found, Response) else answer(found)
+
+
+async def body_of(request: Request, most: int) -> bytes:
+    """A request's body, if it is not longer than `most` bytes."""
+    data = bytearray()
+    said = request.headers.get("content-length", "")
+    if said.isdecimal() and int(said) > most:
+        raise ApiError(f"the body has {said} bytes, more than {most}", status=413)
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > most:
+            raise ApiError(f"the body has more than {most} bytes", status=413)
+    return bytes(data)
+
+
+def _request_body(body: type[Body]) -> dict[str, Any]:
+    """For the OpenAPI document. Bodies are flat, so their schemas need no definitions."""
+    schema = body.model_json_schema()
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+
+
+def _fields(body: type[Body] | None) -> Iterable[str]:
+    return () if body is None else body.model_fields
+
+
+def _responses(dialect: Dialect, media: str, *, streams: bool) -> dict[int | str, dict[str, Any]]:
+    """For the OpenAPI document: errors have the dialect's shape."""
+    shape = dialect.error(ApiError("example"))
+    schema = {
+        "type": "object",
+        "required": list(shape),
+        "properties": {"error": {"type": "object", "required": list(shape["error"])}},
+    }
+    told = {
+        400: "The request cannot be answered.",
+        401: "The key is missing or wrong.",
+        403: "The route is not open to this client.",
+        404: "There is no such thing.",
+        413: "The body is too long.",
+        500: "A fault of the server.",
+        503: "The server is overloaded or its engine has failed.",
+    }
+    content = {JSON: {"schema": schema}}
+    kinds = [media, *(["text/event-stream"] if streams else [])]
+    found: dict[int | str, dict[str, Any]] = {
+        status: {"description": why, "content": content} for status, why in told.items()
+    }
+    found[200] = {"description": "The answer.", "content": {kind: {} for kind in kinds}}
+    return found

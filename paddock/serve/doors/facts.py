@@ -1,0 +1,183 @@
+"""What this server is, and how it is."""
+
+import asyncio
+import time
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paddock import __version__
+from paddock.api.errors import ApiError
+from paddock.engine import Engine, EngineFailed, Stats
+from paddock.engine import Request as EngineRequest
+from paddock.records import Sampling
+from paddock.serve.dialect import Doors
+from paddock.serve.hall import Hall
+from paddock.serve.metrics import Exhibition
+
+GET = ("GET",)
+
+
+class Facts:
+    def __init__(self, hall: Hall) -> None:
+        self.hall = hall
+        settings = hall.settings
+        self.exhibition = Exhibition(
+            prefix=settings.metrics_prefix, model=settings.served_name, clock=time.monotonic
+        )
+        self.page = (files("paddock.serve") / "page" / "chat.html").read_bytes()
+        self.created = int(time.time())
+
+    def open(self, doors: Doors) -> None:
+        doors.add("/", self.chat_page, methods=GET, media="text/html")
+        for path in ("/health", "/ping"):
+            doors.add(path, self.health, methods=GET)
+        doors.add("/health_generate", self.health_generate, methods=GET)
+        doors.add("/metrics", self.metrics, methods=GET, media="text/plain")
+        doors.add("/v1/models", self.models, methods=GET)
+        doors.add("/v1/models/{model:path}", self.model, methods=GET)
+        for path in ("/model_info", "/get_model_info"):
+            doors.add(path, self.model_info, methods=GET)
+        for path in ("/server_info", "/get_server_info"):
+            doors.add(path, self.server_info, methods=GET)
+        doors.add("/get_weight_version", self.weight_version, methods=GET)
+        for path in ("/v1/loads", "/get_load"):
+            doors.add(path, self.loads, methods=GET)
+
+    async def chat_page(self, _http: Request, _value: Any) -> Response:
+        # Everything the page needs is in it; nothing may be fetched from elsewhere.
+        policy = (
+            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+        )
+        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
+        return Response(self.page, media_type="text/html; charset=utf-8", headers=headers)
+
+    async def health(self, _http: Request, _value: Any) -> Any:
+        self._refuse_broken()
+        return {"status": "ok"}
+
+    async def health_generate(self, _http: Request, _value: Any) -> Any:
+        """One token of every engine that is not paused."""
+        self._refuse_broken()
+        every = await self._stats()
+        request = EngineRequest(
+            token_ids=(0,), sampling=Sampling(max_new_tokens=1, temperature=0.0), priority=2**31
+        )
+        try:
+            async with asyncio.timeout(self.hall.settings.health_s):
+                for engine, stats in zip(self.hall.replicas.engines, every, strict=True):
+                    if not stats.paused:
+                        await engine.respond(_named(request))
+        except (TimeoutError, EngineFailed) as error:
+            why = str(error) or f"no token in {self.hall.settings.health_s} s"
+            raise ApiError(f"unhealthy: {why}", status=503) from None
+        return {"status": "ok"}
+
+    def _refuse_broken(self) -> None:
+        for rank, engine in enumerate(self.hall.replicas.engines):
+            if not engine.healthy:
+                raise ApiError(f"the engine of replica {rank} has failed", status=503)
+
+    async def _stats(self) -> list[Stats]:
+        engines = self.hall.replicas.engines
+        return list(await asyncio.gather(*(asyncio.to_thread(Engine.stats, e) for e in engines)))
+
+    async def metrics(self, _http: Request, _value: Any) -> Response:
+        text = self.exhibition.text(await self._stats(), sessions=len(self.hall.sessions))
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self, _http: Request, _value: Any) -> Any:
+        return {"object": "list", "data": [self._model()]}
+
+    async def model(self, http: Request, _value: Any) -> Any:
+        name = http.path_params["model"]
+        if name != self.hall.settings.served_name:
+            raise ApiError(f"there is no model called {name!r:.80}", status=404, param="model")
+        return self._model()
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self.hall.settings.served_name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "paddock",
+            "root": self.hall.settings.model_path,
+            "parent": None,
+            "max_model_len": self.hall.capacity.context,
+        }
+
+    async def model_info(self, _http: Request, _value: Any) -> Any:
+        settings, engine = self.hall.settings, self.hall.replicas.engines[0]
+        glm = hasattr(self.hall.renderer, "version")
+        return {
+            "model_path": settings.model_path,
+            "tokenizer_path": settings.model_path,
+            "served_model_name": settings.served_name,
+            "is_generation": True,
+            "weight_version": self.hall.labels.label(engine.version),
+            "preferred_sampling_params": None,
+            "reasoning_parser": "glm45" if glm else None,
+            "tool_call_parser": "glm47" if glm else None,
+            "model_type": engine.config.family,
+            "architectures": None,
+            "max_context_length": self.hall.capacity.context,
+            "vocab_size": self.hall.vocab,
+            "has_chat_template": self.hall.renderer is not None,
+        }
+
+    async def server_info(self, _http: Request, _value: Any) -> Any:
+        settings, replicas = self.hall.settings, self.hall.replicas
+        capacity, engine = self.hall.capacity, replicas.engines[0].settings
+        states = [
+            {
+                "dp_rank": rank,
+                "weight_version": self.hall.labels.label(stats.version),
+                "num_running_reqs": stats.running,
+                "num_waiting_reqs": stats.waiting,
+                "paused": stats.paused,
+                "token_usage": stats.page_usage,
+                "cache_hit_rate": stats.hit_rate,
+                "avg_spec_accept_length": stats.accept_length,
+                "cache_bytes": stats.cache_bytes,
+            }
+            for rank, stats in enumerate(await self._stats())
+        ]
+        return {
+            "version": __version__,
+            "model_path": settings.model_path,
+            "served_model_name": settings.served_name,
+            "tp_size": 1,
+            "dp_size": len(replicas),
+            "context_length": capacity.context,
+            "max_total_num_tokens": capacity.tokens,
+            "max_running_requests": engine.max_running,
+            "page_size": capacity.page_tokens,
+            "speculative_num_steps": engine.mtp_steps,
+            "enable_return_routed_experts": engine.replay,
+            "internal_states": states,
+        }
+
+    async def weight_version(self, _http: Request, _value: Any) -> Any:
+        version = self.hall.replicas.engines[0].version
+        return {"weight_version": self.hall.labels.label(version)}
+
+    async def loads(self, _http: Request, _value: Any) -> Any:
+        return [
+            {
+                "dp_rank": rank,
+                "num_reqs": stats.running + stats.waiting,
+                "num_waiting_reqs": stats.waiting,
+                "num_tokens": stats.running_tokens,
+                "num_pending_tokens": stats.waiting_tokens,
+            }
+            for rank, stats in enumerate(await self._stats())
+        ]
+
+
+def _named(request: EngineRequest) -> EngineRequest:
+    return replace(request, id=f"health-{uuid4().hex}")

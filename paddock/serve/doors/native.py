@@ -1,0 +1,71 @@
+"""SGLang's /generate."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from paddock.api.body import read
+from paddock.api.errors import ApiError
+from paddock.api.native import Generate, GenerateBody, generates
+from paddock.api.native_reply import Format, GenerateStream
+from paddock.engine import Answer
+from paddock.engine import Request as EngineRequest
+from paddock.serve.dialect import Doors, Stream
+from paddock.serve.hall import Call, Extras, Hall
+
+
+class Native:
+    def __init__(self, hall: Hall) -> None:
+        self.hall = hall
+
+    def open(self, doors: Doors) -> None:
+        doors.add("/generate", self.generate, body=GenerateBody, methods=("POST", "PUT"))
+
+    async def generate(self, http: Request, value: Any) -> Any:
+        body = read(GenerateBody, value)
+        asks, many = generates(body, most=self.hall.most_replies)
+        asks = [replace(ask, id=ask.id or uuid4().hex) for ask in asks]
+        if not asks:
+            raise ApiError("input_ids: there are no prompts", param="input_ids")
+        prompts = [await self.hall.tokens_of(ask.prompt) for ask in asks]
+        requests = [self._requests(ask, p) for ask, p in zip(asks, prompts, strict=True)]
+        call = self.hall.call(http, asks[0], [each for group in requests for each in group])
+        forms = [
+            Format(
+                replace(ask, id=request.id),
+                prompt,
+                self.hall.tokenizer,
+                self.hall.spelling,
+                call.replica,
+                self.hall.labels.label,
+            )
+            for ask, prompt, group in zip(asks, prompts, requests, strict=True)
+            for request in group
+        ]
+        if asks[0].stream:
+            return Stream(self._payloads(call, forms, many or len(forms) > 1))
+        answers: list[Answer] = await call.whole()
+        found = [form.whole(answer) for form, answer in zip(forms, answers, strict=True)]
+        return found if many or len(forms) > 1 else found[0]
+
+    def _requests(self, ask: Generate, prompt: tuple[int, ...]) -> list[EngineRequest]:
+        extras = Extras(
+            prompt_logprobs_from=ask.prompt_logprobs_from,
+            ask_ids=ask.ask_ids,
+            replay=ask.indexer or ask.experts_from is not None,
+        )
+        return self.hall.requests(ask, prompt, n=ask.n, extras=extras)
+
+    async def _payloads(
+        self, call: Call, forms: list[Format], many: bool
+    ) -> AsyncIterator[dict[str, Any]]:
+        incremental = self.hall.settings.incremental
+        streams = [GenerateStream(form, incremental=incremental) for form in forms]
+        async with call.deltas() as deltas:
+            async for i, delta in deltas:
+                payload = streams[i].push(delta)
+                if payload is not None:
+                    yield payload | {"index": i} if many else payload

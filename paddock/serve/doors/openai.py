@@ -1,0 +1,167 @@
+"""OpenAI's chat completions and completions."""
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from paddock.api.body import read
+from paddock.api.errors import ApiError
+from paddock.api.native import Generate
+from paddock.api.native_reply import Format
+from paddock.api.openai_chat import Chat, ChatBody, chat
+from paddock.api.openai_chat_reply import ChatStream, Frame, choice
+from paddock.api.openai_completions import (
+    Complete,
+    CompletionBody,
+    CompletionFormat,
+    CompletionStream,
+    completes,
+)
+from paddock.api.openai_usage import usage
+from paddock.api.reply import Reading
+from paddock.engine import Answer
+from paddock.serve.dialect import Doors, Stream
+from paddock.serve.hall import Call, Extras, Hall
+
+
+class OpenAI:
+    def __init__(self, hall: Hall) -> None:
+        self.hall = hall
+
+    def open(self, doors: Doors) -> None:
+        doors.add("/v1/chat/completions", self.chat, body=ChatBody)
+        doors.add("/v1/completions", self.complete, body=CompletionBody)
+
+    # --- chat -------------------------------------------------------------------------------------
+
+    async def chat(self, http: Request, value: Any) -> Any:
+        ask = chat(read(ChatBody, value), self.hall.defaults, self.hall.thinking)
+        prompt = await self.hall.prompt_of(ask)
+        requests = self.hall.requests(ask, prompt, n=ask.n)
+        call = self.hall.call(http, ask, requests)
+        frame = Frame(
+            id=f"chatcmpl-{ask.id or uuid4().hex}",
+            model=ask.model or self.hall.settings.served_name,
+            created=int(time.time()),
+            version=call.version,
+        )
+        readings = [self._reading(ask, prompt) for _ in requests]
+        if ask.stream:
+            return Stream(self._chunks(call, ask, frame, readings))
+        answers, choices = [], []
+        for i, (reading, delta) in enumerate(zip(readings, await call.last(), strict=True)):
+            assert delta.answer is not None
+            reading.feed(delta)
+            answers.append(delta.answer)
+            shown = choice(ask, i, reading.message, delta.answer, self.hall.spelling)
+            choices.append(shown | self._extra(ask, prompt, delta.answer, call.replica))
+        return frame.whole(choices, answers)
+
+    def _reading(self, ask: Chat, prompt: tuple[int, ...]) -> Reading:
+        unique = uuid4().hex[:12]
+        return Reading(
+            self.hall.tokenizer,
+            tools=ask.tools,
+            prompt=prompt,
+            stops=ask.sampling.stop_texts,
+            call_id=lambda i: f"call_{unique}{i}",
+        )
+
+    def _extra(
+        self, ask: Chat, prompt: tuple[int, ...], answer: Answer, replica: int
+    ) -> dict[str, Any]:
+        """What some ask for beyond OpenAI's fields."""
+        found: dict[str, Any] = {}
+        if ask.shows_prompt or ask.shows_ids:
+            found["prompt_token_ids"] = list(prompt)
+        if ask.shows_ids:
+            ids = list(answer.completion.token_ids)
+            found |= {"token_ids": ids, "response_token_ids": ids}
+        if ask.shows_meta:
+            asked = Generate(prompt=prompt, sampling=ask.sampling, top_logprobs=ask.top_logprobs)
+            hall = self.hall
+            form = Format(asked, prompt, hall.tokenizer, hall.spelling, replica, hall.labels.label)
+            found["meta_info"] = form.meta(answer)
+        return found
+
+    async def _chunks(
+        self, call: Call, ask: Chat, frame: Frame, readings: list[Reading]
+    ) -> AsyncIterator[dict[str, Any]]:
+        streams = [ChatStream(ask, i, frame, self.hall.spelling) for i in range(len(readings))]
+        answers: list[Answer] = []
+        opened: set[int] = set()
+        async with call.deltas() as deltas:
+            async for i, delta in deltas:
+                if i not in opened:
+                    opened.add(i)
+                    yield streams[i].open()
+                for chunk in streams[i].push(readings[i].feed(delta), delta):
+                    yield chunk
+                if delta.answer is not None:
+                    answers.append(delta.answer)
+                    yield streams[i].close(delta.answer, calls=len(readings[i].message.tool_calls))
+        if ask.shows_usage:
+            yield frame.chunk(usage=usage(answers))
+
+    # --- completions ------------------------------------------------------------------------------
+
+    async def complete(self, http: Request, value: Any) -> Any:
+        asks = completes(
+            read(CompletionBody, value), self.hall.defaults, most=self.hall.most_replies
+        )
+        if not asks:
+            raise ApiError("prompt: there are none", param="prompt")
+        prompts = [await self.hall.tokens_of(ask.prompt) for ask in asks]
+        groups = [
+            self.hall.requests(ask, prompt, n=ask.n, extras=_extras(ask))
+            for ask, prompt in zip(_apart(asks), prompts, strict=True)
+        ]
+        call = self.hall.call(http, asks[0], [each for group in groups for each in group])
+        forms = [
+            CompletionFormat(ask, prompt, self.hall.tokenizer, self.hall.spelling)
+            for ask, prompt in zip(asks, prompts, strict=True)
+            for _ in range(ask.n)
+        ]
+        around = {
+            "id": f"cmpl-{asks[0].id or uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": asks[0].model or self.hall.settings.served_name,
+        }
+        if asks[0].stream:
+            return Stream(self._completion_chunks(call, forms, around, len(asks)))
+        answers = await call.whole()
+        choices = [
+            form.choice(a, i) for i, (form, a) in enumerate(zip(forms, answers, strict=True))
+        ]
+        return around | {"choices": choices, "usage": usage(answers, prompts=len(asks))}
+
+    async def _completion_chunks(
+        self, call: Call, forms: list[CompletionFormat], around: dict[str, Any], prompts: int
+    ) -> AsyncIterator[dict[str, Any]]:
+        streams = [CompletionStream(form, i) for i, form in enumerate(forms)]
+        answers: dict[int, Answer] = {}
+        async with call.deltas() as deltas:
+            async for i, delta in deltas:
+                yield around | {"choices": [streams[i].push(delta)]}
+                if delta.answer is not None:
+                    answers[i] = delta.answer
+        if forms[0].ask.shows_usage:
+            ordered = [answers[i] for i in sorted(answers)]
+            yield around | {"choices": [], "usage": usage(ordered, prompts=prompts)}
+
+
+def _extras(ask: Complete) -> Extras:
+    scored = ask.echo and ask.top_logprobs is not None
+    return Extras(prompt_logprobs_from=0 if scored else None)
+
+
+def _apart(asks: list[Complete]) -> list[Complete]:
+    """An id that was given for several prompts, made into one for each."""
+    if len(asks) == 1:
+        return asks
+    return [replace(ask, id=ask.id and f"{ask.id}-{i}") for i, ask in enumerate(asks)]

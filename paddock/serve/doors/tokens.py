@@ -1,0 +1,74 @@
+"""The tokenizer's own endpoints."""
+
+from typing import Any
+
+from starlette.requests import Request
+
+from paddock.api.body import read
+from paddock.api.errors import ApiError
+from paddock.api.tokens import (
+    DetokenizeBody,
+    TemplateBody,
+    TokenizeBody,
+    talk,
+    tokenizer_info,
+)
+from paddock.serve.dialect import Doors
+from paddock.serve.hall import Hall
+
+
+class Tokens:
+    def __init__(self, hall: Hall) -> None:
+        self.hall = hall
+
+    def open(self, doors: Doors) -> None:
+        for prefix in ("", "/v1"):
+            doors.add(f"{prefix}/tokenize", self.tokenize, body=TokenizeBody)
+            doors.add(f"{prefix}/detokenize", self.detokenize, body=DetokenizeBody)
+        doors.add("/apply-template", self.apply_template, body=TemplateBody)
+        doors.add("/tokenizer_info", self.info, methods=("GET",))
+
+    async def tokenize(self, _http: Request, value: Any) -> Any:
+        body = read(TokenizeBody, value)
+        if body.prompt is None:
+            ids = await self.hall.prompt_of(talk(body, self.hall.thinking))
+            return self._shown(ids, body)
+        # As /v1/completions reads text: markers that it spells are markers, nothing is added.
+        if isinstance(body.prompt, str):
+            return self._shown(await self.hall.tokens_of(body.prompt), body)
+        each = [await self.hall.tokens_of(text) for text in body.prompt]
+        return {
+            "tokens": each,
+            "count": [len(ids) for ids in each],
+            "max_model_len": self.hall.capacity.context,
+        }
+
+    def _shown(self, ids: Any, body: TokenizeBody) -> dict[str, Any]:
+        spelled = [self.hall.spelling.text(i) for i in ids] if body.return_token_strs else None
+        return {
+            "tokens": list(ids),
+            "count": len(ids),
+            "max_model_len": self.hall.capacity.context,
+            "token_strs": spelled,
+        }
+
+    async def detokenize(self, _http: Request, value: Any) -> Any:
+        body = read(DetokenizeBody, value)
+        skip = bool(body.skip_special_tokens)
+        many = bool(body.tokens) and isinstance(body.tokens[0], list)
+        each: list[list[int]] = body.tokens if many else [body.tokens]  # type: ignore[assignment,list-item]
+        for ids in each:
+            wrong = next((i for i in ids if not 0 <= i < self.hall.vocab), None)
+            if wrong is not None:
+                raise ApiError(f"tokens: {wrong} is not in [0, {self.hall.vocab})", param="tokens")
+        texts = [self.hall.tokenizer.decode(ids, skip_special=skip) for ids in each]
+        text: str | list[str] = texts if many else texts[0]
+        return {"prompt": text, "text": text}
+
+    async def apply_template(self, _http: Request, value: Any) -> Any:
+        ids = await self.hall.prompt_of(talk(read(TemplateBody, value), self.hall.thinking))
+        return {"prompt": self.hall.tokenizer.decode(ids), "tokens": list(ids)}
+
+    async def info(self, _http: Request, _value: Any) -> Any:
+        template = getattr(self.hall.renderer, "template", None)
+        return tokenizer_info(self.hall.tokenizer, template.source if template else None)

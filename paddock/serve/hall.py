@@ -1,0 +1,366 @@
+"""What every door opens into: conversations become prompts, prompts requests, requests answers."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from logging import getLogger
+from uuid import uuid4
+
+from starlette.requests import Request as HttpRequest
+
+from paddock.api.ask import Ask, Prompt, Talk
+from paddock.api.errors import ApiError
+from paddock.api.spelling import Spelling
+from paddock.api.thinking import Wish
+from paddock.engine import (
+    Answer,
+    Delta,
+    Engine,
+    EngineFailed,
+    Labels,
+    Request,
+    RequestRefused,
+)
+from paddock.engine.request import Deliver
+from paddock.records import Sampling
+from paddock.serve.replicas import Replicas
+from paddock.serve.settings import ServeSettings
+from paddock.text import (
+    ChatTemplateError,
+    Renderer,
+    RewritesPast,
+    Special,
+    Thinking,
+    Tokenizer,
+)
+
+ROUTING = "x-smg-routing-key"  # the header that says which session a request belongs to
+log = getLogger("paddock.serve")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What only some dialects ask of the engine."""
+
+    prompt_logprobs_from: int | None = None
+    top_logprobs: int | None = None  # None: as the Ask says
+    ask_ids: tuple[int, ...] = ()
+    replay: bool = False
+
+
+NOTHING = Extras()
+
+
+class Hall:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        tokenizer: Tokenizer,
+        renderer: Renderer | None,
+        settings: ServeSettings,
+    ) -> None:
+        """Without a renderer there is no chat, only prompts."""
+        self.replicas = Replicas(engines)
+        self.tokenizer, self.renderer, self.settings = tokenizer, renderer, settings
+        self.spelling = Spelling(tokenizer)
+        self.capacity = engines[0].capacity
+        self.vocab = engines[0].config.vocab
+        self.sessions: dict[str, int] = {}  # calls being answered, by session
+        self.live: dict[str, int] = {}  # the replica of every request being answered
+        self.labels = Labels()  # of versions of the weights
+        self._warned: set[str] = set()
+
+    @property
+    def most_replies(self) -> int:
+        """That one replica may be asked for at once."""
+        engine = self.replicas.engines[0].settings
+        return engine.max_waiting + engine.max_running
+
+    @property
+    def defaults(self) -> Sampling:
+        """Of chats that say nothing else."""
+        said = self.settings
+        return Sampling(temperature=said.temperature, top_p=said.top_p, top_k=said.top_k)
+
+    @property
+    def thinking(self) -> Wish:
+        """Of chats that say nothing else."""
+        enable = None if self.settings.enable_thinking else False
+        said = Thinking(enable_thinking=enable, clear_thinking=self.settings.clear_thinking)
+        return Wish(thinking=said)
+
+    # --- prompts ----------------------------------------------------------------------------------
+
+    async def prompt_of(self, talk: Talk) -> tuple[int, ...]:
+        """The conversation in tokens, and the opening of the reply. A long one takes a while, so
+        other clients are attended to meanwhile."""
+        return await asyncio.to_thread(self._prompt, talk)
+
+    def _prompt(self, talk: Talk) -> tuple[int, ...]:
+        self._warn(talk)
+        if talk.prompt_ids is not None:
+            return talk.prompt_ids
+        renderer = self._renderer()
+        thinking = talk.thinking
+        if talk.must_call:
+            thinking = replace(thinking, enable_thinking=False)
+        said = {"tools": talk.tools, "thinking": thinking}
+        try:
+            if talk.continues:
+                return renderer.dialogue(talk.messages, closed=False, **said).token_ids  # type: ignore[arg-type]
+            ids = renderer.prompt(talk.messages, **said).token_ids  # type: ignore[arg-type]
+        except (ChatTemplateError, RewritesPast) as error:
+            raise ApiError(f"messages: {error}", param="messages") from None
+        return ids if not talk.must_call else (*ids, *self._call_opening(talk))
+
+    async def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
+        """A prompt without a template. Its text may spell added tokens, as templates do."""
+        if not isinstance(prompt, str):
+            return prompt
+        return tuple(await asyncio.to_thread(self.tokenizer.encode, prompt, specials=True))
+
+    def _call_opening(self, talk: Talk) -> Sequence[int]:
+        """The beginning of a call that the reply can only go on with."""
+        specials = self.tokenizer.specials
+        if Special.TOOL_CALL_OPEN not in specials:
+            raise ApiError(
+                "tool_choice: this model's calls have no marker, so none can be required",
+                param="tool_choice",
+            )
+        name = talk.only_tool or (talk.tools[0].name if len(talk.tools) == 1 else "")
+        return [specials[Special.TOOL_CALL_OPEN], *self.tokenizer.encode(name, specials=False)]
+
+    def _renderer(self) -> Renderer:
+        if self.renderer is None:
+            raise ApiError(
+                "this model has no chat template: use /v1/completions or /generate", status=404
+            )
+        return self.renderer
+
+    def _warn(self, talk: Talk) -> None:
+        for kind in talk.skipped_tools:
+            self.warn_once(f"tools of type {kind!r} are skipped: this server does not run them")
+        if self.renderer is not None:
+            said = talk.thinking
+            if said.clear_thinking == self.settings.clear_thinking:
+                said = replace(said, clear_thinking=None)  # nobody asked for it
+            for why in self.renderer.ignored(said).values():
+                self.warn_once(why)
+
+    def warn_once(self, message: str) -> None:
+        if message not in self._warned and len(self._warned) < 1000:
+            self._warned.add(message)
+            log.warning("%s", message)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def requests(
+        self, ask: Ask, prompt: tuple[int, ...], *, n: int = 1, extras: Extras = NOTHING
+    ) -> list[Request]:
+        """The prompt, to be answered `n` times."""
+        sampling = self._fitted(ask, prompt)
+        top = (ask.top_logprobs or 0) if extras.top_logprobs is None else extras.top_logprobs
+        request = Request(
+            token_ids=prompt,
+            sampling=sampling,
+            id=ask.id or uuid4().hex,
+            priority=max(-(2**31), min(2**31, ask.priority)),
+            salt=ask.salt,
+            prompt_logprobs_from=extras.prompt_logprobs_from,
+            top_logprobs=top,
+            ask_ids=extras.ask_ids,
+            replay=extras.replay,
+        )
+        if n == 1:
+            return [request]
+        return [
+            replace(request, id=f"{request.id}-{i}", sampling=_nth(sampling, i)) for i in range(n)
+        ]
+
+    def _fitted(self, ask: Ask, prompt: tuple[int, ...]) -> Sampling:
+        """What is to be sampled, if prompt and reply have room; else an error with the numbers."""
+        most, length, sampling = self.capacity.context, len(prompt), ask.sampling
+        wanted = sampling.max_new_tokens
+        fits = isinstance(ask, Talk) and ask.fits_context
+        if length >= most:
+            raise ApiError(
+                f"prompt is too long: {length} tokens > {most - 1} maximum (this model's maximum "
+                f"context length is {most} tokens, at least one of them for the reply)",
+                code="context_length_exceeded",
+                param="messages" if isinstance(ask, Talk) else "prompt",
+            )
+        if wanted is not None and length + wanted > most:
+            if fits:
+                kept = min(sampling.min_new_tokens, most - length)
+                return replace(sampling, max_new_tokens=most - length, min_new_tokens=kept)
+            raise ApiError(
+                f"this model's maximum context length is {most} tokens; {length + wanted} were "
+                f"requested ({length} in the prompt, {wanted} in the completion)",
+                code="context_length_exceeded",
+                param="max_tokens",
+            )
+        return sampling
+
+    def call(self, http: HttpRequest, ask: Ask, requests: Sequence[Request]) -> "Call":
+        session = http.headers.get(ROUTING) or ask.session
+        replica = self.replicas.choose(session, ask.replica)
+        return Call(hall=self, replica=replica, requests=list(requests), session=session)
+
+    def abort(self, name: str) -> int:
+        """End the request called so, or the several that one was made into; how many."""
+        found = [i for i in self.live if i == name or i.startswith((f"{name}-", f"{name}_"))]
+        for each in found:
+            self.replicas.engines[self.live[each]].abort(each)
+        return len(found)
+
+
+def _nth(sampling: Sampling, i: int) -> Sampling:
+    """Each of several replies has its own chance."""
+    seed = None if sampling.seed is None else (sampling.seed + i) % 2**63
+    return replace(sampling, seed=seed)
+
+
+@dataclass(slots=True)
+class Call:
+    """Requests of one client, on their way through one replica."""
+
+    hall: Hall
+    replica: int
+    requests: list[Request]
+    session: str | None = None
+
+    @property
+    def version(self) -> int:
+        return self.hall.replicas.engines[self.replica].version
+
+    async def whole(self) -> list[Answer]:
+        """Every answer, in order."""
+        return [_answer(delta) for delta in await self.last()]
+
+    async def last(self) -> list[Delta]:
+        """Of every request the last delta, which holds all of its answer."""
+        found: dict[int, Delta] = {}
+        async for i, delta in self._deltas(streamed=False):
+            found[i] = delta
+        return [found[i] for i in range(len(self.requests))]
+
+    def deltas(self) -> "aclosing[AsyncGenerator[tuple[int, Delta], None]]":
+        """What is new, with the index of the request it answers, as it comes: to be iterated over
+        in an `async with`, whose end aborts what is not answered yet."""
+        return aclosing(self._deltas(streamed=True))
+
+    async def _deltas(self, *, streamed: bool) -> AsyncGenerator[tuple[int, Delta], None]:
+        inbox: asyncio.Queue[tuple[int, Delta | EngineFailed]] = asyncio.Queue()
+        unanswered: dict[int, str] = {}
+        with self._known(), self.hall.replicas.busy(self.replica, len(self.requests)) as engine:
+            try:
+                for i, request in enumerate(self.requests):
+                    deliver = _delivery(inbox, i)
+                    unanswered[i] = await _handed_in(engine, request, deliver, streamed=streamed)
+                while unanswered:
+                    i, delta = await inbox.get()
+                    if isinstance(delta, EngineFailed):
+                        del unanswered[i]
+                        raise delta
+                    if delta.answer is not None:
+                        del unanswered[i]
+                        self._log(delta.answer)
+                    yield i, _scored(delta, self.requests[i])
+            finally:  # also where the client has left
+                for name in unanswered.values():
+                    log.info("%s replica=%d left unanswered", name, self.replica)
+                    engine.abort(name)
+
+    @contextmanager
+    def _known(self) -> Iterator[None]:
+        """The session and the requests are among those being answered until the block ends."""
+        sessions, live, session = self.hall.sessions, self.hall.live, self.session
+        names = [request.id for request in self.requests if request.id not in live]
+        live.update({name: self.replica for name in names if name is not None})
+        if session is not None:
+            sessions[session] = sessions.get(session, 0) + 1
+        try:
+            yield
+        finally:
+            for name in names:
+                live.pop(name or "", None)
+            if session is not None:
+                sessions[session] -= 1
+                if not sessions[session]:
+                    del sessions[session]
+
+    def _log(self, answer: Answer) -> None:
+        first = f"{answer.first_token_s:.3f}s" if answer.first_token_s is not None else "-"
+        log.info(
+            "%s replica=%d prompt=%d cached=%d output=%d ttft=%s accept=%.2f total=%.3fs finish=%s",
+            answer.id,
+            self.replica,
+            answer.prompt_tokens,
+            answer.cached_tokens,
+            len(answer.completion.token_ids),
+            first,
+            answer.accept_length,
+            answer.total_s,
+            answer.completion.finish,
+        )
+
+
+def _delivery(inbox: asyncio.Queue[tuple[int, Delta | EngineFailed]], index: int) -> Deliver:
+    """Puts what an engine's thread says into an inbox of this thread's event loop."""
+    loop = asyncio.get_running_loop()
+
+    def deliver(delta: Delta | EngineFailed) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            loop.call_soon_threadsafe(inbox.put_nowait, (index, delta))
+
+    return deliver
+
+
+async def _handed_in(engine: Engine, request: Request, deliver: Deliver, *, streamed: bool) -> str:
+    """The id of a request that the engine has taken. Compiling a grammar may take seconds, in which
+    other clients are attended to."""
+    if request.sampling.grammar is None:
+        return engine.submit(request, deliver, streamed=streamed)
+    handing = asyncio.ensure_future(
+        asyncio.to_thread(engine.submit, request, deliver, streamed=streamed)
+    )
+    try:
+        return await asyncio.shield(handing)
+    except asyncio.CancelledError:  # the thread goes on: what it hands in is to be aborted
+
+        def take_back(done: asyncio.Future[str]) -> None:
+            if done.exception() is None:
+                engine.abort(done.result())
+
+        handing.add_done_callback(take_back)
+        raise
+
+
+def _scored(delta: Delta, request: Request) -> Delta:
+    """With a place for every prompt token whose log-probability was asked for. An engine has none
+    for a prompt of one token, nor for what it had not read when the request was aborted."""
+    answer, start = delta.answer, request.prompt_logprobs_from
+    if answer is None or start is None:
+        return delta
+    wanted = len(request.token_ids) - start
+    if len(answer.prompt_logprobs) == wanted:
+        return delta
+    rows = {"prompt_logprobs": answer.prompt_logprobs, "prompt_top": answer.prompt_top}
+    rows["prompt_asked"] = answer.prompt_asked
+    padded = {name: (*row, *[None] * (wanted - len(row))) for name, row in rows.items()}
+    return replace(delta, answer=replace(answer, **padded))  # type: ignore[arg-type]
+
+
+def _answer(delta: Delta) -> Answer:
+    assert delta.answer is not None
+    return delta.answer
+
+
+def translated(error: Exception) -> Exception:
+    """An engine's complaint as one of ours; other errors as they are."""
+    if isinstance(error, RequestRefused):
+        return ApiError(str(error))
+    if isinstance(error, EngineFailed):
+        return ApiError(str(error), status=500, code="engine_failed")
+    return error

@@ -1,0 +1,325 @@
+"""Bodies into asks, dialect by dialect."""
+
+import pytest
+
+from paddock.api import thinking
+from paddock.api.anthropic import CountBody, MessagesBody, count, messages
+from paddock.api.body import json_from, read
+from paddock.api.errors import ApiError
+from paddock.api.knobs import Knobs, sampling_from
+from paddock.api.native import GenerateBody, generates
+from paddock.api.openai_chat import ChatBody, chat
+from paddock.api.openai_completions import CompletionBody, completes
+from paddock.api.openai_responses import ResponsesBody, respond
+from paddock.api.thinking import SILENT, Wish
+from paddock.records import Bias, Sampling
+from paddock.text import Thinking
+
+DEFAULTS = Sampling(temperature=0.7, top_p=0.9, top_k=40)
+SERVER = Wish(thinking=Thinking(clear_thinking=False), budget=500)
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def chat_of(**said):
+    return chat(read(ChatBody, {"messages": HI} | said), DEFAULTS, SERVER)
+
+
+def test_knobs_over_defaults():
+    said = read(Knobs, {"top_k": -1, "stop": "x", "logit_bias": {"5": -3}, "seed": -1})
+    found = sampling_from(said, most=9, defaults=DEFAULTS)
+    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, None)
+    assert found.stop_texts == ("x",) and found.logit_bias == (Bias(5, -3.0),)
+    assert found.seed == 2**63 - 1 and found.max_new_tokens == 9
+    assert sampling_from(read(Knobs, {}), most=None, defaults=DEFAULTS).top_k == 40
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"temperature": -1}, "temperature: -1.0 is not at least 0"),
+        ({"temperature": "1"}, "temperature: Input should be a valid number"),
+        ({"temperature": True}, "temperature: Input should be a valid number"),
+        ({"max_tokens": 0}, "max_tokens: 0 is less than 1"),
+        ({"stop_token_ids": [-4]}, "stop_token_ids: (-4,) has a negative id"),
+        ({"seed": 1.5}, "seed: Input should be a valid integer"),
+    ],
+)
+def test_a_wrong_knob_is_named_as_the_client_called_it(said, named):
+    with pytest.raises(ApiError) as told:
+        chat_of(**said)
+    assert str(told.value) == named and told.value.param == next(iter(said))
+
+
+def test_both_names_of_the_length():
+    assert chat_of(max_tokens=5).sampling.max_new_tokens == 5
+    assert chat_of(max_tokens=5, max_completion_tokens=7).sampling.max_new_tokens == 7
+    assert chat_of().sampling.max_new_tokens is None
+
+
+# --- thinking -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "budget"),
+    [
+        ({}, {"clear_thinking": False}, 500),
+        ({"reasoning_effort": "high"}, {"clear_thinking": False, "reasoning_effort": "high"}, 500),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False, "clear_thinking": False}, 500),
+        (
+            {"thinking": {"type": "enabled", "clear_thinking": True}},
+            {"enable_thinking": True, "clear_thinking": True},
+            500,
+        ),
+        (
+            {"reasoning": {"effort": "low", "max_tokens": 9}},
+            {"clear_thinking": False, "reasoning_effort": "low"},
+            9,
+        ),
+        ({"thinking_token_budget": 3}, {"clear_thinking": False}, 3),
+        ({"max_thinking_tokens": 4}, {"clear_thinking": False}, 4),
+        (
+            {"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "none"},
+            {"enable_thinking": True, "clear_thinking": False},
+            500,
+        ),
+    ],
+)
+def test_the_ways_to_ask_for_thinking(said, expected, budget):
+    ask = chat_of(**said)
+    assert ask.thinking.said == expected
+    assert ask.sampling.thinking_budget == budget
+
+
+def test_kwargs_are_merged_with_the_defaults_not_put_in_their_place():
+    ask = chat_of(chat_template_kwargs={"enable_thinking": False})
+    assert ask.thinking == Thinking(enable_thinking=False, clear_thinking=False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"chat_template_kwargs": {"enable_thinking": "no"}},
+        {"thinking": {"type": 5}},
+        {"thinking": {"type": "enabled", "budget_tokens": -1}},
+        {"thinking": {"type": "enabled", "budget_tokens": True}},
+        {"reasoning": {"effort": 3}},
+        {"thinking_token_budget": -2},
+    ],
+)
+def test_thinking_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ApiError) as told:
+        chat_of(**wrong)
+    assert told.value.param == next(iter(wrong))
+
+
+def test_the_earlier_wish_is_the_stronger():
+    strong, weak = Wish(budget=1), Wish(thinking=Thinking(enable_thinking=False), budget=2)
+    assert thinking.first(strong, weak) == Wish(thinking=weak.thinking, budget=1)
+    assert thinking.first() == SILENT
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"far": 2}'}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def test_three_dialects_say_the_same_conversation():
+    openai = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "reasoning": "Far.", "content": "So:", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sky"},
+    ]
+    blocks = [
+        {"type": "thinking", "thinking": "Far.", "signature": ""},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "So:"},
+        {"type": "tool_use", "id": "c1", "name": "look", "input": {"far": 2}},
+    ]
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "c1",
+        "content": [{"type": "text", "text": "sky"}],
+    }
+    anthropic = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": [result]},
+    ]
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Look."}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Far."}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "So:"}],
+        },
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"far": 2}'},
+        {"type": "web_search_call", "id": "w"},
+        {"type": "function_call_output", "call_id": "c1", "output": "sky"},
+    ]
+    tools = {"tools": [TOOL]}
+    bare = {"tools": [{"name": "look", "input_schema": {"type": "object"}}]}
+    first = chat(read(ChatBody, {"messages": openai} | tools), DEFAULTS, SERVER)
+    body = {"messages": anthropic, "system": "Be brief.", "max_tokens": 5} | bare
+    second = messages(read(MessagesBody, body), DEFAULTS, SERVER)
+    flat = {"tools": [{"type": "function"} | TOOL["function"]]}
+    body = {"input": items, "instructions": "Be brief."} | flat
+    third = respond(read(ResponsesBody, body), DEFAULTS, SERVER)
+    assert first.messages == second.messages == third.messages
+    assert first.tools == second.tools == third.tools
+    counted = {"messages": anthropic, "system": "Be brief."} | bare
+    assert count(read(CountBody, counted), SERVER).messages == second.messages
+
+
+def test_a_failed_tool_and_words_beside_results():
+    said = [
+        {"type": "tool_result", "tool_use_id": "c1", "is_error": True, "content": "no sky"},
+        {"type": "text", "text": "Try again."},
+    ]
+    body = {"messages": [{"role": "user", "content": said}], "max_tokens": 5}
+    ask = messages(read(MessagesBody, body), DEFAULTS, SERVER)
+    assert [(m.role, m.content) for m in ask.messages] == [
+        ("tool", "Error: no sky"),
+        ("user", "Try again."),
+    ]
+
+
+def test_replies_of_the_responses_api_are_kept_apart():
+    def thought(text):
+        return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
+
+    items = [
+        thought("One."),
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "b", "name": "f", "arguments": "{}"},
+        thought("Two."),
+        {"type": "message", "role": "assistant", "content": "Done."},
+    ]
+    ask = respond(read(ResponsesBody, {"input": items}), DEFAULTS, SERVER)
+    one, two = ask.messages
+    assert (one.reasoning, [call.id for call in one.tool_calls]) == ("One.", ["a", "b"])
+    assert (two.reasoning, two.content, two.tool_calls) == ("Two.", "Done.", ())
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "must", "only"),
+    [
+        (None, 1, False, None),
+        ("auto", 1, False, None),
+        ("none", 0, False, None),
+        ("required", 1, True, None),
+        ({"type": "function", "function": {"name": "look"}}, 1, True, "look"),
+    ],
+)
+def test_choices_of_tools(choice, tools, must, only):
+    ask = chat_of(tools=[TOOL, {"type": "web_search"}], tool_choice=choice)
+    assert (len(ask.tools), ask.must_call, ask.only_tool) == (tools, must, only)
+    assert ask.skipped_tools == ("web_search",)
+
+
+@pytest.mark.parametrize("choice", ["maybe", {"type": "function", "function": {"name": "no"}}, {}])
+def test_a_choice_of_no_tool_is_refused(choice):
+    with pytest.raises(ApiError, match="tool_choice"):
+        chat_of(tools=[TOOL], tool_choice=choice)
+
+
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(ApiError, match="two are called 'look'"):
+        chat_of(tools=[TOOL, TOOL])
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [(1, 2)]),
+        ([[1], [2, 3]], [(1,), (2, 3)]),
+    ],
+)
+def test_the_four_shapes_of_a_prompt(prompt, expected):
+    asks = completes(read(CompletionBody, {"prompt": prompt}), DEFAULTS, most=9)
+    assert [ask.prompt for ask in asks] == expected
+    assert asks[0].sampling.max_new_tokens == 16
+
+
+def test_a_prompt_can_be_scored_alone():
+    (ask,) = completes(
+        read(CompletionBody, {"prompt": "a", "echo": True, "max_tokens": 0}), DEFAULTS, most=9
+    )
+    assert ask.scores_only and ask.sampling.max_new_tokens == 1
+    with pytest.raises(ApiError, match="max_tokens"):
+        completes(read(CompletionBody, {"prompt": "a", "max_tokens": 0}), DEFAULTS, most=9)
+
+
+def test_a_native_request_has_the_defaults_of_its_own_dialect():
+    (ask,), many = generates(read(GenerateBody, {"input_ids": [1, 2]}), most=9)
+    assert not many and ask.prompt == (1, 2)
+    assert (ask.sampling.max_new_tokens, ask.sampling.temperature) == (128, 1.0)
+    assert ask.top_logprobs is None and ask.prompt_logprobs_from is None
+    body = {"input_ids": [1], "logprob_start_len": 0}
+    (unasked,), _ = generates(read(GenerateBody, body), most=9)
+    (asked,), _ = generates(read(GenerateBody, body | {"return_logprob": True}), most=9)
+    assert (unasked.prompt_logprobs_from, asked.prompt_logprobs_from) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "body"),
+    [
+        (GenerateBody, generates, {"input_ids": [[1]] * 10}),
+        (GenerateBody, generates, {"input_ids": [[1]] * 3, "sampling_params": {"n": 4}}),
+        (GenerateBody, generates, {"input_ids": [1], "sampling_params": {"n": 10**9}}),
+        (CompletionBody, lambda b, most: completes(b, DEFAULTS, most=most), {"prompt": ["a"] * 10}),
+    ],
+)
+def test_one_request_cannot_ask_for_a_crowd(kind, make, body):
+    with pytest.raises(ApiError, match="more than 9"):
+        make(read(kind, body), most=9)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stop": ["x"] * 65},
+        {"stop": "x" * 1001},
+        {"logit_bias": {str(i): 1 for i in range(1025)}},
+    ],
+)
+def test_what_would_slow_every_token_down_is_refused(wrong):
+    with pytest.raises(ApiError, match=r"more than|longer than"):
+        chat_of(**wrong)
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xff", "not UTF-8: invalid start byte at byte 0"),
+        (b'{"a": Infinity}', "Infinity is no JSON number"),
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "nested too deeply|more than 100 values"),
+    ],
+)
+def test_bytes_that_are_no_json(data, message):
+    with pytest.raises(ApiError, match=message):
+        json_from(data)
+
+
+def test_halves_of_pairs_are_mended():
+    assert json_from(b'{"a": "\\ud83d", "b": "\\ud83d\\ude00"}') == {
+        "a": "\ufffd",
+        "b": "\U0001f600",
+    }
+
+
+def test_a_body_must_be_an_object():
+    for value in ([], None, "x", 3):
+        with pytest.raises(ApiError, match="not a JSON object"):
+            read(ChatBody, value)

@@ -1,0 +1,290 @@
+"""Tokens into replies, however they are cut into deltas."""
+
+import json
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paddock.api.anthropic_reply import MessageStream, blocks
+from paddock.api.body import read
+from paddock.api.openai_chat import ChatBody, chat
+from paddock.api.openai_chat_reply import ChatStream, Frame, message_dict
+from paddock.api.openai_responses import ResponsesBody, respond
+from paddock.api.openai_responses_reply import ResponseFrame, ResponseStream
+from paddock.api.reply import Held, Reading
+from paddock.api.spelling import Spelling, chat_logprobs
+from paddock.api.thinking import SILENT
+from paddock.records import Completion, Sampling, Segment, ToolSpec
+from paddock.text import ContentText, ReasoningText, train
+
+TEXTS = ["Need the tool. Checking. get_weather city Oslo days Hello"]
+TOKENIZER = train(TEXTS, vocab=330)
+SPELLING = Spelling(TOKENIZER)
+TOOL = ToolSpec(
+    name="look",
+    description="",
+    parameters={"properties": {"at": {"type": "string"}, "far": {"type": "integer"}}},
+)
+REPLY = (
+    "Need the tool.</think>Checking \U0001f600.<tool_call>look<arg_key>at</arg_key><arg_value>sky"
+    ' "high"</arg_value><arg_key>far</arg_key><arg_value>2</arg_value></tool_call>'
+    "<tool_call>look</tool_call><|observation|>"
+)
+IDS = tuple(TOKENIZER.encode(REPLY, specials=True))
+PROMPT = tuple(TOKENIZER.encode("<|user|>Hi<|assistant|><think>", specials=True))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine says of a finished request, as far as replies look at it."""
+
+    completion: Completion
+    matched: int | str | None = None
+    id: str = "r"
+    prompt_tokens: int = 9
+    cached_tokens: int = 4
+    reasoning_tokens: int = 3
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Delta:
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    answer: Answer | None = None
+    top: tuple = ()
+    version: int = 0
+
+
+def answer_of(ids, finish="stop", matched=None):
+    logprobs = tuple(-0.01 * i for i in range(len(ids)))
+    segments = (Segment(0, len(ids)),) if ids else ()
+    done = Completion(token_ids=tuple(ids), logprobs=logprobs, versions=segments, finish=finish)
+    return Answer(done, matched)
+
+
+def deltas(ids, cuts, **end):
+    """The reply in pieces that end at `cuts`, the last with the answer."""
+    answer = answer_of(ids, **end)
+    places = sorted({cut % (len(ids) + 1) for cut in cuts} | {0, len(ids)})
+    for start, stop in pairwise(places):
+        last = answer if stop == len(ids) else None
+        yield Delta(tuple(ids[start:stop]), answer.completion.logprobs[start:stop], last)
+
+
+def reading(stops=(), tools=(TOOL,), prompt=PROMPT):
+    return Reading(TOKENIZER, tools=tools, prompt=prompt, stops=stops, call_id="call_{}".format)
+
+
+def whole(ids=IDS, stops=(), **end):
+    found = reading(stops)
+    (delta,) = deltas(ids, [], **end)
+    found.feed(delta)
+    return found.message
+
+
+CUTS = st.lists(st.integers(0, 200), max_size=12)
+
+
+def test_the_reply_as_a_whole():
+    message = whole()
+    assert (message.reasoning, message.content) == ("Need the tool.", "Checking \U0001f600.")
+    assert [dict(call.arguments) for call in message.tool_calls] == [
+        {"at": 'sky "high"', "far": 2},
+        {},
+    ]
+
+
+def asked(kind, body, make):
+    return make(read(kind, body), Sampling(), SILENT)
+
+
+CHAT = asked(ChatBody, {"messages": [{"role": "user", "content": "x"}], "logprobs": True}, chat)
+FRAME = Frame(id="c", model="m", created=1, version=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CUTS)
+def test_a_chat_stream_adds_up_however_it_is_cut(cuts):
+    found, stream = reading(), ChatStream(CHAT, 0, FRAME, SPELLING)
+    chunks = [stream.open()]
+    for delta in deltas(IDS, cuts):
+        chunks += stream.push(found.feed(delta), delta)
+        if delta.answer:
+            chunks.append(stream.close(delta.answer, calls=len(found.message.tool_calls)))
+    choices = [chunk["choices"][0] for chunk in chunks]
+    said = {"reasoning_content": "", "reasoning": "", "content": ""}
+    calls = {}
+    for choice in choices:
+        for key in said:
+            said[key] += choice["delta"].get(key, "")
+        for call in choice["delta"].get("tool_calls", ()):
+            if "id" in call:
+                calls[call["index"]] = [call["function"]["name"], ""]
+            calls[call["index"]][1] += call["function"]["arguments"]
+    expected = message_dict(CHAT, whole())
+    assert said == {key: expected[key] for key in said}
+    assert [(n, json.loads(a)) for n, a in calls.values()] == [
+        ("look", {"at": 'sky "high"', "far": 2}),
+        ("look", {}),
+    ]
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    entries = [e for c in choices if c["logprobs"] for e in c["logprobs"]["content"]]
+    assert [e["logprob"] for e in entries] == list(answer_of(IDS).completion.logprobs)
+    spelled = b"".join(bytes(e["bytes"]) for e in entries)
+    assert spelled.decode() == TOKENIZER.decode(IDS)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CUTS)
+def test_blocks_of_a_message_stream_add_up_however_they_are_cut(cuts):
+    found, stream = reading(), MessageStream("m", "model", 9)
+    events = stream.open()
+    for delta in deltas(IDS, cuts):
+        events += stream.push(found.feed(delta))
+        if delta.answer:
+            events += stream.close(delta.answer, calls=2)
+    made, is_open = [], None
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                assert is_open is None and event["index"] == len(made)
+                is_open = event["index"]
+                made.append(dict(event["content_block"]))
+            case "content_block_delta":
+                assert event["index"] == is_open
+                delta, block = event["delta"], made[-1]
+                if delta["type"] == "input_json_delta":
+                    block["json"] = block.get("json", "") + delta["partial_json"]
+                elif delta["type"] != "signature_delta":
+                    key = {"thinking_delta": "thinking", "text_delta": "text"}[delta["type"]]
+                    block[key] += delta[key]
+            case "content_block_stop":
+                assert event["index"] == is_open
+                is_open = None
+                if "json" in made[-1]:
+                    made[-1]["input"] = json.loads(made[-1].pop("json"))
+    assert is_open is None and made == blocks(whole())
+    assert [e["type"] for e in events[-2:]] == ["message_delta", "message_stop"]
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+RESPOND = asked(ResponsesBody, {"input": "x", "include": ["message.output_text.logprobs"]}, respond)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CUTS)
+def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
+    frame = ResponseFrame(id="resp_1", model="m", created=1, ask=RESPOND, spelling=SPELLING)
+    found, stream = reading(), ResponseStream(frame)
+    events = stream.open()
+    for delta in deltas(IDS, cuts):
+        events += stream.push(found.feed(delta), delta)
+        if delta.answer:
+            events += stream.close(delta.answer)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    done = events[-1]["response"]
+    expected = frame.whole(whole(), answer_of(IDS))
+
+    def bare(items):
+        return [{k: v for k, v in item.items() if k != "content"} for item in items]
+
+    assert bare(done["output"]) == bare(expected["output"])
+    message = next(item for item in done["output"] if item["type"] == "message")
+    said = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    assert said == message["content"][0]["text"] == "Checking \U0001f600."
+    for item in done["output"]:
+        ended = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+        assert item in ended
+    assert done["usage"] == expected["usage"] and done["status"] == "completed"
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text("ab", max_size=12), st.sampled_from(["ab", "aab", "bb", "b"]), CUTS)
+def test_a_stop_text_is_cut_away_however_it_is_cut(text, stop, cuts):
+    """The engine ends a reply with the token that completes a stop text."""
+    at = text.find(stop)
+    matched = stop if at >= 0 else None
+    said = text if at < 0 else text[: at + len(stop)] + "z"  # the token may hold more
+    held, found = Held([stop]), []
+    places = sorted({cut % (len(said) + 1) for cut in cuts} | {0, len(said)})
+    # Only what the last delta brings may complete the stop text.
+    places = [p for p in places if at < 0 or p < at + len(stop)] + [len(said)]
+    for start, end in pairwise(places):
+        piece = [ContentText(said[start:end])]
+        found += held.finish(piece, matched) if end == len(said) else held.feed(piece)
+    if not said:
+        found = held.finish([], None)
+    assert "".join(event.text for event in found) == (text if at < 0 else text[:at])
+
+
+def test_a_stop_text_in_thoughts():
+    held = Held(["END"])
+    assert held.feed([ReasoningText("so EN")]) == [ReasoningText("so ")]
+    assert held.feed([ContentText("D")]) == [ReasoningText("EN"), ContentText("D")]
+    message = whole(TOKENIZER.encode("so END", specials=True), ["END"], matched="END")
+    assert (message.reasoning, message.content) == (None, "so ")
+
+
+def test_a_reply_that_was_cut_while_thinking_is_reasoning():
+    ids = TOKENIZER.encode("so", specials=True)
+    assert whole(ids, finish="length").reasoning == "so"
+    assert whole(ids, finish="stop").content == "so"
+
+
+def test_a_dropped_call_leaves_its_number_unused():
+    """A second call must not be added to the arguments of one that came to nothing."""
+    text = "<tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value><think>"
+    text += "<tool_call>look</tool_call>"
+    ids = TOKENIZER.encode(text, specials=True)
+    prompt = TOKENIZER.encode("<|assistant|></think>", specials=True)
+    found, stream = reading(prompt=prompt), ChatStream(CHAT, 0, FRAME, SPELLING)
+    chunks = []
+    for delta in deltas(ids, range(len(ids))):
+        chunks += stream.push(found.feed(delta), delta)
+    calls = [c for chunk in chunks for c in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    started = [call["index"] for call in calls if "id" in call]
+    assert started == sorted(set(started)) and len(found.message.tool_calls) == 1
+    last = "".join(c["function"]["arguments"] for c in calls if c["index"] == started[-1])
+    assert json.loads(last) == {}
+
+
+def test_reasoning_can_be_hidden_or_joined():
+    message = whole()
+    assert message_dict(replace(CHAT, shows_reasoning=False), message)["reasoning"] is None
+    joined = message_dict(replace(CHAT, joins_reasoning=True), message)
+    assert joined["content"] == "<think>Need the tool.</think>Checking \U0001f600."
+    ask = replace(CHAT, joins_reasoning=True)
+    found, stream, said = reading(), ChatStream(ask, 0, FRAME, SPELLING), ""
+    for delta in deltas(IDS, range(40)):
+        for chunk in stream.push(found.feed(delta), delta):
+            said += chunk["choices"][0]["delta"].get("content", "")
+    assert said == joined["content"]
+
+
+def test_tokens_that_are_half_a_character_have_bytes():
+    ids = TOKENIZER.encode("\U0001f600", specials=True)
+    assert len(ids) > 1
+    assert b"".join(bytes(SPELLING.bytes(i)) for i in ids).decode() == "\U0001f600"
+    entries = chat_logprobs(SPELLING, ids, [-1.0] * len(ids), ())
+    assert [entry["token"] for entry in entries] == ["\ufffd"] * len(ids)
+    assert len(set(SPELLING.names(ids))) == len(set(ids)) or len(ids) != len(set(ids))
+
+
+@pytest.mark.parametrize(("finish", "reason"), [("stop", "end_turn"), ("length", "max_tokens")])
+def test_why_a_message_ended(finish, reason):
+    stream = MessageStream("m", "model", 9)
+    (_, last, _) = [None, *stream.close(answer_of((5,), finish=finish), calls=0)]
+    assert last["delta"]["stop_reason"] == reason
+    assert last["usage"] == {
+        "input_tokens": 5,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 4,
+        "output_tokens": 1,
+    }

@@ -1,0 +1,99 @@
+"""Networks to serve, and what they would say if nobody batched, cached or drafted anything."""
+
+from functools import cache
+
+import torch
+from torch.nn import functional as F
+
+from paddock.engine import Engine, EngineSettings, Request
+from paddock.model import Layout, Network
+from paddock.model.config import InitSettings
+from paddock.records import Completion, Sampling
+from tests.model.networks import VOCAB, born, grouped_config, latent_config, tokens
+
+SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
+
+
+@cache
+def network(name: str) -> Network:
+    match name:
+        case "sparse":
+            return born(latent_config())
+        case "shared":
+            return born(latent_config(indexer=SHARED))
+        case "dense":
+            return born(latent_config(attention=("mla",) * 4, indexer=None))
+        case "grouped":
+            return born(grouped_config("gqa", "swa"))
+        case "recurrent":  # its output norm blows up rounding, so it is served in float64
+            return born(grouped_config("gdn", "gqa", "simple_gdn")).cast(torch.float64)
+        case "counting":
+            return counting()
+    raise KeyError(name)
+
+
+def copy_of(network: Network) -> Network:
+    """For an engine that will be given other weights."""
+    twin = Network(network.config)
+    twin.load_state_dict(network.state_dict())
+    return twin.eval()
+
+
+def counting() -> Network:
+    """A network that has learnt to go on counting, and its MTP layer with it: nearly every draft is
+    right, but for those right after a text that was no count."""
+    torch.manual_seed(0)
+    network = Network.born(latent_config(init=InitSettings(std=0.06)), 0)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-2)
+    for _ in range(30):
+        start = torch.randint(0, VOCAB, (8, 1))
+        token_T = ((start + torch.arange(24)) % VOCAB).flatten()
+        layout = Layout.packed([24] * 8)
+        hidden_TD = network(token_T, layout).hidden_TD
+        ahead = network.look_ahead(hidden_TD, token_T, network.step(layout), 2)
+        loss = torch.zeros(())
+        for depth, state_TD in enumerate((hidden_TD, *(state for state, _ in ahead)), start=1):
+            logits = network.head(state_TD).view(8, 24, -1)[:, :-depth]
+            target = token_T.view(8, 24)[:, depth:]
+            loss = loss + F.cross_entropy(logits.flatten(0, 1), target.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return network.eval()
+
+
+def prompts(count: int, longest: int = 40, seed: int = 0) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
+    return [tuple(tokens(length, seed * 1000 + i).tolist()) for i, length in enumerate(lengths)]
+
+
+@torch.no_grad()
+def assert_scores(
+    network: Network, prompt: tuple[int, ...], got: Completion, temperature: float = 1.0
+) -> torch.Tensor:
+    """The reply's log-probabilities are those a trainer finds in one forward pass over all of it.
+    Returns the logits that each of its tokens was chosen from."""
+    logits_TV = network.logits(prompt + got.token_ids)[len(prompt) - 1 : -1]
+    token_T1 = torch.tensor(got.token_ids).unsqueeze(1)
+    wanted_T = (logits_TV / temperature).log_softmax(-1).gather(1, token_T1).squeeze(1)
+    torch.testing.assert_close(torch.tensor(got.logprobs), wanted_T, atol=1e-5, rtol=0)
+    return logits_TV
+
+
+def assert_greedy(network: Network, prompt: tuple[int, ...], got: Completion) -> None:
+    """Each token is the best after those before it, in one forward pass over all of them: then the
+    reply is the one that greedy decoding without any cache would give."""
+    logits_TV = assert_scores(network, prompt, got)
+    assert got.token_ids == tuple(logits_TV.argmax(-1).tolist())
+
+
+def engine(network: Network, tokenizer=None, **settings) -> Engine:
+    defaults = {"page_tokens": 4, "cache_bytes": 1 << 22, "context": 128, "stop_ids": ()}
+    return Engine(network, tokenizer, EngineSettings(**(defaults | settings)))
+
+
+def greedy(prompt: tuple[int, ...], count: int = 12, **changes) -> Request:
+    return Request(
+        token_ids=prompt, sampling=Sampling(temperature=0.0, max_new_tokens=count), **changes
+    )

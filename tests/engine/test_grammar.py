@@ -1,0 +1,137 @@
+"""Replies that must belong to a language do, drafted or not, thinking or not."""
+
+import json
+import re
+
+import pytest
+
+from paddock.engine import Request, RequestRefused
+from paddock.records import Grammar, Sampling
+from paddock.text import Special
+from tests.engine.nets import engine, network
+from tests.engine.test_requests import ids, serving, tokenizer
+
+pytest.importorskip("xgrammar", reason="the extra 'grammar' is not installed")
+
+STOP = tokenizer().specials[Special.ENDOFTEXT]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Bergen"]}, "days": {"type": "integer"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": "<tool_call>",
+        "content": {"type": "regex", "pattern": "[ab]{2}"},
+        "end": "</tool_call>",
+    },
+}
+REGEX = r"[ab]{3,6}-(yes|no)"
+
+
+def asking(grammar, seed, prompt="hello", **changes):
+    defaults = {"max_new_tokens": 60, "seed": seed, "temperature": 1.0, "grammar": grammar}
+    return Request(token_ids=ids(prompt), sampling=Sampling(**(defaults | changes)))
+
+
+def said(answer):
+    """The text without its stop token."""
+    return tokenizer().decode([t for t in answer.completion.token_ids if t != STOP])
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("stops", [(STOP,), ()])
+def test_every_reply_matches(steps, stops):
+    regex, schema = Grammar("regex", REGEX), Grammar("json_schema", json.dumps(SCHEMA))
+    ebnf = Grammar("ebnf", 'root ::= "(" root ")" | "x"')
+    tag = Grammar("structural_tag", json.dumps(TAG))
+    with serving(mtp_steps=steps, stop_ids=stops) as engine:
+        ask = [asking(g, seed) for seed in range(5) for g in (regex, schema, ebnf, tag)]
+        answers = engine.answers(ask)
+        for request, answer in zip(ask, answers, strict=True):
+            if answer.completion.finish == "length":
+                continue  # cut off: nothing to check
+            match request.sampling.grammar.kind:
+                case "regex":
+                    assert re.fullmatch(REGEX, said(answer))
+                case "json_schema":
+                    value = json.loads(said(answer))
+                    assert value["city"] in ("Oslo", "Bergen")
+                    assert isinstance(value["days"], int)
+                case "ebnf":
+                    assert re.fullmatch(r"\(*x\)*", said(answer))
+                case "structural_tag":
+                    assert re.fullmatch("<tool_call>[ab]{2}</tool_call>", said(answer))
+        ended = [a for a in answers if a.completion.finish == "stop"]
+        assert len(ended) >= 8
+        assert engine.healthy
+        assert engine.audit() == []
+
+
+def test_drafts_do_not_change_what_a_grammar_lets_through():
+    ask = [asking(Grammar("regex", REGEX), seed, frequency_penalty=0.3) for seed in range(12)]
+    replies = []
+    for steps in (0, 1, 4):
+        with serving(mtp_steps=steps, stop_ids=(STOP,)) as engine:
+            replies.append([a.completion.token_ids for a in engine.answers(ask)])
+    assert replies[0] == replies[1] == replies[2]
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_the_grammar_begins_where_thinking_ends(steps):
+    specials = tokenizer().specials
+    with serving(mtp_steps=steps, stop_ids=(STOP,)) as engine:
+        ask = [
+            asking(
+                Grammar("regex", REGEX),
+                seed,
+                prompt="<|user|>hi<|assistant|><think>",
+                thinking_budget=4,
+                temperature=1.5,
+            )
+            for seed in range(8)
+        ]
+        for answer in engine.answers(ask):
+            reply = answer.completion.token_ids
+            close = reply.index(specials[Special.THINK_CLOSE])
+            assert close <= 4
+            rest = tokenizer().decode([t for t in reply[close + 1 :] if t != STOP])
+            if answer.completion.finish == "stop":
+                assert re.fullmatch(REGEX, rest)
+
+
+def test_a_grammar_that_has_ended_ends_the_reply_even_early():
+    with serving(stop_ids=(STOP,)) as engine:
+        ask = asking(Grammar("regex", "abc"), 0, min_new_tokens=20)
+        answer = engine.answer(ask)
+        assert said(answer) == "abc"
+        assert answer.completion.finish == "stop"
+
+
+def test_roles_cannot_be_spelled():
+    mute = {tokenizer().specials[token] for token in Special if token.silent}
+    with serving(stop_ids=(STOP,)) as engine:
+        ask = [asking(Grammar("regex", r"[^x]{12}"), seed, temperature=3.0) for seed in range(8)]
+        for answer in engine.answers(ask):
+            assert not mute & {t for t in answer.completion.token_ids if t != STOP}
+
+
+@pytest.mark.parametrize(
+    "grammar", [Grammar("json_schema", "{"), Grammar("regex", "("), Grammar("ebnf", "root ::= (")]
+)
+def test_what_is_no_grammar_is_refused(grammar):
+    with serving() as engine:
+        with pytest.raises(RequestRefused, match="is no grammar"):
+            engine.answer(asking(grammar, 0))
+        assert engine.generate(ids("hello"), Sampling(max_new_tokens=2)).finish == "length"
+        assert engine.audit() == []
+
+
+def test_without_a_tokenizer_there_is_no_grammar():
+    asked = Sampling(grammar=Grammar("regex", "a"))
+    refused = pytest.raises(RequestRefused, match="need an engine with a tokenizer")
+    with engine(network("sparse")) as plain, refused:
+        plain.generate((1, 2), asked)

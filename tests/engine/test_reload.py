@@ -1,0 +1,481 @@
+"""New weights from every source, whole or in buckets, right or wrong, while requests run."""
+
+import asyncio
+import pickle
+from dataclasses import dataclass
+from functools import cache, partial
+
+import pytest
+import torch
+
+from paddock.checkpoint import CheckpointError, save_pretrained
+from paddock.checkpoint.names import is_mtp
+from paddock.checkpoint.wire import Parcel, checksums, outgoing, pack
+from paddock.engine import Labels, Reload
+from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network
+from tests.engine.nets import prompts as drawn
+from tests.engine.test_weights import logprobs_of, other
+from tests.engine.trainers import trainer
+from tests.model.networks import born, latent_config
+
+PROMPTS = drawn(4, seed=8)
+MODES = ["abort", "retract", "in_place"]
+PROMPT = tuple(range(20))
+HEAD = "lm_head.weight"
+
+
+@cache
+def sums(which):
+    return checksums({"old": network("sparse"), "new": other()}[which])
+
+
+@cache
+def tensors():
+    return dict(outgoing(other()))
+
+
+def buckets(count=4, *, mtp=True):
+    """The new weights in so many parts."""
+    config = other().config
+    names = [name for name in tensors() if mtp or not is_mtp(name, config)]
+    return [names[i::count] for i in range(count)]
+
+
+def packed(names, version=7, **changes):
+    return pack(Parcel(version, {name: tensors()[name] for name in names} | changes))
+
+
+@pytest.fixture
+def serving():
+    with engine(copy_of(network("sparse"))) as found:
+        yield found
+        assert found.audit() == []
+
+
+def assert_untouched(serving, reload):
+    """Bit for bit the old weights; what they had read is still there too."""
+    assert reload.checksums() == sums("old")
+    assert serving.version == 0
+    assert_greedy(network("sparse"), PROMPT, serving.answer(greedy(PROMPT)).completion)
+
+
+@cache
+def cold():
+    """What an engine says that never knew other weights."""
+    with engine(copy_of(other())) as found:
+        return [answer.completion for answer in found.answers(map(greedy, PROMPTS))]
+
+
+def assert_new(serving):
+    for answer, expected in zip(serving.answers(map(greedy, PROMPTS)), cold(), strict=True):
+        done = answer.completion
+        assert done.token_ids == expected.token_ids
+        assert done.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+        assert [s.version for s in done.versions] == [7]
+
+
+# --- while requests run -------------------------------------------------------------------------
+
+
+def from_disk(reload, folder, mode):
+    save_pretrained(other(), folder)
+    reload.from_disk(str(folder), version=7, mode=mode)
+
+
+def from_bytes(reload, _, mode):
+    reload.from_tensors([packed(names) for names in buckets(2)], version=7, mode=mode)
+
+
+def from_network(reload, _, mode):
+    reload.from_network(other(), version=7, mode=mode)
+
+
+def published(reload, _, mode):
+    parts = (Parcel(7, {n: tensors()[n] for n in names}) for names in buckets(3))
+    reload.publisher(mode)(parts)
+
+
+def while_running(serving, change):
+    """The answers to requests that had all begun, and not ended, before `change` was called."""
+
+    async def main():
+        begun = [asyncio.Event() for _ in PROMPTS]
+
+        async def reply(i):
+            async for delta in serving.stream(greedy(PROMPTS[i], 24)):
+                begun[i].set()
+                if delta.answer is not None:
+                    return delta.answer
+
+        tasks = [asyncio.create_task(reply(i)) for i in range(len(PROMPTS))]
+        for event in begun:
+            await event.wait()
+        await asyncio.to_thread(change)
+        return await asyncio.gather(*tasks)
+
+    return asyncio.run(main())
+
+
+WAYS = [(source, mode, False) for source in (from_disk, from_bytes) for mode in MODES]
+WAYS += [(from_network, "retract", False), (published, "in_place", False)]
+WAYS += [(from_disk, "in_place", True), (published, "retract", True)]
+
+
+@pytest.mark.parametrize(("source", "mode", "in_place_buckets"), WAYS)
+def test_every_token_belongs_to_the_weights_that_sampled_it(
+    serving, tmp_path, source, mode, in_place_buckets
+):
+    reload = Reload(serving, in_place_buckets=in_place_buckets)
+    after = 0
+
+    def change():
+        serving.pause("in_place")  # else they might be done before the weights have come
+        source(reload, tmp_path / "new", mode)
+        serving.resume()
+
+    for prompt, answer in zip(PROMPTS, while_running(serving, change), strict=True):
+        done = answer.completion
+        before = done.versions[0].tokens
+        versions = [segment.version for segment in done.versions]
+        assert versions in ([0], [0, 7])
+        assert sum(segment.tokens for segment in done.versions) == len(done.token_ids)
+        got = torch.tensor(done.logprobs)
+        old = logprobs_of(network("sparse"), prompt, done.token_ids)
+        new = logprobs_of(other(), prompt, done.token_ids)
+        torch.testing.assert_close(got[:before], old[:before], atol=1e-5, rtol=0)
+        if mode == "retract":
+            torch.testing.assert_close(got[before:], new[before:], atol=1e-5, rtol=0)
+        if mode == "abort":
+            assert versions == [0]
+        after += len(got) - before
+    assert (after == 0) == (mode == "abort")
+    assert reload.checksums() == sums("new")
+    assert reload.last.version == 7
+    assert reload.last.tensors == len(tensors())
+    assert reload.last.bytes == sum(t.nbytes for t in tensors().values())
+    assert_new(serving)
+
+
+@pytest.mark.parametrize("in_place_buckets", [False, True])
+def test_an_engine_that_was_not_paused_runs_on(serving, in_place_buckets):
+    reload, running = Reload(serving, in_place_buckets=in_place_buckets), []
+    answers = while_running(
+        serving, lambda: running.append(reload.from_network(other(), version=7, mode="retract"))
+    )
+    assert running == [sum(answer.retractions for answer in answers)]
+    assert [len(answer.completion.token_ids) for answer in answers] == [24] * len(PROMPTS)
+    assert reload.last.paused_s > 0
+    assert not serving.stats().paused
+    assert_new(serving)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def corrupted(data):
+    spoiled = bytearray(data)
+    spoiled[-3] ^= 1
+    return bytes(spoiled)
+
+
+NORM = "model.norm.weight"
+WRONG = {
+    "no place": lambda: packed([HEAD], **{"model.layers.9.x": torch.ones(2)}),
+    "has shape": lambda: packed([HEAD], **{NORM: torch.ones(3)}),
+    "holds nan": lambda: packed([HEAD], **{NORM: torch.full((32,), float("nan"))}),
+    "holds inf": lambda: packed([HEAD], **{NORM: torch.full((32,), float("inf"))}),
+    "torch.int64": lambda: packed([HEAD], **{NORM: torch.ones(32, dtype=torch.int64)}),
+    "float8": lambda: packed([HEAD], **{NORM: torch.ones(32).to(torch.float8_e4m3fn)}),
+    "pickle": lambda: pickle.dumps({NORM: [1.0] * 32}),
+    "checksum": lambda: corrupted(packed([HEAD, NORM])),
+    "safetensors": lambda: packed([HEAD])[:-40],
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_wrong_tensors_change_nothing_and_cost_no_cached_page(serving, why):
+    reload, first = Reload(serving), "model.embed_tokens.weight"
+    serving.answer(greedy(PROMPT))
+    with pytest.raises(CheckpointError, match=why):
+        reload.from_tensors([packed([first]), WRONG[why]()], version=7, mode="abort")
+    assert_untouched(serving, reload)
+    assert serving.answer(greedy(PROMPT)).cached_tokens == 16
+    assert reload.last is None
+
+
+def test_a_tensor_that_comes_twice_is_refused(serving):
+    reload = Reload(serving)
+    with pytest.raises(CheckpointError, match=f"'{HEAD}' came twice"):
+        reload.from_tensors([packed([HEAD]), packed([HEAD])], version=7, mode="in_place")
+    assert_untouched(serving, reload)
+
+
+def test_a_folder_of_another_network_is_refused(serving, tmp_path):
+    reload = Reload(serving)
+    turned = latent_config().rope.model_copy(update={"theta": 200.0})
+    save_pretrained(born(latent_config(rope=turned), seed=11), tmp_path / "turned")
+    with pytest.raises(CheckpointError, match=r"'rope' is .*200.* it is .*100"):
+        reload.from_disk(tmp_path / "turned", version=7, mode="abort")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        reload.from_disk(tmp_path / "nowhere", version=7, mode="abort")
+    (tmp_path / "turned" / "model.safetensors").rename(tmp_path / "turned" / "model.bin")
+    with pytest.raises(CheckpointError, match=r"pickle|rope"):
+        reload.from_disk(tmp_path / "turned", version=7, mode="abort")
+    assert_untouched(serving, reload)
+
+
+@pytest.mark.parametrize("in_place_buckets", [False, True])
+def test_a_folder_without_its_mtp_layer_leaves_the_engines_own(serving, tmp_path, in_place_buckets):
+    config = latent_config(mtp=None)
+    bare = born(config, seed=3)
+    save_pretrained(bare, tmp_path / "bare")
+    reload = Reload(serving, in_place_buckets=in_place_buckets)
+    reload.from_disk(tmp_path / "bare", version=7, mode="abort")
+    own = {n: s for n, s in sums("old").items() if is_mtp(n, network("sparse").config)}
+    assert own
+    assert reload.checksums() == checksums(bare) | own
+
+
+# --- a version in several parts -----------------------------------------------------------------
+
+
+def test_half_a_version_is_never_served(serving):
+    reload = Reload(serving)
+    most = {name: tensors()[name] for names in buckets(4)[1:] for name in names}
+    with (
+        pytest.raises(CheckpointError, match=r"is missing, of \d+ in all"),
+        reload.delivery(7, "abort") as new,
+    ):
+        new.add(most)
+    assert_untouched(serving, reload)
+
+    def broken():
+        yield Parcel(7, {name: tensors()[name] for name in buckets(4)[0]})
+        raise RuntimeError("the trainer fell over")
+
+    with pytest.raises(RuntimeError, match="fell over"):
+        reload.publisher()(broken())
+    with pytest.raises(CheckpointError, match="version 8 among those of 7"):
+        reload.publisher()([Parcel(7, {}), Parcel(8, {})])
+    with pytest.raises(CheckpointError, match="no parcel"):
+        reload.publisher()([])
+    assert_untouched(serving, reload)
+
+
+def test_a_trainer_may_gather_every_parcel_in_the_same_memory(serving):
+    def gathered():
+        room = torch.empty(max(t.numel() for t in tensors().values()))
+        for name, tensor in tensors().items():
+            part = room[: tensor.numel()].view(tensor.shape)
+            yield Parcel(7, {name: part.copy_(tensor)})
+
+    reload = Reload(serving)
+    reload.publisher()(gathered())
+    assert reload.checksums() == sums("new")
+
+
+@pytest.mark.parametrize("mtp", [True, False])
+def test_buckets_that_come_while_the_engine_pauses_make_one_version(serving, mtp):
+    reload = Reload(serving)
+    serving.answers(map(greedy, PROMPTS))
+    serving.pause("retract")
+    for names in buckets(4, mtp=mtp):
+        reload.from_tensors([packed(names)], version=7, mode="in_place")
+    assert reload._buckets is None  # no memory is held for a way back that nobody needs
+    serving.resume()
+    if mtp:
+        assert reload.checksums() == sums("new")
+    assert_new(serving)
+
+
+@pytest.mark.parametrize("versions", [(7, 7, 7), (1, 2, 7)])  # or the last alone says which
+def test_a_bucket_that_is_refused_takes_those_before_it_back(serving, versions):
+    reload = Reload(serving)
+    serving.pause("abort")
+    first, second, *_ = buckets(4)
+    # The second has a tensor of the first again, whose old value must not be lost.
+    reload.from_tensors([packed(first)], version=versions[0], mode="in_place")
+    twice = packed([*second, first[0]], **{first[0]: tensors()[first[0]] + 1})
+    reload.from_tensors([twice], version=versions[1], mode="in_place")
+    assert reload.checksums() != sums("old")
+    count = len(first) + len(second)
+    with pytest.raises(CheckpointError, match=f"has shape .*; {count} tensors .* taken back"):
+        reload.from_tensors([WRONG["has shape"]()], version=versions[2], mode="in_place")
+    serving.resume()
+    assert_untouched(serving, reload)
+
+
+def test_what_was_served_is_not_taken_back(serving):
+    reload = Reload(serving)
+    serving.pause("abort")
+    reload.from_tensors([packed([HEAD])], version=7, mode="in_place")
+    serving.resume()
+    serving.answer(greedy(PROMPT))
+    serving.pause("abort")
+    with pytest.raises(CheckpointError) as refused:
+        reload.from_tensors([WRONG["pickle"]()], version=8, mode="in_place")
+    assert "taken back" not in str(refused.value)
+    assert serving.version == 7
+    assert reload.checksums()[HEAD] == sums("new")[HEAD]
+    serving.resume()
+
+
+def test_without_a_second_copy_the_engine_waits_for_a_whole_version(serving):
+    reload = Reload(serving, in_place_buckets=True)
+    with (
+        pytest.raises(CheckpointError, match="the engine is paused"),
+        reload.delivery(7, "in_place") as new,
+    ):
+        new.add({HEAD: tensors()[HEAD]})
+    assert serving.stats().paused
+    reload.from_network(other(), version=7, mode="in_place")
+    serving.resume()
+    assert_new(serving)
+    with pytest.raises(CheckpointError, match="no place"), reload.delivery(8, "in_place") as new:
+        new.add({"no.such": torch.ones(2)})
+    assert not serving.stats().paused  # nothing was written
+
+
+# --- a group ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    port: int
+    rank: int
+    world_size: int = 2
+    name: str = "weights"
+    address: str = "127.0.0.1"
+    backend: str = "gloo"
+
+
+@dataclass(frozen=True)
+class Sent:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def sent(names, dtype="float32"):
+    return [Sent(name, dtype, tuple(tensors()[name].shape)) for name in names]
+
+
+def in_threads(*acts):
+    async def main():
+        return await asyncio.gather(*(asyncio.to_thread(act) for act in acts))
+
+    return asyncio.run(main())
+
+
+def test_a_trainer_broadcasts_to_two_replicas(serving):
+    """The sequence of slime: join, pause, flush until it is done, buckets, continue, compare."""
+    with engine(copy_of(network("sparse"))) as twin, trainer(world=3) as (orders, port):
+        both = [Reload(each, timeout_s=20) for each in (serving, twin)]
+        in_threads(*(partial(r.join, Group(port, i, 3)) for i, r in enumerate(both, start=1)))
+        for each in (serving, twin):
+            each.answers(map(greedy, PROMPTS))
+            each.pause("abort")
+            while not each.flush_cache():
+                pass
+        for names in buckets(3, mtp=False):
+            orders.send(names)
+            asked = {"tensors": sent(names), "version": 7, "mode": "in_place"}
+            in_threads(*(partial(reload.from_group, "weights", **asked) for reload in both))
+            assert orders.recv() == "sent"
+        for reload in both:
+            reload.engine.resume()
+            assert_new(reload.engine)
+            own = {n: s for n, s in sums("old").items() if is_mtp(n, other().config)}
+            assert reload.checksums() == sums("new") | own
+            reload.leave("weights")
+            with pytest.raises(ValueError, match="no group called 'weights'"):
+                reload.from_group("weights", [], version=8, mode="in_place")
+        assert twin.audit() == []
+
+
+def test_what_is_announced_wrongly_is_received_refused_and_the_group_goes_on(serving):
+    reload = Reload(serving, timeout_s=20)
+    with trainer(world=2) as (orders, port):
+        reload.join(Group(port, 1))
+        for name, dtype, shape, why in [
+            ("model.norm.weight.long", "float32", (40,), "no place"),
+            (NORM, "float32", (4, 8), "has shape"),
+        ]:
+            orders.send([name])
+            with pytest.raises(CheckpointError, match=why):
+                reload.from_group("weights", [Sent(name, dtype, shape)], version=7, mode="abort")
+            assert orders.recv() == "sent"
+        for name, dtype, shape, why in [  # of these nothing can be received
+            (NORM, "float33", (32,), "is float33"),
+            (NORM, "float32", (-1,), "cannot have shape"),
+            (NORM, "float32", (1 << 40,), "too many"),
+        ]:
+            with pytest.raises(CheckpointError, match=why):
+                reload.from_group("weights", [Sent(name, dtype, shape)], version=7, mode="abort")
+        assert_untouched(serving, reload)
+        names = list(tensors())
+        orders.send(names)
+        reload.from_group("weights", sent(names, "torch.float32"), version=7, mode="abort")
+        assert orders.recv() == "sent"
+    assert_new(serving)
+
+
+@pytest.mark.parametrize("end", [None, ...], ids=["dies", "falls silent"])
+def test_a_trainer_that_ends_in_the_middle_is_an_error_and_the_engine_goes_on(serving, end):
+    reload = Reload(serving, timeout_s=1.0)
+    first, second, *_ = buckets(4)
+    with trainer(world=2) as (orders, port):
+        reload.join(Group(port, 1))
+        serving.pause("retract")
+        orders.send(first)
+        reload.from_group("weights", sent(first), version=7, mode="in_place")
+        orders.send([*second[:2], end])
+        with pytest.raises(ValueError, match=r"did not receive .*; \d+ tensors .* taken back"):
+            reload.from_group("weights", sent(second), version=7, mode="in_place")
+        serving.resume()
+        assert_untouched(serving, reload)
+        with pytest.raises(ValueError, match="join it again"):
+            reload.from_group("weights", sent(second), version=7, mode="in_place")
+    with trainer(world=2) as (orders, port):  # another takes its place
+        reload.join(Group(port, 1))
+        orders.send(list(tensors()))
+        reload.from_group("weights", sent(tensors()), version=7, mode="in_place")
+    assert_new(serving)
+
+
+def test_a_group_that_cannot_be_joined_says_why(serving):
+    reload = Reload(serving, timeout_s=0.2)
+    with pytest.raises(ValueError, match="group 'weights' met nobody"):
+        reload.join(Group(port=9, rank=1))
+    with pytest.raises(ValueError, match="no backend 'mpi'"):
+        reload.join(Group(port=9, rank=1, backend="mpi"))
+    with pytest.raises(ValueError, match="nccl needs a GPU"):
+        reload.join(Group(port=9, rank=1, backend="nccl"))
+    with pytest.raises(ValueError, match="rank 0 is not in"):
+        reload.join(Group(port=9, rank=0))
+    with pytest.raises(ValueError, match="no group called 'weights'"):
+        reload.leave("weights")
+    assert_untouched(serving, reload)
+
+
+# --- names of versions, and values --------------------------------------------------------------
+
+
+def test_a_client_gets_its_own_name_of_a_version_back():
+    labels = Labels()
+    said = ["default", "1", "step-40", "7", "step-40", "٣", ""]
+    numbers = [labels.number(each, newest=0) for each in said]
+    assert [labels.label(number) for number in numbers] == said
+    assert numbers[2] == numbers[4]
+    assert len(set(numbers)) == len(set(said))
+    assert labels.number("12", newest=3) == 12
+
+
+def test_values_are_the_first_numbers(serving):
+    reload = Reload(serving)
+    expected = network("sparse").head.weight.flatten()[:5].tolist()
+    assert reload.values(HEAD, 5) == expected
+    with pytest.raises(CheckpointError, match="no tensor is called 'x'"):
+        reload.values("x", 5)
+    with pytest.raises(CheckpointError, match="-1 numbers"):
+        reload.values(HEAD, -1)

@@ -1,0 +1,57 @@
+"""What the network chose while serving is what it chooses in a trainer's forward pass."""
+
+import numpy as np
+import pytest
+import torch
+
+from paddock.model import Ask, Layout
+from tests.engine.nets import engine, greedy, network, prompts
+
+PROMPTS = prompts(10, seed=3)
+
+
+@torch.no_grad()
+def chosen(net, token_ids):
+    """Experts and kept keys of one forward pass over everything."""
+    output = net(torch.tensor(token_ids), Layout.packed([len(token_ids)]), ask=Ask(choices=True))
+    experts, kept = [], []
+    for note in output.notes:
+        if note.experts_TK is not None:
+            experts.append(note.experts_TK.numpy())
+    indexer = net.config.indexer
+    for layer, note in enumerate(output.notes):
+        if not net.config.has_indexer(layer):
+            continue
+        rows = np.full((len(token_ids), indexer.topk), -1)
+        for t in range(len(token_ids)):
+            rows[t, : min(t + 1, indexer.topk)] = np.arange(min(t + 1, indexer.topk))
+        rows[note.selection.query_Q.numpy()] = note.selection.index_QK.numpy()
+        kept.append(rows)
+    return np.stack(experts, 1), np.stack(kept, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("sparse", {}),
+        ("shared", {"step_tokens": 9}),
+        ("counting", {"mtp_steps": 3}),
+        ("sparse", {"pages": 40, "context": 64}),
+    ],
+)
+def test_choices_are_the_trainers(kind, settings):
+    net = network(kind)
+    with engine(net, replay=True, **settings) as serving:
+        for _ in range(2):  # the second time from the prefix cache
+            ask = [greedy(prompt, 12, replay=True) for prompt in PROMPTS]
+            for prompt, answer in zip(PROMPTS, serving.answers(ask), strict=True):
+                expert_TLK, index_TLK = chosen(net, prompt + answer.completion.token_ids)
+                assert len(answer.replay.expert_TLK) == len(prompt) + 12 - 1
+                np.testing.assert_array_equal(answer.replay.expert_TLK, expert_TLK[:-1])
+                np.testing.assert_array_equal(answer.replay.index_TLK, index_TLK[:-1])
+        assert "pages" in settings or serving.stats().hit_tokens > 0
+
+
+def test_nothing_is_kept_that_nobody_may_ask_for():
+    with engine(network("sparse")) as serving:
+        assert serving.answer(greedy((1, 2, 3))).replay is None

@@ -1,0 +1,361 @@
+"""What a request may ask for, what it gets, and what it is refused."""
+
+import asyncio
+from functools import cache
+
+import pytest
+import torch
+
+from paddock.config import ConfigError
+from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+from paddock.engine.stops import StopTexts
+from paddock.engine.thinking import Thinking
+from paddock.records import Bias, Sampling
+from paddock.text import Special, Tokenizer, train
+from tests.engine.nets import assert_greedy, engine, greedy, network, prompts
+from tests.model.networks import VOCAB, born, grouped_config, latent_config
+
+PROMPTS = prompts(6, seed=2)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return train(["hello world, how are you"] * 3, vocab=300)
+
+
+@cache
+def speaker():
+    return born(latent_config(vocab=300), seed=3)
+
+
+def serving(**settings):
+    return engine(speaker(), tokenizer(), **settings)
+
+
+def ids(text):
+    return tuple(tokenizer().encode(text, specials=True))
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_stop_token_ends_the_reply_and_is_part_of_it(steps):
+    prompt = PROMPTS[0]
+    with engine(network("counting"), mtp_steps=steps) as counting:
+        whole = counting.answer(greedy(prompt, 20)).completion.token_ids
+        for stop in sorted(set(whole))[:6]:
+            sampling = Sampling(temperature=0.0, max_new_tokens=20, stop_ids=(stop,))
+            answer = counting.answer(Request(token_ids=prompt, sampling=sampling))
+            assert answer.completion.token_ids == whole[: whole.index(stop) + 1]
+            assert (answer.completion.finish, answer.matched) == ("stop", stop)
+        for length in (1, 2, 4):
+            short = counting.answer(greedy(prompt, length))
+            assert short.completion.token_ids == whole[:length]
+            assert short.completion.finish == "length"
+
+
+def test_the_models_own_ends_can_be_ignored_and_put_off():
+    prompt = PROMPTS[0]
+    with engine(network("sparse")) as plain:
+        whole = plain.answer(greedy(prompt, 12)).completion.token_ids
+    with engine(network("sparse"), stop_ids=(whole[2],)) as ending:
+        first = whole.index(whole[2])
+        assert len(ending.answer(greedy(prompt, 12)).completion.token_ids) == first + 1
+        ignoring = Sampling(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+        assert ending.generate(prompt, ignoring).token_ids == whole
+        late = Sampling(temperature=0.0, max_new_tokens=12, min_new_tokens=6)
+        reply = ending.generate(prompt, late).token_ids
+        assert len(reply) >= 6
+        assert whole[2] not in reply[:5]
+
+
+def test_stop_texts_are_found_across_tokens():
+    stops = StopTexts(("o wor", "ll", "zzz"), tokenizer())
+    tokens = ids("hello world")
+    assert [stops.push(token) for token in ids("he")] == [None] * len(ids("he"))
+    spelled = StopTexts(("o wor",), tokenizer())
+    found = [spelled.push(token) for token in tokens]
+    done = tokenizer().decode(tokens[: found.index("o wor") + 1])
+    assert "o wor" in done
+    assert "o wor" not in tokenizer().decode(tokens[: found.index("o wor")])
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_stop_text_ends_the_reply(steps):
+    prompt = ids("hello")
+    with serving(mtp_steps=steps) as engine:
+        whole = engine.answer(greedy(prompt, 20)).completion.token_ids
+        text = tokenizer().decode(whole[3:5])
+        sampling = Sampling(temperature=0.0, max_new_tokens=20, stop_texts=(text, "never said"))
+        answer = engine.answer(Request(token_ids=prompt, sampling=sampling))
+        assert answer.matched == text
+        assert whole[: len(answer.completion.token_ids)] == answer.completion.token_ids
+        assert text in tokenizer().decode(answer.completion.token_ids)
+        assert text not in tokenizer().decode(answer.completion.token_ids[:-1])
+
+
+# --- thinking -------------------------------------------------------------------------------------
+
+OPEN, CLOSE = Special.THINK_OPEN, Special.THINK_CLOSE
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ("<|user|>hi<|assistant|><think>", True),
+        ("<|user|>hi<|assistant|><think>hello", True),
+        ("<|user|>hi<|assistant|></think>", False),
+        ("<|user|>hi<|assistant|><think>hello</think>", False),
+        ("<|assistant|><think>hello<|user|>", False),
+        ("hello", False),
+    ],
+)
+def test_thinking_is_read_off_the_prompt(prompt, is_open):
+    assert Thinking.after(ids(prompt), tokenizer().specials, budget=3).is_open == is_open
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 5])
+@pytest.mark.parametrize("budget", [0, 1, 2, 5])
+def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
+    specials = tokenizer().specials
+    prompt = ids("<|user|>hi<|assistant|><think>")
+    keep_thinking = (Bias(specials[CLOSE], -100.0), Bias(specials[OPEN], -100.0))
+    sampling = Sampling(
+        temperature=0.0, max_new_tokens=9, thinking_budget=budget, logit_bias=keep_thinking
+    )
+    with serving(mtp_steps=steps) as engine:
+        answer = engine.answer(Request(token_ids=prompt, sampling=sampling))
+    reply = answer.completion
+    assert reply.token_ids.index(specials[CLOSE]) == budget
+    assert reply.forced == (budget,)
+    assert reply.token_ids.count(specials[CLOSE]) == 1
+    assert answer.reasoning_tokens == budget
+    assert len(reply.token_ids) == 9
+    with torch.no_grad():
+        logp = speaker().logits(prompt + reply.token_ids)[len(prompt) - 1 : -1].log_softmax(-1)
+    wanted = logp.gather(1, torch.tensor(reply.token_ids).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(torch.tensor(reply.logprobs), wanted, atol=1e-5, rtol=0)
+
+
+def test_thinking_the_reply_opens_itself_counts_too():
+    specials = tokenizer().specials
+    thinking = Thinking.after(ids("hello"), specials, budget=2)
+    assert thinking.forced_rows([specials[OPEN], 5, 6, 7]) == [3, 4]
+    assert thinking.forced_rows([specials[OPEN], 5, specials[CLOSE], 7]) == []
+
+
+# --- log-probabilities ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"step_tokens": 5}, {"logits_bytes": 1000}])
+@pytest.mark.parametrize("start", [0, 1, 7, 29])
+def test_prompt_logprobs_are_the_trainers(settings, start):
+    prompt = tuple((prompts(1, seed=4)[0] * 30)[:29])
+    net = network("sparse")
+    with torch.no_grad():
+        logp_TV = net.logits(prompt).log_softmax(-1)
+    with engine(net, **settings) as scoring:
+        scoring.answer(greedy(prompt, 1))  # the prefix cache knows it now
+        ask = greedy(prompt, 1, prompt_logprobs_from=start, top_logprobs=3, ask_ids=(4, 9))
+        answer = scoring.answer(ask)
+    wanted = [None if i == 0 else float(logp_TV[i - 1, prompt[i]]) for i in range(start, 29)]
+    assert [x is None for x in answer.prompt_logprobs] == [x is None for x in wanted]
+    got = torch.tensor([x for x in answer.prompt_logprobs if x is not None])
+    want = torch.tensor([x for x in wanted if x is not None])
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+    for i, top, asked in zip(range(start, 29), answer.prompt_top, answer.prompt_asked, strict=True):
+        if i:
+            best = logp_TV[i - 1].topk(3)
+            assert top.token_ids == tuple(best.indices.tolist())
+            assert asked.logprobs == pytest.approx(logp_TV[i - 1, [4, 9]].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_top_and_asked_logprobs_stand_beside_every_token(steps):
+    net, prompt = network("counting"), PROMPTS[1]
+    with engine(net, mtp_steps=steps) as asking:
+        answer = asking.answer(greedy(prompt, 9, top_logprobs=4, ask_ids=(0, 3)))
+    assert len(answer.top) == len(answer.asked) == 9
+    with torch.no_grad():
+        logp = net.logits(prompt + answer.completion.token_ids)[len(prompt) - 1 : -1].log_softmax(
+            -1
+        )
+    for row, top, asked, token in zip(
+        logp, answer.top, answer.asked, answer.completion.token_ids, strict=True
+    ):
+        assert top.token_ids == tuple(row.topk(4).indices.tolist())
+        assert top.token_ids[0] == token
+        assert asked.logprobs == pytest.approx(row[[0, 3]].tolist(), abs=1e-5)
+
+
+# --- streams, priorities, refusals ----------------------------------------------------------------
+
+
+def test_deltas_add_up_to_the_answer():
+    async def main(engine):
+        request = greedy(PROMPTS[0], 12, top_logprobs=2)
+        return [delta async for delta in engine.stream(request)]
+
+    with engine(network("counting"), mtp_steps=2) as streaming:
+        deltas = asyncio.run(main(streaming))
+    answer = deltas[-1].answer
+    assert all(delta.answer is None for delta in deltas[:-1])
+    assert tuple(t for d in deltas for t in d.token_ids) == answer.completion.token_ids
+    assert tuple(x for d in deltas for x in d.logprobs) == answer.completion.logprobs
+    assert tuple(x for d in deltas for x in d.top) == answer.top
+    assert len(deltas) == answer.verify_steps
+
+
+def test_leaving_a_stream_aborts_its_request():
+    async def main(engine):
+        async for _ in engine.stream(greedy(PROMPTS[0], 80)):
+            break
+        for _ in range(200):
+            if not engine.stats().running:
+                return engine.stats()
+            await asyncio.sleep(0.01)
+
+    with engine(network("sparse")) as streaming:
+        stats = asyncio.run(main(streaming))
+        assert stats.counters.aborted == 1
+        assert streaming.audit() == []
+
+
+def test_an_aborted_request_keeps_what_it_wrote():
+    async def main(engine):
+        seen = []
+        async for delta in engine.stream(greedy(PROMPTS[0], 80, id="long")):
+            seen += delta.token_ids
+            if len(seen) >= 3:
+                engine.abort("long")
+            if delta.answer is not None:
+                return seen, delta.answer
+
+    with engine(network("sparse")) as streaming:
+        seen, answer = asyncio.run(main(streaming))
+    assert answer.completion.finish == "abort"
+    assert answer.completion.token_ids == tuple(seen)
+    assert 3 <= len(seen) < 80
+    assert_greedy(network("sparse"), PROMPTS[0], answer.completion)
+
+
+def test_the_important_go_first():
+    order = []
+    with engine(network("sparse"), max_running=1) as busy:
+        busy.pause("in_place")
+        for name, priority in [("a", 0), ("b", 0), ("c", 5), ("d", -1), ("e", 5)]:
+            request = greedy((1, 2, 3), 2, id=name, priority=priority)
+            busy.submit(request, lambda delta, name=name: order.append(name))
+        busy.resume()
+        busy.answer(greedy((1,), 1, priority=-9))
+    assert order == ["c", "e", "a", "b", "d"]
+
+
+def test_the_unimportant_make_room():
+    with engine(network("sparse"), pages=32, context=100, prefix_cache=False) as busy:
+        ask = [greedy((i, 2, 3), 60, priority=int(i == 3)) for i in range(4)]
+        answers = busy.answers(ask)
+        assert answers[3].retractions == 0
+        assert sum(answer.retractions for answer in answers[:3]) > 0
+        for request, answer in zip(ask, answers, strict=True):
+            assert_greedy(network("sparse"), request.token_ids, answer.completion)
+
+
+LONG = tuple(range(40)) * 4
+REFUSED = [
+    (Request(token_ids=()), "the prompt is empty"),
+    (Request(token_ids=LONG), "has 160 tokens, which leaves no room .* context of 128"),
+    (
+        Request(token_ids=LONG[:100], sampling=Sampling(max_new_tokens=29)),
+        "100 tokens and max_new_tokens is 29, together 129, .* context of 128",
+    ),
+    (Request(token_ids=(1, 2.5)), "the prompt has 2.5 for a token id"),
+    (Request(token_ids=(1, True)), "the prompt has True for a token id"),
+    (Request(token_ids=(1, 50)), r"the prompt has token id 50, outside \[0, 50\)"),
+    (Request(token_ids=(1, -1)), r"the prompt has token id -1, outside"),
+    (Request(token_ids=(1,), sampling=Sampling(stop_ids=(99,))), "stop_ids has token id 99"),
+    (
+        Request(token_ids=(1,), sampling=Sampling(logit_bias=(Bias(77, 1.0),))),
+        "logit_bias has token id 77",
+    ),
+    (Request(token_ids=(1,), ask_ids=(50,)), "ask_ids has token id 50"),
+    (Request(token_ids=(1,), top_logprobs=65), r"top_logprobs is 65, not in \[0, 64\]"),
+    (Request(token_ids=(1,), prompt_logprobs_from=3), r"from is 3, not in \[0, 1\]"),
+    (Request(token_ids=(1,), replay=True), "the engine's 'replay' setting is off"),
+    (Request(token_ids=(1,), sampling=Sampling(stop_texts=("x",))), "need an engine with a tok"),
+]
+
+
+def test_what_cannot_be_answered_is_refused_with_the_numbers():
+    with engine(network("sparse")) as refusing:
+        for request, why in REFUSED:
+            with pytest.raises(RequestRefused, match=why):
+                refusing.answer(request)
+        assert refusing.answer(greedy((1, 2), 3)).completion.finish == "length"
+        assert refusing.audit() == []
+
+
+def test_an_id_can_be_used_again_only_when_it_is_free():
+    with engine(network("sparse")) as engine_:
+        engine_.pause("in_place")
+        engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
+        with pytest.raises(RequestRefused, match="'x' is being answered"):
+            engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
+        engine_.resume()
+        engine_.answer(greedy((1,), 9))
+        assert engine_.answer(greedy((1,), 2, id="x")).id == "x"
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "why"),
+    [
+        (latent_config(), {"context": 300}, "'context' 300 exceeds the model's 256"),
+        (latent_config(), {"pages": 3}, "256 tokens needs 16 pages of 16 tokens .* has 3"),
+        (latent_config(mtp=None), {"mtp_steps": 1}, "the model has no MTP layer"),
+        (grouped_config("gdn"), {}, "'prefix_cache' must be false: gdn layers"),
+    ],
+)
+def test_impossible_settings_are_refused_with_the_numbers(config, settings, why):
+    with pytest.raises(ConfigError, match=why):
+        Engine(born(config), None, EngineSettings(**settings))
+
+
+def test_scores_that_are_no_numbers_fail_the_request_not_the_engine():
+    net = born(latent_config(), seed=5)
+    with torch.no_grad():
+        net.embed.weight[VOCAB - 1] = float("nan")
+    with engine(net) as hurt:
+        for _ in range(2):
+            with pytest.raises(EngineFailed, match="scores at token 30 are no numbers"):
+                hurt.answer(greedy((VOCAB - 1,) * 30, 4))
+        assert hurt.healthy
+        ask = [greedy(prompt, 9) for prompt in ((1, 2), (3,), (4, 5, 6))]
+        for request, answer in zip(ask, hurt.answers(ask), strict=True):
+            assert_greedy(net, request.token_ids, answer.completion)
+        assert hurt.audit() == []
+
+
+def test_a_bug_fails_every_request_and_is_remembered():
+    net = born(latent_config(), seed=6)
+    with engine(net) as broken:
+        broken.call(lambda net: setattr(net.layers[1], "forward", None)).result()
+        with pytest.raises(EngineFailed, match="the engine broke: TypeError"):
+            broken.answer(greedy((1, 2), 4))
+        assert not broken.healthy
+        with pytest.raises(EngineFailed, match="the engine broke"):
+            broken.answer(greedy((1, 2), 4))
+        assert broken.stats().pages_used == 0
+
+
+def test_a_closed_engine_answers_nothing_and_hangs_nobody():
+    closed = engine(network("sparse"))
+    closed.pause("in_place")
+    got = []
+    closed.submit(greedy((1, 2), 4), got.append)
+    closed.close()
+    assert got[0].answer.completion.finish == "abort"
+    with pytest.raises(EngineFailed, match="closed"):
+        closed.answer(greedy((1, 2), 4))
+    with pytest.raises(EngineFailed, match="closed"):
+        closed.stats()

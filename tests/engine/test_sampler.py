@@ -1,0 +1,198 @@
+"""Draws have the distribution they claim, with and without drafts, and wishes are granted."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from paddock.engine import Request
+from paddock.engine.request import Sequence
+from paddock.engine.sampler import Dials, Rows, Sampler, Wish, fulfil, keys
+from paddock.records import Bias, Sampling
+from tests.engine.nets import engine
+from tests.model.networks import born, latent_config
+
+VOCAB = 20
+
+
+def chi_square_bound(freedom):
+    """What a chi-square statistic exceeds once in about 10,000 draws (Wilson and Hilferty)."""
+    return freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+def assert_drawn_from(counts, prob):
+    """Counts of independent draws fit the probabilities; rare outcomes are pooled."""
+    counts, prob = np.asarray(counts, float), np.asarray(prob, float)
+    assert counts[prob == 0].sum() == 0
+    total = counts.sum()
+    rare = prob * total < 5
+    counts = np.append(counts[~rare], counts[rare].sum())
+    wanted = np.append(prob[~rare], prob[rare].sum()) * total
+    counts, wanted = counts[wanted > 0], wanted[wanted > 0]
+    statistic = ((counts - wanted) ** 2 / wanted).sum()
+    assert statistic < chi_square_bound(len(wanted) - 1)
+
+
+def sampler(rows, **sampling):
+    dials = Dials(rows)
+    for seat in range(rows):
+        dials.set(seat, Sampling(**sampling), seed=seat)
+    return Sampler(dials, VOCAB, torch.device("cpu"))
+
+
+def rows(count, index=0, wishes=()):
+    return Rows(np.arange(count), np.full(count, index), list(wishes), [])
+
+
+def asking(sampling, prompt=(1, 2), reply=(), stop_ids=frozenset()):
+    return Sequence(
+        request=Request(token_ids=prompt, sampling=sampling),
+        id="x",
+        serial=0,
+        seed=0,
+        stop_ids=stop_ids,
+        max_new=99,
+        deliver=lambda delta: None,
+        streamed=False,
+        arrived=0.0,
+        tokens=[*prompt, *reply],
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_draws_follow_the_tempered_softmax(temperature):
+    logits_V = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
+    count = 20_000
+    drawn = sampler(count, temperature=temperature).sample(logits_V.expand(count, -1), rows(count))
+    logp_V = (logits_V / temperature).log_softmax(-1)
+    assert_drawn_from(drawn.token_N.bincount(minlength=VOCAB), logp_V.exp())
+    torch.testing.assert_close(drawn.logprob_N, logp_V[drawn.token_N])
+
+
+def test_places_of_one_reply_are_drawn_independently():
+    logits_NV = torch.zeros(8000, VOCAB)
+    draw = sampler(1)
+    index_N = np.arange(8000)
+    token_N = draw.draw(logits_NV, np.zeros(8000, int), index_N)
+    pair = token_N[0::2] * VOCAB + token_N[1::2]
+    assert_drawn_from(pair.bincount(minlength=VOCAB**2), np.full(VOCAB**2, VOCAB**-2.0))
+
+
+def test_no_two_places_share_their_key():
+    seeds, places = np.meshgrid(np.arange(500), np.arange(500))
+    assert len(np.unique(keys(seeds.ravel(), places.ravel()))) == 250_000
+
+
+def test_greedy_rows_and_others_stand_side_by_side():
+    dials = Dials(2)
+    dials.set(0, Sampling(temperature=0.0), 0)
+    dials.set(1, Sampling(temperature=5.0), 0)
+    draw = Sampler(dials, VOCAB, torch.device("cpu"))
+    logits_2V = torch.arange(VOCAB).float().expand(2, -1)
+    got = [draw.sample(logits_2V, rows(2, index)).token_N.tolist() for index in range(50)]
+    assert {greedy for greedy, _ in got} == {VOCAB - 1}
+    assert len({other for _, other in got}) > 5
+
+
+TRUNCATIONS = {
+    "top-k": ({"top_k": 3}, [0.4, 0.3, 0.2]),
+    "top-p": ({"top_p": 0.6}, [0.4, 0.3]),
+    "top-p that ends exactly": ({"top_p": 0.7}, [0.4, 0.3]),
+    "min-p": ({"min_p": 0.45}, [0.4, 0.3, 0.2]),
+    # Of the survivors of top-k, 0.4 is 4/9 and 0.3 is 3/9.
+    "top-p of top-k": ({"top_k": 3, "top_p": 0.5}, [0.4, 0.3]),
+    "min-p of top-p": ({"top_p": 0.95, "min_p": 0.6}, [0.4, 0.3]),
+    "one at least": ({"top_p": 0.01}, [0.4]),
+    "all": ({"top_p": 1.0, "top_k": 4}, [0.4, 0.3, 0.2, 0.1]),
+}
+
+
+@pytest.mark.parametrize("name", TRUNCATIONS)
+def test_truncation_keeps_the_likeliest(name):
+    wish, kept = TRUNCATIONS[name]
+    prob_V = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    asked = Wish(0, asking(Sampling(**wish)), [])
+    found = fulfil(prob_V.log().unsqueeze(0), torch.ones(1, 1), [asked]).softmax(-1)[0]
+    assert torch.equal(found > 0, torch.isin(prob_V, torch.tensor(kept)))
+    torch.testing.assert_close(found[found > 0] * sum(kept), prob_V[found > 0])
+
+
+def test_of_equal_tokens_the_first_survive():
+    asked = Wish(0, asking(Sampling(top_k=2)), [])
+    found = fulfil(torch.zeros(1, 5), torch.ones(1, 1), [asked])
+    assert torch.isfinite(found).tolist() == [[True, True, False, False, False]]
+
+
+def test_penalties_count_the_reply_the_prompt_and_the_drafts():
+    wish = Sampling(frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=2.0)
+    sequence = asking(wish, prompt=(0, 1), reply=(2, 2, 3))
+    logits = torch.tensor([[1.0, -1.0, 3.0, 3.0, 3.0, 1.0]])
+    found = fulfil(logits, torch.ones(1, 1), [Wish(0, sequence, [3, 4])])
+    wanted = [
+        0.5,  # in the prompt: halved
+        -2.0,  # the same, below zero: doubled
+        (3 - 2 * 0.5 - 0.25) / 2,
+        (3 - 2 * 0.5 - 0.25) / 2,  # once in the reply, once among the drafts
+        (3 - 0.5 - 0.25) / 2,
+        1.0,
+    ]
+    torch.testing.assert_close(found[0], torch.tensor(wanted))
+
+
+def test_biases_and_ends_that_come_too_early():
+    wish = Sampling(logit_bias=(Bias(1, 2.5), Bias(3, -1.0)), min_new_tokens=3)
+    sequence = asking(wish, reply=(1,), stop_ids=frozenset({0}))
+    early, late = Wish(0, sequence, [4]), Wish(1, sequence, [4, 4])
+    found = fulfil(torch.zeros(2, 5), torch.ones(2, 1), [early, late])
+    assert found.tolist() == [[-math.inf, 2.5, 0, -1, 0], [0, 2.5, 0, -1, 0]]
+
+
+def test_wishes_do_not_touch_the_reported_probability():
+    logits_1V = torch.randn(1, VOCAB)
+    wish = Wish(0, asking(Sampling(logit_bias=(Bias(5, 100.0),), top_k=1)), [])
+    drawn = sampler(1).sample(logits_1V, rows(1, wishes=[wish]))
+    assert drawn.token_N.tolist() == [5]
+    torch.testing.assert_close(drawn.logprob_N, logits_1V.log_softmax(-1)[:, 5])
+
+
+WISH = {"top_p": 0.7, "temperature": 1.4, "frequency_penalty": 1.0}
+
+
+@pytest.mark.parametrize(("steps", "wish"), [(0, {}), (2, {}), (2, WISH)])
+def test_replies_have_the_distribution_of_the_network(steps, wish):
+    """Three tokens over a vocabulary of five, drawn 700 times: all 125 replies are as frequent
+    as the product of what the network says, wishes included, drafted or not."""
+    net = born(latent_config(vocab=5), seed=7)
+    prompt = (1, 3, 0, 2, 4, 1, 1, 0, 3)
+    prob = {(): 1.0}
+    with torch.no_grad():
+        for _ in range(3):
+            grown = {}
+            for reply, p in prob.items():
+                asked = Wish(0, asking(Sampling(**wish), prompt=prompt, reply=reply), [])
+                logits_1V = net.logits(prompt + reply)[-1:]
+                temperature = torch.tensor([[wish.get("temperature", 1.0)]])
+                share_V = fulfil(logits_1V, temperature, [asked]).softmax(-1)[0]
+                grown |= {(*reply, t): p * float(share_V[t]) for t in range(5)}
+            prob = grown
+    with engine(net, mtp_steps=steps, max_running=64, context=64) as serving:
+        ask = [
+            Request(token_ids=prompt, sampling=Sampling(max_new_tokens=3, seed=seed, **wish))
+            for seed in range(700)
+        ]
+        replies = [answer.completion.token_ids for answer in serving.answers(ask)]
+        if steps:
+            assert serving.stats().counters.drafts_accepted > 100
+    order = sorted(prob)
+    assert_drawn_from([replies.count(reply) for reply in order], [prob[reply] for reply in order])
+
+
+def test_a_draft_from_the_same_scores_is_the_token_itself():
+    """Drafts are drawn with the noise of the places they guess at."""
+    draw = sampler(200, temperature=1.5)
+    logits_NV = torch.randn(200, VOCAB)
+    for index in range(3):
+        index_N = np.full(200, index)
+        drafted = draw.draft(logits_NV, np.arange(200), index_N)
+        assert torch.equal(drafted, draw.sample(logits_NV, rows(200, index)).token_N)

@@ -1,0 +1,106 @@
+"""Random clients, aborts, pauses, swaps and too few pages: afterwards nothing is left behind."""
+
+import asyncio
+import random
+import threading
+
+import pytest
+
+from paddock.engine import Request, RequestRefused
+from paddock.records import Sampling
+from tests.engine.nets import copy_of, engine, network, prompts
+from tests.model.networks import VOCAB, born, latent_config
+
+
+def some_request(chance):
+    shared = prompts(3, seed=1)[chance.randrange(3)]
+    own = tuple(chance.randrange(VOCAB) for _ in range(chance.randrange(1, 20)))
+    return Request(
+        token_ids=(shared + own) if chance.random() < 0.7 else own,
+        sampling=Sampling(
+            max_new_tokens=chance.randrange(1, 30),
+            temperature=chance.choice([0.0, 0.7, 1.0]),
+            top_p=chance.choice([1.0, 0.8]),
+            frequency_penalty=chance.choice([0.0, 0.5]),
+            stop_ids=(chance.randrange(VOCAB),),
+        ),
+        priority=chance.randrange(3),
+        salt=chance.choice(["", "a"]),
+        top_logprobs=chance.choice([0, 2]),
+        prompt_logprobs_from=chance.choice([None, 0, 1]),
+    )
+
+
+async def client(serving, chance, count):
+    for _ in range(count):
+        request = some_request(chance)
+        match chance.randrange(5):
+            case 0:  # leaves early
+                leave = chance.randrange(4)
+                async for delta in serving.stream(request):
+                    if delta.answer is not None or not (leave := leave - 1):
+                        break
+            case 1:  # is cancelled
+                task = asyncio.create_task(serving.respond(request))
+                await asyncio.sleep(chance.random() * 0.02)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            case 2:  # asks for too much
+                with pytest.raises(RequestRefused):
+                    await serving.respond(Request(token_ids=(1,) * 200))
+            case _:
+                answer = await serving.respond(request)
+                assert answer.completion.token_ids or answer.completion.finish == "abort"
+
+
+async def trouble(serving, chance, done):
+    """Swaps, pauses and mass aborts until the clients are through."""
+    one, other = network("sparse").state_dict(), born(latent_config(), seed=11).state_dict()
+    version = 0
+    while not done.is_set():
+        await asyncio.sleep(0.02)
+        mode = chance.choice(["retract", "in_place", "abort"])
+        match chance.randrange(3):
+            case 0:
+                version += 1
+                weights = one if version % 2 == 0 else other
+                await asyncio.to_thread(
+                    serving.swap, lambda net, w=weights: net.load_state_dict(w), version, mode
+                )
+            case 1:
+                await asyncio.to_thread(serving.pause, mode)
+                await asyncio.to_thread(serving.resume)
+            case 2:
+                await asyncio.to_thread(serving.flush_cache)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_nothing_is_left_behind(steps):
+    chance = random.Random(steps)
+    threads = threading.active_count()
+
+    async def main(serving):
+        done = asyncio.Event()
+        bother = asyncio.create_task(trouble(serving, chance, done))
+        await asyncio.gather(*(client(serving, random.Random(seed), 12) for seed in range(8)))
+        done.set()
+        await bother
+        assert len(asyncio.all_tasks()) == 1
+
+    serving = engine(
+        copy_of(network("sparse")), mtp_steps=steps, pages=44, context=96, max_running=6
+    )
+    with serving:
+        asyncio.run(main(serving))
+        serving.answer(Request(token_ids=(1,), sampling=Sampling(max_new_tokens=1)))
+        stats = serving.stats()
+        assert serving.healthy
+        assert serving.audit() == []
+        assert (stats.running, stats.waiting) == (0, 0)
+        assert stats.counters.failed == 0
+        assert stats.counters.requests == stats.counters.finished + stats.counters.aborted
+        assert stats.retractions > 0
+        assert serving.flush_cache()
+        assert serving.stats().pages_used == 0
+        assert not serving._ids
+    assert threading.active_count() == threads

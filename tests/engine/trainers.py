@@ -1,0 +1,65 @@
+"""A trainer in a process of its own, which broadcasts its weights as trainers of the field do."""
+
+import os
+import socket
+from contextlib import contextmanager
+from datetime import timedelta
+
+from tests.parallel.ranks import FORKS
+
+
+@contextmanager
+def trainer(world, seed=11, name="weights"):
+    """(connection to it, port where its group meets); it is killed when the block ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ours, theirs = FORKS.Pipe()
+    process = FORKS.Process(target=_train, args=(theirs, port, world, seed, name), daemon=True)
+    process.start()
+    try:
+        yield ours, port
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _train(orders, port, world, seed, name):
+    """Orders are lists of names to broadcast; None among them is a place to die, `...` one to fall
+    silent."""
+    import torch
+    from torch import distributed as dist
+    from torch.distributed.distributed_c10d import (
+        Backend,
+        PrefixStore,
+        _new_process_group_helper,
+        rendezvous,
+    )
+
+    from paddock.checkpoint.wire import outgoing
+    from tests.model.networks import born, latent_config
+
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=20)
+    weights = dict(outgoing(born(latent_config(), seed=seed)))
+    weights["model.norm.weight.long"] = torch.ones(40)
+    store, rank, size = next(rendezvous(f"tcp://127.0.0.1:{port}", 0, world, timeout=timeout))
+    group, _ = _new_process_group_helper(
+        size,
+        rank,
+        [],
+        Backend("gloo"),
+        PrefixStore(name, store),
+        group_name=name,
+        timeout=timeout,
+    )
+    dist.distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
+    while True:
+        for tensor in orders.recv():
+            if tensor is None:
+                os._exit(1)
+            if tensor is ...:
+                orders.recv()
+            dist.broadcast(weights[tensor].contiguous(), src=0, group=group)
+        orders.send("sent")

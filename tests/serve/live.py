@@ -1,0 +1,112 @@
+"""A real server on a free port of this machine, in a thread of the test."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import uvicorn
+
+from paddock.checkpoint import load_pretrained
+from paddock.engine import Engine, EngineSettings
+from paddock.serve import Keys, ServeSettings, build_app
+from paddock.text import Renderer, Tokenizer, renderer_for
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    url: str
+    engines: list[Engine]
+    tokenizer: Tokenizer
+    renderer: Renderer
+    hall: Any
+    loops: list[asyncio.AbstractEventLoop]  # of the server's thread, once it has been asked
+    http: httpx.Client
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **more)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return self.http.get(path, **more)
+
+    def settle(self) -> None:
+        """Until nothing is being answered."""
+        deadline = time.monotonic() + 20
+        while self.hall.live or any(e.stats().running + e.stats().waiting for e in self.engines):
+            assert time.monotonic() < deadline, f"still live: {self.hall.live}"
+            time.sleep(0.01)
+
+    def audit(self) -> list[str]:
+        """What is left over that should not be, once nothing is being answered."""
+        self.settle()
+        left = [line for engine in self.engines for line in engine.audit()]
+        left += [f"session {name}" for name in self.hall.sessions]
+        left += [f"replica {i} load {n}" for i, n in enumerate(self.hall.replicas.loads) if n]
+        return left
+
+    def tasks(self) -> list[str]:
+        """What the server's event loop still works on, connections and itself aside."""
+
+        async def ours() -> list[str]:
+            every = (task.get_coro().__qualname__ for task in asyncio.all_tasks())
+            return [name for name in every if "uvicorn" not in name and "Server" not in name]
+
+        found = asyncio.run_coroutine_threadsafe(ours(), self.loops[0]).result(timeout=20)
+        found.remove("Live.tasks.<locals>.ours")
+        return found
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    *,
+    replicas: int = 1,
+    keys: Keys | None = None,
+    engine: dict[str, Any] | None = None,
+    weights: Callable[[Engine], Any] | None = None,
+    **settings: Any,
+) -> Iterator[Live]:
+    tokenizer = Tokenizer.load(folder)
+    renderer = renderer_for(tokenizer)
+    chosen = EngineSettings(**({"cache_bytes": 1 << 22, "max_running": 8} | (engine or {})))
+    engines = [Engine(load_pretrained(folder), tokenizer, chosen) for _ in range(replicas)]
+    said = {"served_name": "tiny", "model_path": str(folder)} | settings
+    ways = [weights(each) for each in engines] if weights else []
+    shown = ServeSettings(**said)
+    app = build_app(engines, tokenizer, renderer, shown, keys=keys, weights=ways)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        loops[:] = [asyncio.get_running_loop()]
+        await app(scope, receive, send)
+
+    with listening(watched) as url, httpx.Client(base_url=url, timeout=60) as http:
+        yield Live(url, engines, tokenizer, renderer, app.state.hall, loops, http)
+    for each in engines:
+        each.close()
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+        sock.close()
+        assert not thread.is_alive(), "the server did not stop"

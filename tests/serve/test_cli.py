@@ -1,0 +1,121 @@
+"""`paddock serve` and `paddock chat`, as a person starts them."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from paddock.cli.__main__ import app
+from paddock.cli.chat import HELP
+from paddock.cli.engines import preferred
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
+    command = [sys.executable, "-m", "paddock.cli", "serve", str(folder), "--port", "0"]
+    command += ["--dp", "2", "--context", "256", "--memory", "4MB", "--served-name", "pony"]
+    environment = os.environ | {"PADDOCK_API_KEY": "secret"}
+    with (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        try:
+            said = []
+            for line in process.stdout:
+                said.append(line)
+                if line.startswith("ready"):
+                    break
+            told = "".join(said)
+            url = re.search(r"chat page +(http\S+)", told)[1]
+            assert "pony: glm_moe_dsa" in told and "2 replicas" in told
+            assert "256 tokens" in told and "curl http://127.0.0.1:" in told
+            assert re.search(r"cache +[\d,]+ tokens in [\d,]+ pages", told)
+            body = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0}
+            assert httpx.post(url + "/v1/chat/completions", json=body).status_code == 401
+            key = {"Authorization": "Bearer secret"}
+            done = httpx.post(url + "/v1/chat/completions", json=body, headers=key, timeout=60)
+            assert done.json()["choices"][0]["message"]["content"] == "Hello there, friend!"
+        finally:
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=30)
+        log.seek(0)
+        lines = log.read()
+    assert process.returncode == 0 and rest == "stopped\n", lines
+    assert re.search(r"prompt=8 cached=0 output=10 ttft=\S+s accept=1\.00 .* finish=stop", lines)
+    assert "Traceback" not in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pages", "3"], r"one request of 512 tokens needs 32 pages .* the cache has 3"),
+        (["--context", "4096"], r"'context' 4096 exceeds the model's 512"),
+        (["--memory", "lots"], r"'lots' is not a size"),
+        (["--memory", "1MB", "--pages", "9"], r"--memory and --pages"),
+        (["--port", "99999"], r"cannot listen on 127\.0\.0\.1:99999"),
+        (["--api-key", ""], r"the api key is empty"),
+    ],
+)
+def test_impossible_settings_are_refused_with_the_numbers(folder, arguments, message):
+    done = CliRunner().invoke(app, ["serve", str(folder), "--port", "0", *arguments])
+    assert done.exit_code == 1
+    assert re.search(f"error: .*{message}", done.output), done.output
+
+
+def without(folder, target, *names):
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns(*names))
+    return str(target)
+
+
+@pytest.mark.parametrize("verb", ["serve", "chat"])
+def test_a_folder_that_cannot_chat_is_refused(folder, tmp_path, verb):
+    def said(path):
+        done = CliRunner().invoke(app, [verb, path])
+        assert done.exit_code == 1
+        return done.output
+
+    assert "no such folder" in said(str(tmp_path / "nowhere"))
+    assert "there is no tokenizer" in said(without(folder, tmp_path / "a", "tokenizer*"))
+    bare = Path(without(folder, tmp_path / "b", "chat_template*"))
+    rules = (bare / "tokenizer.json").read_text()
+    (bare / "tokenizer.json").write_text(rules.replace("<|assistant|>", "<|nobody|>"))
+    assert "has no chat template" in said(str(bare))
+
+
+def test_chat_reads_lines_and_remembers(folder):
+    lines = "Say hello.\n/thoughts\n/new\n/think off\nCount.\n\n/wat\n/quit\nnever read\n"
+    done = CliRunner().invoke(app, ["chat", str(folder), "--temperature", "0"], input=lines)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == [
+        "(thought, 11 characters)",
+        "Hello there, friend!",
+        "A greeting.",
+        "(a new conversation)",
+        "(thinking is off)",
+        "one two three four five six seven eight nine ten",
+        HELP,
+    ]
+
+
+def test_chat_says_so_when_the_conversation_no_longer_fits(folder):
+    lines = "ten " * 600 + "\nSay hello.\n"
+    done = CliRunner().invoke(app, ["chat", str(folder), "--temperature", "0"], input=lines)
+    assert "context of 512 tokens; /new starts over" in done.stdout
+    assert done.stdout.endswith("Hello there, friend!\n")
+
+
+def test_a_folders_own_wishes_about_sampling(tmp_path):
+    file = tmp_path / "generation_config.json"
+    assert preferred(tmp_path) == {}
+    file.write_text('{"temperature": 1, "top_p": 0.95, "top_k": 0, "eos_token_id": [1]}')
+    assert preferred(tmp_path) == {"temperature": 1.0, "top_p": 0.95}
+    file.write_text('{"do_sample": false}')
+    assert preferred(tmp_path) == {"temperature": 0.0}

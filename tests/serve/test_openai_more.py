@@ -1,0 +1,159 @@
+"""The openai client: completions, responses and grammars, against a real server."""
+
+import json
+
+import openai
+import pytest
+
+from paddock.text.template import tool_dict
+from tests.serve.school import CONTEXT, WEATHER
+
+TOOLS = [tool_dict(WEATHER)]
+HELLO = [{"role": "user", "content": "Say hello."}]
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.fixture(scope="module")
+def client(live):
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def test_an_overflow_is_told_with_its_numbers(client):
+    ids = [5] * (CONTEXT + 10)
+    with pytest.raises(openai.BadRequestError) as told:
+        client.completions.create(model="m", prompt=ids, max_tokens=1)
+    assert f"{CONTEXT + 10} tokens" in str(told.value) and str(CONTEXT) in str(told.value)
+    assert told.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match=str(CONTEXT + 100)):
+        client.completions.create(model="m", prompt=ids[:100], max_tokens=CONTEXT)
+
+
+def test_completions_take_text_and_ids(client, live):
+    ids = live.tokenizer.encode("Hello there", specials=True)
+    by_text = client.completions.create(
+        model="m", prompt="Hello there", temperature=0, max_tokens=3
+    )
+    by_ids = client.completions.create(model="m", prompt=ids, temperature=0, max_tokens=3)
+    assert by_text.choices[0].text == by_ids.choices[0].text
+    both = client.completions.create(model="m", prompt=[ids, ids], temperature=0, max_tokens=3, n=2)
+    assert [c.index for c in both.choices] == [0, 1, 2, 3]
+    assert {c.text for c in both.choices} == {by_text.choices[0].text}
+    assert both.usage.prompt_tokens == 2 * len(ids)
+
+
+def test_completions_echo_with_logprobs(client, live):
+    ids = live.tokenizer.encode("one two three", specials=True)
+    done = client.completions.create(
+        model="m", prompt="one two three", echo=True, logprobs=1, max_tokens=1, temperature=0
+    ).choices[0]
+    assert done.text.startswith("one two three")
+    assert len(done.logprobs.token_logprobs) == len(ids) + 1
+    assert done.logprobs.token_logprobs[0] is None and done.logprobs.top_logprobs[0] is None
+    for token, top in zip(
+        done.logprobs.token_logprobs[1:], done.logprobs.top_logprobs[1:], strict=True
+    ):
+        assert token in top.values() and max(top.values()) >= token
+    assert done.logprobs.text_offset[0] == 0
+    assert "".join(done.logprobs.tokens) == done.text
+    scored = client.completions.create(
+        model="m", prompt=ids, echo=True, logprobs=0, max_tokens=0, temperature=0
+    ).choices[0]
+    assert scored.logprobs.token_logprobs == pytest.approx(
+        done.logprobs.token_logprobs[:-1], nan_ok=True
+    )
+
+
+def test_completions_stream(client):
+    ask = {"model": "m", "prompt": "one two", "max_tokens": 6, "temperature": 0}
+    chunks = list(
+        client.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+    )
+    text = "".join(c.text for chunk in chunks for c in chunk.choices)
+    assert text == client.completions.create(**ask).choices[0].text
+    assert chunks[-1].usage.completion_tokens <= 6
+
+
+def test_responses(client):
+    done = client.responses.create(model="tiny", input="Say hello.", temperature=0)
+    assert done.output_text == "Hello there, friend!" and done.status == "completed"
+    assert [item.type for item in done.output] == ["reasoning", "message"]
+    assert done.output[0].content[0].text == "A greeting."
+    assert done.usage.output_tokens_details.reasoning_tokens == 3
+
+
+RESPONSE_TOOLS = [{"type": "function", **TOOLS[0]["function"]}, {"type": "web_search"}]
+
+
+def test_responses_with_tools_go_round(client):
+    first = client.responses.create(
+        model="m", input="Weather in Oslo?", tools=RESPONSE_TOOLS, temperature=0, store=False
+    )
+    call = first.output[-1]
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    assert json.loads(call.arguments) == {"city": "Oslo", "days": 2}
+    past = [item.model_dump(exclude_none=True) for item in first.output]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"t": 12}'}
+    user = {"role": "user", "content": "Weather in Oslo?"}
+    second = client.responses.create(
+        model="m", input=[user, *past, result], tools=RESPONSE_TOOLS, temperature=0
+    )
+    assert second.output_text == "12 C in Oslo."
+    assert second.usage.input_tokens_details.cached_tokens >= 80
+
+
+def test_responses_stream_through_the_accumulator(client):
+    with client.responses.stream(
+        model="m", input="Weather in Oslo?", tools=RESPONSE_TOOLS[:1], temperature=0
+    ) as stream:
+        events = list(stream)
+        done = stream.get_final_response()
+    assert [event.sequence_number for event in events if hasattr(event, "sequence_number")] == list(
+        range(len(events))
+    )
+    kinds = [event.type for event in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert kinds[-1] == "response.completed"
+    assert [item.type for item in done.output] == ["reasoning", "message", "function_call"]
+    assert done.output_text == "Checking."
+    assert json.loads(done.output[2].arguments) == {"city": "Oslo", "days": 2}
+
+
+def test_responses_keep_nothing(client):
+    with pytest.raises(openai.BadRequestError, match="keeps no responses"):
+        client.responses.create(model="m", input="x", previous_response_id="resp_1")
+
+
+# --- grammars -------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"days": {"enum": [1, 2]}, "city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["days", "city"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_a_reply_in_the_form_of_a_schema(client, thinks):
+    pytest.importorskip("xgrammar")
+    jsonschema = pytest.importorskip("jsonschema_rs")
+    form = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+    # So small a model would write blanks for ever, which JSON allows.
+    more = {"response_format": form, "temperature": 0, "max_tokens": 100, "frequency_penalty": 2}
+    body = {} if thinks else OFF
+    chat = client.chat.completions.create(model="m", messages=HELLO, extra_body=body, **more)
+    jsonschema.validate(SCHEMA, json.loads(chat.choices[0].message.content))
+    assert (chat.choices[0].message.reasoning_content is not None) == thinks
+    words = {"enum": ["Rome", "Oslo"]}
+    flat = {"type": "json_schema", "name": "city", "schema": words}
+    done = client.responses.create(
+        model="m", input="Say hello.", text={"format": flat}, temperature=0, extra_body=body
+    )
+    jsonschema.validate(words, json.loads(done.output_text))
+
+
+def test_what_is_no_schema_is_refused(client):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wish"}}}
+    with pytest.raises(openai.BadRequestError, match="grammar"):
+        client.chat.completions.create(model="m", messages=HELLO, response_format=form)
