@@ -57,10 +57,6 @@ class Places:
         receive(self._blueprint, tensors, whole=False)
         return {name: tensor for name, tensor in tensors.items() if name in self.tensors}
 
-    def staged(self, name: str, tensor: Tensor) -> Tensor:
-        """In the dtype of its place and on its device."""
-        return tensor.detach().to(self.tensors[name])
-
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """On the engine's thread, between two steps."""
         with torch.no_grad():
@@ -103,23 +99,26 @@ class Delivery:
         self._staged: dict[str, Tensor] = {}
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Some more tensors, by released name. They are copied: a trainer may gather the next ones
-        in the same memory."""
-        for name, tensor in self._places.fitting(tensors).items():
-            self.put(name, tensor.clone())
-
-    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """The same of tensors that nobody changes before they serve."""
+        """Some more tensors, by released name."""
         for name, tensor in self._places.fitting(tensors).items():
             self.put(name, tensor)
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """One more, known to be right and not to change."""
+        """One more, known to be right. It is copied: a trainer may gather the next in the same
+        memory, a file may be written over."""
+        self._keep(name, tensor.detach().to(self._places.tensors[name], copy=True))
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """As `add`, without a copy, of tensors that nobody changes before they serve."""
+        for name, tensor in self._places.fitting(tensors).items():
+            self._keep(name, tensor.detach().to(self._places.tensors[name]))
+
+    def _keep(self, name: str, staged: Tensor) -> None:
         if name in self.names:
             raise CheckpointError(f"tensor '{name}' came twice")
         self.names.add(name)
-        self._staged[name] = self._places.staged(name, tensor)
-        self._bytes += self._staged[name].nbytes
+        self._staged[name] = staged
+        self._bytes += staged.nbytes
 
     def write(self) -> None:
         """What is gathered goes to its place, on the engine's thread."""
@@ -142,8 +141,8 @@ class Delivery:
 class WrittenDelivery(Delivery):
     """The same without a second copy: written as it comes, while the engine pauses."""
 
-    def put(self, name: str, tensor: Tensor) -> None:
-        super().put(name, tensor)
+    def _keep(self, name: str, staged: Tensor) -> None:
+        super()._keep(name, staged)
         self._places.engine.call(lambda _: self.write()).result()
 
     @contextmanager
@@ -159,8 +158,8 @@ class WrittenDelivery(Delivery):
             if not self.names or not isinstance(error, ValueError):
                 raise
             raise CheckpointError(
-                f"{error}; {len(self.names)} tensors came before it and stay: the engine is paused "
-                "until a whole version has come"
+                f"{error}; {len(self.names)} tensors came before it and stay; the engine is paused "
+                "and may go on after a whole version has come"
             ) from error
         if not was_paused:
             engine.resume()

@@ -5,10 +5,12 @@ group's name, given twice), but stays out of torch's own register of groups: the
 once in a process, while replicas in one process join the same group, each with its own rank.
 
 Every call runs on a thread of its own and is waited for only so long: a peer that is late or gone
-is an error, never a caller that hangs.
+is an error, never a caller that hangs. (The tests run gloo. nccl wants two GPUs and was not run.)
 """
 
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -22,6 +24,7 @@ from torch import distributed as dist
 
 _T = TypeVar("_T")
 BACKENDS = ("gloo", "nccl")
+POLL_S = 0.05
 GRACE_S = 2.0  # the backend's own error says more than "too late", so it may come first
 # NCCL's watchdog would end the process when a peer fails; here only the group ends.
 WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
@@ -110,7 +113,10 @@ def _refuse(meeting: Meeting, device: torch.device) -> None:
 
 
 def _met(meeting: Meeting, timeout_s: float) -> Any:
-    rank, size, timeout = meeting.rank, meeting.world_size, timedelta(seconds=timeout_s)
+    # A store that nobody listens to goes on trying after its time, and would then take this rank's
+    # place in a later group at the same port.
+    left_s = _until_it_listens(meeting.address, meeting.port, timeout_s)
+    rank, size, timeout = meeting.rank, meeting.world_size, timedelta(seconds=left_s)
     store: Any = dist.TCPStore(
         meeting.address, meeting.port, size, is_master=False, timeout=timeout
     )
@@ -118,11 +124,25 @@ def _met(meeting: Meeting, timeout_s: float) -> Any:
     for prefix in (meeting.name, f"{meeting.name}/", f"{kind}/"):
         store = dist.PrefixStore(prefix, store)
     if meeting.backend == "gloo":
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
+        return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
+    options._timeout = timedelta(seconds=timeout_s)
     with _environment(WATCHDOG):
         return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _until_it_listens(address: str, port: int, timeout_s: float) -> float:
+    """Seconds that are left of the time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = max(deadline - time.monotonic(), POLL_S)
+        try:
+            socket.create_connection((address, port), timeout=left_s).close()
+            return left_s
+        except OSError as error:
+            if time.monotonic() + POLL_S > deadline:
+                raise OSError(f"nobody listens at {address}:{port}: {error}") from None
+        time.sleep(POLL_S)
 
 
 @contextmanager

@@ -2,47 +2,31 @@
 
 import asyncio
 import pickle
-from dataclasses import dataclass
-from functools import cache, partial
 
 import pytest
 import torch
 
 from paddock.checkpoint import CheckpointError, save_pretrained
 from paddock.checkpoint.names import is_mtp
-from paddock.checkpoint.wire import Parcel, checksums, outgoing, pack
+from paddock.checkpoint.wire import Parcel, checksums
 from paddock.engine import Labels, Reload
-from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network
-from tests.engine.nets import prompts as drawn
+from tests.engine.nets import copy_of, engine, greedy, network
+from tests.engine.new_weights import (
+    HEAD,
+    NORM,
+    PROMPT,
+    PROMPTS,
+    assert_new,
+    assert_untouched,
+    buckets,
+    packed,
+    sums,
+    tensors,
+)
 from tests.engine.test_weights import logprobs_of, other
-from tests.engine.trainers import trainer
 from tests.model.networks import born, latent_config
 
-PROMPTS = drawn(4, seed=8)
 MODES = ["abort", "retract", "in_place"]
-PROMPT = tuple(range(20))
-HEAD = "lm_head.weight"
-
-
-@cache
-def sums(which):
-    return checksums({"old": network("sparse"), "new": other()}[which])
-
-
-@cache
-def tensors():
-    return dict(outgoing(other()))
-
-
-def buckets(count=4, *, mtp=True):
-    """The new weights in so many parts."""
-    config = other().config
-    names = [name for name in tensors() if mtp or not is_mtp(name, config)]
-    return [names[i::count] for i in range(count)]
-
-
-def packed(names, version=7, **changes):
-    return pack(Parcel(version, {name: tensors()[name] for name in names} | changes))
 
 
 @pytest.fixture
@@ -50,28 +34,6 @@ def serving():
     with engine(copy_of(network("sparse"))) as found:
         yield found
         assert found.audit() == []
-
-
-def assert_untouched(serving, reload):
-    """Bit for bit the old weights; what they had read is still there too."""
-    assert reload.checksums() == sums("old")
-    assert serving.version == 0
-    assert_greedy(network("sparse"), PROMPT, serving.answer(greedy(PROMPT)).completion)
-
-
-@cache
-def cold():
-    """What an engine says that never knew other weights."""
-    with engine(copy_of(other())) as found:
-        return [answer.completion for answer in found.answers(map(greedy, PROMPTS))]
-
-
-def assert_new(serving):
-    for answer, expected in zip(serving.answers(map(greedy, PROMPTS)), cold(), strict=True):
-        done = answer.completion
-        assert done.token_ids == expected.token_ids
-        assert done.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-        assert [s.version for s in done.versions] == [7]
 
 
 # --- while requests run -------------------------------------------------------------------------
@@ -178,7 +140,6 @@ def corrupted(data):
     return bytes(spoiled)
 
 
-NORM = "model.norm.weight"
 WRONG = {
     "no place": lambda: packed([HEAD], **{"model.layers.9.x": torch.ones(2)}),
     "has shape": lambda: packed([HEAD], **{NORM: torch.ones(3)}),
@@ -334,128 +295,6 @@ def test_without_a_second_copy_the_engine_waits_for_a_whole_version(serving):
     with pytest.raises(CheckpointError, match="no place"), reload.delivery(8, "in_place") as new:
         new.add({"no.such": torch.ones(2)})
     assert not serving.stats().paused  # nothing was written
-
-
-# --- a group ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Group:
-    port: int
-    rank: int
-    world_size: int = 2
-    name: str = "weights"
-    address: str = "127.0.0.1"
-    backend: str = "gloo"
-
-
-@dataclass(frozen=True)
-class Sent:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def sent(names, dtype="float32"):
-    return [Sent(name, dtype, tuple(tensors()[name].shape)) for name in names]
-
-
-def in_threads(*acts):
-    async def main():
-        return await asyncio.gather(*(asyncio.to_thread(act) for act in acts))
-
-    return asyncio.run(main())
-
-
-def test_a_trainer_broadcasts_to_two_replicas(serving):
-    """The sequence of slime: join, pause, flush until it is done, buckets, continue, compare."""
-    with engine(copy_of(network("sparse"))) as twin, trainer(world=3) as (orders, port):
-        both = [Reload(each, timeout_s=20) for each in (serving, twin)]
-        in_threads(*(partial(r.join, Group(port, i, 3)) for i, r in enumerate(both, start=1)))
-        for each in (serving, twin):
-            each.answers(map(greedy, PROMPTS))
-            each.pause("abort")
-            while not each.flush_cache():
-                pass
-        for names in buckets(3, mtp=False):
-            orders.send(names)
-            asked = {"tensors": sent(names), "version": 7, "mode": "in_place"}
-            in_threads(*(partial(reload.from_group, "weights", **asked) for reload in both))
-            assert orders.recv() == "sent"
-        for reload in both:
-            reload.engine.resume()
-            assert_new(reload.engine)
-            own = {n: s for n, s in sums("old").items() if is_mtp(n, other().config)}
-            assert reload.checksums() == sums("new") | own
-            reload.leave("weights")
-            with pytest.raises(ValueError, match="no group called 'weights'"):
-                reload.from_group("weights", [], version=8, mode="in_place")
-        assert twin.audit() == []
-
-
-def test_what_is_announced_wrongly_is_received_refused_and_the_group_goes_on(serving):
-    reload = Reload(serving, timeout_s=20)
-    with trainer(world=2) as (orders, port):
-        reload.join(Group(port, 1))
-        for name, dtype, shape, why in [
-            ("model.norm.weight.long", "float32", (40,), "no place"),
-            (NORM, "float32", (4, 8), "has shape"),
-        ]:
-            orders.send([name])
-            with pytest.raises(CheckpointError, match=why):
-                reload.from_group("weights", [Sent(name, dtype, shape)], version=7, mode="abort")
-            assert orders.recv() == "sent"
-        for name, dtype, shape, why in [  # of these nothing can be received
-            (NORM, "float33", (32,), "is float33"),
-            (NORM, "float32", (-1,), "cannot have shape"),
-            (NORM, "float32", (1 << 40,), "too many"),
-        ]:
-            with pytest.raises(CheckpointError, match=why):
-                reload.from_group("weights", [Sent(name, dtype, shape)], version=7, mode="abort")
-        assert_untouched(serving, reload)
-        names = list(tensors())
-        orders.send(names)
-        reload.from_group("weights", sent(names, "torch.float32"), version=7, mode="abort")
-        assert orders.recv() == "sent"
-    assert_new(serving)
-
-
-@pytest.mark.parametrize("end", [None, ...], ids=["dies", "falls silent"])
-def test_a_trainer_that_ends_in_the_middle_is_an_error_and_the_engine_goes_on(serving, end):
-    reload = Reload(serving, timeout_s=1.0)
-    first, second, *_ = buckets(4)
-    with trainer(world=2) as (orders, port):
-        reload.join(Group(port, 1))
-        serving.pause("retract")
-        orders.send(first)
-        reload.from_group("weights", sent(first), version=7, mode="in_place")
-        orders.send([*second[:2], end])
-        with pytest.raises(ValueError, match=r"did not receive .*; \d+ tensors .* taken back"):
-            reload.from_group("weights", sent(second), version=7, mode="in_place")
-        serving.resume()
-        assert_untouched(serving, reload)
-        with pytest.raises(ValueError, match="join it again"):
-            reload.from_group("weights", sent(second), version=7, mode="in_place")
-    with trainer(world=2) as (orders, port):  # another takes its place
-        reload.join(Group(port, 1))
-        orders.send(list(tensors()))
-        reload.from_group("weights", sent(tensors()), version=7, mode="in_place")
-    assert_new(serving)
-
-
-def test_a_group_that_cannot_be_joined_says_why(serving):
-    reload = Reload(serving, timeout_s=0.2)
-    with pytest.raises(ValueError, match="group 'weights' met nobody"):
-        reload.join(Group(port=9, rank=1))
-    with pytest.raises(ValueError, match="no backend 'mpi'"):
-        reload.join(Group(port=9, rank=1, backend="mpi"))
-    with pytest.raises(ValueError, match="nccl needs a GPU"):
-        reload.join(Group(port=9, rank=1, backend="nccl"))
-    with pytest.raises(ValueError, match="rank 0 is not in"):
-        reload.join(Group(port=9, rank=0))
-    with pytest.raises(ValueError, match="no group called 'weights'"):
-        reload.leave("weights")
-    assert_untouched(serving, reload)
 
 
 # --- names of versions, and values --------------------------------------------------------------
