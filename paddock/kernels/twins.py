@@ -35,7 +35,8 @@ _off = {"causal_attention"}
 def usable(name: str, *tensors: Tensor) -> bool:
     """Whether the Triton twin `name` may take these tensors: half types on the current GPU."""
     return (
-        allowed(name)
+        tensors[0].is_cuda  # first and cheap: a CPU asks thousands of times a second
+        and allowed(name)
         and all(x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
         and all(x.get_device() == torch.cuda.current_device() for x in tensors)
         and has_triton()

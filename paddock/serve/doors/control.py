@@ -3,6 +3,7 @@
 import asyncio
 from base64 import b64decode
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Any, TypeVar, get_args
 
@@ -59,6 +60,7 @@ class DistributedBody(Body):
     dtypes: list[str]
     shapes: list[list[int]]
     group_name: str = "weight_update_group"
+    load_format: str | None = None
     weight_version: str | None = None
     abort_all_requests: bool | None = None
     flush_cache: bool | None = None
@@ -190,6 +192,8 @@ class Control:
     async def from_group(self, _http: Request, value: Any) -> Any:
         body = read(DistributedBody, value)
         version, mode = self._version(body.weight_version), _mode(body.abort_all_requests)
+        if body.load_format == "flattened_bucket":
+            raise ApiError("load_format: tensors are taken one by one, not as 'flattened_bucket'")
         counts = {len(body.names), len(body.dtypes), len(body.shapes)}
         if len(counts) > 1:
             raise ApiError(
@@ -252,12 +256,17 @@ class Control:
 
     async def _change(self, change: Callable[[Weights, int], int]) -> Response:
         """Change every engine's weights at once: in a group, all must take part."""
-        every = self._weights()
-        async with self._changing:
-            outcomes = await asyncio.gather(
-                *(asyncio.to_thread(change, weights, i) for i, weights in enumerate(every)),
-                return_exceptions=True,
-            )
+        every, loop = self._weights(), asyncio.get_running_loop()
+        # A thread for each of them: one that got none would keep the others waiting in a group.
+        threads = ThreadPoolExecutor(len(every))
+        try:
+            async with self._changing:
+                outcomes = await asyncio.gather(
+                    *(loop.run_in_executor(threads, change, w, i) for i, w in enumerate(every)),
+                    return_exceptions=True,
+                )
+        finally:
+            threads.shutdown(wait=False)
         for outcome in outcomes:
             if isinstance(outcome, ValueError | OSError):
                 return answer({"success": False, "message": str(outcome)}, status=400)
