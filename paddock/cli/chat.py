@@ -24,7 +24,9 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def chat(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint with tokenizer.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A checkpoint with tokenizer, or a run.")
+    ],
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0: greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a reply at most.")] = None,

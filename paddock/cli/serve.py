@@ -28,7 +28,9 @@ PATIENCE_S = 3  # for requests that still run when the server is told to stop
 
 
 def serve(  # noqa: PLR0913  the command line
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint with tokenizer.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A checkpoint with tokenizer, or a run.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 8000,
     dp: Annotated[int, typer.Option(min=1, help="Replicas, each with its own weights.")] = 1,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
 from paddock.cli.chat import HELP
-from paddock.cli.engines import preferred
+from paddock.cli.engines import open_model, preferred
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,6 +103,15 @@ def test_chat_reads_lines_and_remembers(folder):
         "one two three four five six seven eight nine ten",
         HELP,
     ]
+
+
+def test_a_run_answers_with_its_newest_checkpoint(folder, tmp_path):
+    for step, source in (("step-00000001", None), ("step-00000002", folder)):
+        model = tmp_path / "run" / "checkpoints" / step / "model"
+        model.parent.mkdir(parents=True)
+        shutil.copytree(source, model) if source else model.mkdir()
+    found = open_model(tmp_path / "run", None)
+    assert found.folder == tmp_path / "run" / "checkpoints" / "step-00000002" / "model"
 
 
 def test_chat_says_so_when_the_conversation_no_longer_fits(folder):
