@@ -23,7 +23,7 @@ from pydantic import Field
 
 from paddock.data.chance import key
 from paddock.data.corpus import DataError, Document, FileSource, Reading, SourceSettings
-from paddock.data.reasoning import KEYS, ORDINALS, ReasoningSource, is_held_out
+from paddock.data.reasoning import KEYS, ORDINALS, VALUES, ReasoningSource, is_held_out
 
 _WORDS_A_CHUNK = 48
 _FEATURES = 1024
@@ -36,14 +36,19 @@ class Wording:
 
     needle: str
     question: str
-    digits: int  # of a value
+    values: Sequence[object]  # that a key may have
     gap: str  # between parts of a document
 
 
 WORDINGS = {
-    "plain": Wording("The number of {key} is {value}.", "What is the number of {keys}?", 6, "\n"),
-    # As in generated records, so that a model raised on those alone understands it.
-    "nano": Wording("look {key} . is {value} .", "{keys}", 1, " "),
+    "plain": Wording(
+        "The number of {key} is {value}.",
+        "What is the number of {keys}?",
+        range(100_000, 1_000_000),
+        "\n",
+    ),
+    # As in generated look-ups, so that a model raised on those alone understands it.
+    "nano": Wording("{key} {value} .", "{keys}", VALUES, " "),
 }
 
 
@@ -84,11 +89,16 @@ class Material:
             yield from chunked(self.documents[at].text)
             at = (at + 1) % len(self.documents)
 
-    def first(self, parts: Iterable[str], tokens: int) -> list[str]:
+    def gap_tokens(self, gap: str) -> int:
+        """What a gap between parts costs: a line break is a token, but a space is often part of
+        the word behind it."""
+        return max(0, self._count_part(f"a{gap}a") - 2 * self._count_part("a"))
+
+    def first(self, parts: Iterable[str], tokens: int, *, gap: str = "\n") -> list[str]:
         """As many parts as fit into `tokens`, counting what stands between them."""
-        found = []
+        found, between = [], self.gap_tokens(gap)
         for part in parts:
-            tokens -= self._count_part(part) + 1
+            tokens -= self._count_part(part) + between
             if tokens < 0:
                 break
             found.append(part)
@@ -116,9 +126,10 @@ class Material:
         nearest = np.argsort(-(self._bags @ self._bags[seed]), kind="stable")
         return [self.documents[i] for i in nearest]
 
-    def room(self, tokens: int, *parts: str) -> int:
+    def room(self, tokens: int, *parts: str, gap: str = "\n") -> int:
         """What `parts` leave of `tokens`."""
-        room = tokens - sum(self._count_part(part) + 1 for part in parts)
+        between = self.gap_tokens(gap)
+        room = tokens - sum(self._count_part(part) + between for part in parts)
         if room < tokens / 4:
             raise DataError(f"{tokens} tokens are too few for a long document of this kind")
         return room
@@ -147,11 +158,13 @@ def chunked(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """What `needles` hides: so many keys asked for and not asked for, so many values of each."""
+    """What `needles` hides: so many keys asked for and not asked for, so many values of each, each
+    said so many times. A model learns from every time but the first: that is a look-up, too."""
 
     keys: int = 1
     others: int = 3
     values: int = 1
+    times: int = 1
     held_out: bool = False  # which pairs of key and value are asked for; the others are of training
     depth: float | None = None  # of the first, 0 the beginning and 1 the end; else anywhere
 
@@ -160,25 +173,24 @@ def needles(
     material: Material, chance: Random, *, tokens: int, hidden: Hidden, wording: Wording
 ) -> LongTask:
     """Sentences that give keys their values, scattered over other text."""
-    pairs = _pairs(chance, hidden, digits=wording.digits)
-    said = [wording.needle.format(key=name, value=value) for name, value in pairs]
+    pairs = _pairs(chance, hidden, wording.values)
+    said = [wording.needle.format(key=name, value=value) for name, value in pairs] * hidden.times
     asked = pairs[: hidden.keys * hidden.values]
     names = dict.fromkeys(name for name, _ in asked)
     question = wording.question.format(keys=" , ".join(names))
     answers = tuple(value for _, value in asked)
-    room = material.room(tokens, *said, question, *answers)
-    parts = material.first(material.chunks(chance), room)
+    room = material.room(tokens, *said, question, *answers, gap=wording.gap)
+    parts = material.first(material.chunks(chance), room, gap=wording.gap)
     for i, sentence in enumerate(said):
         depth = hidden.depth if i == 0 and hidden.depth is not None else chance.random()
         parts.insert(round(depth * len(parts)), sentence)
-    room = material.room(tokens, question, " , ".join(answers))
+    room = material.room(tokens, question, " , ".join(answers), gap=wording.gap)
     text = material.fitted(parts, room, gap=wording.gap, keep=said)
     return LongTask(text=text, question=question, answers=answers, gap=wording.gap)
 
 
-def _pairs(chance: Random, hidden: Hidden, *, digits: int) -> list[tuple[str, str]]:
+def _pairs(chance: Random, hidden: Hidden, values: Sequence[object]) -> list[tuple[str, str]]:
     """Keys and values, those asked for first."""
-    values = range(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
     pairs: list[tuple[str, str]] = []
     for name in chance.sample(KEYS, len(KEYS)):
         held_out = hidden.held_out and len(pairs) < hidden.keys * hidden.values
@@ -188,7 +200,7 @@ def _pairs(chance: Random, hidden: Hidden, *, digits: int) -> list[tuple[str, st
             pairs += [(name, value) for value in right[: hidden.values]]
         if len(pairs) == (hidden.keys + hidden.others) * hidden.values:
             return pairs
-    raise DataError(f"too few keys have {hidden.values} values of {digits} digits")
+    raise DataError(f"too few of {len(KEYS)} keys have {hidden.values} of {len(values)} values")
 
 
 def repeats(material: Material, chance: Random, *, tokens: int, same: int = 4) -> LongTask:
@@ -318,6 +330,8 @@ class LongContextSource(SourceSettings):
     tokens: Annotated[int, Field(ge=64)]
     count: Annotated[int, Field(gt=0)]
     wording: Literal["plain", "nano"] = "plain"
+    others: Annotated[int, Field(ge=0)] = 3  # needles that are not asked for
+    times: Annotated[int, Field(gt=0)] = 1  # each needle is said
     seed: int = 0
     held_out: bool = False
 
@@ -339,6 +353,8 @@ class LongContextSource(SourceSettings):
     def _task(self, material: Material, chance: Random) -> LongTask:
         if self.task in TASKS:
             return TASKS[self.task](material, chance, tokens=self.tokens)
-        hidden = replace(HIDDEN[self.task], held_out=self.held_out)
+        hidden = replace(
+            HIDDEN[self.task], others=self.others, times=self.times, held_out=self.held_out
+        )
         wording = WORDINGS[self.wording]
         return needles(material, chance, tokens=self.tokens, hidden=hidden, wording=wording)

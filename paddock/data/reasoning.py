@@ -36,9 +36,12 @@ NOUNS = _words(
     "fox sky leaf crow snow bear rose wolf brick sea frog coal milk bark lips fog cat hat bus cup "
     "door lamp boat coin desk kite shoe bell drum pear sock tent"
 )
+VALUES = (*NOUNS, *COLOURS, *map(str, range(10)))
 COLOUR_OF = {noun: COLOURS[(i * 5 + i // 8) % 8] for i, noun in enumerate(NOUNS)}
 
-Family = Literal["facts", "chains", "knowledge", "records"]
+_LOOK_UPS = 24
+
+Family = Literal["facts", "chains", "knowledge", "records", "lookups"]
 
 
 def is_held_out(signature: str) -> bool:
@@ -122,8 +125,41 @@ def records(chance: Random, *, held_out: bool = False) -> str:
     return f"{record()} . {record()} ."
 
 
+def store(chance: Random, keys: int, *, held_out: bool = False) -> dict[str, str]:
+    """So many keys, each with a value of one word.
+
+    >>> store(Random(4), 2)
+    {'beet': 'rose', 'sage': '6'}
+    """
+    return {name: _value(chance, name, held_out=held_out) for name in chance.sample(KEYS, keys)}
+
+
+def _value(chance: Random, name: str, *, held_out: bool) -> str:
+    while True:
+        value = chance.choice(VALUES)
+        if is_held_out(f"{name} {value}") == held_out:
+            return value
+
+
+def lookups(chance: Random, *, held_out: bool = False) -> str:
+    """`oak red fir 3 oak red oak red fir 3 ...`: two to eight keys, each time with their value,
+    which from the second time on can be found further back. The signature is key and value.
+
+    Nothing stands between the pairs: with a sign behind each, nano had not learnt to look up in 600
+    steps; without, it had on every seed in 300.
+    """
+    values = store(chance, chance.randint(2, 8), held_out=held_out)
+    told = [*values, *chance.choices([*values], k=_LOOK_UPS - len(values))]
+    chance.shuffle(told)
+    return " ".join(f"{name} {values[name]}" for name in told)
+
+
 _ALWAYS_KNOWN: dict[str, Callable[[Random], str]] = {"facts": facts, "knowledge": knowledge}
-_HELD_OUT_TOO: dict[str, Callable[..., str]] = {"chains": chains, "records": records}
+_HELD_OUT_TOO: dict[str, Callable[..., str]] = {
+    "chains": chains,
+    "records": records,
+    "lookups": lookups,
+}
 
 
 class ReasoningSource(SourceSettings):

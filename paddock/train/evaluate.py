@@ -1,9 +1,9 @@
 """What a base model can do: predict text it never saw, draft tokens ahead, find what it was told.
 
-T tokens, S keys, H heads, D depth of drafting.
+T tokens, A tokens of an answer, S keys, H heads, D width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paddock.data import Corpus, LongTask, Tokenizer, once
 from paddock.kernels.lm_loss import lm_loss
-from paddock.model import Ask, GrowingMemory, Layout, Network
+from paddock.model import Ask, Layout, Network
 from paddock.model.attention.dsa import DSA, choose, split_by_reach
 from paddock.model.attention.mla import Projected
 from paddock.model.block import Block
@@ -103,30 +103,70 @@ def _later(value_T: Tensor, layout: Layout, ahead: int) -> Tensor:
 
 @torch.no_grad()
 def found_needles(
-    network: Network, tokenizer: Tokenizer, tasks: list[LongTask], *, begin: list[int], dense: bool
+    network: Network,
+    tokenizer: Tokenizer,
+    tasks: Iterable[LongTask],
+    *,
+    begin: list[int],
+    dense: bool,
 ) -> float:
-    """The share of answers the network gives, greedy, right after the question."""
-    score = 0.0
-    for task in tasks:
-        answers = " , ".join(task.answers)
-        prompt = f"{task.text}{task.gap}{task.question}{task.gap}"
-        ids = begin + tokenizer.encode(prompt, specials=False)
-        count = len(tokenizer.encode(answers, specials=False)) + 1
-        reply = greedy(network, ids, count, dense=dense)
-        score += task.score(tokenizer.decode(reply))
-    return score / len(tasks)
-
-
-def greedy(network: Network, ids: list[int], count: int, *, dense: bool) -> list[int]:
-    """The next `count` tokens, the most likely each time."""
-    memory, ask = GrowingMemory(), Ask(dense=dense)
+    """The share of answers the network says, greedy, right behind the question; of several, each
+    behind the right ones before it."""
     device = network.embed.weight.device
-    new_T, said = torch.tensor(ids, device=device), []
-    for _ in range(count):
-        hidden_TD = network(new_T, memory.layout(len(new_T), device), memory, ask).hidden_TD
-        new_T = network.head(hidden_TD[-1:]).argmax(-1)
-        said.append(int(new_T))
-    return said
+    score, count = 0.0, 0
+    for some in _batched((_asked(task, tokenizer, begin) for task in tasks), tokens=8192):
+        token_T = torch.tensor([token for asked in some for token in asked.ids], device=device)
+        layout = Layout.packed([len(asked.ids) for asked in some], device)
+        hidden_TD = network(token_T, layout, ask=Ask(dense=dense)).hidden_TD
+        for asked, span in zip(some, layout.spans, strict=True):
+            # What a state says is the token behind it.
+            places = [slice(span.query + a.start, span.query + a.stop) for a in asked.answers]
+            said = [
+                network.head(hidden_TD[place.start - 1 : place.stop - 1]).argmax(-1)
+                for place in places
+            ]
+            right = sum(torch.equal(s_A, token_T[p]) for s_A, p in zip(said, places, strict=True))
+            score, count = score + right / len(places), count + 1
+    return score / count
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A long document with its question answered, and where the answers lie in it."""
+
+    ids: list[int]
+    answers: list[slice]
+
+
+def _asked(task: LongTask, tokenizer: Tokenizer, begin: list[int]) -> Asked:
+    """As training saw such documents: a space before the answer belongs to the answer's token, so
+    the question cannot be encoded apart from it."""
+    ids = tokenizer.encode(task.document(), specials=False)
+
+    def reach(text: str) -> int:
+        """How many of the document's tokens lie within its beginning `text`."""
+        own = tokenizer.encode(text, specials=False)
+        apart = (i for i, (a, b) in enumerate(zip(own, ids, strict=False)) if a != b)
+        return len(begin) + next(apart, min(len(own), len(ids)))
+
+    before = f"{task.text}{task.gap}{task.question}{task.gap}"
+    answers = []
+    for answer in task.answers:
+        answers.append(slice(reach(before), reach(before + answer)))
+        before += f"{answer} , "
+    return Asked(begin + ids, answers)
+
+
+def _batched(every: Iterable[Asked], *, tokens: int) -> Iterator[list[Asked]]:
+    """At most `tokens` at a time, or one document that is longer."""
+    some: list[Asked] = []
+    for asked in every:
+        if some and sum(len(other.ids) for other in some) + len(asked.ids) > tokens:
+            yield some
+            some = []
+        some.append(asked)
+    if some:
+        yield some
 
 
 @dataclass(frozen=True, slots=True)

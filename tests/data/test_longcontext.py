@@ -23,6 +23,10 @@ from paddock.data.longcontext import (
 from paddock.data.reasoning import KEYS, is_held_out
 
 PLAIN = WORDINGS["plain"]
+NEEDLE = {
+    "plain": re.compile(r"The number of (\w+) is (\d{6})\."),
+    "nano": re.compile(rf"\b({'|'.join(KEYS)}) (\w+) \."),
+}
 
 
 def words(text):
@@ -66,6 +70,24 @@ def test_documents_are_nearly_as_long_as_asked_and_never_longer(material, task, 
         assert made.score("") == 0.0
 
 
+def lines_too(text):
+    """As a tokenizer counts whose words carry the space before them: a line break is a token."""
+    return len(re.findall(r"\n| ?[^\s]+", text))
+
+
+@pytest.mark.parametrize("count", [words, lines_too])
+@pytest.mark.parametrize("wording", ["plain", "nano"])
+@pytest.mark.parametrize("times", [1, 8])
+def test_what_stands_between_parts_is_counted_as_it_is(count, wording, times):
+    """Many short parts: a gap counted that is none would cost a fifth of the length."""
+    facts = ReasoningSource(name="facts", family="facts", count=200)
+    source = LongContextSource(
+        name="n", task="needle", material=facts, tokens=500, count=20, times=times, wording=wording
+    )
+    for made in source.tasks(Reading(count_tokens=count)):
+        assert 475 < count(made.document()) <= 500
+
+
 @pytest.mark.parametrize("task", [*HIDDEN, *TASKS])
 def test_tasks_follow_from_chance_and_differ(material, task):
     same, again, other = (made_by(task, material, seed, 900) for seed in (1, 1, 2))
@@ -83,6 +105,16 @@ def test_needles_answer_the_question_and_the_others_do_not(material, hidden, ans
     assert sorted(v for name, v in said if name in asked) == sorted(made.answers)
     assert len(made.answers) == answers and len(asked) == hidden.keys
     assert len(said) == (hidden.keys + hidden.others) * hidden.values
+
+
+def test_needles_said_more_than_once_say_the_same_every_time(material):
+    hidden = Hidden(others=5, times=4)
+    made = needles(material, Random(1), tokens=900, hidden=hidden, wording=WORDINGS["nano"])
+    said = NEEDLE["nano"].findall(made.text)
+    assert len(said) == 6 * 4 and len(set(said)) == len({name for name, _ in said}) == 6
+    assert (made.question, *made.answers) in said
+    assert [name for name, _ in said] != sorted(name for name, _ in said)
+    assert words(made.document()) <= 900
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
@@ -131,7 +163,7 @@ def test_the_small_language_has_needles_too():
         name="n", task="needle", material=facts, tokens=200, count=5, wording="nano"
     )
     for made in source.tasks(Reading(count_tokens=words)):
-        assert f"look {made.question} . is {made.answers[0]} ." in made.text
+        assert made.text.count(f"{made.question} {made.answers[0]} .") == 1
         assert made.document().endswith(f" {made.question} {made.answers[0]}")
 
 
@@ -146,7 +178,8 @@ def test_held_out_values_are_asked_for_only_when_held_out(task, wording):
         for made in asked.tasks(Reading(count_tokens=words)):
             [name] = set(re.findall(r"\w+", made.question)) & set(KEYS)
             assert {is_held_out(f"{name} {value}") for value in made.answers} == {held_out}
-            said = re.findall(r"(?:look|number of) (\w+) (?:\. )?is (\d+)", made.text)
+            said = NEEDLE[wording].findall(made.text)
+            assert len(said) == 4 * len(made.answers)
             assert not any(is_held_out(f"{a} {b}") for a, b in said if a != name)
 
 

@@ -11,10 +11,12 @@ from paddock.data.reasoning import (
     COLOURS,
     KEYS,
     OPERATIONS,
+    VALUES,
     chains,
     facts,
     is_held_out,
     knowledge,
+    lookups,
     records,
 )
 
@@ -54,6 +56,16 @@ def test_a_record_tells_the_value_and_a_stale_one():
         assert all(name == again and value == told for name, value, _, again, told in found)
 
 
+def test_a_key_keeps_its_value_through_a_document_and_most_can_be_looked_up():
+    for text in texts(family="lookups", count=200):
+        told = text.split(" ")
+        pairs = list(zip(told[::2], told[1::2], strict=True))
+        values = dict(pairs)
+        assert len(pairs) == 24 and 2 <= len(values) <= 8
+        assert set(values) <= set(KEYS) and set(values.values()) <= set(VALUES)
+        assert all(values[name] == value for name, value in pairs)
+
+
 def test_knowledge_is_the_same_everywhere():
     assert sorted(set(COLOUR_OF.values())) == sorted(COLOURS)
     told = re.findall(r"The (\w+) is (\w+)", " ".join(texts(family="knowledge")))
@@ -69,12 +81,17 @@ def test_held_out_problems_never_leak_and_training_ones_are_never_tested(held_ou
         for name, value, stale, _, _ in PAIR.findall(text):
             assert is_held_out(f"{name} {value}") is held_out
             assert not is_held_out(f"{name} {stale}")
+    for text in texts(family="lookups", held_out=held_out):
+        told = text.split(" ")
+        for name, value in zip(told[::2], told[1::2], strict=True):
+            assert is_held_out(f"{name} {value}") is held_out
 
 
 def test_every_key_has_values_on_both_sides():
-    values = [*(f"see {name}" for name in KEYS), *map(str, range(10))]
+    of_records = [*(f"see {name}" for name in KEYS), *map(str, range(10))]
     for name in KEYS:
-        assert {is_held_out(f"{name} {value}") for value in values} == {False, True}
+        for values in (of_records, VALUES):
+            assert {is_held_out(f"{name} {value}") for value in values} == {False, True}
 
 
 def test_what_must_be_known_is_not_held_out():
@@ -93,7 +110,7 @@ def test_without_a_count_there_is_no_end():
     assert len(list(islice(endless, 300))) == 300
 
 
-@pytest.mark.parametrize("family", [facts, chains, knowledge, records])
+@pytest.mark.parametrize("family", [facts, chains, knowledge, records, lookups])
 def test_words_and_signs_stand_apart(family):
     chance = Random(0)
     for _ in range(200):

@@ -12,7 +12,6 @@ from paddock.train.batch import TokenBatch
 from paddock.train.evaluate import (
     acceptance,
     found_needles,
-    greedy,
     held_out_batches,
     held_out_loss,
     recall,
@@ -81,22 +80,51 @@ def test_a_draft_is_kept_if_the_network_would_have_said_it_and_all_before_it_wer
 
 
 @torch.no_grad()
-def test_greedy_is_the_argmax_of_the_logits_each_time():
-    network, ids = born(latent_config()), tokens(20).tolist()
-    for _ in range(4):
-        expected = int(network.logits(ids)[-1].argmax())
-        assert greedy(network, ids, 1, dense=False) == [expected]
-        ids.append(expected)
-    assert greedy(network, ids[:20], 4, dense=False) == ids[20:]
+def says(network, ids, count, *, dense):
+    """The next `count` tokens, one document and one token at a time."""
+    ids = list(ids)
+    for _ in range(count):
+        layout = Layout.packed([len(ids)])
+        hidden = network(torch.tensor(ids), layout, ask=Ask(dense=dense)).hidden_TD
+        ids.append(int(network.head(hidden[-1]).argmax()))
+    return ids[-count:]
 
 
-def test_an_answer_counts_only_if_the_network_says_it(raised):
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("gap", [" ", "\n"])
+def test_a_needle_counts_if_and_only_if_the_network_says_it_next(raised, dense, gap):
+    """Whatever the network says behind a question is made the right answer of one task and the
+    wrong answer of another, so the share found is known beforehand."""
     network, _, tokenizer = raised
-    task = LongTask(text="look oak . is 3 .", question="oak", answers=("3",), gap=" ")
-    prompt = tokenizer.encode("look oak . is 3 . oak ", specials=False)
-    said = tokenizer.decode(greedy(network, prompt, 2, dense=True))
-    found = found_needles(network, tokenizer, [task], begin=[], dense=True)
-    assert found == float("3" in said)
+    begin = [tokenizer.id_of("[gMASK]"), tokenizer.id_of("<sop>")]
+    tasks, right = [], 0
+    for number in range(30):
+        text = " ".join(f"{number + i} add {i} is {(number + 2 * i) % 10} ." for i in range(8))
+        prompt = tokenizer.encode(f"{text}{gap}3 add{gap.strip(' ')}", specials=False)
+        [said] = says(network, begin + prompt, 1, dense=dense)
+        word = tokenizer.decode([said]).strip()
+        for answer in (word, "is" if word != "is" else "add"):
+            answer = answer if gap == " " else f" {answer}"  # its words carry a space
+            tasks.append(LongTask(text=text, question="3 add", answers=(answer,), gap=gap))
+        whole = tokenizer.encode(tasks[-2].document(), specials=False)
+        right += whole == [*prompt, said]  # the answer is the very token that was said
+    assert right > 10
+    found = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
+    assert found == right / len(tasks)
+
+
+def test_of_several_answers_each_counts(raised):
+    network, _, tokenizer = raised
+    text, question = "look oak . is 3 .", "3 add 4 is 7 , 5 add"
+    prompt = tokenizer.encode(f"{text} {question}", specials=False)
+    [said] = says(network, prompt, 1, dense=True)
+    word = tokenizer.decode([said]).strip()
+    second = says(
+        network, tokenizer.encode(f"{text} {question} {word} ,", specials=False), 1, dense=True
+    )
+    wrong = "is" if tokenizer.decode(second).strip() != "is" else "add"
+    task = LongTask(text=text, question=question, answers=(word, wrong), gap=" ")
+    assert found_needles(network, tokenizer, [task], begin=[], dense=True) == 0.5
 
 
 def test_keeping_every_key_keeps_all_the_mass_and_few_keep_less():
