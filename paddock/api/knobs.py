@@ -9,7 +9,7 @@ from paddock.api.errors import ApiError
 from paddock.records import Bias, Grammar, Sampling
 from paddock.records.sampling import GREATEST_SEED
 
-_NAMES = {  # of a Sampling's fields, as clients call them
+NAMES = {  # of a Sampling's fields, as most clients call them
     "max_new_tokens": "max_tokens",
     "stop_ids": "stop_token_ids",
     "stop_texts": "stop",
@@ -72,13 +72,18 @@ def sampling_from(
     )
 
 
-def checked(**fields: Any) -> Sampling:
-    """A Sampling, or an ApiError in the client's own words."""
+def checked(names: Mapping[str, str] = NAMES, /, **fields: Any) -> Sampling:
+    """A Sampling, or an ApiError in the client's own words.
+
+    >>> checked(max_new_tokens=-1)
+    Traceback (most recent call last):
+    paddock.api.errors.ApiError: max_tokens: -1 is less than 1
+    """
     try:
         return Sampling(**fields)
     except ValueError as error:
         name, _, why = str(error).partition(":")
-        name = _NAMES.get(name, name)
+        name = names.get(name, name)
         raise ApiError(f"{name}:{why}", param=name) from None
 
 

@@ -49,6 +49,14 @@ class GenerateBody(Body):
     model: str | None = None
 
 
+NAMES = {  # of a Sampling's fields, as SGLang's clients call them
+    "stop_ids": "stop_token_ids",
+    "stop_texts": "stop",
+    "seed": "sampling_seed",
+    "thinking_budget": "max_thinking_tokens",
+}
+
+
 class SamplingParams(Body):
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
@@ -172,6 +180,7 @@ def sampling_from(params: SamplingParams, most: int, thinking_budget: int | None
         name: getattr(params, name) for name in PLAIN if getattr(params, name) is not None
     }
     return checked(
+        NAMES,
         max_new_tokens=max(1, most) if most >= 0 else most,
         top_k=params.top_k if params.top_k is not None and params.top_k > 0 else None,
         stop_ids=tuple(params.stop_token_ids or ()),

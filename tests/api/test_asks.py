@@ -323,3 +323,13 @@ def test_a_body_must_be_an_object():
     for value in ([], None, "x", 3):
         with pytest.raises(ApiError, match="not a JSON object"):
             read(ChatBody, value)
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [({"max_new_tokens": -1}, "max_new_tokens"), ({"stop_token_ids": [-1]}, "stop_token_ids")],
+)
+def test_a_native_client_hears_its_own_names(params, name):
+    with pytest.raises(ApiError, match=rf"^{name}:") as refused:
+        generates(read(GenerateBody, {"input_ids": [1], "sampling_params": params}), most=9)
+    assert refused.value.param == name
