@@ -36,6 +36,18 @@ class Knobs(Body):
     seed: int | None = None
 
 
+class Addressed(Body):
+    """The fields about who asks, and where the answer is to be made."""
+
+    user: str | None = None
+    session_id: str | None = None
+    routed_dp_rank: int | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    rid: str | None = None
+    request_id: str | None = None
+
+
 def sampling_from(
     knobs: Knobs,
     *,

@@ -7,12 +7,12 @@ from typing import Any
 from paddock.api import thinking
 from paddock.api.ask import Talk
 from paddock.api.errors import ApiError
-from paddock.api.knobs import Knobs, grammar_from, sampling_from
+from paddock.api.knobs import Addressed, Knobs, grammar_from, sampling_from
 from paddock.records import Message, Sampling, ToolSpec
 from paddock.text.messages import MessageError, messages_from, tools_from
 
 
-class ChatBody(Knobs):
+class ChatBody(Addressed, Knobs):
     """OpenAI's fields, and those of others that people really send."""
 
     messages: list[dict[str, Any]]
@@ -43,13 +43,6 @@ class ChatBody(Knobs):
     return_prompt_token_ids: bool | None = None
     return_meta_info: bool | None = None
     input_ids: list[int] | None = None
-    user: str | None = None
-    session_id: str | None = None
-    routed_dp_rank: int | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    rid: str | None = None
-    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from paddock.api.ask import Ask, Prompt
 from paddock.api.errors import ApiError, refuse_crowd
-from paddock.api.knobs import Knobs, grammar_from, sampling_from
+from paddock.api.knobs import Addressed, Knobs, grammar_from, sampling_from
 from paddock.api.reply import Answer, Delta, Held, cut
 from paddock.api.spelling import Likely, Spelling
 from paddock.records import Sampling
@@ -16,7 +16,7 @@ from paddock.text.events import ContentText
 MOST_NEW = 16  # tokens, where nothing is said
 
 
-class CompletionBody(Knobs):
+class CompletionBody(Addressed, Knobs):
     prompt: str | list[str] | list[int] | list[list[int]]
     model: str | None = None
     max_tokens: int | None = None
@@ -27,14 +27,7 @@ class CompletionBody(Knobs):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     suffix: str | None = None
-    user: str | None = None
     response_format: dict[str, Any] | None = None
-    session_id: str | None = None
-    routed_dp_rank: int | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    rid: str | None = None
-    request_id: str | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
