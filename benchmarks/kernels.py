@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SECTIONS = {
     "scores": "benchmarks.kernels_scores",
     "topk": "benchmarks.kernels_topk",
+    "decode": "benchmarks.kernels_decode",
 }
 
 

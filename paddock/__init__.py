@@ -12,8 +12,8 @@ kernels    tensor functions and their twins     <-
 parallel   meshes, sharding, collectives        <-
 optim      Muon Split, AdamW, schedules         <- records kernels parallel
 model      the network, one definition          <- records config kernels parallel
-data       documents and dialogues as rows      <- records config text
 envs       worlds that end in a verdict         <- records config
+data       documents and dialogues as rows      <- records config text envs
 checkpoint weights on disk and on the wire      <- config parallel model
 quant      W4A8, QuaRot, INT4 QAT               <- config kernels model checkpoint
 train      one loop, many stages                <- GROUND kernels parallel optim model data checkpoint quant

@@ -16,9 +16,11 @@ TWINS = {
     "adamw": "a loop over parameters",
     "causal_attention": "PyTorch's attention over whole documents",
     "expert_choice": "sorting each token's router scores",
+    "few_experts": "sorting few rows by expert for grouped products",
     "grouped_gemm": "a loop over experts",
     "index_topk": "torch's product and top-k of index scores",
     "kept_attention": "PyTorch's attention under a mask of booleans",
+    "latent_decode": "gathering the rows of every sequence of a batch and multiplying them",
     "lm_loss": "elementwise passes over the logits",
     "moe_permute": "sorting and indexing rows by expert",
     "norm": "elementwise passes of the norms",
@@ -26,6 +28,7 @@ TWINS = {
     "sparse_mla": "gathering rows and multiplying them",
     "swiglu": "elementwise passes of the gated activation",
     "topk": "torch.topk and a rule for ties",
+    "w4a8_gemm": "unpacking integers and multiplying them as floats",
     "wide_linear": "a product of widened copies",
 }
 # causal_attention awaits a measurement that says it beats PyTorch's own.

@@ -43,6 +43,6 @@ def compiled(
     return Machine(
         registers=used("REG"),
         spilled=used("STACK") + used("LOCAL"),
-        products=len(re.findall("HGMMA", code)),
+        products=len(re.findall("[HI]GMMA", code)),
         fences=len(re.findall("WARPGROUP", code)),
     )

@@ -257,6 +257,43 @@ def answers_gathered():
     )
 
 
+def experts_of(tokens, experts, k, hidden=20, inner=24):
+    from paddock.kernels.few_experts import fused, reference
+
+    stacks = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
+    x, weight = torch.randn(tokens, hidden), torch.rand(tokens, k)
+    expert = order_of(tokens, experts, k)
+    found = fused.few_experts(x, expert, weight, *stacks)
+    wide = (y.double() for y in (weight, *stacks))
+    return [error(found, reference.few_experts(x.double(), expert, *wide))]
+
+
+@case
+def one_token_meets_its_experts():
+    return experts_of(1, 8, 3)
+
+
+@case
+def few_tokens_meet_their_experts():
+    """An expert has at most one row of a token: 40 rows of two experts are three blocks each."""
+    return experts_of(40, 2, 2) + experts_of(37, 9, 4, hidden=130, inner=40)
+
+
+@case
+def rows_of_few_experts_stand_in_blocks():
+    from paddock.kernels.few_experts.triton import BM, plan
+
+    expert = torch.cat((torch.randint(0, 7, (60,)), torch.full((40,), 3)))
+    work = plan(expert, 7)
+    kept = work.expert_N >= 0
+    rows, experts = work.row_NM[kept], work.expert_N[kept]
+    blocks = sum(-(-int((expert == e).sum()) // BM) for e in range(7))
+    wrong = int(kept.sum()) - blocks
+    wrong += int((expert[rows.clamp(min=0).long()] != experts.unsqueeze(1))[rows >= 0].sum())
+    missing = set(range(100)) ^ {int(r) for r in rows.flatten() if r >= 0}
+    return [float(wrong), float(len(missing)), float((rows >= 0).sum() - 100)]
+
+
 def loss(target, temperature):
     from paddock.kernels.lm_loss import fused, reference
 

@@ -13,6 +13,7 @@ import torch
 
 from paddock.kernels.index_scores import Keys
 from paddock.kernels.index_scores.blocks import WIDTH, blocks
+from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
 from paddock.kernels.workspace import ACCELERATOR_SCRATCH_BYTES
 
@@ -108,48 +109,51 @@ class Table:
     heads: int = 3
     dim: int = 16
     scaled: bool = False
+    size: int = 1  # keys of a page
 
     def inputs(self, dtype: torch.dtype = torch.float32, device: str = "cpu"):
-        """query_NHD, keys, weight_NH, table_BM, visible_BQ. Unused columns point at NaN."""
+        """query_NHD, keys, weight_NH, pages, visible_BQ. Unused pages point at NaN."""
         chance = torch.Generator().manual_seed(0)
         B, Q, M = len(self.visible_BQ), len(self.visible_BQ[0]), self.columns
         query = torch.randn(B * Q, self.heads, self.dim, generator=chance)
-        row = torch.randn(B * M + 1, self.dim, generator=chance)
-        row[-1] = float("nan")
+        P = -(-M // self.size)
+        row = torch.randn((B * P + 1) * self.size, self.dim, generator=chance)
+        row[-self.size :] = float("nan")
         weight = torch.randn(B * Q, self.heads, generator=chance) / self.heads
         scale = torch.rand(len(row), generator=chance) + 0.5 if self.scaled else None
         visible = torch.tensor(self.visible_BQ)
-        table = torch.randperm(B * M, generator=chance).view(B, M)
-        table[torch.arange(M) >= visible.amax(1, keepdim=True)] = B * M
+        page = torch.randperm(B * P, generator=chance).view(B, P)
+        page[torch.arange(P) * self.size >= visible.amax(1, keepdim=True)] = B * P
+        pages = Pages(page.to(device), self.size)
         keys = Keys(row.to(dtype).to(device), None, None if scale is None else scale.to(device))
-        rest = (weight.to(device), table.to(device), visible.to(device))
-        return query.to(dtype).to(device), keys, *rest
+        return query.to(dtype).to(device), keys, weight.to(device), pages, visible.to(device)
 
-    def as_spans(self, keys: Keys, table_BM: torch.Tensor) -> tuple[Keys, tuple[Span, ...]]:
+    def as_spans(self, keys: Keys, pages: Pages) -> tuple[Keys, tuple[Span, ...]]:
         """Every query as a span of its own."""
         spans = tuple(
-            Span(b * len(row) + q, 1, b * self.columns, visible)
+            Span(b * len(row) + q, 1, b * pages.columns, visible)
             for b, row in enumerate(self.visible_BQ)
             for q, visible in enumerate(row)
         )
-        return Keys(keys.row_SD, table_BM.reshape(-1), keys.scale_S), spans
+        return Keys(keys.row_SD, pages.slot_BM.reshape(-1), keys.scale_S), spans
 
 
 TABLES = {
     "one query each": Table(((600,), (3,), (130,), (1,)), columns=640),
     "drafts": Table(((20, 21, 22), (298, 299, 300)), columns=300),
     "scaled": Table(((150,), (40,)), columns=200, scaled=True),
+    "pages": Table(((600,), (3,), (130,), (1,)), columns=640, size=16),
+    "drafts in large pages": Table(((20, 21), (298, 299)), columns=300, size=64, scaled=True),
 }
 
 
 def table_scored(table: Table, dtype: torch.dtype = torch.float32, device: str = "cpu"):
     from paddock.kernels.index_scores.triton import table_scores
 
-    query, keys, weight, table_BM, visible = table.inputs(dtype, device)
-    width = -(-table.columns // WIDTH) * WIDTH
+    query, keys, weight, pages, visible = table.inputs(dtype, device)
+    width = -(-pages.columns // WIDTH) * WIDTH
     out = torch.full((len(query), width), float("nan"), device=device)
-    there = Keys(keys.row_SD, table_BM.reshape(-1), keys.scale_S)
-    table_scores(query, there, weight, visible.int(), table.columns, table.k, out)
+    table_scores(query, keys, weight, pages, visible.int(), table.k, out)
     return out
 
 

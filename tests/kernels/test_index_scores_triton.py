@@ -38,8 +38,8 @@ def test_every_visible_score_is_written_and_right(name, interpreted):
 @pytest.mark.parametrize("name", TABLES)
 def test_every_visible_score_of_a_table_is_written_and_right(name, interpreted):
     table, found = TABLES[name], interpreted[name]
-    query, keys, weight, table_BM, _ = table.inputs()
-    keys, spans = table.as_spans(keys, table_BM)
+    query, keys, weight, pages, _ = table.inputs()
+    keys, spans = table.as_spans(keys, pages)
     for t, start, visible in rows_of(spans):
         if visible > table.k:
             key = keys.rows(slice(start, start + visible))
@@ -62,16 +62,21 @@ def machine(folder: Path, kernel: str, dtype: str, heads: int, dim: int) -> Mach
     from paddock.kernels.index_scores.blocks import FIELDS, MANY, WIDTH
 
     function = getattr(twin, kernel)
-    held = {"Q": f"*{dtype}", "W": "*fp32", "K": f"*{dtype}", "TILE": "*i32", "OUT": "*fp32"}
+    held = {"Q": f"*{dtype}", "W": "*fp32", "K": f"*{dtype}", "OUT": "*fp32"}
     held |= dict.fromkeys(["ld", "q_stride", "h_stride", "k_stride"], "i32")
-    constants = {"H": heads, "D": dim, "BD": dim, "BS": WIDTH, "FIELDS": FIELDS}
-    constants |= {"SCALE": None, "SLOT": None, "PRECISION": "ieee"}
+    constants = {"H": heads, "D": dim, "BD": dim, "BS": WIDTH, "SCALE": None, "PRECISION": "ieee"}
     if kernel == "_many_queries":
         held |= dict.fromkeys(["tiles", "steps"], "i32")
         constants |= {"BQ": MANY, "GROUP": twin.GROUP}
     else:
-        held |= dict.fromkeys(["queries", "columns", "k_kept"], "i32")
         constants |= {"BH": max(16, heads), "SPAN": twin.FEW_SPAN}
+    if kernel == "_paged_queries":
+        held |= dict.fromkeys(["pages", "k_kept"], "i32")
+        held |= dict.fromkeys(["PAGE", "VISIBLE"], "*i32")
+        constants |= {"SIZE": 64, "QUERIES": 4}
+    else:
+        held |= {"TILE": "*i32"}
+        constants |= {"FIELDS": FIELDS, "SLOT": None}
     options = {"num_warps": twin.WARPS, "num_stages": twin.STAGES}
     return compiled(function, held, constants, folder, **options)
 
@@ -81,6 +86,7 @@ def machine(folder: Path, kernel: str, dtype: str, heads: int, dim: int) -> Mach
     [
         ("_many_queries", "glm5"),
         ("_few_queries", "glm5"),
+        ("_paged_queries", "glm5"),
         ("_many_queries", "small"),
         ("_few_queries", "nano"),
     ],

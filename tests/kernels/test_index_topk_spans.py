@@ -36,9 +36,9 @@ def test_a_packed_step_chooses_what_each_document_would_choose_alone(name):
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_chooses_what_every_sequence_would_choose_alone(name):
     table = TABLES[name]
-    query, keys, weight, table_BM, visible = table.inputs()
-    found = index_topk_table(query, keys, weight, table_BM, visible, table.k)
-    strewn, spans = table.as_spans(keys, table_BM)
+    query, keys, weight, pages, visible = table.inputs()
+    found = index_topk_table(query, keys, weight, pages, visible, table.k)
+    strewn, spans = table.as_spans(keys, pages)
     alone = index_topk_spans(query, strewn, weight, spans, table.k)
     start = torch.tensor([span.key for span in spans]).unsqueeze(1)
     assert torch.equal(found, torch.where(alone < 0, alone, alone - start).int())

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from paddock.kernels import workspace
-from paddock.kernels.latent_decode import latent_decode, latent_decode_table
+from paddock.kernels.latent_decode import fused, latent_decode, latent_decode_table, reference
+from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
 
@@ -17,6 +18,18 @@ def test_dense_is_sparse_with_nothing_left_out():
     torch.testing.assert_close(dense, sparse_mla(query, row, index, scale=0.4, value=4))
 
 
+def test_every_key_can_be_listed_unless_there_are_too_many(monkeypatch):
+    query, row = torch.randn(7, 3, 6), torch.randn(20, 6)
+    spans = (Span(4, 3, 2, 9), Span(0, 1, 11, 1), Span(1, 2, 12, 5))  # in any order
+    expected = reference.latent_decode(query, row, spans, scale=0.4, value=4)
+    found = fused.latent_decode(query, row, spans, scale=0.4, value=4)
+    torch.testing.assert_close(found, expected)
+    assert fused.lists(spans)
+    monkeypatch.setattr(fused, "MOST_LISTED", 6 * 9 - 1)
+    assert not fused.lists(spans)
+    assert not fused.lists(())
+
+
 @pytest.mark.parametrize("scratch_bytes", [1, 8 << 20])
 def test_a_table_is_many_spans_at_once(monkeypatch, scratch_bytes):
     monkeypatch.setattr(workspace, "SCRATCH_BYTES", scratch_bytes)
@@ -24,7 +37,7 @@ def test_a_table_is_many_spans_at_once(monkeypatch, scratch_bytes):
     query, stored = torch.randn(3, 2, 4, 6), torch.randn(40, 6)
     table = torch.stack([torch.randperm(40)[:9] for _ in range(3)])
     visible = past.unsqueeze(1) + torch.tensor([1, 2])
-    got = latent_decode_table(query, stored, table, visible, scale=0.4, value=4)
+    got = latent_decode_table(query, stored, Pages(table, 1), visible, scale=0.4, value=4)
     for b in range(3):
         span = Span(0, 2, 0, int(past[b]) + 2)
         alone = latent_decode(query[b], stored[table[b]], [span], scale=0.4, value=4)

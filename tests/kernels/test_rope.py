@@ -56,3 +56,17 @@ def test_dims_that_are_not_there_are_refused():
     x, (cos, sin) = torch.randn(5, 3, 14), angles(5, 4)
     with pytest.raises(ValueError, match="cannot rotate dims 7 to 15 of 14"):
         rope_interleaved(x, cos, sin, 7)
+
+
+@pytest.mark.parametrize("rotate", [rope_interleaved, rope_halves])
+@pytest.mark.parametrize(("dims", "first"), [(8, 0), (14, 6), (13, 5), (12, 0), (15, 4)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_without_gradients_the_same_is_said(rotate, dims, first, dtype):
+    cos, sin = angles(5, 4)
+    wide = torch.randn(5, 3, dims + 2, dtype=torch.float64)
+    x = wide[..., 2:]  # columns of something wider
+    expected = rotate(x, cos, sin, first)
+    with torch.no_grad():
+        found = rotate(x.to(dtype), cos.to(dtype), sin.to(dtype), first)
+    assert torch.equal(wide[..., 2:], x)
+    torch.testing.assert_close(found, expected.to(dtype))

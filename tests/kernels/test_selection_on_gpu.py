@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paddock.kernels.index_scores import Keys, to_float8
+from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
 from paddock.kernels.topk import (
     cuda,
@@ -262,29 +263,30 @@ def test_another_thread_and_another_stream():
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("queries", [1, 4])
-def test_a_table_of_sequences_chooses_what_the_reference_chooses(queries, scaled):
+@pytest.mark.parametrize(("queries", "size"), [(1, 1), (4, 1), (1, 64), (6, 16)])
+def test_a_table_of_sequences_chooses_what_the_reference_chooses(queries, size, scaled):
     ends = [9000, 64, 3000, 1, 513, 4, 2048, 8999]
     visible = tuple(tuple(max(1, end - queries + 1 + q) for q in range(queries)) for end in ends)
-    table = Table(visible, columns=9000, k=64, scaled=scaled, **SMALL)
-    query, keys, weight, table_BM, visible_BQ = table.inputs(torch.float32, "cuda")
+    table = Table(visible, columns=9000, k=64, scaled=scaled, size=size, **SMALL)
+    query, keys, weight, pages, visible_BQ = table.inputs(torch.float32, "cuda")
     scale = None if keys.scale_S is None else keys.scale_S.mul(4).round()
     keys = Keys(keys.row_SD.round().bfloat16(), None, scale)
-    inputs = (query.round().bfloat16(), keys, (weight * 16).round(), table_BM, visible_BQ, 64)
+    inputs = (query.round().bfloat16(), keys, (weight * 16).round(), pages, visible_BQ, 64)
     found = index_topk_table(*inputs)
     here = [x.cpu() if isinstance(x, torch.Tensor) else x for x in inputs]
     here[1] = Keys(keys.row_SD.cpu(), None, None if scale is None else scale.cpu())
+    here[3] = Pages(pages.page_BP.cpu(), pages.size)
     assert torch.equal(found.cpu(), reference.index_topk_table(*here))
 
 
 def test_a_table_in_a_graph_follows_its_lengths():
     table = Table(((900,), (100,)), columns=1000, k=64, **SMALL)
-    query, keys, weight, table_BM, visible = table.inputs(torch.bfloat16, "cuda")
-    table_BM = table_BM.clamp(max=1999)
+    query, keys, weight, pages, visible = table.inputs(torch.bfloat16, "cuda")
+    pages = Pages(pages.page_BP.clamp(max=1999), 1)
     visible = visible.int()
 
     def choose():
-        return index_topk_table(query, keys, weight, table_BM, visible, 64)
+        return index_topk_table(query, keys, weight, pages, visible, 64)
 
     choose()
     graph = torch.cuda.CUDAGraph()

@@ -1,14 +1,16 @@
 """Causal attention by way of scaled_dot_product_attention.
 
 T queries, S keys, H heads, G key heads, D query/key dim, V value dim; N queries and M keys of one
-span; B spans of at most L tokens batched together.
+span or of all whole ones; B spans batched together, padded to L places each, P places in all.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from paddock.kernels.spans import Span
@@ -31,17 +33,15 @@ def dense_attention(
 ) -> Tensor:
     """[T, H, V], the queries in the order of the spans; see the package's contract."""
     heads = _Heads.of(query_THD, key_SGD, value_SGV)
-    pieces: list[Tensor | None] = [None] * len(spans)
-    whole = [i for i, s in enumerate(spans) if s.past == 0 and (window is None or s.keys <= window)]
-    for batch in _batches(spans, whole):
-        out = _whole(heads, [spans[i] for i in batch], None, scale)
-        for i, out_NHV in zip(batch, out, strict=True):
-            pieces[i] = out_NHV
-    for i, span in enumerate(spans):
-        if pieces[i] is None:
-            pieces[i] = _continued(heads, span, scale, window)
-    out_THV = torch.cat([piece for piece in pieces if piece is not None])
-    return out_THV[..., : value_SGV.shape[-1]]
+    whole = [s for s in spans if s.past == 0 and (window is None or s.keys <= window)]
+    out_NHV = _whole(heads, whole, None, scale) if whole else query_THD[:0]
+    if len(whole) < len(spans):
+        ready = iter(out_NHV.split([span.queries for span in whole]))
+        known = set(whole)
+        out_NHV = torch.cat(
+            [next(ready) if s in known else _continued(heads, s, scale, window) for s in spans]
+        )
+    return out_NHV[..., : value_SGV.shape[-1]]
 
 
 def kept_attention(
@@ -55,12 +55,7 @@ def kept_attention(
 ) -> Tensor:
     """[T, H, V], the queries in the order of the spans; see the package's contract."""
     heads = _Heads.of(query_THD, key_SGD, value_SGV)
-    pieces: list[Tensor | None] = [None] * len(spans)
-    for batch in _batches(spans, list(range(len(spans)))):
-        out = _whole(heads, [spans[i] for i in batch], index_TK, scale)
-        for i, out_NHV in zip(batch, out, strict=True):
-            pieces[i] = out_NHV
-    return torch.cat([piece for piece in pieces if piece is not None])[..., : value_SGV.shape[-1]]
+    return _whole(heads, spans, index_TK, scale)[..., : value_SGV.shape[-1]]
 
 
 class _Heads(NamedTuple):
@@ -87,44 +82,120 @@ def _widen(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
 
-def _batches(spans: Sequence[Span], whole: list[int]) -> Iterator[list[int]]:
+class _Places(NamedTuple):
+    """Where documents stand once they are padded to batches, longest first."""
+
+    shapes: list[tuple[int, int]]  # of each batch: B documents of L places
+    query_P: Tensor  # the row at each place; past a document's end its last one
+    key_P: Tensor
+    query_N: Tensor  # the rows themselves, in the order of the spans,
+    key_N: Tensor
+    place_N: Tensor  # and the place of each
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], device: torch.device) -> "_Places":
+        batches = list(_batches(spans))
+        order = np.array([i for batch in batches for i in batch])
+        shapes = [(len(batch), spans[batch[0]].keys) for batch in batches]
+        room = np.repeat([L for _, L in shapes], [B for B, _ in shapes])
+        size, query, key = np.array([(s.keys, s.query, s.key) for s in spans]).T
+        within_P = np.minimum(_counted(room), np.repeat(size[order] - 1, room))
+        start = np.empty_like(room)
+        start[order] = np.cumsum(room) - room
+        within_N = _counted(size)
+        found = (
+            within_P + np.repeat(query[order], room),
+            within_P + np.repeat(key[order], room),
+            within_N + np.repeat(query, size),
+            within_N + np.repeat(key, size),
+            within_N + np.repeat(start, size),
+        )
+        return cls(shapes, *(torch.from_numpy(x).to(device) for x in found))
+
+
+def _counted(sizes: np.ndarray) -> np.ndarray:
+    """
+    >>> _counted(np.array([3, 1, 2])).tolist()
+    [0, 1, 2, 0, 0, 1]
+    """
+    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+def _batches(spans: Sequence[Span]) -> Iterator[list[int]]:
     """Indices of spans without a past, grouped so that padding wastes little."""
     batch: list[int] = []
-    for i in sorted(whole, key=lambda i: -spans[i].keys):
+    for i in sorted(range(len(spans)), key=lambda i: -spans[i].keys):
         if batch and spans[i].keys < SHORTEST_OF_LONGEST * spans[batch[0]].keys:
             yield batch
             batch = []
         batch.append(i)
-    if batch:
-        yield batch
+    yield batch
 
 
-def _whole(
-    heads: _Heads, spans: list[Span], index_TK: Tensor | None, scale: float
-) -> Iterator[Tensor]:
+class _Pad(torch.autograd.Function):
+    """Rows to places. Each row has one place that counts: what repeats it gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SHD: Tensor, row_P: Tensor, row_N: Tensor, place_N: Tensor) -> Tensor:
+        ctx.save_for_backward(row_N, place_N)
+        ctx.shape = x_SHD.shape
+        return x_SHD.index_select(0, row_P)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_PHD: Tensor) -> tuple[Tensor, None, None, None]:
+        row_N, place_N = ctx.saved_tensors
+        grad_SHD = grad_PHD.new_zeros(ctx.shape)
+        grad_SHD[row_N] = grad_PHD.index_select(0, place_N)
+        return grad_SHD, None, None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """Places back to rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x_PHD: Tensor, place_N: Tensor) -> Tensor:
+        ctx.save_for_backward(place_N)
+        ctx.shape = x_PHD.shape
+        return x_PHD.index_select(0, place_N)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NHD: Tensor) -> tuple[Tensor, None]:
+        (place_N,) = ctx.saved_tensors
+        grad_PHD = grad_NHD.new_zeros(ctx.shape)
+        grad_PHD[place_N] = grad_NHD
+        return grad_PHD, None
+
+
+def _whole(heads: _Heads, spans: Sequence[Span], index_TK: Tensor | None, scale: float) -> Tensor:
     """Documents with no past, padded at the end, where causality keeps padding out of sight."""
-    device = heads.query_THD.device
-    offset_L = torch.arange(spans[0].keys, device=device)  # the first span is the longest
-    length_B1 = torch.tensor([[span.keys] for span in spans], device=device)
-    inside_BL = torch.minimum(offset_L, length_B1 - 1)
-    query_BL = inside_BL + torch.tensor([[span.query] for span in spans], device=device)
-    key_BL = inside_BL + torch.tensor([[span.key] for span in spans], device=device)
+    places = _Places.of(spans, heads.query_THD.device)
     if len(spans) == 1:
-        q, k, v = (x.unsqueeze(0).transpose(1, 2) for x in _slices(heads, spans[0]))
+        padded = _slices(heads, spans[0])
     else:
-        q, k, v = (
-            x[index].transpose(1, 2)
-            for x, index in zip(heads, (query_BL, key_BL, key_BL), strict=True)
+        padded = (
+            _Pad.apply(heads.query_THD, places.query_P, places.query_N, places.place_N),
+            _Pad.apply(heads.key_SHD, places.key_P, places.key_N, places.place_N),
+            _Pad.apply(heads.value_SHD, places.key_P, places.key_N, places.place_N),
         )
-    if index_TK is None:
-        out_BHLD = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-    else:
-        local_BLK = torch.where(
-            index_TK[query_BL] < 0, -1, index_TK[query_BL] - key_BL[:, :1, None]
-        )
-        out_BHLD = torch.cat([*_under_masks(q, k, v, local_BLK, scale)], dim=2)
-    for out_LHD, span in zip(out_BHLD.transpose(1, 2), spans, strict=True):
-        yield out_LHD[: span.queries]
+    sizes = [B * L for B, L in places.shapes]
+    rows = zip(places.query_P.split(sizes), places.key_P.split(sizes), strict=True)
+    out = []
+    for shape, (query_P, key_P), *qkv in zip(
+        places.shapes, rows, *(x.split(sizes) for x in padded), strict=True
+    ):
+        q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in qkv)
+        kept_PK = None if index_TK is None else index_TK[query_P]
+        if kept_PK is None or not bool((kept_PK[:, 0] >= 0).any()):
+            out_BHLD = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        else:
+            first_P1 = key_P.view(shape)[:, :1].expand(shape).reshape(-1, 1)
+            local_BLK = torch.where(kept_PK < 0, -1, kept_PK - first_P1).unflatten(0, shape)
+            out_BHLD = torch.cat([*_under_masks(q, k, v, local_BLK, scale)], dim=2)
+        out.append(out_BHLD.transpose(1, 2).flatten(0, 1))
+    out_PHD = out[0] if len(out) == 1 else torch.cat(out)
+    return out_PHD if len(spans) == 1 else _Unpad.apply(out_PHD, places.place_N)
 
 
 def _under_masks(

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paddock.kernels.pages import Pages
+
 from .blocks import FIELDS, MANY, WIDTH, Block
 from .reference import Keys
 
@@ -64,25 +66,16 @@ def _many_queries(
         tl.store(out, score, mask=(m < count)[:, None])
 
 
-@triton.jit(do_not_specialize=["queries", "columns", "k_kept"])
+@triton.jit
 def _few_queries(
-    Q, W, K, SCALE, SLOT, TILE, OUT, ld, q_stride, h_stride, k_stride, queries, columns, k_kept,
+    Q, W, K, SCALE, SLOT, TILE, OUT, ld, q_stride, h_stride, k_stride,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr,
     SPAN: tl.constexpr, FIELDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One query: keys are the rows of a product, its heads the columns. Bound by reading keys.
-
-    Without FIELDS the queries stand in the order of a table's rows, and TILE is how much each sees.
-    """
-    if FIELDS == 0:
-        query = tl.program_id(0)
-        row, key = query, query // queries * columns
-        seen = tl.load(TILE + query)
-        seen = tl.where(seen > k_kept, seen, 0)
-    else:
-        tile = TILE + tl.program_id(0) * FIELDS
-        query, key = tl.load(tile), tl.load(tile + 2)
-        seen, row = tl.load(tile + 3), tl.load(tile + 4)
+    """One query: keys are the rows of a product, its heads the columns. Bound by reading keys."""
+    tile = TILE + tl.program_id(0) * FIELDS
+    query, key = tl.load(tile), tl.load(tile + 2)
+    seen, row = tl.load(tile + 3), tl.load(tile + 4)
     begin = tl.program_id(1) * SPAN
     if begin < seen:
         h, s, d = tl.arange(0, BH), tl.arange(0, BS), tl.arange(0, BD)
@@ -105,42 +98,83 @@ def _few_queries(
             tl.store(out + at, score, mask=at < ld)
 
 
+@triton.jit(do_not_specialize=["pages", "k_kept"])
+def _paged_queries(
+    Q, W, K, SCALE, PAGE, VISIBLE, OUT, ld, q_stride, h_stride, k_stride, pages, k_kept,
+    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr,
+    SPAN: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The queries of one sequence, one after the other against each tile of its keys: a key is
+    read once, however many drafts ask for it."""
+    b = tl.program_id(0).to(tl.int64)
+    seen = tl.load(VISIBLE + b * QUERIES)
+    for j in tl.static_range(1, QUERIES):
+        seen = tl.maximum(seen, tl.load(VISIBLE + b * QUERIES + j))
+    begin = tl.program_id(1) * SPAN
+    if (begin < seen) & (seen > k_kept):
+        h, s, d = tl.arange(0, BH), tl.arange(0, BS), tl.arange(0, BD)
+        held = (d < D)[None, :]
+        q_at = Q + b * QUERIES * q_stride + h[:, None] * h_stride + d[None, :]
+        q = tl.load(q_at, mask=(h < H)[:, None] & held, other=0.0)
+        w = tl.load(W + b * QUERIES * H + h, mask=h < H, other=0.0)
+        for step in range(0, SPAN, BS):
+            at = begin + step + s
+            key = tl.minimum(at, seen - 1)
+            at_key = tl.load(PAGE + b * pages + key // SIZE).to(tl.int64) * SIZE + key % SIZE
+            k_at = K + at_key[:, None] * k_stride + d[None, :]
+            k = tl.load(k_at) if D == BD else tl.load(k_at, mask=held, other=0.0)
+            for j in tl.static_range(QUERIES):
+                if QUERIES > 1:
+                    q = tl.load(q_at + j * q_stride, mask=(h < H)[:, None] & held, other=0.0)
+                    w = tl.load(W + (b * QUERIES + j) * H + h, mask=h < H, other=0.0)
+                match = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                score = tl.sum(tl.maximum(match, 0.0) * w[None, :], 1)
+                if SCALE is not None:
+                    score = score * tl.load(SCALE + at_key)
+                tl.store(OUT + (b * QUERIES + j) * ld + at, score, mask=at < ld)
+
+
 def scores(query_THD: Tensor, keys: Keys, weight_TH: Tensor, block: Block, out: Tensor) -> None:
     """Scores of the block's queries into `out`, a rectangle of the block's shape."""
-    arguments, settings = _launch(query_THD, keys, weight_TH, block.tile_N8, out)
+    arguments, settings = _launch(query_THD, keys, weight_TH, out)
+    where = (keys.slot_S, block.tile_N8, out, *arguments[4:])
     tiles = len(block.tile_N8)
     if block.few:
         grid = (tiles, triton.cdiv(block.width, FEW_SPAN))
-        _few_queries[grid](*arguments, 0, 0, 0, FIELDS=FIELDS, **_few(query_THD), **settings)
+        _few_queries[grid](*arguments[:4], *where, FIELDS=FIELDS, **_few(query_THD), **settings)
     else:
         steps = triton.cdiv(block.width, settings["BS"])
         tiled = {"BQ": MANY, "FIELDS": FIELDS, "GROUP": GROUP}
-        _many_queries[(tiles * steps,)](*arguments, tiles, steps, **tiled, **settings)
+        _many_queries[(tiles * steps,)](*arguments[:4], *where, tiles, steps, **tiled, **settings)
 
 
-def table_scores(query_NHD, keys: Keys, weight_NH, visible_BQ: Tensor, columns: int, k: int, out):
-    """The same for sequences of equally many queries, their slots a table of `columns` for each.
+def table_scores(query_NHD, keys: Keys, weight_NH, pages: Pages, visible_BQ: Tensor, k: int, out):
+    """The same for a batch of sequences with equally many queries, their keys in pages; those of
+    whom nobody sees more than `k` are left out.
 
     Asks nothing of the host: `visible_BQ` (int32) may change between replays of a graph.
     """
-    arguments, settings = _launch(query_NHD, keys, weight_NH, visible_BQ, out)
-    grid = (len(query_NHD), triton.cdiv(columns, FEW_SPAN))
-    table = (visible_BQ.shape[1], columns, k)
-    _few_queries[grid](*arguments, *table, FIELDS=0, **_few(query_NHD), **settings)
+    arguments, settings = _launch(query_NHD, keys, weight_NH, out)
+    (B, Q), page_BP = visible_BQ.shape, pages.page_BP
+    assert visible_BQ.is_contiguous() and page_BP.stride(1) == 1
+    where = (page_BP, visible_BQ, out, *arguments[4:], page_BP.stride(0), k)
+    table = {"QUERIES": Q, "SIZE": pages.size}
+    grid = (B, triton.cdiv(pages.columns, FEW_SPAN))
+    _paged_queries[grid](*arguments[:4], *where, **table, **_few(query_NHD), **settings)
 
 
 def _few(query_THD):
     return {"BH": max(16, triton.next_power_of_2(query_THD.shape[1])), "SPAN": FEW_SPAN}
 
 
-def _launch(query_THD, keys, weight_TH, table, out):
-    """What both forms are told."""
+def _launch(query_THD, keys, weight_TH, out):
+    """What all forms are told: query, weight, key, scale; then how far apart their rows are."""
     (_, H, D), key_SD = query_THD.shape, keys.row_SD
     assert query_THD.stride(2) == key_SD.stride(1) == weight_TH.stride(1) == out.stride(1) == 1
     assert weight_TH.dtype == torch.float32 and weight_TH.stride(0) == H
     assert out.shape[1] % WIDTH == 0
     arguments = (
-        query_THD, weight_TH, key_SD, keys.scale_S, keys.slot_S, table, out, out.stride(0),
+        query_THD, weight_TH, key_SD, keys.scale_S, out.stride(0),
         query_THD.stride(0), query_THD.stride(1), key_SD.stride(0),
     )  # fmt: skip
     settings = {

@@ -1,4 +1,4 @@
-"""Dense attention in latent space: few queries against all the rows of their sequence.
+"""Attention in latent space: few queries against the rows of their sequence, all or chosen ones.
 
     out[t, h] = sum_s softmax_s(scale * query[t, h] . row[s]) * row[s, :value]
 
@@ -9,10 +9,60 @@ expanded form (dense_attention) costs less. Softmax and sums in float32 or bette
 queries at a time.
 
 `latent_decode_table` is the same for many sequences at once: query_BQHC, row_SC the whole storage,
-slot_BM which of its rows each sequence has, visible_BQ how many of them each query sees (at least
-one) -> out_BQHV. What a sequence's table holds beyond its own rows must be finite and is not seen.
+pages saying which of its rows each sequence has, visible_BQ how many of them each query sees (at
+least one) -> out_BQHV. What a sequence's pages hold beyond its own rows must be finite and is not
+seen.
+
+`latent_decode_kept` looks at chosen rows alone: query_NHC, N = B * Q, and index_NK, keys counted
+within the sequence, -1 for none -> out_NHV. A query without keys gets zeros.
+
+On a GPU halves go to `triton` in the last two: keys in parts, as many programs as there are, and
+nothing asked of the host, so that a graph may hold them. It multiplies probabilities as halves. The
+first goes to sparse_mla there, with every key listed, unless the lists would be too long.
 """
 
-from .reference import latent_decode, latent_decode_table
+from collections.abc import Sequence
 
-__all__ = ["latent_decode", "latent_decode_table"]
+from torch import Tensor
+
+from paddock.kernels.pages import Pages
+from paddock.kernels.spans import Span
+
+from . import fused, reference
+
+
+def latent_decode(
+    query_THC: Tensor, row_SC: Tensor, spans: Sequence[Span], *, scale: float, value: int
+) -> Tensor:
+    listed = fused.suits(query_THC, row_SC, value) and fused.lists(spans)
+    twin = fused if listed else reference
+    return twin.latent_decode(query_THC, row_SC, spans, scale=scale, value=value)
+
+
+def latent_decode_table(
+    query_BQHC: Tensor,
+    row_SC: Tensor,
+    pages: Pages,
+    visible_BQ: Tensor,
+    *,
+    scale: float,
+    value: int,
+) -> Tensor:
+    twin = fused if fused.suits(query_BQHC, row_SC, value) else reference
+    return twin.latent_decode_table(query_BQHC, row_SC, pages, visible_BQ, scale=scale, value=value)
+
+
+def latent_decode_kept(
+    query_NHC: Tensor,
+    row_SC: Tensor,
+    pages: Pages,
+    index_NK: Tensor,
+    *,
+    scale: float,
+    value: int,
+) -> Tensor:
+    twin = fused if fused.suits(query_NHC, row_SC, value) else reference
+    return twin.latent_decode_kept(query_NHC, row_SC, pages, index_NK, scale=scale, value=value)
+
+
+__all__ = ["latent_decode", "latent_decode_kept", "latent_decode_table"]

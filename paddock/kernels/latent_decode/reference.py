@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from paddock.kernels.pages import Pages
 from paddock.kernels.precision import wide
 from paddock.kernels.spans import Span
+from paddock.kernels.sparse_mla import reference as sparse
 from paddock.kernels.workspace import chunks, scratch
 
 
@@ -43,14 +45,14 @@ def _attend(query_NHC: Tensor, row_SC: Tensor, scale: float, value: int) -> Iter
 def latent_decode_table(
     query_BQHC: Tensor,
     row_SC: Tensor,
-    slot_BM: Tensor,
+    pages: Pages,
     visible_BQ: Tensor,
     *,
     scale: float,
     value: int,
 ) -> Tensor:
     """[B, Q, H, value] in the query's dtype; see the package's contract."""
-    B, Q, H, C = query_BQHC.shape
+    (B, Q, H, C), slot_BM = query_BQHC.shape, pages.slot_BM
     M, dtype = slot_BM.shape[1], wide(row_SC.dtype)
     hidden_BQM = torch.arange(M, device=row_SC.device) >= visible_BQ.unsqueeze(-1)
     out_BQHV = query_BQHC.new_empty(B, Q, H, value)
@@ -62,3 +64,17 @@ def latent_decode_table(
         prob_NXM = score_NQHM.softmax(-1).flatten(1, 2)
         out_BQHV[n] = (prob_NXM @ row_NMC[..., :value]).unflatten(1, (Q, H)).to(out_BQHV.dtype)
     return out_BQHV
+
+
+def latent_decode_kept(
+    query_NHC: Tensor,
+    row_SC: Tensor,
+    pages: Pages,
+    index_NK: Tensor,
+    *,
+    scale: float,
+    value: int,
+) -> Tensor:
+    """[N, H, value] in the query's dtype; see the package's contract."""
+    slot_NK = pages.slots(index_NK)
+    return sparse.sparse_mla(query_NHC, row_SC, slot_NK, scale=scale, value=value)

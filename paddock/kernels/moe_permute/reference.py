@@ -1,9 +1,11 @@
 """What it means to sort rows by expert. T tokens, K experts of each, R = T * K rows of D."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,14 +24,47 @@ def by_expert(expert_TK: Tensor, experts: int) -> Order:
 
 
 def spread(x_TD: Tensor, order: Order) -> Tensor:
-    return x_TD[order.token_R]
+    return _Spread.apply(x_TD, order)  # type: ignore[no-any-return]
 
 
 def gather(answer_RD: Tensor, weight_TK: Tensor, order: Order) -> Tensor:
-    # Back to token order, then a sum of fixed order: no atomics, the same bits every time.
-    T, K = weight_TK.shape
-    answer_TKD = answer_RD[order.slot_TK.flatten()].view(T, K, -1)
+    answer_TKD = _Back.apply(answer_RD, order)
     return torch.einsum("tkd,tk->td", answer_TKD, weight_TK.to(answer_TKD.dtype))
+
+
+class _Spread(torch.autograd.Function):
+    """Backward is a sum of fixed order: no atomics, the same bits every time."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, order: Order) -> Tensor:
+        ctx.order = order
+        return x_TD.index_select(0, order.token_R)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None]:
+        return _by_token(grad_RD, ctx.order).sum(1), None
+
+
+class _Back(torch.autograd.Function):
+    """Rows by token again; what goes there comes back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, answer_RD: Tensor, order: Order) -> Tensor:
+        ctx.order = order
+        return _by_token(answer_RD, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TKD: Tensor) -> tuple[Tensor, None]:
+        grad_RD = grad_TKD.new_empty(len(ctx.order.token_R), grad_TKD.shape[-1])
+        grad_RD[ctx.order.slot_TK.flatten()] = grad_TKD.flatten(0, 1)
+        return grad_RD, None
+
+
+def _by_token(x_RD: Tensor, order: Order) -> Tensor:
+    slot_TK = order.slot_TK
+    return x_RD.index_select(0, slot_TK.flatten()).view(*slot_TK.shape, -1)
 
 
 def load_of(expert_TK: Tensor, experts: int) -> Tensor:

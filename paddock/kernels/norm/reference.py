@@ -8,9 +8,12 @@ from paddock.kernels.precision import wide
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    wide_TD = x_TD.to(wide(x_TD.dtype))
+    dtype = wide(x_TD.dtype)
     if not torch.is_grad_enabled():  # one call instead of five: what a decode step pays for
-        return weight_D * F.rms_norm(wide_TD, weight_D.shape, eps=eps).to(x_TD.dtype)
+        if dtype == x_TD.dtype == weight_D.dtype:
+            return F.rms_norm(x_TD, weight_D.shape, weight_D, eps)
+        return weight_D * F.rms_norm(x_TD.to(dtype), weight_D.shape, eps=eps).to(x_TD.dtype)
+    wide_TD = x_TD.to(dtype)
     scale_T1 = torch.rsqrt(wide_TD.square().mean(-1, keepdim=True) + eps)
     return weight_D * (wide_TD * scale_T1).to(x_TD.dtype)
 

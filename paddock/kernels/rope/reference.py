@@ -11,12 +11,30 @@ from torch import Tensor
 
 def rope_interleaved(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int = 0) -> Tensor:
     """Rotate the pairs (0,1), (2,3), ...: each is a complex number, turned by the angle."""
+    if _can_turn_in_place(x_THD, cos_TP, first):
+        return _turned(x_THD, cos_TP, sin_TP, first)
     if x_THD.shape[-1] != 2 * cos_TP.shape[-1]:
         return _part(rope_interleaved, x_THD, cos_TP, sin_TP, first)
     dtype = torch.promote_types(x_THD.dtype, cos_TP.dtype)
     pair_THP = torch.view_as_complex(x_THD.to(dtype).unflatten(-1, (-1, 2)).contiguous())
     turn_T1P = torch.complex(cos_TP.to(dtype), sin_TP.to(dtype)).unsqueeze(1)
     return torch.view_as_real(pair_THP * turn_T1P).flatten(-2).to(x_THD.dtype)
+
+
+def _can_turn_in_place(x_THD: Tensor, cos_TP: Tensor, first: int) -> bool:
+    """Whether a copy of x can be read as complex numbers, and nobody wants gradients."""
+    even = first % 2 == 0 and x_THD.shape[-1] % 2 == 0
+    return even and x_THD.dtype == cos_TP.dtype and not torch.is_grad_enabled()
+
+
+def _turned(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int) -> Tensor:
+    """The same with half as many calls: what a decode step pays for."""
+    out_THD = x_THD.clone(memory_format=torch.contiguous_format)
+    pair_THP = torch.view_as_complex(out_THD.view(*out_THD.shape[:-1], -1, 2))
+    pair_THP.narrow(-1, first // 2, cos_TP.shape[-1]).mul_(
+        torch.complex(cos_TP, sin_TP).unsqueeze(1)
+    )
+    return out_THD
 
 
 def rope_halves(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int = 0) -> Tensor:

@@ -19,7 +19,21 @@ def sparse_mla(
     query_THC: Tensor, row_SC: Tensor, index_TK: Tensor, *, scale: float, value: int
 ) -> Tensor:
     """[T, H, value] in the query's dtype; see the package's contract."""
+    if not torch.is_grad_enabled():
+        return _attended(query_THC, row_SC, index_TK, scale, value)
     return _SparseMLA.apply(query_THC, row_SC, index_TK, scale, value)  # type: ignore[no-any-return]
+
+
+def _attended(
+    query_THC: Tensor, row_SC: Tensor, index_TK: Tensor, scale: float, value: int
+) -> Tensor:
+    pieces = []
+    for q in _chunks(row_SC, index_TK):
+        prob_QHK, gathered_QKC = _probabilities(query_THC[q], row_SC, index_TK[q], scale)
+        pieces.append((prob_QHK @ gathered_QKC[..., :value]).to(query_THC.dtype))
+    if not pieces:
+        return query_THC.new_empty(*query_THC.shape[:2], value)
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 class _SparseMLA(torch.autograd.Function):
@@ -27,10 +41,7 @@ class _SparseMLA(torch.autograd.Function):
     def forward(
         ctx: Any, query_THC: Tensor, row_SC: Tensor, index_TK: Tensor, scale: float, value: int
     ) -> Tensor:
-        out_THV = query_THC.new_empty(*query_THC.shape[:2], value)
-        for q in _chunks(row_SC, index_TK):
-            prob_QHK, gathered_QKC = _probabilities(query_THC[q], row_SC, index_TK[q], scale)
-            out_THV[q] = (prob_QHK @ gathered_QKC[..., :value]).to(out_THV.dtype)
+        out_THV = _attended(query_THC, row_SC, index_TK, scale, value)
         ctx.save_for_backward(query_THC, row_SC, index_TK)
         ctx.scale, ctx.value = scale, value
         return out_THV

@@ -3,7 +3,7 @@
     topk(score_TS, visible_T, k)                                -> index_TK  int32
     index_topk(query_THD, key_SD, weight_TH, past, k)           -> index_TK  int32
     index_topk_spans(query_THD, keys, weight_TH, spans, k)      -> index_QK  int32
-    index_topk_table(query_NHD, keys, weight_NH, table_BM, visible_BQ, k)  -> index_NK  int32
+    index_topk_table(query_NHD, keys, weight_NH, pages, visible_BQ, k)  -> index_NK  int32
 
 Query t may keep keys [0, visible_T[t]). The k best by float32 score are kept; of equal scores the
 lowest index wins; the answer is ascending and padded with -1 at the end where fewer than k keys are
@@ -15,9 +15,10 @@ and kernel agree: `torch.topk` alone does not (its order among ties is undefined
 `index_topk_spans` does so for a whole packed step at once, training, prefill or decode: a row for
 every query of `spans`, in their order, and keys counted over all of them (a span's first key is
 span.key). `keys` are rows, possibly scattered over a storage, possibly scaled 8-bit ones.
-`index_topk_table` serves one step of decoding: B sequences of Q queries each, N = B * Q; key m of
-sequence b is row table_BM[b, m] of `keys`, and query q of it sees the first visible_BQ[b, q]. Keys
-are counted within the sequence. It asks nothing of the host, so that a graph may hold it.
+`index_topk_table` serves one step of decoding: B sequences of Q queries each, N = B * Q; `pages`
+says which row of `keys` each key of a sequence is, and query q of sequence b sees the first
+visible_BQ[b, q] of them. Keys are counted within the sequence. It asks nothing of the host, so that
+a graph may hold it.
 Nothing here is differentiable.
 
 On an NVIDIA GPU one launch scores a block of queries of many documents (Triton), one chooses (CUDA
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.index_scores.reference import Keys
+from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
 
 from . import cuda, fused, reference
@@ -64,11 +66,11 @@ def index_topk_spans(
 
 
 def index_topk_table(
-    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, table_BM: Tensor, visible_BQ: Tensor, k: int
+    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, pages: Pages, visible_BQ: Tensor, k: int
 ) -> Tensor:
     assert keys.slot_S is None
-    twin = fused if fused.suits(query_NHD, keys, table_BM.shape[1], k) else reference
-    return twin.index_topk_table(query_NHD, keys, weight_NH, table_BM, visible_BQ, k)
+    twin = fused if fused.suits(query_NHD, keys, pages.columns, k) else reference
+    return twin.index_topk_table(query_NHD, keys, weight_NH, pages, visible_BQ, k)
 
 
 __all__ = ["best", "index_topk", "index_topk_spans", "index_topk_table", "topk"]

@@ -1,7 +1,7 @@
 """Scoring and choosing on a GPU: block by block through one bounded piece of scratch memory.
 
 Two kernels a block: the scoring one writes float32 scores, the choosing one reads them once.
-T queries, S keys, K kept; of a table B sequences, Q queries each, N = B * Q, M columns.
+T queries, S keys, K kept; of a batch B sequences, Q queries each, N = B * Q, M keys at most.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paddock.kernels.index_scores.blocks import WIDTH, blocks
 from paddock.kernels.index_scores.reference import Keys
+from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
 from paddock.kernels.topk import cuda
 from paddock.kernels.twins import allowed, has_triton
@@ -56,21 +57,21 @@ def index_topk_spans(
 
 @torch.no_grad()
 def index_topk_table(
-    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, table_BM: Tensor, visible_BQ: Tensor, k: int
+    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, pages: Pages, visible_BQ: Tensor, k: int
 ) -> Tensor:
     from paddock.kernels.index_scores.triton import table_scores
 
-    device, ((B, M), Q) = query_NHD.device, (table_BM.shape, visible_BQ.shape[1])
+    device, (B, Q) = query_NHD.device, visible_BQ.shape
     query_NHD, keys, weight_NH = _laid_out(query_NHD, keys, weight_NH)
     visible_BQ = visible_BQ.int().contiguous()
-    width = -(-M // WIDTH) * WIDTH
+    width = -(-pages.columns // WIDTH) * WIDTH
     index_NK = torch.empty(len(query_NHD), k, dtype=torch.int32, device=device)
     with torch.cuda.device(device):
         for b in chunks(B, 4 * Q * width, scratch(device)):
             n, visible = slice(b.start * Q, b.stop * Q), visible_BQ[b]
             score_NM = torch.empty(visible.numel(), width, dtype=torch.float32, device=device)
-            there = Keys(keys.row_SD, table_BM[b].reshape(-1), keys.scale_S)
-            table_scores(query_NHD[n], there, weight_NH[n], visible, M, k, score_NM)
+            there = Pages(pages.page_BP[b], pages.size)
+            table_scores(query_NHD[n], keys, weight_NH[n], there, visible, k, score_NM)
             cuda.topk(score_NM, visible.view(-1), k, start_T=None, out_TK=index_NK[n])
     return index_NK
 

@@ -1,6 +1,6 @@
 """What deterministic top-k means. T queries, S keys, K kept, Q a chunk of T.
 
-Of a table: B sequences, Q queries each, N = B * Q, M columns, H heads.
+Of a batch: B sequences, Q queries each, N = B * Q, M keys at most, H heads.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paddock.kernels.index_scores.reference import Keys, index_scores
+from paddock.kernels.pages import Pages
 from paddock.kernels.precision import wide
 from paddock.kernels.spans import Span
 from paddock.kernels.workspace import chunks, scratch
 
 PAD = -1
+FEW = 8  # rows that are looked at one by one: a step of decoding has no more
 
 
-@torch.no_grad()
 def best(score_TS: Tensor, k: int) -> Tensor:
     """Indices of the k best of each row, ascending, int64; of equal scores the lowest index wins.
 
@@ -28,7 +29,7 @@ def best(score_TS: Tensor, k: int) -> Tensor:
     if k == S:
         return torch.arange(S, device=score_TS.device).expand(T, S)
     find = _by_partition if score_TS.device.type == "cpu" else _by_topk
-    return find(score_TS.float(), k)
+    return find(score_TS.detach().float(), k)
 
 
 def _by_topk(score_TS: Tensor, k: int) -> Tensor:
@@ -67,12 +68,28 @@ def _lowest_of_ties(score_TS: Tensor, k: int) -> Tensor:
     return kept_TS.nonzero()[:, 1].view(-1, k)
 
 
-@torch.no_grad()
 def topk(score_TS: Tensor, visible_T: Tensor, k: int) -> Tensor:
-    S = score_TS.shape[1]
+    T, S = score_TS.shape
+    if T <= FEW and score_TS.device.type == "cpu":
+        return _row_by_row(score_TS.detach().float(), visible_T, k)
     hidden_TS = torch.arange(S, device=score_TS.device) >= visible_T.unsqueeze(1)
-    index_TK = best(score_TS.masked_fill(hidden_TS, float("-inf")), min(k, S))
+    index_TK = best(score_TS.detach().masked_fill(hidden_TS, float("-inf")), min(k, S))
     return _padded(index_TK, visible_T, k)
+
+
+def _row_by_row(score_TS: Tensor, visible_T: Tensor, k: int) -> Tensor:
+    """Only what is visible of each row: nothing to hide, and half as many calls."""
+    index = np.full((len(score_TS), k), PAD, dtype=np.int32)
+    for t, (row, visible) in enumerate(zip(score_TS.numpy(), visible_T.tolist(), strict=True)):
+        seen = row[:visible]
+        if len(seen) <= k:
+            index[t, : len(seen)] = np.arange(len(seen))
+            continue
+        kept = (seen >= np.partition(seen, len(seen) - k)[len(seen) - k]).nonzero()[0]
+        if len(kept) != k:  # ties, or NaN
+            kept = _lowest_of_ties(score_TS[t : t + 1, :visible], k).numpy()[0]
+        index[t] = kept
+    return torch.from_numpy(index)
 
 
 def _padded(index_TK: Tensor, visible_T: Tensor, k: int) -> Tensor:
@@ -110,22 +127,23 @@ def index_topk_spans(
 
 @torch.no_grad()
 def index_topk_table(
-    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, table_BM: Tensor, visible_BQ: Tensor, k: int
+    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, pages: Pages, visible_BQ: Tensor, k: int
 ) -> Tensor:
-    query_NHD, ((B, M), Q) = _from_float8(query_NHD), (table_BM.shape, visible_BQ.shape[1])
+    query_NHD, slot_BM = _from_float8(query_NHD), pages.slot_BM
+    (B, M), Q = slot_BM.shape, visible_BQ.shape[1]
     _, H, D = query_NHD.shape
     dtype = wide(query_NHD.dtype)
     query_BXD = query_NHD.to(dtype).view(B, Q * H, D)
     weight_N1H = weight_NH.to(dtype).unsqueeze(1)
-    pieces = [torch.zeros((0, k), dtype=torch.int32, device=query_NHD.device)]
+    pieces = []
     for b in chunks(B, (D + Q * H) * M * dtype.itemsize, scratch(query_NHD.device)):
         n = slice(b.start * Q, b.stop * Q)
-        flat = Keys(keys.row_SD, table_BM[b].reshape(-1), keys.scale_S)
+        flat = Keys(keys.row_SD, slot_BM[b].reshape(-1), keys.scale_S)
         key_BMD = flat.rows(slice(None)).to(dtype).view(-1, M, D)
         match_NHM = torch.bmm(query_BXD[b], key_BMD.mT).relu_().view(-1, H, M)
         score_NM = torch.bmm(weight_N1H[n], match_NHM).squeeze(1)
         pieces.append(topk(score_NM, visible_BQ[b].reshape(-1), k))
-    return torch.cat(pieces)
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _from_float8(x: Tensor) -> Tensor:

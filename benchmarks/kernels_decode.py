@@ -1,0 +1,150 @@
+"""One layer's share of a step of decoding: attention to chosen keys against attention to all.
+
+Sequences of equal length in pages of 64, one query each, GLM-5's shapes: 64 heads, rows of
+512 + 64, an indexer of 32 x 128, 2048 keys kept. Every arm is a graph, so launches cost little.
+`sparse` is the indexer (scores, then the choice) and attention to what it chose; `dense` attends to
+every row.
+
+Bytes: every index key or row read once, queries and answers left out, at the rate of a device copy.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels import Figure, at_least, copy_rate, medians
+from paddock.kernels.few_experts import few_experts
+from paddock.kernels.grouped_gemm import grouped_gemm
+from paddock.kernels.index_scores import Keys
+from paddock.kernels.latent_decode import latent_decode_kept, latent_decode_table
+from paddock.kernels.moe_permute import by_expert, gather, spread
+from paddock.kernels.pages import Pages
+from paddock.kernels.swiglu import swiglu_of
+from paddock.kernels.topk import best, index_topk_table
+
+HEADS, LATENT, ROPE, TOPK, PAGE = 64, 512, 64, 2048, 64
+INDEX_HEADS, INDEX_DIM = 32, 128
+HOW = {"scale": 1 / 16, "value": LATENT}
+SHAPES = ((1, 4096), (1, 32768), (1, 131072), (8, 32768), (8, 131072), (32, 4096), (32, 32768))
+TARGETS = {(8, 131072): 2.0}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What a layer has when its queries are ready."""
+
+    query_BHC: Tensor
+    row_SC: Tensor
+    index_query_BHD: Tensor
+    weight_BH: Tensor
+    key_SD: Tensor
+    pages: Pages
+    visible_B1: Tensor
+
+    @classmethod
+    def of(cls, batch: int, length: int) -> "Step":
+        def rows(*shape: int) -> Tensor:
+            return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+        slots = batch * length
+        page = torch.randperm(slots // PAGE, device="cuda").int().view(batch, -1)
+        return cls(
+            rows(batch, HEADS, LATENT + ROPE),
+            rows(slots, LATENT + ROPE),
+            rows(batch, INDEX_HEADS, INDEX_DIM),
+            torch.rand(batch, INDEX_HEADS, device="cuda"),
+            rows(slots, INDEX_DIM),
+            Pages(page, PAGE),
+            torch.full((batch, 1), length, dtype=torch.int32, device="cuda"),
+        )
+
+    def choose(self) -> Tensor:
+        keys, weight = Keys(self.key_SD), self.weight_BH
+        return index_topk_table(
+            self.index_query_BHD, keys, weight, self.pages, self.visible_B1, TOPK
+        )
+
+    def sparse(self) -> Tensor:
+        return self.kept(self.choose())
+
+    def kept(self, index_BK: Tensor) -> Tensor:
+        return latent_decode_kept(self.query_BHC, self.row_SC, self.pages, index_BK, **HOW)
+
+    def dense(self) -> Tensor:
+        query_B1HC = self.query_BHC.unsqueeze(1)
+        return latent_decode_table(query_B1HC, self.row_SC, self.pages, self.visible_B1, **HOW)
+
+
+def recorded(work: Callable[[], object]) -> Callable[[], None]:
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+@torch.inference_mode()
+def figures() -> Iterator[Figure]:
+    torch.manual_seed(0)
+    moved = copy_rate()
+    for batch, length in SHAPES:
+        yield from _step(batch, length, moved)
+        torch.cuda.empty_cache()
+    for tokens in (1, 8, 32, 64):
+        yield _experts(tokens, moved)
+
+
+def _step(batch: int, length: int, moved: float) -> Iterator[Figure]:
+    step, name = Step.of(batch, length), f"{batch} x {length // 1024}K"
+    index_BK = step.choose()
+    arms = [step.dense, step.sparse, step.choose, lambda: step.kept(index_BK)]
+    dense, sparse, choose, kept = medians([recorded(arm) for arm in arms], repeats=15)
+    tokens, kept_rows = batch * length, batch * min(TOPK, length)
+    key, row = 2 * INDEX_DIM * tokens, 2 * (LATENT + ROPE) * tokens
+    chosen = 2 * (LATENT + ROPE) * kept_rows
+    yield _figure(f"dense, {name}", dense, row, moved)
+    yield _figure(f"indexer and choice, {name}", choose, key, moved)
+    yield _figure(f"chosen keys, {name}", kept, chosen, moved)
+    whole = _figure(f"sparse, {name}", sparse, key + chosen, moved, peer="dense", peer_ms=dense)
+    least = TARGETS.get((batch, length))
+    yield whole if least is None else at_least(whole, ratio=least)
+
+
+def _experts(tokens: int, moved: float) -> Figure:
+    """64 experts of GLM-5's width, 8 of them for a token; against sorting and grouped products."""
+    E, K, D, F = 64, 8, 6144, 2048
+    gate_up = torch.randn(E, 2 * F, D, device="cuda", dtype=torch.bfloat16)
+    down = torch.randn(E, D, F, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(tokens, D, device="cuda", dtype=torch.bfloat16)
+    expert = best(torch.randn(tokens, E, device="cuda"), K)
+    weight = torch.rand(tokens, K, device="cuda")
+
+    def grouped() -> Tensor:
+        order = by_expert(expert, E)
+        inner = swiglu_of(grouped_gemm(spread(x, order), gate_up, order.counts_E))
+        return gather(grouped_gemm(inner, down, order.counts_E), weight, order)
+
+    def few() -> Tensor:
+        return few_experts(x, expert, weight, gate_up, down)
+
+    mine, theirs = medians([recorded(few), recorded(grouped)], repeats=15)
+    needed = len(expert.unique()) * 3 * 2 * D * F
+    name = f"experts of {tokens} tokens"
+    return _figure(name, mine, needed, moved, peer="grouped products", peer_ms=theirs)
+
+
+def _figure(
+    name: str, ms: float, needed: int, moved: float, *, peer: str = "", peer_ms: float | None = None
+) -> Figure:
+    return Figure(
+        section="decode",
+        name=name,
+        ms=ms,
+        rate=needed / ms / 1e9,
+        unit="TB/s",
+        floor_ms=needed / moved * 1e3,
+        peer=peer,
+        peer_ms=peer_ms,
+    )

@@ -1,0 +1,54 @@
+"""Products of int8 activations with int4 or int8 weights, one matrix per expert or one in all.
+
+    quantize_rows(x_RD)                            -> Rows: integers in [-127, 127], a scale per row
+    integer_linear(rows, weight, dtype)            -> out_RF, rows times one matrix
+    integer_grouped(rows, weight, counts_E, dtype) -> out_RF, rows sorted by expert
+
+    out[r, f] = row_scale[r] * sum_g scale[f, g] * sum_{d in g} row[r, d] * weight[f, d]
+
+`Weight` holds the integers, two int4 to a byte, and float32 scales: one a row of the matrix, or one
+for each group of columns. Inner sums are integers, hence exact in any order: a row's result does
+not depend on its neighbours, and with one scale a row of the matrix both twins agree bit for bit
+in float32. With groups they agree to float32's rounding.
+
+`reference` is the definition, on any device. On a GPU, where a row's bytes allow it, Triton reads
+the packed weights as they are and multiplies in int8.
+R rows, D inputs, F outputs, E experts, G groups of columns, H bytes of a packed row.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import fused, reference
+from .reference import Rows, Weight, pack_halves, unpack_halves
+
+
+def quantize_rows(x_RD: Tensor) -> Rows:
+    if fused.rounds(x_RD):
+        return fused.quantize_rows(x_RD)
+    return reference.quantize_rows(x_RD)
+
+
+def integer_linear(rows: Rows, weight: Weight, dtype: torch.dtype) -> Tensor:
+    return integer_grouped(rows, weight.as_stack(), (rows.count,), dtype)
+
+
+def integer_grouped(
+    rows: Rows, weight: Weight, counts_E: Sequence[int] | Tensor, dtype: torch.dtype
+) -> Tensor:
+    if fused.suits(rows, weight):
+        return fused.integer_grouped(rows, weight, counts_E, dtype)
+    return reference.integer_grouped(rows, weight, counts_E, dtype)
+
+
+__all__ = [
+    "Rows",
+    "Weight",
+    "integer_grouped",
+    "integer_linear",
+    "pack_halves",
+    "quantize_rows",
+    "unpack_halves",
+]

@@ -1,0 +1,76 @@
+"""Integer products, and what the twin makes of them when Triton's interpreter runs it.
+
+TRITON_INTERPRET=1 python -m tests.kernels.w4a8_cases FILE
+"""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from paddock.kernels.w4a8_gemm import Rows, Weight, pack_halves
+
+
+@dataclass(frozen=True)
+class Product:
+    counts: tuple[int, ...]  # rows of each expert
+    inputs: int
+    outputs: int
+    bits: int = 4
+    group: int | None = None  # columns that share a scale; None: all of them
+
+    def inputs_of(self, device: str = "cpu") -> tuple[Rows, Weight]:
+        chance = torch.Generator().manual_seed(0)
+        R, E, limit = sum(self.counts), len(self.counts), 7 if self.bits == 4 else 127
+        row = torch.randint(-127, 128, (R, self.inputs), generator=chance).to(torch.int8)
+        rows = Rows(row.to(device), (torch.rand(R, generator=chance) + 0.1).to(device))
+        shape = (E, self.outputs, self.inputs)
+        integer = torch.randint(-limit - 1, limit + 1, shape, generator=chance).to(torch.int8)
+        groups = self.inputs // (self.group or self.inputs)
+        scale = torch.rand(E, self.outputs, groups, generator=chance) + 0.1
+        stored = pack_halves(integer) if self.bits == 4 else integer
+        return rows, Weight(stored.to(device), scale.to(device), packed=self.bits == 4)
+
+    def exact(self) -> torch.Tensor:
+        """In float64, one multiplication at a time."""
+        rows, weight = self.inputs_of()
+        scale = weight.scale_XFG.double().repeat_interleave(weight.group, -1)
+        matrix = weight.integer_XFD.double() * scale
+        x = rows.integer_RD.double() * rows.scale_R.double().unsqueeze(-1)
+        parts = x.split(self.counts)
+        return torch.cat([part @ one.T for part, one in zip(parts, matrix, strict=True)])
+
+
+CASES = {
+    "one matrix, int4": Product((5,), 64, 40),
+    "one matrix, int8": Product((19,), 96, 33, bits=8),
+    "one row": Product((1,), 128, 16),
+    "experts, some idle": Product((3, 0, 20, 1, 0), 64, 24),
+    "experts with many rows": Product((70, 150), 64, 130),
+    "columns shared by programs": Product((5, 0, 9), 1024, 24, bits=8),
+    "packed columns shared by programs": Product((3,), 2048, 24),
+    "groups shared by programs": Product((3, 2), 1024, 24, group=64),
+    "groups of 32": Product((4, 9), 128, 24, group=32),
+    "groups of int8": Product((4, 9), 128, 24, bits=8, group=64),
+    "a group over the middle": Product((6,), 192, 16, group=64),
+}
+
+ROWS = torch.cat(
+    (
+        torch.randn(5, 37, generator=torch.Generator().manual_seed(1)),
+        torch.zeros(1, 37),
+        torch.linspace(-127, 127, 37).mul(2).round().div(2).unsqueeze(0),  # halves
+    )
+)
+
+
+if __name__ == "__main__":
+    from paddock.kernels.w4a8_gemm import fused
+
+    found = {
+        name: fused.integer_grouped(*case.inputs_of(), case.counts, torch.float32)
+        for name, case in CASES.items()
+    }
+    rounded = fused.quantize_rows(ROWS)
+    found |= {"rounded": rounded.integer_RD, "scales": rounded.scale_R}
+    torch.save(found, sys.argv[1])
