@@ -5,6 +5,7 @@ import fcntl
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any, Self
 
 from paddock.journal.lines import Appender
@@ -15,9 +16,10 @@ LOCK = "journal.lock"
 
 
 class Journal:
-    """What happens in a run: numbers in metrics.jsonl, all else in events.jsonl.
+    """What happens in a run: numbers in metrics.jsonl, all else in events.jsonl; what is too
+    frequent for an event in further files, such as engine.jsonl.
 
-    Both only grow, and a run that resumes goes on in the same files. A folder has one writer at a
+    All only grow, and a run that resumes goes on in the same files. A folder has one writer at a
     time, so that two runs cannot share it by mistake; readers come and go (`follow`).
 
     Whatever was written outlives a killed process. A power cut loses no event, and metrics of
@@ -41,16 +43,19 @@ class Journal:
         clock: Callable[[], float] = time.time,
         sync_every_s: float = 5.0,
     ) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(Path(folder) / LOCK)
         self._clock = clock
         self._sync_every_s = sync_every_s
         self._synced_at = clock()
         self._metrics = Appender(Path(folder) / METRICS)
         self._events = Appender(Path(folder) / EVENTS)
+        self._rows: dict[str, Appender] = {}
+        self._door = Lock()  # rows come from several threads
+        self._closed = False
         for file in (self._metrics, self._events):
-            if file.torn_bytes:
-                self.event("repaired", file=file.path.name, torn_bytes=file.torn_bytes)
+            self._tell_repair(file)
 
     def metric(self, step: int, **values: float) -> None:
         """Numbers of one step. Those that are not finite are written as text, such as "NaN"."""
@@ -60,14 +65,32 @@ class Journal:
             self._metrics.sync()
             self._synced_at = now
 
+    def row(self, name: str, **fields: Any) -> None:
+        """A line of `name`.jsonl, which is made when it is first written to. It outlives a killed
+        process, not a power cut. What comes after the end is dropped: an attempt that is broken
+        off may outlive its run."""
+        with self._door:
+            if self._closed:
+                return
+            if name not in self._rows:
+                self._rows[name] = Appender(self._folder / f"{name}.jsonl")
+                self._tell_repair(self._rows[name])
+            self._rows[name].append(_stamped(self._clock(), fields))
+
     def event(self, kind: str, **fields: Any) -> None:
         """Something that happened, on disk when this returns."""
         self._events.append(_stamped(self._clock(), {"kind": kind, **fields}))
         self._events.sync()
 
+    def _tell_repair(self, file: Appender) -> None:
+        if file.torn_bytes:
+            self.event("repaired", file=file.path.name, torn_bytes=file.torn_bytes)
+
     def close(self) -> None:
-        for file in (self._metrics, self._events):
-            file.close()
+        with self._door:
+            self._closed = True
+            for file in (self._metrics, self._events, *self._rows.values()):
+                file.close()
         self._lock.close()
 
     def __enter__(self) -> Self:

@@ -1,5 +1,6 @@
 """The nouns that travel between rooms: plain, frozen, checked at birth.
 
+dialogue.py    a conversation to learn from
 message.py     what people, models and tools say to each other
 parameter.py   what a model says about a parameter, for optimizers that know no model
 sample.py      one trainable token sequence
@@ -9,6 +10,7 @@ trajectory.py  one attempt at a task, token by token
 wire.py        records as JSON values and back
 """
 
+from paddock.records.dialogue import Dialogue, ThinkingMode, Untrained
 from paddock.records.message import Message, Role, ToolCall, ToolSpec
 from paddock.records.parameter import NamedParameter, ParameterKind, ParameterRole, Split
 from paddock.records.sample import Sample
@@ -21,6 +23,7 @@ __all__ = [
     "Bias",
     "Budget",
     "Completion",
+    "Dialogue",
     "Failure",
     "FailureKind",
     "Finish",
@@ -38,10 +41,12 @@ __all__ = [
     "Segment",
     "Split",
     "Task",
+    "ThinkingMode",
     "ToolCall",
     "ToolSpec",
     "Trajectory",
     "Turn",
+    "Untrained",
     "Verdict",
     "WireError",
     "decode",

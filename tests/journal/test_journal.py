@@ -101,3 +101,11 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
     with Journal(tmp_path), pytest.raises(BlockingIOError, match="another writer has this run"):
         Journal(tmp_path)
     Journal(tmp_path).close()
+
+
+def test_a_row_that_comes_after_the_end_is_dropped(tmp_path):
+    journal = Journal(tmp_path)
+    journal.row("rollouts", id=1)
+    journal.close()
+    journal.row("rollouts", id=2)
+    assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 1

@@ -1,0 +1,62 @@
+"""A process that writes a ledger until it is killed.
+
+    python -m tests.journal.ledger_writer LEDGER WITNESS
+
+Every move is told to the witness once the ledger has it. Groups are trained four at a time.
+"""
+
+import os
+import sys
+from random import Random
+
+from paddock.journal import Entry, Ledger
+from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
+
+
+def attempt(entry, member, rng):
+    ids = tuple(rng.randrange(1000) for _ in range(rng.randint(1, 400)))
+    completion = Completion(
+        token_ids=ids, logprobs=(-0.5,) * len(ids), versions=(Segment(0, len(ids)),), finish="stop"
+    )
+    failed = rng.random() < 0.3
+    return Trajectory(
+        task_id=f"{entry.task}/{entry.number}",
+        group_id=f"g{entry.ordinal}",
+        session_id=f"s{entry.ordinal}-{member}",
+        turns=(Turn(added_ids=(1,), completion=completion),),
+        outcome=Failure(kind="world", where="start", what="planted")
+        if failed
+        else Verdict(reward=1.0),
+    )
+
+
+def main(path, witness):
+    ledger = Ledger(path)
+    told = os.open(witness, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    tell = lambda *words: os.write(told, (" ".join(map(str, words)) + "\n").encode())  # noqa: E731
+    entries = ledger.entries()
+    rng = Random(len(entries))
+    numbers = {task: sum(e.task == task for e in entries) for task in ("a", "b")}
+    update = len(ledger.batches())
+    tell("alive")
+    for ordinal in range(len(entries), 1_000_000):
+        task = rng.choice(["a", "b"])
+        entry = Entry(ordinal=ordinal, task=task, number=numbers[task], size=2, issued=update)
+        numbers[task] += 1
+        ledger.issue([entry])
+        tell("issued", ordinal)
+        for member in range(2):
+            ledger.attempt(ordinal, member, [attempt(entry, member, rng)])
+            tell("attempt", ordinal, member)
+        status = rng.choice(["finished", "finished", "filtered", "failed"])
+        ledger.end(ordinal, status, "" if status == "finished" else "planted")
+        tell(status, ordinal)
+        finished = [e.ordinal for e in ledger.entries("finished")][:4]
+        if len(finished) == 4:
+            ledger.train(update, update + 1, finished)
+            tell("trained", update, *finished)
+            update += 1
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,237 @@
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import paddock
+from paddock.journal import Entry, Ledger, LedgerError, Shares
+from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
+
+
+def entry(ordinal, *, task="sums", number=None, size=2, issued=0):
+    number = ordinal if number is None else number
+    return Entry(ordinal=ordinal, task=task, number=number, size=size, issued=issued)
+
+
+def attempt(ordinal, member, *versions, outcome=None):
+    completion = Completion(
+        token_ids=tuple(range(len(versions))),
+        logprobs=(-0.25,) * len(versions),
+        versions=tuple(Segment(version, 1) for version in versions),
+        finish="stop",
+    )
+    trajectory = Trajectory(
+        task_id="sums/0",
+        group_id=f"g{ordinal}",
+        session_id=f"s{ordinal}-{member}",
+        turns=(Turn(added_ids=(5,), completion=completion),),
+        outcome=outcome or Verdict(reward=1.0),
+    )
+    return (trajectory,)
+
+
+def finished(ledger, ordinal, *versions, issued=0):
+    """A group of two attempts, by these versions."""
+    ledger.issue([entry(ordinal, issued=issued)])
+    for member in range(2):
+        ledger.attempt(ordinal, member, attempt(ordinal, member, *versions))
+    ledger.end(ordinal, "finished")
+
+
+def statuses(ledger):
+    return {e.ordinal: e.status for e in ledger.entries()}
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as found:
+        yield found
+
+
+def test_a_group_ends_once(ledger):
+    finished(ledger, 0, 0)
+    ledger.train(0, 1, [0])
+    for status in ("finished", "filtered", "failed"):
+        with pytest.raises(LedgerError, match=f"group 0 is not in flight.* become {status}"):
+            ledger.end(0, status, "why")
+    with pytest.raises(LedgerError, match="group 0 is not finished: it cannot be trained"):
+        ledger.train(1, 2, [0])
+    assert statuses(ledger) == {0: "trained"}
+
+
+def test_a_batch_is_trained_whole_or_not_at_all(ledger):
+    finished(ledger, 0, 0)
+    ledger.issue([entry(1)])
+    with pytest.raises(LedgerError, match="group 1 is not finished"):
+        ledger.train(0, 1, [0, 1])
+    assert statuses(ledger) == {0: "finished", 1: "in flight"}
+    assert ledger.batches() == []
+
+
+def test_an_ending_without_a_reason_is_refused(ledger):
+    ledger.issue([entry(0)])
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.end(0, "failed")
+
+
+def test_a_number_is_given_once(ledger):
+    ledger.issue([entry(0, number=3)])
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.issue([entry(1, number=4), entry(2, number=3)])
+    assert [e.number for e in ledger.entries()] == [3]
+
+
+def test_a_lost_group_shows_in_the_balance(ledger, tmp_path):
+    for ordinal in range(4):
+        ledger.issue([entry(ordinal)])
+    assert ledger.balance().holds
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as other:
+        other.execute("DELETE FROM groups WHERE ordinal = 2")
+    assert not ledger.balance().holds
+
+
+def test_attempts_come_back_as_they_were(ledger):
+    ledger.issue([entry(0)])
+    failure = Failure(kind="grader", where="grade", what="no such file")
+    whole, broken = attempt(0, 0, 3, 3, 4), attempt(0, 1, 3, outcome=failure)
+    ledger.attempt(0, 1, broken)
+    ledger.attempt(0, 0, whole)
+    assert ledger.attempts(0) == {0: whole, 1: broken}
+    assert ledger.failures() == {("sums", "grader", "grade"): 1}
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.attempt(0, 0, whole)
+
+
+def test_back_to_a_checkpoint_what_was_trained_later_is_finished_again(ledger):
+    for ordinal, version in enumerate((0, 0, 1, 2)):
+        finished(ledger, ordinal, version, issued=version)
+        ledger.train(ordinal, ordinal + 1, [ordinal])
+    ledger.rewind(2, whole=False)
+    assert statuses(ledger) == {0: "trained", 1: "trained", 2: "finished", 3: "finished"}
+    assert [update for update, _, _ in ledger.batches()] == [0, 1]
+    ledger.train(2, 3, [3])
+
+
+def test_what_lost_weights_sampled_is_made_again(ledger):
+    """Weights after update 2 are lost: version 3 will be another."""
+    finished(ledger, 0, 1, 2)
+    ledger.issue([entry(1)])
+    ledger.attempt(1, 0, attempt(1, 0, 2))
+    ledger.attempt(1, 1, attempt(1, 1, 2, 3))
+    ledger.end(1, "finished")
+    ledger.issue([entry(2)])
+    ledger.attempt(2, 0, attempt(2, 0, 3))
+    ledger.issue([entry(3)])
+    ledger.attempt(3, 0, attempt(3, 0, 3))
+    ledger.end(3, "failed", "it was bad")
+    for update, groups in enumerate([[0], [], [], [1]]):
+        ledger.train(update, update + 1, groups)
+    ledger.rewind(2, whole=False)
+    assert statuses(ledger) == {0: "trained", 1: "in flight", 2: "in flight", 3: "failed"}
+    assert list(ledger.attempts(1)) == [0]
+    assert list(ledger.attempts(2)) == []
+
+
+def test_a_whole_rewind_leaves_nothing_of_what_came_after(ledger):
+    finished(ledger, 0, 0, issued=0)
+    finished(ledger, 1, 0, issued=0)
+    ledger.train(0, 1, [0])
+    ledger.share(Shares(since=1, weights={"sums": 0.0}, why="ill", asked=False), now=0)
+    finished(ledger, 2, 1, issued=1)
+    ledger.issue([entry(3, issued=1)])
+    ledger.end(3, "failed", "it was bad")
+    ledger.share(Shares(since=2, weights={"sums": 1.0}, why="well again", asked=False), now=1)
+    ledger.share(Shares(since=2, weights={"sums": 3.0}, why="asked", asked=True), now=1)
+    ledger.train(1, 2, [1])
+    ledger.rewind(1, whole=True)
+    assert statuses(ledger) == {0: "trained", 1: "finished"}
+    assert [row.why for row in ledger.shares()] == ["ill", "asked"]
+    assert ledger.balance().holds
+
+
+def test_checkpoints_are_known_until_they_are_taken_back(ledger):
+    for update in range(3):
+        ledger.train(update, update + 1, [])
+        ledger.checkpoint(update + 1, f"step-{update + 1}")
+    assert ledger.checkpoints() == {1: "step-1", 2: "step-2", 3: "step-3"}
+    ledger.rewind(2, whole=False)
+    assert ledger.checkpoints() == {1: "step-1", 2: "step-2"}
+
+
+def test_tokens_can_be_forgotten_and_how_it_ended_not(ledger):
+    for ordinal in range(2):
+        finished(ledger, ordinal, 0)
+        ledger.train(ordinal, ordinal + 1, [ordinal])
+    ledger.forget(1)
+    with pytest.raises(LedgerError, match="tokens of group 0 were dropped"):
+        ledger.attempts(0)
+    assert len(ledger.attempts(1)) == 2
+    assert ledger.balance().trained == 2
+
+
+def test_a_ledger_of_another_format_is_refused(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        ledger.note("format", 99)
+    with pytest.raises(LedgerError, match="has format 99, this reads format 1"):
+        Ledger(path)
+
+
+def test_others_can_read_meanwhile(ledger, tmp_path):
+    finished(ledger, 0, 0)
+    with ledger.together():
+        ledger.issue([entry(1)])
+        with Ledger(tmp_path / "ledger.sqlite") as reader:
+            assert reader.balance().issued == 1
+    with Ledger(tmp_path / "ledger.sqlite") as reader:
+        assert reader.balance().issued == 2
+
+
+def kill_after(delay_s, path, witness):
+    """Let the writer live so long, then kill -9 it."""
+    command = [sys.executable, "-m", "tests.journal.ledger_writer", path, witness]
+    before = witness.stat().st_size if witness.exists() else 0
+    writer = subprocess.Popen(command, cwd=Path(paddock.__file__).parents[1])
+    deadline = time.monotonic() + 60
+    while not witness.exists() or witness.stat().st_size == before:
+        assert writer.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    time.sleep(delay_s)
+    writer.kill()
+    writer.wait()
+
+
+def test_a_killed_writer_has_written_every_move_it_made_and_no_half_one(tmp_path):
+    path, witness = tmp_path / "ledger.sqlite", tmp_path / "witness"
+    rng = Random(7)
+    for _ in range(5):
+        kill_after(rng.uniform(0.02, 0.25), path, witness)
+        check(path, [line.split() for line in witness.read_text().splitlines()])
+
+
+def check(path, lines):
+    with Ledger(path) as ledger:
+        assert ledger.balance().holds
+        entries = {e.ordinal: e for e in ledger.entries()}
+        told = {word: [line for line in lines if line[0] == word] for word in MOVES}
+        issued = {int(line[1]) for line in told["issued"]}
+        assert issued <= entries.keys() and len(entries.keys() - issued) <= 5  # one a death
+        for word in ("filtered", "failed"):
+            assert all(entries[int(line[1])].status == word for line in told[word])
+        for line in told["attempt"]:
+            assert int(line[2]) in ledger.packed(int(line[1]))
+        batches = ledger.batches()
+        assert [update for update, _, _ in batches] == list(range(len(batches)))
+        assert all(len(groups) == 4 for _, _, groups in batches)
+        for line in told["trained"]:
+            found = {e.ordinal for e in batches[int(line[1])][2]}
+            assert found == set(map(int, line[2:]))
+        trained = [e.ordinal for _, _, groups in batches for e in groups]
+        assert len(trained) == len(set(trained)) and len(trained) > 0
+
+
+MOVES = ("issued", "attempt", "finished", "filtered", "failed", "trained")
