@@ -1,18 +1,22 @@
 """Documents from anywhere into packed batches of tokens: given a seed, the same ones every time.
 
-corpus.py       sources of documents: folders, JSONL, Parquet, datasets, Python's own files
-reasoning.py    generated reasoning text, with an eighth of all problems held out
-longcontext.py  generated long documents with questions about them
-prepare/        cleaning, copies, quality, fill-in-the-middle; sources into shards
-shards.py       tokenized documents on disk
-chance.py       random numbers and orders that are computed, not drawn
-mixture.py      which document comes next
-packing.py      documents into rows
-stream.py       batches for one rank of many
-resume.py       where a stream stands
-vocabulary.py   the tokenizer a corpus is cut up with
+corpus.py         sources of documents: folders, JSONL, Parquet, datasets, Python's own files
+dialogue.py       dialogues as JSON lines, in OpenAI's shape and ShareGPT's
+conversations.py  sources of dialogues: files, and worlds that show how it is done
+lesson.py         dialogues as rows of tokens that know whether they are learnt
+reasoning.py      generated reasoning text, with an eighth of all problems held out
+longcontext.py    generated long documents with questions about them
+prepare/          cleaning, copies, quality, fill-in-the-middle; sources into shards
+shards.py         tokenized documents on disk
+chance.py         random numbers and orders that are computed, not drawn
+mixture.py        which document comes next
+packing.py        documents into rows
+stream.py         batches for one rank of many
+resume.py         where a stream stands
+vocabulary.py     the tokenizer a corpus is cut up with
 """
 
+from paddock.data.conversations import DemonstrationSource, DialogueSource
 from paddock.data.corpus import (
     DataError,
     Document,
@@ -23,6 +27,8 @@ from paddock.data.corpus import (
     PythonSource,
     Reading,
 )
+from paddock.data.dialogue import dialogue_from, dialogue_json, message_json, read_dialogues
+from paddock.data.lesson import Lesson, lessons
 from paddock.data.longcontext import LongContextSource, LongTask
 from paddock.data.mixture import MixtureSettings
 from paddock.data.prepare import CorpusSettings, Quality, corpus_key, prepare
@@ -37,11 +43,14 @@ __all__ = [
     "Corpus",
     "CorpusSettings",
     "DataError",
+    "DemonstrationSource",
+    "DialogueSource",
     "Document",
     "Documents",
     "FolderSource",
     "HubSource",
     "JsonlSource",
+    "Lesson",
     "LongContextSource",
     "LongTask",
     "Manifest",
@@ -56,7 +65,12 @@ __all__ = [
     "Tokenizer",
     "TokenizerSettings",
     "corpus_key",
+    "dialogue_from",
+    "dialogue_json",
+    "lessons",
+    "message_json",
     "once",
     "open_tokenizer",
     "prepare",
+    "read_dialogues",
 ]

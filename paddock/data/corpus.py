@@ -10,6 +10,7 @@ import os
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -97,8 +98,8 @@ class JsonlSource(SourceSettings):
     holds: Kind = "text"
 
     def documents(self, reading: Reading) -> Iterator[Document]:
-        for file in _files(self, self.path, (".jsonl", ".jsonl.gz")):
-            with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        for file in files_of(self, self.path, (".jsonl", ".jsonl.gz")):
+            with opened(file) as lines:
                 for number, line in enumerate(_whole_lines(lines, reading.drops), 1):
                     text = _field(line, self.field, reading.drops)
                     if text is not None:
@@ -116,7 +117,7 @@ class ParquetSource(SourceSettings):
 
     def documents(self, reading: Reading) -> Iterator[Document]:
         parquet, arrow = _extra("pyarrow.parquet"), _extra("pyarrow")
-        for file in _files(self, self.path, (".parquet",)):
+        for file in files_of(self, self.path, (".parquet",)):
             try:
                 table = parquet.ParquetFile(file)
             except (arrow.ArrowInvalid, OSError) as error:
@@ -201,7 +202,13 @@ def read_text(file: Path, drops: Drops) -> str | None:
         return None
 
 
-def _files(source: SourceSettings, path: str, suffixes: tuple[str, ...]) -> list[Path]:
+def opened(file: Path) -> AbstractContextManager[Iterable[bytes]]:
+    """The lines of a file, packed (.gz) or not."""
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+
+
+def files_of(source: SourceSettings, path: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """A file, or every file below a folder that ends in one of the suffixes."""
     here = Path(path)
     files = sorted(here.rglob("*")) if here.is_dir() else [here]
     if not here.exists():

@@ -23,7 +23,8 @@ from pydantic import Field
 
 from paddock.data.chance import key
 from paddock.data.corpus import DataError, Document, FileSource, Reading, SourceSettings
-from paddock.data.reasoning import KEYS, ORDINALS, VALUES, ReasoningSource, is_held_out
+from paddock.data.reasoning import ReasoningSource
+from paddock.envs.nano.language import KEYS, ORDINALS, VALUES, is_held_out
 
 _WORDS_A_CHUNK = 48
 _FEATURES = 1024

@@ -1,15 +1,16 @@
 """Tokenized documents on disk: numbered pairs of files, memory-mapped, and a manifest.
 
 NAME.bin holds the tokens of a shard's documents one after another, little-endian, two or four
-bytes each; NAME.idx where each document begins, and the end, as 64-bit numbers. What a manifest
-says is checked when a corpus is opened, what a token may be when it is read.
+bytes each; NAME.idx where each document begins, and the end, as 64-bit numbers. Rows of dialogues
+also have NAME.trn, a byte a token: whether it is learnt, and NAME.wgt, how much each row counts.
+What a manifest says is checked when a corpus is opened, what a token may be when it is read.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, Literal
+from typing import Annotated, Any, BinaryIO, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ class Shard(_Entry):
     name: str  # of its files, without their endings
     documents: Count
     tokens: Count
+    lessons: bool = False  # with .trn and .wgt
 
 
 class SourceEntry(_Entry):
@@ -68,14 +70,22 @@ class ShardWriter:
         self._dtype, self._shard_tokens = dtype, shard_tokens
         self._done: list[Shard] = []
         self._file: BinaryIO | None = None
+        self._trained, self._weights = bytearray(), list[float]()
         self._offsets = [0]
 
-    def add(self, ids: Sequence[int]) -> None:
+    def add(
+        self, ids: Sequence[int], trained: Sequence[bool] | None = None, weight: float = 1.0
+    ) -> None:
+        """A document; with `trained` a row of a dialogue, as all of a writer's must then be."""
         if self._file is None:
             self._file = (self._folder / f"{self._name}.bin").open("wb")
         assert ids, "a document without tokens"
         self._file.write(np.asarray(ids, self._dtype).tobytes())
         self._offsets.append(self._offsets[-1] + len(ids))
+        if trained is not None:
+            assert len(trained) == len(ids), (len(trained), len(ids))
+            self._trained += bytes(trained)
+            self._weights.append(weight)
         if self._offsets[-1] >= self._shard_tokens:
             self._finish_shard()
 
@@ -92,9 +102,16 @@ class ShardWriter:
             return
         self._file.close()
         (self._folder / f"{self._name}.idx").write_bytes(np.array(self._offsets, "<u8").tobytes())
-        documents, tokens = len(self._offsets) - 1, self._offsets[-1]
-        self._done.append(Shard(name=self._name, documents=documents, tokens=tokens))
+        documents, tokens, lessons = len(self._offsets) - 1, self._offsets[-1], bool(self._weights)
+        if lessons:
+            (self._folder / f"{self._name}.trn").write_bytes(self._trained)
+            (self._folder / f"{self._name}.wgt").write_bytes(
+                np.array(self._weights, "<f4").tobytes()
+            )
+        shard = Shard(name=self._name, documents=documents, tokens=tokens, lessons=lessons)
+        self._done.append(shard)
         self._file, self._offsets = None, [0]
+        self._trained, self._weights = bytearray(), []
 
 
 class Documents:
@@ -108,6 +125,18 @@ class Documents:
         ]
         self._offsets = [
             _mapped(folder / f"{shard.name}.idx", np.dtype("<u8"), shard.documents + 1)
+            for shard in shards
+        ]
+        self._trained = [
+            _mapped(folder / f"{shard.name}.trn", np.dtype("u1"), shard.tokens)
+            if shard.lessons
+            else None
+            for shard in shards
+        ]
+        self._weights = [
+            _mapped(folder / f"{shard.name}.wgt", np.dtype("<f4"), shard.documents)
+            if shard.lessons
+            else None
             for shard in shards
         ]
         for shard, offsets in zip(shards, self._offsets, strict=True):
@@ -135,6 +164,21 @@ class Documents:
                 f"ends at {self._manifest.vocab_size}; {_AGAIN}"
             )
         return found
+
+    def trained(self, number: int, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which of those tokens are learnt: of a text, all."""
+        shard, i = self._find(number)
+        found = self._trained[shard]
+        if found is None:
+            return np.ones(stop - start, np.bool_)
+        begin = int(self._offsets[shard][i])
+        return found[begin + start : begin + stop].astype(np.bool_)
+
+    def weight(self, number: int) -> float:
+        """How much each token of a document counts."""
+        shard, i = self._find(number)
+        found = self._weights[shard]
+        return 1.0 if found is None else float(found[i])
 
     def mean_length(self, *, at_most: int | None = None) -> float:
         """Tokens a document, where those beyond `at_most` are not counted."""
@@ -183,7 +227,7 @@ def _manifest(file: Path) -> Manifest:
         raise DataError(f"{file} is not a manifest of format {FORMAT}: {error}") from None
 
 
-def _mapped(file: Path, dtype: np.dtype[np.unsignedinteger], count: int) -> NDArray:
+def _mapped(file: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     try:
         size = file.stat().st_size
     except OSError as error:

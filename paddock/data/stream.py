@@ -25,6 +25,7 @@ class StreamSettings(Settings):
     context: Annotated[int, Field(gt=1)] = 4096
     batch_tokens: Annotated[int, Field(gt=0)] = 65536  # over all ranks
     lookahead: Annotated[float, Field(ge=0)] = 1.0  # batches more that best_fit chooses from
+    whole: bool = False  # what is longer than a row is left out, not cut: half a dialogue misleads
     mixture: MixtureSettings = MixtureSettings()
     seed: int = 0
 
@@ -45,6 +46,7 @@ class Batch:
     lengths: tuple[int, ...]  # of the spans, T in all
     sources: tuple[str, ...]  # of the spans
     targets: int  # trained tokens of all ranks: the denominator of a mean
+    weight_T: NDArray[np.float32] | None = None  # of each target in the loss; None: all the same
 
     def tokens_by_source(self) -> Counter[str]:
         counts: Counter[str] = Counter()
@@ -70,14 +72,14 @@ class Stream:
         at_most = settings.context if settings.mode == "rows" else None
         self._mixture = Mixture(documents, settings.mixture, seed=settings.seed, at_most=at_most)
         self._waiting: list[Piece] = []
-        self.counts = Counter(batches=0, tokens=0, cut_tokens=0, split_documents=0)
+        self.counts = Counter(batches=0, tokens=0, cut_tokens=0, split_documents=0, left_out=0)
 
     def next(self, *, progress: float = 0.0, tokens: int | None = None) -> Batch:
         """The next batch. `progress` of the run, 0 to 1, chooses the weights of the mixture;
         `tokens` is for runs whose batches grow."""
         shape = self._shape(tokens or self._settings.batch_tokens)
         pack = PACKERS[self._settings.mode]
-        packed = pack(lambda: self._mixture.draw(progress), self._waiting, shape)
+        packed = pack(lambda: self._draw(progress), self._waiting, shape)
         self._waiting = packed.waiting
         pieces = [piece for row in packed.rows for piece in row]
         self.counts.update(
@@ -87,7 +89,17 @@ class Stream:
             split_documents=packed.split_documents,
         )
         mine = share(packed.rows, rank=self._rank, world=self._world)
-        return _batch(self._documents, mine, targets=sum(len(p) - 1 for p in pieces))
+        return _batch(self._documents, mine, targets=_targets(self._documents, pieces))
+
+    def _draw(self, progress: float) -> Piece:
+        if not self._settings.whole:
+            return self._mixture.draw(progress)
+        for _ in range(2 * sum(self._mixture.sizes().values())):
+            piece = self._mixture.draw(progress)
+            if len(piece) <= self._settings.context:
+                return piece
+            self.counts["left_out"] += 1
+        raise DataError(f"no document is as short as a row of {self._settings.context} tokens")
 
     def epochs(self) -> dict[str, float]:
         """How often each source was gone through."""
@@ -154,10 +166,13 @@ def _batch(
     lengths = tuple(map(len, pieces))
     token_T = np.empty(sum(lengths), np.int32)
     trained_T = np.ones(len(token_T), np.bool_)
+    weight_T = np.ones(len(token_T), np.float32)
     start = 0
     for piece in pieces:
-        found = documents[piece.source].ids(piece.document, piece.start, piece.stop)
-        token_T[start : start + len(piece)] = found
+        found, place = documents[piece.source], slice(start, start + len(piece))
+        token_T[place] = found.ids(piece.document, piece.start, piece.stop)
+        trained_T[place] = found.trained(piece.document, piece.start, piece.stop)
+        weight_T[place] = found.weight(piece.document)
         trained_T[start] = False
         start += len(piece)
     return Batch(
@@ -166,6 +181,14 @@ def _batch(
         lengths=lengths,
         sources=tuple(piece.source for piece in pieces),
         targets=int(trained_T.sum()) if targets is None else targets,
+        weight_T=None if (weight_T == 1).all() else weight_T,
+    )
+
+
+def _targets(documents: Mapping[str, Documents], pieces: list[Piece]) -> int:
+    """How many tokens of these are learnt."""
+    return sum(
+        int(documents[p.source].trained(p.document, p.start + 1, p.stop).sum()) for p in pieces
     )
 
 

@@ -9,9 +9,9 @@ from pydantic import PositiveInt
 
 from paddock.config import Settings
 from paddock.data.corpus import Reading
-from paddock.data.prepare import CorpusSettings
+from paddock.data.prepare import CorpusSettings, Source
 from paddock.data.prepare.clean import clean
-from paddock.text import Tokenizer, train
+from paddock.text import Template, Tokenizer, Version, train, with_chat_template
 
 
 class TokenizerSettings(Settings):
@@ -21,6 +21,7 @@ class TokenizerSettings(Settings):
     vocab: PositiveInt = 32_768
     splitting: Literal["bytes", "words"] = "bytes"
     documents: PositiveInt = 20_000  # of each source, to train on
+    also: tuple[Source, ...] = ()  # read for the tokenizer alone: words that later stages bring
 
 
 def open_tokenizer(
@@ -44,20 +45,30 @@ def open_tokenizer(
     else:
         say(f"training a tokenizer of up to {settings.vocab:,} tokens")
         tokenizer = train(
-            _texts(corpus, settings.documents), vocab=settings.vocab, splitting=settings.splitting
+            _texts(corpus, settings), vocab=settings.vocab, splitting=settings.splitting
         )
+    if corpus.has_dialogues:
+        tokenizer = with_own_template(tokenizer, corpus.template)
     tokenizer.save(own)
     return tokenizer
 
 
-def _texts(corpus: CorpusSettings, documents: int) -> Iterator[str]:
+def with_own_template(tokenizer: Tokenizer, version: Version | None) -> Tokenizer:
+    """The tokenizer with the chat template that its dialogues are read with among its files, so
+    that whoever serves the network reads them the same way."""
+    if version is None and Template.of(tokenizer) is not None:
+        return tokenizer
+    return with_chat_template(tokenizer, version or "5")
+
+
+def _texts(corpus: CorpusSettings, settings: TokenizerSettings) -> Iterator[str]:
     """The head of every source, cleaned. Long documents are made of the others: they add nothing
     but time."""
     reading = Reading(count_tokens=len)
-    for source in corpus.sources:
+    for source in (*corpus.sources, *settings.also):
         if source.kind == "longcontext":
             continue
-        for document in islice(source.documents(reading), documents):
+        for document in islice(source.documents(reading), settings.documents):
             if source.generated:
                 yield document.text
             elif (text := clean(document.text, corpus.clean, reading.drops)) is not None:

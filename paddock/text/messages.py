@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from paddock.records import Message, Role, ToolCall, ToolSpec
@@ -16,6 +17,7 @@ _ROLES: dict[str, Role] = {
     "function": "tool",
 }
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_SHORT = 1024  # characters of arguments that are worth remembering
 
 
 class MessageError(ValueError):
@@ -125,14 +127,21 @@ def _calls(entry: Mapping[str, Any], i: int) -> Iterator[ToolCall]:
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise MessageError(f"{here}: a call without the name of a function")
+        arguments = function.get("arguments")
+        short = isinstance(arguments, str) and len(arguments) <= _SHORT
         try:
-            yield ToolCall(
-                id=str(call.get("id") or f"call_{i}_{j}"),
-                name=mended(function["name"]),
-                arguments=arguments_from(function.get("arguments")),
-            )
+            made = _known_call if short else _call
+            yield made(str(call.get("id") or f"call_{i}_{j}"), function["name"], arguments)
         except ValueError as error:
             raise MessageError(f"{here}.{error}") from None
+
+
+def _call(id: str, name: str, arguments: object) -> ToolCall:
+    return ToolCall(id=id, name=mended(name), arguments=arguments_from(arguments))
+
+
+# Agents send their whole history with every turn: most calls were read before.
+_known_call = lru_cache(maxsize=8192)(_call)
 
 
 def _text(content: object, path: str, *, any_json: bool = False) -> str:

@@ -103,8 +103,7 @@ class Parser:
         self._begin(prompt)
 
     def feed(self, token_ids: Iterable[int]) -> list[Event]:
-        for token_id in token_ids:
-            self._read(token_id)
+        self._read(token_ids)
         events, self._events = self._events, []
         return _joined(events)
 
@@ -143,21 +142,31 @@ class Parser:
         if marker is Special.THINK_OPEN:
             self._state = _State.REASONING
         elif marker is Special.TOOL_CALL_OPEN:
-            for token_id in prompt[at:]:
-                self._read(token_id)
+            self._read(prompt[at:])
 
-    def _read(self, token_id: int) -> None:
-        marker = self._markers.get(token_id)
-        known = 0 <= token_id < self._tokenizer.vocab_size
-        if marker is None and (not known or self._tokenizer.is_silent(token_id)):
+    def _read(self, token_ids: Iterable[int]) -> None:
+        """Markers one by one, the tokens between two of them all at once."""
+        vocab, silent = self._tokenizer.vocab_size, self._tokenizer.is_silent
+        text: list[int] = []
+        for token_id in token_ids:
+            marker = self._markers.get(token_id)
+            if marker is not None:
+                self._read_text(text)
+                text = []
+                if self._state is _State.REASONING and marker is not Special.TOOL_CALL_OPEN:
+                    self._thought_tokens += 1
+                self._said(self._text.flush())
+                self._marked(marker)
+            elif 0 <= token_id < vocab and not silent(token_id):
+                text.append(token_id)
+        self._read_text(text)
+
+    def _read_text(self, token_ids: Sequence[int]) -> None:
+        if not token_ids:
             return
-        if self._state is _State.REASONING and marker is not Special.TOOL_CALL_OPEN:
-            self._thought_tokens += 1
-        if marker is None:
-            self._said(self._text.push(token_id))
-        else:
-            self._said(self._text.flush())
-            self._marked(marker)
+        if self._state is _State.REASONING:
+            self._thought_tokens += len(token_ids)
+        self._said(self._text.push_all(token_ids))
 
     def _said(self, text: str) -> None:
         """Text in the present state."""

@@ -186,7 +186,11 @@ class Detokenizer:
         self._said = 0  # characters of the pending tokens
 
     def push(self, token_id: int) -> str:
-        self._pending.append(token_id)
+        return self.push_all((token_id,))
+
+    def push_all(self, token_ids: Iterable[int]) -> str:
+        """The same for several tokens, at the price of one."""
+        self._pending += token_ids
         text = self._pending_text()
         whole = text.rstrip("\ufffd")  # what more bytes may still turn into a character
         new, self._said = whole[self._said :], max(self._said, len(whole))

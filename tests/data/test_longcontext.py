@@ -20,7 +20,7 @@ from paddock.data.longcontext import (
     needles,
     repository,
 )
-from paddock.data.reasoning import KEYS, is_held_out
+from paddock.envs.nano.language import KEYS, is_held_out
 
 PLAIN = WORDINGS["plain"]
 NEEDLE = {

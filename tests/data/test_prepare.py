@@ -18,7 +18,7 @@ from paddock.data import (
     prepare,
 )
 from paddock.data.prepare.fim import Fim
-from paddock.data.reasoning import is_held_out
+from paddock.envs.nano.language import is_held_out
 from paddock.text import Special, train
 from tests.data.tiny import byte_tokenizer
 

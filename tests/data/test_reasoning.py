@@ -6,18 +6,14 @@ import pytest
 from pydantic import ValidationError
 
 from paddock.data import Reading, ReasoningSource
-from paddock.data.reasoning import (
+from paddock.data.reasoning import chains, facts, knowledge, lookups, records
+from paddock.envs.nano.language import (
     COLOUR_OF,
     COLOURS,
     KEYS,
     OPERATIONS,
     VALUES,
-    chains,
-    facts,
     is_held_out,
-    knowledge,
-    lookups,
-    records,
 )
 
 PAIR = re.compile(r"look (\w+) \. is (see \w+|\d) , end (see \w+|\d) \. (\w+) (see \w+|\d)")

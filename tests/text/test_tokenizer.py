@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.data.reasoning import COLOURS, KEYS, NOUNS, chains, facts, knowledge, records
+from paddock.data.reasoning import chains, facts, knowledge, records
+from paddock.envs.nano.language import COLOURS, KEYS, NOUNS
 from paddock.text import Detokenizer, Special, Tokenizer, TokenizerError, train
 from tests.data.tiny import PROSE, byte_tokenizer
 
@@ -97,6 +98,23 @@ def test_growing_text_is_the_decoded_text(ids, skip):
     tokenizer = byte_tokenizer()
     text = "".join(grown(tokenizer, ids, skip_special=skip))
     assert text == tokenizer.decode(ids, skip_special=skip)
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
+@given(st.text(), st.integers(1, 40))
+def test_growing_by_several_tokens_at_once_is_the_same(tokenizer, text, size):
+    ids = tokenizer.encode(text * 8, specials=False)
+    detokenizer = Detokenizer(tokenizer)
+    bits = [detokenizer.push_all(ids[i : i + size]) for i in range(0, len(ids), size)]
+    assert "".join([*bits, detokenizer.flush()]) == tokenizer.decode(ids)
+
+
+@given(st.lists(st.lists(st.integers(0, byte_tokenizer().vocab_size - 1), max_size=40)))
+def test_so_it_is_for_bytes_that_are_no_text(groups):
+    tokenizer = byte_tokenizer()
+    detokenizer = Detokenizer(tokenizer)
+    text = "".join([*map(detokenizer.push_all, groups), detokenizer.flush()])
+    assert text == tokenizer.decode([token for group in groups for token in group])
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])

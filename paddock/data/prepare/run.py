@@ -12,7 +12,9 @@ from pathlib import Path
 from random import Random
 
 from paddock.data.chance import key
+from paddock.data.conversations import DialogueSettings
 from paddock.data.corpus import DataError, Document, Reading, SourceSettings
+from paddock.data.lesson import lessons
 from paddock.data.prepare.clean import clean
 from paddock.data.prepare.dedup import Copies
 from paddock.data.prepare.fim import Parts, fill_in_middle
@@ -26,7 +28,15 @@ from paddock.data.shards import (
     SourceEntry,
     Split,
 )
-from paddock.text import Special, Tokenizer
+from paddock.records import Dialogue
+from paddock.text import (
+    ChatTemplateError,
+    RewritesPast,
+    Special,
+    Template,
+    Tokenizer,
+    renderer_for,
+)
 
 Progress = Callable[[str, int, int], None]  # a source, its documents and bytes so far
 
@@ -59,7 +69,10 @@ def prepare(
 
 def corpus_key(settings: CorpusSettings, tokenizer: Tokenizer) -> str:
     """Stands for everything that decides what the shards hold, except the files themselves."""
-    parts = (str(FORMAT), tokenizer.fingerprint, settings.model_dump_json())
+    parts = [str(FORMAT), tokenizer.fingerprint, settings.model_dump_json()]
+    if settings.has_dialogues and settings.template is None:
+        template = Template.of(tokenizer)
+        parts.append("" if template is None else template.source)
     return sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -104,6 +117,24 @@ class _Kitchen:
         self, source: SourceSettings, writers: dict[Split, ShardWriter], progress: Progress
     ) -> SourceEntry:
         reading = Reading(count_tokens=self._count)
+        if isinstance(source, DialogueSettings):
+            documents, size = self._write_dialogues(source, writers, reading, progress)
+        else:
+            documents, size = self._write_texts(source, writers, reading, progress)
+        splits = {split: writer.close() for split, writer in writers.items()}
+        if not splits["train"]:
+            raise DataError(f"source '{source.name}': {_nothing_left(reading.drops)}")
+        drops = dict(sorted(reading.drops.items()))
+        return SourceEntry(documents=documents, bytes=size, drops=drops, splits=splits)
+
+    def _write_texts(
+        self,
+        source: SourceSettings,
+        writers: dict[Split, ShardWriter],
+        reading: Reading,
+        progress: Progress,
+    ) -> tuple[int, int]:
+        """How many documents were written, and their size in bytes."""
         documents = size = 0
         kept = self._generated(source, reading) if source.generated else self._kept(source, reading)
         while batch := list(islice(kept, _BATCH)):
@@ -113,11 +144,45 @@ class _Kitchen:
                 size += len(document.text.encode())
             documents += len(batch)
             progress(source.name, documents, size)
-        splits = {split: writer.close() for split, writer in writers.items()}
-        if not splits["train"]:
-            raise DataError(f"source '{source.name}': {_nothing_left(reading.drops)}")
-        drops = dict(sorted(reading.drops.items()))
-        return SourceEntry(documents=documents, bytes=size, drops=drops, splits=splits)
+        return documents, size
+
+    def _write_dialogues(
+        self,
+        source: DialogueSettings,
+        writers: dict[Split, ShardWriter],
+        reading: Reading,
+        progress: Progress,
+    ) -> tuple[int, int]:
+        """As `_write_texts`; one that has nothing to learn is left out."""
+        renderer = renderer_for(self._tokenizer, version=self._settings.template)
+        documents = size = 0
+        for split, dialogue in self._both_splits(source):
+            try:
+                rows = lessons(dialogue, renderer, learn=source.learn)
+            except (ChatTemplateError, RewritesPast) as error:
+                raise DataError(f"source '{source.name}', {dialogue.id}: {error}") from None
+            rows = [row for row in rows if any(row.trained[1:])] if dialogue.weight else []
+            reading.drops.update([] if rows else ["nothing to learn"])
+            for row in rows:
+                writers[split].add(row.token_ids, row.trained, dialogue.weight)
+            documents += bool(rows)
+            size += sum(len(m.content) + len(m.reasoning or "") for m in dialogue.messages)
+            if documents % _BATCH == 0:
+                progress(source.name, documents, size)
+        progress(source.name, documents, size)
+        return documents, size
+
+    def _both_splits(self, source: DialogueSettings) -> Iterator[tuple[Split, Dialogue]]:
+        share = self._settings.held_out
+        if not source.generated:
+            for found in source.dialogues():
+                said = repr((found.messages, found.tools))  # by what it says, not where it stands
+                yield ("held_out" if key(said) < share * 2**64 else "train"), found
+            return
+        yield from (("train", found) for found in source.dialogues())
+        other = source.holding_out(share) if share else None
+        if isinstance(other, DialogueSettings):
+            yield from (("held_out", found) for found in other.dialogues())
 
     def _kept(self, source: SourceSettings, reading: Reading) -> Iterator[tuple[Split, Document]]:
         rules = self._settings

@@ -7,15 +7,19 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from paddock.config import Settings
+from paddock.data.conversations import DemonstrationSource, DialogueSettings, DialogueSource
 from paddock.data.corpus import DataError, Document, FileSource, PythonSource
 from paddock.data.longcontext import LongContextSource
 from paddock.data.prepare.clean import Clean
 from paddock.data.prepare.dedup import Dedup
 from paddock.data.prepare.fim import Fim
 from paddock.data.reasoning import ReasoningSource
-from paddock.text import Special
+from paddock.text import Special, Version
 
-Source = Annotated[FileSource | ReasoningSource | LongContextSource, Field(discriminator="kind")]
+Source = Annotated[
+    FileSource | ReasoningSource | LongContextSource | DialogueSource | DemonstrationSource,
+    Field(discriminator="kind"),
+]
 
 DEFAULT_SOURCES = (
     PythonSource(name="python"),
@@ -55,6 +59,7 @@ class CorpusSettings(Settings):
     begin: tuple[str, ...] = (Special.ENDOFTEXT.value,)
     end: tuple[str, ...] = (Special.ENDOFTEXT.value,)
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.005  # share of documents
+    template: Version | None = None  # of dialogues; None: the tokenizer's own, else GLM-5's first
     shard_tokens: Annotated[int, Field(gt=0)] = 250_000_000
     seed: int = 0
 
@@ -68,3 +73,7 @@ class CorpusSettings(Settings):
             if isinstance(source, ReasoningSource) and source.count is None:
                 raise ValueError(f"source '{source.name}' has no end: give it a count")
         return self
+
+    @property
+    def has_dialogues(self) -> bool:
+        return any(isinstance(source, DialogueSettings) for source in self.sources)

@@ -1,0 +1,225 @@
+"""Where dialogues come from: files, and worlds that show how their tasks are done."""
+
+import asyncio
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field, model_validator
+
+from paddock.data.chance import key
+from paddock.data.corpus import DataError, Document, Reading, SourceSettings, files_of
+from paddock.data.dialogue import read_dialogues
+from paddock.data.lesson import MODES, Learn
+from paddock.envs import WorldError, open_world, play
+from paddock.envs.nano import Demonstrates, Manner
+from paddock.envs.nano.demonstration import replaying
+from paddock.records import (
+    Budget,
+    Dialogue,
+    Message,
+    Task,
+    ThinkingMode,
+    ToolSpec,
+    Untrained,
+    Verdict,
+)
+from paddock.text import Special, Version
+from paddock.text.template import glm_template
+
+Judge = Callable[[Dialogue], Iterable[Untrained]]
+Shares = dict[str, Annotated[float, Field(ge=0)]]
+ModeShares = dict[ThinkingMode, Annotated[float, Field(ge=0)]]
+
+_MARKERS = re.compile("|".join(re.escape(token) for token in Special))
+
+
+class DialogueSettings(SourceSettings):
+    """What every source of dialogues has."""
+
+    learn: Learn = "replies"  # "all": every token, as a base model reads
+    # Marks errors besides those already marked: module:function, Dialogue -> spans; or world:NAME,
+    # where every reply of an attempt that the world's grader does not give full reward is one.
+    judge: Annotated[str, Field(pattern=r"^(world:[\w-]+|[\w.]+:\w+)$")] | None = None
+
+    def dialogues(self) -> Iterator[Dialogue]:
+        """In the same order every time, judged."""
+        judge = None if self.judge is None else load_judge(self.judge)
+        for found in self._dialogues():
+            marks = () if judge is None else tuple(judge(found))
+            try:
+                yield replace(found, untrained=(*found.untrained, *marks)) if marks else found
+            except ValueError as error:
+                raise self.error(f"judge '{self.judge}' of {found.id}: {error}") from None
+
+    def documents(self, reading: Reading) -> Iterator[Document]:  # noqa: ARG002
+        """What a tokenizer is trained on: the words between the markers."""
+        for dialogue in self.dialogues():
+            for n, text in enumerate(spoken(dialogue)):
+                yield Document(text=text, id=f"{dialogue.id}/{n}", source=self.name)
+
+    def _dialogues(self) -> Iterator[Dialogue]:
+        raise NotImplementedError
+
+
+class DialogueSource(DialogueSettings):
+    """JSONL in OpenAI's shape or ShareGPT's: a file, or every one in a folder; packed or not."""
+
+    kind: Literal["dialogues"] = "dialogues"
+    path: str
+    thinking: ThinkingMode = "interleaved"  # of dialogues that say nothing
+
+    def _dialogues(self) -> Iterator[Dialogue]:
+        for file in files_of(self, self.path, (".jsonl", ".jsonl.gz")):
+            yield from read_dialogues(file, thinking=self.thinking)
+
+
+class DemonstrationSource(DialogueSettings):
+    """Dialogues in which a world shows how its tasks are done: in several styles, if it has them,
+    or as its own solver plays them."""
+
+    generated: ClassVar[bool] = True
+
+    kind: Literal["demonstrations"] = "demonstrations"
+    world: str
+    changes: dict[str, Any] = Field(default_factory=dict)  # of the world's settings
+    count: Annotated[int, Field(gt=0)]
+    styles: Shares = Field(default_factory=dict)  # how often each; without any, all alike
+    thinking: ModeShares = {"interleaved": 1.0}  # noqa: RUF012  pydantic copies it
+    tasks: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (1, 1)  # in a dialogue
+    slips: Annotated[float, Field(ge=0, le=1)] = 0.0  # share with a wrong step that is corrected
+    seed: int = 0
+    held_out: bool = False
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> "DemonstrationSource":
+        if self.tasks[0] > self.tasks[1]:
+            raise ValueError(f"tasks: {self.tasks[0]} to {self.tasks[1]} is no range")
+        known = self._world().styles
+        unknown = sorted(set(self.styles) - set(known))
+        if unknown:
+            there = ", ".join(known)
+            raise ValueError(f"styles: {self.world} knows no '{unknown[0]}', only {there}")
+        for name, shares in (
+            ("styles", self.styles.values()),
+            ("thinking", self.thinking.values()),
+        ):
+            if shares and not sum(shares):
+                raise ValueError(f"{name}: all shares are zero")
+        return self
+
+    def holding_out(self, share: float) -> "DemonstrationSource | None":
+        if self.held_out:
+            return None
+        return self.model_copy(update={"held_out": True, "count": max(1, int(self.count * share))})
+
+    def _world(self) -> Demonstrates:
+        try:
+            world = open_world(self.world, self.changes)
+        except WorldError as error:
+            raise ValueError(f"world: {error}") from None
+        if hasattr(world, "demonstrate"):
+            return cast(Demonstrates, world)
+        if hasattr(world, "solver"):
+            return Solved(world)
+        raise ValueError(f"world: '{self.world}' cannot show how its tasks are done")
+
+    def _dialogues(self) -> Iterator[Dialogue]:
+        world = self._world()
+        styles = self.styles or dict.fromkeys(world.styles, 1.0)
+        for number in range(self.count):
+            chance = Random(key(self.seed, self.world, self.held_out, number))
+            (mode,) = chance.choices([*self.thinking], [*self.thinking.values()])
+            shown = [
+                self._shown(world, styles, mode, chance) for _ in range(chance.randint(*self.tasks))
+            ]
+            joined = one_after_another(shown)
+            yield replace(joined, thinking=mode, id=f"{self.name}/{number}", source=self.world)
+
+    def _shown(
+        self, world: Demonstrates, styles: Shares, mode: ThinkingMode, chance: Random
+    ) -> Dialogue:
+        task = world.task(chance.getrandbits(40), "test" if self.held_out else "train")
+        (style,) = chance.choices([*styles], [*styles.values()])
+        thinks = mode != "off" and (mode != "turns" or chance.random() < 0.5)
+        manner = Manner(style=style, thinks=thinks, slips=chance.random() < self.slips)
+        return world.demonstrate(task, manner, chance)
+
+
+class Solved:
+    """A world whose demonstrations are what its solver does."""
+
+    styles: tuple[str, ...] = ("solved",)
+
+    def __init__(self, world: Any) -> None:
+        self.name, self._world = world.name, world
+        self.size, self.task, self.open = world.size, world.task, world.open
+
+    def demonstrate(self, task: Task, manner: Manner, chance: Random) -> Dialogue:  # noqa: ARG002
+        env = self._world.open(task)
+        episode = asyncio.run(play(env, self._world.solver(task)))
+        if not isinstance(episode.outcome, Verdict) or episode.outcome.reward < 1:
+            raise DataError(f"{task.id}: its solver ends with {episode.outcome}")
+        messages = episode.messages
+        if not manner.thinks:
+            messages = tuple(replace(message, reasoning=None) for message in messages)
+        return Dialogue(messages=messages, tools=env.tools, id=task.id, source=task.world)
+
+
+def one_after_another(dialogues: list[Dialogue]) -> Dialogue:
+    """Several dialogues as one, with the tools of all of them."""
+    messages: list[Message] = []
+    untrained: list[Untrained] = []
+    tools: dict[str, ToolSpec] = {}
+    for dialogue in dialogues:
+        untrained += [replace(s, message=s.message + len(messages)) for s in dialogue.untrained]
+        messages += dialogue.messages
+        tools |= {tool.name: tool for tool in dialogue.tools}
+    return replace(
+        dialogues[0],
+        messages=tuple(messages),
+        untrained=tuple(untrained),
+        tools=tuple(tools[name] for name in sorted(tools)),
+    )
+
+
+def spoken(dialogue: Dialogue, version: Version = "5") -> list[str]:
+    """The words of a dialogue between the markers of GLM-5's template."""
+    text = glm_template(version).render(
+        dialogue.messages, tools=dialogue.tools, thinking=MODES["preserved"]
+    )
+    return [part for part in _MARKERS.split(text) if part.strip()]
+
+
+# --- judges ---------------------------------------------------------------------------------------
+
+
+def load_judge(name: str) -> Judge:
+    """What marks errors: a function by its name, or a world's grader."""
+    module, _, function = name.partition(":")
+    try:
+        if module == "world":
+            return _graded(function)
+        return cast(Judge, getattr(importlib.import_module(module), function))
+    except (ImportError, AttributeError, WorldError) as error:
+        raise DataError(f"judge '{name}': {error}") from None
+
+
+def _graded(name: str) -> Judge:
+    """Plays a dialogue again in its world. Its id names the task, up to a '#'."""
+    world = open_world(name)
+    limits = Budget(turns=1000, seconds=60, output_bytes=1 << 20)
+
+    def judge(dialogue: Dialogue) -> tuple[Untrained, ...]:
+        replies = [i for i, m in enumerate(dialogue.messages) if m.role == "assistant"]
+        asked = dialogue.messages[: replies[0]]
+        task = Task(id=dialogue.id.split("#")[0], world=name, messages=asked, limits=limits)
+        outcome = asyncio.run(play(world.open(task), replaying(dialogue))).outcome
+        if isinstance(outcome, Verdict) and outcome.reward >= 1:
+            return ()
+        return tuple(Untrained(message=i) for i in replies)
+
+    return judge

@@ -1,0 +1,240 @@
+"""Dialogues on disk: one JSON object a line, in OpenAI's shape or ShareGPT's.
+
+    {"messages": [{"role": "user", "content": "Hi"},
+                  {"role": "assistant", "reasoning_content": "Hm.", "content": "Hello.",
+                   "tool_calls": [{"function": {"name": "look", "arguments": "{\\"far\\": 2}"}}],
+                   "untrained": [{"part": "reasoning", "start": 0, "end": 3}]}],
+     "tools": [...], "thinking": "preserved", "weight": 0.5, "id": "...", "source": "..."}
+
+Of a message, `"untrained": true` (or OpenAI's `"weight": 0`) leaves all of a reply untrained. A
+thought at the head of the content, <think>...</think>, is the reasoning. Other keys are left alone:
+people keep notes in their data.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from paddock.data.corpus import DataError, opened
+from paddock.records import Dialogue, Message, ThinkingMode, Untrained, WireError, decode
+from paddock.text import MessageError, messages_from, tools_from
+from paddock.text.template import tool_dict
+
+Format = Literal["openai", "sharegpt"]
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_SHAREGPT: dict[str, str] = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool": "tool",
+}
+
+
+def read_dialogues(file: Path, *, thinking: ThinkingMode = "interleaved") -> Iterator[Dialogue]:
+    """The dialogues of a JSONL file, packed (.gz) or not, each line in either shape. `thinking` is
+    the mode of those that say none. DataError names the file, the line and the field."""
+    with opened(file) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{file}:{number}"
+            try:
+                yield dialogue_from(_object(line), where=where, thinking=thinking)
+            except (MessageError, WireError) as error:
+                raise DataError(f"{where}: {error}") from None
+            except ValueError as error:
+                raise DataError(f"{where}: {error}") from None
+
+
+def dialogue_from(
+    raw: Mapping[str, Any], *, where: str = "", thinking: ThinkingMode = "interleaved"
+) -> Dialogue:
+    """One line as a dialogue. ValueError begins with the field that is wrong.
+
+    >>> asked = {"from": "human", "value": "Hi"}
+    >>> said = {"from": "gpt", "value": "<think>Hm.</think>Hello."}
+    >>> dialogue_from({"conversations": [asked, said]}).messages[1].reasoning
+    'Hm.'
+    >>> dialogue_from({"prompt": "Hi"})
+    Traceback (most recent call last):
+    ValueError: neither 'messages' (OpenAI) nor 'conversations' (ShareGPT) is a list
+    """
+    if isinstance(raw.get("messages"), list):
+        entries = raw["messages"]
+    elif isinstance(raw.get("conversations"), list):
+        entries = [
+            _from_sharegpt(raw["conversations"], i) for i in range(len(raw["conversations"]))
+        ]
+        if isinstance(raw.get("system"), str) and raw["system"]:
+            entries = [{"role": "system", "content": raw["system"]}, *entries]
+    else:
+        raise ValueError("neither 'messages' (OpenAI) nor 'conversations' (ShareGPT) is a list")
+    messages: list[Message] = []
+    untrained: list[Untrained] = []
+    for i, (message, entry) in enumerate(zip(messages_from(entries), entries, strict=True)):
+        moved, cut = _thought_apart(message)
+        messages.append(moved)
+        untrained += _marks(entry, i, cut)
+    return Dialogue(
+        messages=tuple(messages),
+        tools=tools_from(_tools(raw.get("tools"))),
+        thinking=_thinking(raw, thinking),
+        untrained=tuple(untrained),
+        weight=_weight(raw.get("weight", 1.0)),
+        id=str(raw.get("id") or where),
+        source=str(raw.get("source") or ""),
+    )
+
+
+def dialogue_json(dialogue: Dialogue) -> dict[str, Any]:
+    """The dialogue in OpenAI's shape, as `dialogue_from` reads it back."""
+    marks: dict[int, list[Untrained]] = {}
+    for span in dialogue.untrained:
+        marks.setdefault(span.message, []).append(span)
+    found: dict[str, Any] = {
+        "messages": [message_json(m) for m in dialogue.messages],
+        "thinking": dialogue.thinking,
+        "weight": dialogue.weight,
+        "id": dialogue.id,
+        "source": dialogue.source,
+    }
+    for i, spans in marks.items():
+        found["messages"][i]["untrained"] = [
+            {"part": span.part, "start": span.start, "end": span.end} for span in spans
+        ]
+    if dialogue.tools:
+        found["tools"] = [tool_dict(tool) for tool in dialogue.tools]
+    return found
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """A message as OpenAI's API has it, with its reasoning."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        found["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": json.dumps(call.arguments, ensure_ascii=False),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        found["tool_call_id"] = message.tool_call_id
+    return found
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected an object, got {found!r:.80}")
+    return found
+
+
+def _from_sharegpt(entries: list[Any], i: int) -> dict[str, Any]:
+    entry, path = entries[i], f"conversations[{i}]"
+    if not isinstance(entry, dict):
+        raise ValueError(f"{path}: expected an object, got {entry!r:.80}")
+    role = _SHAREGPT.get(str(entry.get("from")))
+    if role is None:
+        raise ValueError(f"{path}.from: {entry.get('from')!r} is none of {', '.join(_SHAREGPT)}")
+    if not isinstance(entry.get("value"), str):
+        raise ValueError(f"{path}.value: expected text, got {entry.get('value')!r:.80}")
+    extra = {name: entry[name] for name in ("untrained", "weight") if name in entry}
+    if entry["from"] not in ("function_call", "tool_call"):
+        return {"role": role, "content": entry["value"], **extra}
+    thought, said = _split_thought(entry["value"])
+    try:
+        calls = json.loads(said)
+    except ValueError as error:
+        raise ValueError(f"{path}.value: a call is no JSON: {error}") from None
+    calls = calls if isinstance(calls, list) else [calls]
+    return {"role": role, "content": "", "reasoning": thought, "tool_calls": calls, **extra}
+
+
+def _tools(raw: object) -> Any:
+    """ShareGPT has them as JSON text."""
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw) if raw.strip() else []
+        except ValueError as error:
+            raise ValueError(f"tools: no JSON: {error}") from None
+    if raw is not None and not isinstance(raw, list):
+        raise ValueError(f"tools: expected a list, got {raw!r:.80}")
+    return raw
+
+
+def _split_thought(text: str) -> tuple[str | None, str]:
+    head, closed, rest = text.partition(_CLOSE)
+    if not closed or not head.lstrip().startswith(_OPEN):
+        return None, text
+    return head.lstrip().removeprefix(_OPEN).strip(), rest.lstrip("\n")
+
+
+def _thought_apart(message: Message) -> tuple[Message, int]:
+    """The message with a thought at the head of its content as its reasoning, and how many
+    characters the content lost in front."""
+    if message.role != "assistant" or message.reasoning is not None:
+        return message, 0
+    thought, content = _split_thought(message.content)
+    if thought is None:
+        return message, 0
+    moved = Message(
+        role="assistant", content=content, reasoning=thought, tool_calls=message.tool_calls
+    )
+    return moved, len(message.content) - len(content)
+
+
+def _marks(entry: Mapping[str, Any], i: int, cut: int) -> Iterator[Untrained]:
+    path = f"messages[{i}].untrained"
+    said = entry.get("untrained")
+    if said is True or (entry.get("role") == "assistant" and entry.get("weight") == 0):
+        yield Untrained(message=i)
+        return
+    if said in (None, False):
+        return
+    if not isinstance(said, list):
+        raise ValueError(f"{path}: expected true or a list of spans, got {said!r:.80}")
+    for j, span in enumerate(said):
+        if not isinstance(span, dict):
+            raise ValueError(f"{path}[{j}]: expected an object, got {span!r:.80}")
+        try:
+            found = decode(Untrained, {"message": i, **span})
+        except WireError as error:
+            raise ValueError(f"{path}[{j}]: {error}") from None
+        if cut and found.part == "content":
+            raise ValueError(
+                f"{path}[{j}]: the content begins with a thought: give it as reasoning_content, "
+                "or a span of the content cannot be found"
+            )
+        yield found
+
+
+def _thinking(raw: Mapping[str, Any], otherwise: ThinkingMode) -> Any:
+    said = raw.get("thinking")
+    return otherwise if said is None else said
+
+
+def _weight(said: object) -> float:
+    if isinstance(said, bool) or not isinstance(said, int | float) or not isfinite(said):
+        raise ValueError(f"weight: expected a number, got {said!r:.80}")
+    return float(said)

@@ -1,0 +1,210 @@
+"""A dialogue as rows of tokens that know whether they are learnt.
+
+Each reply is learnt in exactly the context in which a model would have to say it. Where a template
+only ever goes on, one row holds all replies. Where it leaves out old thoughts when a user speaks
+again, each turn of the user is a row of its own: otherwise a reply would be learnt behind thoughts
+that are no longer there.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from paddock.records import Dialogue, Message, ThinkingMode, Untrained
+from paddock.text import (
+    Detokenizer,
+    Rendered,
+    Renderer,
+    RewritesPast,
+    Special,
+    Thinking,
+    Tokenizer,
+)
+
+MODES: dict[ThinkingMode, Thinking] = {
+    "interleaved": Thinking(),
+    "preserved": Thinking(clear_thinking=False),
+    "turns": Thinking(clear_thinking=False),
+    "off": Thinking(enable_thinking=False, clear_thinking=False),
+}
+
+Learn = Literal["replies", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A row: tokens, and which of them are learnt."""
+
+    token_ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+
+
+def lessons(dialogue: Dialogue, renderer: Renderer, *, learn: Learn = "replies") -> list[Lesson]:
+    """The rows of a dialogue. Together they train each reply once, but for what is marked; or, to
+    get a base model used to dialogues, every token that is not marked."""
+    found: list[Lesson] = []
+    for row in _rows(dialogue, renderer):
+        if learn == "all":
+            row = replace(row, trained=(True,) * len(row.token_ids))
+        here = _marked(row, dialogue, renderer.tokenizer)
+        if found and here.token_ids[: len(found[-1].token_ids)] == found[-1].token_ids:
+            before = found.pop()
+            padded = (*before.trained, *[False] * (len(here.trained) - len(before.trained)))
+            both = tuple(a or b for a, b in zip(padded, here.trained, strict=True))
+            here = replace(here, trained=both)
+        found.append(here)
+    return found
+
+
+def _rows(dialogue: Dialogue, renderer: Renderer) -> Iterator[Rendered]:
+    messages, thinking = dialogue.messages, MODES[dialogue.thinking]
+    whole = range(len(messages))
+    match dialogue.thinking:
+        case "off":
+            silent = [replace(message, reasoning=None) for message in messages]
+            yield from _turn(renderer, dialogue, silent, whole)
+        case "preserved":
+            yield from _turn(renderer, dialogue, messages, whole)
+        case "interleaved":
+            for turn in _turns(messages):
+                yield from _turn(renderer, dialogue, messages, turn)
+        case "turns":
+            for k, message in enumerate(messages):
+                if message.role == "assistant":
+                    mode = replace(thinking, enable_thinking=message.reasoning is not None)
+                    asked = messages[: k + 1]
+                    yield renderer.reply(asked, tools=dialogue.tools, thinking=mode)
+
+
+def _turn(
+    renderer: Renderer, dialogue: Dialogue, messages: Sequence[Message], turn: range
+) -> Iterator[Rendered]:
+    """The replies of a turn in one row; or, where the template would change what it said before,
+    each in its own."""
+    tools, thinking = dialogue.tools, MODES[dialogue.thinking]
+    try:
+        row = renderer.dialogue(messages[: turn.stop], tools=tools, thinking=thinking)
+        yield row.training_only(turn)
+    except RewritesPast:
+        for k in turn:
+            if messages[k].role == "assistant":
+                yield renderer.reply(messages[: k + 1], tools=tools, thinking=thinking)
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[range]:
+    """From each user message to before the next; only those with a reply.
+
+    >>> said = [Message(role=role, content="") for role in ("user", "assistant", "user")]
+    >>> list(_turns(said))
+    [range(0, 2)]
+    """
+    starts = [i for i, message in enumerate(messages) if message.role == "user"] or [0]
+    starts[0] = 0
+    for start, stop in zip(starts, [*starts[1:], len(messages)], strict=True):
+        if any(message.role == "assistant" for message in messages[start:stop]):
+            yield range(start, stop)
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+def _marked(row: Rendered, dialogue: Dialogue, tokenizer: Tokenizer) -> Lesson:
+    trained = list(row.trained)
+    for span in dialogue.untrained:
+        own = [
+            i
+            for i, (message, producer) in enumerate(zip(row.messages, row.producers, strict=True))
+            if message == span.message and producer == "assistant"
+        ]
+        message = dialogue.messages[span.message]
+        for i in _reached(span, own, message, row.token_ids, tokenizer):
+            trained[i] = False
+    return Lesson(row.token_ids, tuple(trained))
+
+
+def _reached(
+    span: Untrained,
+    own: Sequence[int],
+    message: Message,
+    token_ids: Sequence[int],
+    tokenizer: Tokenizer,
+) -> list[int]:
+    """Of a reply's places `own`, those that a mark reaches, if only with a character. Where the
+    tokens do not spell the part as it was written, all of the part: an error is never learnt."""
+    if span.part == "message":
+        return list(own)
+    said = _Said.of([token_ids[i] for i in own], tokenizer)
+    start, stop = said.parts(message)[span.part]
+    if span.part == "calls":
+        found = said.calls(range(start, stop), span, len(message.tool_calls))
+        return [own[i] for i in found]
+    text = (message.reasoning or "") if span.part == "reasoning" else message.content
+    lost = len(text) - len(text.lstrip())  # templates strip
+    size = len(text.strip())
+    first = max(0, span.start - lost)
+    last = size if span.end is None else min(size, span.end - lost)
+    if said.text[start:stop] != text.strip():
+        first, last = 0, stop - start
+    return [own[i] for i in said.overlapping(start + first, start + last)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A reply's tokens and the text they spell; a marker is one character that no text has."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]  # of each token, in the text
+    markers: tuple[Special | None, ...]  # of each token, what it marks, if it does
+    has_think: bool  # whether </think> is a token
+
+    MARK = "\ufdd1"
+
+    @classmethod
+    def of(cls, ids: Sequence[int], tokenizer: Tokenizer) -> "_Said":
+        known = {number: token for token, number in tokenizer.specials.ids.items()}
+        text, spans = "", []
+        growing, waiting = Detokenizer(tokenizer), 0
+        for number in ids:
+            if tokenizer.is_added(number):
+                text += growing.flush() + cls.MARK
+                spans += [(len(text) - 1, len(text))] * (waiting + 1)
+                waiting = 0
+                continue
+            new = growing.push(number)
+            waiting += 1
+            if new:  # a token of half a character shares it with the one that ends it
+                spans += [(len(text), len(text) + len(new))] * waiting
+                text, waiting = text + new, 0
+        text += growing.flush()
+        spans += [(len(text) - 1, len(text))] * waiting
+        markers = tuple(known.get(number) for number in ids)
+        return cls(text, tuple(spans), markers, Special.THINK_CLOSE in tokenizer.specials)
+
+    def parts(self, message: Message) -> dict[str, tuple[int, int]]:
+        """Where in the text the parts of the message stand; empty where they are not shown."""
+        closed = next((i for i, m in enumerate(self.markers) if m is Special.THINK_CLOSE), None)
+        # Thoughts end at </think>. A model without that token may still spell it in letters.
+        limit = self.spans[closed][0] if closed is not None else len(self.text)
+        shown = closed is not None or not self.has_think
+        thought, content = (message.reasoning or "").strip(), message.content.strip()
+        at = self.text.find(thought, 0, limit) if thought and shown else -1
+        reasoning = (at, at + len(thought)) if at >= 0 else (0, limit if thought and shown else 0)
+        behind = limit + 1 if closed is not None else reasoning[1]
+        at = self.text.find(content, behind)
+        found = (at, at + len(content)) if at >= 0 else (behind, len(self.text))
+        return {"reasoning": reasoning, "content": found, "calls": (found[1], len(self.text))}
+
+    def overlapping(self, start: int, stop: int) -> list[int]:
+        """The tokens that hold a character of these; no token where there is none."""
+        return [i for i, (a, b) in enumerate(self.spans) if max(a, start) < min(b, stop)]
+
+    def calls(self, where: range, span: Untrained, count: int) -> list[int]:
+        """The tokens of calls `span.start` to before `span.end`. If the markers do not tell calls
+        apart, everything behind the content."""
+        behind = [i for i, (a, _) in enumerate(self.spans) if a in where]
+        opened = [i for i in behind if self.markers[i] is Special.TOOL_CALL_OPEN]
+        closed = [i for i in behind if self.markers[i] is Special.TOOL_CALL_CLOSE]
+        if not len(opened) == len(closed) == count:
+            return behind
+        wanted = range(count)[span.start : span.end]
+        return [i for n in wanted for i in range(opened[n], closed[n] + 1)]

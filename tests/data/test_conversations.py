@@ -1,0 +1,364 @@
+"""Sources of dialogues, into shards that know what is learnt, into batches."""
+
+import json
+import re
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from paddock.data import (
+    CorpusSettings,
+    DataError,
+    DemonstrationSource,
+    DialogueSource,
+    MixtureSettings,
+    Reading,
+    ReasoningSource,
+    Stream,
+    StreamSettings,
+    TokenizerSettings,
+    corpus_key,
+    dialogue_json,
+    lessons,
+    once,
+    open_tokenizer,
+    prepare,
+)
+from paddock.data.conversations import load_judge, one_after_another, spoken
+from paddock.envs import open_world
+from paddock.envs.nano import Manner
+from paddock.envs.nano.language import is_held_out
+from paddock.records import Dialogue, Message, Untrained
+from paddock.text import GlmRenderer, Template, renderer_for, with_chat_template
+from tests.data.tiny import byte_tokenizer
+
+
+def chain(**changes):
+    return DemonstrationSource(**({"name": "c", "world": "nano-chain", "count": 200} | changes))
+
+
+def tools(**changes):
+    kinds = {"kinds": ["follow", "plus", "file", "search"]}
+    defaults = {"name": "t", "world": "nano-tools", "changes": kinds, "count": 200}
+    return DemonstrationSource(**(defaults | changes))
+
+
+def write(folder, *dialogues):
+    file = folder / "talk.jsonl"
+    file.write_text("".join(json.dumps(d) + "\n" for d in dialogues))
+    return DialogueSource(name="talk", path=str(file))
+
+
+def said(i, **more):
+    answer = {"role": "assistant", "content": f"The answer is {i}."}
+    return {"messages": [{"role": "user", "content": f"Number {i}?"}, answer], **more}
+
+
+def ids_of(documents, number):
+    return documents.ids(number, 0, documents.length(number)).tolist()
+
+
+# --- demonstrations -------------------------------------------------------------------------------
+
+
+def test_demonstrations_are_the_same_every_time_and_change_with_the_seed():
+    assert list(chain().dialogues()) == list(chain().dialogues())
+    assert list(chain(seed=1).dialogues()) != list(chain().dialogues())
+
+
+def test_shares_of_styles_modes_and_slips_are_kept():
+    source = chain(
+        count=2000,
+        styles={"worked": 0.3, "terse": 0.7},
+        thinking={"interleaved": 0.8, "off": 0.2},
+        slips=0.5,
+    )
+    found = list(source.dialogues())
+    modes = Counter(d.thinking for d in found)
+    thoughts = [d.messages[1].reasoning for d in found if d.thinking == "interleaved"]
+    worked = [t for t in thoughts if t != "easy"]
+    assert modes["off"] / 2000 == pytest.approx(0.2, abs=0.03)
+    assert len(worked) / len(thoughts) == pytest.approx(0.3, abs=0.03)
+    assert sum("no" in t for t in worked) / len(worked) == pytest.approx(0.5, abs=0.06)
+    assert all(d.messages[1].reasoning is None for d in found if d.thinking == "off")
+
+
+def test_several_tasks_make_one_dialogue_with_the_tools_of_all():
+    source = tools(count=100, tasks=(2, 3), slips=1.0, styles={"full": 1.0})
+    for found in source.dialogues():
+        users = [m for m in found.messages if m.role == "user"]
+        assert 2 <= len(users) <= 3
+        assert len(found.untrained) == len(users)  # each with its wrong look-up
+        for mark in found.untrained:
+            assert found.messages[mark.message + 1].content.startswith("no entry")
+        names = [tool.name for tool in found.tools]
+        used = {call.name for m in found.messages for call in m.tool_calls}
+        assert names == sorted(names) and used <= set(names)
+
+
+def test_turns_switch_thinking_on_and_off():
+    found = chain(count=50, tasks=(4, 4), thinking={"turns": 1.0}).dialogues()
+    patterns = {tuple(m.reasoning is None for m in d.messages[1::2]) for d in found}
+    assert len(patterns) > 8
+
+
+def test_held_out_demonstrations_are_of_test_tasks_alone():
+    (aside,) = (chain().holding_out(0.1),)
+    assert aside.count == 20
+    for source, test in ((chain(), False), (aside, True)):
+        for found in source.dialogues():
+            assert is_held_out(found.messages[0].content) is test
+    assert aside.holding_out(0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"world": "moon"}, "no world is called 'moon'"),
+        ({"styles": {"loud": 1.0}}, "nano-chain knows no 'loud', only worked, terse"),
+        ({"styles": {"worked": 0.0}}, "styles: all shares are zero"),
+        ({"tasks": (3, 2)}, "tasks: 3 to 2 is no range"),
+        ({"changes": {"lest": 1}}, "did you mean 'least'"),
+    ],
+)
+def test_impossible_demonstrations_are_refused(wrong, complaint):
+    with pytest.raises(ValidationError, match=complaint):
+        chain(**wrong)
+
+
+def test_a_world_with_a_solver_alone_is_shown_by_it():
+    source = DemonstrationSource(name="m", world="math", count=10, thinking={"preserved": 1.0})
+    found = list(source.dialogues())
+    assert len({d.messages[0].content for d in found}) > 5
+    for dialogue in found:
+        assert dialogue.messages[-1].role == "assistant" and dialogue.messages[-1].content
+
+
+def test_one_after_another_moves_the_marks():
+    reply = Message(role="assistant", content="a")
+    one = Dialogue(messages=(Message(role="user", content="?"), reply))
+    two = Dialogue(messages=one.messages, untrained=(Untrained(message=1),))
+    assert one_after_another([one, two]).untrained == (Untrained(message=3),)
+
+
+# --- the tokenizer --------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_knows_the_words_of_later_dialogues_before_it_meets_them(tmp_path):
+    corpus = CorpusSettings(sources=(ReasoningSource(name="f", family="facts", count=200),))
+    settings = TokenizerSettings(vocab=960, splitting="words", also=(tools(count=600, slips=0.2),))
+    tokenizer = open_tokenizer(settings, corpus, tmp_path / "own")
+    whole = {tokenizer.token_of(i) for d in tools(seed=5).dialogues() for i in _ids(tokenizer, d)}
+    pieces = {piece for d in tools(seed=5).dialogues() for piece in spoken(d)}
+    words = {word for piece in pieces if "\n" not in piece for word in piece.split()}
+    assert {f"\u2581{word}" for word in words} <= whole
+    lines = {line for line in whole if line.endswith("\n")}
+    assert any('"name":\u2581"search"' in line for line in lines)  # a tool in one token
+    assert Template.of(tokenizer) is None  # nothing in this corpus is a dialogue
+
+
+def _ids(tokenizer, dialogue):
+    return [i for row in lessons(dialogue, GlmRenderer(tokenizer)) for i in row.token_ids]
+
+
+def test_a_corpus_of_dialogues_gives_its_tokenizer_the_template(tmp_path):
+    corpus = CorpusSettings(sources=(chain(count=20),), template="5.1")
+    folder = tmp_path / "given"
+    byte_tokenizer().save(folder)
+    tokenizer = open_tokenizer(TokenizerSettings(folder=str(folder)), corpus, tmp_path / "own")
+    assert renderer_for(tokenizer).version == "5.1"
+    again = open_tokenizer(TokenizerSettings(), corpus, tmp_path / "own")
+    assert renderer_for(again).version == "5.1"
+
+
+# --- shards and batches ---------------------------------------------------------------------------
+
+
+def test_rows_come_back_with_what_is_learnt_and_how_much(tmp_path):
+    source = write(tmp_path, *[said(i, weight=i % 2 + 0.5) for i in range(40)])
+    settings = CorpusSettings(sources=(source,), held_out=0.2, shard_tokens=100)
+    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    renderer = GlmRenderer(byte_tokenizer())
+    wanted = {}
+    for dialogue in source.dialogues():
+        for row in lessons(dialogue, renderer):
+            wanted[row.token_ids] = (row.trained, dialogue.weight)
+    seen = 0
+    for split in ("train", "held_out"):
+        documents = corpus.documents("talk", split)
+        assert len(documents)
+        for number in range(len(documents)):
+            length = documents.length(number)
+            trained, weight = wanted.pop(tuple(ids_of(documents, number)))
+            assert documents.trained(number, 0, length).tolist() == list(trained)
+            assert documents.trained(number, 3, length - 1).tolist() == list(trained[3:-1])
+            assert documents.weight(number) == weight
+            seen += 1
+    assert seen == 40 and not wanted
+
+
+def test_a_dialogue_never_changes_sides(tmp_path):
+    many = [said(i) for i in range(60)]
+    sides = []
+    for order in (many, many[::-1]):
+        folder = tmp_path / str(len(sides))
+        folder.mkdir()
+        settings = CorpusSettings(sources=(write(folder, *order),), held_out=0.3)
+        corpus = prepare(settings, byte_tokenizer(), folder / "cache")
+        held_out = corpus.documents("talk", "held_out")
+        sides.append({tuple(ids_of(held_out, n)) for n in range(len(held_out))})
+    assert sides[0] == sides[1] and 5 < len(sides[0]) < 40
+
+
+def test_what_has_nothing_to_learn_is_left_out_and_counted(tmp_path):
+    silent = said(1)
+    silent["messages"][1]["untrained"] = True
+    source = write(tmp_path, said(0), silent, said(2, weight=0))
+    corpus = prepare(CorpusSettings(sources=(source,), held_out=0), byte_tokenizer(), tmp_path)
+    assert len(corpus.documents("talk")) == 1
+    assert corpus.manifest.sources["talk"].drops == {"nothing to learn": 2}
+
+
+def test_a_wrong_line_stops_the_preparation_and_leaves_nothing(tmp_path):
+    source = write(tmp_path, said(0), {"messages": []})
+    with pytest.raises(DataError, match=re.escape("talk.jsonl:2: messages: none of 0")):
+        prepare(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path / "cache")
+    assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir()]
+
+
+def test_the_template_decides_what_shards_hold():
+    settings = CorpusSettings(sources=(chain(),))
+    plain = byte_tokenizer()
+    keys = {
+        corpus_key(settings, plain),
+        corpus_key(settings, with_chat_template(plain, "5")),
+        corpus_key(settings, with_chat_template(plain, "5.2")),
+        corpus_key(settings.model_copy(update={"template": "5.3"}), plain),
+    }
+    assert len(keys) == 4
+
+
+def batches(corpus, mode="rows", **changes):
+    made = {"mode": mode, "context": 128, "batch_tokens": 512} | changes
+    return Stream(corpus.split("train"), StreamSettings(**made))
+
+
+@pytest.mark.parametrize("mode", ["rows", "best_fit"])
+def test_batches_train_what_the_lessons_say(tmp_path, mode):
+    source = tools(count=60, slips=0.5, tasks=(1, 2), thinking={"preserved": 0.5, "off": 0.5})
+    corpus = prepare(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
+    renderer = GlmRenderer(byte_tokenizer())
+    rows = {r.token_ids: r.trained for d in source.dialogues() for r in lessons(d, renderer)}
+    most = max(map(len, rows))
+    stream = batches(corpus, mode, context=most, batch_tokens=3 * most, whole=True)
+    for _ in range(10):
+        batch = stream.next()
+        ends = np.cumsum(batch.lengths)
+        for end, length in zip(ends, batch.lengths, strict=True):
+            ids = tuple(batch.token_T[end - length : end].tolist())
+            assert batch.trained_T[end - length : end].tolist() == list(rows[ids])
+        assert batch.targets == batch.trained_T.sum() > 0
+        assert batch.weight_T is None
+
+
+def test_weights_reach_the_batch(tmp_path):
+    source = write(tmp_path, *[said(i, weight=0.25) for i in range(30)])
+    corpus = prepare(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path / "cache")
+    assert set(batches(corpus).next().weight_T.tolist()) == {0.25}
+
+
+def test_half_a_dialogue_is_left_out_where_rows_must_be_whole(tmp_path):
+    source = write(tmp_path, said(1), said("9" * 300))
+    corpus = prepare(
+        CorpusSettings(sources=(source,), held_out=0), byte_tokenizer(), tmp_path / "cache"
+    )
+    stream = batches(corpus, whole=True)
+    lengths = {length for _ in range(4) for length in stream.next().lengths}
+    assert len(lengths) == 1 and stream.counts["left_out"] > 0
+    cut = {length for _ in range(4) for length in batches(corpus).next().lengths}
+    assert 128 in cut
+    with pytest.raises(DataError, match="no document is as short as a row of 16 tokens"):
+        batches(corpus, whole=True, context=16).next()
+
+
+def test_a_stream_of_dialogues_goes_on_where_it_stood(tmp_path):
+    source = chain(count=40)
+    corpus = prepare(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
+    one, two = batches(corpus, whole=True), batches(corpus, whole=True)
+    for _ in range(3):
+        one.next()
+    two.restore(json.loads(json.dumps(one.state())))
+    left, right = one.next(), two.next()
+    assert left.token_T.tolist() == right.token_T.tolist()
+    assert left.trained_T.tolist() == right.trained_T.tolist()
+
+
+def test_evaluation_reads_only_what_is_learnt(tmp_path):
+    corpus = prepare(CorpusSettings(sources=(chain(),), held_out=0.1), byte_tokenizer(), tmp_path)
+    (batch,) = once(corpus.split("held_out"), context=128, batch_tokens=8192)
+    assert 0 < batch.targets < len(batch.token_T) / 2
+
+
+def test_sources_mix_by_weights_that_change(tmp_path):
+    sources = (chain(), chain(name="d", seed=4))
+    corpus = prepare(CorpusSettings(sources=sources), byte_tokenizer(), tmp_path)
+    mixture = MixtureSettings(
+        unit="documents", weights={"c": ((0.0, 1.0), (1.0, 0.0)), "d": ((0.0, 0.0), (1.0, 1.0))}
+    )
+    stream = batches(corpus, mixture=mixture)
+    early = Counter(s for _ in range(8) for s in stream.next(progress=0.0).sources)
+    late = Counter(s for _ in range(8) for s in stream.next(progress=1.0).sources)
+    # What was drawn early and did not fit waits for the next batch.
+    assert set(early) == {"c"} and late["d"] > 10 * late["c"]
+
+
+# --- judges ---------------------------------------------------------------------------------------
+
+
+def test_a_judge_by_name_marks_errors_that_nobody_marked(tmp_path):
+    reply = {"role": "assistant", "content": "8", "reasoning_content": "3 add 5 is 7 , no , 8"}
+    entry = {"messages": [{"role": "user", "content": "?"}, reply]}
+    source = write(tmp_path, entry).model_copy(
+        update={"judge": "paddock.envs.nano.chain:wrong_sums"}
+    )
+    (found,) = source.dialogues()
+    assert found.untrained == (Untrained(message=1, part="reasoning", start=0, end=12),)
+
+
+def test_a_world_can_be_the_judge(tmp_path):
+    world = open_world("nano-tools")
+    entries = []
+    for index in range(4):
+        task = world.task(index)
+        manner = Manner(style="full")
+        shown = dialogue_json(world.demonstrate(task, manner, Random(0)))
+        shown["id"] = f"{task.id}#{index}"
+        if index % 2:
+            shown["messages"][-1]["content"] = "wrong"
+        entries.append(shown)
+    source = write(tmp_path, *entries).model_copy(update={"judge": "world:nano-tools"})
+    found = list(source.dialogues())
+    assert [bool(d.untrained) for d in found] == [False, True, False, True]
+    replies = [i for i, m in enumerate(found[1].messages) if m.role == "assistant"]
+    assert [mark.message for mark in found[1].untrained] == replies
+
+
+@pytest.mark.parametrize("name", ["nowhere:judge", "json:judge", "world:moon"])
+def test_a_judge_that_is_not_there_is_named(name):
+    with pytest.raises(DataError, match=f"judge '{name}'"):
+        load_judge(name)
+
+
+def test_words_between_markers_are_what_a_tokenizer_reads():
+    (found,) = tools(count=1, styles={"full": 1.0}).dialogues()
+    texts = [
+        document.text
+        for document in tools(count=1, styles={"full": 1.0}).documents(Reading(count_tokens=len))
+    ]
+    assert texts == spoken(found)
+    assert not any(
+        marker in text for text in texts for marker in ("<|user|>", "<think>", "<arg_key>")
+    )

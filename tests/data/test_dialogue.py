@@ -1,0 +1,152 @@
+"""Dialogues as JSON lines: what is read, what is refused and how."""
+
+import gzip
+import json
+import re
+
+import pytest
+
+from paddock.data import DataError, dialogue_from, dialogue_json, read_dialogues
+from paddock.records import Dialogue, Message, ToolCall, ToolSpec, Untrained
+
+LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
+CALL = ToolCall(id="c1", name="look", arguments={"far": 2, "why": "é"})
+WHOLE = Dialogue(
+    messages=(
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="Up?"),
+        Message(role="assistant", content="", reasoning="Hm, down. No, up.", tool_calls=(CALL,)),
+        Message(role="tool", content="sky", tool_call_id="c1"),
+        Message(role="assistant", content="Sky."),
+    ),
+    tools=(LOOK,),
+    thinking="preserved",
+    untrained=(Untrained(message=2, part="reasoning", start=0, end=9), Untrained(message=4)),
+    weight=0.25,
+    id="a/1",
+    source="by hand",
+)
+
+
+def lines(tmp_path, *entries, name="d.jsonl"):
+    text = "".join((e if isinstance(e, str) else json.dumps(e)) + "\n" for e in entries)
+    (tmp_path / name).write_text(text)
+    return tmp_path / name
+
+
+def chat(*said, **more):
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+    return {"messages": messages, **more}
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    assert list(read_dialogues(lines(tmp_path, dialogue_json(WHOLE)))) == [WHOLE]
+    arguments = dialogue_json(WHOLE)["messages"][2]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == {"far": 2, "why": "é"}  # text, as OpenAI's are
+
+
+def test_openai_shapes_as_they_come():
+    found = dialogue_from(
+        {
+            "messages": [
+                {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+                {"role": "user", "content": "Up?"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning_content": "Hm.",
+                    "tool_calls": [{"function": {"name": "look", "arguments": '{"far": 2}'}}],
+                },
+                {"role": "tool", "content": "sky"},
+                {"role": "assistant", "content": "<think>\nSo.\n</think>\n\nSky.", "weight": 0},
+            ],
+            "tools": [{"type": "function", "function": {"name": "look"}}],
+            "note": "people keep notes",
+        }
+    )
+    assert [m.role for m in found.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert found.messages[2].tool_calls[0].arguments == {"far": 2}
+    assert found.messages[2].tool_calls[0].id == found.messages[3].tool_call_id
+    assert (found.messages[4].reasoning, found.messages[4].content) == ("So.", "Sky.")
+    assert found.untrained == (Untrained(message=4),)
+    assert (found.thinking, found.weight, found.tools[0].name) == ("interleaved", 1.0, "look")
+
+
+def test_sharegpt_with_tools():
+    found = dialogue_from(
+        {
+            "system": "Be brief.",
+            "tools": json.dumps([{"name": "look", "parameters": {"type": "object"}}]),
+            "conversations": [
+                {"from": "human", "value": "Up?"},
+                {
+                    "from": "function_call",
+                    "value": '<think>Hm.</think>{"name": "look", "arguments": {"far": 2}}',
+                },
+                {"from": "observation", "value": "sky"},
+                {"from": "gpt", "value": "Sky."},
+            ],
+        }
+    )
+    assert [m.role for m in found.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert found.messages[2].reasoning == "Hm."
+    assert found.messages[2].tool_calls[0].arguments == {"far": 2}
+    assert found.tools[0].parameters == {"type": "object"}
+
+
+def test_packed_files_and_empty_lines(tmp_path):
+    text = json.dumps(chat("a", "b")) + "\n\n" + json.dumps(chat("c", "d")) + "\n"
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    found = list(read_dialogues(tmp_path / "d.jsonl.gz", thinking="off"))
+    assert [d.messages[0].content for d in found] == ["a", "c"]
+    assert [d.id.rsplit(":", 1)[1] for d in found] == ["1", "3"]
+    assert {d.thinking for d in found} == {"off"}
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"messages": [', "no JSON"),
+        ("[1]", "expected an object, got [1]"),
+        ({"prompt": "a"}, "neither 'messages' (OpenAI) nor 'conversations' (ShareGPT)"),
+        (chat("a"), "messages: none of 1 is a reply"),
+        ({"messages": [{"role": "boss", "content": "a"}]}, "messages[0].role: 'boss'"),
+        (chat("a", 7), "messages[1].content: expected text, got 7"),
+        (chat("a", "b", thinking="hard"), "thinking: 'hard'"),
+        (chat("a", "b", weight="much"), "weight: expected a number, got 'much'"),
+        (chat("a", "b", weight=-1), "weight: -1.0"),
+        (chat("a", "b", tools="[{"), "tools: no JSON"),
+        (chat("a", "b", tools=[{"type": "web"}]), "tools[0]: a tool of type 'web'"),
+        ({"conversations": [{"from": "who", "value": "a"}]}, "conversations[0].from: 'who'"),
+        ({"conversations": [{"from": "gpt"}]}, "conversations[0].value: expected text"),
+    ],
+)
+def test_a_wrong_line_is_named_with_file_line_and_field(tmp_path, line, complaint):
+    file = lines(tmp_path, chat("a", "b"), line)
+    with pytest.raises(DataError, match=re.escape(f"{file}:2: {complaint}")):
+        list(read_dialogues(file))
+
+
+@pytest.mark.parametrize(
+    ("mark", "complaint"),
+    [
+        ("yes", "messages[1].untrained: expected true or a list of spans"),
+        ([3], "messages[1].untrained[0]: expected an object"),
+        ([{"part": "soul"}], "messages[1].untrained[0]: Untrained.part: expected one of"),
+        ([{"part": "content", "form": 1}], "messages[1].untrained[0]: Untrained.form: unknown key"),
+        ([{"part": "content", "start": 0, "end": 99}], "untrained[0]: ends at 99"),
+    ],
+)
+def test_a_wrong_mark_is_named(tmp_path, mark, complaint):
+    entry = chat("a", "b")
+    entry["messages"][1]["untrained"] = mark
+    with pytest.raises(DataError, match=re.escape(complaint)):
+        list(read_dialogues(lines(tmp_path, entry)))
+
+
+def test_a_span_of_content_that_begins_with_a_thought_is_refused():
+    entry = chat("a", "<think>b</think>c")
+    entry["messages"][1]["untrained"] = [{"part": "content", "start": 0, "end": 1}]
+    with pytest.raises(ValueError, match="give it as reasoning_content"):
+        dialogue_from(entry)

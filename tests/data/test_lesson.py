@@ -1,0 +1,321 @@
+"""Dialogues as rows: each reply learnt once, where a model would say it, but for what is marked."""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paddock.data import lessons
+from paddock.records import Dialogue, Message, ToolCall, ToolSpec, Untrained
+from paddock.text import (
+    VERSIONS,
+    FolderRenderer,
+    GlmRenderer,
+    Template,
+    Thinking,
+    Tokenizer,
+    train,
+)
+from tests.data.tiny import byte_tokenizer
+
+LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
+CHATML = (
+    "{% for m in messages %}<|user|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}{{ m.reasoning_content }}\n\n{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}\n{{ c.function.name }} {{ c.function.arguments | tojson }}"
+    "{% endfor %}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<|user|>assistant\n{% endif %}"
+)
+
+
+def user(text):
+    return Message(role="user", content=text)
+
+
+def reply(content, reasoning=None, calls=()):
+    return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+
+
+def call(name, **arguments):
+    return ToolCall(id=name, name="look", arguments=arguments)
+
+
+THREE = (
+    user("One?"),
+    reply("One.", "first"),
+    user("Two?"),
+    reply("Two.", "second"),
+    user("Three?"),
+    reply("Three.", "third"),
+)
+
+
+def renderer(version="5"):
+    return GlmRenderer(byte_tokenizer(), version=version)
+
+
+def shown(row, trained=True):
+    """The text of the tokens that are learnt, runs joined by a bar."""
+    tokenizer, runs, before = byte_tokenizer(), [], None
+    for token, flag in zip(row.token_ids, row.trained, strict=True):
+        if flag == trained:
+            if before != trained:
+                runs.append([])
+            runs[-1].append(token)
+        before = flag
+    return "|".join(tokenizer.decode(run) for run in runs)
+
+
+def text(row):
+    return byte_tokenizer().decode(row.token_ids)
+
+
+# --- modes ----------------------------------------------------------------------------------------
+
+
+def test_preserved_thoughts_make_one_row():
+    (row,) = lessons(Dialogue(messages=THREE, thinking="preserved"), renderer())
+    assert shown(row) == (
+        "first</think>One.<|user|>|second</think>Two.<|user|>|third</think>Three.<|user|>"
+    )
+
+
+def test_interleaved_thoughts_are_learnt_where_they_are_said_and_gone_afterwards():
+    rows = lessons(Dialogue(messages=THREE), renderer())
+    assert [shown(row) for row in rows] == [
+        "first</think>One.<|user|>",
+        "second</think>Two.<|user|>",
+        "third</think>Three.<|user|>",
+    ]
+    assert "first" not in text(rows[1]) and "second" not in text(rows[2])
+    assert "<|assistant|></think>One." in text(rows[1])
+
+
+def test_interleaved_thoughts_stay_within_a_cycle_of_calls():
+    messages = (
+        user("Up?"),
+        reply("", "look", (call("a", far=1),)),
+        Message(role="tool", content="sky", tool_call_id="a"),
+        reply("Sky.", "seen"),
+    )
+    (row,) = lessons(Dialogue(messages=messages, tools=(LOOK,)), renderer())
+    assert shown(row) == (
+        "look</think><tool_call>look<arg_key>far</arg_key><arg_value>1</arg_value></tool_call>"
+        "<|observation|>|seen</think>Sky.<|user|>"
+    )
+
+
+def test_thinking_off_leaves_thoughts_out():
+    (row,) = lessons(Dialogue(messages=THREE, thinking="off"), renderer())
+    assert shown(row) == "One.<|user|>|Two.<|user|>|Three.<|user|>"
+    assert "first" not in text(row)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_turns_are_learnt_behind_the_prompt_each_would_have(version):
+    """On and off by turn: what a row learns follows exactly what `prompt` would have said."""
+    messages = (*THREE[:3], reply("Two."), *THREE[4:])
+    made = renderer(version)
+    rows = lessons(Dialogue(messages=messages, thinking="turns"), made)
+    learnt = {}
+    for row in rows:
+        for k in (1, 3, 5):
+            thinking = Thinking(
+                enable_thinking=messages[k].reasoning is not None, clear_thinking=False
+            )
+            prompt = made.prompt(messages[:k], thinking=thinking).token_ids
+            if row.token_ids[: len(prompt)] == prompt and row.trained[len(prompt)]:
+                assert not row.trained[len(prompt) - 1]
+                learnt[k] = True
+    assert set(learnt) == {1, 3, 5}
+    if version == "5":  # it only ever goes on
+        assert len(rows) == 1
+
+
+@pytest.mark.parametrize("mode", ["interleaved", "preserved", "turns", "off"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_reply_is_learnt_exactly_once(mode, version):
+    words = ["One.", "Two.", "Three."]
+    rows = lessons(Dialogue(messages=THREE, thinking=mode), renderer(version))
+    learnt = "".join(shown(row) for row in rows)
+    assert [learnt.count(word) for word in words] == [1, 1, 1]
+
+
+def test_a_base_model_learns_every_token_but_marked_ones():
+    marks = (Untrained(message=1, part="reasoning"),)
+    rows = lessons(Dialogue(messages=THREE[:2], untrained=marks), renderer(), learn="all")
+    assert shown(rows[0], trained=False) == "first"
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+def marked(message, *marks, made=None):
+    spans = tuple(Untrained(message=1, **mark) for mark in marks)
+    whole = Dialogue(messages=(user("?"), message), untrained=spans, tools=(LOOK,))
+    (row,) = lessons(whole, made or renderer())
+    return row
+
+
+def test_a_mark_in_the_reasoning_masks_its_tokens_alone_and_leaves_them_in_the_context():
+    thought = "It is blue. No, it is red."
+    row = marked(reply("Red.", thought), {"part": "reasoning", "start": 0, "end": 11})
+    assert shown(row) == " No, it is red.</think>Red.<|user|>"
+    assert "<think>It is blue. No, it is red.</think>Red." in text(row)
+
+
+def test_a_mark_in_the_content_is_not_taken_for_the_same_words_in_the_reasoning():
+    row = marked(reply("red, red", "red, red"), {"part": "content", "start": 0, "end": 3})
+    assert shown(row) == "red, red</think>|, red<|user|>"
+
+
+def test_blanks_that_the_template_strips_do_not_shift_a_mark():
+    row = marked(reply("  \n no yes ", " a b "), {"part": "content", "start": 4, "end": 6})
+    assert shown(row) in ("a b</think>| yes<|user|>", "a b</think>|yes<|user|>")
+    assert "no" not in shown(row)
+
+
+def test_calls_are_masked_by_number():
+    calls = (call("a", far=1), call("b", far=2))
+    row = marked(reply("Ok.", "go", calls), {"part": "calls", "start": 0, "end": 1})
+    assert "<arg_value>1<" not in shown(row) and "<arg_value>2<" in shown(row)
+    assert shown(row).startswith("go</think>Ok.|<tool_call>look")
+
+
+def test_a_message_is_masked_with_the_token_that_ends_it():
+    messages = (user("?"), reply("Wrong."), user("?"))
+    spans = (Untrained(message=1),)
+    whole = Dialogue(messages=(*messages, reply("Right.")), untrained=spans, thinking="preserved")
+    (row,) = lessons(whole, renderer())
+    assert shown(row) == "Right.<|user|>"
+    assert "Wrong." in text(row)
+
+
+def test_a_thought_that_is_no_longer_shown_masks_nothing():
+    """The words of the thought stand in the content of a reply whose thought was left out."""
+    messages = (user("?"), reply("a b c", "b"), user("?"), reply("d"))
+    whole = Dialogue(messages=messages, untrained=(Untrained(message=1, part="reasoning"),))
+    first, second = lessons(whole, renderer())
+    assert shown(first) == "</think>a b c<|user|>"
+    assert shown(second) == "d<|user|>"
+
+
+def test_a_token_that_a_mark_only_touches_is_masked():
+    tokenizer = byte_tokenizer()
+    pieces = [tokenizer.decode([token]) for token in tokenizer.encode("morning", specials=False)]
+    assert pieces == ["m", "orning"]
+    row = marked(reply("morning"), {"part": "content", "start": 3, "end": 4})
+    assert shown(row) == "m|<|user|>"
+
+
+@cache
+def foreign():
+    """A family without GLM-5's markers, whose template lies in its folder."""
+    own = byte_tokenizer()
+    bare = json.loads(own.files["tokenizer.json"])
+    keep = {"<|user|>", "<|endoftext|>"}
+    bare["added_tokens"] = [t for t in bare["added_tokens"] if t["content"] in keep]
+    tokenizer = Tokenizer({"tokenizer.json": json.dumps(bare).encode()}, name="foreign")
+    return FolderRenderer(tokenizer, Template(CHATML, name="foreign"))
+
+
+def test_other_families_are_marked_too():
+    made = foreign()
+    row = marked(
+        reply("Red, I say.", "blue? no", (call("a", far=1),)),
+        {"part": "reasoning", "start": 0, "end": 5},
+        {"part": "content", "start": 0, "end": 3},
+        {"part": "calls"},
+        made=made,
+    )
+    learnt = made.tokenizer.decode(
+        [t for t, f in zip(row.token_ids, row.trained, strict=True) if f]
+    )
+    assert "blue" not in learnt and "Red" not in learnt and "look" not in learnt
+    assert " no" in learnt and "I say." in learnt
+
+
+FORGETS = (
+    "{% for m in messages %}<|user|>{{ m.role }}\n"
+    "{% if m.reasoning_content and loop.last %}{{ m.reasoning_content }}: {% endif %}"
+    "{{ m.content }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<|user|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("mode", ["interleaved", "preserved"])
+def test_a_template_that_forgets_has_each_reply_learnt_where_it_was_said(mode):
+    """Thoughts are shown with the last message alone, whatever the mode asks for."""
+    made = FolderRenderer(foreign().tokenizer, Template(FORGETS, name="forgets"))
+    rows = lessons(Dialogue(messages=THREE, thinking=mode), made)
+    decode = made.tokenizer.decode
+    learnt = [
+        decode([t for t, f in zip(row.token_ids, row.trained, strict=True) if f]) for row in rows
+    ]
+    assert learnt == [
+        "first: One.<|endoftext|>",
+        "second: Two.<|endoftext|>",
+        "third: Three.<|endoftext|>",
+    ]
+    assert "first" not in decode(rows[1].token_ids)
+
+
+WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
+
+
+def test_a_mark_of_nothing_takes_nothing_away():
+    made, message = renderer(), reply("0", "00ll")
+    nothing = marked(message, {"part": "reasoning", "start": 3, "end": 3}, made=made)
+    assert nothing == marked(message, made=made)
+
+
+@given(thought=WORDS, content=WORDS, data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_no_character_of_a_mark_is_ever_learnt(thought, content, data):
+    """Whatever the text: take the marked characters out of the learnt tokens' reach, exactly."""
+    part = data.draw(st.sampled_from(["reasoning", "content"]))
+    whole = thought if part == "reasoning" else content
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(start, len(whole)))
+    made = renderer()
+    message = reply(content, thought)
+    plain = marked(message, made=made)
+    row = marked(message, {"part": part, "start": start, "end": end}, made=made)
+    assert row.token_ids == plain.token_ids
+    assert all(
+        before or not after for before, after in zip(plain.trained, row.trained, strict=True)
+    )
+    lost = len(whole) - len(whole.lstrip())
+    kept = whole.strip()
+    inside = kept[max(0, start - lost) : max(0, end - lost)]
+    lost_ids = [
+        token
+        for token, before, after in zip(row.token_ids, plain.trained, row.trained, strict=True)
+        if before and not after
+    ]
+    assert bool(lost_ids) == bool(inside)
+    assert inside in byte_tokenizer().decode(lost_ids)
+    # and no more than the tokens that touch it
+    assert len(lost_ids) <= len(inside.encode()) or not inside
+
+
+def test_no_mark_changes_nothing():
+    messages = (*THREE[:2],)
+    one = lessons(Dialogue(messages=messages), renderer())
+    two = lessons(replace(Dialogue(messages=messages), untrained=()), renderer())
+    assert one == two
+
+
+def test_words_of_a_closed_language_are_marked_too():
+    tokenizer = train(["the boat is red , no , blue"] * 50, vocab=400, splitting="words")
+    made = GlmRenderer(tokenizer)
+    row = marked(
+        reply("red", "the boat is blue , no , the boat is red"),
+        {"part": "reasoning", "start": 0, "end": 16},
+        made=made,
+    )
+    learnt = tokenizer.decode([t for t, f in zip(row.token_ids, row.trained, strict=True) if f])
+    assert learnt == ", no , the boat is red</think>red<|user|>"
