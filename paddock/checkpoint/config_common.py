@@ -17,6 +17,7 @@ from paddock.model.config import (
     RopeSettings,
 )
 
+INTEGERS = "compressed-tensors"  # the quant_method of checkpoints that hold integers
 Json = dict[str, Any]
 Word = TypeVar("Word")
 
@@ -163,8 +164,11 @@ def explained(error: ValidationError) -> str:
 
 
 def refuse_unknown_quantization(r: Reader) -> None:
-    """float8 in square blocks is multiplied out when read; nothing else would be understood."""
+    """float8 in square blocks is multiplied out when read, and integers are read by a loader of
+    their own (see load.LOADERS); nothing else would be understood."""
     said = r.take("quantization_config", OBJECT, {})
+    if said.get("quant_method") == INTEGERS:
+        return
     known = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3"}
     for key, value in known.items() if said else ():
         found = said.get(key, "e4m3" if key == "fmt" else None)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,12 @@ def read_json(path: Path) -> dict[str, Any]:
 class TensorFolder:
     """Names, shapes and tensors of a checkpoint's shards."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Sequence[str] | None = None) -> None:
+        """`files` of a folder that has no index yet; None: those that it says it has."""
         self.path = path
         self._files: dict[str, Any] = {}
         self._home: dict[str, str] = {}  # tensor -> file
-        for file in _shards(path):
+        for file in _shards(path) if files is None else files:
             try:
                 self._files[file] = safe_open(path / file, framework="pt", device="cpu")
             except (SafetensorError, OSError, RuntimeError) as error:
@@ -58,24 +59,33 @@ class TensorFolder:
                         f"tensor '{name}' is in both {self._home[name]} and {file}"
                     )
                 self._home[name] = file
-        self._check_index()
+        if files is None:
+            self._check_index()
 
     @property
     def names(self) -> set[str]:
         return set(self._home)
 
+    def file(self, name: str) -> str:
+        """Which of the folder's files holds a tensor."""
+        return self._home[name]
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._files[self._home[name]].get_slice(name).get_shape())
 
-    def tensor(self, name: str) -> Tensor:
-        """The tensor as stored; block-scaled float8 is multiplied out to float32."""
+    def stored(self, name: str) -> Tensor:
+        """The tensor as it lies in its file, of whatever type."""
         file = self._home[name]
         try:
-            stored: Tensor = self._files[file].get_tensor(name)
+            return self._files[file].get_tensor(name)  # type: ignore[no-any-return]
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{self.path / file}: cannot read tensor '{name}': {error}"
             ) from None
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor as numbers; block-scaled float8 is multiplied out to float32."""
+        stored = self.stored(name)
         scale = f"{name}_scale_inv"
         if stored.dtype == torch.float8_e4m3fn and scale in self._home:
             return multiply_out(stored, self.tensor(scale), f"{self.path}: tensor '{name}'")

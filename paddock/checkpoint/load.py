@@ -1,11 +1,13 @@
 """A released folder as a network."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from paddock.checkpoint.config_common import INTEGERS
 from paddock.checkpoint.config_json import config_from_json
 from paddock.checkpoint.folder import (
     CONFIG,
@@ -18,7 +20,11 @@ from paddock.checkpoint.folder import (
 from paddock.checkpoint.names import Piece, is_mtp, is_redundant, pieces, place
 from paddock.model import ModelConfig, Network
 
+Found = TypeVar("Found")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+# Who reads checkpoints of integers, by quant_method. The room that computes with integers stands
+# below this one, so it enters itself here when it is imported.
+LOADERS: dict[str, Callable[..., Network]] = {}
 
 
 def load_pretrained(
@@ -32,12 +38,17 @@ def load_pretrained(
 
     Names and shapes must fit the configuration exactly and every value must be finite; otherwise a
     CheckpointError names the first thing that is wrong. An MTP layer that the configuration
-    promises but the files lack altogether (transformers does not save it) is left out.
+    promises but the files lack altogether (transformers does not save it) is left out. A folder of
+    integers (compressed-tensors) becomes a network that computes with them, once `paddock.quant` is
+    imported.
 
     `latent_norm_eps` overrides the epsilon of MLA's two latent norms: transformers computes them
     with 1e-6 whatever config.json says, the serving engines with `rms_norm_eps`, as we do.
     """
     precision = dtype_called(dtype)
+    loader = LOADERS.get(quant_method(Path(folder)) or "")
+    if loader is not None:
+        return loader(folder, precision, device, latent_norm_eps=latent_norm_eps)
     config, tensors = open_checkpoint(Path(folder), latent_norm_eps=latent_norm_eps)
     network = blueprint(without_absent_mtp(config, tensors))
     plan = check_names(network, tensors)
@@ -47,23 +58,49 @@ def load_pretrained(
 
 
 def open_checkpoint(
-    folder: Path, *, latent_norm_eps: float | None = None
+    folder: Path, *, latent_norm_eps: float | None = None, integers: bool = False
 ) -> tuple[ModelConfig, TensorFolder]:
     """Configuration and weights of one and the same checkpoint, though it be replaced meanwhile.
 
     What is open stays readable when its folder is replaced; so it is enough that the folder is
-    still the same after everything was opened.
+    still the same after everything was opened. Integers are refused unless they are expected.
     """
+
+    def opened() -> tuple[ModelConfig, TensorFolder]:
+        return read_config(folder, latent_norm_eps=latent_norm_eps), TensorFolder(folder)
+
+    if not integers and quant_method(folder) is not None:
+        raise CheckpointError(
+            f"{folder}: holds integers ({INTEGERS}), not weights; paddock.quant.load_quantized "
+            "reads them"
+        )
+    return _unreplaced(folder, opened)
+
+
+def quant_method(folder: Path) -> str | None:
+    """How a checkpoint of integers says it was made; None for all others."""
+
+    def method() -> str | None:
+        require_folder(folder)
+        said = read_json(folder / CONFIG).get("quantization_config")
+        found = said.get("quant_method") if isinstance(said, dict) else None
+        return found if found == INTEGERS else None
+
+    return _unreplaced(folder, method)
+
+
+def _unreplaced(folder: Path, read: Callable[[], Found]) -> Found:
+    """What `read` finds in a folder that is the same before and after."""
     while True:
         before = _identity(folder)
         try:
-            opened = read_config(folder, latent_norm_eps=latent_norm_eps), TensorFolder(folder)
+            found = read()
         except CheckpointError:
             if _identity(folder) == before:
                 raise
         else:
             if _identity(folder) == before:
-                return opened
+                return found
 
 
 def _identity(folder: Path) -> tuple[int, int, int] | None:

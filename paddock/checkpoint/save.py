@@ -26,7 +26,7 @@ from paddock.checkpoint.folder import (
     read_json,
     refuse_non_finite,
 )
-from paddock.checkpoint.load import dtype_called
+from paddock.checkpoint.load import blueprint, dtype_called
 from paddock.checkpoint.names import pieces, place
 from paddock.model import Network
 
@@ -53,6 +53,7 @@ def save_pretrained(
         if not is_plain(name) or is_replaced(name) or name.endswith(".safetensors"):
             raise ValueError(f"{name!r} is no name for a file beside the weights")
     stored = None if dtype is None else dtype_called(dtype)
+    _refuse_altered(network)
     target = Path(folder).resolve()  # through a link to the folder it means
     _refuse_strangers(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +65,18 @@ def save_pretrained(
         _flush(fresh)
         _replace(target, fresh)
         _flush_one(target.parent)
+
+
+def _refuse_altered(network: Network) -> None:
+    """A network whose parts were replaced, by integers or turned ones, is not what its
+    configuration says: read back, it would be another."""
+    plan, found = set(blueprint(network.config).state_dict()), set(network.state_dict())
+    found |= {name for name, _ in network.named_buffers()}
+    if strange := sorted(plan ^ found):
+        raise CheckpointError(
+            f"a network that was quantized or turned is not saved in the released layout: "
+            f"'{strange[0]}'{'' if strange[0] in found else ' is missing'}"
+        )
 
 
 def _refuse_strangers(target: Path) -> None:

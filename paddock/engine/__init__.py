@@ -3,6 +3,7 @@
 delivery.py   weights on their way into a network that serves
 engine.py     the engine as everyone else sees it
 grammar.py    replies that belong to a language
+graphs.py     steps of decoding, recorded once and repeated
 loop.py       the engine's own thread
 memory.py     the cache, paged
 pages.py      who holds which page
@@ -20,6 +21,7 @@ stops.py      texts that end a reply
 thinking.py   how long a reply may think
 """
 
+import paddock.quant  # noqa: F401  so that folders of integers are served too
 from paddock.engine.delivery import Delivery, Update
 from paddock.engine.engine import Engine
 from paddock.engine.loop import PauseMode

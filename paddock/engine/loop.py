@@ -4,9 +4,9 @@ Everything reaches it through one inbox and is acted upon between steps: new req
 pauses, new weights. A step that fails fails the requests in it, never the thread; a failure that is
 a bug leaves the engine unhealthy, and every request, present and future, is told so.
 
-While the device works on a step there is nothing to prepare that does not depend on its outcome but
-messages to clients, so they are handed over in one go after each step; an accelerator's queue is
-kept full by the step itself, which reads nothing back before its tokens.
+What a step adds to a stream is handed over after it; where a device works on its own, only when the
+next step has been queued, so that clients are told while it computes. Whatever ends a request goes
+out at once, behind all that was said before.
 """
 
 import logging
@@ -59,6 +59,8 @@ class Worker:
         self.counters = Counters()
         self.live: dict[str, Sequence] = {}
         self.paused = False
+        self.tells_later = weight.device.type != "cpu"  # while the device computes the next step
+        self._unsaid: list[tuple[Sequence, Delta]] = []
         self.broken: str | None = None  # what went wrong, once something has
         self._inbox: SimpleQueue[Sequence | Command | None] = SimpleQueue()
         self._door, self._closed = Lock(), False
@@ -105,6 +107,8 @@ class Worker:
     def _read_inbox(self) -> bool:
         """Act on everything that has arrived; sleep while there is nothing else to do."""
         busy = not self.paused and bool(self.scheduler.running or self.scheduler.waiting)
+        if not busy:
+            self._tell()
         try:
             message = self._inbox.get(block=not busy)
             while message is not None:
@@ -121,6 +125,7 @@ class Worker:
                     message.done.set_result(message.run())
                 except Exception as error:
                     message.done.set_exception(error)
+                self.runner.weights_may_lie_elsewhere()
         elif self.broken is not None:
             self._send(message, EngineFailed(self.broken))
         else:
@@ -150,7 +155,7 @@ class Worker:
             self.dials.set(sequence.seat, sequence.request.sampling, sequence.seed)
         before = {id(s): s.written for s in plan.sequences}
         try:
-            ended = self.runner.run(plan, self.scheduler.version)
+            ended = self.runner.run(plan, self.scheduler.version, self._tell)
         except torch.OutOfMemoryError as error:
             for sequence in list(plan.sequences):
                 self._fail(sequence, f"the device ran out of memory in a step: {error}")
@@ -180,7 +185,9 @@ class Worker:
             elif end is not None:
                 self.end(sequence, end.finish, matched=end.matched)
             elif sequence.streamed and wrote:
-                self._send(sequence, self._delta(sequence))
+                self._unsaid.append((sequence, self._delta(sequence)))
+        if not self.tells_later:
+            self._tell()
 
     def _count(self, sequence: Sequence, wrote: int, now: float) -> None:
         counters = self.counters
@@ -192,6 +199,13 @@ class Worker:
         elif sequence.last_token_at is not None:
             counters.between_tokens_s.add((now - sequence.last_token_at) / wrote, wrote)
         sequence.last_token_at = now
+
+    def _tell(self) -> None:
+        """Hand over what was kept back."""
+        unsaid, self._unsaid = self._unsaid, []
+        for sequence, delta in unsaid:
+            if sequence.streamed:  # else its client has failed
+                self._send(sequence, delta)
 
     # --- what becomes of requests -----------------------------------------------------------------
 
@@ -219,7 +233,7 @@ class Worker:
         message: str = "",
     ) -> None:
         """A request is over: its answer goes out, its pages go back."""
-        now, replay = self.clock(), None
+        now, replay, first = self.clock(), None, sequence.first_token_at
         if sequence.request.replay and self.runner.decisions and sequence.seat is not None:
             replay = self.runner.decisions.of(sequence.seat, sequence.computed)
         answer = Answer(
@@ -241,9 +255,7 @@ class Worker:
             drafts_accepted=sequence.drafts_accepted,
             verify_steps=sequence.verify_steps,
             queued_s=(sequence.admitted_at or now) - sequence.arrived,
-            first_token_s=None
-            if sequence.first_token_at is None
-            else sequence.first_token_at - sequence.arrived,
+            first_token_s=None if first is None else first - sequence.arrived,
             total_s=now - sequence.arrived,
         )
         self._close_account(sequence, answer)
@@ -257,6 +269,7 @@ class Worker:
         counters.thinking_tokens += answer.reasoning_tokens
         counters.drafts_proposed += sequence.drafts_proposed
         counters.drafts_accepted += sequence.drafts_accepted
+        counters.drafted.join(sequence.drafted)
         counters.queued_s.add(answer.queued_s)
         counters.total_s.add(answer.total_s)
 
@@ -267,6 +280,8 @@ class Worker:
 
     def _send(self, sequence: Sequence, delta: Delta | EngineFailed) -> None:
         """A client that fails to take what it asked for is no reason for the others to suffer."""
+        if isinstance(delta, EngineFailed) or delta.answer is not None:
+            self._tell()
         try:
             sequence.deliver(delta)
         except Exception:
@@ -354,13 +369,9 @@ class Worker:
 
     def stats(self) -> Stats:
         scheduler, pages = self.scheduler, self.scheduler.pages
-        counters = replace(
-            self.counters,
-            queued_s=self.counters.queued_s.copy(),
-            first_token_s=self.counters.first_token_s.copy(),
-            between_tokens_s=self.counters.between_tokens_s.copy(),
-            total_s=self.counters.total_s.copy(),
-        )
+        grow = ("queued_s", "first_token_s", "between_tokens_s", "total_s", "drafted")
+        copies = {name: getattr(self.counters, name).copy() for name in grow}
+        counters = replace(self.counters, **copies)
         return Stats(
             counters=counters,
             version=scheduler.version,

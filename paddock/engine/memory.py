@@ -1,7 +1,7 @@
 """The cache itself: one storage a layer and stream, all of them under the same slots.
 
 Slot s is place s % page_tokens of page s // page_tokens. T new tokens, S slots, B sequences,
-Q queries of each, P pages of the longest, M columns of the table.
+Q queries of each, P pages of the longest.
 """
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paddock.engine.settings import Capacity
+from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
 from paddock.model import Batch, Layout, ModelConfig
 from paddock.model.cost import streams
@@ -63,11 +64,15 @@ class Cache:
         for storage in self.storage.values():
             storage[slot_S] = 0
 
-    def table(self, seats: np.ndarray, longest: int) -> np.ndarray:
-        """[B, M] the slots of whole pages of every sequence, enough for the longest."""
+    def pages(self, seats: np.ndarray, longest: int) -> np.ndarray:
+        """[B, P] the pages of every sequence, enough for the longest."""
+        return self._pages[seats, : -(-longest // self.capacity.page_tokens)]
+
+    def places(self, page_BP: np.ndarray, position_BQ: np.ndarray) -> np.ndarray:
+        """[B, Q] the slots of some tokens of sequences with these pages."""
         size = self.capacity.page_tokens
-        pages_BP = self._pages[seats, : -(-longest // size)]
-        return (pages_BP[:, :, None] * size + self._offsets).reshape(len(seats), -1)
+        page_BQ = np.take_along_axis(page_BP, position_BQ // size, 1)
+        return page_BQ * size + position_BQ % size
 
 
 class Chunks:
@@ -99,29 +104,34 @@ def arrange(
     spans, slots = list(chunks.spans), list(chunks.slots)
     new, positions, batch = list(chunks.new), list(chunks.positions), None
     if len(seats):
-        table_BM = cache.table(seats, int(past_B.max()) + queries)
         position_BQ = past_B[:, None] + np.arange(queries)
-        M = table_BM.shape[1]
+        page_BP = cache.pages(seats, int(past_B.max()) + queries)
         for b, past in enumerate(past_B.tolist()):
-            first = chunks.tokens + b * queries
-            spans.append(Span(first, queries, chunks.keys + b * M, past + queries))
-        slots.append(table_BM.reshape(-1))
-        new.append(np.take_along_axis(table_BM, position_BQ, 1).reshape(-1))
+            spans.append(Span(chunks.tokens + b * queries, queries, 0, past + queries))
+        new.append(cache.places(page_BP, position_BQ).reshape(-1))
         positions.append(position_BQ.reshape(-1))
-        visible_BQ = torch.from_numpy(position_BQ + 1).to(cache.device)
-        batch = Batch.of(visible_BQ, columns=M, least=int(past_B.min()) + 1)
+        visible_BQ = upload((position_BQ + 1).astype(np.int32), cache.device)
+        pages = Pages(upload(page_BP, cache.device), cache.capacity.page_tokens)
+        batch = Batch(pages, visible_BQ)
     layout = Layout(
         _tensor(positions, cache.device),
         tuple(spans),
-        slot_S=_tensor(slots, cache.device),
+        slot_S=_tensor(slots, cache.device) if slots else None,
         batch=batch,
     )
     return layout, _tensor(new, cache.device)
 
 
 def _tensor(pieces: list[np.ndarray], device: torch.device) -> Tensor:
-    whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    return torch.from_numpy(whole).to(device)
+    return upload(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), device)
+
+
+def upload(values: np.ndarray, device: torch.device) -> Tensor:
+    """On its way to the device; nobody waits for it to arrive."""
+    here = torch.from_numpy(values)
+    if device.type != "cuda":
+        return here.to(device)
+    return here.pin_memory().to(device, non_blocking=True)
 
 
 class StepMemory:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from paddock.engine.memory import States
+from paddock.engine.stats import Drafts
 from paddock.records import Completion, Sampling, Segment
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class Sequence:
     retractions: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    drafted: Drafts = field(default_factory=Drafts)
     verify_steps: int = 0
     admitted_at: float | None = None
     first_token_at: float | None = None

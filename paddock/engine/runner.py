@@ -4,7 +4,7 @@ T tokens of the step, N rows that are sampled from (of each part that ends its s
 token and the drafts behind it), D hidden, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.engine.memory import Cache, Chunks, StepMemory, arrange
+from paddock.engine.graphs import Asked, Graphs
+from paddock.engine.memory import Cache, Chunks, StepMemory, arrange, upload
 from paddock.engine.replay import Decisions
 from paddock.engine.request import Ending, Likely, Sequence
 from paddock.engine.sampler import Dials, Rows, Sampled, Sampler, Wish, wishes_more
@@ -56,6 +57,15 @@ class _Drawn:
     asked: dict[int, Tensor]  # by first row: the log-probabilities of those who want more of them
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Computed:
+    """What the network made of a step's tokens."""
+
+    hidden_TD: Tensor
+    logits_TV: Tensor | None  # None: not yet asked for
+    read: Callable[[np.ndarray], Tensor]  # the token after each -> MTP states
+
+
 class Runner:
     def __init__(
         self, network: Network, cache: Cache, settings: EngineSettings, dials: Dials
@@ -64,33 +74,62 @@ class Runner:
         device = network.embed.weight.device
         self.sampler = Sampler(dials, network.config.vocab, device)
         steps = settings.mtp_steps
-        self.drafter = Drafter(network, cache, self.sampler, steps) if steps else None
+        self.graphs = Graphs.where_possible(network, cache, settings)
+        self.drafter = Drafter(network, cache, self.sampler, steps, self.graphs) if steps else None
         self.decisions = Decisions(network.config, cache) if settings.replay else None
         self.device = device
 
     @torch.inference_mode()
-    def run(self, plan: Plan, version: int) -> list[Ended]:
-        """Read the plan's tokens, write the next ones; who is done, and how."""
-        layout, slot_T = self._arrange(plan)
-        memory = StepMemory(self.cache, slot_T, [s.states for s in plan.sequences])
-        token_T = self._tokens(plan)
-        ask = Ask(choices=self.decisions is not None)
-        output = self.network(token_T, layout, memory, ask)
-        hidden_TD = output.hidden_TD
-        if self.decisions is not None:
-            self.decisions.record(output.notes, layout, slot_T)
-        self._score_prompts(plan, hidden_TD)
+    def run(self, plan: Plan, version: int, meanwhile: Callable[[], None]) -> list[Ended]:
+        """Read the plan's tokens, write the next ones; who is done, and how. `meanwhile` is called
+        when all is queued and nothing read back yet."""
+        done = self._compute(plan)
+        self._score_prompts(plan, done.hidden_TD)
         rows = self._rows(plan)
-        drawn = self._sample(hidden_TD, rows)
+        drawn = self._sample(done, rows)
         for part in plan.parts:
             part.sequence.computed = part.stop
-        token_N = torch.cat(drawn.tokens).tolist() if rows else []
-        ended = self._write(rows, token_N, drawn, version)
+        meanwhile()
+        token_N, logprob_N = _on_the_host(drawn) if rows else ([], [])
+        ended = self._write(rows, token_N, logprob_N, drawn, version)
         if self.drafter is not None:
-            next_T = self._next_tokens(plan, token_N)
-            state_TD = self.drafter.read(hidden_TD, next_T, layout, memory)
+            state_TD = done.read(self._next_tokens(plan, token_N))
             self._guess(state_TD, rows, ended)
         return ended
+
+    def _compute(self, plan: Plan) -> _Computed:
+        """The plan's tokens through the network; recorded if all of them are one batch."""
+        token_T = np.fromiter(
+            chain(*((*p.sequence.tokens[p.start : p.stop], *p.drafts) for p in plan.parts)),
+            dtype=np.int64,
+        )
+        if self.graphs is not None and plan.batched == len(plan.parts):
+            return self._repeat(plan, token_T)
+        layout, slot_T = self._arrange(plan)
+        memory = StepMemory(self.cache, slot_T, [s.states for s in plan.sequences])
+        ask = Ask(choices=self.decisions is not None)
+        output = self.network(upload(token_T, self.device), layout, memory, ask)
+        if self.decisions is not None:
+            self.decisions.record(output.notes, layout, slot_T)
+
+        def read(next_T: np.ndarray) -> Tensor:
+            step = self.network.step(layout, memory)
+            return self.network.draft(output.hidden_TD, upload(next_T, self.device), step)
+
+        return _Computed(output.hidden_TD, None, read)
+
+    def _repeat(self, plan: Plan, token_T: np.ndarray) -> _Computed:
+        assert self.graphs is not None
+        graphs, parts = self.graphs, plan.parts
+        seat_B = np.array([part.sequence.seat for part in parts], dtype=np.int64)
+        past_B = np.array([part.start for part in parts], dtype=np.int64)
+        asked = Asked(seat_B, past_B, parts[0].tokens)
+        hidden_TD, logits_TV = graphs.write(asked, token_T)
+        return _Computed(hidden_TD, logits_TV, lambda next_T: graphs.read(asked, next_T))
+
+    def weights_may_lie_elsewhere(self) -> None:
+        if self.graphs is not None:
+            self.graphs.doubt()
 
     def _arrange(self, plan: Plan) -> tuple[Layout, Tensor]:
         loose, batch = Chunks(), plan.parts[len(plan.parts) - plan.batched :]
@@ -101,10 +140,6 @@ class Runner:
         past_B = np.array([part.start for part in batch], dtype=np.int64)
         return arrange(self.cache, loose, seats, past_B, batch[0].tokens if batch else 0)
 
-    def _tokens(self, plan: Plan) -> Tensor:
-        parts = ((*p.sequence.tokens[p.start : p.stop], *p.drafts) for p in plan.parts)
-        return torch.tensor([*chain(*parts)], device=self.device)
-
     def _rows(self, plan: Plan) -> list[_Rows]:
         rows, token, first = [], 0, 0
         for part in plan.parts:
@@ -114,14 +149,14 @@ class Runner:
             token, first = token + part.tokens, first + part.rows
         return rows
 
-    def _sample(self, hidden_TD: Tensor, rows: list[_Rows]) -> _Drawn:
+    def _sample(self, done: _Computed, rows: list[_Rows]) -> _Drawn:
         """A token for every row, a few rows at a time, so that scores over the vocabulary never
         take more than `logits_bytes`."""
         drawn = _Drawn([], [], {})
         most = max(1, self.settings.logits_bytes // (_COPIES * 4 * self.network.config.vocab))
         for part in _parted(rows, most):
             first = part[0].first
-            sampled = self._sample_part(hidden_TD, part)
+            sampled = self._sample_part(done, part)
             drawn.tokens.append(sampled.token_N)
             drawn.logprobs.append(sampled.logprob_N)
             for row in part:
@@ -131,12 +166,13 @@ class Runner:
                     drawn.asked[row.first] = sampled.logp_NV[n].clone()
         return drawn
 
-    def _sample_part(self, hidden_TD: Tensor, rows: list[_Rows]) -> Sampled:
+    def _sample_part(self, done: _Computed, rows: list[_Rows]) -> Sampled:
         offset_N = np.concatenate([np.arange(row.count) for row in rows])
         counts, first = [row.count for row in rows], rows[0].first
         token_N = np.repeat([row.token for row in rows], counts) + offset_N
-        if len(token_N) < len(hidden_TD):
-            hidden_TD = hidden_TD[torch.from_numpy(token_N).to(self.device)]
+        known_TX = done.hidden_TD if done.logits_TV is None else done.logits_TV
+        if len(token_N) < len(known_TX):
+            known_TX = known_TX[upload(token_N, self.device)]
         wishes, forced = [], []
         for row in rows:
             wishes += self._wishes(row, row.first - first)
@@ -146,7 +182,7 @@ class Runner:
                 close_id = row.sequence.thinking.close_id
                 forced += [(row.first - first + j, close_id) for j in closes]
         return self.sampler.sample(
-            self.network.head(hidden_TD),
+            self.network.head(known_TX) if done.logits_TV is None else known_TX,
             Rows(
                 seat_N=np.repeat([row.sequence.seat for row in rows], counts),
                 index_N=np.repeat([row.sequence.written for row in rows], counts) + offset_N,
@@ -171,9 +207,13 @@ class Runner:
     # --- what was sampled -------------------------------------------------------------------------
 
     def _write(
-        self, rows: list[_Rows], token_N: list[int], drawn: _Drawn, version: int
+        self,
+        rows: list[_Rows],
+        token_N: list[int],
+        logprob_N: list[float],
+        drawn: _Drawn,
+        version: int,
     ) -> list[Ended]:
-        logprob_N = torch.cat(drawn.logprobs).tolist() if rows else []
         ended = []
         for row in rows:
             n = slice(row.first, row.first + row.count)
@@ -235,6 +275,7 @@ class Runner:
             sequence.computed = len(sequence.tokens) - 1
             sequence.drafts_proposed += row.count - 1
             sequence.drafts_accepted += row.wrote - 1
+            sequence.drafted.add(made=row.count - 1, kept=row.wrote - 1)
 
     def _report(self, row: _Rows, drawn: _Drawn) -> None:
         """The log-probabilities a request asked for, of the tokens it got."""
@@ -276,7 +317,7 @@ class Runner:
 
     # --- drafts -----------------------------------------------------------------------------------
 
-    def _next_tokens(self, plan: Plan, token_N: list[int]) -> Tensor:
+    def _next_tokens(self, plan: Plan, token_N: list[int]) -> np.ndarray:
         """The token after each of the step's tokens. Behind a draft that was not kept it is
         anyone's guess; such rows are beyond the end of their sequence and will be overwritten."""
         following: list[int] = []
@@ -288,7 +329,7 @@ class Runner:
             else:
                 following.append(part.sequence.tokens[part.stop])
             first += part.rows
-        return torch.tensor(following, device=self.device)
+        return np.array(following)
 
     def _guess(self, state_TD: Tensor, rows: list[_Rows], ended: list[Ended]) -> None:
         assert self.drafter is not None
@@ -296,8 +337,17 @@ class Runner:
         live = [row for row in rows if id(row.sequence) not in done]
         if live:
             # From the last token that was kept, the one before the newest.
-            last_N = torch.tensor([row.token + row.wrote - 1 for row in live], device=self.device)
-            self.drafter.guess(state_TD[last_N], [row.sequence for row in live])
+            last_N = np.array([row.token + row.wrote - 1 for row in live])
+            self.drafter.guess(
+                state_TD[upload(last_N, self.device)], [row.sequence for row in live]
+            )
+
+
+def _on_the_host(drawn: _Drawn) -> tuple[list[int], list[float]]:
+    """Tokens and their log-probabilities, in one trip: float64 holds both exactly."""
+    both = (torch.cat(drawn.tokens).double(), torch.cat(drawn.logprobs).double())
+    token_N, logprob_N = torch.stack(both).tolist()
+    return [int(token) for token in token_N], logprob_N
 
 
 def _parted(rows: list[_Rows], most: int) -> Iterator[list[_Rows]]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paddock.engine.memory import upload
 from paddock.engine.request import Sequence
 from paddock.records import Sampling
 
@@ -123,14 +124,14 @@ class Sampler:
     def noise(self, key_N: np.ndarray) -> Tensor:
         """Standard Gumbel noise [N, V], a function of key and token alone."""
         halves = np.ascontiguousarray(key_N).view(np.int32).reshape(-1, 2)
-        half_N2 = torch.from_numpy(halves.copy()).to(self.device)
+        half_N2 = self._tensor(halves.copy())
         x_NV = _spread((self.hash_V ^ half_N2[:, :1]) + half_N2[:, 1:])
         # Uniform in (0, 1), finest near 0: that is where the winners come from.
         uniform_NV = (x_NV & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
         return uniform_NV.neg_().log1p_().neg_().log_().neg_()
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.device)
+        return upload(values, self.device)
 
 
 def keys(seed_N: np.ndarray, index_N: np.ndarray) -> np.ndarray:

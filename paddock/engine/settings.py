@@ -22,6 +22,7 @@ class EngineSettings(Settings):
     context: PositiveInt | None = None  # None: the model's
     mtp_steps: NonNegativeInt = Field(default=0, le=5)  # tokens drafted ahead
     prefix_cache: bool = True
+    graphs: bool | None = None  # steps recorded once and repeated; None: where a device can
     replay: bool = False  # keep routed experts and index choices, for requests that ask for them
     stop_ids: tuple[int, ...] | None = None  # None: the model's and the tokenizer's own
     max_logprobs: NonNegativeInt = 64  # likeliest tokens a request may ask for at each place

@@ -9,8 +9,8 @@ are drawn with the chance of the place they guess at, hence they agree with it a
 draws that share their noise can.
 
 The MTP layer remembers one row a token, as every layer does: row p is made of the network's state
-at p and of token p + 1. `read` writes these rows for all tokens of a step as soon as the next ones
-are known; rows written while guessing stand beyond the end and are overwritten.
+at p and of token p + 1. The runner has these rows written for all tokens of a step as soon as the
+next ones are known; rows written while guessing stand beyond the end and are overwritten.
 
 T tokens of a step, N sequences, D hidden, K drafts.
 """
@@ -21,32 +21,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paddock.engine.graphs import Asked, Graphs
 from paddock.engine.memory import Cache, Chunks, StepMemory, arrange
 from paddock.engine.request import Sequence
 from paddock.engine.sampler import Sampler
-from paddock.model import Layout, Memory, Network
+from paddock.model import Network
 
 
 class Drafter:
-    def __init__(self, network: Network, cache: Cache, sampler: Sampler, steps: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        cache: Cache,
+        sampler: Sampler,
+        steps: int,
+        graphs: Graphs | None = None,
+    ) -> None:
         self.network, self.cache, self.sampler, self.steps = network, cache, sampler, steps
-
-    def read(self, hidden_TD: Tensor, next_T: Tensor, layout: Layout, memory: Memory) -> Tensor:
-        """Rows for every token of a step, given the token after each; the states they end in."""
-        return self.network.draft(hidden_TD, next_T, self.network.step(layout, memory))
+        self.graphs = graphs
 
     def guess(self, state_ND: Tensor, sequences: Many[Sequence]) -> None:
         """Give each sequence its drafts, starting from the state behind its last token but one."""
         seat_N = np.array([s.seat for s in sequences])
         index_N = np.array([s.written for s in sequences])
         past_N = np.array([len(s.tokens) - 1 for s in sequences])
-        drafts: list[Tensor] = []
-        for step in range(self.steps):
-            if step:
-                layout, slot_T = arrange(self.cache, Chunks(), seat_N, past_N + step - 1, 1)
-                memory = StepMemory(self.cache, slot_T, [])
-                state_ND = self.read(state_ND, drafts[-1], layout, memory)
-            logits_NV = self.network.head(state_ND)
+        logits_NV = self.network.head(state_ND)
+        drafts = [self.sampler.draft(logits_NV, seat_N, index_N)]
+        for step in range(1, self.steps):
+            asked = Asked(seat_N, past_N + step - 1, 1)
+            state_ND, logits_NV = self._further(asked, state_ND, drafts[-1])
             drafts.append(self.sampler.draft(logits_NV, seat_N, index_N + step))
         for sequence, guessed in zip(sequences, torch.stack(drafts, 1).tolist(), strict=True):
             sequence.drafts = guessed
+
+    def _further(self, asked: Asked, state_ND: Tensor, token_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The states and scores behind one more guessed token."""
+        if self.graphs is not None:
+            return self.graphs.guess(asked, state_ND, token_N)
+        layout, slot_T = arrange(self.cache, Chunks(), asked.seat_B, asked.past_B, 1)
+        step = self.network.step(layout, StepMemory(self.cache, slot_T, []))
+        state_ND = self.network.draft(state_ND, token_N, step)
+        return state_ND, self.network.head(state_ND)

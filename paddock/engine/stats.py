@@ -33,6 +33,31 @@ class Histogram:
 
 
 @dataclass(slots=True)
+class Drafts:
+    """How many drafts were made and kept at each position, the next token's first.
+
+    >>> drafts = Drafts()
+    >>> drafts.add(made=3, kept=1)
+    >>> drafts.add(made=2, kept=2)
+    >>> drafts.at
+    [(2, 2), (2, 1), (1, 0)]
+    """
+
+    at: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, made: int, kept: int) -> None:
+        self.join(Drafts([(1, int(place < kept)) for place in range(made)]))
+
+    def join(self, other: "Drafts") -> None:
+        self.at += [(0, 0)] * (len(other.at) - len(self.at))
+        for place, (made, kept) in enumerate(other.at):
+            self.at[place] = (self.at[place][0] + made, self.at[place][1] + kept)
+
+    def copy(self) -> "Drafts":
+        return Drafts(list(self.at))
+
+
+@dataclass(slots=True)
 class Counters:
     """What only grows. Kept by the engine's thread."""
 
@@ -47,6 +72,7 @@ class Counters:
     thinking_tokens: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    drafted: Drafts = field(default_factory=Drafts)  # the same, by position
     verify_steps: int = 0  # sampling steps of requests, whatever they wrote
     busy_s: float = 0.0  # spent in steps
     queued_s: Histogram = field(default_factory=Histogram)

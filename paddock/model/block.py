@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from paddock.model.attention import attention_for
@@ -47,6 +48,6 @@ class Block(nn.Module):
         return y_TD, replace(
             notes,
             balance_loss=loss,
-            load_E=load(routing),
+            load_E=None if torch.is_inference_mode_enabled() else load(routing),
             experts_TK=routing.expert_TK if step.ask.choices else None,
         )

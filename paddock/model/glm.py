@@ -57,7 +57,10 @@ class Network(nn.Module):
         memory: Memory | None = None,
         ask: Ask | None = None,
     ) -> Output:
-        step = self.step(layout, memory, ask)
+        return self.through(token_T, self.step(layout, memory, ask))
+
+    def through(self, token_T: Tensor, step: Step) -> Output:
+        """The same, with what all layers share made beforehand."""
         x_TD = self.embed(token_T)
         selection: Selection | None = None
         notes = []

@@ -4,41 +4,50 @@ A layer hands over the rows of its new tokens and gets back the storage that hol
 never asks which mode it is in: `Layout` says where in that storage each query may look.
 
 T new tokens of the packed step, S rows of storage or of the layout's key space, B sequences of a
-batch with Q queries each, M columns of its table.
+batch with Q queries each, M keys that one of them may have.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
 from paddock.parallel import Cut
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Sequences of a step that have the same few queries each: one step of decoding.
 
-    They are a layout's last spans. Their keys stand in a table, a row of M keys for each sequence,
-    behind the keys of all other spans, so that all of them are attended to at once.
+    They are a layout's last spans, attended to all at once. Their keys lie in pages of the storage.
     """
 
-    sequences: int
-    queries: int
-    columns: int
-    least: int  # keys that every query sees
-    visible_BQ: Tensor  # how many keys of its row each query sees
-    hidden_NM: Tensor  # and which it does not; N = B * Q
+    pages: Pages
+    visible_BQ: Tensor  # how many keys of its sequence each query sees
 
-    @classmethod
-    def of(cls, visible_BQ: Tensor, *, columns: int, least: int) -> "Batch":
-        key_M = torch.arange(columns, device=visible_BQ.device)
-        hidden_NM = key_M >= visible_BQ.view(-1, 1)
-        B, Q = visible_BQ.shape
-        return cls(B, Q, columns, least, visible_BQ, hidden_NM)
+    @property
+    def sequences(self) -> int:
+        return self.visible_BQ.shape[0]
+
+    @property
+    def queries(self) -> int:
+        return self.visible_BQ.shape[1]
+
+    @property
+    def columns(self) -> int:
+        """Keys that a sequence of this batch may have."""
+        return self.pages.columns
+
+    @cached_property
+    def seen_BQM(self) -> Tensor:
+        """Which keys each query sees."""
+        key_M = torch.arange(self.columns, device=self.visible_BQ.device)
+        return key_M < self.visible_BQ.unsqueeze(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +57,8 @@ class Layout:
     `spans` speak of keys as if every sequence's rows lay one after the other; `slot_S` says which
     row of storage each of those keys really is. None: storage is laid out just so.
 
-    With a `batch` the last spans share a table (see there); the others are `loose`.
+    With a `batch` the last spans have pages instead (see there); the others are `loose`, and
+    `slot_S` speaks of their keys alone.
 
     With a `cut` the queries are one rank's piece of a packed row, and the keys are those of the
     whole row. A document may go on behind the last query here; `ends` says where it does end.
@@ -119,19 +129,7 @@ class Layout:
         """The stored rows of the loose spans, in the order they speak of."""
         if self.cut is not None:
             return self.cut.gather(storage)
-        if self.slot_S is None:
-            return storage
-        if self.batch is None:
-            return storage[self.slot_S]
-        return storage[self.slot_S[: -self.batch.sequences * self.batch.columns]]
-
-    @property
-    def table_BM(self) -> Tensor:
-        """Which row of storage each key of the batch is; anything where a sequence has fewer."""
-        assert self.batch is not None
-        assert self.slot_S is not None
-        keys = self.batch.sequences * self.batch.columns
-        return self.slot_S[-keys:].view(self.batch.sequences, -1)
+        return storage if self.slot_S is None else storage[self.slot_S]
 
 
 class Memory(Protocol):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paddock.kernels.expert_choice import best_of_few
+from paddock.kernels.few_experts import few_experts, suits
 from paddock.kernels.grouped_gemm import grouped_gemm
 from paddock.kernels.moe_permute import by_expert, gather, load_of, spread
 from paddock.kernels.spans import Span
@@ -70,7 +71,6 @@ class Router(nn.Module):
         self.bias += rate * torch.sign(load_E.float().mean() - load_E.float())
 
 
-@torch.no_grad()
 def choose_experts(choice_TE: Tensor, moe: ExpertSettings) -> Tensor:
     """[T, K] expert indices, ascending; of equal choices the lowest index wins.
 
@@ -105,6 +105,9 @@ class Experts(nn.Module):
         self.axis = axis
 
     def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
+        stacks = self.gate_up, self.down
+        if self.axis.size == 1 and suits(x_TD, routing.expert_TK, *stacks):
+            return few_experts(x_TD, routing.expert_TK, routing.weight_TK, *stacks)
         order = by_expert(routing.expert_TK, routing.score_TE.shape[1])
         trip = Trip(order.counts_E, self.axis)
         x_RD, counts_E = trip.there(spread(x_TD, order)), trip.counts_H
@@ -145,12 +148,18 @@ def balance_loss(
     appetite carries a gradient. `choices` are those of each span's whole sequence, where a span is
     but a part of it.
     """
-    E = routing.score_TE.shape[1]
+    T, E = routing.score_TE.shape
     normed_TE = routing.score_TE / (routing.score_TE.sum(-1, keepdim=True) + 1e-20)
-    total = normed_TE.new_zeros(())
+    length_B = torch.tensor([span.queries for span in spans], device=normed_TE.device)
+    sequence_T = torch.arange(len(spans), device=normed_TE.device).repeat_interleave(
+        length_B, output_size=T
+    )
     if choices is None:
-        choices = [routing.expert_TK[span.query_slice] for span in spans]
-    for span, chosen in zip(spans, choices, strict=True):
-        share_E = load_of(chosen, E).to(normed_TE.dtype) * (E / chosen.numel())
-        total = total + (share_E * normed_TE[span.query_slice].sum(0)).sum()
-    return total
+        expert_TK = routing.expert_TK + E * sequence_T.unsqueeze(1)
+        load_BE = load_of(expert_TK, len(spans) * E).view(-1, E)
+        rows_B = length_B * routing.expert_TK.shape[1]
+    else:
+        load_BE = torch.stack([load_of(chosen, E) for chosen in choices])
+        rows_B = torch.tensor([chosen.numel() for chosen in choices], device=normed_TE.device)
+    share_BE = load_BE.to(normed_TE.dtype) * (E / rows_B.unsqueeze(1))
+    return (share_BE[sequence_T] * normed_TE).sum()

@@ -4,6 +4,7 @@ P = R / 2 pairs of R rotated dims, T tokens.
 """
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,10 +17,16 @@ ROTATE = {"interleaved": rope_interleaved, "halves": rope_halves}
 
 def angles(position_T: Tensor, rope: RopeSettings, dim: int) -> tuple[Tensor, Tensor]:
     """cos_TP and sin_TP in float32, magnitude factor included."""
-    frequency_P = frequencies(rope, dim).to(position_T.device)
+    frequency_P = _frequencies_on(position_T.device, rope, dim)
     angle_TP = position_T.float().unsqueeze(1) * frequency_P
     factor = magnitude(rope.scaling)
     return angle_TP.cos() * factor, angle_TP.sin() * factor
+
+
+@cache  # one copy to a device, not one a step: a recorded step may copy nothing from the host
+def _frequencies_on(device: torch.device, rope: RopeSettings, dim: int) -> Tensor:
+    with torch.inference_mode(False):  # it will be met again where gradients are wanted
+        return frequencies(rope, dim).to(device)
 
 
 def frequencies(rope: RopeSettings, dim: int) -> Tensor:

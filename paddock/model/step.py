@@ -38,13 +38,12 @@ class Selection:
 
     `index_QK` counts keys as the layout's spans do, ascending, -1 where there is none. Queries of a
     batch stand apart and are listed all or none; `batch_NK` counts keys from the beginning of each
-    sequence, `batch_slot_NK` rows of storage.
+    sequence.
     """
 
     query_Q: Tensor
     index_QK: Tensor
     batch_NK: Tensor | None = None
-    batch_slot_NK: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

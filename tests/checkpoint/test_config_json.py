@@ -202,8 +202,8 @@ REFUSED = {
     ),
     "a negative base": ({"rope_parameters": {"rope_theta": -1}}, "'rope_theta' is -1"),
     "int4 weights": (
-        {"quantization_config": {"quant_method": "compressed-tensors"}},
-        "'quantization_config.quant_method' is 'compressed-tensors'; only 'fp8' is known",
+        {"quantization_config": {"quant_method": "gptq"}},
+        "'quantization_config.quant_method' is 'gptq'; only 'fp8' is known",
     ),
     "float8 of whole tensors": (
         {"quantization_config": {"quant_method": "fp8"}},

@@ -5,11 +5,12 @@ The others attend to their choice in absorbed form. A layer without an indexer o
 the choice of the last layer below that has one.
 
 T tokens, S keys or rows of storage, H heads, C row width, V value dims, Q sparse queries, K kept
-keys; of a batch B sequences, Q queries each, N = B * Q, M columns of its table.
+keys; of a batch N queries.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from paddock.kernels.dense_attention import kept_attention
 from paddock.kernels.index_kl import AttentionSide, IndexSide, index_kl, index_kl_kept
 from paddock.kernels.index_scores import Keys
+from paddock.kernels.latent_decode import latent_decode_kept
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
 from paddock.kernels.topk import index_topk_spans, index_topk_table
@@ -92,8 +94,7 @@ class DSA(MLA):
         batch = step.layout.batch
         if batch is None or step.ask.dense or batch.columns <= self.topk:
             return selection
-        index_NK, slot_NK = choose_batch(new, step.layout, self.topk)
-        return replace(selection, batch_NK=index_NK, batch_slot_NK=slot_NK)
+        return replace(selection, batch_NK=choose_batch(new, step.layout, self.topk))
 
     def attend(
         self,
@@ -115,9 +116,18 @@ class DSA(MLA):
     def attend_batch(
         self, query_THD: Tensor, stored_SC: Tensor, layout: Layout, selection: Selection | None
     ) -> Tensor:
-        if selection is None or selection.batch_slot_NK is None:
+        if selection is None or selection.batch_NK is None:
             return self.dense_batch(query_THD, stored_SC, layout)
-        return self.sparse(query_THD, stored_SC, selection.batch_slot_NK)
+        assert layout.batch is not None
+        out_NHL = latent_decode_kept(
+            self.absorb(query_THD),
+            stored_SC,
+            layout.batch.pages,
+            selection.batch_NK,
+            scale=self.scale,
+            value=self.mla.kv_rank,
+        )
+        return self.emit(out_NHL)
 
     def masking_is_cheaper(self, spans: Sequence[Span], long: Sequence[Span]) -> bool:
         """Documents only a few times longer than top-k: the backward of a dense product under a
@@ -188,30 +198,26 @@ def choose(index: IndexSide, spans: Sequence[Span], topk: int) -> Selection:
     return Selection(query_Q, index_topk_spans(index.query_THD, keys, index.weight_TH, spans, topk))
 
 
+@cache
 def _nothing(topk: int, device: torch.device) -> Selection:
-    empty = torch.zeros(0, dtype=torch.int64, device=device)
-    return Selection(empty, empty.int().view(0, topk))
+    """Of a step whose queries all stand in a batch, or see no more than top-k keys."""
+    with torch.inference_mode(False):  # it may be met again where gradients are wanted
+        empty = torch.zeros(0, dtype=torch.int64, device=device)
+        return Selection(empty, empty.int().view(0, topk))
 
 
-@torch.no_grad()
-def choose_batch(new: IndexSide, layout: Layout, k: int) -> tuple[Tensor, Tensor]:
-    """The top-k keys of every query of a batch: counted within its sequence, and in storage."""
-    batch, table_BM = layout.batch, layout.table_BM
+def choose_batch(new: IndexSide, layout: Layout, k: int) -> Tensor:
+    """[N, K] the top-k keys of every query of a batch, counted within its sequence."""
+    batch, first = layout.batch, layout.loose_tokens
     assert batch is not None
-    first, Q = layout.loose_tokens, batch.queries
-    index_NK = index_topk_table(
+    return index_topk_table(
         new.query_THD[first:],
         Keys(new.key_SD),
         new.weight_TH[first:],
-        table_BM,
+        batch.pages,
         batch.visible_BQ,
         k,
     )
-    rows_NM = table_BM if Q == 1 else table_BM.repeat_interleave(Q, 0)
-    slot_NK = rows_NM.gather(1, index_NK.clamp(min=0).long())
-    if batch.least < k:
-        slot_NK = slot_NK.masked_fill_(index_NK < 0, -1)
-    return index_NK, slot_NK.int()
 
 
 def _queries(span: Span, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """Grouped-query attention, over everything or through a window.
 
 T tokens, S keys or rows of storage, H query heads, G key heads, D head dim; of a batch B sequences,
-Q queries each, M columns of its table.
+Q queries each, M keys at most.
 """
 
 import torch
@@ -61,17 +61,17 @@ class GQA(nn.Module):
     def attend_batch(
         self, query_THD: Tensor, key_SGD: Tensor, value_SGD: Tensor, layout: Layout
     ) -> Tensor:
-        """All sequences of a batch at once, each looking at its row of the table."""
-        assert layout.batch is not None
-        visible_BQ = layout.batch.visible_BQ
-        seen_BQM = ~layout.batch.hidden_NM.view(*visible_BQ.shape, -1)
+        """All sequences of a batch at once, each looking at its own pages."""
+        batch = layout.batch
+        assert batch is not None
+        seen_BQM, slot_BM = batch.seen_BQM, batch.pages.slot_BM
         if self.window is not None:
-            key_M = torch.arange(layout.batch.columns, device=query_THD.device)
-            seen_BQM &= key_M >= visible_BQ.unsqueeze(-1) - self.window
+            key_M = torch.arange(batch.columns, device=query_THD.device)
+            seen_BQM = seen_BQM & (key_M >= batch.visible_BQ.unsqueeze(-1) - self.window)
         out_BHQD = F.scaled_dot_product_attention(
             query_THD.unflatten(0, seen_BQM.shape[:2]).transpose(1, 2),
-            key_SGD[layout.table_BM].transpose(1, 2),
-            value_SGD[layout.table_BM].transpose(1, 2),
+            key_SGD[slot_BM].transpose(1, 2),
+            value_SGD[slot_BM].transpose(1, 2),
             attn_mask=seen_BQM.unsqueeze(1),
             scale=self.gqa.dim**-0.5,
             enable_gqa=self.gqa.heads != self.gqa.kv_heads,

@@ -37,7 +37,7 @@ class Indexer(nn.Module):
         """Queries, keys and head weights of the new tokens."""
         x_TD, latent_TQ = x_TD.detach(), latent_TQ.detach()
         heads, dim = self.settings.heads, self.settings.dim
-        query_THD = self._rotated(self.query(latent_TQ).unflatten(1, (heads, dim)), step)
+        query_THD = self._rotated(self.query(latent_TQ).view(-1, heads, dim), step)
         key_T1D = self._rotated(self.key_norm(self.key(x_TD)).unsqueeze(1), step)
         # Head weights in float32: they are few, and a rounded weight moves every score of a query.
         weight_TH = wide_linear(x_TD, self.weights.weight)

@@ -73,7 +73,7 @@ class MLA(nn.Module):
         else:
             latent_TQ = self.q_norm(self.q_a(x_TD))
             query = self.q_b(latent_TQ)
-        query_THD = query.unflatten(1, (mla.heads, mla.qk))
+        query_THD = query.view(-1, mla.heads, mla.qk)
         query_THD = self.rotate(query_THD, step.cos_TP, step.sin_TP, mla.nope)
         latent_TL, key_TR = self.kv_a(x_TD).split((mla.kv_rank, mla.rope), -1)
         key_TR = self.rotate(key_TR.unsqueeze(1), step.cos_TP, step.sin_TP).squeeze(1)
@@ -97,7 +97,7 @@ class MLA(nn.Module):
         out_BQHL = latent_decode_table(
             query_BQHC,
             stored_SC,
-            layout.table_BM,
+            layout.batch.pages,
             layout.batch.visible_BQ,
             scale=self.scale,
             value=self.mla.kv_rank,
@@ -141,6 +141,5 @@ class MLA(nn.Module):
     def up_projections(self) -> tuple[Tensor, Tensor]:
         """kv_b as its key part [H, N, L] and its value part [H, V, L]."""
         mla = self.mla
-        up = self.kv_b.weight.unflatten(0, (mla.heads, mla.nope + mla.value))
-        key_up_HNL, value_up_HVL = up.split((mla.nope, mla.value), dim=1)
-        return key_up_HNL, value_up_HVL
+        up = self.kv_b.weight.view(mla.heads, mla.nope + mla.value, mla.kv_rank)
+        return up[:, : mla.nope], up[:, mla.nope :]

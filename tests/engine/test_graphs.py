@@ -1,0 +1,137 @@
+"""Steps of fixed shape: the same replies, whatever a batch is filled up with.
+
+On a CPU nothing is recorded: the work is done again from the same inputs. So these tests see what
+the inputs say; that a device repeats what it recorded is seen on a GPU (test_graphs_on_gpu).
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from paddock.engine import EngineSettings, capacity
+from paddock.engine.graphs import Asked, Graphs, Size, fill
+from paddock.engine.memory import Cache
+from paddock.engine.settings import cached_layers
+from paddock.records import Sampling
+from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
+
+PROMPTS = prompts(12)
+COUNT = 12
+
+
+def graphs_of(serving):
+    return serving._worker.runner.graphs
+
+
+def check(kind, serving):
+    answers = serving.answers([greedy(prompt, COUNT) for prompt in PROMPTS])
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert_greedy(network(kind), prompt, answer.completion)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "shared", "dense", "grouped"])
+def test_replies_are_the_same(kind):
+    with engine(network(kind), graphs=True) as serving:
+        check(kind, serving)
+        assert_greedy(
+            network(kind), PROMPTS[0], serving.answer(greedy(PROMPTS[0], COUNT)).completion
+        )
+        assert graphs_of(serving).count >= 2
+        assert serving.audit() == []
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("counting", 1), ("counting", 4), ("sparse", 3)])
+def test_drafts_too(kind, steps):
+    with engine(network(kind), graphs=True, mtp_steps=steps) as serving:
+        check(kind, serving)
+        check(kind, serving)
+        names = {name for x in graphs_of(serving)._inputs.values() for name in x.recorded}
+        assert names == ({"write", "read", "guess"} if steps > 1 else {"write", "read"})
+        if kind == "counting":
+            assert serving.stats().accept_length > 1.15
+        assert serving.audit() == []
+
+
+def test_under_pressure():
+    with engine(network("counting"), graphs=True, mtp_steps=2, pages=40, context=64) as serving:
+        check("counting", serving)
+        assert serving.stats().retractions > 0
+        assert serving.audit() == []
+
+
+def test_sampled_replies_are_those_without():
+    sampling = Sampling(max_new_tokens=COUNT, seed=3, temperature=0.8, top_p=0.9)
+    replies = []
+    for graphs in (False, True):
+        with engine(network("counting"), graphs=graphs) as serving:
+            replies.append([serving.generate(prompt, sampling).token_ids for prompt in PROMPTS[:4]])
+    assert replies[0] == replies[1]
+
+
+def test_new_weights_in_the_old_place_keep_the_recordings():
+    own = copy_of(network("counting"))
+    with engine(own, graphs=True) as serving:
+        serving.answer(greedy(PROMPTS[0], COUNT))
+        before = graphs_of(serving).count
+        serving.swap(lambda net: net.load_state_dict(network("sparse").state_dict()), 1)
+        assert_greedy(
+            network("sparse"), PROMPTS[0], serving.answer(greedy(PROMPTS[0], COUNT)).completion
+        )
+        assert graphs_of(serving).count == before > 0
+
+
+def test_weights_in_another_place_do_not():
+    def move(net):
+        for parameter in net.parameters():
+            parameter.data = parameter.data.clone()
+
+    with engine(copy_of(network("counting")), graphs=True) as serving:
+        serving.answer(greedy(PROMPTS[0], COUNT))
+        old = dict(graphs_of(serving)._inputs)
+        serving.swap(move, 1)
+        assert_greedy(
+            network("counting"), PROMPTS[0], serving.answer(greedy(PROMPTS[0], COUNT)).completion
+        )
+        assert not set(map(id, old.values())) & set(map(id, graphs_of(serving)._inputs.values()))
+
+
+def test_where_they_are_not_wanted_there_are_none():
+    with engine(network("sparse")) as serving:
+        assert graphs_of(serving) is None
+    with engine(network("sparse"), graphs=True, replay=True) as serving:
+        assert graphs_of(serving) is None
+    with engine(network("recurrent"), graphs=True, prefix_cache=False) as serving:
+        assert graphs_of(serving) is None
+
+
+def graphs(**settings):
+    config = network("sparse").config  # chooses 8 keys
+    chosen = EngineSettings(page_tokens=4, pages=64, context=100, graphs=True, **settings)
+    found = capacity(chosen, config, 4)
+    like = torch.zeros(1)
+    cache = Cache(config, cached_layers(chosen, config), found, chosen.max_running, like=like)
+    return Graphs(network("sparse"), cache, chosen)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "longest", "size"),
+    [
+        (1, 8, Size(1, 1, 2)),  # as many keys as need no choice
+        (3, 9, Size(4, 1, 4)),
+        (4, 17, Size(4, 1, 8)),
+        (5, 100, Size(6, 1, 25)),  # never more than there can be
+    ],
+)
+def test_sizes_are_few(sequences, longest, size):
+    past_B = np.full(sequences, longest - 1)
+    assert graphs(max_running=6).size(Asked(np.arange(sequences), past_B, 1)) == size
+
+
+def test_what_is_missing_is_the_first_again():
+    place = torch.full((4, 2), 9.0)
+    fill(place, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert place.tolist() == [[1, 2], [3, 4], [1, 2], [1, 2]]
+    asked = Asked(np.array([5, 3]), np.array([7, 8]), 2).filled(4)
+    assert asked.seat_B.tolist() == [5, 3, 5, 5]
+    assert asked.past_B.tolist() == [7, 8, 7, 7]
+    assert (asked.tokens, asked.longest) == (8, 10)

@@ -1,0 +1,76 @@
+"""What is told while the next step runs is told in order, whole and once."""
+
+import asyncio
+
+import pytest
+
+from tests.engine.nets import assert_greedy, engine, greedy, network, prompts
+
+PROMPTS = prompts(6)
+COUNT = 12
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "later"])
+def serving(request):
+    with engine(network("counting"), mtp_steps=2) as found:
+        found._worker.tells_later = request.param
+        yield found
+
+
+async def heard(serving, prompt):
+    return [delta async for delta in serving.stream(greedy(prompt, COUNT))]
+
+
+def test_deltas_make_the_reply(serving):
+    async def main():
+        return await asyncio.gather(*(heard(serving, prompt) for prompt in PROMPTS))
+
+    for prompt, deltas in zip(PROMPTS, asyncio.run(main()), strict=True):
+        answer = deltas[-1].answer
+        assert [delta.answer for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+        assert sum((d.token_ids for d in deltas), ()) == answer.completion.token_ids
+        assert sum((d.logprobs for d in deltas), ()) == answer.completion.logprobs
+        assert len(deltas) > 3
+        assert_greedy(network("counting"), prompt, answer.completion)
+    assert serving.audit() == []
+
+
+def test_a_pause_keeps_nothing_back(serving):
+    async def main():
+        first = asyncio.Event()
+        tokens = []
+
+        async def listen():
+            async for delta in serving.stream(greedy(PROMPTS[0], 80)):
+                tokens.extend(delta.token_ids)
+                first.set()
+            return delta.answer
+
+        task = asyncio.create_task(listen())
+        await first.wait()
+        await asyncio.to_thread(serving.pause, "in_place")
+        await asyncio.to_thread(serving.stats)
+        await asyncio.sleep(0.05)
+        (sequence,) = serving._worker.live.values()
+        assert len(tokens) == sequence.written < 80
+        await asyncio.to_thread(serving.resume)
+        answer = await task
+        assert tuple(tokens) == answer.completion.token_ids
+
+    asyncio.run(main())
+    assert serving.audit() == []
+
+
+def test_an_abort_comes_behind_what_was_said(serving):
+    async def main():
+        tokens = []
+        async for delta in serving.stream(greedy(PROMPTS[0], 100, id="one")):
+            tokens.extend(delta.token_ids)
+            if delta.answer is None:
+                serving.abort("one")
+        assert delta.answer.completion.finish == "abort"
+        assert tuple(tokens) == delta.answer.completion.token_ids
+
+    for _ in range(3):
+        asyncio.run(main())
+    assert serving.audit() == []
