@@ -1,0 +1,305 @@
+"""Smoothing: what is large in activations moves into weights, as far as the real quantizer likes.
+
+Between a map that writes x and maps W that read it, x / s and W s compute the same. Strengths of s
+are tried one by one: rows that text really produced are rounded, weights are quantized, and the one
+whose output is closest to the exact one is kept, s = 1 among them.
+
+    routed experts      up -> down      s = mean|x|^a                   (Flex-AWQ-SSZ)
+    attention, dense    norm -> linear, s = max|x|^a / max|W|^(1 - a)   (flexible SmoothQuant)
+    and shared parts    value -> o, up -> down
+
+T tokens, N kept rows, D channels, F outputs or inner, E experts, R rows sorted by expert.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paddock.kernels.grouped_gemm import grouped_gemm
+from paddock.kernels.moe_permute import by_expert, spread
+from paddock.kernels.swiglu import swiglu_of
+from paddock.kernels.w4a8_gemm import quantize_rows
+from paddock.model.attention.gqa import GQA
+from paddock.model.attention.mla import MLA
+from paddock.model.block import Block
+from paddock.model.moe import Experts, GatedMLP, MoE, Routing
+from paddock.quant.recipe import QuantSettings, integer_linears
+from paddock.quant.rotate import Read, reads
+from paddock.quant.w4a8 import Grid, quantize
+
+Tie = Callable[[Tensor], Tensor]
+EXPERTS = "mlp.experts"
+
+
+class Seen:
+    """What a linear map was given: sizes of its channels, and some of the rows."""
+
+    def __init__(self, keep: int, keep_each: int) -> None:
+        self._keep, self._keep_each = keep, keep_each
+        self._kept: list[Tensor] = []
+        self._held = 0
+        self._sum_D: Tensor | None = None
+        self.peak_D: Tensor = torch.zeros(())
+        self.count = 0
+
+    def add(self, x_TD: Tensor) -> None:
+        if not len(x_TD):
+            return
+        x_TD = x_TD.detach().float()
+        sum_D, peak_D = x_TD.abs().sum(0), x_TD.abs().amax(0)
+        self._sum_D = sum_D if self._sum_D is None else self._sum_D + sum_D
+        self.peak_D = torch.maximum(self.peak_D.to(peak_D), peak_D)
+        self.count += len(x_TD)
+        room = min(self._keep - self._held, self._keep_each, len(x_TD))
+        if room > 0:  # evenly from the whole batch, for it holds several texts
+            at_N = torch.linspace(0, len(x_TD) - 1, room, device=x_TD.device).long()
+            self._kept.append(x_TD[at_N])
+            self._held += room
+
+    @property
+    def mean_D(self) -> Tensor:
+        assert self._sum_D is not None
+        return self._sum_D / self.count
+
+    @property
+    def rows_ND(self) -> Tensor:
+        return torch.cat(self._kept)
+
+    @property
+    def rounded_ND(self) -> Tensor:
+        """The rows as an integer product will see them."""
+        rounded = quantize_rows(self.rows_ND)
+        return rounded.integer_RD.float() * rounded.scale_R.unsqueeze(-1)
+
+    def divide(self, scale_D: Tensor) -> None:
+        """The rows after smoothing by these scales."""
+        self._kept = [rows_ND / scale_D for rows_ND in self._kept]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was found for one place: strength (None: left as it was) and relative squared error of
+    the output, before and with it."""
+
+    place: str
+    alpha: float | None
+    before: float
+    error: float
+
+
+class Watch:
+    """Looks on while a layer reads text, and remembers what its linear maps were given."""
+
+    def __init__(self, block: Block, settings: QuantSettings, batches: int) -> None:
+        self._block, self._settings = block, settings
+        self._keep_each = -(-settings.rows // max(1, batches))
+        self.linears: dict[str, Seen] = {}
+        self.experts: dict[int, Seen] = {}  # what their down is given
+        self.inputs: dict[int, Seen] = {}  # and their gate and up
+
+    @contextmanager
+    def looking(self, looks: bool = True) -> Iterator[None]:
+        """Everything the layer computes within the block is seen, if anyone looks."""
+        handles = []
+        for name, module in self._block.named_modules() if looks else ():
+            if isinstance(module, Experts):
+                handles.append(module.register_forward_pre_hook(self._see_experts))
+            elif isinstance(module, nn.Linear):
+                handles.append(module.register_forward_pre_hook(self._see(name)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _new(self) -> Seen:
+        return Seen(self._settings.rows, self._keep_each)
+
+    def _see(self, name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        def hook(module: nn.Module, given: tuple[Tensor]) -> None:  # noqa: ARG001
+            self.linears.setdefault(name, self._new()).add(given[0])
+
+        return hook
+
+    def _see_experts(self, module: nn.Module, given: tuple[Tensor, Routing]) -> None:
+        assert isinstance(module, Experts)
+        x_TD, routing = given
+        order = by_expert(routing.expert_TK, routing.score_TE.shape[1])
+        x_RD, counts = spread(x_TD, order), order.counts_E.tolist()
+        inner_RF = swiglu_of(grouped_gemm(x_RD, module.gate_up, order.counts_E))
+        for kept, rows_R in ((self.inputs, x_RD), (self.experts, inner_RF)):
+            for expert, rows_N in enumerate(rows_R.split(counts)):
+                kept.setdefault(expert, self._new()).add(rows_N)
+
+
+@torch.no_grad()
+def smooth(block: Block, watch: Watch, settings: QuantSettings) -> list[Choice]:
+    """Change a layer in place so that it quantizes better and computes the same."""
+    found: list[Choice] = []
+    if settings.awq and isinstance(block.mlp, MoE):
+        found += _smooth_experts(block.mlp.experts, watch, settings)
+    if settings.smooth and settings.linears:
+        found += _smooth_norms(block, watch, settings)
+        found += _smooth_values(block.attention, watch, settings)
+        for name, mlp in block.named_modules():
+            if isinstance(mlp, GatedMLP):
+                found.append(_smooth_down(name, mlp, watch, settings))
+    return found
+
+
+def _smooth_experts(experts: Experts, watch: Watch, settings: QuantSettings) -> list[Choice]:
+    inner = experts.gate_up.shape[1] // 2
+    found = []
+    for expert, seen in sorted(watch.experts.items()):
+        if not seen.count:
+            continue
+        down_DF = experts.down[expert]
+        strengths = ((alpha, seen.mean_D**alpha) for alpha in _alphas(settings))
+        choice, scale_F = best(
+            f"{EXPERTS}.{expert}.down", seen, (down_DF,), settings.expert_grid, strengths
+        )
+        experts.gate_up[expert, inner:].div_(scale_F.unsqueeze(-1))
+        down_DF.mul_(scale_F)
+        seen.divide(scale_F)
+        found.append(choice)
+    return found
+
+
+def _smooth_norms(block: Block, watch: Watch, settings: QuantSettings) -> Iterator[Choice]:
+    """Norm -> linear, but not before the experts: their norm is the router's too, and all experts
+    together have no common large channels."""
+    names = {id(module.weight): name for name, module in integer_linears(block).items()}
+    for read in reads(block):
+        rounded = [weight for weight in read.weights if id(weight) in names]
+        if read.norm is block.mlp_norm or not rounded:
+            continue
+        seen = watch.linears[names[id(rounded[0])]]
+        choice, scale_D = best(
+            names[id(rounded[0])],
+            seen,
+            tuple(rounded),
+            settings.linear_grid,
+            _balanced(seen, rounded, settings),
+        )
+        _move_into_readers(read, scale_D)
+        yield choice
+
+
+def _move_into_readers(read: Read, scale_D: Tensor) -> None:
+    read.norm.weight.div_(scale_D)
+    for weight in read.weights:
+        weight.mul_(scale_D)
+
+
+def _smooth_values(attention: nn.Module, watch: Watch, settings: QuantSettings) -> list[Choice]:
+    assert isinstance(attention, MLA | GQA)
+    seen, weight = watch.linears["attention.o"], attention.o.weight
+    tie: Tie = _untied
+    if isinstance(attention, GQA):
+        gqa = attention.gqa
+        tie = _shared_by_heads(gqa.kv_heads, gqa.heads // gqa.kv_heads)
+    choice, scale_D = best(
+        "attention.o",
+        seen,
+        (weight,),
+        settings.linear_grid,
+        _balanced(seen, [weight], settings, tie),
+    )
+    weight.mul_(scale_D)
+    if isinstance(attention, MLA):
+        mla = attention.mla
+        value_up_HVL = attention.kv_b.weight.unflatten(0, (mla.heads, -1))[:, mla.nope :]
+        value_up_HVL.div_(scale_D.view(mla.heads, -1, 1))
+    else:
+        gqa = attention.gqa
+        scale_GD = scale_D.unflatten(0, (gqa.kv_heads, -1, gqa.dim))[:, 0]
+        attention.v.weight.div_(scale_GD.reshape(-1, 1))
+        if attention.v.bias is not None:
+            attention.v.bias.div_(scale_GD.flatten())
+    return [choice]
+
+
+def _smooth_down(name: str, mlp: GatedMLP, watch: Watch, settings: QuantSettings) -> Choice:
+    seen, weight = watch.linears[f"{name}.down"], mlp.down.weight
+    strengths = _balanced(seen, [weight], settings)
+    choice, scale_F = best(f"{name}.down", seen, (weight,), settings.linear_grid, strengths)
+    weight.mul_(scale_F)
+    mlp.up.weight.div_(scale_F.unsqueeze(-1))
+    return choice
+
+
+def best(
+    place: str,
+    seen: Seen,
+    weights: Sequence[Tensor],
+    grid: Grid,
+    strengths: Iterable[tuple[float, Tensor]],
+) -> tuple[Choice, Tensor]:
+    """The strength whose rounded product is closest to the exact one, and its scales."""
+    rows_ND = seen.rows_ND
+    exact = [rows_ND @ weight.float().T for weight in weights]
+    ones_D = torch.ones_like(seen.peak_D)
+    before = error = _error(rows_ND, weights, exact, grid, ones_D)
+    found: tuple[float | None, Tensor] = None, ones_D
+    for alpha, raw_D in strengths:
+        scale_D = _tame(raw_D)
+        here = _error(rows_ND, weights, exact, grid, scale_D)
+        if here < error:
+            error, found = here, (alpha, scale_D)
+    return Choice(place, found[0], before, error), found[1]
+
+
+def _error(
+    rows_ND: Tensor, weights: Sequence[Tensor], exact: Sequence[Tensor], grid: Grid, scale_D: Tensor
+) -> float:
+    """Squared, relative to the exact outputs, summed over the weights."""
+    rounded = quantize_rows(rows_ND / scale_D)
+    x_ND = rounded.integer_RD.float() * rounded.scale_R.unsqueeze(-1)
+    total = 0.0
+    for weight, wanted in zip(weights, exact, strict=True):
+        out = x_ND @ quantize(weight.float() * scale_D, grid, x_ND).weight_XFD.T
+        total += float((out - wanted).square().sum() / wanted.square().sum().clamp_min(1e-30))
+    return total
+
+
+def _balanced(
+    seen: Seen, weights: Sequence[Tensor], settings: QuantSettings, tie: Tie | None = None
+) -> Iterator[tuple[float, Tensor]]:
+    peak_D = torch.stack([weight.float().abs().amax(0) for weight in weights]).amax(0)
+    log_x_D, log_w_D = _log(seen.peak_D), _log(peak_D)
+    for alpha in _alphas(settings):
+        yield alpha, (tie or _untied)(alpha * log_x_D - (1 - alpha) * log_w_D).exp()
+
+
+def _log(size_D: Tensor) -> Tensor:
+    """Of channels' sizes; a silent one counts as the median of the others."""
+    loud = size_D[size_D > 0]
+    typical = loud.median() if len(loud) else size_D.new_ones(())
+    return torch.where(size_D > 0, size_D, typical).log()
+
+
+def _tame(scale_D: Tensor) -> Tensor:
+    """Around one, and never so far from it that half precision would suffer."""
+    log_D = _log(scale_D)
+    return (log_D - log_D.mean()).clamp(-7.0, 7.0).exp()
+
+
+def _untied(log_D: Tensor) -> Tensor:
+    return log_D
+
+
+def _shared_by_heads(kv_heads: int, each: int) -> Tie:
+    """One scale for a value channel that several heads read."""
+
+    def tie(log_D: Tensor) -> Tensor:
+        log_GHD = log_D.view(kv_heads, each, -1)
+        return log_GHD.mean(1, keepdim=True).expand_as(log_GHD).flatten()
+
+    return tie
+
+
+def _alphas(settings: QuantSettings) -> Iterator[float]:
+    return (step / settings.alphas for step in range(settings.alphas + 1))

@@ -1,0 +1,312 @@
+"""Quantized folders in the compressed-tensors format, written and read.
+
+int4 weights are `pack-quantized` (weight_packed, weight_scale, weight_shape), int8 ones
+`int-quantized` (weight, weight_scale); the rest is as released. A turned network's MTP layer
+carries two vectors more (turn.sign, turn.scale). F outputs, D inputs, G groups, E experts.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paddock.checkpoint.config_common import INTEGERS
+from paddock.checkpoint.folder import CONFIG, CheckpointError, TensorFolder, read_json
+from paddock.checkpoint.load import (
+    blueprint,
+    dtype_called,
+    materialize,
+    open_checkpoint,
+    without_absent_mtp,
+)
+from paddock.checkpoint.names import Piece, is_redundant, pieces, place
+from paddock.model import ModelConfig, Network
+from paddock.model.moe import Experts
+from paddock.quant.layers import IntegerExperts, IntegerLinear, replace_module
+from paddock.quant.recipe import QuantSettings
+from paddock.quant.rotate import TurnedMTP
+from paddock.quant.w4a8 import Quantized, pack_words, unpack_words
+
+# What a group of weights and its activations may say, and must.
+WEIGHTS = {"type": "int", "symmetric": True, "dynamic": False}
+ACTIVATIONS = {
+    "num_bits": 8,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "token",
+    "dynamic": True,
+}
+
+
+# --- written --------------------------------------------------------------------------------------
+
+
+def released(
+    name: str, tensor: Tensor | Quantized, config: ModelConfig, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """What our tensor `name` is on disk."""
+    if isinstance(tensor, Tensor):
+        kept = tensor.dtype if name.endswith(("router.bias", "indexer.weights.weight")) else dtype
+        for piece in pieces(name, tuple(tensor.shape), config):
+            yield piece.released, place(tensor, piece).to("cpu", kept).contiguous().clone()
+        return
+    for piece in pieces(name, tuple(tensor.integer_XFD.shape), config):
+        stem = piece.released.removesuffix(".weight")
+        integer_FD = place(tensor.integer_XFD, piece).cpu()
+        yield f"{stem}.weight_scale", place(tensor.scale_XFG, piece).cpu().contiguous().clone()
+        if tensor.bits == 8:
+            yield f"{stem}.weight", integer_FD.contiguous().clone()
+        else:
+            yield f"{stem}.weight_packed", pack_words(integer_FD)
+            yield f"{stem}.weight_shape", torch.tensor(integer_FD.shape)
+
+
+def turn_names(config: ModelConfig) -> tuple[str, str]:
+    """Where the MTP layer's two vectors lie."""
+    own = config.family == "paddock"
+    prefix = "mtp." if own else f"model.layers.{config.mtp_layer}."
+    return f"{prefix}turn.sign", f"{prefix}turn.scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """Released names of linear modules, by what became of them."""
+
+    experts: list[str]
+    linears: list[str]
+    left: list[str]
+
+
+def modules_by_fate(network: Network, config: ModelConfig, names: set[str]) -> Fates:
+    """`names` are the tensors on disk."""
+    fates = Fates([], [], [])
+    for path, module in network.named_modules():
+        weights: dict[str, Tensor] = {}
+        if isinstance(module, nn.Linear):
+            weights = {"weight": module.weight}
+        elif isinstance(module, Experts):
+            weights = dict(module.named_parameters())
+        integers = fates.experts if isinstance(module, Experts) else fates.linears
+        for name, tensor in weights.items():
+            for piece in pieces(f"{path}.{name}", tuple(tensor.shape), config):
+                where = integers if f"{piece.released}_scale" in names else fates.left
+                where.append(piece.released.removesuffix(".weight"))
+    return fates
+
+
+def quantization_config(settings: QuantSettings, fates: Fates) -> dict[str, Any]:
+    """What config.json says about them. Experts are many, so that a pattern names them."""
+    groups: dict[str, Any] = {}
+    if fates.experts:
+        targets = [r"re:.*\.mlp\.experts\.\d+\.(gate|up|down)_proj$"]
+        if not all(re.match(targets[0][3:], name) for name in fates.experts):
+            targets = fates.experts
+        form = "pack-quantized" if settings.expert_bits == 4 else "int-quantized"
+        groups["group_0"] = _group(targets, settings.expert_bits, settings.expert_group, form)
+    if fates.linears:
+        groups["group_1"] = _group(fates.linears, 8, None, "int-quantized")
+    formats = {group["format"] for group in groups.values()}
+    return {
+        "quant_method": INTEGERS,
+        "format": "mixed-precision" if len(formats) > 1 else min(formats),
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": fates.left,
+        "kv_cache_scheme": None,
+    }
+
+
+def _group(targets: list[str], bits: int, size: int | None, form: str) -> dict[str, Any]:
+    strategy = {"strategy": "channel"} if size is None else {"strategy": "group"}
+    return {
+        "targets": targets,
+        "weights": {"num_bits": bits, **WEIGHTS, **strategy, "group_size": size},
+        "input_activations": ACTIVATIONS,
+        "output_activations": None,
+        "format": form,
+    }
+
+
+# --- read -----------------------------------------------------------------------------------------
+
+
+def load_quantized(
+    folder: str | Path,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    *,
+    latent_norm_eps: float | None = None,
+) -> Network:
+    """The network in a quantized folder, in eval mode, computing with its integers.
+
+    `dtype` is what everything else is computed in. Names and shapes must fit the configuration
+    exactly; otherwise a CheckpointError names the first thing that is wrong.
+    """
+    path, precision = Path(folder), dtype_called(dtype)
+    refuse_unknown(read_json(path / CONFIG), path)
+    config, tensors = open_checkpoint(path, latent_norm_eps=latent_norm_eps, integers=True)
+    reader = _Reader(without_absent_mtp(config, tensors), tensors)
+    return reader.network(precision, torch.device(device))
+
+
+def refuse_unknown(data: Mapping[str, Any], path: Path) -> None:
+    """Only int4 or int8 weights, symmetric, with int8 activations rounded row by row."""
+    said = data.get("quantization_config", {})
+    where = f"{path / CONFIG}: quantization_config"
+    if said.get("quant_method") != INTEGERS:
+        raise CheckpointError(f"{where} is not of {INTEGERS}")
+    if said.get("kv_cache_scheme"):
+        raise CheckpointError(f"{where}.kv_cache_scheme: a quantized cache is not known")
+    groups = said.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise CheckpointError(f"{where}.config_groups is missing or empty")
+    for name, group in groups.items():
+        weights, given = group.get("weights") or {}, group.get("input_activations")
+        place = f"{where}.config_groups.{name}"
+        if weights.get("num_bits") not in (4, 8):
+            raise CheckpointError(f"{place}.weights.num_bits is {weights.get('num_bits')!r}")
+        for part, found, known in (
+            ("weights", weights, WEIGHTS),
+            ("input_activations", given or {}, ACTIVATIONS),
+        ):
+            for key, value in known.items():
+                if found.get(key, False if key == "dynamic" else None) != value:
+                    raise CheckpointError(
+                        f"{place}.{part}.{key} is {found.get(key)!r}; only {value!r} is known"
+                    )
+
+
+class _Reader:
+    """Takes tensors out of a folder one by one, and complains about what is left."""
+
+    def __init__(self, config: ModelConfig, tensors: TensorFolder) -> None:
+        self._config, self._tensors = config, tensors
+        self._left = {name for name in tensors.names if not is_redundant(name, config)}
+
+    def network(self, dtype: torch.dtype, device: torch.device) -> Network:
+        plan = blueprint(self._config)
+        found: dict[str, nn.Module] = {}
+        for path, module in list(plan.named_modules()):
+            made = self._integers(path, module, device)
+            if made is not None:
+                found[path] = made
+                replace_module(plan, path, nn.Identity())
+        network = materialize(plan, dtype, device)
+        self._fill(network)
+        for path, made in found.items():
+            replace_module(network, path, made)
+        self._turn(network, device)
+        if self._left:
+            raise CheckpointError(
+                f"{self._tensors.path}: tensor '{min(self._left)}' has no place in the network"
+            )
+        return network.eval()
+
+    def _integers(self, path: str, module: nn.Module, device: torch.device) -> nn.Module | None:
+        if isinstance(module, nn.Linear):
+            weight = self._weight(f"{path}.weight", tuple(module.weight.shape), device)
+            if weight is None:
+                return None
+            bias = None
+            if module.bias is not None:
+                (piece,) = pieces(f"{path}.bias", tuple(module.bias.shape), self._config)
+                bias = self._take(piece.released, tuple(module.bias.shape)).to(device)
+            return IntegerLinear(weight, bias)
+        if isinstance(module, Experts):
+            gate_up = self._weight(f"{path}.gate_up", tuple(module.gate_up.shape), device)
+            down = self._weight(f"{path}.down", tuple(module.down.shape), device)
+            if gate_up is None and down is None:
+                return None
+            if gate_up is None or down is None:
+                raise CheckpointError(f"{self._tensors.path}: '{path}' is quantized in part")
+            return IntegerExperts(gate_up, down)
+        return None
+
+    def _weight(self, name: str, shape: tuple[int, ...], device: torch.device) -> Quantized | None:
+        """Our tensor `name` put together, if its pieces are integers."""
+        parts = list(pieces(name, shape, self._config))
+        if f"{parts[0].released}_scale" not in self._tensors.names:
+            return None
+        bits = 4 if f"{parts[0].released}_packed" in self._tensors.names else 8
+        integer = torch.empty(shape, dtype=torch.int8, device=device)
+        scale: Tensor | None = None
+        for piece in parts:
+            goal = place(integer, piece)
+            values_FD, scale_FG = self._piece(piece, (goal.shape[0], goal.shape[1]), bits)
+            goal.copy_(values_FD)
+            if scale is None:
+                scale = torch.empty(*shape[:-1], scale_FG.shape[1], device=device)
+            if place(scale, piece).shape != scale_FG.shape:
+                raise CheckpointError(
+                    f"{self._tensors.path}: tensor '{piece.released}_scale' has "
+                    f"{scale_FG.shape[1]} groups, others of its stack {scale.shape[-1]}"
+                )
+            place(scale, piece).copy_(scale_FG)
+        assert scale is not None
+        return Quantized(integer, scale, bits)
+
+    def _piece(self, piece: Piece, shape: tuple[int, int], bits: int) -> tuple[Tensor, Tensor]:
+        name, (rows, columns) = piece.released, shape
+        scale_FG = self._take(f"{name}_scale").float()
+        if scale_FG.ndim != 2 or scale_FG.shape[0] != rows or columns % scale_FG.shape[1]:
+            raise CheckpointError(
+                f"{self._tensors.path}: tensor '{name}_scale' has shape {tuple(scale_FG.shape)}, "
+                f"which does not divide a matrix of {shape}"
+            )
+        if not bool((scale_FG.isfinite() & (scale_FG > 0)).all()):
+            raise CheckpointError(
+                f"{self._tensors.path}: tensor '{name}_scale' holds a scale that is no positive "
+                "number"
+            )
+        if bits == 8:
+            return self._take(name, shape, torch.int8), scale_FG
+        said = tuple(self._take(f"{name}_shape").tolist())
+        if said != shape:
+            raise CheckpointError(
+                f"{self._tensors.path}: tensor '{name}_shape' says {said}, expected {shape}"
+            )
+        words = self._take(f"{name}_packed", (rows, -(-columns // 8)), torch.int32)
+        return unpack_words(words, columns), scale_FG
+
+    @torch.no_grad()
+    def _fill(self, network: Network) -> None:
+        """Whatever is no integer."""
+        places = network.state_dict()
+        for name, tensor in places.items():
+            for piece in pieces(name, tuple(tensor.shape), self._config):
+                goal = place(tensor, piece)
+                goal.copy_(self._take(piece.released, tuple(goal.shape)))
+
+    def _turn(self, network: Network, device: torch.device) -> None:
+        sign, scale = turn_names(self._config)
+        if network.mtp is None or sign not in self._left:
+            return
+        sign_D = self._take(sign, (self._config.hidden,)).to(device)
+        scale_D = self._take(scale, (self._config.hidden,)).to(device)
+        network.mtp = TurnedMTP(network.mtp, sign_D, scale_D)
+
+    def _take(
+        self,
+        name: str,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A tensor as stored, which nobody else may take."""
+        where = self._tensors.path
+        if name not in self._left:
+            raise CheckpointError(f"{where}: tensor '{name}' is missing")
+        self._left.remove(name)
+        found = self._tensors.stored(name)
+        if shape is not None and tuple(found.shape) != shape:
+            raise CheckpointError(
+                f"{where}: tensor '{name}' has shape {tuple(found.shape)}, expected {shape}"
+            )
+        if dtype is not None and found.dtype != dtype:
+            raise CheckpointError(f"{where}: tensor '{name}' is {found.dtype}, expected {dtype}")
+        if found.is_floating_point() and not bool(found.isfinite().all()):
+            raise CheckpointError(f"{where}: tensor '{name}' holds a number that is not finite")
+        return found

@@ -1,0 +1,72 @@
+"""Layers that compute with integers.
+
+Integers are no state of a network in the sense of `state_dict`: nothing that hands weights around
+would know what to do with them.
+
+T tokens, D inputs or hidden, F outputs or inner, E experts, K chosen per token, R = T * K rows.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from paddock.kernels.moe_permute import by_expert, gather
+from paddock.kernels.swiglu import swiglu_of
+from paddock.kernels.w4a8_gemm import Weight, integer_grouped, integer_linear, quantize_rows
+from paddock.model.moe import Routing
+from paddock.quant.w4a8 import Quantized
+
+
+class IntegerLinear(nn.Module):
+    """A linear map of integer weights; inputs are rounded to int8, each row by itself."""
+
+    integer: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Quantized, bias: Tensor | None = None) -> None:
+        super().__init__()
+        stored = weight.stored()
+        self.packed = stored.packed
+        self.register_buffer("integer", stored.integer, persistent=False)
+        self.register_buffer("scale", stored.scale_XFG, persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        weight = Weight(self.integer, self.scale, self.packed)
+        out_TF = integer_linear(quantize_rows(x_TD), weight, x_TD.dtype)
+        return out_TF if self.bias is None else out_TF + self.bias.to(out_TF.dtype)
+
+
+class IntegerExperts(nn.Module):
+    """Routed experts of integer weights, as two stacks; gate rows first."""
+
+    gate_up: Tensor
+    gate_up_scale: Tensor
+    down: Tensor
+    down_scale: Tensor
+
+    def __init__(self, gate_up: Quantized, down: Quantized) -> None:
+        super().__init__()
+        up, back = gate_up.stored(), down.stored()
+        self.up_packed, self.down_packed = up.packed, back.packed
+        self.register_buffer("gate_up", up.integer, persistent=False)
+        self.register_buffer("gate_up_scale", up.scale_XFG, persistent=False)
+        self.register_buffer("down", back.integer, persistent=False)
+        self.register_buffer("down_scale", back.scale_XFG, persistent=False)
+
+    def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
+        order = by_expert(routing.expert_TK, routing.score_TE.shape[1])
+        up = Weight(self.gate_up, self.gate_up_scale, self.up_packed)
+        back = Weight(self.down, self.down_scale, self.down_packed)
+        rows = quantize_rows(x_TD)[order.token_R]  # rounded once a token, not once an expert
+        inner_RF = swiglu_of(integer_grouped(rows, up, order.counts_E, x_TD.dtype))
+        answer_RD = integer_grouped(quantize_rows(inner_RF), back, order.counts_E, x_TD.dtype)
+        return gather(answer_RD, routing.weight_TK, order)
+
+
+def replace_module(root: nn.Module, path: str, new: nn.Module) -> None:
+    """Put a module where another was."""
+    parent, _, name = path.rpartition(".")
+    owner: Any = root.get_submodule(parent)
+    setattr(owner, name, new)

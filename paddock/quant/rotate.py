@@ -1,0 +1,308 @@
+"""QuaRot: norms folded and the network turned, its function unchanged.
+
+A turn is an orthonormal map M. Whoever reads x is given M x instead and has M applied to its rows
+(w . x = M w . M x); whoever writes x has it applied to its columns. An RMS norm without weights
+commutes with turns, so norms are folded into their readers first. Four things are turned:
+
+    the residual stream    embedding and every o, down; read by q, q_a, kv_a (or q, k, v), gate, up,
+                           router, indexer key and head weights, output head
+    the query latent       q_a; read by q_b and the indexer's queries
+    the key-value latent   the latent rows of kv_a, never its rope rows; read by kv_b
+    each head's values     the value rows of kv_b (or v); read by o
+
+The MTP layer keeps its weights and its basis, and `TurnedMTP` turns what it reads back and what it
+says forth. Its weights could not absorb that: it norms the trunk's normed state once more, weight
+included, and shares a head with it.
+
+N size of a turn, T tokens, D hidden, X any leading dims.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor, nn
+
+from paddock.kernels.hadamard import hadamard, hadamard_inverse, hadamard_matrix
+from paddock.model import ModelConfig, Network
+from paddock.model.attention.gqa import GQA
+from paddock.model.attention.mla import MLA
+from paddock.model.block import Block
+from paddock.model.moe import GatedMLP, MoE
+from paddock.model.mtp import MTP
+from paddock.model.norm import RMSNorm
+from paddock.model.step import LayerNotes, Step
+from paddock.quant.w4a8 import QuantError
+
+TURNABLE = ("mla", "dsa", "gqa", "swa")
+HADAMARD = (1, 12, 20)  # of these, times a power of two, there is a Hadamard matrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """x -> Q (sign * x), Q orthonormal and spreading each number over all.
+
+    Q is the product of a small matrix and Sylvester's Hadamard matrix of a power of two: Hadamard's
+    own of 12 or 20 where the size is such a multiple, so that all numbers weigh the same, and else
+    a cosine transform of the size's odd part.
+
+    >>> x = torch.randn(3, 56, dtype=torch.float64)
+    >>> turn = Turn.of(56, torch.Generator().manual_seed(0))
+    >>> torch.allclose(turn.back(turn.turned(x)), x)
+    True
+    """
+
+    sign_N: Tensor
+    small_MM: Tensor
+
+    @classmethod
+    def of(cls, size: int, chance: torch.Generator) -> "Turn":
+        return cls.by(torch.randint(0, 2, (size,), generator=chance).to(torch.int8) * 2 - 1)
+
+    @classmethod
+    def by(cls, sign_N: Tensor) -> "Turn":
+        """The one with these signs."""
+        return cls(sign_N, _small(len(sign_N)).to(sign_N.device))
+
+    def to(self, device: torch.device) -> "Turn":
+        return Turn(self.sign_N.to(device), self.small_MM.to(device))
+
+    def turned(self, x_XN: Tensor) -> Tensor:
+        x_XMS = hadamard((x_XN * self.sign_N.to(x_XN.dtype)).unflatten(-1, self._factors))
+        return (self.small_MM.to(x_XN.dtype) @ x_XMS).flatten(-2)
+
+    def back(self, x_XN: Tensor) -> Tensor:
+        x_XMS = self.small_MM.to(x_XN.dtype).T @ x_XN.unflatten(-1, self._factors)
+        return hadamard_inverse(x_XMS).flatten(-2) * self.sign_N.to(x_XN.dtype)
+
+    @property
+    def _factors(self) -> tuple[int, int]:
+        return len(self.small_MM), len(self.sign_N) // len(self.small_MM)
+
+
+def _small(size: int) -> Tensor:
+    """What is left of a size beside a power of two, as an orthonormal matrix."""
+    for known in HADAMARD:
+        if size % known == 0 and (size // known).bit_count() == 1:
+            return hadamard_matrix(known, dtype=torch.float64)
+    return _cosine(size // (size & -size))
+
+
+def _cosine(size: int) -> Tensor:
+    """The orthonormal cosine transform."""
+    row_M, column_M = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size) + 0.5
+    matrix_MM = (pi / size * row_M * column_M).cos() * (2 / size) ** 0.5
+    matrix_MM[0] /= 2**0.5
+    return matrix_MM
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """The same for all layers."""
+
+    residual: Turn
+    query: Turn | None
+    latent: Turn | None
+    value: Turn
+
+    @classmethod
+    def of(cls, config: ModelConfig, seed: int) -> "Turns":
+        if strange := sorted(set(config.attention) - set(TURNABLE)):
+            raise QuantError(f"'{strange[0]}' layers cannot be turned; these can: {TURNABLE}")
+        chance = torch.Generator().manual_seed(seed)
+        residual = Turn.of(config.hidden, chance)
+        if config.mla is None:
+            assert config.gqa is not None
+            return cls(residual, None, None, Turn.of(config.gqa.dim, chance))
+        mla = config.mla
+        query = None if mla.q_rank is None else Turn.of(mla.q_rank, chance)
+        return cls(residual, query, Turn.of(mla.kv_rank, chance), Turn.of(mla.value, chance))
+
+    def to(self, device: torch.device) -> "Turns":
+        query = None if self.query is None else self.query.to(device)
+        latent = None if self.latent is None else self.latent.to(device)
+        return Turns(self.residual.to(device), query, latent, self.value.to(device))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """A norm and the weights whose columns read it."""
+
+    norm: RMSNorm
+    weights: tuple[Tensor, ...]
+
+
+def reads(block: Block) -> Iterator[Read]:
+    """Every norm of a layer that stands before linear maps."""
+    yield Read(block.attention_norm, tuple(_attention_reads(block.attention)))
+    yield Read(block.mlp_norm, tuple(_mlp_reads(block.mlp)))
+    attention = block.attention
+    if isinstance(attention, MLA):
+        yield Read(attention.kv_norm, (attention.kv_b.weight,))
+        if attention.mla.q_rank is not None:
+            indexer = getattr(attention, "indexer", None)
+            further = () if indexer is None else (indexer.query.weight,)
+            yield Read(attention.q_norm, (attention.q_b.weight, *further))
+
+
+def _attention_reads(attention: nn.Module) -> Iterator[Tensor]:
+    if isinstance(attention, MLA):
+        yield (attention.q if attention.mla.q_rank is None else attention.q_a).weight
+        yield attention.kv_a.weight
+        indexer = getattr(attention, "indexer", None)
+        if indexer is not None:
+            yield from (indexer.key.weight, indexer.weights.weight)
+    else:
+        assert isinstance(attention, GQA)
+        yield from (attention.q.weight, attention.k.weight, attention.v.weight)
+
+
+def _mlp_reads(mlp: GatedMLP | MoE) -> Iterator[Tensor]:
+    if isinstance(mlp, MoE):
+        yield from (mlp.router.weight, mlp.experts.gate_up)
+        if mlp.shared is not None:
+            yield from _mlp_reads(mlp.shared)
+    else:
+        yield from (mlp.gate.weight, mlp.up.weight)
+
+
+def _residual_writers(block: Block) -> Iterator[Tensor]:
+    yield block.attention.o.weight  # type: ignore[union-attr,misc]
+    if isinstance(block.mlp, MoE):
+        yield block.mlp.experts.down
+        if block.mlp.shared is not None:
+            yield block.mlp.shared.down.weight
+    else:
+        yield block.mlp.down.weight
+
+
+@torch.no_grad()
+def fold_norms(block: Block) -> None:
+    """Norm weights into the weights behind them; the norms keep ones."""
+    for read in reads(block):
+        for weight in read.weights:
+            weight.mul_(read.norm.weight)
+        read.norm.weight.fill_(1.0)
+
+
+@torch.no_grad()
+def turn_block(block: Block, turns: Turns) -> None:
+    """A layer with folded norms, turned in place. Computed in float64."""
+    turns = turns.to(block.attention_norm.weight.device)
+    for read in (Read(block.attention_norm, ()), Read(block.mlp_norm, ())):
+        assert bool((read.norm.weight == 1).all()), "norms are folded before they are turned"
+    attention = block.attention
+    turn_columns((*_attention_reads(attention), *_mlp_reads(block.mlp)), turns.residual)
+    for weight in _residual_writers(block):
+        turn_rows(weight, turns.residual)
+    if isinstance(attention, MLA):
+        _turn_latents(attention, turns)
+    else:
+        assert isinstance(attention, GQA)
+        _turn_values(attention, turns)
+
+
+def _turn_latents(attention: MLA, turns: Turns) -> None:
+    mla = attention.mla
+    assert turns.latent is not None
+    turn_rows(attention.kv_a.weight[: mla.kv_rank], turns.latent)
+    turn_columns((attention.kv_b.weight,), turns.latent)
+    if turns.query is not None:
+        turn_rows(attention.q_a.weight, turns.query)
+        indexer = getattr(attention, "indexer", None)
+        further = () if indexer is None else (indexer.query.weight,)
+        turn_columns((attention.q_b.weight, *further), turns.query)
+    value_up_HVL = attention.kv_b.weight.unflatten(0, (mla.heads, -1))[:, mla.nope :]
+    turn_rows(value_up_HVL, turns.value)
+    turn_columns((attention.o.weight.unflatten(1, (mla.heads, -1)),), turns.value)
+
+
+def _turn_values(attention: GQA, turns: Turns) -> None:
+    gqa = attention.gqa
+    turn_rows(attention.v.weight.unflatten(0, (gqa.kv_heads, -1)), turns.value)
+    if attention.v.bias is not None:
+        turn_columns((attention.v.bias.unflatten(0, (gqa.kv_heads, -1)),), turns.value)
+    turn_columns((attention.o.weight.unflatten(1, (gqa.heads, -1)),), turns.value)
+    if attention.o.bias is not None:
+        turn_columns((attention.o.bias,), turns.residual)
+
+
+@torch.no_grad()
+def turn_columns(weights: Iterable[Tensor], turn: Turn) -> None:
+    """Weights whose last dim reads what is turned, in place."""
+    for weight in weights:
+        for part in weight if weight.ndim == 3 else (weight,):  # a stack at once is too wide
+            part.copy_(turn.turned(part.double()))
+
+
+@torch.no_grad()
+def turn_rows(weight_XFD: Tensor, turn: Turn) -> None:
+    """A weight whose rows write what is turned, in place."""
+    for part_FD in weight_XFD if weight_XFD.ndim == 3 else (weight_XFD,):
+        part_FD.copy_(turn.turned(part_FD.double().mT).mT)
+
+
+@torch.no_grad()
+def turned_head(head_VD: Tensor, norm_D: Tensor, turn: Turn) -> Tensor:
+    """The output head with the final norm's weight folded in, for turned states."""
+    turn = turn.to(head_VD.device)
+    return turn.turned(head_VD.double() * norm_D.double()).to(head_VD.dtype)
+
+
+class TurnedMTP(MTP):
+    """An MTP layer in its own basis, behind a trunk whose states are turned.
+
+    The trunk's state comes without the final norm's weight, which the turned head holds: `scale` is
+    that weight. What goes out is divided by it, so that the head makes of it what the plain one
+    would, and the next depth can read it as it reads the trunk's.
+    """
+
+    sign: Tensor
+    small: Tensor
+    scale: Tensor
+
+    def __init__(self, plain: MTP, sign_D: Tensor, scale_D: Tensor) -> None:
+        nn.Module.__init__(self)  # nothing is born here: the plain layer's parts move in
+        for name, part in plain.named_children():
+            self.add_module(name, part)
+        turn = Turn.by(sign_D)
+        self.register_buffer("sign", turn.sign_N.clone(), persistent=False)
+        self.register_buffer("small", turn.small_MM, persistent=False)
+        self.register_buffer("scale", scale_D.float(), persistent=False)
+
+    def forward(
+        self, hidden_TD: Tensor, next_embed_TD: Tensor, step: Step
+    ) -> tuple[Tensor, LayerNotes]:
+        turn, dtype = Turn(self.sign, self.small), hidden_TD.dtype
+        plain_TD = (turn.back(hidden_TD.float()) * self.scale).to(dtype)
+        embed_TD = turn.back(next_embed_TD.float()).to(dtype)
+        state_TD, notes = super().forward(plain_TD, embed_TD, step)
+        return turn.turned(state_TD.float() / self._divisor()).to(dtype), notes
+
+    def _divisor(self) -> Tensor:
+        """A channel that the final norm all but silences is silent in drafts too: dividing by next
+        to nothing would drown the others in its rounding."""
+        least = 1e-4 * self.scale.abs().max()
+        away = torch.where(self.scale < 0, -least, least)
+        return torch.where(self.scale.abs() < least, away, self.scale)
+
+
+@torch.no_grad()
+def rotate(network: Network, seed: int = 0) -> Network:
+    """The same function with no outstanding channels; in place. A tied head is untied."""
+    config = network.config
+    turns = Turns.of(config, seed).to(network.embed.weight.device)
+    head = turned_head(network.head.weight, network.norm.weight, turns.residual)
+    scale_D = network.norm.weight.detach().clone()
+    network.head.weight = nn.Parameter(head)
+    network.config = config.model_copy(update={"tied": False})
+    network.norm.weight.fill_(1.0)
+    turn_columns((network.embed.weight,), turns.residual)
+    for block in network.layers:
+        assert isinstance(block, Block)
+        fold_norms(block)
+        turn_block(block, turns)
+    if network.mtp is not None:
+        network.mtp = TurnedMTP(network.mtp, turns.residual.sign_N, scale_D)
+    return network

@@ -1,0 +1,327 @@
+"""A folder quantized layer by layer, resumable; the source is only read.
+
+One layer's weights and one batch of text are in memory at a time. T tokens, D hidden.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paddock.checkpoint.config_json import config_to_json
+from paddock.checkpoint.folder import TensorFolder, files_beside_weights, refuse_non_finite
+from paddock.checkpoint.load import (
+    blueprint,
+    check_names,
+    open_checkpoint,
+    quant_method,
+    without_absent_mtp,
+)
+from paddock.checkpoint.names import Piece, place
+from paddock.config import dump
+from paddock.model.block import Block
+from paddock.model.moe import MoE
+from paddock.model.norm import RMSNorm
+from paddock.quant.blocks import install, quantize_block, refuse_shapes
+from paddock.quant.calibrate import Choice, Watch, smooth
+from paddock.quant.files import modules_by_fate, quantization_config, released, turn_names
+from paddock.quant.measure import Tally, weigh
+from paddock.quant.recipe import QuantSettings
+from paddock.quant.rotate import Turns, fold_norms, turn_block, turn_columns, turned_head
+from paddock.quant.stream import Batch, Passage, Side, State, batches_of
+from paddock.quant.w4a8 import QuantError, Quantized
+from paddock.quant.workshop import Workshop, digest, fingerprint, size_of
+
+OWN_BATCHES = 2  # of text on which a layer's own error is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a watcher is told: how much of the work is done, and what comes now."""
+
+    done: int
+    of: int
+    what: str
+
+
+Say = Callable[[Moment], None]
+
+
+def silent(_: Moment) -> None:
+    pass
+
+
+def quantize_folder(
+    source: str | Path,
+    target: str | Path,
+    settings: QuantSettings | None = None,
+    *,
+    passages: Sequence[Passage] = (),
+    device: str | torch.device = "cpu",
+    say: Say = silent,
+) -> dict[str, Any]:
+    """Write `target`, the network of `source` with integer weights, and return its report.
+
+    `passages` are text: what is to "calibrate" with, and what to measure on ("held_out", "needles")
+    as it passes through both networks. Called again after it was stopped, it goes on; the result is
+    the same to the bit. Called again when all is done, it says what it said then.
+    """
+    chosen = settings or QuantSettings()
+    work = _Work(Path(source), Path(target), chosen, torch.device(device))
+    return work.run(batches_of(passages, chosen.batch_tokens), say)
+
+
+def refuse_integers(source: Path) -> None:
+    if quant_method(source) is not None:
+        raise QuantError(f"{source}: is already quantized")
+
+
+class _Work:
+    def __init__(
+        self, source: Path, target: Path, settings: QuantSettings, device: torch.device
+    ) -> None:
+        refuse_integers(source)
+        if target.resolve() == source.resolve():
+            raise QuantError(f"{target}: source and target are the same")
+        self.source, self.settings, self.device = source, settings, device
+        config, self.tensors = open_checkpoint(source)
+        self.config = without_absent_mtp(config, self.tensors)
+        self.network = blueprint(self.config)
+        self.plan = check_names(self.network, self.tensors)
+        self.turns = Turns.of(self.config, settings.seed) if settings.rotate else None
+        # What is written: a turned head is no longer the embedding.
+        tied = self.config.tied and self.turns is None
+        self.made = self.config.model_copy(update={"tied": tied})
+        if not settings.linears and "moe" not in self.config.mlp:
+            raise QuantError(f"{source}: has no experts, and the recipe leaves all else alone")
+        refuse_shapes(self.network.layers, settings)
+        self.dtype = _stored_dtype(self.tensors, self.plan)
+        self.shop = Workshop(target, self.config.layers + 2)
+
+    def run(self, batches: list[Batch], say: Say) -> dict[str, Any]:
+        self._refuse_text(batches)
+        plan = {
+            "weights": fingerprint(self.source, self.tensors),
+            "settings": self.settings.model_dump(mode="json"),
+            "text": digest(batches),
+            "device": self.device.type,
+        }
+        made = self.shop.made(plan)
+        if made is not None:
+            return made
+        with self.shop.claimed():
+            return self._run(plan, batches, say)
+
+    def _run(self, plan: dict[str, Any], batches: list[Batch], say: Say) -> dict[str, Any]:
+        progress = self.shop.open(plan)
+        layers = self.config.layers
+        if progress["layers"] is None:
+            self._begin(batches)
+            progress["layers"] = 0
+            self.shop.note(progress)
+        for layer in range(progress["layers"], layers):
+            progress["found"].append(self._layer(layer, batches, say))
+            progress["layers"] = layer + 1
+            self.shop.note(progress)
+            self.shop.streams.forget(layer)
+        say(Moment(layers, layers + 1, "the head"))
+        return self._finish(plan, batches, progress["found"])
+
+    def _refuse_text(self, batches: list[Batch]) -> None:
+        if self.settings.needs_text and not any(b.purpose == "calibrate" for b in batches):
+            raise QuantError(
+                "this recipe smooths, which takes text to calibrate with; there is none"
+            )
+        vocab = self.config.vocab
+        for batch in batches:
+            if int(batch.token_T.max()) >= vocab or int(batch.token_T.min()) < 0:
+                raise QuantError(f"the text holds token ids that are not in [0, {vocab})")
+
+    @torch.no_grad()
+    def _begin(self, batches: list[Batch]) -> None:
+        """The embedding, turned, and the first states."""
+        embed = nn.Embedding(self.config.vocab, self.config.hidden, device=self.device)
+        self._fill("embed", embed)
+        if self.turns is not None:
+            turn_columns((embed.weight,), self.turns.residual.to(self.device))
+        for i, batch in enumerate(batches):
+            state = State(embed(batch.token_T.to(self.device)))
+            self.shop.streams.write(0, i, "exact", state)
+            self.shop.streams.write(0, i, "integer", state)
+        stored = released("embed.weight", embed.weight.detach(), self.made, self.dtype)
+        self.shop.write_shard(1, stored)
+
+    @torch.no_grad()
+    def _layer(self, layer: int, batches: list[Batch], say: Say) -> dict[str, Any]:
+        def now(what: str) -> None:
+            say(Moment(layer, self.config.layers + 1, f"layer {layer}: {what}"))
+
+        now("reading weights")
+        block = self._block(layer)
+        if self.turns is not None:
+            fold_norms(block)
+            turn_block(block, self.turns)
+        now("exact pass over the text")
+        watch = self._watched_pass(layer, block, batches)
+        now("smoothing")
+        choices = smooth(block, watch, self.settings)
+        now("integers")
+        found = quantize_block(block, self.settings, watch)
+        self.shop.write_shard(layer + 2, self._layer_tensors(layer, block, found))
+        install(block, found)
+        now("integer pass over the text")
+        errors = self._integer_pass(layer, block, batches)
+        return {"layer": layer, **errors, **_unseen(block, watch), **_summary(choices)}
+
+    def _block(self, layer: int) -> Block:
+        """A layer's weights in float32."""
+        with torch.device("meta"):
+            block = Block(self.config, layer)
+        block = block.float().to_empty(device=self.device)
+        self._fill(f"layers.{layer}", block)
+        return block.eval()
+
+    def _watched_pass(self, layer: int, block: Block, batches: list[Batch]) -> Watch:
+        calibrating = sum(1 for batch in batches if batch.purpose == "calibrate")
+        watch = Watch(block, self.settings, calibrating)
+        for i, batch in enumerate(batches):
+            state = self.shop.streams.read(layer, i, "exact", self.device)
+            with watch.looking(batch.purpose == "calibrate"):
+                after = self._through(layer, block, batch, state)
+            self.shop.streams.write(layer + 1, i, "exact", after)
+        return watch
+
+    def _integer_pass(self, layer: int, block: Block, batches: list[Batch]) -> dict[str, float]:
+        """Relative errors: of what the layer adds, given exact inputs; of the states behind it,
+        with the errors of all layers so far."""
+        streams, own, drift = self.shop.streams, [0.0, 0.0], [0.0, 0.0]
+        for i, batch in enumerate(batches):
+            wanted_TD = streams.read(layer + 1, i, "exact", self.device).hidden_TD
+            state = streams.read(layer, i, "integer", self.device)
+            after = self._through(layer, block, batch, state)
+            streams.write(layer + 1, i, "integer", after)
+            _add_error(drift, after.hidden_TD, wanted_TD, base_TD=wanted_TD)
+            if i < OWN_BATCHES:
+                exact = streams.read(layer, i, "exact", self.device)
+                alone_TD = self._through(layer, block, batch, exact).hidden_TD
+                _add_error(own, alone_TD, wanted_TD, base_TD=wanted_TD - exact.hidden_TD)
+        return {"own_error": _root(own), "drift": _root(drift)}
+
+    def _through(self, layer: int, block: Block, batch: Batch, state: State) -> State:
+        step = self.network.step(batch.layout(self.device))
+        hidden_TD, selection, _ = block(state.hidden_TD, step, state.selection)
+        shares = (
+            self.config.indexer is not None
+            and layer + 1 < self.config.layers
+            and not self.config.has_indexer(layer + 1)
+        )
+        return State(hidden_TD, selection if shares else None)
+
+    def _layer_tensors(
+        self, layer: int, block: Block, found: dict[str, Quantized]
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in block.state_dict().items():
+            value: Tensor | Quantized = found.get(name, tensor)
+            yield from released(f"layers.{layer}.{name}", value, self.made, self.dtype)
+
+    @torch.no_grad()
+    def _finish(
+        self, plan: dict[str, Any], batches: list[Batch], found: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        norm, head = self._last()
+        tally = Tally()
+        sides: tuple[Side, Side] = ("exact", "integer")
+        for i, batch in enumerate(batches):
+            if batch.purpose != "calibrate":
+                states = [
+                    self.shop.streams.read(self.config.layers, i, side, self.device).hidden_TD
+                    for side in sides
+                ]
+                weigh(batch, norm(states[0]), norm(states[1]), head, tally)
+        report = {
+            **plan,
+            "bytes": [size_of(self.source), self.shop.bytes()],
+            "layers": found,
+            **tally.summary(),
+        }
+        config = config_to_json(self.made)
+        config["dtype"] = str(self.dtype).removeprefix("torch.")
+        fates = modules_by_fate(self.network, self.made, self.shop.opened().names)
+        config["quantization_config"] = quantization_config(self.settings, fates)
+        self.shop.finish(config, report, files_beside_weights(self.source), dump(self.settings))
+        return report
+
+    def _last(self) -> tuple[RMSNorm, nn.Linear]:
+        """The final norm and head, turned if all is; written too, and the MTP layer with them."""
+        config = self.config
+        norm = RMSNorm(config.hidden, config.norm_eps).to(self.device)
+        self._fill("norm", norm)
+        head = nn.Linear(config.hidden, config.vocab, bias=False, device=self.device)
+        self._fill("embed" if config.tied else "head", head)
+        further = [
+            (piece.released, self.tensors.tensor(piece.released).clone())
+            for piece in self.plan
+            if piece.ours.startswith("mtp.")
+        ]
+        if self.turns is not None:
+            turn = self.turns.residual
+            if config.mtp is not None:
+                vectors = (turn.sign_N, norm.weight.detach().cpu().clone())
+                further += zip(turn_names(self.made), vectors, strict=True)
+            head.weight.copy_(turned_head(head.weight, norm.weight, turn))
+            norm.weight.fill_(1.0)
+        own = [("norm.weight", norm.weight.detach())]
+        if not self.made.tied:
+            own.append(("head.weight", head.weight.detach()))
+        stored = [pair for n, t in own for pair in released(n, t, self.made, self.dtype)]
+        self.shop.write_shard(config.layers + 2, [*stored, *further])
+        return norm, head
+
+    @torch.no_grad()
+    def _fill(self, prefix: str, module: nn.Module) -> None:
+        """Read a part of the network."""
+        places = module.state_dict()
+        for piece in self.plan:
+            if piece.ours.startswith(f"{prefix}."):
+                tensor = self.tensors.tensor(piece.released)
+                refuse_non_finite(tensor, piece.released, self.source)
+                place(places[piece.ours.removeprefix(f"{prefix}.")], piece).copy_(tensor)
+
+
+def _stored_dtype(tensors: TensorFolder, plan: list[Piece]) -> torch.dtype:
+    """What stays as it is keeps the type of the embedding; float8 becomes bfloat16."""
+    found = tensors.stored(plan[0].released).dtype
+    return found if found.itemsize > 1 else torch.bfloat16
+
+
+def _add_error(sums: list[float], found_TD: Tensor, wanted_TD: Tensor, *, base_TD: Tensor) -> None:
+    """Squares of the difference, and of what it is relative to."""
+    sums[0] += float((found_TD - wanted_TD).double().square().sum())
+    sums[1] += float(base_TD.double().square().sum())
+
+
+def _root(sums: list[float]) -> float:
+    return (sums[0] / sums[1]) ** 0.5 if sums[1] else 0.0
+
+
+def _unseen(block: Block, watch: Watch) -> dict[str, int]:
+    """Experts that no text came to: they were rounded without being tried."""
+    if not isinstance(block.mlp, MoE) or not watch.linears:
+        return {}
+    seen = sum(1 for expert in watch.experts.values() if expert.count)
+    return {"unseen_experts": len(block.mlp.router.weight) - seen}
+
+
+def _summary(choices: list[Choice]) -> dict[str, Any]:
+    """How much smoothing helped where it was tried."""
+    if not choices:
+        return {}
+    gains = [1 - choice.error / choice.before for choice in choices if choice.before]
+    return {
+        "smoothed": sum(1 for choice in choices if choice.alpha is not None),
+        "tried": len(choices),
+        "gain": sum(gains) / max(1, len(gains)),
+    }

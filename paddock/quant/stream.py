@@ -1,0 +1,120 @@
+"""Text on its way through the layers, twice: as the exact network and as the quantized one see it.
+
+Only one batch is ever in memory; between two layers all of them lie on disk, so that a run that was
+stopped goes on with the same bits. T tokens, D hidden, Q sparse queries, K kept keys.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paddock.model import Layout, Selection
+from paddock.quant.w4a8 import QuantError
+
+Side = Literal["exact", "integer"]
+Purpose = Literal["calibrate", "held_out", "needles"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A text as tokens. `answers` are stretches of it, first and behind the last, that the network
+    is asked to say."""
+
+    ids: tuple[int, ...]
+    purpose: Purpose
+    answers: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        for start, stop in self.answers:
+            if not 0 < start < stop <= len(self.ids):
+                raise QuantError(
+                    f"an answer at tokens {start} to {stop} of {len(self.ids)}: nothing before it "
+                    "could be asked, or it is not there"
+                )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Passages of one purpose side by side."""
+
+    passages: tuple[Passage, ...]
+
+    @property
+    def purpose(self) -> Purpose:
+        return self.passages[0].purpose
+
+    @cached_property
+    def token_T(self) -> Tensor:
+        return torch.tensor([token for passage in self.passages for token in passage.ids])
+
+    def layout(self, device: torch.device) -> Layout:
+        return Layout.packed([len(passage.ids) for passage in self.passages], device)
+
+
+def batches_of(passages: Sequence[Passage], most: int) -> list[Batch]:
+    """At most so many tokens at a time, or one passage that is longer.
+
+    >>> texts = [Passage(ids=(0,) * n, purpose="held_out") for n in (3, 3, 9, 1)]
+    >>> [len(batch.token_T) for batch in batches_of(texts, 6)]
+    [6, 9, 1]
+    """
+    made: list[list[Passage]] = []
+    for passage in passages:
+        if not passage.ids:
+            continue
+        last = made[-1] if made else None
+        tokens = sum(len(other.ids) for other in last or ())
+        if last and last[0].purpose == passage.purpose and tokens + len(passage.ids) <= most:
+            last.append(passage)
+        else:
+            made.append([passage])
+    return [Batch(tuple(some)) for some in made]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A batch between two layers, and the choice of keys that the next one may share."""
+
+    hidden_TD: Tensor
+    selection: Selection | None = None
+
+
+class Streams:
+    """States of every batch, on both sides, before each layer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, layer: int, batch: int, side: Side, device: torch.device) -> State:
+        found = load_file(self._file(layer, batch, side))
+        # Copied: products of the same numbers round differently where memory is aligned otherwise.
+        tensors = {name: tensor.clone().to(device) for name, tensor in found.items()}
+        selection = None
+        if "query" in tensors:
+            selection = Selection(tensors["query"], tensors["index"])
+        return State(tensors["hidden"], selection)
+
+    def write(self, layer: int, batch: int, side: Side, state: State) -> None:
+        tensors = {"hidden": state.hidden_TD}
+        if state.selection is not None:
+            tensors |= {"query": state.selection.query_Q, "index": state.selection.index_QK}
+        file = self._file(layer, batch, side)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".partial")
+        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, draft)
+        os.replace(draft, file)
+
+    def forget(self, layer: int) -> None:
+        """What lay before a layer that is done."""
+        shutil.rmtree(self._folder / f"{layer:04d}", ignore_errors=True)
+
+    def _file(self, layer: int, batch: int, side: Side) -> Path:
+        return self._folder / f"{layer:04d}" / f"{batch:05d}.{side}"

@@ -1,0 +1,145 @@
+"""The folder in which a quantized one is made: it becomes the target when it is whole.
+
+plan.json says what is being done, to what, with which text; another plan is refused. progress.json
+says how many layers are done and what was found in them. Files appear whole or not at all, so that
+a process that is killed leaves nothing half written behind.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paddock.checkpoint.folder import CONFIG, INDEX, SHARD, TensorFolder, read_json
+from paddock.quant.stream import Batch, Streams
+from paddock.quant.w4a8 import QuantError
+
+PLAN, PROGRESS, STREAMS = "plan.json", "progress.json", "streams"
+REPORT, RECIPE = "quantization.json", "recipe.toml"
+
+
+class Workshop:
+    def __init__(self, target: Path, shards: int) -> None:
+        self.target, self.folder = target, target.parent / f".{target.name}.quantizing"
+        self.shards = [SHARD.format(i, shards) for i in range(1, shards + 1)]
+        self.streams = Streams(self.folder / STREAMS)
+
+    def made(self, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The report of a target that this very plan made; None where there is no target yet. What
+        else may be there is not ours to replace."""
+        if not self.target.exists() or (self.target.is_dir() and not any(self.target.iterdir())):
+            return None
+        file = self.target / REPORT
+        report = read_json(file) if file.is_file() else {}
+        for key, value in plan.items():
+            if report.get(key) != value:
+                why = f", made with other {key}" if key in report else ""
+                raise QuantError(f"{self.target}: already there{why}; quantizing writes a new one")
+        return report
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """The folder, for one process at a time; the claim dies with the process."""
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise QuantError(f"{self.folder}: another process is at work there") from None
+        finally:
+            os.close(handle)
+
+    def open(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin, or go on with what was begun with the very same plan. Returns the progress."""
+        file = self.folder / PLAN
+        if not file.is_file():
+            write_json(file, plan)
+        begun = read_json(file)
+        for key, value in plan.items():
+            if begun.get(key) != value:
+                raise QuantError(
+                    f"{self.folder}: was begun with another '{key}'; give the same again to go "
+                    "on, or remove that folder to begin anew"
+                )
+        done = self.folder / PROGRESS
+        return read_json(done) if done.is_file() else {"layers": None, "found": []}
+
+    def note(self, progress: Mapping[str, Any]) -> None:
+        write_json(self.folder / PROGRESS, progress)
+
+    def write_shard(self, number: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        file = self.folder / self.shards[number - 1]
+        draft = file.with_suffix(".partial")
+        save_file(dict(tensors), draft, metadata={"format": "pt"})
+        os.replace(draft, file)
+
+    def opened(self) -> TensorFolder:
+        """The shards, once they are all there."""
+        return TensorFolder(self.folder, self.shards)
+
+    def bytes(self) -> int:
+        return sum((self.folder / file).stat().st_size for file in self.shards)
+
+    def finish(
+        self,
+        config: Mapping[str, Any],
+        report: Mapping[str, Any],
+        beside: Iterable[Path],
+        recipe: str,
+    ) -> None:
+        """Index, configuration, report, recipe and further files; then the folder takes its
+        name."""
+        tensors = self.opened()
+        homes = {name: tensors.file(name) for name in sorted(tensors.names)}
+        index = {"metadata": {"total_size": self.bytes()}, "weight_map": homes}
+        write_json(self.folder / INDEX, index)
+        write_json(self.folder / CONFIG, config)
+        for file in beside:
+            if file.name not in (REPORT, RECIPE):
+                shutil.copy2(file, self.folder / file.name)
+        write_json(self.folder / REPORT, report)
+        (self.folder / RECIPE).write_text(recipe)
+        shutil.rmtree(self.folder / STREAMS, ignore_errors=True)
+        for name in (PROGRESS, PLAN):
+            (self.folder / name).unlink()
+        os.replace(self.folder, self.target)
+
+
+def write_json(file: Path, data: Mapping[str, Any]) -> None:
+    draft = file.with_suffix(".partial")
+    draft.write_text(json.dumps(data, indent=2) + "\n")
+    os.replace(draft, file)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of weights."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def fingerprint(source: Path, tensors: TensorFolder) -> str:
+    """Of the configuration, and of names, sizes and times of the weights' files."""
+    found = hashlib.blake2b((source / CONFIG).read_bytes(), digest_size=16)
+    for file in sorted({tensors.file(name) for name in tensors.names}):
+        facts = (source / file).stat()
+        found.update(f"{file} {facts.st_size} {facts.st_mtime_ns}".encode())
+    return found.hexdigest()
+
+
+def digest(batches: Sequence[Batch]) -> str:
+    """Of a text."""
+    found = hashlib.blake2b(digest_size=16)
+    for batch in batches:
+        for passage in batch.passages:
+            found.update(json.dumps(asdict(passage)).encode())
+    return found.hexdigest()

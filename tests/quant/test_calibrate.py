@@ -1,0 +1,98 @@
+import copy
+
+import pytest
+import torch
+
+from paddock.model import Layout
+from paddock.quant import Grid, QuantSettings
+from paddock.quant.calibrate import Seen, Watch, best, smooth
+from paddock.quant.rotate import fold_norms
+from tests.model.networks import born, grouped_config, latent_config, tokens
+
+BIASES = {"heads": 4, "kv_heads": 2, "dim": 8, "bias": "all", "qk_norm": True}
+NETWORKS = {
+    "sparse": latent_config(),
+    "dense": latent_config(attention=("mla",) * 4, indexer=None),
+    "grouped": grouped_config("gqa", "gqa", gqa=BIASES),
+}
+
+
+def watched(network, layer, settings):
+    """A layer that has read text, and what it gave back."""
+    token_T, layout = tokens(120), Layout.packed([60, 60])
+    step, x_TD = network.step(layout), network.embed(token_T)
+    block = network.layers[layer]
+    watch = Watch(block, settings, batches=1)
+    with watch.looking():
+        out_TD, _, _ = block(x_TD, step, None)
+    return block, watch, x_TD, step, out_TD
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("layer", [0, 1])
+@torch.no_grad()
+def test_smoothing_changes_no_function(name, layer):
+    network, settings = born(NETWORKS[name]), QuantSettings()
+    block, watch, x_TD, step, before_TD = watched(network, layer, settings)
+    fold_norms(block)
+    weights = copy.deepcopy(block.state_dict())
+    choices = smooth(block, watch, settings)
+    assert any(choice.alpha is not None for choice in choices)
+    assert any(not torch.equal(weights[n], t) for n, t in block.state_dict().items())
+    after_TD, _, _ = block(x_TD, step, None)
+    torch.testing.assert_close(after_TD, before_TD, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_every_place_of_the_recipe_is_smoothed():
+    network, settings = born(latent_config()), QuantSettings()
+    block, watch, *_ = watched(network, 1, settings)
+    places = {choice.place for choice in smooth(block, watch, settings)}
+    experts = {f"mlp.experts.{e}.down" for e in range(6)}
+    assert places - experts == {
+        "attention.q_a",
+        "attention.q_b",
+        "attention.o",
+        "mlp.shared.down",
+    }
+    assert places & experts
+
+
+def seen_of(rows):
+    seen = Seen(keep=len(rows), keep_each=len(rows))
+    seen.add(rows)
+    return seen
+
+
+def test_the_strength_is_the_one_the_real_quantizer_likes_best():
+    chance = torch.Generator().manual_seed(0)
+    rows = torch.randn(64, 32, generator=chance)
+    rows[:, 5] *= 40  # one loud channel spoils the rounding of all others
+    weight = torch.randn(24, 32, generator=chance)
+    seen = seen_of(rows)
+    strengths = [(a / 10, seen.mean_D ** (a / 10)) for a in range(11)]
+    choice, scale_D = best("here", seen, (weight,), Grid(bits=8), strengths)
+    assert choice.alpha is not None and choice.alpha > 0
+    assert choice.error < 0.2 * choice.before
+    assert int(scale_D.argmax()) == 5
+    worse = [best("here", seen, (weight,), Grid(bits=8), [one])[0].error for one in strengths]
+    assert choice.error == min(worse)
+
+
+def test_a_channel_nobody_uses_does_no_harm():
+    rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    rows[:, 2] = 0.0
+    seen, weight = seen_of(rows), torch.randn(4, 8)
+    weight[:, 3] = 0.0
+    _, scale_D = best("here", seen, (weight,), Grid(), [(0.5, seen.mean_D**0.5)])
+    assert scale_D.isfinite().all() and (scale_D > 0).all()
+
+
+def test_what_is_kept_is_bounded_however_much_is_seen():
+    seen = Seen(keep=10, keep_each=4)
+    for start in range(6):
+        seen.add(torch.full((100, 3), float(start)) + torch.arange(100).unsqueeze(-1) / 1000)
+    assert seen.rows_ND.shape == (10, 3)
+    assert seen.count == 600
+    torch.testing.assert_close(seen.mean_D, torch.full((3,), 2.5495))
+    torch.testing.assert_close(seen.peak_D, torch.full((3,), 5.099))

@@ -1,0 +1,60 @@
+"""What the report's numbers mean, against sums written out by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from paddock.quant.measure import LEAST, Tally, weigh
+from paddock.quant.stream import Batch, Passage
+from tests.model.networks import tokens
+
+
+def weighed(change, ids):
+    """A tally of states, and of states changed, under one head; and the divergence of each."""
+    chance = torch.Generator().manual_seed(0)
+    head = nn.Linear(16, 50, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(50, 16, generator=chance))
+    exact = torch.randn(len(ids), 16, generator=chance)
+    other = change(exact.clone())
+    tally = Tally()
+    weigh(Batch((Passage(ids=ids, purpose="held_out"),)), exact, other, head, tally)
+    with torch.no_grad():
+        p, q = (head(x[:-1]).double().log_softmax(-1) for x in (exact, other))
+    return tally.summary(), (p.exp() * (p - q)).sum(-1)
+
+
+def test_the_typical_divergence_is_not_made_by_one_token():
+    ids = tuple(tokens(300).tolist())
+
+    def shaken(x):
+        x += 1e-3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+        x[7] += 5.0  # another expert was chosen here
+        return x
+
+    found, apart = weighed(shaken, ids)
+    assert found["mean_divergence"] == pytest.approx(float(apart.mean()), rel=1e-6)
+    assert found["typical_divergence"] == pytest.approx(float(apart.log().mean().exp()), rel=1e-6)
+    assert found["mean_divergence"] > 100 * found["typical_divergence"]
+    assert found["divergence"] == {
+        "128": pytest.approx(float(apart[:128].mean())),
+        "512": pytest.approx(float(apart[128:].mean())),
+    }
+
+
+def test_opinions_that_do_not_differ_are_not_apart():
+    found, _ = weighed(lambda x: x, tuple(tokens(20).tolist()))
+    assert found["mean_divergence"] == 0
+    assert found["typical_divergence"] == pytest.approx(LEAST)
+    assert found["nats"][0] == found["nats"][1]
+    assert found["agreement"] == 1
+    assert found["tokens"] == 19
+
+
+def test_divergences_too_small_for_float32_are_told_apart():
+    def shaken(x):
+        return x + 1e-5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+
+    found, apart = weighed(shaken, tuple(tokens(100).tolist()))
+    assert float(apart.mean()) < 1e-8
+    assert found["mean_divergence"] == pytest.approx(float(apart.mean()), rel=1e-3)

@@ -1,0 +1,52 @@
+import torch
+
+from paddock.checkpoint import load_pretrained, save_pretrained
+from paddock.kernels.w4a8_gemm import unpack_halves
+from paddock.quant import RECIPES, Grid, quantize, quantize_folder
+from paddock.quant.qat import fake_quantized, int4, int4_group32
+from paddock.train.weights import Weights
+from tests.quant.texts import network
+
+
+def test_experts_alone_are_rounded_and_not_those_of_the_mtp_layer():
+    for name, parameter in network().named_parameters():
+        rounded = int4(name, parameter) is not parameter
+        assert rounded == (".mlp.experts." in name and name.startswith("layers.")), name
+
+
+def test_the_gradient_goes_straight_through():
+    weight = torch.randn(5, 32, requires_grad=True)
+    above = torch.randn(5, 32)
+    found = fake_quantized(weight, Grid(bits=4, group=32))
+    found.backward(above)
+    assert torch.equal(weight.grad, above)
+    assert torch.equal(found.detach(), quantize(weight, Grid(group=32)).weight_XFD)
+    assert torch.equal(int4_group32("layers.0.mlp.experts.down", weight), found)
+
+
+def test_exported_integers_are_the_trained_ones_to_the_bit(tmp_path):
+    """Trained through train's own seam; saved, quantized, loaded; compared with what the network
+    computed with in its last step."""
+    trained = network()
+    weights = Weights(trained, fake_quant=int4)
+    optimizer = torch.optim.SGD(list(weights.exact.values()), lr=0.05)
+    for step in range(3):
+        trained.logits(torch.arange(20) + step).logsumexp(-1).sum().backward()
+        weights.collect_gradients()
+        optimizer.step()
+        weights.publish()
+        optimizer.zero_grad()
+    save_pretrained(weights.exact_network(), tmp_path / "trained")
+    quantize_folder(tmp_path / "trained", tmp_path / "exported", RECIPES["qat"])
+    exported = load_pretrained(tmp_path / "exported")
+    before = network()
+    for layer, plain, born in zip(exported.layers, trained.layers, before.layers, strict=True):
+        experts = getattr(layer.mlp, "experts", None)
+        if experts is None:
+            continue
+        for name in ("gate_up", "down"):
+            integer = unpack_halves(getattr(experts, name))
+            served = integer.float() * getattr(experts, f"{name}_scale")
+            assert torch.equal(served, getattr(plain.mlp.experts, name))
+            untrained = quantize(getattr(born.mlp.experts, name), Grid())
+            assert not torch.equal(integer, untrained.integer_XFD)  # it did learn

@@ -1,0 +1,209 @@
+"""What cannot be quantized, saved, resumed or read is refused, in a sentence that says why."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
+from paddock.checkpoint.load import open_checkpoint
+from paddock.checkpoint.wire import outgoing
+from paddock.quant import (
+    RECIPES,
+    Passage,
+    QuantError,
+    quantize_folder,
+    rotate,
+)
+from tests.quant.texts import QUICK, network, text
+
+
+def test_what_is_already_quantized_is_refused(target, tmp_path):
+    with pytest.raises(QuantError, match="already quantized"):
+        quantize_folder(target, tmp_path / "again", RECIPES["rtn"])
+    with pytest.raises(CheckpointError, match="holds integers"):
+        open_checkpoint(target)
+
+
+def test_a_network_of_integers_is_not_saved_as_if_it_were_one_of_numbers(target, tmp_path):
+    with pytest.raises(CheckpointError, match="quantized or turned is not saved"):
+        save_pretrained(load_pretrained(target), tmp_path / "out")
+    with pytest.raises(CheckpointError, match="quantized or turned is not saved"):
+        save_pretrained(rotate(network()), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_weights_find_no_place_in_a_network_of_integers(source, target):
+    """What hands weights around sees the tensors that are numbers, and none that are integers."""
+    names = set(dict(outgoing(load_pretrained(target))))
+    assert "model.embed_tokens.weight" in names
+    assert not any(".experts." in name for name in names if "layers.4" not in name)
+
+
+def test_a_recipe_that_smooths_needs_text(source, tmp_path):
+    with pytest.raises(QuantError, match="takes text to calibrate with"):
+        quantize_folder(source, tmp_path / "q", QUICK, passages=text(calibrate=0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_of_another_vocabulary_is_refused(source, tmp_path):
+    strange = [p.__class__(ids=(*p.ids, 50), purpose=p.purpose) for p in text()]
+    with pytest.raises(QuantError, match=r"not in \[0, 50\)"):
+        quantize_folder(source, tmp_path / "q", QUICK, passages=strange)
+
+
+def test_shapes_that_do_not_divide_are_refused_before_any_work(source, tmp_path):
+    odd = RECIPES["rtn"].model_copy(update={"expert_group": 12})
+    with pytest.raises(QuantError, match="32 columns do not divide into groups of 12"):
+        quantize_folder(source, tmp_path / "q", odd)
+    assert not list(tmp_path.iterdir())
+
+
+def test_odd_columns_cannot_be_packed(tmp_path):
+    narrow = {"experts": 6, "active": 2, "inner": 15}
+    save_pretrained(network(moe=narrow), tmp_path / "odd")
+    with pytest.raises(QuantError, match="'down' has 15 columns; int4 wants pairs"):
+        quantize_folder(tmp_path / "odd", tmp_path / "q", RECIPES["rtn"])
+    wide = RECIPES["rtn"].model_copy(update={"expert_bits": 8})
+    quantize_folder(tmp_path / "odd", tmp_path / "q", wide)
+    assert load_pretrained(tmp_path / "q").layers[1].mlp.experts.down.shape[-1] == 15
+
+
+def changed(source, folder, change):
+    """A copy of a checkpoint with other weights."""
+    shutil.copytree(source, folder)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: t["model.layers.2.mlp.experts.1.up_proj.weight"].fill_(float("nan")),
+            "holds nan",
+        ),
+        (lambda t: t.pop("model.layers.2.self_attn.o_proj.weight"), "o_proj.weight"),
+        (
+            lambda t: t.update({"model.layers.2.self_attn.o_proj.weight": torch.zeros(3, 3)}),
+            r"o_proj.weight.*shape \(3, 3\)",
+        ),
+    ],
+)
+def test_a_source_that_is_damaged_is_named(source, tmp_path, change, message):
+    folder = changed(source, tmp_path / "bad", change)
+    with pytest.raises(CheckpointError, match=message):
+        quantize_folder(folder, tmp_path / "q", RECIPES["rtn"])
+    assert not (tmp_path / "q").exists()
+
+
+def test_a_target_that_is_there_is_refused(source, tmp_path):
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "mine").write_text("")
+    (tmp_path / "file").write_text("")
+    for there in ("q", "file"):
+        with pytest.raises(QuantError, match="already there; quantizing writes a new one"):
+            quantize_folder(source, tmp_path / there, RECIPES["rtn"])
+    with pytest.raises(QuantError, match="source and target are the same"):
+        quantize_folder(source, source, RECIPES["rtn"])
+
+
+def test_going_on_with_another_recipe_is_refused(source, tmp_path):
+    def kill(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize_folder(source, tmp_path / "q", QUICK, passages=text(), say=kill)
+    with pytest.raises(QuantError, match="begun with another 'settings'"):
+        quantize_folder(source, tmp_path / "q", RECIPES["rtn"], passages=text())
+    with pytest.raises(QuantError, match="begun with another 'text'"):
+        quantize_folder(source, tmp_path / "q", QUICK, passages=text(calibrate=3))
+
+
+def test_what_another_recipe_or_text_made_is_not_replaced(source, target):
+    before = {file.name: file.stat().st_mtime_ns for file in target.iterdir()}
+    with pytest.raises(QuantError, match="already there, made with other settings"):
+        quantize_folder(source, target, RECIPES["rtn"])
+    with pytest.raises(QuantError, match="already there, made with other text"):
+        quantize_folder(source, target, QUICK, passages=text(calibrate=3))
+    assert {file.name: file.stat().st_mtime_ns for file in target.iterdir()} == before
+
+
+def test_two_at_once_do_not_spoil_each_other(source, tmp_path):
+    def second(_):
+        quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
+
+    with pytest.raises(QuantError, match="another process is at work there"):
+        quantize_folder(source, tmp_path / "q", RECIPES["rtn"], say=second)
+
+
+def test_an_answer_must_lie_in_its_text():
+    with pytest.raises(QuantError, match="tokens 3 to 5 of 4"):
+        Passage(ids=(1, 2, 3, 4), purpose="needles", answers=((3, 5),))
+    with pytest.raises(QuantError, match="nothing before it"):
+        Passage(ids=(1, 2, 3, 4), purpose="needles", answers=((0, 1),))
+
+
+def damaged(target, folder, change):
+    """A copy with one shard changed."""
+    shutil.copytree(target, folder)
+    file = sorted(folder.glob("*.safetensors"))[2]
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.layers.1.self_attn.q_a_proj.weight"), "is in"),
+        (
+            lambda t: t["model.layers.1.self_attn.q_a_proj.weight_scale"].zero_(),
+            "no positive number",
+        ),
+        (
+            lambda t: t.update(
+                {"model.layers.1.self_attn.q_a_proj.weight": torch.zeros(3, 3).char()}
+            ),
+            r"has shape \(3, 3\), expected \(24, 32\)",
+        ),
+        (
+            lambda t: t.update(
+                {"model.layers.1.mlp.experts.0.up_proj.weight_shape": torch.tensor([9, 9])}
+            ),
+            r"says \(9, 9\), expected \(16, 32\)",
+        ),
+    ],
+)
+def test_damage_is_named(target, tmp_path, change, message):
+    folder = damaged(target, tmp_path / "damaged", change)
+    with pytest.raises(CheckpointError, match=message):
+        load_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("weights", "symmetric"), False, r"weights.symmetric is False; only True is known"),
+        (("weights", "num_bits"), 3, "num_bits is 3"),
+        (("input_activations", "strategy"), "tensor", "only 'token' is known"),
+        (("input_activations",), None, "input_activations.num_bits is None; only 8 is known"),
+    ],
+)
+def test_schemes_that_are_not_known_are_refused(target, tmp_path, path, value, message):
+    shutil.copytree(target, tmp_path / "other")
+    file = tmp_path / "other" / "config.json"
+    config = json.loads(file.read_text())
+    place = config["quantization_config"]["config_groups"]["group_0"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        load_pretrained(tmp_path / "other")

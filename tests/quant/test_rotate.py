@@ -1,0 +1,111 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paddock.model import Ask, Layout
+from paddock.quant import QuantError, rotate
+from paddock.quant.rotate import Turn
+from tests.model.networks import born, grouped_config, latent_config, tokens
+
+SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
+NO_Q_RANK = {"heads": 4, "q_rank": None, "kv_rank": 16, "nope": 8, "rope": 4, "value": 10}
+NETWORKS = {
+    "sparse": latent_config(),
+    "hidden of 12 times a power of two": latent_config(hidden=96),
+    "hidden of no Hadamard size": latent_config(hidden=56),
+    "shared indexers": latent_config(indexer=SHARED),
+    "dense, no query latent": latent_config(attention=("mla",) * 4, indexer=None, mla=NO_Q_RANK),
+    "tied": latent_config(tied=True),
+    "grouped": grouped_config("gqa", "swa"),
+    "grouped with biases": grouped_config(
+        "gqa", gqa={"heads": 4, "kv_heads": 2, "dim": 8, "bias": "all", "qk_norm": True}
+    ),
+}
+
+
+@settings(deadline=None)  # the first call loads things
+@given(st.integers(1, 100), st.integers(0, 1000))
+def test_a_turn_is_orthonormal_at_every_size(size, seed):
+    turn = Turn.of(size, torch.Generator().manual_seed(seed))
+    matrix = turn.turned(torch.eye(size, dtype=torch.float64))
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64))
+    x = torch.randn(3, size, dtype=torch.float64)
+    torch.testing.assert_close(turn.back(turn.turned(x)), x)
+
+
+@pytest.mark.parametrize("size", [96, 6144, 2048, 56])
+def test_a_turn_spreads_one_large_channel_over_all(size):
+    x = torch.zeros(size)
+    x[3] = 1000.0
+    turned = Turn.of(size, torch.Generator().manual_seed(0)).turned(x)
+    assert float(turned.abs().max()) < 1000.0 * 2 * size**-0.5
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_a_turned_network_says_the_same(name):
+    plain = born(NETWORKS[name])
+    turned = rotate(copy.deepcopy(plain), seed=5)
+    token_T, layout = tokens(60), Layout.packed([40, 20])
+    before, after = (n(token_T, layout, ask=Ask(choices=True)) for n in (plain, turned))
+    torch.testing.assert_close(
+        turned.head(after.hidden_TD), plain.head(before.hidden_TD), atol=1e-4, rtol=0
+    )
+    for one, other in zip(before.notes, after.notes, strict=True):
+        if one.selection is not None:
+            assert torch.equal(one.selection.index_QK, other.selection.index_QK)
+        if one.experts_TK is not None:
+            assert torch.equal(one.experts_TK, other.experts_TK)
+    if plain.mtp is None:
+        return
+    ahead = [
+        list(n.look_ahead(out.hidden_TD, token_T, n.step(layout), 3))
+        for n, out in ((plain, before), (turned, after))
+    ]
+    for (one_TD, _), (other_TD, _) in zip(*ahead, strict=True):
+        torch.testing.assert_close(turned.head(other_TD), plain.head(one_TD), atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_turning_moves_every_kind_of_weight():
+    """No weight that should be turned is forgotten, and no rope row is touched."""
+    plain = born(latent_config())
+    turned = rotate(copy.deepcopy(plain))
+    layer, moved = plain.layers[1], turned.layers[1]
+    rank = plain.config.mla.kv_rank
+    norm = layer.attention_norm.weight
+    # The rope rows of kv_a write what is rotated by position: turned on the reading side alone.
+    rows = layer.attention.kv_a.weight[rank:] * norm
+    gram = rows @ rows.T
+    found = moved.attention.kv_a.weight[rank:]
+    torch.testing.assert_close(found @ found.T, gram)
+    assert torch.equal(turned.mtp.join.weight, plain.mtp.join.weight)
+    for name in ("q_a", "kv_a", "kv_b", "o", "q_b", "indexer.query", "indexer.key"):
+        one = layer.attention.get_submodule(name).weight
+        assert not torch.allclose(one, moved.attention.get_submodule(name).weight, atol=1e-3), name
+
+
+def test_the_same_seed_turns_the_same_way():
+    one, other, third = (rotate(born(latent_config()), seed).embed.weight for seed in (0, 0, 1))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, third)
+
+
+@torch.no_grad()
+def test_a_silenced_channel_leaves_the_trunk_exact_and_drafts_finite():
+    plain = born(latent_config())
+    plain.norm.weight[3] = 0.0
+    turned = rotate(copy.deepcopy(plain))
+    token_T, layout = tokens(30), Layout.packed([30])
+    out = turned(token_T, layout)
+    torch.testing.assert_close(turned.head(out.hidden_TD), plain.logits(token_T), atol=1e-4, rtol=0)
+    ((state_TD, _),) = turned.look_ahead(out.hidden_TD, token_T, turned.step(layout), 1)
+    assert state_TD.isfinite().all()
+
+
+def test_recurrent_layers_are_refused():
+    with pytest.raises(QuantError, match="'gdn' layers cannot be turned"):
+        rotate(born(grouped_config("gdn")))

@@ -1,0 +1,302 @@
+"""Folders quantized, read again, served, interrupted and refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paddock.checkpoint import load_pretrained
+from paddock.config import load_recipe, resolve
+from paddock.engine.reload import Reload
+from paddock.model import Layout
+from paddock.quant import (
+    RECIPES,
+    Grid,
+    QuantSettings,
+    quantize,
+    quantize_folder,
+)
+from paddock.quant import run as running
+from paddock.quant.layers import IntegerExperts, IntegerLinear
+from paddock.quant.rotate import TurnedMTP
+from tests.engine.nets import engine, greedy, prompts
+from tests.model.networks import born, grouped_config, tokens
+from tests.quant.texts import QUICK, folder_of, network, simulated, text
+
+SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
+
+
+def test_every_module_meets_its_fate(target):
+    found = load_pretrained(target)
+    layer = found.layers[1]
+    integers = {
+        name for name, m in layer.named_modules() if isinstance(m, IntegerLinear | IntegerExperts)
+    }
+    attention = {f"attention.{name}" for name in ("q_a", "q_b", "kv_a", "o", "indexer.query")}
+    shared = {f"mlp.shared.{name}" for name in ("gate", "up", "down")}
+    assert integers == attention | shared | {"mlp.experts"}
+    assert layer.mlp.experts.gate_up.dtype == torch.int8
+    assert layer.mlp.experts.gate_up.shape == (6, 32, 16)  # two to a byte
+    assert isinstance(found.mtp, TurnedMTP)
+    assert not any(isinstance(m, IntegerLinear | IntegerExperts) for m in found.mtp.modules())
+
+
+def test_integers_compute_what_a_rounding_network_computes(source, tmp_path):
+    """Against a float64 network that rounds the same weights and multiplies plain numbers."""
+    quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
+    found, fake = load_pretrained(tmp_path / "q"), simulated(network(), RECIPES["rtn"])
+    with torch.no_grad():
+        logits, wanted = found.logits(tokens(60)), fake.logits(tokens(60))
+        exact = load_pretrained(source).logits(tokens(60))
+    assert share_of_rows(logits, wanted, within=2e-4) >= 0.9
+    assert share_of_rows(logits, exact, within=1e-2) < 0.1  # and rounding is visible at all
+
+
+def share_of_rows(found, wanted, *, within):
+    """How many tokens' logits agree. Not all must: a sum that rounds another way may move an
+    activation that lies between two integers, and with it everything behind."""
+    return float(((found - wanted).abs().amax(-1) <= within).float().mean())
+
+
+def test_the_whole_recipe_computes_what_a_rounding_network_computes(target):
+    """The same for turned and smoothed weights: those that are stored, multiplied out."""
+    found = load_pretrained(target)
+    with torch.no_grad():
+        for block in found.layers:
+            for module in block.modules():
+                if isinstance(module, IntegerLinear):
+                    x = torch.randn(9, module.integer.shape[1])
+                    exact = rounded(x) @ (module.integer * module.scale).double().T
+                    torch.testing.assert_close(module(x).double(), exact, atol=1e-4, rtol=1e-4)
+
+
+def rounded(x):
+    step = x.double().abs().amax(-1, keepdim=True) / 127
+    return (x.double() / step).round() * step
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_engine_says_what_a_rounding_network_says(source, tmp_path, drafts):
+    """Drafts or not: replies and scores are those of the float64 network."""
+    quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
+    found, fake = load_pretrained(tmp_path / "q"), simulated(network(), RECIPES["rtn"])
+    asked = prompts(4, longest=30)
+    with engine(found, mtp_steps=drafts) as serving:
+        answers = serving.answers([greedy(prompt, 8) for prompt in asked])
+        assert serving.audit() == []
+    agreed = []
+    for prompt, answer in zip(asked, answers, strict=True):
+        said = answer.completion.token_ids
+        with torch.no_grad():
+            logits = fake.logits(prompt + said)[len(prompt) - 1 : -1]
+        token = torch.tensor(said).unsqueeze(1)
+        best = logits.gather(1, token).squeeze(1) > logits.amax(-1) - 1e-3
+        wanted = logits.log_softmax(-1).gather(1, token).squeeze(1)
+        agreed.append(best & ((torch.tensor(answer.completion.logprobs) - wanted).abs() < 1e-3))
+    assert torch.cat(agreed).float().mean() >= 0.9  # see share_of_rows
+
+
+@torch.no_grad()
+def test_the_engine_drafts_behind_a_turned_trunk(source, target):
+    """Drafts are as good as the plain network's: their logits are nearly its own."""
+    plain, found = load_pretrained(source), load_pretrained(target)
+    token_T, layout = tokens(40), Layout.packed([40])
+    states = []
+    for one in (plain, found):
+        hidden_TD = one(token_T, layout).hidden_TD
+        ((state_TD, _),) = one.look_ahead(hidden_TD, token_T, one.step(layout), 1)
+        states.append(one.head(state_TD))
+    apart = float((states[1] - states[0]).norm() / states[0].norm())
+    assert apart < 0.5, "a draft in the wrong basis would be all noise"
+    with engine(found, mtp_steps=2) as serving:
+        (answer,) = serving.answers([greedy(tuple(token_T.tolist()), 8)])
+        assert len(answer.completion.token_ids) == 8
+        assert "model.embed_tokens.weight" in Reload(serving).checksums()  # as a server asks
+
+
+def nats_of(network):
+    """Of the held-out text, the plain way."""
+    nats, count = 0.0, 0
+    for passage in text():
+        if passage.purpose == "held_out":
+            with torch.no_grad():
+                logits = network.logits(passage.ids)[:-1].log_softmax(-1)
+            nats -= float(logits.gather(1, torch.tensor(passage.ids[1:]).unsqueeze(1)).sum())
+            count += len(passage.ids) - 1
+    return nats / count
+
+
+def test_the_report_measures_both_networks(source, target):
+    report = json.loads((target / "quantization.json").read_text())
+    found = [nats_of(load_pretrained(folder)) for folder in (source, target)]
+    assert report["nats"] == pytest.approx(found, abs=5e-3)
+    assert abs(found[0] - found[1]) > 2e-2
+    assert report["tokens"] == 2 * 39
+    assert report["questions"] == 1
+    assert [layer["layer"] for layer in report["layers"]] == [0, 1, 2, 3]
+    assert all(0 < layer["own_error"] < 0.5 for layer in report["layers"])
+    assert report["bytes"][1] < 0.6 * report["bytes"][0]
+
+
+def test_the_library_reads_what_was_written(target):
+    """compressed-tensors finds the scheme of every module and multiplies out our weights."""
+    from compressed_tensors.compressors.base import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    said = json.loads((target / "config.json").read_text())["quantization_config"]
+    config = QuantizationConfig.model_validate(said)
+    assert config.format == "mixed-precision"
+    stored = {}
+    for file in target.glob("*.safetensors"):
+        stored |= load_file(file)
+    found = load_pretrained(target)
+    experts, linear = found.layers[1].mlp.experts, found.layers[1].attention.q_a
+    for stem, group, ours in (
+        ("model.layers.1.mlp.experts.4.up_proj", "group_0", up_of(experts, 4)),
+        ("model.layers.1.self_attn.q_a_proj", "group_1", linear.integer * linear.scale),
+    ):
+        scheme = config.config_groups[group]
+        mine = {
+            k.removeprefix(f"{stem}."): t for k, t in stored.items() if k.startswith(f"{stem}.")
+        }
+        compressor = BaseCompressor.get_value_from_registry(scheme.format)
+        assert set(mine) == set(compressor.compression_param_names(scheme))
+        read = compressor.decompress(mine, scheme)["weight"]
+        assert torch.equal(read, ours)
+        again = compressor.compress({"weight": read, "weight_scale": mine["weight_scale"]}, scheme)
+        assert all(torch.equal(again[name], mine[name]) for name in mine)
+
+
+def up_of(experts, expert):
+    from paddock.kernels.w4a8_gemm import unpack_halves
+
+    inner = experts.gate_up.shape[1] // 2
+    integer = unpack_halves(experts.gate_up[expert, inner:])
+    return integer * experts.gate_up_scale[expert, inner:]
+
+
+def test_transformers_serves_a_quantized_llama(tmp_path):
+    """The library's own way in, end to end: no experts, so that all it needs is there."""
+    from transformers import AutoModelForCausalLM
+
+    llama = born(
+        grouped_config("gqa", "gqa", family="llama", gqa={"heads": 4, "kv_heads": 2, "dim": 8})
+    )
+    source = folder_of(llama, tmp_path / "llama")
+    quantize_folder(source, tmp_path / "q", QUICK, passages=text())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.float32)
+    token_T = tokens(20)
+    with torch.no_grad():
+        logits = theirs(token_T.unsqueeze(0)).logits[0]
+        ours = load_pretrained(tmp_path / "q").logits(token_T)
+        exact = llama.logits(token_T)
+    assert float((logits - exact).norm() / exact.norm()) < 0.05
+    assert float((ours - exact).norm() / exact.norm()) < 0.05
+
+
+@pytest.mark.parametrize("stopped_at", ["layer 0: smoothing", "layer 2: integers", "the head"])
+def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, target, stopped_at, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill(moment):
+        if moment.what == stopped_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        quantize_folder(source, tmp_path / "q", QUICK, passages=text(), say=kill)
+    assert not (tmp_path / "q").exists()
+    seen = []
+    quantize_folder(
+        source, tmp_path / "q", QUICK, passages=text(), say=lambda m: seen.append(m.what)
+    )
+    assert contents(tmp_path / "q") == contents(target)
+    if stopped_at == "layer 2: integers":
+        assert seen[0] == "layer 2: reading weights"  # what was done is not done again
+    assert [path.name for path in tmp_path.iterdir()] == ["q"]
+
+
+def test_done_is_done(source, target):
+    """Called again with the same plan it says what it said, and writes nothing."""
+    before = {file.name: file.stat().st_mtime_ns for file in target.iterdir()}
+    seen = []
+    report = quantize_folder(source, target, QUICK, passages=text(), say=seen.append)
+    assert report == json.loads((target / "quantization.json").read_text())
+    assert not seen
+    assert {file.name: file.stat().st_mtime_ns for file in target.iterdir()} == before
+
+
+def test_the_folder_keeps_its_recipe(target):
+    assert resolve(QuantSettings, load_recipe(target / "recipe.toml")) == QUICK
+
+
+def test_only_one_layer_is_ever_in_memory(source, tmp_path, monkeypatch):
+    alive = []
+
+    class Counted(running.Block):
+        def __init__(self, *args):
+            super().__init__(*args)
+            alive.append(1)
+
+        def __del__(self):
+            alive.pop()
+
+    most = []
+    monkeypatch.setattr(running, "Block", Counted)
+    quantize_folder(
+        source, tmp_path / "q", QUICK, passages=text(), say=lambda _: most.append(len(alive))
+    )
+    assert max(most) <= 1
+
+
+def test_the_source_is_never_touched(source, tmp_path):
+    before = contents(source)
+    quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
+    assert contents(source) == before
+    assert (tmp_path / "q" / "tokenizer.json").read_text() == "{}"
+
+
+def test_layers_that_share_an_indexer_are_given_its_choice(tmp_path):
+    shared = network(indexer=SHARED)
+    source = folder_of(shared, tmp_path / "shared")
+    report = quantize_folder(source, tmp_path / "q", QUICK, passages=text())
+    found = [nats_of(shared), nats_of(load_pretrained(tmp_path / "q"))]
+    assert report["nats"] == pytest.approx(found, abs=5e-3)
+
+
+def test_groups_are_stored_and_read(source, tmp_path):
+    settings = RECIPES["rtn"].model_copy(update={"expert_group": 8})
+    quantize_folder(source, tmp_path / "q", settings)
+    experts = load_pretrained(tmp_path / "q").layers[1].mlp.experts
+    assert experts.gate_up_scale.shape == (6, 32, 4)
+    down = network().layers[1].mlp.experts.down
+    assert torch.equal(experts.down_scale, quantize(down, Grid(group=8)).scale_XFG)
+
+
+def test_bfloat16_stays_bfloat16(tmp_path):
+    source = folder_of(network().cast(torch.bfloat16), tmp_path / "half")
+    quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
+    found = load_pretrained(tmp_path / "q", dtype="bfloat16")
+    assert found.embed.weight.dtype == torch.bfloat16
+    assert found.layers[1].mlp.experts.down_scale.dtype == torch.float32
+    with torch.no_grad():
+        hidden = found(tokens(20), Layout.packed([20])).hidden_TD
+    assert hidden.dtype == torch.bfloat16 and hidden.isfinite().all()
+
+
+def test_a_process_that_only_serves_reads_integers(tmp_path):
+    source = folder_of(network(), tmp_path / "source")
+    target = tmp_path / "target"
+    quantize_folder(source, target, RECIPES["rtn"])
+    code = (
+        "import sys, paddock.engine; from paddock.checkpoint import load_pretrained; "
+        "load_pretrained(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(target)], check=True)

@@ -1,0 +1,87 @@
+"""Small networks on disk, text for them, and a float simulation of what integers compute."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paddock.checkpoint import save_pretrained
+from paddock.model import Network
+from paddock.model.moe import Experts, Routing
+from paddock.quant import Grid, Passage, QuantSettings, quantize
+from paddock.quant.recipe import integer_linears
+from tests.model.networks import born, latent_config, tokens
+
+QUICK = QuantSettings(alphas=2, rows=16, batch_tokens=128)  # to be done at once
+
+
+def network(**changes: Any) -> Network:
+    return born(latent_config(**changes))
+
+
+def folder_of(network: Network, folder: Path) -> Path:
+    save_pretrained(network, folder)
+    return folder
+
+
+def text(calibrate: int = 4, held_out: int = 2, needles: int = 1) -> list[Passage]:
+    """Random tokens; the last passages ask for their third token."""
+    made = [
+        Passage(ids=tuple(tokens(48, i).tolist()), purpose="calibrate") for i in range(calibrate)
+    ]
+    made += [
+        Passage(ids=tuple(tokens(40, 50 + i).tolist()), purpose="held_out") for i in range(held_out)
+    ]
+    return made + [
+        Passage(ids=tuple(tokens(30, 90 + i).tolist()), purpose="needles", answers=((2, 3),))
+        for i in range(needles)
+    ]
+
+
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """Each row to 255 numbers, in float64: written apart from the code under test."""
+    step = x.abs().amax(-1, keepdim=True) / 127
+    return torch.where(step > 0, (x / step.clamp_min(1e-300)).round() * step, 0.0)
+
+
+class FakeLinear(nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.matrix = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rounded_rows(x) @ self.matrix.T
+
+
+class FakeExperts(nn.Module):
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        super().__init__()
+        self.gate_up, self.down = gate_up, down
+
+    def forward(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for t in range(len(x)):
+            for k, e in enumerate(routing.expert_TK[t].tolist()):
+                gate, up = (self.gate_up[e] @ rounded_rows(x[t])).chunk(2)
+                inner = rounded_rows(gate * gate.sigmoid() * up)
+                out[t] += routing.weight_TK[t, k] * (self.down[e] @ inner)
+        return out
+
+
+def simulated(network: Network, settings: QuantSettings) -> Network:
+    """A float64 network that rounds weights and activations but multiplies plain numbers."""
+    network = network.cast(torch.float64)
+    for block in network.layers:
+        linears = integer_linears(block) if settings.linears else {}
+        for name, linear in linears.items():
+            weight = quantize(linear.weight, Grid(bits=8)).weight_XFD.double()
+            parent, _, last = name.rpartition(".")
+            setattr(block.get_submodule(parent), last, FakeLinear(weight))
+        if isinstance(getattr(block.mlp, "experts", None), Experts):
+            stacks = [
+                quantize(stack, settings.expert_grid).weight_XFD.double()
+                for stack in (block.mlp.experts.gate_up, block.mlp.experts.down)
+            ]
+            block.mlp.experts = FakeExperts(*stacks)
+    return network
