@@ -1,10 +1,11 @@
-"""One loop, many stages: raising a base model from raw text to sparse attention.
+"""One loop, many stages: raising a model from raw text to sparse attention and dialogues.
 
 batch.py      rows of data as tensors
 evaluate.py   how well a network predicts text it never saw
 loop.py       the training loop
 objective.py  what a network is asked to get better at
 plan.py       what a run will cost, said before it starts
+policy.py     reinforcement learning as an objective
 run.py        a run folder, and what a stage is made from
 settings.py   what a training run is made of
 stages.py     what a stage changes about the loop

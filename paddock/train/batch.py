@@ -3,11 +3,12 @@
 S tokens of packed documents, T of them this rank's own.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paddock.data import Batch
@@ -15,6 +16,14 @@ from paddock.model import Layout
 from paddock.parallel import SOLO, Axis, Cut
 
 IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnBatch(Batch):
+    """A batch that says more about its tokens than which of them are trained: columns of T rows,
+    for objectives that read them."""
+
+    columns: Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +37,8 @@ class TokenBatch:
     token_S: Tensor
     trained_S: Tensor
     layout: Layout
+    columns: Mapping[str, Tensor] = field(default_factory=dict)  # of S rows
+    weight_S: Tensor | None = None  # how much each target counts; None: all the same
 
     @property
     def token_T(self) -> Tensor:
@@ -41,31 +52,43 @@ class TokenBatch:
         >>> batch.targets(1).tolist()
         [6, 7, -100, -100]
         """
-        target_T = torch.full_like(self.token_T, IGNORED)
         counted_S = torch.where(self.trained_S, self.token_S, IGNORED)
-        for span, document in zip(self.layout.spans, self.layout.documents, strict=True):
-            first = span.key + span.past + ahead
-            found = counted_S[first : min(first + span.queries, document.stop)]
-            target_T[span.query : span.query + len(found)] = found
-        return target_T
+        return self.ahead_of(counted_S, ahead, nothing=IGNORED)
+
+    def target_weights(self, ahead: int) -> Tensor | None:
+        """How much each of those targets counts; None: all the same."""
+        return None if self.weight_S is None else self.ahead_of(self.weight_S, ahead, nothing=0.0)
+
+    def ahead_of(self, value_S: Tensor, ahead: int, *, nothing: float) -> Tensor:
+        """What a column says `ahead` places on, or `nothing` where the document ends before."""
+        spans, device = self.layout.spans, value_S.device
+        queries = [span.queries for span in spans]
+        shift_T = np.repeat([s.key + s.past - s.query + ahead for s in spans], queries)
+        place_T = np.arange(len(shift_T)) + shift_T
+        inside_T = place_T < np.repeat([d.stop for d in self.layout.documents], queries)
+        found_T = value_S[torch.from_numpy(np.where(inside_T, place_T, 0)).to(device)]
+        return torch.where(torch.from_numpy(inside_T).to(device), found_T, nothing)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What losses are divided by: tokens, and targets at each distance ahead."""
+    """What losses are divided by: tokens, and targets at each distance ahead, as much as they
+    count."""
 
     tokens: int
-    targets: tuple[int, ...]
+    targets: tuple[float, ...]
 
 
 def counts(batch: Batch, depths: int) -> Counts:
     """Of a batch, for the next token and `depths` more."""
     ends = np.cumsum(batch.lengths)
+    counted_T = batch.trained_T if batch.weight_T is None else batch.trained_T * batch.weight_T
     targets = []
     for ahead in range(1, depths + 2):
-        total = 0
+        total = 0.0
         for end, length in zip(ends, batch.lengths, strict=True):
-            total += int(batch.trained_T[end - length + ahead : end].sum()) if length > ahead else 0
+            found = counted_T[end - length + ahead : end] if length > ahead else counted_T[:0]
+            total += float(found.sum(dtype=np.float64))
         targets.append(total)
     return Counts(len(batch.token_T), tuple(targets))
 
@@ -100,10 +123,14 @@ def on_device(
     batch: Batch, device: torch.device, tokens: int | None = None, context: Axis = SOLO
 ) -> Iterator[TokenBatch]:
     """The batch in micro-batches of at most `tokens`, each cut along the context axis."""
+    weight_T = batch.weight_T
+    columns = batch.columns if isinstance(batch, ColumnBatch) else {}
     for part, lengths in parts(batch, tokens, least=context.size):
         layout = Layout.packed(lengths, device=device)
         yield TokenBatch(
             torch.from_numpy(batch.token_T[part].astype(np.int64)).to(device),
             torch.from_numpy(batch.trained_T[part]).to(device),
             layout if context.size == 1 else layout.piece(Cut(context, layout.tokens)),
+            {name: torch.from_numpy(said[part]).to(device) for name, said in columns.items()},
+            None if weight_T is None else torch.from_numpy(weight_T[part]).to(device),
         )

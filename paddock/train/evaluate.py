@@ -1,6 +1,6 @@
 """What a base model can do: predict text it never saw, draft tokens ahead, find what it was told.
 
-T tokens, A tokens of an answer, S keys, H heads, D width.
+T tokens, A tokens of an answer, S keys, Q sparse queries, K kept keys, E experts, H heads, D width.
 """
 
 from collections.abc import Iterable, Iterator
@@ -73,8 +73,16 @@ def acceptance(
     Greedy on both sides, over held-out text; a draft further ahead counts only where all nearer
     ones were right, as in speculative decoding. Depth d divides by the drafts still alive at d - 1.
     """
+    return accepted(
+        network, held_out_batches(corpus, network, context=context, tokens=tokens), depths
+    )
+
+
+@torch.no_grad()
+def accepted(network: Network, batches: Iterable[TokenBatch], depths: int) -> list[float]:
+    """The same, over any text."""
     hits, tries = [0] * depths, [0] * depths
-    for batch in held_out_batches(corpus, network, context=context, tokens=tokens):
+    for batch in batches:
         step = network.step(batch.layout, ask=Ask(dense=True))
         hidden_TD = network(batch.token_T, batch.layout, ask=Ask(dense=True)).hidden_TD
         said_T = network.head(hidden_TD).argmax(-1)
@@ -210,3 +218,32 @@ def _mass(attention: DSA, projected: Projected, kept: Selection, layout: Layout)
         mass_S = score_HS.softmax(-1).mean(0)
         total += float(mass_S[kept.index_QK[row].long() - span.key].sum())
     return total / len(kept.query_Q)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerLook:
+    """What one layer did with a row: the keys its sparse queries kept, where it chose them itself,
+    and how many tokens each of its experts received."""
+
+    layer: int
+    selection: Selection | None
+    topk: int
+    load_E: Tensor | None
+
+
+@torch.no_grad()
+def looked(network: Network, token_T: Tensor) -> list[LayerLook]:
+    """Where every layer looks in one document, and whom it asks; layers that do neither are left
+    out. A layer without an indexer shares the choice of another, and has none of its own."""
+    layout = Layout.packed([len(token_T)], token_T.device)
+    notes = network(token_T, layout, ask=Ask(choices=True)).notes
+    found = []
+    for number, (layer, note) in enumerate(zip(network.layers, notes, strict=True)):
+        assert isinstance(layer, Block)
+        attention = layer.attention
+        chooses = isinstance(attention, DSA) and attention.indexer is not None
+        topk = attention.topk if isinstance(attention, DSA) else 0
+        selection = note.selection if chooses else None
+        if selection is not None or note.load_E is not None:
+            found.append(LayerLook(number, selection, topk, note.load_E))
+    return found

@@ -26,15 +26,16 @@ from paddock.train.plan import peak_flops, plan
 from paddock.train.run import (
     Run,
     Say,
+    load_fake_quant,
     open_corpus,
-    pick_device,
+    open_device,
     placed,
     refuse_impossible,
     start_network,
     tokenizer_of,
 )
 from paddock.train.settings import OptimSettings, TrainSettings
-from paddock.train.stages import STAGES
+from paddock.train.stages import stage_of
 from paddock.train.step import StepReport, Trainer
 
 
@@ -68,7 +69,7 @@ def train(
     Under torchrun every rank calls this; the first one writes, speaks and is watched.
     """
     sizes = MeshSizes(**run.settings.parallel.model_dump())
-    with open_mesh(sizes, pick_device(run.settings.machine.device)) as mesh:
+    with open_mesh(sizes, open_device(run.settings.machine)) as mesh:
         if not mesh.first:
             say, watch = unheard, unheard
         with mesh.first_alone():
@@ -83,7 +84,9 @@ def train(
         )
         with Journal(run.folder, clock=clock) if mesh.first else Unwritten() as journal:
             done = resume(run, trainer, stream)
-            journal.event("started", step=done, of=run.settings.steps, **facts(trainer, mesh))
+            journal.event(
+                "started", step=done, of=run.settings.steps, **facts(run.settings, trainer, mesh)
+            )
             if done == 0 and mesh.first:
                 entropy = unigram_entropy(corpus, tokenizer.vocab_size)
                 journal.event("corpus", unigram_entropy=entropy)
@@ -97,7 +100,7 @@ def train(
     return trainer
 
 
-def facts(trainer: Trainer, mesh: Mesh) -> dict[str, object]:
+def facts(settings: TrainSettings, trainer: Trainer, mesh: Mesh) -> dict[str, object]:
     """What a report needs besides the steps: where the run is, and what a token costs."""
     device, ranks = mesh.device, mesh.everyone.size
     module = None if device.type == "cpu" else torch.get_device_module(device)
@@ -111,7 +114,7 @@ def facts(trainer: Trainer, mesh: Mesh) -> dict[str, object]:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         },
-        "flops_token": plan(trainer.settings, trainer.network.config).flops_token,
+        "flops_token": plan(settings, trainer.network.config).flops_token,
         "peak_flops": None if peak is None else peak * ranks,  # a step's tokens are all ranks'
     }
 
@@ -135,12 +138,14 @@ class Unwritten:
 def make_trainer(run: Run, tokenizer: Tokenizer, mesh: Mesh) -> Trainer:
     settings = run.settings
     network = start_network(settings, tokenizer)
-    stage = STAGES[settings.stage]
+    stage = stage_of(settings)
     stage.freeze(network)
     refuse_impossible(network.config, settings.parallel)
     network = placed(network, settings.machine, mesh)
     objective = BaseObjective(stage, settings.loss)
-    return Trainer(network.train(), objective, settings, run.folder / "not-finite.npz", mesh)
+    evidence = run.folder / "not-finite.npz"
+    fake_quant = load_fake_quant(settings.fake_quant)
+    return Trainer(network.train(), objective, settings, evidence, mesh, fake_quant)
 
 
 def _steps(
@@ -163,7 +168,7 @@ def _steps(
             held_out = held_out_loss(
                 trainer.network,
                 corpus,
-                dense=STAGES[settings.stage].dense,
+                dense=stage_of(settings).dense,
                 context=settings.stream.context,
                 tokens=settings.evaluate.tokens,
             )

@@ -62,7 +62,9 @@ class BaseObjective:
         }
         parts: dict[str, Tensor] = {}
         if self.stage.language:
-            parts["loss"] = _language(network, output.hidden_TD, batch, 1) / counts.targets[0]
+            parts["loss"] = _language(network, output.hidden_TD, batch, 1) / (
+                counts.targets[0] or 1
+            )
         if network.mtp is not None and weights["mtp"]:
             states, note = self._look_ahead(network, output.hidden_TD, batch)
             notes.append(note)
@@ -89,15 +91,17 @@ class BaseObjective:
 def _mtp(network: Network, states: list[Tensor], batch: TokenBatch, counts: Counts) -> Tensor:
     """Mean over depths of the loss on tokens further ahead."""
     losses = [
-        _language(network, state_TD, batch, depth + 1) / max(1, counts.targets[depth])
+        _language(network, state_TD, batch, depth + 1) / (counts.targets[depth] or 1)
         for depth, state_TD in enumerate(states, start=1)
     ]
     return sum_of(losses) / len(losses)
 
 
 def _language(network: Network, hidden_TD: Tensor, batch: TokenBatch, ahead: int) -> Tensor:
-    """Summed negative log-likelihood of the tokens `ahead` places on."""
-    return lm_loss(hidden_TD, network.head.weight, batch.targets(ahead)).sum()
+    """Summed negative log-likelihood of the tokens `ahead` places on, as much as each counts."""
+    nats_T = lm_loss(hidden_TD, network.head.weight, batch.targets(ahead))
+    weight_T = batch.target_weights(ahead)
+    return nats_T.sum() if weight_T is None else (nats_T * weight_T).sum()
 
 
 def _merged(notes: list[LayerNotes]) -> LayerNotes:

@@ -7,7 +7,7 @@ import torch
 from paddock.model import ModelConfig
 from paddock.model.cost import active_parameters, flops, layer_parameters, parameters
 from paddock.train.settings import TrainSettings
-from paddock.train.stages import STAGES
+from paddock.train.stages import stage_of
 
 # Dense bfloat16 peak of chips whose name contains the key, in FLOP/s.
 PEAKS = {
@@ -88,7 +88,7 @@ def training_flops(config: ModelConfig, settings: TrainSettings) -> float:
 
     An MTP depth costs its layer and the head once more.
     """
-    dense = STAGES[settings.stage].dense
+    dense = stage_of(settings).dense
     forward = float(flops(config, max(1, settings.stream.context // 2), dense=dense).total)
     if config.mtp is not None and settings.loss.mtp:
         layer = active_parameters(config).mtp + config.vocab * config.hidden

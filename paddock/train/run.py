@@ -3,16 +3,18 @@
 recipe.toml  tokenizer/  metrics.jsonl  events.jsonl  checkpoints/step-...
 """
 
+import importlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from paddock.checkpoint import load_pretrained, read_config
 from paddock.checkpoint.training import newest_model
-from paddock.config import dump
+from paddock.config import Settings, dump
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare
 from paddock.model import ModelConfig, Network, preset
 from paddock.model.attention.indexer import Indexer
@@ -22,9 +24,10 @@ from paddock.parallel import Mesh
 from paddock.parallel.shard import shard
 from paddock.train.settings import MachineSettings, ParallelSettings, StartSettings, TrainSettings
 from paddock.train.step import TrainingError
-from paddock.train.weights import DTYPES
+from paddock.train.weights import DTYPES, FakeQuant, as_they_are
 
 RECIPE, TOKENIZER, CHECKPOINTS, CORPORA = "recipe.toml", "tokenizer", "checkpoints", "corpora"
+CORES = torch.get_num_threads()  # as this process was started
 Say = Callable[[str], None]
 
 
@@ -42,20 +45,26 @@ class Run:
 
     def open(self) -> None:
         """Make the folder, or make sure that it belongs to these very settings."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        recipe, text = self.folder / RECIPE, dump(self.settings)
-        begun = recipe.is_file() and any(self.checkpoints.glob("step-*"))
-        if begun and _what_is_learnt(recipe.read_text()) != _what_is_learnt(text):
-            raise TrainingError(
-                f"{self.folder} holds a run with other settings (see {recipe}); "
-                "choose another folder with --out, or remove it"
-            )
-        recipe.write_text(text)
+        claim(self.folder, self.settings, may_change=("parallel",))
 
 
-def _what_is_learnt(recipe: str) -> dict[str, object]:
-    """A recipe without what may change while a run is under way: how many ranks share it."""
-    return {name: value for name, value in tomllib.loads(recipe).items() if name != "parallel"}
+def claim(folder: Path, settings: Settings, *, may_change: Collection[str]) -> None:
+    """Make a run's folder and write its recipe, or make sure that the run under way there has the
+    same one. What is under the names `may_change` does not change what is learnt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe, text = folder / RECIPE, dump(settings)
+    begun = recipe.is_file() and any((folder / CHECKPOINTS).glob("step-*"))
+
+    def learnt(recipe_text: str) -> dict[str, object]:
+        found = tomllib.loads(recipe_text)
+        return {name: value for name, value in found.items() if name not in may_change}
+
+    if begun and learnt(recipe.read_text()) != learnt(text):
+        raise TrainingError(
+            f"{folder} holds a run with other settings (see {recipe}); "
+            "choose another folder with --out, or remove it"
+        )
+    recipe.write_text(text)
 
 
 def tokenizer_of(run: Run, say: Say) -> Tokenizer:
@@ -140,6 +149,17 @@ def placed(network: Network, machine: MachineSettings, mesh: Mesh) -> Network:
     return network
 
 
+def load_fake_quant(name: str | None) -> FakeQuant:
+    """The function of that name; without one, weights stay as they are."""
+    if name is None:
+        return as_they_are
+    module, function = name.split(":")
+    try:
+        return cast(FakeQuant, getattr(importlib.import_module(module), function))
+    except (ImportError, AttributeError) as error:
+        raise TrainingError(f"'fake_quant' {name}: {error}") from None
+
+
 def refuse_impossible(config: ModelConfig, parallel: ParallelSettings) -> None:
     """Only what this network's layers cannot do; that the ranks are there is the mesh's business.
 
@@ -157,6 +177,12 @@ def refuse_impossible(config: ModelConfig, parallel: ParallelSettings) -> None:
             "'parallel.context': linear attention hands a state from token to token, "
             "so its rows cannot be cut"
         )
+
+
+def open_device(machine: MachineSettings) -> torch.device:
+    """The device of a run, with as many threads to an operation as it asks for."""
+    torch.set_num_threads(machine.threads or CORES)
+    return pick_device(machine.device)
 
 
 def pick_device(wanted: str | None) -> torch.device:

@@ -65,6 +65,7 @@ class MachineSettings(Settings):
     micro_tokens: PositiveInt | None = None  # tokens a forward pass; None: the whole batch
     recompute: bool = False
     offload: bool = False  # what the backward needs waits in host memory
+    threads: PositiveInt | None = None  # of one operation on the CPU; None: one a core
 
 
 class ParallelSettings(Settings):
@@ -91,11 +92,11 @@ class EvalSettings(Settings):
     tokens: PositiveInt = 100_000  # of held-out text, at most
 
 
-Stage = Literal["pretrain", "midtrain", "warmup", "sparse"]
+Stage = Literal["pretrain", "midtrain", "warmup", "sparse", "sft"]
 
 
 class TrainSettings(Settings):
-    """One stage of raising a base model."""
+    """One stage of raising a model."""
 
     stage: Stage = "pretrain"
     steps: PositiveInt
@@ -108,7 +109,20 @@ class TrainSettings(Settings):
     batch_rise: Share = 0.0  # of the run over which they rise
     optim: OptimSettings = OptimSettings()
     loss: LossSettings = LossSettings()
+    freeze_indexer: bool = False  # it keeps choosing as it does, and its loss is not computed
+    # Weights as a quantizer would have them while they are learnt: module:function, a FakeQuant.
+    fake_quant: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
     machine: MachineSettings = MachineSettings()
     parallel: ParallelSettings = ParallelSettings()
     keep: KeepSettings = KeepSettings()
     evaluate: EvalSettings = EvalSettings()
+
+    @model_validator(mode="after")
+    def _the_stage_makes_sense(self) -> Self:
+        if self.stage == "sft" and not self.corpus.has_dialogues:
+            raise ValueError("stage 'sft' needs a source of dialogues or demonstrations")
+        if self.stage == "warmup" and self.freeze_indexer:
+            raise ValueError("'freeze_indexer': the warm-up trains nothing but the indexer")
+        if self.fake_quant is not None and self.parallel.ranks > 1:
+            raise ValueError("'fake_quant' needs a run of one process")
+        return self

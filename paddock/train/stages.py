@@ -4,13 +4,15 @@ pretrain, midtrain   the whole network learns the next tokens, attending to ever
 warmup               the indexer alone learns where dense attention looks
 sparse               all together: attention to what the indexer chose, which goes on learning
                      from its own loss, its inputs detached
+sft                  the same on dialogues, of which only the model's own words are learnt
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from paddock.model import Ask
+from paddock.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,7 @@ class Stage:
     indexer: bool  # the indexer's own loss
     dense: bool  # attend to everything
     only: str | None = None  # parameters with this in their name learn, the others rest
+    rests: str | None = None  # parameters with this in their name rest
 
     @property
     def ask(self) -> Ask:
@@ -26,13 +29,22 @@ class Stage:
 
     def freeze(self, network: nn.Module) -> None:
         for name, parameter in network.named_parameters():
-            parameter.requires_grad_(self.only is None or self.only in name)
+            learns = self.only is None or self.only in name
+            parameter.requires_grad_(learns and (self.rests is None or self.rests not in name))
 
 
+_INDEXER = ".indexer."
 _LANGUAGE = Stage(language=True, indexer=False, dense=True)
 STAGES: dict[str, Stage] = {
     "pretrain": _LANGUAGE,
     "midtrain": _LANGUAGE,
-    "warmup": Stage(language=False, indexer=True, dense=True, only=".indexer."),
+    "warmup": Stage(language=False, indexer=True, dense=True, only=_INDEXER),
     "sparse": Stage(language=True, indexer=True, dense=False),
+    "sft": Stage(language=True, indexer=True, dense=False),
 }
+
+
+def stage_of(settings: TrainSettings) -> Stage:
+    """The stage as these settings have it."""
+    stage = STAGES[settings.stage]
+    return replace(stage, indexer=False, rests=_INDEXER) if settings.freeze_indexer else stage

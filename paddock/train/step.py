@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,12 +19,23 @@ from paddock.parallel import ALONE, Axis, Mesh
 from paddock.parallel.collectives import joint_norm, largest, total
 from paddock.train.batch import Counts, TokenBatch, counts, on_device, parts
 from paddock.train.objective import Losses, Objective, sum_of
-from paddock.train.settings import MachineSettings, OptimSettings, TrainSettings
-from paddock.train.weights import DTYPES, Weights
+from paddock.train.settings import LossSettings, MachineSettings, OptimSettings
+from paddock.train.weights import DTYPES, FakeQuant, Weights, as_they_are
 
 
 class TrainingError(ValueError):
     """A run that cannot go on; the message says why and where the evidence lies."""
+
+
+class StepSettings(Protocol):
+    """What a step must know; a TrainSettings is one."""
+
+    @property
+    def optim(self) -> OptimSettings: ...
+    @property
+    def loss(self) -> LossSettings: ...
+    @property
+    def machine(self) -> MachineSettings: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +56,14 @@ class Trainer:
         self,
         network: Network,
         objective: Objective,
-        settings: TrainSettings,
+        settings: StepSettings,
         evidence: Path,
         mesh: Mesh = ALONE,
+        fake_quant: FakeQuant = as_they_are,
     ) -> None:
         self.network, self.objective, self.settings = network, objective, settings
         self.mesh = mesh
-        self.weights = Weights(network, mesh, DTYPES[settings.machine.dtype])
+        self.weights = Weights(network, mesh, DTYPES[settings.machine.dtype], fake_quant)
         self.optimizer = make_optimizer(self.weights, settings.optim)
         self._evidence = evidence
         network.recompute = settings.machine.recompute
@@ -78,9 +91,9 @@ class Trainer:
     def _counts(self, batch: Batch) -> Counts:
         """Of the batches of all ranks together."""
         mine = counts(batch, self.settings.loss.mtp_depths)
-        numbers = torch.tensor([mine.tokens, *mine.targets], device=self._device)
-        tokens, *targets = total(numbers, self.mesh.shares).tolist()
-        return Counts(tokens, tuple(targets))
+        numbers = torch.tensor([mine.tokens, *mine.targets], dtype=torch.float64)
+        tokens, *targets = total(numbers.to(self._device), self.mesh.shares).tolist()
+        return Counts(int(tokens), tuple(targets))
 
     def _accumulate(self, batch: Batch, counted: Counts, progress: float) -> Losses:
         """Gradients of the whole batch, on each rank those of its shards, and its losses."""

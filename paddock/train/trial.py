@@ -15,7 +15,7 @@ from paddock.train.objective import BaseObjective
 from paddock.train.plan import Plan
 from paddock.train.run import pick_device, placed
 from paddock.train.settings import TrainSettings
-from paddock.train.stages import STAGES
+from paddock.train.stages import stage_of
 from paddock.train.step import Trainer
 
 
@@ -37,7 +37,7 @@ def seconds_a_step(settings: TrainSettings, config: ModelConfig, steps: int = 3)
     """Median over a few steps after one to warm up, with full rows of random tokens."""
     device = pick_device(settings.machine.device)
     network = placed(Network.born(config, settings.seed), settings.machine, Mesh(device=device))
-    stage = STAGES[settings.stage]
+    stage = stage_of(settings)
     stage.freeze(network)
     with tempfile.TemporaryDirectory() as scratch:
         objective = BaseObjective(stage, settings.loss)

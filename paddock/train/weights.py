@@ -4,10 +4,14 @@ In float32 they are the same tensors. A bfloat16 network computes with rounded c
 float32 weights live here, gradients of micro-batches add up in float32, and after each step the
 network's copies are rounded anew. A sharded network is float32 and rounds what it gathers: its
 exact weights are its shards.
+
+Quantization-aware training is the same with a coarser rounding: the network computes with what
+`FakeQuant` makes of the exact weights, and its gradients go to the exact ones as they are
+(straight-through).
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +29,31 @@ SplitRows = Literal["none", "heads", "all"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+class FakeQuant(Protocol):
+    """The values a network computes with, in place of its exact weights."""
+
+    def __call__(self, name: str, weight: Tensor) -> Tensor:
+        """What a quantizer would make of this parameter, as numbers of the same shape and dtype. A
+        weight that is left alone comes back itself."""
+
+
+def as_they_are(name: str, weight: Tensor) -> Tensor:  # noqa: ARG001
+    """No quantization."""
+    return weight
+
+
 class Weights:
-    """`network` comes with its exact weights; from here on it computes in `dtype`."""
+    """`network` comes with its exact weights; from here on it computes in `dtype`, and with what
+    `fake_quant` makes of them."""
 
     def __init__(
-        self, network: Network, mesh: Mesh = ALONE, dtype: torch.dtype = torch.float32
+        self,
+        network: Network,
+        mesh: Mesh = ALONE,
+        dtype: torch.dtype = torch.float32,
+        fake_quant: FakeQuant = as_they_are,
     ) -> None:
-        self._network, self._mesh = network, mesh
+        self._network, self._mesh, self._fake_quant = network, mesh, fake_quant
         self.exact: dict[str, nn.Parameter] = dict(network.named_parameters())
         if dtype.itemsize < 4 and mesh.everyone.size == 1:
             before = {name: parameter.data for name, parameter in self.exact.items()}
@@ -40,6 +62,7 @@ class Weights:
                 if parameter.dtype == dtype:
                     learns = parameter.requires_grad
                     self.exact[name] = nn.Parameter(before[name], requires_grad=learns)
+        self._keep_apart_what_is_quantized()
         split = {
             f"{name}.{stack}": module.axis
             for name, module in network.named_modules()
@@ -54,6 +77,17 @@ class Weights:
             name: (len(parameter) * split.get(name, SOLO).size, *parameter.shape[1:])
             for name, parameter in self.exact.items()
         }
+
+    def _keep_apart_what_is_quantized(self) -> None:
+        if self._fake_quant is as_they_are:
+            return
+        assert self._mesh.everyone.size == 1, "shards are their own exact weights"
+        for name, parameter in self._network.named_parameters():
+            given = self.exact[name].detach()
+            if self.exact[name] is parameter and self._fake_quant(name, given) is not given:
+                learns = parameter.requires_grad
+                self.exact[name] = nn.Parameter(given.clone(), requires_grad=learns)
+        self.publish()
 
     def roles(
         self, *, split: SplitRows = "all", split_rope_rows: bool = False
@@ -91,7 +125,7 @@ class Weights:
     def publish(self) -> None:
         """Round the exact weights into the network."""
         rounded = [
-            (parameter, self.exact[name])
+            (parameter, self._fake_quant(name, self.exact[name].detach()))
             for name, parameter in self._network.named_parameters()
             if self.exact[name] is not parameter
         ]

@@ -51,7 +51,10 @@ def test_a_document_longer_than_a_micro_batch_is_not_cut_but_by_context() -> Non
     assert rank_tokens(made) == 131_072 // made.parallel.context
 
 
-@pytest.mark.parametrize("recipe", sorted(p.name for p in (RECIPES / "glm5").glob("[!b]*.toml")))
+STAGES = load_recipe(RECIPES / "glm5/plan.toml", []).values["stages"]
+
+
+@pytest.mark.parametrize("recipe", [s["recipe"] for s in STAGES if "verb" not in s])
 def test_the_papers_stages_can_be_planned_before_their_parents_exist(recipe: str) -> None:
     made = settings(f"glm5/{recipe}")
     planned = plan(made, start_config(made))

@@ -1,0 +1,387 @@
+"""Fine-tuning on dialogues: what is learnt, how much, and that it can be gone on with."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from paddock.checkpoint import load_pretrained
+from paddock.checkpoint.training import newest_model
+from paddock.data import (
+    Batch,
+    CorpusSettings,
+    DemonstrationSource,
+    ReasoningSource,
+    StreamSettings,
+    TokenizerSettings,
+    lessons,
+)
+from paddock.kernels.lm_loss import lm_loss
+from paddock.model import Layout
+from paddock.records import Dialogue, Message, Untrained
+from paddock.text import GlmRenderer, Tokenizer, renderer_for
+from paddock.text import train as train_tokenizer
+from paddock.train import train
+from paddock.train.batch import TokenBatch, counts, on_device
+from paddock.train.evaluate import held_out_loss
+from paddock.train.objective import BaseObjective
+from paddock.train.run import load_fake_quant, open_corpus, start_network, tokenizer_of
+from paddock.train.settings import LossSettings, OptimSettings
+from paddock.train.stages import STAGES, stage_of
+from paddock.train.step import Trainer, TrainingError
+from paddock.train.weights import Weights
+from tests.model.networks import born, grouped_config, latent_config
+from tests.train.test_batch import batch_of
+from tests.train.test_resume import assert_same_weights, quiet, weights
+from tests.train.tiny import network_folder, run_in, settings
+
+VOCAB = 700
+STEPS = 8
+
+
+def demonstrations(name="chain", world="nano-chain", **changes):
+    defaults = {"count": 60, "slips": 0.3, "tasks": (1, 2)}
+    modes = {"interleaved": 0.4, "preserved": 0.3, "off": 0.3}
+    return DemonstrationSource(name=name, world=world, **(defaults | {"thinking": modes} | changes))
+
+
+def sft(start, **changes):
+    defaults = {
+        "stage": "sft",
+        "steps": STEPS,
+        "tokenizer": TokenizerSettings(vocab=VOCAB, splitting="words"),
+        "corpus": CorpusSettings(
+            sources=(demonstrations(), demonstrations("rules", "nano-rules")), held_out=0.2
+        ),
+        "stream": StreamSettings(mode="rows", context=96, batch_tokens=96, whole=True),
+        "optim": OptimSettings(lr=1e-2, warmup=0.1),
+        "loss": LossSettings(mtp_depths=1),
+    }
+    return settings(start, **(defaults | changes))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return network_folder(tmp_path_factory.mktemp("sft") / "born", vocab=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def tuned(home):
+    run = run_in(home.parent / "straight", sft(home))
+    train(run, say=quiet, watch=quiet)
+    return run
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_from_dialogues_and_is_measured_on_held_out_ones(tuned):
+    lines = [json.loads(line) for line in (tuned.folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.2
+    assert 0 < lines[-1]["held_out"] < lines[0]["loss"] - 0.2
+    assert "mtp" in lines[-1] and "indexer" in lines[-1]
+
+
+def test_a_checkpoint_carries_the_template_it_was_taught_with(tuned):
+    folder = newest_model(tuned.folder)
+    assert (folder / "chat_template.jinja").is_file()
+    assert renderer_for(Tokenizer.load(folder)).version == "5"
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped_and_gone_on_with(run, at):
+    def stop(moment):
+        if moment.step == at:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(run, say=quiet, watch=stop)
+    train(run, say=quiet, watch=quiet)
+    return weights(run.folder)
+
+
+def test_a_stopped_run_ends_in_the_same_weights_bit_for_bit(home, tuned, tmp_path):
+    run = run_in(tmp_path / "run", sft(home))
+    assert_same_weights(stopped_and_gone_on_with(run, at=4), weights(tuned.folder))
+
+
+def test_a_frozen_indexer_keeps_choosing_as_it_did(home, tmp_path):
+    run = run_in(tmp_path / "run", sft(home, freeze_indexer=True, steps=2))
+    train(run, say=quiet, watch=quiet)
+    before = load_pretrained(home).state_dict()
+    after = load_pretrained(newest_model(run.folder)).state_dict()
+    matrices = [name for name in after if after[name].ndim > 1]
+    still = {name for name in matrices if torch.equal(after[name], before[name])}
+    assert still == {name for name in matrices if ".indexer." in name} != set()
+    assert '"indexer"' not in (run.folder / "metrics.jsonl").read_text()
+
+
+def test_fine_tuning_without_dialogues_is_refused(home):
+    texts = CorpusSettings(sources=(ReasoningSource(name="f", family="facts", count=9),))
+    with pytest.raises(ValidationError, match="stage 'sft' needs a source of dialogues"):
+        sft(home, corpus=texts)
+    with pytest.raises(ValidationError, match="warm-up trains nothing but the indexer"):
+        settings(home, stage="warmup", freeze_indexer=True)
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+WRONG, RIGHT = "it is blue", " no it is red"
+
+
+def row_of(thought=WRONG + RIGHT, marked=True, weight=None):
+    """One dialogue whose thought begins with an error, as a batch."""
+    words = ["what color ? it is blue no red green"] * 60
+    tokenizer = train_tokenizer(words, vocab=400, splitting="words")
+    ask = Message(role="user", content="what color ?")
+    reply = Message(role="assistant", content="red", reasoning=thought)
+    marks = (Untrained(message=1, part="reasoning", end=len(WRONG)),) if marked else ()
+    dialogue = Dialogue(messages=(ask, reply), untrained=marks)
+    (row,) = lessons(dialogue, GlmRenderer(tokenizer))
+    trained_T = np.array(row.trained)
+    batch = Batch(
+        token_T=np.array(row.token_ids, np.int32),
+        trained_T=trained_T,
+        lengths=(len(row.token_ids),),
+        sources=("d",),
+        targets=int(trained_T.sum()),
+        weight_T=None if weight is None else np.full(len(trained_T), weight, np.float32),
+    )
+    return batch, tokenizer
+
+
+def errors_in(batch, tokenizer):
+    """Where the words of the error stand."""
+    ids = batch.token_T.tolist()
+    wrong = tokenizer.encode(WRONG, specials=False)
+    (start,) = [i for i in range(len(ids)) if ids[i : i + len(wrong)] == wrong]
+    return range(start, start + len(wrong))
+
+
+@pytest.fixture(scope="module")
+def network():
+    return born(latent_config(vocab=400))
+
+
+def losses_of(network, batch):
+    objective = BaseObjective(STAGES["sft"], LossSettings(mtp_depths=2))
+    counted = counts(batch, 2)
+    (tokens,) = on_device(batch, torch.device("cpu"))
+    return objective(network, tokens, counted, 0.0), tokens
+
+
+def test_a_masked_error_has_exactly_no_gradient(network, monkeypatch):
+    """Of the logits that would say it, at every distance ahead; and only of those."""
+    batch, tokenizer = row_of()
+    states = []
+
+    def watched(hidden_TD, head_VD, target_T):
+        states.append(hidden_TD.clone())
+        states[-1].retain_grad()
+        return lm_loss(states[-1], head_VD, target_T)
+
+    monkeypatch.setattr("paddock.train.objective.lm_loss", watched)
+    losses_of(network, batch)[0].total.backward()
+    network.zero_grad()
+    errors = errors_in(batch, tokenizer)
+    assert len(states) == 3  # the next token and two depths
+    for ahead, state_TD in enumerate(states, start=1):
+        moved = state_TD.grad.abs().sum(-1) > 0
+        for place in range(len(batch.token_T)):
+            target = place + ahead
+            learnt = target < len(batch.token_T) and batch.trained_T[target]
+            assert bool(moved[place]) == bool(learnt)
+            if target in errors:
+                assert torch.count_nonzero(state_TD.grad[place]) == 0
+
+
+def test_a_masked_error_still_conditions_what_follows(network):
+    batch, tokenizer = row_of()
+    other, _ = row_of("it is green" + RIGHT)
+    errors = errors_in(batch, tokenizer)
+    assert batch.trained_T.tolist() == other.trained_T.tolist()
+    assert (batch.token_T != other.token_T).nonzero()[0].tolist() == [errors[-1]]
+    with torch.no_grad():
+        one, two = losses_of(network, batch)[0], losses_of(network, other)[0]
+    assert float(one.parts["loss"]) != float(two.parts["loss"])
+    embedded = network.embed.weight
+    losses, _ = losses_of(network, batch)
+    losses.total.backward()
+    wrong = int(batch.token_T[errors[-1]])
+    assert (batch.token_T == wrong).sum() == 1
+    assert torch.count_nonzero(embedded.grad[wrong]) > 0
+    network.zero_grad()
+
+
+def test_only_trained_tokens_count_and_are_what_the_loss_is_divided_by(network):
+    batch, _ = row_of()
+    losses, tokens = losses_of(network, batch)
+    with torch.no_grad():
+        hidden_TD = network(tokens.token_T, tokens.layout).hidden_TD
+        logp_TV = network.head(hidden_TD).log_softmax(-1)
+    places = [i for i in range(1, len(batch.token_T)) if batch.trained_T[i]]
+    nats = [-float(logp_TV[i - 1, batch.token_T[i]]) for i in places]
+    assert float(losses.parts["loss"]) == pytest.approx(sum(nats) / len(nats), rel=1e-5)
+
+
+def test_a_weight_on_everything_changes_nothing_and_on_one_row_its_share(network):
+    plain, _ = row_of()
+    heavy, _ = row_of(weight=3.0)
+    one, two = (losses_of(network, batch)[0].parts for batch in (plain, heavy))
+    assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=1e-6)
+    assert float(one["mtp"]) == pytest.approx(float(two["mtp"]), rel=1e-6)
+    other, _ = row_of("it is green" + RIGHT)
+    both = Batch(
+        token_T=np.concatenate([plain.token_T, other.token_T]),
+        trained_T=np.concatenate([plain.trained_T, other.trained_T]),
+        lengths=(len(plain.token_T), len(other.token_T)),
+        sources=("d", "d"),
+        targets=plain.targets + other.targets,
+        weight_T=np.repeat(np.array([3.0, 1.0], np.float32), len(plain.token_T)),
+    )
+    alone = [float(losses_of(network, batch)[0].parts["loss"]) for batch in (plain, other)]
+    found = float(losses_of(network, both)[0].parts["loss"])
+    assert found == pytest.approx((3 * alone[0] + alone[1]) / 4, rel=1e-5)
+
+
+def test_weights_stay_with_their_tokens_in_micro_batches(network):
+    plain, _ = row_of()
+    size = len(plain.token_T)
+    both = Batch(
+        token_T=np.concatenate([plain.token_T] * 2),
+        trained_T=np.concatenate([plain.trained_T] * 2),
+        lengths=(size, size),
+        sources=("d", "d"),
+        targets=2 * plain.targets,
+        weight_T=np.repeat(np.array([0.5, 2.0], np.float32), size),
+    )
+    found = [set(t.weight_S.tolist()) for t in on_device(both, torch.device("cpu"), tokens=size)]
+    assert found == [{0.5}, {2.0}]
+    assert counts(both, 0).targets[0] == pytest.approx(2.5 * plain.targets)
+
+
+def test_held_out_loss_is_over_replies_alone(home, tmp_path):
+    run = run_in(tmp_path / "run", sft(home))
+    run.open()
+    tokenizer = tokenizer_of(run, quiet)
+    corpus = open_corpus(run, tokenizer, quiet)
+    network = start_network(run.settings, tokenizer)
+    found = held_out_loss(network, corpus, dense=False, context=96, tokens=10**6)
+    total, count = 0.0, 0
+    for documents in corpus.split("held_out").values():
+        for number in range(len(documents)):
+            length = documents.length(number)
+            token_T = torch.from_numpy(documents.ids(number, 0, length).astype("int64"))
+            trained_T = torch.from_numpy(documents.trained(number, 0, length))
+            batch = TokenBatch(token_T, trained_T, Layout.packed([length]))
+            with torch.no_grad():
+                logp_TV = network.head(network(token_T, batch.layout).hidden_TD).log_softmax(-1)
+            for i in range(1, length):
+                if trained_T[i]:
+                    total, count = total - float(logp_TV[i - 1, token_T[i]]), count + 1
+    assert found == pytest.approx(total / count, rel=1e-4)
+
+
+def test_networks_without_an_indexer_can_be_tuned_too(tmp_path):
+    batch, _ = row_of()
+    network = born(grouped_config("gqa", "swa", vocab=400))
+    stage = STAGES["sft"]
+    stage.freeze(network)
+    objective = BaseObjective(stage, LossSettings())
+    trainer = Trainer(network, objective, settings(tmp_path), tmp_path / "b.npz")
+    losses = [
+        trainer.step(batch, lr=1e-2, bias_rate=0.0, progress=0.0).parts["loss"] for _ in range(8)
+    ]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+# --- fake quantization ----------------------------------------------------------------------------
+
+GRID = 0.05
+
+
+def rounding(name, weight):
+    """Every matrix of an expert on a coarse grid."""
+    return (weight / GRID).round() * GRID if ".experts." in name else weight
+
+
+def test_the_network_computes_with_rounded_weights_and_learns_exact_ones(tmp_path):
+    network = born(latent_config())
+    chosen = settings(tmp_path)
+    stage = STAGES["pretrain"]
+    stage.freeze(network)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    trainer = Trainer(
+        network,
+        BaseObjective(stage, LossSettings()),
+        chosen,
+        tmp_path / "b.npz",
+        fake_quant=rounding,
+    )
+    rounded = [name for name in before if ".experts." in name]
+    assert rounded
+
+    def grid():
+        for name, parameter in network.named_parameters():
+            exact = trainer.weights.exact[name]
+            assert (exact is not parameter) == (name in rounded)
+            wanted = rounding(name, exact.detach())
+            assert torch.equal(parameter.detach(), wanted)
+
+    grid()
+    assert all(torch.equal(trainer.weights.exact[name], before[name]) for name in before)
+    for _ in range(3):
+        trainer.step(batch_of(14, 5, 9), lr=1e-3, bias_rate=0.0, progress=0.0)
+        grid()
+    moved = trainer.weights.exact[rounded[0]].detach() - before[rounded[0]]
+    assert 0 < float(moved.abs().max()) < GRID  # steps smaller than the grid are not lost
+    saved = trainer.weights.exact_network()
+    assert torch.equal(
+        dict(saved.named_parameters())[rounded[0]], trainer.weights.exact[rounded[0]]
+    )
+
+
+def test_gradients_go_straight_through(tmp_path):
+    """The exact weight gets the gradient that the rounded one had."""
+    network = born(latent_config())
+    held = Weights(network, fake_quant=rounding)
+    name = next(name for name in held.exact if ".experts." in name)
+    parameter = dict(network.named_parameters())[name]
+    parameter.sum().backward()
+    held.collect_gradients()
+    assert torch.equal(held.exact[name].grad, torch.ones_like(parameter))
+    assert parameter.grad is None
+
+
+def test_without_a_quantizer_weights_are_the_networks_own():
+    network = born(latent_config())
+    held = Weights(network)
+    assert all(held.exact[name] is parameter for name, parameter in network.named_parameters())
+
+
+def test_a_run_is_quantized_by_name_and_goes_on_bit_for_bit(home, tmp_path):
+    chosen = sft(home, steps=2, fake_quant=f"{__name__}:rounding", keep={"every": 1})
+    straight = run_in(tmp_path / "straight", chosen)
+    train(straight, say=quiet, watch=quiet)
+    run = run_in(tmp_path / "run", chosen)
+    assert_same_weights(stopped_and_gone_on_with(run, at=2), weights(straight.folder))
+
+
+@pytest.mark.parametrize("name", ["nowhere:f", "json:nothing"])
+def test_a_quantizer_that_is_not_there_is_named(name):
+    with pytest.raises(TrainingError, match=f"'fake_quant' {name}"):
+        load_fake_quant(name)
+
+
+def test_stages_say_what_rests(home):
+    stage = stage_of(sft(home, freeze_indexer=True))
+    network = born(latent_config())
+    stage.freeze(network)
+    resting = [name for name, p in network.named_parameters() if not p.requires_grad]
+    assert resting and all(".indexer." in name for name in resting)
+    assert not stage.ask.indexer_loss and STAGES["sft"].ask.indexer_loss
