@@ -1,8 +1,10 @@
 """What is asked of us, once a dialect's words are taken away."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from paddock.api.errors import ApiError
 from paddock.records import Message, Sampling, ToolSpec
+from paddock.text import Special, Tokenizer
 from paddock.text.template import UNSAID, Thinking
 
 Prompt = tuple[int, ...] | str  # a text is tokenized as it is, without any template
@@ -37,3 +39,46 @@ class Talk(Ask):
     only_tool: str | None = None  # the one that may be called
     fits_context: bool = False  # a reply longer than the context allows is cut, not refused
     n: int = 1
+
+    @property
+    def reply_thinking(self) -> Thinking:
+        """A reply that can only go on with a call has no room for thoughts."""
+        return replace(self.thinking, enable_thinking=False) if self.must_call else self.thinking
+
+    def call_opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The beginning of a call that the reply can only go on with; nothing where it need not."""
+        if not self.must_call:
+            return ()
+        specials = tokenizer.specials
+        if Special.TOOL_CALL_OPEN not in specials:
+            raise ApiError(
+                "tool_choice: this model's calls have no marker, so none can be required",
+                param="tool_choice",
+            )
+        name = self.only_tool or (self.tools[0].name if len(self.tools) == 1 else "")
+        return (specials[Special.TOOL_CALL_OPEN], *tokenizer.encode(name, specials=False))
+
+
+def fitted(ask: Ask, length: int, most: int) -> Sampling:
+    """What is to be sampled, if a prompt of `length` tokens and its reply have room in a context of
+    `most`; else an error with the numbers."""
+    sampling, wanted = ask.sampling, ask.sampling.max_new_tokens
+    fits = isinstance(ask, Talk) and ask.fits_context
+    if length >= most:
+        raise ApiError(
+            f"prompt is too long: {length} tokens > {most - 1} maximum (this model's maximum "
+            f"context length is {most} tokens, at least one of them for the reply)",
+            code="context_length_exceeded",
+            param="messages" if isinstance(ask, Talk) else "prompt",
+        )
+    if wanted is not None and length + wanted > most:
+        if fits:
+            kept = min(sampling.min_new_tokens, most - length)
+            return replace(sampling, max_new_tokens=most - length, min_new_tokens=kept)
+        raise ApiError(
+            f"this model's maximum context length is {most} tokens; {length + wanted} were "
+            f"requested ({length} in the prompt, {wanted} in the completion)",
+            code="context_length_exceeded",
+            param="max_tokens",
+        )
+    return sampling

@@ -4,12 +4,21 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from paddock.api.spelling import Likely
 from paddock.records import Completion, Message, ToolSpec
 from paddock.text import Tokenizer
-from paddock.text.events import ContentText, Event, ReasoningText
+from paddock.text.events import (
+    CallArguments,
+    CallDropped,
+    CallEnded,
+    CallStarted,
+    ContentText,
+    Event,
+    ReasoningText,
+)
 from paddock.text.parse import Parser
 
 Text = type[ReasoningText] | type[ContentText]
@@ -72,7 +81,11 @@ class Delta(Protocol):
 
 
 class Reading:
-    """Reads one reply, delta by delta. The text that ended it, if one did, is cut away."""
+    """Reads one reply, delta by delta. The text that ended it, if one did, is cut away.
+
+    With `whole_calls` nothing is told of a call before it is known to be one: what a client hears
+    as it comes is then what the reply turns out to be.
+    """
 
     def __init__(
         self,
@@ -82,19 +95,45 @@ class Reading:
         prompt: Sequence[int],
         stops: Sequence[str],
         call_id: Callable[[int], str],
+        whole_calls: bool = False,
     ) -> None:
         self._parser = Parser(tokenizer, tools=tools, prompt=prompt, call_id=call_id)
         self._held = Held(stops)
         self._matched: str | None = None
+        self._whole_calls, self._call = whole_calls, list[Event]()
+        self._thoughts: list[str] = []  # as they were told
 
     def feed(self, delta: Delta) -> list[Event]:
         """What is new; with the last delta everything that was still held back."""
         events = self._parser.feed(delta.token_ids)
         if delta.answer is None:
-            return self._held.feed(events)
-        events += self._parser.finish(delta.answer.completion.finish)
-        self._matched = delta.answer.matched if isinstance(delta.answer.matched, str) else None
-        return self._held.finish(events, self._matched)
+            found = self._held.feed(events)
+        else:
+            events += self._parser.finish(delta.answer.completion.finish)
+            self._matched = delta.answer.matched if isinstance(delta.answer.matched, str) else None
+            found = self._held.finish(events, self._matched)
+        self._thoughts += [event.text for event in found if isinstance(event, ReasoningText)]
+        return [out for event in found for out in self._sure(event)] if self._whole_calls else found
+
+    def _sure(self, event: Event) -> list[Event]:
+        """The event, unless it is part of a call that is not over; with a call's end all of it."""
+        match event:
+            case CallStarted() | CallArguments():
+                self._call.append(event)
+                return []
+            case CallEnded():
+                call, self._call = self._call, []
+                return [*call, event]
+            case CallDropped():
+                self._call = []
+                return []
+        return [event]
+
+    @property
+    def as_told(self) -> Message:
+        """The reply as somebody heard it who heard it as it came: thoughts that turned out to be
+        the answer were told as thoughts first."""
+        return replace(self.message, reasoning="".join(self._thoughts) or None)
 
     @property
     def message(self) -> Message:

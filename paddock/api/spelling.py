@@ -24,7 +24,7 @@ class Spelling:
     and U+FFFD for text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._known: dict[int, tuple[str, tuple[int, ...] | None]] = {}
 
     def text(self, token_id: int) -> str:
@@ -47,13 +47,13 @@ class Spelling:
     def _of(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
         known = self._known.get(token_id)
         if known is None:
-            text = self._tokenizer.decode([token_id])
+            text = self.tokenizer.decode([token_id])
             data = tuple(text.encode()) if "\ufffd" not in text else self._raw(token_id)
             known = self._known[token_id] = (text, data)
         return known
 
     def _raw(self, token_id: int) -> tuple[int, ...] | None:
-        token = self._tokenizer.token_of(token_id) or ""
+        token = self.tokenizer.token_of(token_id) or ""
         single = _BYTE.fullmatch(token)
         if single:
             return (int(single[1], 16),)

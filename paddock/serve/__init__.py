@@ -1,7 +1,6 @@
 """The engine's HTTP doors: every dialect that clients, routers and trainers speak.
 
 app.py       the application: every door, and the guard before them
-dialect.py   what a handler returns or raises, told in the dialect of its path
 doors/       one file a dialect
 guard.py     who may come in
 hall.py      conversations become prompts, prompts requests, requests answers
@@ -9,7 +8,6 @@ metrics.py   numbers for Prometheus
 page/        the chat page
 replicas.py  several engines behind one door, and who answers which session
 settings.py  how a server presents itself, and its keys
-sse.py       server-sent events, and clients that leave
 weights.py   what the control routes need of whoever changes weights
 """
 

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
+from paddock.api.dialect import Doors, dialect_of, refusal
 from paddock.api.errors import ApiError
 from paddock.config import ConfigError
 from paddock.engine import Engine
-from paddock.serve.dialect import Doors, dialect_of, explained, refusal
 from paddock.serve.doors.anthropic import Anthropic
 from paddock.serve.doors.control import Control
 from paddock.serve.doors.facts import Facts
@@ -21,7 +21,7 @@ from paddock.serve.doors.openai import OpenAI
 from paddock.serve.doors.responses import Responses
 from paddock.serve.doors.tokens import Tokens
 from paddock.serve.guard import Guard
-from paddock.serve.hall import Hall
+from paddock.serve.hall import Hall, explained
 from paddock.serve.settings import Keys, ServeSettings
 from paddock.serve.weights import Weights
 from paddock.text import Renderer, Tokenizer
@@ -48,7 +48,7 @@ def build_app(
     app = FastAPI(title="Paddock", version=__version__, docs_url=None, redoc_url=None)
     hall = Hall(engines, tokenizer, renderer, settings)
     app.state.hall = hall
-    doors = Doors(app, settings.body_bytes)
+    doors = Doors(app, settings.body_bytes, explained)
     for door in (
         Native(hall),
         Inference(hall),

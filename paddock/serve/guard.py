@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from paddock.api.dialect import dialect_of, refusal
 from paddock.api.errors import ApiError
-from paddock.serve.dialect import dialect_of, refusal
 from paddock.serve.doors.control import PATHS
 from paddock.serve.settings import Keys, ServeSettings
 

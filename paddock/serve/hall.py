@@ -9,10 +9,12 @@ from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
 
-from paddock.api.ask import Ask, Prompt, Talk
+from paddock.api import dialect
+from paddock.api.ask import Ask, Prompt, Talk, fitted
 from paddock.api.errors import ApiError
 from paddock.api.spelling import Spelling
 from paddock.api.thinking import Wish
+from paddock.api.voice import Speaker
 from paddock.engine import (
     Answer,
     Delta,
@@ -30,7 +32,6 @@ from paddock.text import (
     ChatTemplateError,
     Renderer,
     RewritesPast,
-    Special,
     Thinking,
     Tokenizer,
 )
@@ -64,6 +65,7 @@ class Hall:
         self.replicas = Replicas(engines)
         self.tokenizer, self.renderer, self.settings = tokenizer, renderer, settings
         self.spelling = Spelling(tokenizer)
+        self.speaker = Speaker(self.spelling, settings.served_name)
         self.capacity = engines[0].capacity
         self.vocab = engines[0].config.vocab
         self.sessions: dict[str, int] = {}  # calls being answered, by session
@@ -102,34 +104,20 @@ class Hall:
         if talk.prompt_ids is not None:
             return talk.prompt_ids
         renderer = self._renderer()
-        thinking = talk.thinking
-        if talk.must_call:
-            thinking = replace(thinking, enable_thinking=False)
-        said = {"tools": talk.tools, "thinking": thinking}
+        said = {"tools": talk.tools, "thinking": talk.reply_thinking}
         try:
             if talk.continues:
                 return renderer.dialogue(talk.messages, closed=False, **said).token_ids  # type: ignore[arg-type]
             ids = renderer.prompt(talk.messages, **said).token_ids  # type: ignore[arg-type]
         except (ChatTemplateError, RewritesPast) as error:
             raise ApiError(f"messages: {error}", param="messages") from None
-        return ids if not talk.must_call else (*ids, *self._call_opening(talk))
+        return (*ids, *talk.call_opening(self.tokenizer)) if talk.must_call else ids
 
     async def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         """A prompt without a template. Its text may spell added tokens, as templates do."""
         if not isinstance(prompt, str):
             return prompt
         return tuple(await asyncio.to_thread(self.tokenizer.encode, prompt, specials=True))
-
-    def _call_opening(self, talk: Talk) -> Sequence[int]:
-        """The beginning of a call that the reply can only go on with."""
-        specials = self.tokenizer.specials
-        if Special.TOOL_CALL_OPEN not in specials:
-            raise ApiError(
-                "tool_choice: this model's calls have no marker, so none can be required",
-                param="tool_choice",
-            )
-        name = talk.only_tool or (talk.tools[0].name if len(talk.tools) == 1 else "")
-        return [specials[Special.TOOL_CALL_OPEN], *self.tokenizer.encode(name, specials=False)]
 
     def _renderer(self) -> Renderer:
         if self.renderer is None:
@@ -159,7 +147,7 @@ class Hall:
         self, ask: Ask, prompt: tuple[int, ...], *, n: int = 1, extras: Extras = NOTHING
     ) -> list[Request]:
         """The prompt, to be answered `n` times."""
-        sampling = self._fitted(ask, prompt)
+        sampling = fitted(ask, len(prompt), self.capacity.context)
         top = (ask.top_logprobs or 0) if extras.top_logprobs is None else extras.top_logprobs
         request = Request(
             token_ids=prompt,
@@ -177,30 +165,6 @@ class Hall:
         return [
             replace(request, id=f"{request.id}-{i}", sampling=_nth(sampling, i)) for i in range(n)
         ]
-
-    def _fitted(self, ask: Ask, prompt: tuple[int, ...]) -> Sampling:
-        """What is to be sampled, if prompt and reply have room; else an error with the numbers."""
-        most, length, sampling = self.capacity.context, len(prompt), ask.sampling
-        wanted = sampling.max_new_tokens
-        fits = isinstance(ask, Talk) and ask.fits_context
-        if length >= most:
-            raise ApiError(
-                f"prompt is too long: {length} tokens > {most - 1} maximum (this model's maximum "
-                f"context length is {most} tokens, at least one of them for the reply)",
-                code="context_length_exceeded",
-                param="messages" if isinstance(ask, Talk) else "prompt",
-            )
-        if wanted is not None and length + wanted > most:
-            if fits:
-                kept = min(sampling.min_new_tokens, most - length)
-                return replace(sampling, max_new_tokens=most - length, min_new_tokens=kept)
-            raise ApiError(
-                f"this model's maximum context length is {most} tokens; {length + wanted} were "
-                f"requested ({length} in the prompt, {wanted} in the completion)",
-                code="context_length_exceeded",
-                param="max_tokens",
-            )
-        return sampling
 
     def call(self, http: HttpRequest, ask: Ask, requests: Sequence[Request]) -> "Call":
         session = http.headers.get(ROUTING) or ask.session
@@ -244,6 +208,12 @@ class Call:
         async for i, delta in self._deltas(streamed=False):
             found[i] = delta
         return [found[i] for i in range(len(self.requests))]
+
+    async def only(self) -> AsyncGenerator[Delta, None]:
+        """What is new of the only request; leaving early aborts it."""
+        async with self.deltas() as deltas:
+            async for _, delta in deltas:
+                yield delta
 
     def deltas(self) -> "aclosing[AsyncGenerator[tuple[int, Delta], None]]":
         """What is new, with the index of the request it answers, as it comes: to be iterated over
@@ -357,10 +327,10 @@ def _answer(delta: Delta) -> Answer:
     return delta.answer
 
 
-def translated(error: Exception) -> Exception:
-    """An engine's complaint as one of ours; other errors as they are."""
+def explained(error: Exception) -> ApiError:
+    """What a client is told of an error, an engine's complaints among them."""
     if isinstance(error, RequestRefused):
-        return ApiError(str(error))
+        error = ApiError(str(error))
     if isinstance(error, EngineFailed):
-        return ApiError(str(error), status=500, code="engine_failed")
-    return error
+        error = ApiError(str(error), status=500, code="engine_failed")
+    return dialect.explained(error)

@@ -90,6 +90,15 @@ class Exhibition:
                 buckets, total = _cumulative(histogram(stats))
                 family.add_metric([self.model, str(rank)], buckets, total)
             yield family
+        kept = GaugeMetricFamily(
+            self.prefix + "spec_accept_position",
+            "Of drafts at this position, how many were kept.",
+            labels=[*names, "position"],
+        )
+        for rank, stats in enumerate(every):
+            for place, (made, right) in enumerate(stats.counters.drafted.at, start=1):
+                kept.add_metric([self.model, str(rank), str(place)], right / max(1, made))
+        yield kept
         speed = GaugeMetricFamily(
             self.prefix + "gen_throughput", "Tokens written a second.", labels=names
         )

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.body import Body, read
+from paddock.api.dialect import Doors, answer
 from paddock.api.errors import ApiError
 from paddock.engine import Engine, PauseMode
-from paddock.serve.dialect import Doors, answer
 from paddock.serve.hall import Hall
 from paddock.serve.weights import Group, Sent, Weights
 

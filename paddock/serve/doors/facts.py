@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
+from paddock.api.dialect import Doors
 from paddock.api.errors import ApiError
 from paddock.engine import Engine, EngineFailed, Stats
 from paddock.engine import Request as EngineRequest
 from paddock.records import Sampling
-from paddock.serve.dialect import Doors
 from paddock.serve.hall import Hall
 from paddock.serve.metrics import Exhibition
 

@@ -7,8 +7,8 @@ from typing import Any
 from starlette.requests import Request
 
 from paddock.api.body import read
+from paddock.api.dialect import Doors, Stream
 from paddock.api.inference import TokensAsk, TokensBody, tokens_ask, tokens_chunk, tokens_reply
-from paddock.serve.dialect import Doors, Stream
 from paddock.serve.hall import Call, Extras, Hall
 
 

@@ -8,12 +8,12 @@ from uuid import uuid4
 from starlette.requests import Request
 
 from paddock.api.body import read
+from paddock.api.dialect import Doors, Stream
 from paddock.api.errors import ApiError
 from paddock.api.native import Generate, GenerateBody, generates
 from paddock.api.native_reply import Format, GenerateStream
 from paddock.engine import Answer
 from paddock.engine import Request as EngineRequest
-from paddock.serve.dialect import Doors, Stream
 from paddock.serve.hall import Call, Extras, Hall
 
 

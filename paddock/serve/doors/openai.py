@@ -9,11 +9,11 @@ from uuid import uuid4
 from starlette.requests import Request
 
 from paddock.api.body import read
+from paddock.api.dialect import Doors, Stream
 from paddock.api.errors import ApiError
 from paddock.api.native import Generate
 from paddock.api.native_reply import Format
 from paddock.api.openai_chat import Chat, ChatBody, chat
-from paddock.api.openai_chat_reply import ChatStream, Frame, choice
 from paddock.api.openai_completions import (
     Complete,
     CompletionBody,
@@ -22,9 +22,8 @@ from paddock.api.openai_completions import (
     completes,
 )
 from paddock.api.openai_usage import usage
-from paddock.api.reply import Reading
-from paddock.engine import Answer
-from paddock.serve.dialect import Doors, Stream
+from paddock.api.reply import Answer
+from paddock.api.voice import ChatVoice
 from paddock.serve.hall import Call, Extras, Hall
 
 
@@ -43,33 +42,16 @@ class OpenAI:
         prompt = await self.hall.prompt_of(ask)
         requests = self.hall.requests(ask, prompt, n=ask.n)
         call = self.hall.call(http, ask, requests)
-        frame = Frame(
-            id=f"chatcmpl-{ask.id or uuid4().hex}",
-            model=ask.model or self.hall.settings.served_name,
-            created=int(time.time()),
-            version=call.version,
-        )
-        readings = [self._reading(ask, prompt) for _ in requests]
+        frame = self.hall.speaker.chat_frame(ask, call.version)
+        voices = [ChatVoice(self.hall.speaker, ask, prompt, frame, i) for i in range(len(requests))]
         if ask.stream:
-            return Stream(self._chunks(call, ask, frame, readings))
+            return Stream(self._chunks(call, voices))
         answers, choices = [], []
-        for i, (reading, delta) in enumerate(zip(readings, await call.last(), strict=True)):
-            assert delta.answer is not None
-            reading.feed(delta)
-            answers.append(delta.answer)
-            shown = choice(ask, i, reading.message, delta.answer, self.hall.spelling)
-            choices.append(shown | self._extra(ask, prompt, delta.answer, call.replica))
+        for voice, delta in zip(voices, await call.last(), strict=True):
+            shown, answer = voice.choice(delta)
+            answers.append(answer)
+            choices.append(shown | self._extra(ask, prompt, answer, call.replica))
         return frame.whole(choices, answers)
-
-    def _reading(self, ask: Chat, prompt: tuple[int, ...]) -> Reading:
-        unique = uuid4().hex[:12]
-        return Reading(
-            self.hall.tokenizer,
-            tools=ask.tools,
-            prompt=prompt,
-            stops=ask.sampling.stop_texts,
-            call_id=lambda i: f"call_{unique}{i}",
-        )
 
     def _extra(
         self, ask: Chat, prompt: tuple[int, ...], answer: Answer, replica: int
@@ -88,24 +70,21 @@ class OpenAI:
             found["meta_info"] = form.meta(answer)
         return found
 
-    async def _chunks(
-        self, call: Call, ask: Chat, frame: Frame, readings: list[Reading]
-    ) -> AsyncIterator[dict[str, Any]]:
-        streams = [ChatStream(ask, i, frame, self.hall.spelling) for i in range(len(readings))]
+    async def _chunks(self, call: Call, voices: list[ChatVoice]) -> AsyncIterator[dict[str, Any]]:
         answers: list[Answer] = []
         opened: set[int] = set()
         async with call.deltas() as deltas:
             async for i, delta in deltas:
                 if i not in opened:
                     opened.add(i)
-                    yield streams[i].open()
-                for chunk in streams[i].push(readings[i].feed(delta), delta):
+                    for chunk in voices[i].open():
+                        yield chunk
+                for chunk in voices[i].say(delta):
                     yield chunk
                 if delta.answer is not None:
                     answers.append(delta.answer)
-                    yield streams[i].close(delta.answer, calls=len(readings[i].message.tool_calls))
-        if ask.shows_usage:
-            yield frame.chunk(usage=usage(answers))
+        for chunk in voices[0].usage(answers):
+            yield chunk
 
     # --- completions ------------------------------------------------------------------------------
 

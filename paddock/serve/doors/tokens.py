@@ -5,6 +5,7 @@ from typing import Any
 from starlette.requests import Request
 
 from paddock.api.body import read
+from paddock.api.dialect import Doors
 from paddock.api.errors import ApiError
 from paddock.api.tokens import (
     DetokenizeBody,
@@ -13,7 +14,6 @@ from paddock.api.tokens import (
     talk,
     tokenizer_info,
 )
-from paddock.serve.dialect import Doors
 from paddock.serve.hall import Hall
 
 

@@ -1,12 +1,13 @@
 """Server-sent events, and clients that leave."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
@@ -19,7 +20,14 @@ class ClientLeft(Exception):
 
 
 def json_bytes(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    """
+    >>> json_bytes({"a": 10**30})
+    b'{"a": 1000000000000000000000000000000}'
+    """
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:  # numbers beyond 64 bits, which a model may well write into a call
+        return json.dumps(value, ensure_ascii=False).encode()
 
 
 def event(payload: dict[str, Any], *, named: bool = False) -> bytes:
@@ -77,6 +85,34 @@ class EventStream(StreamingResponse):
             close = getattr(self.body_iterator, "aclose", None)
             if close is not None:
                 await close()
+
+
+class Delivered(Response):
+    """A JSON value; `received` is called when it was sent to a client that was still there, `over`
+    in any case."""
+
+    media_type = "application/json"
+
+    def __init__(
+        self, value: Any, *, received: Callable[[], object], over: Callable[[], object]
+    ) -> None:
+        super().__init__(json_bytes(value))
+        self._received, self._over = received, over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.sleep(0)  # so that a client that has left already is noticed
+            if not leaving.done():
+                await super().__call__(scope, receive, send)
+                # Nothing else ran since the last byte was handed over: the answer's own end, which
+                # also reads as leaving, has not been seen yet.
+                if not leaving.done():
+                    self._received()
+        finally:
+            self._over()
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
 
 
 async def begun(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

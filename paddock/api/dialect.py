@@ -12,15 +12,15 @@ from starlette.responses import Response
 from paddock.api import errors
 from paddock.api.body import Body, json_from
 from paddock.api.errors import ApiError
-from paddock.serve.hall import translated
-from paddock.serve.sse import DONE, ClientLeft, EventStream, begun, event, json_bytes, unless_left
+from paddock.api.sse import DONE, ClientLeft, EventStream, begun, event, json_bytes, unless_left
 
-log = getLogger("paddock.serve")
+log = getLogger("paddock.api")
 LEFT = 499  # nobody reads it
 JSON = "application/json"
 
 Handler = Callable[[Request, Any], Awaitable[Any]]  # the request and its body's JSON value
 Payloads = AsyncIterator[dict[str, Any]]
+Explain = Callable[[Exception], ApiError]  # what a client is told of an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Dialect:
     named: bool = False  # events carry their type on a line of its own
     done: bool = True  # a stream ends in [DONE]
 
-    async def written(self, payloads: Payloads) -> AsyncIterator[bytes]:
+    async def written(self, payloads: Payloads, explain: Explain) -> AsyncIterator[bytes]:
         """A stream's payloads as events. Once it has begun, an error is one of them."""
         started = False
         try:
@@ -43,7 +43,7 @@ class Dialect:
         except Exception as error:
             if not started:
                 raise
-            yield event(self.event(explained(error)), named=self.named)
+            yield event(self.event(explain(error)), named=self.named)
         finally:
             close = getattr(payloads, "aclose", None)
             if close is not None:
@@ -59,24 +59,27 @@ ANTHROPIC = Dialect("anthropic", errors.anthropic, errors.anthropic, named=True,
 
 
 def dialect_of(path: str) -> Dialect:
-    """In which words a path answers, even if there is nothing at it."""
-    for beginning, dialect in (
+    """In which words a path answers, even if there is nothing at it.
+
+    >>> dialect_of("/v1/messages").name, dialect_of("/sessions/7/v1/responses").name
+    ('anthropic', 'responses')
+    """
+    for part, dialect in (
         ("/v1/messages", ANTHROPIC),
         ("/v1/responses", RESPONSES),
         ("/v1/", OPENAI),
     ):
-        if path.startswith(beginning):
+        if path.startswith(part) or (path.startswith("/sessions/") and part in path):
             return dialect
     return NATIVE
 
 
 def explained(error: Exception) -> ApiError:
     """What a client is told; a bug of ours is also logged."""
-    found = translated(error)
-    if isinstance(found, ApiError):
-        if found.status == 500:
-            log.error("%s", found)
-        return found
+    if isinstance(error, ApiError):
+        if error.status == 500:
+            log.error("%s", error)
+        return error
     if isinstance(error, RecursionError):
         return ApiError("the request is nested too deeply")
     log.exception("a request failed through a bug", exc_info=error)
@@ -110,6 +113,7 @@ class Doors:
 
     app: FastAPI
     body_bytes: int
+    explain: Explain = explained
 
     def add(
         self,
@@ -135,7 +139,7 @@ class Doors:
             except (ClientLeft, ClientDisconnect):
                 return Response(status_code=LEFT)
             except Exception as error:
-                return refusal(dialect, explained(error))
+                return refusal(dialect, self.explain(error))
 
         for method in methods:
             self.app.add_api_route(
@@ -151,7 +155,7 @@ class Doors:
     async def _response(self, dialect: Dialect, work: Awaitable[Any]) -> Response:
         found = await work
         if isinstance(found, Stream):
-            return EventStream(await begun(dialect.written(found.payloads)))
+            return EventStream(await begun(dialect.written(found.payloads, self.explain)))
         return found if isinstance(found, Response) else answer(found)
 
 

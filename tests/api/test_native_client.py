@@ -1,0 +1,112 @@
+"""SGLang's /generate from the other side: sent, it reads back; received, it is exact or refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddock.api.body import read
+from paddock.api.errors import ApiError
+from paddock.api.native import SamplingParams, sampling_from
+from paddock.api.native_client import params, prompt_logprobs, told
+from paddock.records import Bias, Grammar, Sampling, Segment
+
+SAMPLINGS = st.builds(
+    Sampling,
+    max_new_tokens=st.integers(5, 100),
+    min_new_tokens=st.integers(0, 5),
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0.1, 1),
+    top_k=st.none() | st.integers(1, 50),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.5, 2),
+    frequency_penalty=st.floats(-2, 2),
+    presence_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-9, 9), max_size=2).map(
+        lambda found: tuple(Bias(token, amount) for token, amount in found.items())
+    ),
+    stop_ids=st.lists(st.integers(0, 99), max_size=2).map(tuple),
+    stop_texts=st.lists(st.text(min_size=1, max_size=3), max_size=2).map(tuple),
+    ignore_eos=st.booleans(),
+    seed=st.none() | st.integers(0, 2**63 - 1),
+    grammar=st.none() | st.just(Grammar("regex", "a+")),
+)
+
+
+@given(SAMPLINGS)
+def test_what_is_sent_reads_back(sampling):
+    said = read(SamplingParams, params(sampling))
+    assert sampling_from(said, said.max_new_tokens, None) == sampling
+
+
+def test_how_many_tokens_are_wanted_must_be_said():
+    with pytest.raises(ApiError, match="max_new_tokens"):
+        params(Sampling())
+
+
+def payload(ids, *, finish=None, total=None, **meta):
+    reason = None if finish is None else {"type": finish, "matched": 9}
+    entries = [[-0.5, i, None] for i in ids]
+    return {
+        "output_ids": list(ids),
+        "meta_info": {
+            "finish_reason": reason,
+            "completion_tokens": len(ids) if total is None else total,
+            "output_token_logprobs": entries,
+            "weight_version": "3",
+            **meta,
+        },
+    }
+
+
+def test_our_server_says_of_every_token_who_sampled_it():
+    found = told(payload([5, 6, 7], finish="stop", weight_versions=[[0, "3"], [2, "4"]]))
+    assert found.completion.versions == (Segment(3, 2), Segment(4, 1))
+    assert found.matched == 9
+
+
+def test_sglang_says_it_of_the_whole_answer():
+    found = told(payload([5, 6, 7], finish="length", weight_version="default"))
+    assert found.completion.versions == (Segment(0, 3),)
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_streams_hold_all_so_far_or_what_is_new(incremental):
+    ids, so_far = [5, 6, 7, 8], None
+    for end, version in ((1, "3"), (3, "3"), (4, "4")):
+        start = 0 if not incremental or so_far is None else len(so_far.token_ids)
+        finish = "stop" if end == 4 else None
+        part = payload(ids[start:end], total=end, finish=finish, weight_version=version)
+        so_far = told(part, so_far)
+    assert so_far.completion.token_ids == (5, 6, 7, 8)
+    assert so_far.completion.versions == (Segment(3, 3), Segment(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"text": "hello"}, "no answer of /generate"),
+        (payload([5, 6], total=3, finish="stop"), "completion_tokens: 3, but 2"),
+        (payload([5], finish="stop") | {"output_ids": [6]}, "output_ids"),
+        (payload([5], finish="stop", output_token_logprobs=None), "output_token_logprobs"),
+        (payload([5], finish="stop", weight_version="latest"), "carries no number"),
+        (payload([5], finish="stop", weight_versions=[[1, "3"]]), "first token"),
+        (payload([5], finish="eaten"), "finish_reason"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(wrong, why):
+    with pytest.raises(ApiError, match=why):
+        told(wrong)
+
+
+def test_an_answer_that_is_not_finished_is_no_completion():
+    with pytest.raises(ApiError, match="broke off"):
+        told(payload([5])).completion  # noqa: B018
+
+
+def test_scores_of_a_prompt():
+    rows = {"meta_info": {"input_token_logprobs": [[None, 1, None], [-0.1, 2, None], [-0.2, 3, 0]]}}
+    assert prompt_logprobs(rows, 1, 2) == (-0.1, -0.2)
+    with pytest.raises(ApiError, match="first token"):
+        prompt_logprobs(rows, 0, 3)
+    with pytest.raises(ApiError, match="3 for 4"):
+        prompt_logprobs(rows, 0, 4)
