@@ -1,0 +1,8 @@
+"""Code: functions to write, and hidden tests that run in a sandbox.
+
+files.py     the layouts of HumanEval and MBPP
+generate.py  small functions of so many steps
+grade.py     a program against its tests
+inside.py    a program: runs the tests, inside
+world.py     the worlds `code` and `code-file`
+"""

@@ -1,0 +1,112 @@
+"""The world `gym`: every generator of reasoning-gym, each with its own scorer.
+
+Generators and scorers run in a worker. Some scorers evaluate the answer, so the worker must be
+jailed, or its lack of a jail be accepted in so many words.
+"""
+
+import random
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from paddock.envs.answers import FormName
+from paddock.envs.ask import AskSettings, AskWorld
+from paddock.envs.problems import Problem, split_of
+from paddock.envs.registry import WorldError
+from paddock.envs.rewards import Score
+from paddock.envs.worker import WorkerError, jail_works, shared
+from paddock.envs.world import Split
+
+_TRIES = 200
+
+
+class GymSettings(AskSettings):
+    """`dataset` names a generator; `config` sets it (`[config] min_terms = 3`)."""
+
+    shaped_by = (*AskSettings.shaped_by, "dataset", "config")
+
+    form: FormName = "tag"
+    dataset: str = "leg_counting"
+    config: dict[str, Any] = Field(default_factory=dict)
+    workers: Annotated[int, Field(ge=1)] = 1
+    scorer_seconds: Annotated[float, Field(gt=0)] = 30.0
+    unisolated: bool = False  # answers may be evaluated by a process that is not jailed
+
+    def world(self) -> AskWorld:
+        if not find_spec("reasoning_gym"):
+            raise WorldError("reasoning-gym is not installed: pip install 'paddock[worlds]'")
+        if not (jail_works() or self.unisolated):
+            raise WorldError(
+                "some scorers of reasoning-gym evaluate answers, and bubblewrap does not work here:"
+                " install it (apt-get install bubblewrap), or say unisolated = true"
+            )
+        problems = GymProblems(self)
+        return self.asking("gym", problems, problems.check)
+
+
+class GymProblems:
+    """What one generator makes, without end. The answer of a problem may be empty: some generators
+    have a scorer and no solution."""
+
+    def __init__(self, settings: GymSettings) -> None:
+        self._settings = settings
+        self._of = (settings.dataset, settings.config)
+        self._workers = shared(
+            "paddock.envs.gym:work", count=settings.workers, preload="reasoning_gym"
+        )
+        self._find = lru_cache(maxsize=4096)(self._searched)
+        self._ask("make", 0)  # an unknown generator or setting is told now
+
+    def size(self, split: Split) -> int | None:  # noqa: ARG002
+        return None
+
+    def row(self, split: Split, index: int) -> int:  # noqa: ARG002
+        return index
+
+    def at(self, split: Split, row: int) -> Problem:
+        return self._find(split, row)
+
+    async def check(self, answer: str, problem: Problem) -> Score:
+        """What the generator's own scorer says."""
+        if "__" in answer:
+            return Score(0.0, "an answer with two underscores is not evaluated")
+        call = ("score", *self._of, int(problem.hidden), answer)
+        seconds = self._settings.scorer_seconds
+        # Apart: an answer that is evaluated must not reach the next one's scorer.
+        return Score(await self._workers.call(*call, seconds=seconds, apart=True))
+
+    def _searched(self, split: Split, row: int) -> Problem:
+        chance = random.Random(f"{self._settings.seed}/{row}")
+        for _ in range(_TRIES):
+            seed = chance.getrandbits(31)
+            question, answer = self._ask("make", seed)
+            if split_of(question) == split:
+                return Problem(question=question, answer=answer, hidden=str(seed))
+        name = self._settings.dataset
+        raise WorldError(
+            f"{_TRIES} problems of {name} were drawn, none for {split}: too few differ"
+        )
+
+    def _ask(self, *call: Any) -> Any:
+        try:
+            return self._workers.call_now(call[0], *self._of, *call[1:], seconds=60.0)
+        except (WorkerError, TimeoutError) as error:
+            raise WorldError(f"dataset {self._settings.dataset!r}: {error}") from None
+
+
+def work(verb: str, dataset: str, config: dict[str, Any], seed: int, answer: str = "") -> Any:
+    """Runs in a worker: make gives question and answer, score a number from 0 to 1."""
+    from reasoning_gym.factory import DATASETS, create_dataset
+
+    if dataset not in DATASETS:
+        nearest = get_close_matches(dataset, DATASETS, n=3) or sorted(DATASETS)
+        raise ValueError(f"there is no such generator; there are {', '.join(nearest)}")
+    random.seed(seed)  # some generators draw from what all of Python shares
+    source = create_dataset(dataset, seed=seed, size=1, **config)
+    entry = source[0]
+    if verb == "make":
+        return entry["question"], str(entry["answer"] or "")
+    return min(1.0, max(0.0, float(source.score_answer(answer, entry))))

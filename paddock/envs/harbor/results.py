@@ -1,0 +1,127 @@
+"""What a trial leaves on disk, in Harbor's own layout, so that its tools can read it.
+
+TRIAL/ config.json  lock.json  result.json  trial.log  agent/ verifier/ artifacts/manifest.json
+       (of tasks in steps: steps/NAME/{agent,verifier,artifacts})
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paddock.envs.harbor.failures import TrialStopped
+from paddock.envs.harbor.folder import HarborTask, Step
+from paddock.envs.harbor.settings import LOGS, HarborSettings
+from paddock.envs.harbor.trial import Place, Trial
+from paddock.envs.sandbox import SandboxError
+from paddock.envs.world import Stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is to be said about a trial besides its files."""
+
+    name: str
+    agent: str
+    started: datetime
+    finished: datetime
+    stopped: Stopped | None = None
+    log: Sequence[str] = ()
+
+
+async def save_logs(trial: Trial, step: Step, folder: Path) -> None:
+    """A step's logs and artifacts, out of the sandbox, before it is gone."""
+    assert trial.place is not None
+    place = folder / "steps" / step.name if step.name else folder
+    for name in ("agent", "verifier"):
+        await _fetch(trial.place, f"{LOGS}/{name}", place / name)
+    rows = []
+    wanted: list[tuple[str, str | None]] = [(f"{LOGS}/artifacts", None)]
+    wanted += [(each.source, each.destination) for each in trial.task.artifacts(step)]
+    for source, destination in wanted:
+        target = place / "artifacts" / (destination or source.strip("/"))
+        path = source if source.startswith("/") else f"{trial.place.workdir}/{source}"
+        fetched = await _fetch(trial.place, path, target)
+        row = {"source": source, "destination": str(target.relative_to(place / "artifacts"))}
+        rows.append({**row, "service": "main", "status": "ok" if fetched else "missing"})
+    (place / "artifacts").mkdir(parents=True, exist_ok=True)
+    (place / "artifacts" / "manifest.json").write_text(json.dumps(rows, indent=2))
+
+
+async def _fetch(place: Place, source: str, target: Path) -> bool:
+    if target.exists():
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        await place.box.get(source, target)
+    except (FileNotFoundError, SandboxError):
+        return False
+    return True
+
+
+def write_results(trial: Trial, settings: HarborSettings, folder: Path, record: Record) -> None:
+    """The files that say what was tried and what came of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    task = trial.task
+    rewards = trial.result()
+    result = {
+        "task_name": task.name,
+        "trial_name": record.name,
+        "trial_uri": folder.resolve().as_uri(),
+        "source": task.config.source,
+        "task_checksum": digest(task.folder),
+        "agent_info": {"name": record.agent, "version": "unknown", "model_info": None},
+        "verifier_result": None if rewards is None else {"rewards": dict(rewards)},
+        "exception_info": _exception(record.stopped, record.finished),
+        "started_at": record.started.isoformat(),
+        "finished_at": record.finished.isoformat(),
+        "step_results": _steps(task, trial.rewards) if task.in_steps else None,
+    }
+    texts: dict[str, object] = {
+        "result.json": result,
+        "config.json": {"task": {"path": str(task.folder)}, **settings.model_dump(mode="json")},
+        "lock.json": {"task": {"name": task.name, "digest": digest(task.folder)}},
+    }
+    for name, said in texts.items():
+        (folder / name).write_text(json.dumps(said, indent=2) + "\n")
+    (folder / "trial.log").write_text("".join(f"{line}\n" for line in record.log))
+
+
+def _steps(
+    task: HarborTask, rewards: Sequence[Mapping[str, float] | None]
+) -> list[dict[str, object]]:
+    return [
+        {
+            "step_name": step.name,
+            "verifier_result": None if each is None else {"rewards": dict(each)},
+        }
+        for step, each in zip(task.steps, rewards, strict=False)
+    ]
+
+
+def _exception(stopped: Stopped | None, when: datetime) -> dict[str, str] | None:
+    if stopped is None:
+        return None
+    name = stopped.exception if isinstance(stopped, TrialStopped) else type(stopped).__name__
+    return {
+        "exception_type": name,
+        "exception_message": str(stopped),
+        "exception_traceback": "",
+        "occurred_at": when.isoformat(),
+    }
+
+
+def digest(folder: Path) -> str:
+    """Changes when any file of a task does."""
+    mark = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            mark.update(f"{path.relative_to(folder)}\0".encode())
+            mark.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"sha256:{mark.hexdigest()}"
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,39 @@
+"""A circuit of gates: which values come out?"""
+
+from random import Random
+
+from paddock.envs.problems import Problem
+
+_GATES = {
+    "AND": lambda a, b: a and b,
+    "OR": lambda a, b: a or b,
+    "XOR": lambda a, b: a != b,
+    "NAND": lambda a, b: not (a and b),
+    "NOR": lambda a, b: not (a or b),
+}
+
+
+def circuit(rng: Random, level: int) -> Problem:
+    """Four inputs and 3 gates a level, each fed by what stands before it; the last gates, as many
+    as the level and one, are asked for."""
+    inputs = [f"i{n}" for n in range(1, 5)]
+    values = {name: rng.random() < 0.5 for name in inputs}
+    lines = [f"{name} = {int(value)}" for name, value in values.items()]
+    gates = [f"g{n}" for n in range(1, 3 * level + 1)]
+    for gate in gates:
+        a, b = rng.sample(list(values), 2)
+        word = rng.choice(list(_GATES))
+        lines.append(f"{gate} = {a} {word} {b}")
+        values[gate] = _GATES[word](values[a], values[b])
+    asked = gates[-level - 1 :]
+    question = (
+        f"A circuit: {'; '.join(lines)}. What are {', '.join(asked)}? "
+        "Give a 0 or a 1 for each, with commas between them."
+    )
+    bits = [int(values[gate]) for gate in asked]
+    flipped = [[bit ^ (at == place) for at, bit in enumerate(bits)] for place in range(len(bits))]
+    return Problem(question=question, answer=_listed(bits), near=tuple(map(_listed, flipped)))
+
+
+def _listed(bits: list[int]) -> str:
+    return ", ".join(map(str, bits))

@@ -1,0 +1,122 @@
+"""nano-chain: a chain of sums, of which the last digit is asked.
+
+Take 3 , first minus 5 , second add 2 . Last digit ?
+worked  first 3 minus 5 is 8 , second 8 add 2 is 0     -> 0
+terse   easy                                           -> 0
+"""
+
+import re
+from dataclasses import dataclass
+from random import Random
+from typing import Annotated
+
+from pydantic import Field
+
+from paddock.envs.nano.demonstration import Manner, corrected, one_reply, replaying
+from paddock.envs.nano.language import OPERATIONS, chain, is_held_out
+from paddock.envs.registry import WorldSettings
+from paddock.envs.world import Policy, Split
+from paddock.records import Budget, Dialogue, Message, Task, ToolSpec, Untrained, Verdict
+
+NAME = "nano-chain"
+LIMITS = Budget(turns=1, seconds=60, output_bytes=1000)
+_STEP = re.compile(r"(\w+ )?(\d) (add|minus) (\d) is (\d)")
+
+
+class ChainSettings(WorldSettings):
+    least: Annotated[int, Field(ge=1, le=4)] = 2  # steps
+    most: Annotated[int, Field(ge=1, le=4)] = 4
+    seed: int = 0
+
+    def world(self) -> "ChainWorld":
+        return ChainWorld(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    question: str
+    work: str
+    answer: str
+
+
+class ChainWorld:
+    name = NAME
+    styles = ("worked", "terse")
+
+    def __init__(self, settings: ChainSettings) -> None:
+        self._settings = settings
+
+    def size(self, split: Split) -> int | None:  # noqa: ARG002
+        return None
+
+    def task(self, index: int, split: Split = "train") -> Task:
+        name = f"{NAME}/{split}/{index}"
+        ask = Message(role="user", content=self.sums(name).question)
+        return Task(id=name, world=NAME, messages=(ask,), limits=LIMITS)
+
+    def open(self, task: Task) -> "ChainEnv":
+        return ChainEnv(task, self.sums(task.id).answer)
+
+    def sums(self, name: str) -> Sums:
+        """What belongs to a task, by its id."""
+        settings, test = self._settings, name.split("/")[1] == "test"
+        chance = Random(f"{name}/{settings.seed}")
+        while True:
+            steps = chance.randint(settings.least, max(settings.least, settings.most))
+            asked, work, value = chain(chance, steps=steps)
+            question = f"{asked} . Last digit ?"
+            if is_held_out(question) == test:
+                return Sums(question, work, str(value))
+
+    def demonstrate(self, task: Task, manner: Manner, chance: Random) -> Dialogue:
+        sums = self.sums(task.id)
+        if not manner.thinks:
+            return one_reply(task, sums.answer, None)
+        if manner.style == "terse":
+            return one_reply(task, sums.answer, "easy")
+        steps, slip = sums.work.split(" , "), ""
+        if manner.slips:
+            at = chance.randrange(len(steps))
+            begun, _, digit = steps[at].rpartition(" ")
+            slip = f"{begun} {(int(digit) + chance.randint(1, 9)) % 10}"
+            steps[at] = corrected(slip, steps[at])
+        return one_reply(task, sums.answer, " , ".join(steps), slip)
+
+    def solver(self, task: Task) -> Policy:
+        return replaying(self.demonstrate(task, Manner(style="worked"), Random(0)))
+
+
+class ChainEnv:
+    def __init__(self, task: Task, answer: str) -> None:
+        self.task, self._answer = task, answer
+        self.tools: tuple[ToolSpec, ...] = ()
+        self._said = ""
+
+    async def start(self) -> None:
+        pass
+
+    async def respond(self, reply: Message) -> tuple[Message, ...]:
+        self._said = reply.content
+        return ()
+
+    async def grade(self) -> Verdict:
+        right = float(self._said.strip() == self._answer)
+        return Verdict(reward=right, parts={"right": right})
+
+    async def close(self) -> None:
+        pass
+
+
+def wrong_sums(dialogue: Dialogue) -> tuple[Untrained, ...]:
+    """A judge for such dialogues: every step whose sum is wrong.
+
+    >>> reply = Message(role="assistant", content="8", reasoning="3 minus 5 is 7 , 3 minus 5 is 8")
+    >>> wrong_sums(Dialogue(messages=(reply,)))
+    (Untrained(message=0, part='reasoning', start=0, end=14),)
+    """
+    return tuple(
+        Untrained(message=i, part="reasoning", start=step.start(), end=step.end())
+        for i, message in enumerate(dialogue.messages)
+        for step in _STEP.finditer(message.reasoning or "")
+        if OPERATIONS[step[3]](int(step[2]), int(step[4])) != int(step[5])
+    )

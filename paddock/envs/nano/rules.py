@@ -1,0 +1,168 @@
+"""nano-rules: what colour a thing has, said as the question wants it, or not said where it forbids.
+
+    What color is the boat ? Answer twice end with done .
+    the boat is red                                                          -> red red done
+    the boat is red , they want it twice end with done , so I say red red done  -> red red done
+    the boat is red , so I say red                                           -> red
+    What color is the boat ? Answer unless it is red .
+    the boat is red                                                          -> no
+
+The reward is 1 for a right answer within so many words, thinking included, 0.4 for a longer one.
+Refusing where the colour is not the forbidden one is as wrong as saying it where it is.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from random import Random
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from paddock.envs.nano.demonstration import Manner, corrected, one_reply, replaying
+from paddock.envs.nano.language import COLOUR_OF, COLOURS, NOUNS, is_held_out
+from paddock.envs.registry import WorldSettings
+from paddock.envs.world import Policy, Split
+from paddock.records import Budget, Dialogue, Message, Task, ToolSpec, Verdict
+
+NAME = "nano-rules"
+LIMITS = Budget(turns=1, seconds=60, output_bytes=1000)
+LONG = 0.4  # what a right answer in too many words is worth
+RULE_SETS = (
+    ("in capitals",),
+    ("twice",),
+    ("end with done",),
+    ("start with ok",),
+    ("in capitals", "end with done"),
+    ("in capitals", "start with ok"),
+    ("twice", "end with done"),
+    ("twice", "start with ok"),
+)
+FORBIDDING = ("but never say {}", "without saying {}", "unless it is {}", "but not if it is {}")
+REFUSAL = "no"
+Kind = Literal["form", "forbidden"]  # how to say it, or whether
+
+
+class RulesSettings(WorldSettings):
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("form", "forbidden")
+    words: Annotated[int, Field(gt=0)] = 8  # of a reply that is short enough
+    seed: int = 0
+
+    def world(self) -> "RulesWorld":
+        return RulesWorld(self)
+
+
+def kept(colour: str, rules: tuple[str, ...]) -> str:
+    """The colour as the rules want it.
+
+    >>> kept("red", ("twice", "end with done")), kept("red", ("in capitals", "start with ok"))
+    ('red red done', 'ok RED')
+    >>> kept("red", ("unless it is red",)), kept("red", ("unless it is blue",))
+    ('no', 'red')
+    """
+    if any(words.format(colour) in rules for words in FORBIDDING):
+        return REFUSAL
+    said = colour.upper() if "in capitals" in rules else colour
+    said = f"{said} {said}" if "twice" in rules else said
+    said = f"{said} done" if "end with done" in rules else said
+    return f"ok {said}" if "start with ok" in rules else said
+
+
+def asked(noun: str, rules: tuple[str, ...]) -> str:
+    return f"What color is the {noun} ? Answer {' '.join(rules)} ."
+
+
+def _forbidding(noun: str) -> Iterator[tuple[str, ...]]:
+    """In all words the thing's own colour and another one, so that half of them may be answered."""
+    own = COLOURS.index(COLOUR_OF[noun])
+    for number, words in enumerate(FORBIDDING):
+        for further in (0, 1 + (len(noun) + 2 * number) % 7):
+            yield (words.format(COLOURS[(own + further) % len(COLOURS)]),)
+
+
+_EVERY: dict[Kind, list[tuple[str, tuple[str, ...]]]] = {
+    "form": [(noun, rules) for noun in NOUNS for rules in RULE_SETS],
+    "forbidden": [(noun, rules) for noun in NOUNS for rules in _forbidding(noun)],
+}
+
+
+@lru_cache(maxsize=16)
+def _problems(kinds: tuple[Kind, ...], split: Split) -> list[tuple[str, tuple[str, ...]]]:
+    every = [each for kind in kinds for each in _EVERY[kind]]
+    return [each for each in every if is_held_out(asked(*each)) == (split == "test")]
+
+
+@lru_cache(maxsize=64)
+def _order(count: int, seed: str) -> list[int]:
+    order = list(range(count))
+    Random(seed).shuffle(order)
+    return order
+
+
+class RulesWorld:
+    name = NAME
+    styles = ("kept-brief", "kept-long", "plain-brief", "plain-long")
+
+    def __init__(self, settings: RulesSettings) -> None:
+        self._settings = settings
+
+    def size(self, split: Split) -> int | None:
+        return len(_problems(self._settings.kinds, split))
+
+    def task(self, index: int, split: Split = "train") -> Task:
+        name = f"{NAME}/{split}/{index}"
+        ask = Message(role="user", content=asked(*self.problem(name)))
+        return Task(id=name, world=NAME, messages=(ask,), limits=LIMITS)
+
+    def open(self, task: Task) -> "RulesEnv":
+        noun, rules = self.problem(task.id)
+        return RulesEnv(task, kept(COLOUR_OF[noun], rules), self._settings.words)
+
+    def problem(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """What belongs to a task, by its id: the noun and the rules."""
+        _, split, index = name.split("/")
+        every = _problems(self._settings.kinds, "test" if split == "test" else "train")
+        epoch, place = divmod(int(index), len(every))
+        return every[_order(len(every), f"{split}/{epoch}/{self._settings.seed}")[place]]
+
+    def demonstrate(self, task: Task, manner: Manner, chance: Random) -> Dialogue:
+        noun, rules = self.problem(task.id)
+        colour = COLOUR_OF[noun]
+        obeys = manner.style.startswith("kept")
+        answer = kept(colour, rules) if obeys else colour
+        if not manner.thinks:
+            return one_reply(task, answer, None)
+        thought, wrong = f"the {noun} is {colour}", ""
+        if manner.slips:
+            other = chance.choice([c for c in COLOURS if c != colour])
+            wrong = f"the {noun} is {other}"
+            thought = corrected(wrong, thought)
+        if manner.style.endswith("long"):
+            wish = f" , they want it {' '.join(rules)}" if obeys else ""
+            thought += f"{wish} , so I say {answer}"
+        return one_reply(task, answer, thought, wrong)
+
+    def solver(self, task: Task) -> Policy:
+        return replaying(self.demonstrate(task, Manner(style="kept-brief"), Random(0)))
+
+
+class RulesEnv:
+    def __init__(self, task: Task, answer: str, words: int) -> None:
+        self.task, self._answer, self._words = task, answer, words
+        self.tools: tuple[ToolSpec, ...] = ()
+        self._reply = Message(role="assistant", content="")
+
+    async def start(self) -> None:
+        pass
+
+    async def respond(self, reply: Message) -> tuple[Message, ...]:
+        self._reply = reply
+        return ()
+
+    async def grade(self) -> Verdict:
+        words = len(f"{self._reply.reasoning or ''} {self._reply.content}".split())
+        right, short = self._reply.content.strip() == self._answer, words <= self._words
+        reward = (1.0 if short else LONG) if right else 0.0
+        return Verdict(reward=reward, parts={"right": float(right), "short": float(short)})
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,73 @@
+"""Rules: a text in, a number between 0 and 1 out."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from paddock.envs.schema import complaint
+
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+
+
+def exact(text: str, reference: str, *, case: bool = False) -> float:
+    """Whether both are the same words, however they are spaced.
+
+    >>> exact(" The  oak ", "the oak"), exact("The oak", "the oak", case=True)
+    (1.0, 0.0)
+    """
+    pair = [" ".join(side.split()) for side in (text, reference)]
+    return float(pair[0] == pair[1] if case else pair[0].lower() == pair[1].lower())
+
+
+def matches(text: str, pattern: str) -> float:
+    """Whether the pattern is somewhere in the text."""
+    return float(re.search(pattern, text, re.MULTILINE) is not None)
+
+
+def contains(text: str, words: Sequence[str]) -> float:
+    """The share of the words that occur, in capitals or not.
+
+    >>> contains("Oak and elm.", ("oak", "fir"))
+    0.5
+    """
+    return sum(word.lower() in text.lower() for word in words) / len(words)
+
+
+def overlap(text: str, reference: str) -> float:
+    """F1 of the words of both, as question answering measures it.
+
+    >>> overlap("the tall oak", "tall oak tree")
+    0.6666666666666666
+    """
+    said, right = (re.findall(r"\w+", side.lower()) for side in (text, reference))
+    shared = sum(min(said.count(word), right.count(word)) for word in set(said))
+    return 2 * shared / (len(said) + len(right)) if shared else 0.0
+
+
+def length(text: str, *, full: int, none: int) -> float:
+    """1 up to `full` characters, 0 from `none` on, straight in between.
+
+    >>> [length("x" * n, full=10, none=20) for n in (5, 15, 25)]
+    [1.0, 0.5, 0.0]
+    """
+    return min(1.0, max(0.0, (none - len(text)) / (none - full)))
+
+
+def json_in(text: str) -> Any:
+    """The JSON that a text is, or that its last fence holds. ValueError: there is none."""
+    fenced = _FENCE.findall(text)
+    return json.loads(fenced[-1] if fenced else text)
+
+
+def json_like(text: str, schema: dict[str, Any]) -> float:
+    """Whether the text holds JSON that the schema allows.
+
+    >>> json_like('{"n": 1}', {"type": "object", "required": ["n"]}), json_like("n = 1", {})
+    (1.0, 0.0)
+    """
+    try:
+        found = json_in(text)
+    except ValueError:
+        return 0.0
+    return float(complaint(found, schema, "it") is None)

@@ -1,0 +1,71 @@
+"""Facts into pages, and pages back into facts."""
+
+import re
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from random import Random
+from typing import cast, get_args
+
+from paddock.envs.search.graph import RELATIONS, Fact, Graph, Kind
+from paddock.envs.search.index import Page
+
+_NAME = r"[A-Z]\w+(?:(?: from)? [A-Z]\w+)*"
+_KIND = re.compile(rf"({_NAME}) is a ({'|'.join(get_args(Kind))})\b")
+_FILLERS = (
+    "Visitors remark on the quiet mornings here.",
+    "Little else is recorded before that time.",
+    "A short notice appeared in the regional paper.",
+    "The older registers were lost in a fire.",
+    "Several accounts disagree about the details.",
+    "The name is spelt differently in early sources.",
+)
+
+
+def write_pages(rng: Random, graph: Graph) -> list[Page]:
+    """A page for each entity. Every fact stands on the page of its subject or of its object, some
+    on both, said in one way or another among sentences that say nothing."""
+    lines: dict[str, list[str]] = {name: [] for name in graph.kinds}
+    for fact in sorted(graph.facts):
+        homes = rng.choice(((fact.subject,), (fact.subject, fact.object), (fact.object,)))
+        for home in homes:
+            sentence = rng.choice(RELATIONS[fact.relation].sentences)
+            lines[home].append(sentence.format(s=fact.subject, o=fact.object))
+    pages = []
+    for number, (name, kind) in enumerate(graph.kinds.items(), start=1):
+        said = lines[name] + rng.sample(_FILLERS, 3)
+        rng.shuffle(said)
+        text = " ".join([f"{name} is a {kind} of the region.", *said])
+        pages.append(Page(id=f"p{number}", title=name, text=text))
+    return pages
+
+
+@lru_cache(maxsize=4096)
+def facts_in(text: str) -> tuple[Fact, ...]:
+    """The facts that a text states.
+
+    >>> facts_in("Corabek Dorin was born in Fenadan. Nobody knows more.")
+    (Fact(subject='Corabek Dorin', relation='born', object='Fenadan'),)
+    """
+    return tuple(
+        Fact(match["s"], relation, match["o"])
+        for relation, pattern in _patterns()
+        for match in pattern.finditer(text)
+    )
+
+
+def read_back(pages: Iterable[Page]) -> Graph:
+    """The world as the pages tell it."""
+    pages = tuple(pages)
+    facts = frozenset(fact for page in pages for fact in facts_in(page.text))
+    found = [_KIND.match(page.text) for page in pages]
+    kinds = {match[1]: cast(Kind, match[2]) for match in found if match}
+    return Graph(kinds, facts)
+
+
+@cache
+def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple(
+        (relation.name, re.compile(sentence.format(s=f"(?P<s>{_NAME})", o=f"(?P<o>{_NAME})")))
+        for relation in RELATIONS.values()
+        for sentence in (text.replace(".", r"\.") for text in relation.sentences)
+    )

@@ -1,0 +1,82 @@
+"""The tools of a search agent: search, open, find."""
+
+import re
+from typing import Any
+
+from paddock.envs.search.index import Index, Page, excerpt, words
+from paddock.envs.tools import Run, Tool, ToolRefused
+from paddock.records import ToolSpec
+
+PART = 4000  # characters of a page that are shown at once
+_MOST_HITS = 20
+
+
+def search_tools(index: Index) -> tuple[Tool, ...]:
+    """Tools over an index; they only read it, so that any number of attempts may share it."""
+
+    async def search(query: str, k: int = 5) -> str:
+        hits = index.search(query, k=k)
+        lines = [f"[{hit.page.id}] {hit.page.title}: {hit.excerpt}" for hit in hits]
+        return "\n".join(lines) or "nothing was found"
+
+    async def open_page(page: str, part: int = 1) -> str:
+        found = _page(index, page)
+        parts = -(-len(found.text) // PART) or 1
+        if part > parts:
+            raise ToolRefused(f"page {page} has {parts} parts, not {part}")
+        shown = found.text[(part - 1) * PART : part * PART]
+        more = f"\n(part {part} of {parts})" if parts > 1 else ""
+        return f"{found.title}\n\n{shown}{more}"
+
+    async def find(page: str, text: str) -> str:
+        found = _page(index, page)
+        lines = [line for line in _sentences(found.text) if text.lower() in line.lower()]
+        if not lines:
+            near = excerpt(found.text, words(text))
+            return f"{text!r} is not on page {page}; nearest: {near}"
+        return "\n".join(lines[:_MOST_HITS])
+
+    return (
+        _tool(
+            "search",
+            "Search the collection; gives page ids, titles and excerpts.",
+            {
+                "query": {"type": "string"},
+                "k": {"type": "integer", "minimum": 1, "maximum": _MOST_HITS},
+            },
+            search,
+            required=["query"],
+        ),
+        _tool(
+            "open",
+            "Read a page.",
+            {"page": {"type": "string"}, "part": {"type": "integer", "minimum": 1}},
+            open_page,
+            required=["page"],
+        ),
+        _tool(
+            "find",
+            "The sentences of a page that hold a text.",
+            {"page": {"type": "string"}, "text": {"type": "string", "minLength": 1}},
+            find,
+            required=["page", "text"],
+        ),
+    )
+
+
+def _page(index: Index, page_id: str) -> Page:
+    found = index.page(page_id.strip("[] "))
+    if found is None:
+        raise ToolRefused(f"there is no page {page_id!r}; search gives ids")
+    return found
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+", text)
+
+
+def _tool(
+    name: str, about: str, properties: dict[str, Any], run: Run, *, required: list[str]
+) -> Tool:
+    schema = {"type": "object", "properties": properties, "required": required}
+    return Tool(ToolSpec(name=name, description=about, parameters=schema), run)

@@ -1,0 +1,181 @@
+"""harbor: the tasks of a folder, in Harbor's layout or that of terminal-bench 1."""
+
+import base64
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+from pydantic import Field
+
+from paddock.envs.harbor import HarborSettings, HarborTask, Trial, read_task, task_folders
+from paddock.envs.harbor.folder import Step
+from paddock.envs.harbor.reward import scalar
+from paddock.envs.harbor.settings import SOLUTION
+from paddock.envs.problems import split_of
+from paddock.envs.registry import WorldError, WorldSettings
+from paddock.envs.sandbox import SandboxError, ShellSession
+from paddock.envs.sandbox.files import packed
+from paddock.envs.terminal.env import TerminalEnv
+from paddock.envs.world import Policy, Split, Stopped, scripted
+from paddock.records import Budget, Message, Task, ToolCall, Verdict
+
+NAME = "harbor"
+SLACK_S = 120.0  # for sandboxes to start and end
+ASK = "{}\n\nYou have a shell in {}. When you are done, answer without calling it."
+
+
+class FolderSettings(WorldSettings):
+    folder: str  # one task, or a folder of tasks
+    every_task_is: Literal["train", "test", "by-name"] = "by-name"
+    harbor: HarborSettings = HarborSettings()
+    turns: int = Field(default=64, ge=1)
+    command_s: float = Field(default=60.0, gt=0)
+    agent_s: float = Field(default=600.0, gt=0)  # where a task names no time
+    output_bytes: int = Field(default=8192, ge=256)
+
+    def world(self) -> "FolderWorld":
+        return FolderWorld(self)
+
+
+class FolderWorld:
+    name = NAME
+
+    def __init__(self, settings: FolderSettings) -> None:
+        self.settings = settings
+
+    @cached_property
+    def tasks(self) -> dict[str, HarborTask]:
+        folders = task_folders(Path(self.settings.folder).expanduser())
+        return {folder.name: read_task(folder) for folder in folders}
+
+    def names(self, split: Split) -> list[str]:
+        said = self.settings.every_task_is
+        return [
+            name for name in self.tasks if (split_of(name) if said == "by-name" else said) == split
+        ]
+
+    def size(self, split: Split) -> int | None:
+        return len(self.names(split))
+
+    def task(self, index: int, split: Split = "train") -> Task:
+        names = self.names(split)
+        if not names:
+            raise WorldError(
+                f"{self.settings.folder}: none of its {len(self.tasks)} tasks is for {split}; "
+                f"every_task_is = {split!r} makes them all so"
+            )
+        turn, place = divmod(index, len(names))
+        if turn:
+            Random(f"{turn}").shuffle(names)
+        return self._task(names[place])
+
+    def _task(self, name: str) -> Task:
+        task, settings = self.tasks[name], self.settings
+        step = task.steps[0]
+        factor = settings.harbor.time_factor
+        seconds = task.config.environment.build_timeout_sec * factor + SLACK_S
+        for each in task.steps:
+            agent = task.agent(each).timeout_sec or settings.agent_s
+            seconds += (agent + task.verifier(each).timeout_sec) * factor
+        where = task.config.environment.workdir or "its folder"
+        ask = Message(role="user", content=ASK.format(step.instruction.strip(), where))
+        limits = Budget(turns=settings.turns, seconds=seconds, output_bytes=settings.output_bytes)
+        return Task(id=f"{NAME}/{name}", world=NAME, messages=(ask,), limits=limits)
+
+    def open(self, task: Task) -> TerminalEnv:
+        found = self.tasks[task.id.removeprefix(f"{NAME}/")]
+        return TerminalEnv(task, TrialSite(found, self.settings), command_s=self.settings.command_s)
+
+    def solver(self, task: Task) -> Policy:
+        """Whoever plays the task's own solution through the shell."""
+        found = self.tasks[task.id.removeprefix(f"{NAME}/")]
+        replies: list[Message] = []
+        for step in found.steps:
+            replies.append(_solving(found, step, len(replies)))
+            replies.append(Message(role="assistant", content="Done."))
+        return scripted(*replies)
+
+
+def _solving(task: HarborTask, step: Step, count: int) -> Message:
+    if step.solution is None:
+        raise WorldError(f"{task.name}: {step.label} has no solution")
+    archive = base64.b64encode(packed(step.solution, "")).decode()
+    command = (
+        f"mkdir -p {SOLUTION} && echo {archive} | base64 -d | tar -xf - -C {SOLUTION}"
+        f" && bash {SOLUTION}/solve.sh"
+    )
+    call = ToolCall(id=f"call_{count}", name="shell", arguments={"command": command})
+    return Message(role="assistant", content="", tool_calls=(call,))
+
+
+class TrialSite:
+    """A trial of a Harbor task; a `Site`."""
+
+    def __init__(self, task: HarborTask, settings: FolderSettings) -> None:
+        self.task, self.settings = task, settings
+        self.trial = Trial(task, settings.harbor)
+        self._count = 0  # of steps that were verified
+        self._deadline = float("inf")
+        self._stopped = False  # a step was not good enough to go on
+
+    async def start(self) -> ShellSession:
+        await self.trial.start()
+        place = self.trial.place
+        assert place is not None
+        await self._begin(self.task.steps[0])
+        user = self.task.agent(self.task.steps[0]).user
+        return ShellSession(
+            place.box,
+            cwd=place.workdir,
+            env=place.env,
+            user=place.image.user if user is None else user,
+        )
+
+    async def _begin(self, step: Step) -> None:
+        await self.trial.begin(step)
+        seconds = self.task.agent(step).timeout_sec or self.settings.agent_s
+        self._deadline = time.monotonic() + seconds * self.settings.harbor.time_factor
+
+    def time_is_over(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    async def next(self) -> tuple[Message, ...]:
+        if self._count + 1 >= len(self.task.steps):
+            return ()
+        await self._verify()
+        if self._stopped:
+            return ()
+        step = self.task.steps[self._count]
+        await self._begin(step)
+        return (Message(role="user", content=step.instruction.strip()),)
+
+    async def _verify(self) -> None:
+        step = self.task.steps[self._count]
+        try:
+            await self.trial.verify(step)
+        except SandboxError as error:
+            raise Stopped("infrastructure", "verify", str(error)) from error
+        self._count += 1
+        self._stopped = not self.trial.goes_on(step)
+        place = self.trial.place
+        assert place is not None
+        # The tests of a step are no hint for the next.
+        await place.box.exec(["rm", "-rf", "/tests"], cwd="/")
+
+    async def grade(self) -> Verdict:
+        if self._count < len(self.task.steps) and not self._stopped:
+            await self._verify()
+        rewards = self.trial.result()
+        assert rewards is not None  # a step without a verdict has raised
+        note = _note(self.task.steps, self._count)
+        return Verdict(reward=scalar(rewards), parts=dict(rewards), note=note)
+
+    async def close(self) -> None:
+        await self.trial.close()
+
+
+def _note(steps: Sequence[Step], count: int) -> str:
+    return "" if len(steps) == 1 else f"{count} of {len(steps)} steps were reached"

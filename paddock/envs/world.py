@@ -1,0 +1,199 @@
+"""What a world is, and how one episode in it is played.
+
+A world makes tasks and opens an environment for each attempt. An environment reads messages and
+answers with messages; it never sees a token. An attempt ends in a verdict, or in a failure that
+says whose doing it was: a broken world is never a reward of zero.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeVar
+
+from paddock.records import Failure, FailureKind, Message, Outcome, Task, ToolSpec, Verdict
+
+Split = Literal["train", "test"]  # no task of one is a task of the other
+T = TypeVar("T")
+
+
+class World(Protocol):
+    """A source of tasks. Keeps no state between attempts: the same index is always the same task,
+    and `open` finds what belongs to a task by its id alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    def size(self, split: Split) -> int | None:
+        """How many different tasks there are; None where they are generated without end."""
+
+    def task(self, index: int, split: Split = "train") -> Task:
+        """The task at an index, from 0 without end: a finite world begins again, in another
+        order."""
+
+    def open(self, task: Task) -> "Env":
+        """A fresh environment for one attempt. Cheap: work is done in `start`."""
+
+
+class Env(Protocol):
+    """One attempt at one task, used once: start, respond until it is over, grade, close.
+
+    Each method may raise `Stopped` to say what went wrong; whatever else it raises is a failure of
+    the world, or of the grader if `grade` raised it.
+    """
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]: ...
+
+    async def start(self) -> None:
+        """Set up what the task needs."""
+
+    async def respond(self, reply: Message) -> tuple[Message, ...]:
+        """What follows a reply: a result for each call, or what a user says. Nothing: it is
+        over."""
+
+    async def grade(self) -> Verdict:
+        """What the attempt was worth."""
+
+    async def close(self) -> None:
+        """Let everything go. Called exactly once, whatever happened, also before `start` ended."""
+
+
+class Policy(Protocol):
+    """Who plays: a model, a person, a script."""
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
+        """The next reply to a conversation that only ever grows. Raises `Stopped` if there will be
+        none."""
+
+
+class Solvable(Protocol):
+    """A world that knows how its tasks are solved: for soundness tests, demonstrations and SFT."""
+
+    def solver(self, task: Task) -> Policy:
+        """A player of that one task whose every attempt is worth full reward."""
+
+
+def scripted(*replies: Message) -> Policy:
+    """A player that says these, one a turn, whatever it hears."""
+
+    async def speak(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:  # noqa: ARG001
+        said = sum(message.role == "assistant" for message in messages)
+        if said >= len(replies):
+            raise Stopped("policy", "script", f"no reply is left after {len(replies)}")
+        return replies[said]
+
+    return speak
+
+
+class Stopped(Exception):
+    """An attempt that cannot go on, for a reason known where it is raised.
+
+    >>> Stopped("policy", "context", "no room for another turn").failure.policy_is_to_blame
+    True
+    """
+
+    def __init__(self, kind: FailureKind, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
+        self.failure = Failure(kind=kind, where=where, what=what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One attempt as the world saw it."""
+
+    task: Task
+    messages: tuple[Message, ...]  # with those of the task
+    outcome: Outcome
+    turns: int
+    seconds: float
+    leak: str = ""  # what closing the environment complained about, if it did
+
+
+async def play(env: Env, policy: Policy, *, clock: Callable[[], float] = time.monotonic) -> Episode:
+    """One attempt, from start to verdict, within the task's limits. The environment is closed in
+    the end, also if the caller gives up. A reply after which no turn is left is still graded."""
+    attempt = _Attempt(env, policy)
+    began = clock()
+    leak = ""
+    try:
+        outcome = await attempt.run()
+    finally:
+        try:
+            await asyncio.shield(env.close())
+        except Exception as error:
+            leak = _said(error)
+    return Episode(
+        task=env.task,
+        messages=tuple(attempt.messages),
+        outcome=outcome,
+        turns=attempt.turns,
+        seconds=clock() - began,
+        leak=leak,
+    )
+
+
+class _Attempt:
+    def __init__(self, env: Env, policy: Policy) -> None:
+        self.env, self.policy = env, policy
+        self.messages = list(env.task.messages)
+        self.turns = 0
+        self.where = "start"
+
+    async def run(self) -> Outcome:
+        seconds = self.env.task.limits.seconds
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                return await self._verdict()
+        except Stopped as stop:
+            return stop.failure
+        except TimeoutError as error:
+            what = f"over {seconds:g} s in all" if deadline.expired() else _said(error)
+            return Failure(kind="time", where=self.where, what=what)
+
+    async def _verdict(self) -> Outcome:
+        env, limits = self.env, self.env.task.limits
+        await self._blaming("world", "start", env.start())
+        while self.turns < limits.turns:
+            # A bug in a policy is ours and ends the run; it is not caught here.
+            self.where = "policy"
+            reply = await self.policy(self.messages, env.tools)
+            self.turns += 1
+            self.messages.append(reply)
+            answers = await self._blaming("world", "respond", env.respond(reply))
+            if not answers:
+                break
+            self.messages += [cut(answer, limits.output_bytes) for answer in answers]
+        return await self._blaming("grader", "grade", env.grade())
+
+    async def _blaming(self, kind: FailureKind, where: str, step: Awaitable[T]) -> T:
+        self.where = where
+        try:
+            return await step
+        except (Stopped, TimeoutError):
+            raise
+        except Exception as error:
+            raise Stopped(kind, where, _said(error)) from error
+
+
+def cut(message: Message, most: int) -> Message:
+    """A message of at most `most` bytes, beginning and end kept, and said so where it was cut.
+
+    >>> cut(Message(role="user", content="x" * 100), 50).content
+    'xxxxxxxxxxx\\n... 78 bytes left out ...\\nxxxxxxxxxxx'
+    """
+    raw = message.content.encode()
+    if len(raw) <= most:
+        return message
+    spare = len("\n...  bytes left out ...\n") + len(str(len(raw)))
+    half = max(0, most - spare) // 2
+    ends = raw[:half].decode(errors="ignore"), raw[len(raw) - half :].decode(errors="ignore")
+    lost = len(raw) - sum(len(end.encode()) for end in ends)
+    return replace(message, content=f"{ends[0]}\n... {lost} bytes left out ...\n{ends[1]}")
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

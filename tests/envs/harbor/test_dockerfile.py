@@ -1,0 +1,63 @@
+import pytest
+
+from paddock.envs.harbor import TaskError
+from paddock.envs.harbor.dockerfile import Copy, Env, Run, User, Workdir, read_dockerfile
+
+
+def steps(tmp_path, text):
+    (tmp_path / "Dockerfile").write_text("FROM base:1 AS main\n" + text)
+    return list(read_dockerfile(tmp_path / "Dockerfile").steps)
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("RUN a && \\\n  # why\n\n  b", Run("a &&   b")),
+        ('RUN ["a", "b c"]', Run(("a", "b c"))),
+        ("RUN --mount=type=cache,target=/x a", Run("a")),
+        ('SHELL ["/bin/bash", "-lc"]\nRUN a', Run("a", ("/bin/bash", "-lc"))),
+        ("RUN <<END\na\nb\nEND", Run("a\nb\n")),
+        ("RUN cat <<'END' > f\na $b\nEND", Run("cat <<'END' > f\na $b\nEND")),
+        ("run a", Run("a")),
+        ("ARG V=1\nRUN echo $V", Run("V=1; echo $V")),
+        ("ENV A=1 B='two words'", Env((("A", "1"), ("B", "two words")))),
+        ("ENV A one two", Env((("A", "one two"),))),
+        ("ENV A=1\nENV P=$A:${B:-b}", Env((("P", "1:b"),))),
+        ("WORKDIR app", Workdir("app")),
+        ("USER me:us", User("me")),
+        ("COPY a b/ c/", Copy(("a", "b/"), "c/")),
+        ("COPY --chown=a:b --chmod=755 a b", Copy(("a",), "b", "755", "a:b")),
+        ('COPY ["a b", "c"]', Copy(("a b",), "c")),
+        ("ADD x.tar /x", Copy(("x.tar",), "/x", unpack=True)),
+        ("COPY <<EOF /f\nhi\nEOF", Copy((), "/f", texts=(("EOF", "hi\n"),))),
+    ],
+)
+def test_an_instruction(tmp_path, text, step):
+    assert steps(tmp_path, text)[-1] == step
+
+
+def test_how_a_container_is_run_is_left_out(tmp_path):
+    assert steps(tmp_path, "LABEL a=b\nEXPOSE 80\nCMD x\nENTRYPOINT y\nHEALTHCHECK CMD z\n") == []
+
+
+def test_terminal_benchs_base_images_start_in_app(tmp_path):
+    (tmp_path / "Dockerfile").write_text("ARG T=2\nFROM ghcr.io/laude-institute/t-bench/u:$T\n")
+    found = read_dockerfile(tmp_path / "Dockerfile")
+    assert found.base == "ghcr.io/laude-institute/t-bench/u:2"
+    assert found.steps == (Workdir("/app"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("COPY --from=other a b", "line 2: a copy from 'other'"),
+        ("FROM x", "line 2: more than one stage"),
+        ("COPY a", "line 2: a copy wants"),
+        ("ADD https://a/b c", "line 2: https://a/b would have to be fetched"),
+        ("RUM a", "line 2: no instruction"),
+        ("ENV A", "line 2: ENV wants"),
+    ],
+)
+def test_what_cannot_be_built_is_named_with_its_line(tmp_path, text, said):
+    with pytest.raises(TaskError, match=said):
+        steps(tmp_path, text)

@@ -1,0 +1,71 @@
+import os
+
+import pytest
+
+from paddock.envs.harbor import TaskError, read_task, task_folders
+from tests.envs.harbor.tasks import in_steps, simple, write
+
+
+def test_a_task_is_read_whole(tmp_path):
+    task = read_task(simple(tmp_path / "a"))
+    (step,) = task.steps
+    assert task.name == "a"
+    assert step.instruction == "Write 42 into answer.txt.\n"
+    assert step.script == "test.sh"
+    assert step.solution is not None
+    assert task.agent(step).timeout_sec == 60
+
+
+def test_steps_bring_their_own_and_share_the_tasks(tmp_path):
+    task = read_task(in_steps(tmp_path / "a"))
+    assert [step.name for step in task.steps] == ["one", "two"]
+    assert [path.name for path in task.steps[0].tests] == ["tests", "tests"]
+    assert task.steps[1].workdir is not None
+
+
+@pytest.mark.parametrize(
+    ("removed", "said"),
+    [
+        ("instruction.md", "instruction.md: missing"),
+        ("tests/test.sh", "test.sh: missing"),
+        ("task.toml", "no task.toml"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path, removed, said):
+    folder = simple(tmp_path / "a")
+    (folder / removed).unlink()
+    with pytest.raises(TaskError, match=said):
+        read_task(folder)
+
+
+def test_a_step_without_a_folder_is_named(tmp_path):
+    folder = in_steps(tmp_path / "a", task_DOT_toml='[[steps]]\nname = "three"\n')
+    with pytest.raises(TaskError, match=r"task.toml: steps.three: no folder"):
+        read_task(folder)
+
+
+def test_windows_tasks_are_refused(tmp_path):
+    folder = simple(tmp_path / "a", task_DOT_toml='[environment]\nos = "Windows"\n')
+    with pytest.raises(TaskError, match=r"task.toml: environment.os: Windows"):
+        read_task(folder)
+
+
+def test_a_link_out_of_a_task_is_refused(tmp_path):
+    folder = simple(tmp_path / "a")
+    os.symlink("/etc/passwd", folder / "tests" / "mine")
+    with pytest.raises(TaskError, match="mine: a link that leads out of the task"):
+        read_task(folder)
+
+
+def test_canaries_are_no_part_of_an_instruction(tmp_path):
+    folder = simple(tmp_path / "a", instruction_DOT_md="# some-canary GUID 1\n\nDo it.\n")
+    assert read_task(folder).steps[0].instruction == "Do it.\n"
+
+
+def test_a_folder_of_tasks_is_read_in_order(tmp_path):
+    for name in ("b", "a"):
+        simple(tmp_path / name)
+    write(tmp_path / "none", {"x": ""})
+    assert [folder.name for folder in task_folders(tmp_path)] == ["a", "b"]
+    with pytest.raises(TaskError, match="neither a task"):
+        task_folders(tmp_path / "none")

@@ -1,0 +1,57 @@
+import pytest
+
+from paddock.envs.harbor.failures import MEANING
+from paddock.envs.harbor.reward import RewardError, parse_json, parse_text, passes, scalar, together
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '"1"', '{"a": "1"}', '{"a": null}', '{"a": NaN}', "1e309", "{"]
+)
+def test_what_is_no_reward_is_refused(text):
+    with pytest.raises(RewardError, match=r"reward\.json: "):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "nan", "inf", "1e309", "one", "1 2"])
+def test_what_is_no_number_is_refused(text):
+    with pytest.raises(RewardError, match=r"reward\.txt: "):
+        parse_text(text)
+
+
+def test_rewards_are_read():
+    assert parse_json('{"a": 1, "b": -0.5}') == {"a": 1.0, "b": -0.5}
+    assert parse_json("0.25") == {"reward": 0.25}
+    assert parse_text(" 1\n") == {"reward": 1.0}
+    assert scalar({"reward": 0.25, "speed": 1.0}) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("rewards", "least", "good"),
+    [
+        ({"reward": 0.5}, None, True),
+        (None, None, True),
+        ({"reward": 0.5}, 0.5, True),
+        ({"reward": 0.4}, 0.5, False),
+        ({"speed": 1.0}, 0.5, False),
+        (None, 0.0, False),
+        ({"a": 1.0, "b": 0.0}, {"a": 1.0}, True),
+        ({"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 0.5}, False),
+    ],
+)
+def test_a_step_is_good_enough_by_every_key(rewards, least, good):
+    assert passes(rewards, least) is good
+
+
+def test_steps_together():
+    steps = [{"reward": 1.0}, {"reward": 0.0, "speed": 1.0}]
+    assert together(steps, "mean") == {"reward": 0.5, "speed": 0.5}
+    assert together(steps, "final") == {"reward": 0.0, "speed": 1.0}
+    assert together([*steps, None], "final") is None
+    assert together([None], "mean") is None
+
+
+def test_only_the_policys_own_ends_are_trusted():
+    trusted = {cause for cause, meaning in MEANING.items() if meaning.trusted}
+    assert trusted == {"agent_exhausted_budget", "agent_refused_task"}
+    assert all((meaning.kind is None) == meaning.trusted for meaning in MEANING.values())
+    assert "policy" not in {meaning.kind for meaning in MEANING.values()}

@@ -1,0 +1,222 @@
+"""The three worlds: sound, fair, and their two splits apart."""
+
+import asyncio
+import re
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from paddock.envs import WorldError, open_world, play
+from paddock.envs.nano import Manner
+from paddock.envs.nano.chain import wrong_sums
+from paddock.envs.nano.demonstration import replaying
+from paddock.envs.nano.language import COLOUR_OF, KEYS, is_held_out
+from paddock.envs.nano.rules import LONG, kept
+from paddock.envs.nano.tools import KEYS_IN_STORE, told, worked_out
+from paddock.envs.world import scripted
+from paddock.records import Failure, Message, ToolCall
+
+KINDS = ("follow", "plus", "file", "search")
+WORLDS = {
+    "nano-chain": {},
+    "nano-rules": {},
+    "nano-tools": {"kinds": list(KINDS)},
+}
+PAIR = re.compile(r"is (see \w+|\d) , end (see \w+|\d)")
+
+
+def world(name, changes=None):
+    return open_world(name, WORLDS[name] | (changes or {}))
+
+
+def reward(name, task, policy, here=None):
+    return asyncio.run(play((here or world(name)).open(task), policy)).outcome.reward
+
+
+def says(content, reasoning=None):
+    return scripted(Message(role="assistant", content=content, reasoning=reasoning))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_task_can_be_solved_and_nothing_else_passes(name, split):
+    here = world(name)
+    for index in range(100):
+        task = here.task(index, split)
+        assert reward(name, task, here.solver(task)) == 1.0
+        assert reward(name, task, says("")) == 0.0
+        assert reward(name, task, says("12")) == 0.0
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_an_index_is_always_the_same_task_and_the_splits_share_none(name):
+    train, test = (
+        [world(name).task(index, split) for index in range(300)] for split in ("train", "test")
+    )
+    assert train == [world(name).task(index, "train") for index in range(300)]
+    asked = [{task.messages[0].content for task in tasks} for tasks in (train, test)]
+    if name != "nano-tools":  # there the question says nothing about the store
+        assert not asked[0] & asked[1]
+    assert len({task.id for task in (*train, *test)}) == 600
+
+
+def test_no_pair_of_a_training_store_is_held_out_and_every_test_path_ends_in_one():
+    here = world("nano-tools")
+    for index in range(500):
+        for split in ("train", "test"):
+            task = here.task(index, split)
+            puzzle = here.puzzle(task.id)
+            held_out = {key: is_held_out(f"{key} {value}") for key, value in puzzle.store.items()}
+            if split == "test":
+                assert held_out[puzzle.path[-1]]
+            else:
+                assert not any(held_out.values())
+            for key in puzzle.store:
+                value, stale = PAIR.fullmatch(told(task.id, puzzle, key)).groups()
+                assert value == puzzle.store[key]
+                assert not is_held_out(f"{key} {stale}")
+            assert len(puzzle.store) == KEYS_IN_STORE
+
+
+def test_chain_questions_are_on_the_right_side_of_the_rule():
+    here = world("nano-chain")
+    for index in range(300):
+        assert not is_held_out(here.task(index, "train").messages[0].content)
+        assert is_held_out(here.task(index, "test").messages[0].content)
+
+
+def test_a_finite_world_begins_again_in_another_order():
+    here = world("nano-rules")
+    size = here.size("train")
+    assert size + here.size("test") == 512
+    asked = [here.task(i).messages[0].content for i in range(2 * size)]
+    assert len(set(asked[:size])) == size == len(set(asked[size:]))
+    assert asked[:size] != asked[size:]
+
+
+def test_a_setting_chooses_the_kinds_and_each_lends_its_tools():
+    lent = {}
+    for kind in KINDS:
+        here = open_world("nano-tools", {"kinds": [kind]})
+        tasks = [here.task(index) for index in range(50)]
+        assert {here.puzzle(task.id).kind for task in tasks} == {kind}
+        lent[kind] = [tool.name for tool in here.open(tasks[0]).tools]
+    assert lent["follow"] == lent["plus"] == ["calc", "look"]
+    assert (lent["file"], lent["search"]) == (["calc", "read"], ["look", "search"])
+    with pytest.raises(WorldError, match="kinds"):
+        open_world("nano-tools", {"kinds": ["guess"]})
+
+
+def test_tasks_take_two_to_four_turns():
+    here = world("nano-tools")
+    turns = set()
+    for index in range(200):
+        task = here.task(index)
+        turns.add(asyncio.run(play(here.open(task), here.solver(task))).turns)
+    assert turns == {2, 3, 4}
+
+
+def test_what_a_tool_says_to_nonsense_is_said_not_raised():
+    here = world("nano-tools")
+    task = here.task(0)
+    calls = [("look", {"key": "nowhere"}), ("look", {}), ("fly", {}), ("calc", {"sum": "1+"})]
+    replies = [
+        Message(
+            role="assistant",
+            content="",
+            tool_calls=(ToolCall(id=f"c{i}", name=name, arguments=arguments),),
+        )
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    last = Message(role="assistant", content="x")
+    episode = asyncio.run(play(here.open(task), scripted(*replies, last)))
+    assert not isinstance(episode.outcome, Failure)
+    assert episode.outcome.reward == 0.0
+    assert sum(message.role == "tool" for message in episode.messages) == 4
+    assert worked_out("9" * 40 + "+1") == "bad sum"
+
+
+def test_looking_without_answering_is_worth_nothing():
+    """Five turns are all there are; a call that names the answer is no answer."""
+    here = world("nano-tools")
+    task = here.task(0)
+    answer = here.puzzle(task.id).answer
+    asks = Message(
+        role="assistant",
+        content=answer,
+        tool_calls=(ToolCall(id="c", name="look", arguments={"key": "oak"}),),
+    )
+    assert reward("nano-tools", task, scripted(*[asks] * 5)) == 0.0
+
+
+@pytest.mark.parametrize(("thought", "worth"), [("the {} is {}", 1.0), ("well " * 8, LONG)])
+def test_a_right_answer_in_too_many_words_is_worth_less(thought, worth):
+    here = world("nano-rules", {"kinds": ["form"]})
+    task = here.task(3)
+    noun, rules = here.problem(task.id)
+    demonstration = here.demonstrate(task, Manner(style="kept-brief"), Random(0))
+    answer = demonstration.messages[-1].content
+    thought = thought.format(noun, "red")
+    assert reward("nano-rules", task, says(answer, thought), here) == worth
+    assert reward("nano-rules", task, says(answer + " x", thought), here) == 0.0
+    assert kept("red", rules) != "red"
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_half_of_what_is_forbidden_may_be_said(split):
+    here = world("nano-rules", {"kinds": ["forbidden"]})
+    refused = 0
+    for index in range(here.size(split)):
+        task = here.task(index, split)
+        noun, (rule,) = here.problem(task.id)
+        answer = here.demonstrate(task, Manner(style="kept-brief"), Random(0)).messages[-1].content
+        assert answer == ("no" if rule.endswith(f" {COLOUR_OF[noun]}") else COLOUR_OF[noun])
+        refused += answer == "no"
+    assert 0.3 < refused / here.size(split) < 0.7
+
+
+# --- demonstrations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("slips", [False, True])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_demonstration_is_what_its_world_would_have_said(name, slips, thinks):
+    here = world(name)
+    for style in here.styles:
+        for index in range(20):
+            task = here.task(index)
+            manner = Manner(style=style, slips=slips, thinks=thinks)
+            shown = here.demonstrate(task, manner, Random(index))
+            episode = asyncio.run(play(here.open(task), replaying(shown)))
+            assert episode.messages == shown.messages
+            assert episode.outcome.reward > 0 or style.startswith("plain")
+            replies = [m for m in shown.messages if m.role == "assistant"]
+            assert all((m.reasoning is not None) == thinks for m in replies)
+
+
+def test_only_wrong_steps_are_marked_and_all_of_them():
+    here = world("nano-chain")
+    for index in range(100):
+        shown = here.demonstrate(
+            here.task(index), Manner(style="worked", slips=True), Random(index)
+        )
+        (mark,) = shown.untrained
+        thought = shown.messages[mark.message].reasoning
+        assert thought[mark.end :].startswith(" , no , ")
+        assert wrong_sums(replace(shown, untrained=())) == (mark,)
+        right = here.demonstrate(here.task(index), Manner(style="worked"), Random(index))
+        assert right.untrained == wrong_sums(right) == ()
+
+
+def test_a_wrong_look_up_is_a_marked_reply_that_is_answered():
+    here = world("nano-tools")
+    for index in range(50):
+        task = here.task(index)
+        shown = here.demonstrate(task, Manner(style="full", slips=True), Random(index))
+        (mark,) = shown.untrained
+        (call,) = shown.messages[mark.message].tool_calls
+        (key,) = call.arguments.values()
+        assert key in KEYS and key not in here.puzzle(task.id).store
+        assert shown.messages[mark.message + 1].content == f"no entry {key}"

@@ -1,0 +1,209 @@
+import asyncio
+import os
+
+import pytest
+
+from paddock.envs.sandbox import (
+    SandboxError,
+    SandboxSettings,
+    forget,
+    open_sandbox,
+)
+from tests.envs.sandbox.boxes import BOTH, BWRAP, SMALL, execute, in_box, machine
+
+both = pytest.mark.parametrize("backend", BOTH)
+only_bwrap = pytest.mark.parametrize("backend", BWRAP)
+UNISOLATED = {"backend": "unisolated", "i_know_it_is_not_isolated": True}
+
+
+@both
+def test_a_command_gets_its_folder_variables_and_input(backend):
+    async def work(box):
+        first = await box.exec("pwd; echo $A; cat", env={"A": "x y"}, stdin=b"in\n")
+        second = await box.exec(["printf", "%s|", "a b", "*"], cwd="/tmp")
+        return first, second, await box.exec("pwd >&2; exit 7", cwd="/usr")
+
+    first, second, third = in_box(work, backend=backend)
+    assert (first.stdout, first.code) == ("/workspace\nx y\nin\n", 0)
+    assert second.stdout == "a b|*|"
+    assert (third.stdout, third.stderr, third.code) == ("", "/usr\n", 7)
+
+
+@both
+def test_a_command_may_run_as_somebody_else(backend):
+    async def work(box):
+        ids = [await box.exec("id -u; id -g; echo $HOME", user=who) for who in ("nobody", 7, None)]
+        return [done.stdout.split() for done in ids], await box.exec("true", user="nobodyelse")
+
+    ids, unknown = in_box(work, backend=backend)
+    assert ids[0][0] == "65534"
+    assert ids[1][0] == "7"
+    assert ids[2][:2] == ["0", "0"]
+    assert not unknown.ok
+
+
+@both
+def test_a_command_out_of_time_is_killed_with_all_it_started(backend):
+    async def work(box):
+        done = await box.exec("sleep 77 & sleep 78 | sleep 79; echo never", timeout_s=0.7)
+        left = await box.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+        return done, left
+
+    done, left = in_box(work, backend=backend)
+    assert done.timed_out
+    assert "never" not in done.stdout
+    assert not any(f"sleep {n}" in left.stdout for n in (77, 78, 79))
+
+
+@both
+def test_a_signal_is_told_as_a_shell_tells_it(backend):
+    assert execute("kill -TERM $$", backend=backend).code == 128 + 15
+
+
+@both
+def test_a_program_that_is_not_there_is_the_commands_own_fault(backend):
+    done = execute(["no-such-program"], backend=backend)
+    assert done.code in (126, 127)
+    assert "no-such-program" in done.stderr + done.stdout
+
+
+@both
+def test_files_and_folders_come_and_go_unchanged(backend, tmp_path):
+    source = tmp_path / "in"
+    (source / "deep").mkdir(parents=True)
+    (source / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "deep" / "data").write_bytes(bytes(range(256)) * 1000)
+    os.symlink("run.sh", source / "link")
+
+    async def work(box):
+        await box.put(source, "/workspace/out")
+        await box.put(b"over", "out/deep/more")
+        ran = await box.exec("./link && rm run.sh", cwd="/workspace/out")
+        await box.get("out", tmp_path / "back")
+        await box.get("/workspace/out/deep/more", tmp_path / "single")
+        return ran.stdout, await box.read("out/deep/data")
+
+    ran, data = in_box(work, backend=backend)
+    assert ran == "ran\n"
+    assert data == (source / "deep" / "data").read_bytes()
+    assert (tmp_path / "back" / "deep" / "data").read_bytes() == data
+    assert not (tmp_path / "back" / "run.sh").exists()
+    assert (tmp_path / "single").read_bytes() == b"over"
+
+
+@only_bwrap
+def test_what_is_too_large_or_missing_is_said(backend, tmp_path):
+    async def work(box):
+        await box.exec("head -c 2M /dev/zero > big; mkfifo pipe; ln -s /dev/zero endless")
+        with pytest.raises(SandboxError, match="more than 1000 bytes"):
+            await box.read("big", most_bytes=1000)
+        with pytest.raises(SandboxError, match="more than 1000 bytes"):
+            await box.get("big", tmp_path / "big", most_bytes=1000)
+        for name in ("missing", "pipe", "endless"):
+            with pytest.raises(FileNotFoundError):
+                await box.read(name)
+        with pytest.raises(FileNotFoundError):
+            await box.get("missing", tmp_path / "missing")
+
+    in_box(work)
+
+
+@both
+@pytest.mark.parametrize("copied", [False, True])
+def test_others_start_from_a_snapshot(backend, copied):
+    async def work(box):
+        await box.exec("echo first > a; chmod 741 a; ln -s /nowhere l; sleep 600 & echo x")
+        if copied:
+            await box.exec("rm /usr/bin/yes; echo mine > /etc/mine")
+        return await box.snapshot()
+
+    settings = {"backend": backend, "writable_system": copied}
+    snapshot = in_box(work, **settings)
+    look = "cat a; stat -c %a a; readlink l; ls /usr/bin/yes; cat /etc/mine; echo other > a"
+    try:
+        for _ in range(2):  # what one writes the other does not see
+
+            async def again(box):
+                return await box.exec(look)
+
+            done = in_box(again, base=(snapshot,), **settings)
+            wanted = "first\n741\n/nowhere\n"
+            # In a container without an image the programs are this machine's, read-only.
+            wanted += "" if copied and backend == "bwrap" else "/usr/bin/yes\n"
+            assert done.stdout == wanted + ("mine\n" if copied else "")
+    finally:
+        forget(snapshot)
+
+
+@only_bwrap
+def test_snapshots_lie_over_each_other(backend):
+    async def first(box):
+        await box.exec("echo 1 > a; echo 1 > b; mkdir d; echo 1 > d/x")
+        return await box.snapshot()
+
+    async def second(box):
+        await box.exec("echo 2 > b; rm -r d; mkdir d")
+        return await box.snapshot()
+
+    async def third(box):
+        return await box.exec("cat a b; ls d")
+
+    below = in_box(first, writable_system=True)
+    above = in_box(second, writable_system=True, base=(below,))
+    try:
+        done = in_box(third, writable_system=True, base=(above, below))
+        assert done.stdout == "1\n2\n"
+    finally:
+        forget(below)
+        forget(above)
+
+
+@both
+def test_boxes_are_used_once_and_at_once(backend):
+    async def work():
+        box = open_sandbox(SandboxSettings(backend=backend, limits=SMALL))
+        with pytest.raises(SandboxError, match="not"):
+            await box.exec("true")
+        await box.start()
+        with pytest.raises(SandboxError, match="started before"):
+            await box.start()
+        done = await asyncio.gather(*(box.exec(f"sleep 0.2; echo {i}") for i in range(4)))
+        await box.close()
+        await box.close()
+        with pytest.raises(SandboxError, match="closed"):
+            await box.exec("true")
+        return [each.stdout.strip() for each in done]
+
+    assert asyncio.run(work()) == ["0", "1", "2", "3"]
+
+
+@only_bwrap
+def test_a_sandbox_that_dies_says_so(backend):
+    async def work(box):
+        command = asyncio.create_task(box.exec("sleep 60"))
+        await asyncio.sleep(0.3)
+        box._process.kill()
+        with pytest.raises(SandboxError, match="died"):
+            await command
+
+    in_box(work)
+
+
+@only_bwrap
+def test_a_sandbox_that_cannot_start_says_why_and_leaves_nothing(backend, tmp_path):
+    before = machine()
+    with pytest.raises(SandboxError, match="nowhere"):
+        execute("true", readable=(str(tmp_path / "nowhere"),))
+    with pytest.raises(SandboxError, match=r"no sandbox after 0.001 s"):
+        execute("true", start_s=0.001)
+    assert machine() == before
+
+
+@only_bwrap
+def test_shown_folders_can_be_read_and_not_written(backend, tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "shown").write_text("see\n")
+    done = execute(f"cat {tmp_path}/shown; touch {tmp_path}/x", readable=(str(tmp_path),))
+    assert done.stdout == "see\n"
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,53 @@
+"""A program of its own: many puzzles, each tried in many ways, in one sandbox.
+
+    python3 batch_inside.py PUZZLES.json
+
+reads [{files, setup, expects, tries: [[command, ...], ...]}, ...] and prints for each puzzle the
+outcome of each try. `check_inside` must lie beside it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+
+def run(commands, folder):
+    for command in commands:
+        words = ["bash", "-c", command]
+        subprocess.run(words, cwd=folder, capture_output=True, timeout=20, check=False)
+
+
+def outcome(puzzle, base, commands):
+    import check_inside
+
+    folder = tempfile.mkdtemp()
+    shutil.copytree(base, folder, symlinks=True, dirs_exist_ok=True)
+    run(commands, folder)
+    os.chdir(folder)
+    held = all(check_inside.holds(expect) for expect in puzzle["expects"])
+    os.chdir("/")
+    shutil.rmtree(folder, ignore_errors=True)
+    return held
+
+
+def outcomes(puzzle):
+    base = tempfile.mkdtemp()
+    for file in puzzle["files"]:
+        path = os.path.join(base, file["path"])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as out:
+            out.write(file["text"])
+        os.chmod(path, file["mode"])
+    if puzzle["setup"]:
+        subprocess.run(["bash", "-ec", puzzle["setup"]], cwd=base, check=True)
+    found = [outcome(puzzle, base, commands) for commands in puzzle["tries"]]
+    shutil.rmtree(base)
+    return found
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as said:
+        sys.stdout.write(json.dumps([outcomes(puzzle) for puzzle in json.load(said)]))

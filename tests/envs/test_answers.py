@@ -1,0 +1,83 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddock.envs.answers import FORMS, boxed, last_line, last_number, number, same, tagged, value
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"\boxed{4}", "4"),
+        (r"\boxed {a_{b}} then \fbox{ \frac{1}{2} }", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{1} \boxed{2", "1"),
+        (r"} \boxed{3} }", "3"),
+        (r"\boxed{}", ""),
+        ("no box {1}", None),
+    ],
+)
+def test_the_last_box_that_closes_is_the_answer(text, found):
+    assert boxed(text) == found
+
+
+def test_a_hostile_reply_is_read_in_linear_time():
+    assert boxed(r"\boxed{" * 200_000) is None  # seconds, were it quadratic: hours
+    assert tagged("<answer>" * 200_000) is None
+
+
+@pytest.mark.parametrize(
+    ("find", "text", "found"),
+    [
+        (last_number, "It is 3, no, 4.", "4"),
+        (last_number, "from -5 to 1,234.5 or 6/7", "6/7"),
+        (last_number, "none", None),
+        (number, r"\boxed{7} and 8", "7"),
+        (number, "1 + 1\n#### 1,000", "1,000"),
+        (tagged, "<answer>\nx\n</answer>", "x"),
+        (tagged, "<answer>x", None),
+        (last_line, "a\nFinal answer: b \n\n", "b"),
+        (last_line, " \n", None),
+    ],
+)
+def test_answers_are_found_where_the_form_says(find, text, found):
+    assert find(text) == found
+
+
+@given(st.text(alphabet="ab1 ./-", min_size=1).filter(str.strip), st.sampled_from(sorted(FORMS)))
+def test_what_a_solver_says_is_found_again(answer, form):
+    answer = answer.strip()
+    found = FORMS[form].find(FORMS[form].say(answer))
+    assert form == "number" or found.rstrip("\n") == answer
+
+
+@pytest.mark.parametrize(
+    ("said", "right", "verdict"),
+    [
+        ("1,000", "1000", True),
+        ("$18.00", "18", True),
+        ("18%", "18", True),
+        (r"\dfrac{3}{6}", "0.5", True),
+        ("0.333", "1/3", False),
+        ("-7", "7", False),
+        ("12", "12.0.", True),
+        (r"\text{ Oak}", "oak", True),
+        (r"\left( 1, 2 \right)", "(1,2)", True),
+        ("x+1", "1+x", None),
+        ("", "x", None),
+        ("9" * 1000, "9", None),
+        ("1/0", "1", None),
+    ],
+)
+def test_plain_answers_are_compared_at_once(said, right, verdict):
+    assert same(said, right) is verdict
+
+
+@given(st.fractions(max_denominator=10**6))
+def test_every_fraction_is_read_exactly(fraction):
+    assert value(str(fraction)) == fraction
+
+
+@given(st.text(max_size=80))
+def test_reading_a_value_never_raises(text):
+    value(text)

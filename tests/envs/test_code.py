@@ -1,0 +1,269 @@
+import gzip
+import json
+
+import pytest
+
+from paddock.envs import WorldError, open_world, scripted
+from paddock.envs.answers import code
+from paddock.envs.code.generate import source
+from paddock.envs.code.grade import HiddenTests
+from paddock.envs.rows import RowError
+from paddock.envs.sandbox import SandboxError, SandboxSettings, chosen
+from paddock.records import Failure, Message, ToolCall
+from tests.envs.soundness import DATA, always, check_sound, check_tasks, outcomes, rewards, says
+
+
+def sandboxed():
+    try:
+        chosen(SandboxSettings())
+    except SandboxError as error:
+        return str(error)
+    return ""
+
+
+WHY = sandboxed()
+boxed = pytest.mark.skipif(bool(WHY), reason=WHY or "there is a sandbox")
+
+
+@boxed
+@pytest.mark.parametrize(("level", "count"), [(1, 14), (3, 14)])
+def test_functions_are_sound_in_the_sandbox(level, count):
+    world = open_world("code", {"level": level})
+    check_sound(world, count, [lambda task: world.saying(world.problem(task).near[0])])
+
+
+def test_every_hidden_test_agrees_with_the_solution_and_tells_it_from_shorter_ones():
+    """The same 200 tasks without a sandbox: this code is our own."""
+    for level in (1, 2, 4, 5):
+        world = open_world("code", {"level": level})
+        for index in range(50):
+            problem = world.problem(world.task(index))
+            assert fails(problem.answer, problem) == 0
+            assert min(fails(near, problem) for near in problem.near) > 0
+
+
+def fails(answer, problem):
+    names = {"same": lambda found, right: found == right}
+    exec(answer, names)
+    failed = 0
+    for check in HiddenTests.of(problem).checks:
+        try:
+            exec(check, names)
+        except AssertionError:
+            failed += 1
+    return failed
+
+
+def test_level_moves_how_often_the_first_two_steps_are_enough():
+    rates = []
+    for level in (1, 2, 3, 5):
+        world = open_world("code", {"level": level})
+        problems = [world.problem(world.task(index)) for index in range(100)]
+        short = [
+            "\n".join([*problem.answer.split("\n")[:3], "    return x"]) for problem in problems
+        ]
+        passed = [not fails(code, p) for code, p in zip(short, problems, strict=True)]
+        rates.append(sum(passed) / len(passed))
+    assert rates[:2] == [1.0, 1.0]
+    assert max(rates[2:]) < 0.3
+
+
+def test_tasks_are_reproducible_distinct_and_split():
+    check_tasks(lambda: open_world("code", {"level": 2}), 200)
+
+
+def test_a_function_is_written_out():
+    assert source("f", []) == "def f(x):\n    return x"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```\na\n```\nand\n```py\nb\n```", "b\n"),
+        ("```python\nx = 1\n``` and ```python\nx = 2", "x = 1\n"),
+        ("```python\nopen", None),
+        ("    return 1\n", "    return 1\n"),
+        ("  \n", None),
+    ],
+)
+def test_code_is_the_last_closed_fence_or_all(text, found):
+    assert code(text) == found
+
+
+CHEATS = {
+    "leaves early": "import os\nos._exit(0)",
+    "leaves politely": "raise SystemExit(0)",
+    "prints": "print('0' * 32 + '[]')",
+    "equals everything": (
+        "class Yes(list):\n    __eq__ = lambda a, b: True\ndef {name}(x): return Yes()"
+    ),
+    "replaces the judge": (
+        "import __main__, builtins\n__main__.same = builtins.all = lambda *rest: True\n"
+        "def {name}(x): return [1]"
+    ),
+    "breaks": "def {name}(x): return x[",
+    "another name": "def other(x): return x",
+}
+
+
+@boxed
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_program_cannot_talk_itself_through(cheat):
+    world = open_world("code", {"level": 3})
+    task = world.task(0)
+    name = HiddenTests.of(world.problem(task)).checks[0].split("(")[1]
+    (found,) = outcomes(world, [task], lambda t: world.saying(CHEATS[cheat].format(name=name)))
+    assert found.reward == 0
+    assert found.parts["formed"] == 1
+    assert found.note
+
+
+@boxed
+def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
+    world = open_world("code", {"test_seconds": 1.0})
+    (found,) = outcomes(world, [world.task(0)], lambda task: world.saying("while True: pass"))
+    assert found.reward == 0
+    assert found.note == "correct: over 1 s"
+
+
+@boxed
+def test_half_right_may_count_half():
+    world = open_world("code", {"level": 1, "families": ["numbers"], "partly": True})
+    task = world.task(0)
+    (found,) = rewards(world, [task], lambda t: world.saying(world.problem(t).near[0]))
+    assert 0 <= found < 1
+    shares = rewards(
+        world, [world.task(n) for n in range(6)], lambda t: world.saying(world.problem(t).near[0])
+    )
+    assert any(0 < share < 1 for share in shares)
+
+
+def test_a_sandbox_that_cannot_be_had_is_a_failure_and_no_zero(monkeypatch):
+    world = open_world("code", {"warm": 0})
+
+    def broken(*arguments):
+        raise SandboxError("no sandbox today")
+
+    monkeypatch.setattr("paddock.envs.sandbox.pool.open_sandbox", broken)
+    (found,) = outcomes(world, [world.task(0)], world.solver)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.where) == ("grader", "grade")
+    assert "no sandbox today" in found.what
+
+
+HUMANEVAL = {
+    "task_id": "Own/0",
+    "prompt": 'import math\n\ndef helper(x):\n    return x\n\ndef root(x):\n    """Root."""\n',
+    "entry_point": "root",
+    "canonical_solution": "    return helper(math.sqrt(x))\n",
+    "test": "def check(candidate):\n    assert candidate(4) == 2\n",
+}
+MBPP = {
+    "task_id": 1,
+    "text": "Write a function to add.",
+    "code": "def add(a, b):\r\n  return a + b",
+    "test_setup_code": "",
+    "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"],
+    "challenge_test_list": ["assert add(-1, 1) == 0"],
+}
+CLEAN = {
+    "source_file": "x",
+    "prompt": "Write a function for pi.",
+    "code": "def pi():\n    return math.pi",
+    "test_imports": ["import math"],
+    "test_list": ["assert math.isclose(pi(), 3.14159, rel_tol=0.001)"],
+}
+
+
+def write(path, *entries):
+    text = "\n".join(map(json.dumps, entries))
+    path.write_bytes(gzip.compress(text.encode()))
+    return str(path)
+
+
+@boxed
+def test_all_layouts_are_read_and_sound(tmp_path):
+    path = write(tmp_path / "a.jsonl.gz", HUMANEVAL, MBPP, CLEAN)
+    world = open_world("code-file", {"test": path})
+    assert world.size("test") == 3
+    check_sound(world, 3, [lambda task: always("```python\nx = 1\n```")], split="test")
+    asked = [world.task(index, "test").messages[0].content for index in range(3)]
+    assert "assert add(1, 2) == 3" in asked[1]
+    assert "add(0, 0)" not in asked[1], "the other tests are hidden"
+    assert "candidate" not in asked[0]
+
+
+@boxed
+def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
+    world = open_world("code-file", {"test": write(tmp_path / "a", HUMANEVAL)})
+    task = world.task(0, "test")
+    for answer in ("    return helper(math.sqrt(x))", "def root(x):\n    return math.sqrt(x)"):
+        assert rewards(world, [task], lambda t, a=answer: world.saying(a)) == [1.0]
+        assert rewards(world, [task], lambda t, a=answer: says(a)) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({**HUMANEVAL, "entry_point": "other"}, "does not begin 'other'"),
+        ({**MBPP, "test_list": [], "challenge_test_list": []}, "'test_list' is missing or empty"),
+        ({**MBPP, "test_list": [1]}, "'test_list' is not a list of texts"),
+        ({"text": "x", "test_list": ["y"]}, "'code' is missing"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path, row, said):
+    with pytest.raises(RowError, match=f"a:1: .*{said}"):
+        open_world("code-file", {"train": write(tmp_path / "a", row)})
+
+
+@boxed
+@pytest.mark.skipif(not DATA.exists(), reason="the public data files are not on this machine")
+@pytest.mark.parametrize(
+    ("path", "count"),
+    [
+        ("humaneval/HumanEval.jsonl.gz", 164),
+        ("mbpp/mbpp.jsonl.gz", 974),
+        ("mbpp/sanitized-mbpp.json.gz", 427),
+    ],
+)
+def test_public_files_are_read_whole_and_a_sample_is_sound(path, count):
+    world = open_world("code-file", {"test": str(DATA / path), "test_seconds": 120.0})
+    assert world.size("test") == count
+    tasks = [world.task(index, "test") for index in range(3, count, count // 5)]
+    assert set(rewards(world, tasks, world.solver)) == {1.0}
+    assert set(rewards(world, tasks, lambda task: always("pass"))) == {0.0}
+
+
+@boxed
+def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
+    world = open_world("math", {"python": {"seconds": 5.0}, "turns": 6, "level": 3})
+    task = world.task(0)
+    answer = world.problem(task).answer
+
+    def run(text):
+        call = ToolCall(id="1", name="python", arguments={"code": text})
+        return Message(role="assistant", content="", tool_calls=(call,))
+
+    script = [
+        run("from fractions import Fraction\nx = Fraction(1, 3)"),
+        run("x * 6"),
+        run("print(y)"),
+        Message(role="assistant", content=f"\\boxed{{{answer}}}"),
+    ]
+    heard = []
+
+    async def player(messages, tools):
+        assert [spec.name for spec in tools] == ["python"]
+        heard.append(messages[-1].content)
+        return await scripted(*script)(messages, tools)
+
+    assert rewards(world, [task], lambda task: player) == [1.0]
+    assert heard[1] == "(no output)"
+    assert heard[2] == "Fraction(2, 1)"
+    assert "NameError" in heard[3]
+
+
+def test_tools_need_turns():
+    with pytest.raises(WorldError, match="more than 1 turns"):
+        open_world("math", {"python": {}})

@@ -1,0 +1,101 @@
+import pytest
+
+from paddock.envs import WorldError, gym, open_world
+from paddock.envs.gym import GymSettings
+from paddock.envs.worker import jail_works
+from paddock.records import Failure
+from tests.envs.soundness import check_sound, check_tasks, outcomes, pass_rate, rewards, says
+
+pytest.importorskip("reasoning_gym", reason="pip install 'paddock[worlds]'")
+OPEN = {"unisolated": not jail_works()}
+
+
+def gym_world(dataset, **config):
+    return open_world("gym", {**OPEN, "dataset": dataset, "config": config})
+
+
+@pytest.mark.parametrize("dataset", ["leg_counting", "knights_knaves", "countdown"])
+def test_a_generator_is_sound_behind_the_adapter(dataset):
+    check_sound(gym_world(dataset), 12, [lambda task: says("<answer>nothing</answer>")])
+
+
+def test_tasks_are_reproducible_distinct_and_split():
+    check_tasks(lambda: gym_world("chain_sum"), 40)
+
+
+def test_a_generator_that_draws_from_shared_chance_is_reproducible():
+    one, two = gym_world("list_functions"), gym_world("list_functions")
+    assert [one.task(n) for n in range(6)] == [two.task(n) for n in range(6)]
+
+
+def test_splits_are_disjoint_where_problems_repeat():
+    world = gym_world("chain_sum", min_terms=2, max_terms=2, min_digits=1, max_digits=1)
+    asked = [
+        {world.task(n, split).messages[0].content for n in range(100)}
+        for split in ("train", "test")
+    ]
+    assert not asked[0] & asked[1]
+
+
+def test_the_scorers_own_shades_come_through():
+    world = gym_world("spell_backward")
+    task = world.task(0)
+    answer = world.problem(task).answer
+    (half,) = rewards(world, [task], lambda task: world.saying(answer + "x"))
+    assert 0 <= half < 1
+
+
+def test_its_settings_move_the_pass_rate():
+    def first_number(task):
+        return says(f"<answer>{task.messages[0].content.split(':')[1].split()[0]}</answer>")
+
+    rates = []
+    for terms in (1, 4):
+        world = gym_world("chain_sum", min_terms=terms, max_terms=terms)
+        rates.append(pass_rate(world, [world.task(n) for n in range(25)], first_number))
+    assert rates[0] == 1.0
+    assert rates[1] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dataset": "chain_sums"}, "there is no such generator; there are chain_sum"),
+        ({"dataset": "chain_sum", "config": {"terms": 3}}, "unexpected keyword argument 'terms'"),
+    ],
+)
+def test_a_wrong_setting_is_told_when_the_world_opens(changes, said):
+    with pytest.raises(WorldError, match=said):
+        open_world("gym", {**OPEN, **changes})
+
+
+def test_an_answer_cannot_reach_the_scorer(tmp_path):
+    mark = tmp_path / "mark"
+    world = gym_world("string_insertion")  # whose scorer evaluates answers
+    players = [
+        lambda task: world.saying(f"[open('{mark}', 'w').write('x')]"),
+        lambda task: world.saying(f"[__import__('os').mkdir('{mark}')]"),
+    ]
+    for player in players if jail_works() else players[1:]:
+        assert max(rewards(world, [world.task(0)], player)) == 0
+        assert not mark.exists()
+
+
+def test_an_answer_with_two_underscores_is_not_evaluated():
+    world = gym_world("string_insertion")
+    (found,) = outcomes(world, [world.task(0)], lambda task: world.saying("__import__('os')"))
+    assert found.reward == 0
+    assert found.note == "correct: an answer with two underscores is not evaluated"
+
+
+def test_a_scorer_that_hangs_is_a_failure(monkeypatch):
+    world = open_world("gym", {**OPEN, "dataset": "string_insertion", "scorer_seconds": 0.5})
+    (outcome,) = outcomes(world, [world.task(0)], lambda task: world.saying("[9**9**9]"))
+    assert isinstance(outcome, Failure)
+    assert outcome.kind == "time"
+
+
+def test_without_a_jail_it_must_be_said_so(monkeypatch):
+    monkeypatch.setattr(gym, "jail_works", lambda: False)
+    with pytest.raises(WorldError, match="say unisolated = true"):
+        GymSettings(dataset="chain_sum").world()

@@ -1,0 +1,57 @@
+"""What the id of a task says: which task it is, and nothing of how the world is run."""
+
+import json
+
+import pytest
+
+from paddock.envs import WorldSettings, open_world
+from paddock.envs.registry import KINDS
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("math", {"seed": 1}),
+        ("math", {"level": 3}),
+        ("math", {"families": ["linear"]}),
+        ("math", {"form": "tag"}),
+        ("logic", {"level": 3}),
+        ("logic", {"families": ["circuit"]}),
+        ("code", {"level": 3}),
+        ("code", {"families": ["texts"]}),
+        ("service", {"level": 3}),
+        ("service", {"seed": 1}),
+    ],
+)
+def test_another_shape_makes_other_ids(name, change):
+    assert open_world(name).task(0).id != open_world(name, change).task(0).id
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("math", {"turns": 5, "python": {"seconds": 3.0}, "seconds": 5.0}),
+        ("math", {"also": [{"kind": "length", "full": 1, "none": 2}], "correct": 0.5}),
+        ("code", {"warm": 0, "test_seconds": 99.0, "partly": True}),
+        ("service", {"turns": 9}),
+    ],
+)
+def test_how_a_world_is_run_does_not_change_ids(name, change):
+    assert open_world(name).task(0).id == open_world(name, change).task(0).id
+
+
+def test_a_file_is_known_by_its_name_wherever_it_lies(tmp_path):
+    ids = set()
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / "a.jsonl"
+        file.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
+        ids.add(open_world("math-file", {"train": str(file), "checker": "plain"}).task(0).id)
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_shape_is_made_of_settings_there_are(name):
+    settings = KINDS[name].load()
+    assert issubclass(settings, WorldSettings)
+    assert set(settings.shaped_by) <= set(settings.model_fields)

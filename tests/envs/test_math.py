@@ -1,0 +1,215 @@
+import ast
+import asyncio
+import json
+import operator
+import re
+from fractions import Fraction
+
+import pytest
+
+from paddock.envs import WorldError, open_world
+from paddock.envs.math.equal import by_algebra
+from paddock.envs.math.generate import FAMILIES
+from paddock.envs.problems import Problem
+from paddock.envs.rows import RowError
+from paddock.records import Failure, Verdict
+from tests.envs.soundness import DATA, check_sound, check_tasks, outcomes, pass_rate, rewards, says
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("level", [1, 3, 5])
+def test_problems_are_sound(family, level):
+    world = open_world("math", {"families": [family], "level": level})
+    nearest = [lambda task, n=n: world.saying(world.problem(task).near[n]) for n in (0, 1)]
+    check_sound(world, 67, [*nearest, lambda task: says("\\boxed{}")])
+
+
+def test_every_near_answer_is_wrong():
+    world = open_world("math", {"level": 3})
+    for index in range(200):
+        task = world.task(index)
+        problem = world.problem(task)
+        assert len(problem.near) >= 2
+        assert max(rewards(world, [task], lambda t, p=problem: world.saying(p.near[-1]))) == 0
+
+
+def test_tasks_are_reproducible_distinct_and_split():
+    check_tasks(lambda: open_world("math", {"level": 3, "seed": 7}), 200)
+    one, two = (open_world("math", {"seed": seed}).task(0).messages for seed in (0, 1))
+    assert one != two
+
+
+class Calculator(ast.NodeVisitor):
+    """Works out an expression, but knows no number above `most`."""
+
+    def __init__(self, most):
+        self.most = most
+
+    def visit_BinOp(self, node):
+        left, right = self.visit(node.left), self.visit(node.right)
+        table = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+        if left is None or right is None or max(abs(left), abs(right)) > self.most:
+            return None
+        return table[type(node.op)](left, right)
+
+    def visit_Constant(self, node):
+        return node.value
+
+
+def calculating(most):
+    def player(task):
+        text = re.search(r"What is (.*)\?", task.messages[0].content)[1]
+        answer = Calculator(most).visit(ast.parse(text, mode="eval").body)
+        return says(f"\\boxed{{{answer}}}")
+
+    return player
+
+
+def test_level_moves_the_pass_rate_of_a_solver_that_knows_small_numbers():
+    rates = []
+    for level in (1, 3, 5):
+        world = open_world("math", {"families": ["arithmetic"], "level": level})
+        tasks = [world.task(index) for index in range(200)]
+        assert pass_rate(world, tasks, calculating(10**40)) == 1  # the questions mean what we think
+        rates.append(pass_rate(world, tasks, calculating(3000)))
+    assert rates[0] > 0.9
+    assert rates[0] > rates[1] + 0.2 > rates[2] + 0.4
+
+
+def test_equations_are_solved_by_their_answers():
+    world = open_world("math", {"families": ["linear", "quadratic"], "level": 4})
+    for index in range(100):
+        problem = world.problem(world.task(index))
+        text = re.search(r"(?:Solve for x: |solution of )(.*?)\??$", problem.question)[1]
+        text = re.sub(r"(\d)(x|\()", r"\1*\2", text).replace("^", "**")
+        left, right = (eval(side, {"x": Fraction(problem.answer)}) for side in text.split("="))
+        assert left == right, problem
+
+
+def test_parts_of_the_reward_are_on_record():
+    changes = {"formed": 0.1, "also": [{"kind": "length", "full": 20, "none": 40, "weight": 0.5}]}
+    world = open_world("math", changes)
+    task = world.task(0)
+    (short,) = outcomes(world, [task], world.solver)
+    assert short.parts == {"correct": 1.0, "formed": 1.0, "length": 1.0}
+    assert short.reward == pytest.approx(1.6)
+    (wordy,) = outcomes(world, [task], lambda task: says("So, well, " * 10))
+    assert wordy.parts == {"correct": 0.0, "formed": 0.0, "length": 0.0}
+    assert wordy.reward == 0
+    assert wordy.note == "formed: no answer was found"
+
+
+def test_a_task_of_another_world_is_refused():
+    task = open_world("math", {"level": 1}).task(0)
+    with pytest.raises(WorldError, match="was not made by world 'math' with these settings"):
+        open_world("math", {"level": 2}).open(task)
+
+
+GSM8K = {"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
+MATH = {"problem": "Half of one?", "solution": "It is $\\boxed{\\frac{1}{2}}$.", "level": "Level 1"}
+ROW = {"problem": "Its square?", "answer": "(x+1)^2", "unique_id": "x"}
+
+
+def write(path, *rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_both_layouts_are_read(tmp_path):
+    test = write(tmp_path / "test.jsonl", GSM8K, MATH, ROW, {"problem": "Empty?", "answer": ""})
+    train = write(tmp_path / "train.jsonl", GSM8K, {"question": "Other?", "answer": "#### 5"})
+    world = open_world("math-file", {"test": test, "train": train, "checker": "plain"})
+    assert world.size("test") == 3
+    assert world.size("train") == 1, "what is asked in the test is not trained on"
+    answers = [world.problem(world.task(index, "test")).answer for index in range(3)]
+    assert answers == ["4", "\\frac{1}{2}", "(x+1)^2"]
+    check_sound(world, 3, split="test")
+
+
+def test_a_file_begins_again_in_another_order(tmp_path):
+    rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(20)]
+    world = open_world("math-file", {"train": write(tmp_path / "a", *rows), "checker": "plain"})
+    passes = [[world.task(20 * n + index).id for index in range(20)] for n in range(3)]
+    assert len({tuple(one) for one in passes}) == 3
+    assert {frozenset(one) for one in passes} == {frozenset(passes[0])}
+    with pytest.raises(WorldError, match="there are no test problems"):
+        world.task(0, "test")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "?"}, "a:1: 'answer' is missing"),
+        ({"answer": "4"}, "a:1: 'question' or 'problem' or 'prompt' is missing"),
+        ({"problem": "?", "solution": "4"}, "a:1: no answer: the solution has no box"),
+        ({"problem": "?", "answer": " "}, "there is no problem in it"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path, row, said):
+    with pytest.raises(RowError, match=said):
+        open_world("math-file", {"train": write(tmp_path / "a", row)})
+
+
+@pytest.fixture(scope="module")
+def algebra():
+    pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
+    check = by_algebra(seconds=5)
+
+    def equal(said, right):
+        return asyncio.run(check(said, Problem(question="?", answer=right))).value
+
+    return equal
+
+
+@pytest.mark.parametrize(
+    ("said", "right", "value"),
+    [
+        ("0.5", "\\frac{1}{2}", 1),
+        ("x^2 + 2x + 1", "(x+1)^2", 1),
+        ("x^2 + 2x - 1", "(x+1)^2", 0),
+        ("\\{2, 1\\}", "\\{1, 2\\}", 1),
+        ("2\\sqrt{2}", "\\sqrt{8}", 1),
+        ("180", "180\\text{ miles}", 1),
+        ("(1, 2)", "(2, 1)", 0),
+        ("I do not know", "7", 0),
+        ("7" * 5000, "7", 0),
+    ],
+)
+def test_answers_are_compared_as_mathematics(algebra, said, right, value):
+    assert algebra(said, right) == value
+
+
+def test_a_checker_that_hangs_is_a_failure_and_no_zero(tmp_path):
+    pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
+    file = write(tmp_path / "a", ROW)
+    world = open_world("math-file", {"train": file, "checker_seconds": 3.0})
+    tasks = [world.task(0)] * 2
+    players = iter([says("\\boxed{9^{9^{9^9}}}"), says("\\boxed{x^2+2x+1}")])
+    hung, fine = outcomes(world, tasks, lambda task: next(players), at_once=1)
+    assert isinstance(hung, Failure)
+    assert (hung.kind, hung.where) == ("time", "grade")
+    assert "took over 3 s" in hung.what
+    assert isinstance(fine, Verdict) and fine.reward == 1
+
+
+here = pytest.mark.skipif(not DATA.exists(), reason="the public data files are not on this machine")
+
+
+@here
+@pytest.mark.parametrize(("split", "count"), [("train", 7473), ("test", 1319)])
+def test_gsm8k_is_read_whole_and_sound(split, count):
+    path = str(DATA / "gsm8k" / f"{split}.jsonl.gz")
+    world = open_world("math-file", {split: path, "checker": "plain", "form": "number"})
+    assert world.size(split) == count
+    tasks = [world.task(index, split) for index in range(0, count, count // 100)]
+    assert set(rewards(world, tasks, world.solver)) == {1.0}
+    assert max(rewards(world, tasks, lambda task: says("-12345.6"))) == 0
+
+
+@here
+def test_math_is_read_whole_and_sound():
+    path = str(DATA / "math" / "train.jsonl.gz")
+    world = open_world("math-file", {"train": path, "checker": "plain"})
+    assert world.size("train") == 7498
+    tasks = [world.task(index) for index in range(0, 7498, 70)]
+    assert set(rewards(world, tasks, world.solver)) == {1.0}

@@ -1,0 +1,48 @@
+"""A world of one's own, named by the module that holds it."""
+
+import sys
+
+import pytest
+
+from paddock.envs import WorldError, open_world
+
+OWN = """
+from paddock.envs import WorldSettings
+from paddock.envs.nano.chain import ChainSettings
+
+class Mine(ChainSettings):
+    pass
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "worlds_of_mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "worlds_of_mine"
+    sys.modules.pop("worlds_of_mine", None)
+
+
+def test_a_world_outside_is_opened_by_module_and_settings(module):
+    mine, ours = open_world(f"{module}:Mine", {"seed": 3}), open_world("nano-chain", {"seed": 3})
+    assert mine.task(5).messages == ours.task(5).messages
+    with pytest.raises(WorldError, match="unknown setting 'colour'"):
+        open_world(f"{module}:Mine", {"colour": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("worlds_of_mine:Nothing", "has no attribute 'Nothing'"),
+        ("worlds_of_mine:Other", "names no WorldSettings"),
+        ("worlds_of_nobody:Mine", "No module named 'worlds_of_nobody'"),
+        (":Mine", "cannot be found"),
+        ("nobody", "no world is called 'nobody'"),
+    ],
+)
+def test_what_is_not_there_is_said(module, name, complaint):
+    with pytest.raises(WorldError, match=complaint):
+        open_world(name)

@@ -1,0 +1,49 @@
+import gzip
+import json
+
+import pytest
+
+from paddock.envs.rows import RowError, rows
+
+
+def test_lines_lists_and_gzip_are_all_rows(tmp_path):
+    entries = [{"a": "x"}, {"a": "y\r\nz"}]
+    lines = "\n".join(map(json.dumps, entries)) + "\n\n"
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(json.dumps(entries).encode()))
+    for file in tmp_path.iterdir():
+        assert [row.text("a") for row in rows(file)] == ["x", "y\nz"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": "x"}\n{oops', r"a.jsonl:2: not JSON"),
+        ('{"a": "x"}\n3', r"a.jsonl:2: not an object"),
+        ('{"b": "x"}', r"a.jsonl:1: 'a' or 'c' is missing"),
+        ('{"a": 3}', r"a.jsonl:1: 'a' is 3, not text"),
+        ("[3]", r"a.jsonl\[1\]: not an object"),
+    ],
+)
+def test_a_wrong_row_is_named_with_its_place(tmp_path, text, said):
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(RowError, match=said):
+        [row.text("a", "c") for row in rows(tmp_path / "a.jsonl")]
+
+
+def test_a_missing_file_and_a_broken_archive_are_told(tmp_path):
+    with pytest.raises(RowError, match="cannot read"):
+        list(rows(tmp_path / "none"))
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"{}")[:-9])
+    with pytest.raises(RowError, match="cannot read"):
+        list(rows(tmp_path / "a.gz"))
+
+
+def test_a_list_of_texts_is_checked(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": ["x"], "b": [1]}')
+    (row,) = rows(tmp_path / "a.jsonl")
+    assert row.texts("a") == ("x",)
+    assert row.texts("c") == ()
+    with pytest.raises(RowError, match="'b' is not a list of texts"):
+        row.texts("b")

@@ -1,0 +1,260 @@
+import asyncio
+import json
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paddock.envs import WorldError, open_world, play
+from paddock.envs.search.graph import Fact, Graph, Step, draw_graph
+from paddock.envs.search.index import K1, B, Index, Page, PageError, words
+from paddock.envs.search.pages import facts_in, read_back, write_pages
+from paddock.envs.search.questions import (
+    Question,
+    Trial,
+    draw_questions,
+    reason_to_drop,
+    wrong_in,
+)
+from paddock.envs.search.tools import PART, search_tools
+from paddock.envs.tools import answer_calls
+from paddock.records import Message, ToolCall
+from tests.envs.soundness import always, check_sound, check_tasks, pass_rate, rewards
+
+text_of = st.lists(
+    st.sampled_from(["oak", "elm", "fir", "ash", "yew", "box"]), min_size=1, max_size=9
+)
+
+
+def pages_of(texts):
+    return [Page(id=f"p{n}", title="", text=" ".join(text)) for n, text in enumerate(texts)]
+
+
+def by_definition(pages, query):
+    """BM25 word for word: the score of each page."""
+    lists = [words(f"{page.title} {page.text}") for page in pages]
+    mean = sum(map(len, lists)) / len(lists)
+    scores = {}
+    for page, found in zip(pages, lists, strict=True):
+        count = Counter(found)
+        norm = K1 * (1 - B + B * len(found) / mean)
+        scores[page.id] = 0.0
+        for term in words(query):
+            holders = sum(term in other for other in lists)
+            idf = math.log(1 + (len(lists) - holders + 0.5) / (holders + 0.5))
+            scores[page.id] += idf * count[term] * (K1 + 1) / (count[term] + norm)
+    return scores
+
+
+@settings(deadline=None)
+@given(st.lists(text_of, min_size=1, max_size=12), text_of, st.integers(1, 5), st.integers(1, 5))
+def test_search_is_bm25_however_pages_came_in(texts, query, batch, k):
+    pages, query = pages_of(texts), " ".join(query)
+    index = Index()
+    for start in range(0, len(pages), batch):
+        index.add(pages[start : start + batch])
+    scores = by_definition(pages, query)
+    found = index.search(query, k)
+    best = sorted((score for score in scores.values() if score > 0), reverse=True)[:k]
+    assert [hit.score for hit in found] == pytest.approx(best)
+    assert [hit.score for hit in found] == pytest.approx([scores[hit.page.id] for hit in found])
+    index.compact()
+    assert index.search(query, k) == found
+
+
+def test_an_index_in_a_folder_grows_and_comes_back(tmp_path):
+    pages = pages_of([["oak"], ["oak", "elm"], ["fir"]])
+    index = Index(tmp_path / "index")
+    index.add(pages[:1])
+    index.add(pages[1:])
+    found = [(hit.page, hit.score) for hit in index.search("oak fir", 3)]
+    again = Index(tmp_path / "index")
+    assert len(again) == 3
+    assert [(hit.page, hit.score) for hit in again.search("oak fir", 3)] == found
+    again.compact()
+    assert len(list((tmp_path / "index").iterdir())) == 1
+    third = Index(tmp_path / "index")
+    assert [(hit.page, hit.score) for hit in third.search("oak fir", 3)] == found
+    third.add([Page(id="new", title="", text="yew")])
+    assert Index(tmp_path / "index").page("new") == Page(id="new", title="", text="yew")
+
+
+def test_a_page_twice_a_half_written_batch_and_a_broken_folder(tmp_path):
+    index = Index(tmp_path)
+    index.add(pages_of([["oak"]]))
+    with pytest.raises(PageError, match="page 'p0' is there already"):
+        index.add(pages_of([["elm"]]))
+    (tmp_path / ".000002").mkdir()  # a writer that was killed
+    assert len(Index(tmp_path)) == 1
+    Index(tmp_path).add([Page(id="b", title="", text="elm")])
+    (tmp_path / "000001" / "terms.json").write_text("{")
+    with pytest.raises(PageError, match="000001 is no part of an index"):
+        Index(tmp_path)
+
+
+def test_an_empty_index_and_an_unknown_word_find_nothing():
+    assert Index().search("oak") == []
+    index = Index()
+    index.add(pages_of([["oak"]]))
+    assert index.search("elm ???") == []
+
+
+def test_pages_state_the_graph_and_nothing_else():
+    rng = random.Random(0)
+    graph = draw_graph(rng, 200)
+    stated = read_back(write_pages(rng, graph))
+    assert stated.facts == graph.facts
+    assert dict(stated.kinds) == dict(graph.kinds)
+
+
+def test_a_large_region_does_not_run_out_of_names():
+    graph = draw_graph(random.Random(0), 9000)
+    assert sum(kind == "town" for kind in graph.kinds.values()) == 1800
+
+
+def test_questions_start_from_the_rare_and_share_few_facts():
+    rng = random.Random(0)
+    graph = draw_graph(rng, 400)
+    questions = draw_questions(rng, graph, hops=3, count=100, uses=2)
+    assert len(questions) == 100
+    mentions = graph.mentions
+    median = sorted(mentions.values())[len(mentions) // 2]
+    assert all(mentions[question.start] <= median for question in questions)
+    assert max(Counter(f for q in questions for f in q.facts).values()) <= 2
+    assert all(set(question.facts) <= graph.facts for question in questions)
+
+
+BORN, SEAT = Step("born", True), Step("seat", False)
+FACTS = (Fact("Ada Cor", "born", "Oaktown"), Fact("Elm Works", "seat", "Oaktown"))
+KINDS = {"Ada Cor": "person", "Oaktown": "town", "Elm Works": "company", "Fir Works": "company"}
+GRAPH = Graph(KINDS, frozenset(FACTS))
+QUESTION = Question(start="Ada Cor", steps=(BORN, SEAT), names=("Oaktown", "Elm Works"))
+HARD = Trial(guesses=("Fir Works",) * 8, agent_answer="Fir Works", agent_calls=2)
+
+
+def test_a_question_says_its_path():
+    assert QUESTION.text == (
+        "What is the name of the company that has its seat in the town in which Ada Cor was born?"
+    )
+    assert QUESTION.facts == FACTS
+    assert reason_to_drop(QUESTION, HARD, GRAPH) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"guesses": ("Fir Works",) * 7 + ("Elm Works",)}, "known without tools"),
+        ({"agent_answer": "Elm Works", "agent_calls": 3}, "found within 3 calls"),
+        ({"agent_answer": "Elm Works", "agent_calls": 4}, None),
+    ],
+)
+def test_the_first_two_filters(change, reason):
+    assert reason_to_drop(QUESTION, replace(HARD, **change), GRAPH) == reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (FACTS[:1], "the pages do not say"),
+        ((FACTS[0], Fact("Fir Works", "seat", "Oaktown")), "the pages do not say"),
+        ((*FACTS, Fact("Fir Works", "seat", "Oaktown")), "is not one but 2"),
+        ((*FACTS, Fact("Ada Cor", "born", "Elmtown")), "is not one but 2"),
+    ],
+)
+def test_the_third_filter_rejects_what_is_not_unique_consistent_or_true(facts, reason):
+    assert reason in wrong_in(QUESTION, Graph(KINDS, frozenset(facts)))
+
+
+def test_the_third_filter_looks_back_from_every_candidate():
+    other = {**KINDS, "Gone Works": "company"}
+    facts = frozenset((*FACTS, Fact("Gone Works", "seat", "Elmtown")))
+    assert wrong_in(QUESTION, Graph(other, facts)) is None
+    unlisted = {name: kind for name, kind in KINDS.items() if name != "Elm Works"}
+    assert wrong_in(QUESTION, Graph(unlisted, frozenset(FACTS))) == "candidates that fit: "
+
+
+@pytest.fixture(scope="module")
+def region():
+    return open_world("search", {"hops": 3})
+
+
+def test_questions_are_sound(region):
+    assert region.size("train") >= 150
+    nears = [lambda task, n=n: region.saying(region.problem(task).near[n]) for n in (0, -1)]
+    check_sound(region, 150, nears)
+    check_sound(region, 30, split="test")
+
+
+def test_what_the_solver_says_it_has_read(region):
+    task = region.task(0)
+    episode = asyncio.run(play(region.open(task), region.solver(task)))
+    read = " ".join(m.content for m in episode.messages if m.role == "tool")
+    assert set(region.question(task).facts) <= set(facts_in(read))
+
+
+def test_tasks_are_reproducible_distinct_and_split():
+    check_tasks(lambda: open_world("search", {"hops": 3, "entities": 300, "questions": 300}), 10)
+
+
+def test_hops_move_the_pass_rate_of_a_player_that_follows_two(region):
+    short = open_world("search", {"hops": 2, "entities": 300, "questions": 200})
+    rates = []
+    for world in (short, region):
+        tasks = [world.task(index) for index in range(30)]
+        rates.append(pass_rate(world, tasks, lambda t, w=world: w.follower(t, hops=2)))
+    assert rates == [1.0, 0.0]
+
+
+def test_a_best_known_name_is_never_the_answer(region):
+    best = region.index.search("river", 1)[0].page.title
+    tasks = [region.task(index) for index in range(50)]
+    assert max(rewards(region, tasks, lambda task: always(f"<answer>{best}</answer>"))) == 0
+
+
+def call(tools, name, **arguments):
+    reply = Message(
+        role="assistant", content="", tool_calls=(ToolCall(id="1", name=name, arguments=arguments),)
+    )
+    return asyncio.run(answer_calls(tools, reply))[0].content
+
+
+def test_tools_search_open_and_find():
+    index = Index()
+    long = "Word. " * (PART // 3) + "The end is Here."
+    index.add(
+        [
+            Page(id="a", title="Oak", text="An oak is a tree. It is tall."),
+            Page(id="b", title="Long", text=long),
+        ]
+    )
+    tools = search_tools(index)
+    assert call(tools, "search", query="a tall oak") == "[a] Oak: An oak is a tree."
+    assert call(tools, "search", query="zzz") == "nothing was found"
+    assert call(tools, "open", page="[a]") == "Oak\n\nAn oak is a tree. It is tall."
+    assert call(tools, "open", page="b", part=3).endswith("(part 3 of 3)")
+    assert call(tools, "open", page="b", part=4) == "error: page b has 3 parts, not 4"
+    assert call(tools, "open", page="z") == "error: there is no page 'z'; search gives ids"
+    assert call(tools, "find", page="b", text="here") == "The end is Here."
+    assert "nearest: It is tall." in call(tools, "find", page="a", text="tall trunk")
+    assert call(tools, "search", query="x", k=0).startswith("error: search: argument 'k' is 0")
+
+
+def test_pages_and_questions_of_ones_own(tmp_path):
+    pages = [{"id": "a", "title": "Oak", "text": "The oak of Elmtown is 300 years old."}]
+    asked = [{"question": "How old is the oak of Elmtown?", "answer": "300"}]
+    for name, entries in (("pages", pages), ("asked", asked)):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, entries)))
+    changes = {"pages": str(tmp_path / "pages"), "train": str(tmp_path / "asked")}
+    changes["index"] = str(tmp_path / "index")
+    for _ in range(2):  # the second time the page is in the index already
+        world = open_world("search-file", changes)
+        check_sound(world, 1, [lambda task: always("<answer>3</answer>")])
+        assert [spec.name for spec in world.open(world.task(0)).tools] == ["search", "open", "find"]
+    with pytest.raises(WorldError, match="'pages'"):
+        open_world("search-file", {"train": "x"})
+    with pytest.raises(WorldError, match="no question of 6 hops"):
+        open_world("search", {"hops": 6, "entities": 50, "questions": 1})

@@ -1,0 +1,175 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from paddock.envs import Stopped, Tool, ToolRefused, WorldError, answer_calls, open_world, play
+from paddock.records import Budget, Failure, Message, Task, ToolCall, ToolSpec, Verdict
+
+LIMITS = Budget(turns=3, seconds=5, output_bytes=100)
+ASK = Message(role="user", content="Go.")
+SPEC = ToolSpec(
+    name="look",
+    description="",
+    parameters={
+        "type": "object",
+        "properties": {"key": {"type": "string"}, "deep": {"type": "integer"}},
+        "required": ["key"],
+    },
+)
+
+
+class Scripted:
+    """An environment that does at each step what it was told to."""
+
+    def __init__(self, limits=LIMITS, **steps):
+        self.task = Task(id="t/0", world="t", messages=(ASK,), limits=limits)
+        self.tools = (SPEC,)
+        self.steps, self.closed = steps, 0
+
+    async def _do(self, name, otherwise):
+        found = self.steps.get(name, otherwise)
+        if isinstance(found, BaseException):
+            raise found
+        return await found() if callable(found) else found
+
+    async def start(self):
+        await self._do("start", None)
+
+    async def respond(self, reply):
+        return await self._do("respond", ())
+
+    async def grade(self):
+        return await self._do("grade", Verdict(reward=1.0))
+
+    async def close(self):
+        self.closed += 1
+        await self._do("close", None)
+
+
+async def say(messages, tools):
+    return Message(role="assistant", content=f"turn {len(messages)}")
+
+
+def run(env, policy=say):
+    episode = asyncio.run(play(env, policy))
+    assert env.closed == 1
+    return episode
+
+
+def test_an_episode_ends_when_the_world_has_nothing_to_say():
+    episode = run(Scripted())
+    assert [m.content for m in episode.messages] == ["Go.", "turn 1"]
+    assert episode.outcome == Verdict(reward=1.0)
+    assert episode.turns == 1
+
+
+def test_the_last_turn_is_graded_too():
+    episode = run(Scripted(respond=(Message(role="user", content="More."),)))
+    assert episode.turns == LIMITS.turns
+    assert episode.outcome == Verdict(reward=1.0)
+
+
+def test_what_the_world_says_is_cut_to_the_budget():
+    episode = run(Scripted(respond=(Message(role="user", content="é" * 1000),)))
+    answer = episode.messages[2].content
+    assert len(answer.encode()) <= LIMITS.output_bytes
+    assert "bytes left out" in answer
+    assert answer.startswith("é")
+    assert answer.endswith("é")
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"), [("start", "world"), ("respond", "world"), ("grade", "grader")]
+)
+def test_a_crash_is_a_failure_with_its_reason_and_never_a_zero(step, kind):
+    outcome = run(Scripted(**{step: RuntimeError("disk full")})).outcome
+    assert outcome == Failure(kind=kind, where=step, what="RuntimeError: disk full")
+    assert not outcome.policy_is_to_blame
+
+
+@pytest.mark.parametrize("step", ["start", "respond", "grade"])
+def test_a_step_that_hangs_runs_into_the_limit(step):
+    env = Scripted(limits=replace(LIMITS, seconds=0.05), **{step: asyncio.Event().wait})
+    assert run(env).outcome == Failure(kind="time", where=step, what="over 0.05 s in all")
+
+
+@pytest.mark.parametrize("step", ["start", "respond", "grade"])
+def test_a_time_out_inside_a_step_keeps_its_own_words(step):
+    outcome = run(Scripted(**{step: TimeoutError("tests took over 2 s")})).outcome
+    assert outcome == Failure(kind="time", where=step, what="TimeoutError: tests took over 2 s")
+
+
+def test_a_world_may_say_itself_whose_fault_it_was():
+    stop = Stopped("infrastructure", "pull", "no image")
+    assert run(Scripted(start=stop)).outcome == stop.failure
+
+
+def test_a_policy_that_stops_ends_the_episode():
+    async def stop(messages, tools):
+        raise Stopped("policy", "context", "full")
+
+    assert run(Scripted(), stop).outcome.policy_is_to_blame
+
+
+def test_a_bug_in_a_policy_is_raised_after_closing():
+    async def broken(messages, tools):
+        raise KeyError("bug")
+
+    env = Scripted()
+    with pytest.raises(KeyError):
+        asyncio.run(play(env, broken))
+    assert env.closed == 1
+
+
+def test_cancelling_closes_the_environment():
+    env = Scripted(start=asyncio.Event().wait)
+
+    async def give_up():
+        attempt = asyncio.create_task(play(env, say))
+        await asyncio.sleep(0)
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+
+    asyncio.run(give_up())
+    assert env.closed == 1
+
+
+def test_a_leak_is_told_and_the_verdict_stays():
+    episode = run(Scripted(close=OSError("busy")))
+    assert episode.outcome == Verdict(reward=1.0)
+    assert episode.leak == "OSError: busy"
+
+
+def ask(name="look", **arguments):
+    call = ToolCall(id="c1", name=name, arguments=arguments)
+    return Message(role="assistant", content="", tool_calls=(call,))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (ask(key="oak"), "oak 0"),
+        (ask(key="oak", deep=2), "oak 2"),
+        (ask("find", key="oak"), "error: there is no tool 'find'; there are look"),
+        (ask(), "error: look: argument 'key' is missing"),
+        (ask(key=3), "error: look: argument 'key' is 3, not of type string"),
+        (ask(key="a", deep=True), "error: look: argument 'deep' is True, not of type integer"),
+        (ask(key="a", far=1), "error: look: unknown argument 'far'; it takes key, deep"),
+        (ask(key="nowhere"), "error: no such key"),
+    ],
+)
+def test_a_wrong_call_is_answered_in_words(call, said):
+    async def look(key, deep=0):
+        if key == "nowhere":
+            raise ToolRefused("no such key")
+        return f"{key} {deep}"
+
+    (answer,) = asyncio.run(answer_calls([Tool(SPEC, look)], call))
+    assert answer == Message(role="tool", content=said, tool_call_id="c1")
+
+
+def test_an_unknown_world_is_named_with_those_there_are():
+    with pytest.raises(WorldError, match="no world is called 'moon'; there are"):
+        open_world("moon")
