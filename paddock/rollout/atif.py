@@ -1,0 +1,115 @@
+"""A session as an ATIF trajectory ("ATIF-v1.8"), the format in which agents' runs are exchanged.
+
+Each branch is a trajectory of its own. Turns that an earlier branch holds too, and replies that
+this session did not sample, are marked as copied context: they are no training data here.
+"""
+
+from typing import Any
+
+from paddock import __version__
+from paddock.records import Message, ToolSpec
+from paddock.rollout.session import Session
+from paddock.rollout.tree import Node
+
+SCHEMA = "ATIF-v1.8"
+Step = dict[str, Any]
+
+
+def atif(
+    session: Session, branch: int, *, tokens: bool = True, model: str | None = None
+) -> dict[str, Any]:
+    """One branch. With `tokens` every sampled step carries prompt ids (the whole prompt, as the
+    format wants it), completion ids and log-probabilities."""
+    leaves = list(session.tree.branches())
+    path = leaves[branch].path()
+    earlier = {node.number for leaf in leaves[:branch] for node in leaf.path()}
+    steps: list[Step] = []
+    for node in path:
+        came, reply = node.said()
+        for message in came:
+            _heard(steps, message)
+        steps.append(_sampled(node, reply, copied=node.number in earlier, tokens=tokens))
+    for number, step in enumerate(steps, start=1):
+        step["step_id"] = number
+    agent: dict[str, Any] = {"name": "paddock", "version": __version__}
+    if model is not None:
+        agent["model_name"] = model
+    if session.tools:
+        agent["tool_definitions"] = [_definition(tool) for tool in session.tools]
+    return {
+        "schema_version": SCHEMA,
+        "session_id": session.id,
+        "trajectory_id": f"{session.id}/{branch}",
+        "agent": agent,
+        "steps": [{"step_id": step.pop("step_id"), **step} for step in steps],
+        "final_metrics": {
+            "total_prompt_tokens": sum(node.tokens - len(node.ids) for node in path),
+            "total_completion_tokens": sum(len(node.ids) for node in path),
+            "total_steps": len(steps),
+        },
+    }
+
+
+def _heard(steps: list[Step], message: Message) -> None:
+    """A message that was not sampled here."""
+    if message.role == "tool" and steps and steps[-1]["source"] == "agent":
+        seen = steps[-1].setdefault("observation", {"results": []})
+        result = {"source_call_id": message.tool_call_id, "content": message.content}
+        seen["results"].append(result)
+        return
+    if message.role == "assistant":
+        step = {"source": "agent", "message": message.content, "llm_call_count": 0}
+        steps.append(step | _calls(message) | {"is_copied_context": True})
+        return
+    source = "system" if message.role == "system" else "user"
+    steps.append({"source": source, "message": message.content})
+
+
+def _sampled(node: Node, reply: Message, *, copied: bool, tokens: bool) -> Step:
+    metrics: dict[str, Any] = {
+        "prompt_tokens": node.tokens - len(node.ids),
+        "completion_tokens": len(node.ids),
+    }
+    if tokens:
+        metrics["prompt_token_ids"] = node.token_ids()[: node.tokens - len(node.ids)].tolist()
+        metrics["completion_token_ids"] = node.ids.tolist()
+        metrics["logprobs"] = node.logprobs.tolist()
+    step: Step = {"source": "agent", "message": reply.content, "llm_call_count": 1}
+    if reply.reasoning:
+        step["reasoning_content"] = reply.reasoning
+    step |= _calls(reply)
+    step["metrics"] = metrics
+    step["extra"] = {
+        "finish": node.finish,
+        "weight_versions": [[segment.version, segment.tokens] for segment in node.versions],
+        "forced_positions": list(node.forced),
+    }
+    if copied:
+        step["is_copied_context"] = True
+    return step
+
+
+def _calls(message: Message) -> Step:
+    if not message.tool_calls:
+        return {}
+    return {
+        "tool_calls": [
+            {
+                "tool_call_id": call.id,
+                "function_name": call.name,
+                "arguments": dict(call.arguments),
+            }
+            for call in message.tool_calls
+        ]
+    }
+
+
+def _definition(tool: ToolSpec) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": dict(tool.parameters),
+        },
+    }

@@ -1,0 +1,79 @@
+"""Replies that break off and are gone on with: what is asked next, and the parts as one."""
+
+from array import array
+from dataclasses import replace
+
+from paddock.api.reply import Answer
+from paddock.records import Completion, Sampling, Segment
+from paddock.rollout.client import Answered, Ask, turn_seed
+
+
+def continuable(sampling: Sampling) -> bool:
+    """Whether the rest of a reply can be asked for alone. Not where what was said already decides
+    what may follow: a grammar, penalties, texts that end it, a budget for thoughts."""
+    return (
+        sampling.grammar is None
+        and not sampling.stop_texts
+        and sampling.thinking_budget is None
+        and sampling.repetition_penalty == 1.0
+        and not sampling.frequency_penalty
+        and not sampling.presence_penalty
+    )
+
+
+def rest_of(ask: Ask, done: Completion) -> Ask | None:
+    """What is still to be asked for; None if the reply is as long as it may be."""
+    count = len(done.token_ids)
+    most = ask.sampling.max_new_tokens
+    if most is not None and count >= most:
+        return None
+    ids = array("i", ask.token_ids)
+    ids.extend(done.token_ids)
+    sampling = replace(
+        ask.sampling,
+        max_new_tokens=None if most is None else most - count,
+        min_new_tokens=max(0, ask.sampling.min_new_tokens - count),
+        # Chance is drawn by (seed, index in the reply): the same seed would repeat its luck.
+        seed=turn_seed(ask.sampling.seed, count) if count else ask.sampling.seed,
+    )
+    return replace(ask, token_ids=ids, sampling=sampling, id=f"{ask.id}+{count}" if ask.id else "")
+
+
+def joined(one: Completion, other: Completion) -> Completion:
+    """Two parts of a reply.
+
+    >>> part = Completion(token_ids=(5,), logprobs=(-1.0,), versions=(Segment(3, 1),),
+    ...                   finish="abort", forced=(0,))
+    >>> joined(part, part).versions, joined(part, part).forced
+    ((Segment(version=3, tokens=2),), (0, 1))
+    """
+    versions = list(one.versions)
+    for segment in other.versions:
+        if versions and versions[-1].version == segment.version:
+            versions[-1] = Segment(segment.version, versions[-1].tokens + segment.tokens)
+        else:
+            versions.append(segment)
+    count = len(one.token_ids)
+    return Completion(
+        token_ids=one.token_ids + other.token_ids,
+        logprobs=one.logprobs + other.logprobs,
+        versions=tuple(versions),
+        finish=other.finish,
+        forced=(*one.forced, *(count + position for position in other.forced)),
+    )
+
+
+def with_part(before: Completion | None, answer: Answer, ask: Ask) -> Answer:
+    """The answer to the whole ask, whose last part `answer` is."""
+    if before is None:
+        return answer
+    return Answered(
+        completion=joined(before, answer.completion),
+        prompt_tokens=len(ask.token_ids),
+        id=ask.id,
+        matched=answer.matched,
+        message=answer.message,
+        cached_tokens=min(answer.cached_tokens, len(ask.token_ids)),
+        retractions=answer.retractions + 1,
+        replay=answer.replay,  # the last ask read all that came before it
+    )

@@ -1,0 +1,116 @@
+"""One attempt at a task: a world on one side, a session and an engine on the other.
+
+The same session code serves agents that come over HTTP (gateway.py); here the agent is the loop of
+`envs.play`, and no text travels further than it must.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paddock.api.reply import Answer, Reading
+from paddock.envs import Episode, Stopped, World, play
+from paddock.records import Message, Sampling, Task, ToolSpec, Trajectory
+from paddock.rollout.client import Ask, AskRefused, EngineLost, Generate, last_delta, turn_seed
+from paddock.rollout.context import Context, Show, everything
+from paddock.rollout.match import LOOSE, Matcher
+from paddock.rollout.session import PRESERVED, Opening, Session
+from paddock.text import Renderer, Thinking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """An attempt, as the world saw it and in tokens."""
+
+    episode: Episode
+    session: Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """How attempts are played: by which engine, in whose words."""
+
+    generate: Generate
+    renderer: Renderer
+    thinking: Thinking = PRESERVED
+    matcher: Matcher = LOOSE
+    context: Context = everything
+    room: int | None = None  # tokens that a prompt and its reply may have; None: the engine says
+
+    async def attempt(
+        self, world: World, task: Task, sampling: Sampling, *, session_id: str, group_id: str
+    ) -> tuple[Trajectory, ...]:
+        """The branches of one attempt, all with its outcome; at least one, which has no turn if
+        the world failed before the first.
+
+        What goes wrong with the world, the engine or the clock is an outcome. Only a bug raises.
+        """
+        played = await self.play(world, task, sampling, session_id)
+        return played.session.trajectories(
+            task_id=task.id, group_id=group_id, outcome=played.episode.outcome
+        )
+
+    async def play(self, world: World, task: Task, sampling: Sampling, session_id: str) -> Played:
+        session = Session(session_id, self.renderer, self.matcher)
+        policy = SessionPolicy(session, self, sampling)
+        try:
+            episode = await play(world.open(task), policy)
+        finally:
+            self.generate.end(session_id)
+        return Played(episode=episode, session=session)
+
+
+class SessionPolicy:
+    """A policy for `envs.play` whose every token is on record."""
+
+    def __init__(self, session: Session, player: Player, sampling: Sampling) -> None:
+        self.session, self.player, self.sampling = session, player, sampling
+        self._show: Show = player.context()
+        self._turns = 0
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
+        shown = self._show(messages, self.session.tokens)
+        opening = self.session.begin(shown, tools=tools, thinking=self.player.thinking)
+        answer = await self._answer(opening)
+        reading = Reading(
+            self.session.renderer.tokenizer,
+            tools=tools,
+            prompt=opening.prompt,
+            stops=self.sampling.stop_texts,
+            call_id=f"call_{self._turns}_{{}}".format,
+        )
+        reading.feed(last_delta(answer))
+        self._turns += 1
+        self.session.record(opening, answer.completion, reading.message)
+        return reading.message
+
+    async def _answer(self, opening: Opening) -> Answer:
+        ask = Ask(
+            token_ids=opening.prompt,
+            sampling=self._fitted(len(opening.prompt)),
+            session=self.session.id,
+            id=f"{self.session.id}/{self._turns}",
+        )
+        try:
+            answer = await self.player.generate.respond(ask)
+        except AskRefused as error:
+            raise Stopped("policy", "context", str(error)) from error
+        except EngineLost as error:
+            raise Stopped("infrastructure", "engine", str(error)) from error
+        if answer.completion.finish == "abort":
+            why = answer.message or "aborted"
+            raise Stopped("infrastructure", "engine", f"the reply was broken off: {why}")
+        return answer
+
+    def _fitted(self, prompt: int) -> Sampling:
+        """This turn's sampling: its own luck, and no more tokens than there is room for."""
+        sampling = replace(self.sampling, seed=turn_seed(self.sampling.seed, self._turns))
+        if self.player.room is None:
+            return sampling
+        room = self.player.room - prompt
+        if room < 1:
+            what = f"{prompt} tokens leave no room for a reply in {self.player.room}"
+            raise Stopped("policy", "context", what)
+        most = room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens)
+        return replace(
+            sampling, max_new_tokens=most, min_new_tokens=min(most, sampling.min_new_tokens)
+        )

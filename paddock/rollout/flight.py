@@ -1,0 +1,107 @@
+"""A group on its way: which of its attempts are queued, running and done."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paddock.journal import Entry
+from paddock.records import Failure, Trajectory
+from paddock.rollout.group import Attempt, Group
+from paddock.rollout.quota import Alive
+from paddock.rollout.schedule import Assignment
+
+GRACE_S = 5.0  # for an attempt that was given up to let everything go
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    entry: Entry
+    since: int | None = None  # the oldest version that may have sampled any of it
+    queued: list[int] = field(default_factory=list)  # members, the next one last
+    running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    done: dict[int, tuple[Trajectory, ...]] = field(default_factory=dict)
+    finished: bool = False
+    seen: Alive | None = None  # what `alive` said last: it is asked often and changes seldom
+
+    @property
+    def ended(self) -> bool:
+        return not self.queued and not self.running
+
+    @property
+    def alive(self) -> Alive:
+        seen = self.seen
+        if seen is None or seen.since != self.since or seen.finished != self.finished:
+            entry = self.entry
+            seen = self.seen = Alive(
+                ordinal=entry.ordinal,
+                task=entry.task,
+                number=entry.number,
+                since=self.since,
+                finished=self.finished,
+            )
+        return seen
+
+    @property
+    def group(self) -> Group:
+        return group_of(self.entry, [self.done[member] for member in sorted(self.done)])
+
+    def stamp(self, version: int | None) -> None:
+        """Something of it was, or may now be, sampled by this version."""
+        if version is not None:
+            self.since = version if self.since is None else min(self.since, version)
+
+
+def group_of(entry: Entry, attempts: Sequence[tuple[Trajectory, ...]]) -> Group:
+    return Group(
+        ordinal=entry.ordinal, task=entry.task, number=entry.number, attempts=tuple(attempts)
+    )
+
+
+async def made(attempt: Attempt, given: Assignment, *, limit_s: float) -> tuple[Trajectory, ...]:
+    """An attempt that ends in time. One that does not is cancelled and is a failure of kind time;
+    if even that does not stop it, it is left behind."""
+    work = asyncio.ensure_future(attempt(given))
+    try:
+        await asyncio.wait({work}, timeout=limit_s)
+        if work.cancelled():
+            raise RuntimeError(f"the attempt {given.session_id} cancelled itself")
+        if work.done():
+            return _checked(tuple(work.result()), given)
+        work.cancel()
+        await asyncio.wait({work}, timeout=GRACE_S)
+    except asyncio.CancelledError:
+        work.cancel()
+        raise
+    left = "" if work.done() else f", and did not stop within {GRACE_S:g} s of being cancelled"
+    work.add_done_callback(_heard)
+    return (_lost(given, f"over {limit_s:g} s{left}"),)
+
+
+def _lost(given: Assignment, what: str) -> Trajectory:
+    return Trajectory(
+        task_id=given.task_id,
+        group_id=given.group_id,
+        session_id=given.session_id,
+        turns=(),
+        outcome=Failure(kind="time", where="attempt", what=what),
+    )
+
+
+def _checked(branches: tuple[Trajectory, ...], given: Assignment) -> tuple[Trajectory, ...]:
+    if not branches:
+        raise ValueError(f"the attempt {given.session_id} returned no trajectory")
+    for branch in branches:
+        if (branch.group_id, branch.session_id) != (given.group_id, given.session_id):
+            raise ValueError(
+                f"the attempt {given.session_id} returned a trajectory of session"
+                f" {branch.session_id} in group {branch.group_id}"
+            )
+        if branch.outcome != branches[0].outcome:
+            raise ValueError(f"the branches of attempt {given.session_id} differ in their outcome")
+    return branches
+
+
+def _heard(work: "asyncio.Future[Sequence[Trajectory]]") -> None:
+    """What a cancelled attempt still has to say is of no use, but somebody must have asked."""
+    if not work.cancelled():
+        work.exception()

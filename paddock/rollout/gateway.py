@@ -1,0 +1,221 @@
+"""Tokens in, tokens out, for agents that know only text: the HTTP face of sessions.
+
+An agent of any kind is given `/sessions/ID` for its base address (`/sessions/ID/v1` for OpenAI's
+clients) and talks OpenAI chat, OpenAI Responses or Anthropic to it, streaming or not. Whatever it
+speaks, the same conversation leaves the same tokens.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paddock import __version__
+from paddock.api import anthropic, dialect
+from paddock.api.anthropic import CountBody, MessagesBody
+from paddock.api.ask import Talk
+from paddock.api.body import Body, read
+from paddock.api.dialect import Doors, Stream, dialect_of, refusal
+from paddock.api.errors import ApiError
+from paddock.api.knobs import Knobs, sampling_from
+from paddock.api.openai_chat import ChatBody, chat
+from paddock.api.openai_responses import ResponsesBody, respond
+from paddock.api.spelling import Spelling
+from paddock.api.sse import Delivered
+from paddock.api.thinking import Wish, from_template_kwargs
+from paddock.api.voice import MessagesVoice, OneChatVoice, ResponsesVoice, Speaker, Voice
+from paddock.records import Failure, Outcome, Verdict, WireError, decode, encode
+from paddock.rollout.atif import atif
+from paddock.rollout.client import AskRefused, EngineLost
+from paddock.rollout.live import Live, Rules, Sessions, TurnUnderway, begin
+from paddock.rollout.match import MATCHERS
+
+PATH = "/sessions/{session}"
+UNJUDGED = Failure(kind="grader", where="export", what="nobody has judged it yet")
+
+
+class SessionBody(Knobs):
+    """How a new session samples; see `Rules`."""
+
+    id: str | None = None
+    max_tokens: int | None = None
+    matcher: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ExportBody(Body):
+    task_id: str | None = None
+    group_id: str | None = None
+    outcome: dict[str, Any] | None = None
+    format: str | None = None
+    tokens: bool | None = None
+
+
+def build_gateway(sessions: Sessions, rules: Rules | None = None) -> FastAPI:
+    """The application. `rules` are those of sessions that are opened without any."""
+    app = FastAPI(title="Paddock sessions", version=__version__, docs_url=None, redoc_url=None)
+    app.state.sessions = sessions
+    gateway = _Gateway(sessions, rules or Rules())
+    doors = Doors(app, sessions.settings.body_bytes, explained)
+    doors.add("/health", gateway.health, methods=("GET",))
+    doors.add("/sessions", gateway.create, body=SessionBody)
+    doors.add("/sessions", gateway.every, methods=("GET",))
+    doors.add(PATH, gateway.about, methods=("GET",))
+    doors.add(PATH, gateway.close, methods=("DELETE",))
+    doors.add(f"{PATH}/export", gateway.export, body=ExportBody)
+    doors.add(f"{PATH}/v1/models", gateway.models, methods=("GET",))
+    doors.add(f"{PATH}/v1/chat/completions", gateway.chat, body=ChatBody)
+    doors.add(f"{PATH}/v1/responses", gateway.respond, body=ResponsesBody)
+    doors.add(f"{PATH}/v1/messages", gateway.messages, body=MessagesBody)
+    doors.add(f"{PATH}/v1/messages/count_tokens", gateway.count, body=CountBody)
+    app.add_exception_handler(HTTPException, _refused)
+    return app
+
+
+class _Gateway:
+    def __init__(self, sessions: Sessions, rules: Rules) -> None:
+        self.sessions, self.rules = sessions, rules
+        spelling = Spelling(sessions.renderer.tokenizer)
+        # A client sends back what it heard, so it must not hear of calls that come to nothing.
+        self.speaker = Speaker(spelling, sessions.settings.served_name, whole_calls=True)
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    async def health(self, _http: Request, _value: Any) -> Any:
+        return {"status": "ok", "sessions": len(self.sessions)}
+
+    async def create(self, _http: Request, value: Any) -> Any:
+        body = read(SessionBody, value)
+        live = self.sessions.open(body.id, self._rules(body))
+        return {"id": live.session.id, "path": f"/sessions/{live.session.id}"}
+
+    async def every(self, _http: Request, _value: Any) -> Any:
+        return {"sessions": [_facts(live) for live in self.sessions]}
+
+    async def about(self, http: Request, _value: Any) -> Any:
+        return _facts(await self._settled(http))
+
+    async def close(self, http: Request, _value: Any) -> Any:
+        live = await self._settled(http)
+        found = _facts(live)
+        self.sessions.close(live.session.id)
+        return found
+
+    async def export(self, http: Request, value: Any) -> Any:
+        body, session = read(ExportBody, value), (await self._settled(http)).session
+        if body.format == "atif":
+            branches = list(session.tree.branches())
+            found = [atif(session, i, tokens=bool(body.tokens)) for i in range(len(branches))]
+            return {"format": "atif", "trajectories": found}
+        if body.format not in (None, "trajectories"):
+            raise ApiError("format: neither 'trajectories' nor 'atif'", param="format")
+        every = session.trajectories(
+            task_id=body.task_id or session.id,
+            group_id=body.group_id or session.id,
+            outcome=_outcome(body.outcome),
+        )
+        return {"format": "trajectories", "trajectories": [encode(each) for each in every]}
+
+    def _rules(self, body: SessionBody) -> Rules:
+        own = self.rules
+        matcher = own.matcher if body.matcher is None else MATCHERS.get(body.matcher)
+        if matcher is None:
+            raise ApiError(f"matcher: none of {', '.join(MATCHERS)}", param="matcher")
+        most = own.sampling.max_new_tokens if body.max_tokens is None else body.max_tokens
+        sampling = sampling_from(body, most=most, defaults=own.sampling)
+        wish = from_template_kwargs(body.chat_template_kwargs).over(Wish(thinking=own.thinking))
+        return Rules(sampling=sampling, thinking=wish.thinking, matcher=matcher)
+
+    def _live(self, http: Request) -> Live:
+        return self.sessions[http.path_params["session"]]
+
+    async def _settled(self, http: Request) -> Live:
+        """The session, with every turn that its client has."""
+        live = self._live(http)
+        await live.settled(self.sessions.settings.settle_s)
+        return live
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    async def models(self, http: Request, _value: Any) -> Any:
+        self._live(http)
+        name = self.sessions.settings.served_name
+        return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "paddock"}]}
+
+    async def chat(self, http: Request, value: Any) -> Any:
+        live = self._live(http)
+        ask = chat(read(ChatBody, value), live.rules.sampling, Wish(thinking=live.rules.thinking))
+        frame = self.speaker.chat_frame(ask, 0)
+        return await self._turn(
+            live, ask, lambda prompt: OneChatVoice(self.speaker, ask, prompt, frame)
+        )
+
+    async def respond(self, http: Request, value: Any) -> Any:
+        live = self._live(http)
+        wish = Wish(thinking=live.rules.thinking)
+        ask = respond(read(ResponsesBody, value), live.rules.sampling, wish)
+        return await self._turn(live, ask, lambda p: ResponsesVoice(self.speaker, ask, p))
+
+    async def messages(self, http: Request, value: Any) -> Any:
+        live = self._live(http)
+        wish = Wish(thinking=live.rules.thinking)
+        ask = anthropic.messages(read(MessagesBody, value), live.rules.sampling, wish)
+        return await self._turn(live, ask, lambda p: MessagesVoice(self.speaker, ask, p))
+
+    async def count(self, http: Request, value: Any) -> Any:
+        live = self._live(http)
+        ask = anthropic.count(read(CountBody, value), Wish(thinking=live.rules.thinking))
+        opening = live.session.begin(ask.messages, tools=ask.tools, thinking=ask.reply_thinking)
+        return {"input_tokens": len(opening.prompt)}
+
+    async def _turn(self, live: Live, ask: Talk, voice: Callable[[Any], Voice]) -> Any:
+        turn: TurnUnderway = await begin(self.sessions, live, ask)
+        turn.voice = voice(turn.opening.prompt)
+        if ask.stream:
+            return Stream(turn.told())
+        payload = await turn.whole()
+        telling = live.telling()
+        return Delivered(payload, received=turn.received, over=lambda: live.settle(telling))
+
+
+def explained(error: Exception) -> ApiError:
+    """What a client is told of an error, those of engines among them."""
+    if isinstance(error, AskRefused):
+        error = ApiError(str(error))
+    if isinstance(error, EngineLost):
+        error = ApiError(f"no engine could answer: {error}", status=503, code="engine_failed")
+    return dialect.explained(error)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
+    message = what.get(error.status_code, str(error.detail))
+    return refusal(dialect_of(path), ApiError(message[:300], status=error.status_code))
+
+
+def _facts(live: Live) -> dict[str, Any]:
+    tree = live.session.tree
+    return {
+        "id": live.session.id,
+        "turns": len(tree.nodes),
+        "branches": sum(1 for _ in tree.branches()),
+        "tokens": live.session.tokens,
+        "sampled_tokens": tree.sampled,
+        "bytes": tree.nbytes,
+        "running": live.running,
+        "forks": [node.forked for node in tree.nodes if node.forked],
+    }
+
+
+def _outcome(said: dict[str, Any] | None) -> Outcome:
+    if said is None:
+        return UNJUDGED
+    try:
+        return decode(Failure, said) if "kind" in said else decode(Verdict, said)
+    except WireError as error:
+        raise ApiError(f"outcome: {error}", param="outcome") from None

@@ -1,0 +1,53 @@
+"""Whether a task is worth its share: groups that fail or teach nothing, in a row."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from paddock.journal import Entry
+from paddock.rollout.settings import TaskSettings
+
+STALE = "stale"  # how the reason of a group begins that was too old to train: nobody's fault
+
+
+class RunAborted(ValueError):
+    """The run cannot go on; the message says which task and why."""
+
+
+class Health:
+    """Counts what each task's groups came to, and says when a budget is spent.
+
+    >>> health = Health({"sums": TaskSettings(failure_budget=2)})
+    >>> health.ended("sums", "failed", "world at start"), health.ended("sums", "failed", "the same")
+    ('', '2 groups in a row failed, the last: the same')
+    """
+
+    def __init__(self, tasks: Mapping[str, TaskSettings]) -> None:
+        self._tasks = tasks
+        self._failed: Counter[str] = Counter()
+        self._filtered: Counter[str] = Counter()
+
+    def ended(self, task: str, status: str, reason: str) -> str:
+        """Take note of a group that ended; why its task should be set aside, if it should."""
+        settings = self._tasks[task]
+        if status == "finished":
+            self.well(task)
+        elif status == "failed":
+            self._failed[task] += 1
+            if self._failed[task] >= settings.failure_budget:
+                return f"{self._failed[task]} groups in a row failed, the last: {reason}"
+        else:
+            self._failed[task] = 0
+            self._filtered[task] += 1
+            if self._filtered[task] >= settings.filter_budget:
+                return f"{self._filtered[task]} groups in a row had nothing to teach: {reason}"
+        return ""
+
+    def well(self, task: str) -> None:
+        self._failed[task] = self._filtered[task] = 0
+
+    def recall(self, entries: Iterable[Entry]) -> None:
+        """Take note of groups of the past, in the order in which they ended."""
+        for entry in sorted(entries, key=lambda entry: entry.ended or 0):
+            if entry.task in self._tasks and not entry.reason.startswith(STALE):
+                status = "finished" if entry.status == "trained" else entry.status
+                self.ended(entry.task, status, entry.reason)

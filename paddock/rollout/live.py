@@ -1,0 +1,236 @@
+"""Sessions that agents talk to: each with its rules, all in one place.
+
+An agent says what it likes about sampling; what a trainer must be able to reproduce (temperature
+and what else shapes the distribution) is ruled by the session. A turn is recorded when its client
+has received it, and not before.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from uuid import uuid4
+
+from pydantic import NonNegativeFloat, PositiveInt
+
+from paddock.api.ask import Talk, fitted
+from paddock.api.errors import ApiError
+from paddock.api.reply import Answer, Delta
+from paddock.api.voice import Payload, Voice, payloads
+from paddock.config import Settings
+from paddock.records import Message, Sampling
+from paddock.rollout.client import Ask, Generate, last_delta, turn_seed
+from paddock.rollout.match import LOOSE, Matcher
+from paddock.rollout.session import PRESERVED, Opening, Session
+from paddock.text import ChatTemplateError, Renderer, Thinking
+
+LONG = 1 << 14  # characters that are worth a thread of their own
+_ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
+
+
+class GatewaySettings(Settings):
+    served_name: str = "paddock"
+    room: PositiveInt | None = None  # tokens of a prompt and its reply; None: the engine says
+    most_sessions: PositiveInt = 65536
+    body_bytes: PositiveInt = 64 << 20
+    settle_s: NonNegativeFloat = 2.0  # how long a turn waits for the one before to be received
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How a session samples and compares, whatever its client says."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    thinking: Thinking = PRESERVED  # where the client says nothing
+    matcher: Matcher = LOOSE
+
+    def ruled(self, asked: Sampling, turn: int) -> Sampling:
+        """What shapes the distribution is the session's; how long a reply may be, where it ends and
+        which language it must belong to are the client's, within the session's bounds."""
+        own = self.sampling
+        bounds = [n for n in (own.max_new_tokens, asked.max_new_tokens) if n is not None]
+        most = min(bounds, default=None)
+        return replace(
+            own,
+            max_new_tokens=most,
+            min_new_tokens=min(own.min_new_tokens, most or own.min_new_tokens),
+            stop_ids=tuple(dict.fromkeys((*own.stop_ids, *asked.stop_ids))),
+            stop_texts=tuple(dict.fromkeys((*own.stop_texts, *asked.stop_texts))),
+            seed=turn_seed(own.seed, turn),
+            thinking_budget=asked.thinking_budget
+            if own.thinking_budget is None
+            else own.thinking_budget,
+            grammar=own.grammar or asked.grammar,
+        )
+
+
+class Live:
+    """One session and what is under way in it."""
+
+    def __init__(self, session: Session, rules: Rules) -> None:
+        self.session, self.rules = session, rules
+        self.asked = 0  # turns begun
+        self.running = 0
+        self._telling: set[asyncio.Event] = set()  # answers being handed over
+
+    def telling(self) -> asyncio.Event:
+        """To be set when an answer that is complete was received, or was not."""
+        event = asyncio.Event()
+        self._telling.add(event)
+        return event
+
+    def settle(self, event: asyncio.Event) -> None:
+        self._telling.discard(event)
+        event.set()
+
+    async def settled(self, patience_s: float) -> None:
+        """Until answers that are being handed over are recorded. A client that has the last byte
+        of one may ask again before the server knows that it has."""
+        for event in tuple(self._telling):
+            try:
+                async with asyncio.timeout(patience_s):
+                    await event.wait()
+            except TimeoutError:
+                self._telling.discard(event)
+
+
+class Sessions:
+    """Every session there is, by its id."""
+
+    def __init__(
+        self, generate: Generate, renderer: Renderer, settings: GatewaySettings | None = None
+    ) -> None:
+        self.generate, self.renderer = generate, renderer
+        self.settings = settings or GatewaySettings()
+        self._live: dict[str, Live] = {}
+
+    def open(self, id: str | None = None, rules: Rules | None = None) -> Live:
+        name = uuid4().hex if id is None else id
+        if not name or len(name) > 200 or not _ID.issuperset(name):
+            raise ApiError("id: up to 200 letters, digits and . _ : @ + -", param="id")
+        if name in self._live:
+            raise ApiError(f"session {name!r} is open already", status=409, param="id")
+        if len(self._live) >= self.settings.most_sessions:
+            raise ApiError(f"{len(self._live)} sessions are open, no more are taken", status=429)
+        chosen = rules or Rules()
+        live = Live(Session(name, self.renderer, chosen.matcher), chosen)
+        self._live[name] = live
+        return live
+
+    def close(self, id: str) -> Session:
+        """The session as it ends; it can be asked no more."""
+        live = self[id]
+        del self._live[id]
+        self.generate.end(id)
+        return live.session
+
+    def __getitem__(self, id: str) -> Live:
+        if id not in self._live:
+            raise ApiError(f"there is no session {id!r:.80}", status=404)
+        return self._live[id]
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(self._live.values())
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+
+@dataclass(slots=True, eq=False)
+class TurnUnderway:
+    """One turn, from its client's question to the answer that the client has received."""
+
+    sessions: Sessions
+    live: Live
+    opening: Opening
+    ask: Ask
+    voice: Voice | None = None  # once somebody is there to tell it
+    answer: Answer | None = None
+    _telling: asyncio.Event | None = None
+
+    async def whole(self) -> Payload:
+        """The answer in the words of the voice."""
+        assert self.voice is not None
+        self.live.running += 1
+        try:
+            self.answer = await self.sessions.generate.respond(self.ask)
+        finally:
+            self.live.running -= 1
+        return self.voice.whole(last_delta(self.answer))
+
+    async def told(self) -> AsyncGenerator[Payload, None]:
+        """The same as it comes. Recorded when the last payload was taken; leaving before that ends
+        the engine's work."""
+        assert self.voice is not None
+        self.live.running += 1
+        try:
+            async with aclosing(payloads(self.voice, self._heard())) as every:
+                async for payload in every:
+                    yield payload
+            self._record(self.voice.reading.as_told)
+        finally:
+            self.live.running -= 1
+            if self._telling is not None:
+                self.live.settle(self._telling)
+
+    def received(self) -> None:
+        """The client has it: it is part of the session."""
+        assert self.voice is not None
+        self._record(self.voice.reading.message)
+
+    def _record(self, heard: Message) -> None:
+        assert self.answer is not None
+        self.live.session.record(self.opening, self.answer.completion, heard)
+
+    async def _heard(self) -> AsyncGenerator[Delta, None]:
+        async with aclosing(self.sessions.generate.stream(self.ask)) as deltas:
+            async for delta in deltas:
+                self.answer = delta.answer
+                if delta.answer is not None:
+                    self._telling = self.live.telling()
+                yield delta
+
+
+async def begin(sessions: Sessions, live: Live, talk: Talk) -> TurnUnderway:
+    """The next turn of a session, ready to be asked for."""
+    _refuse(talk)
+    await live.settled(sessions.settings.settle_s)
+    long = sum(len(message.content) for message in talk.messages) > LONG
+    opened = asyncio.to_thread(_opened, live.session, talk) if long else None
+    opening = _opened(live.session, talk) if opened is None else await opened
+    number, live.asked = live.asked, live.asked + 1
+    asked = replace(talk, sampling=live.rules.ruled(talk.sampling, number), fits_context=True)
+    room = sessions.settings.room
+    sampling = asked.sampling if room is None else fitted(asked, len(opening.prompt), room)
+    ask = Ask(
+        token_ids=opening.prompt,
+        sampling=sampling,
+        session=live.session.id,
+        id=f"{live.session.id}/{number}",
+    )
+    return TurnUnderway(sessions, live, opening, ask)
+
+
+def _opened(session: Session, talk: Talk) -> Opening:
+    try:
+        return session.begin(
+            talk.messages,
+            tools=talk.tools,
+            thinking=talk.reply_thinking,
+            forced=talk.call_opening(session.renderer.tokenizer),
+        )
+    except ChatTemplateError as error:
+        raise ApiError(f"messages: {error}", param="messages") from None
+
+
+def _refuse(talk: Talk) -> None:
+    """What a session, whose tokens are its own, cannot do."""
+    wrong: Sequence[tuple[bool, str, str]] = (
+        (talk.prompt_ids is not None, "input_ids", "a session keeps its own tokens"),
+        (talk.continues, "continue_final_message", "a session's replies are sampled whole"),
+        (talk.n != 1, "n", "a session gives one reply at a time; ask again for another"),
+        (bool(talk.top_logprobs), "top_logprobs", "a session knows the sampled tokens' alone"),
+    )
+    for is_wrong, param, why in wrong:
+        if is_wrong:
+            raise ApiError(f"{param}: {why}", param=param)

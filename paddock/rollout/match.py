@@ -1,0 +1,128 @@
+"""When a conversation that a client sends back counts as the one that was recorded.
+
+Agents do not send back what they got: they spell the JSON of arguments anew, leave thoughts out,
+trim blanks. A `Matcher` says what makes no difference. Messages are compared by digests, so that
+a session need not keep its texts for it.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Literal
+
+import orjson
+
+from paddock.records import Message, ToolCall, ToolSpec, encode
+from paddock.text import Thinking
+
+Digest = bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """What of a message counts.
+
+    `key` gives a JSON value; messages whose keys differ are different. Thoughts are no part of it:
+    they "must" come back as they were, "may" be left out, or are "ignored".
+    """
+
+    name: str
+    key: Callable[[Message], Any]
+    thoughts: Literal["must", "may", "ignored"] = "may"
+
+
+def exact(message: Message) -> Any:
+    """Everything, down to the order of the keys of arguments."""
+    calls = [[call.id, call.name, _spelled(call)] for call in message.tool_calls]
+    return [message.role, message.content, calls, message.tool_call_id]
+
+
+def loose(message: Message) -> Any:
+    """Content without blanks around it; calls by name and by the value of their arguments, however
+    it was spelled. Ids of calls are names that clients may change."""
+    calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
+    return [message.role, message.content.strip(), calls]
+
+
+STRICT = Matcher("strict", exact, "must")
+LOOSE = Matcher("loose", loose, "may")
+MATCHERS = {matcher.name: matcher for matcher in (STRICT, LOOSE)}
+
+
+def digest(value: Any, before: Digest = b"") -> Digest:
+    """Of a JSON value and, in a chain, of all that came before it.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}), digest([1]) == digest(["1"])
+    (True, False)
+    >>> digest([10**30]) == digest([10**30 + 1])
+    False
+    """
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # numbers beyond 64 bits
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
+    return blake2b(before + text, digest_size=16).digest()
+
+
+def thoughts_of(message: Message) -> Digest | None:
+    """Of what a reply thought; None if it shows none."""
+    said = (message.reasoning or "").strip()
+    return digest(said) if said else None
+
+
+def opening_of(tools: Sequence[ToolSpec], thinking: Thinking, scaffold: Sequence[int]) -> Digest:
+    """Of what stands before the first message: the tools, and what the template says about
+    thinking, which shows in the tokens of a fixed conversation (`scaffold`)."""
+    return digest([[encode(tool) for tool in tools], thinking.clear_thinking, list(scaffold)])
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message, or replies that follow each other and are one."""
+
+    message: Message
+    end: int  # index of the message after it
+
+
+def entries(messages: Sequence[Message]) -> list[Entry]:
+    """The conversation with replies that follow each other joined: some dialects tell one reply as
+    several (words, a call, more words).
+
+    >>> said = [Message(role="assistant", content=text) for text in ("a", "b")]
+    >>> [(entry.message.content, entry.end) for entry in entries(said)]
+    [('ab', 2)]
+    """
+    found: list[Entry] = []
+    for i, message in enumerate(messages):
+        before = found[-1].message if found else None
+        if before is not None and before.role == message.role == "assistant":
+            found[-1] = Entry(joined(before, message), i + 1)
+        else:
+            found.append(Entry(message, i + 1))
+    return found
+
+
+def joined(one: Message, other: Message) -> Message:
+    """Two replies as one. Calls that have the same id keep the first's, as two cannot share it."""
+    ids = {call.id for call in one.tool_calls}
+    calls = [_renamed(call, ids) for call in other.tool_calls]
+    thoughts = (one.reasoning or "") + (other.reasoning or "")
+    return replace(
+        one,
+        content=one.content + other.content,
+        reasoning=thoughts or None,
+        tool_calls=(*one.tool_calls, *calls),
+    )
+
+
+def _renamed(call: ToolCall, taken: set[str]) -> ToolCall:
+    name = call.id
+    while name in taken:
+        name += "'"
+    taken.add(name)
+    return replace(call, id=name)
+
+
+def _spelled(call: ToolCall) -> str:
+    return json.dumps(call.arguments, ensure_ascii=False)

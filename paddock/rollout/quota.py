@@ -1,0 +1,161 @@
+"""What goes into the next batch, and what must be begun for those after it.
+
+Pure arithmetic over the groups that are alive: issued, and neither trained nor ended otherwise. The
+shares of tasks hold in every batch, whichever task is fast. The bound on staleness comes before
+them: a group is alive for a known number of batches, and never are more groups alive than those
+batches can take, so that waiting for the last of them is always enough.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paddock.rollout.schedule import next_seat, seats
+from paddock.rollout.settings import Pace
+
+UNBOUNDED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """A group that is alive."""
+
+    ordinal: int
+    task: str
+    number: int
+    since: int | None  # the oldest version that may have sampled any of it; None: not begun
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What the next batch is made under."""
+
+    update: int  # its first
+    version: int  # what engines serve now
+    weights: Mapping[str, float]  # of tasks
+    taken: Mapping[str, int]  # groups of each task in batches since these weights hold
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    ordinals: tuple[int, ...]  # by task and number, whoever was issued or finished first
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """No batch yet: these have not finished, and so many more of these tasks must be begun."""
+
+    unfinished: tuple[int, ...]
+    short: Mapping[str, int]
+
+
+def batches_left(pace: Pace, since: int, update: int) -> int:
+    """How many batches, the one whose first update is `update` included, may still train what
+    version `since` has sampled. The last update of a batch is within the bound too.
+
+    >>> pace = Pace(max_staleness=5, updates_per_batch=2)
+    >>> [batches_left(pace, since=10, update=n) for n in (10, 12, 14, 16)]
+    [3, 2, 1, 0]
+    """
+    last_first = since + pace.max_staleness - (pace.updates_per_batch - 1)
+    return max(0, (last_first - update) // pace.updates_per_batch + 1)
+
+
+def is_stale(pace: Pace, since: int | None, update: int) -> bool:
+    """Whether the batch that begins with `update` comes too late for it."""
+    return since is not None and batches_left(pace, since, update) == 0
+
+
+def room(alive: Iterable[Alive], moment: Moment, pace: Pace, *, begun: bool) -> int:
+    """How many more groups may be issued, or begun, now: as many as the batches can take that come
+    before what is sampled now is too old."""
+    if pace.bound_by == "drop":
+        return UNBOUNDED
+    places = pace.batch_groups * batches_left(pace, moment.version, moment.update)
+    return places - sum(group.since is not None or not begun for group in alive)
+
+
+def wanted(alive: Sequence[Alive], moment: Moment, pace: Pace, *, ahead: int) -> list[str]:
+    """The tasks of which groups must be issued so that the next `ahead` batches have theirs, the
+    soonest needed first."""
+    most = max(0, room(alive, moment, pace, begun=False))
+    there = Counter(group.task for group in alive)
+    found = []
+    for task in seats(moment.weights, moment.taken, pace.batch_groups * ahead):
+        if there[task] > 0:
+            there[task] -= 1
+        else:
+            found.append(task)
+    return found[:most]
+
+
+def compose(alive: Sequence[Alive], moment: Moment, pace: Pace) -> Ready | Missing:
+    """The next batch, or what it waits for. None of `alive` may be stale."""
+    begun = [group for group in alive if group.since is not None]
+    chosen = due(begun, moment, pace) if pace.bound_by == "wait" else []
+    taken = Counter(moment.taken)
+    taken.update(group.task for group in chosen)
+    candidates = _candidates(begun, chosen, pace)
+    spare = room(alive, moment, pace, begun=True)
+    short: Counter[str] = Counter()
+    while len(chosen) + short.total() < pace.batch_groups:
+        task = next_seat(moment.weights, taken, moment.weights if spare > 0 else candidates)
+        if task is None:  # of the tasks that have a share, nothing can come any more
+            task = min(candidates, key=lambda name: candidates[name][0].ordinal, default=None)
+        if task is None:
+            return Missing((), {})
+        taken[task] += 1
+        if task not in candidates:
+            short[task] += 1
+            spare -= 1
+            continue
+        chosen.append(candidates[task].pop(0))
+        if not candidates[task]:
+            del candidates[task]
+    unfinished = tuple(sorted(group.ordinal for group in chosen if not group.finished))
+    if unfinished or short:
+        return Missing(unfinished, dict(short))
+    return Ready(tuple(g.ordinal for g in sorted(chosen, key=lambda g: (g.task, g.number))))
+
+
+def due(begun: Sequence[Alive], moment: Moment, pace: Pace) -> list[Alive]:
+    """Those that the next batch must take, or one after it would have to take more than it can.
+
+    If h batches can still take a set of groups, the h - 1 after this one take a batch of it each;
+    what is left over is due now. What the present version samples has the longest time of all, and
+    `room` has seen to it that there is not too much of it.
+    """
+    by_left = defaultdict(list)
+    for group in begun:
+        assert group.since is not None
+        by_left[batches_left(pace, group.since, moment.update)].append(group)
+    by_left.pop(batches_left(pace, moment.version, moment.update), None)
+    chosen: list[Alive] = []
+    waiting: list[Alive] = []
+    for left in sorted(by_left):
+        waiting += by_left[left]
+        waiting.sort(key=_soonest if pace.order == "oldest_first" else lambda g: g.ordinal)
+        must = max(0, len(waiting) - pace.batch_groups * (left - 1))
+        must = min(must, pace.batch_groups - len(chosen))
+        chosen += waiting[:must]
+        del waiting[:must]
+    return chosen
+
+
+def _soonest(group: Alive) -> tuple[bool, int, int]:
+    return not group.finished, group.since or 0, group.ordinal
+
+
+def _candidates(
+    begun: Iterable[Alive], chosen: Sequence[Alive], pace: Pace
+) -> dict[str, list[Alive]]:
+    """What else a batch could take, by task, in the order in which it would."""
+    gone = {group.ordinal for group in chosen}
+    found: dict[str, list[Alive]] = {}
+    for group in begun:
+        if group.ordinal not in gone:
+            found.setdefault(group.task, []).append(group)
+    for groups in found.values():
+        groups.sort(key=_soonest if pace.order == "oldest_first" else lambda g: g.number)
+    return found

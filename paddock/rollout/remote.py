@@ -1,0 +1,284 @@
+"""Servers far away, over SGLang's `/generate`: our own, or any that speaks it."""
+
+import asyncio
+from base64 import b64decode, b64encode
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import orjson
+
+from paddock.api.errors import ApiError
+from paddock.api.native_client import Told, params, prompt_logprobs, told
+from paddock.api.reply import Answer, Delta
+from paddock.records import Sampling
+from paddock.rollout.client import (
+    Answered,
+    Ask,
+    AskRefused,
+    BadReply,
+    EngineLost,
+    Forgets,
+    Said,
+    int32,
+)
+from paddock.rollout.connections import Connections, Response
+
+ROUTING = "X-SMG-Routing-Key"  # says which session a request belongs to
+_JSON = {"Content-Type": "application/json"}
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+def pool() -> Connections:
+    """The connections that servers share, to be closed in the end."""
+    return Connections()
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server's address, and how long it may be silent."""
+
+    url: str
+    http: Connections
+    key: str | None = None
+    patience_s: float = 600.0
+
+    async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Any:
+        """The JSON value it answers."""
+        async with self._sent(path, body, headers) as response:
+            return _value(await response.read())
+
+    async def lines(
+        self, path: str, body: Any, headers: dict[str, str] | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """The JSON values of a stream of events."""
+        async with (
+            self._sent(path, body, headers) as response,
+            aclosing(response.lines()) as lines,
+        ):
+            async for line in lines:
+                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                    yield _value(line[5:])
+
+    async def healthy(self, patience_s: float) -> bool:
+        """Whether it says so in time."""
+        asked = self.http.request(
+            "GET", f"{self.url}/health", headers=self._headers(), patience_s=patience_s
+        )
+        try:
+            async with asyncio.timeout(patience_s), asked as response:
+                await response.read()
+                return response.status == 200
+        except (OSError, EOFError):
+            return False
+
+    @asynccontextmanager
+    async def _sent(
+        self, path: str, body: Any, headers: dict[str, str] | None
+    ) -> AsyncIterator[Response]:
+        sent = self.http.request(
+            "POST",
+            self.url + path,
+            headers=self._headers() | (headers or {}),
+            body=orjson.dumps(body, option=_NUMPY),
+            patience_s=self.patience_s,
+        )
+        try:
+            async with sent as response:
+                if response.status != 200:
+                    raise _complaint(self.url, response.status, await response.read())
+                yield response
+        except TimeoutError:
+            raise EngineLost(f"{self.url}: nothing within {self.patience_s:g} s") from None
+        except (OSError, EOFError) as error:
+            raise EngineLost(f"{self.url}: {type(error).__name__}: {error}") from error
+
+    def _headers(self) -> dict[str, str]:
+        return _JSON | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+
+
+def _value(data: bytes) -> Any:
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise EngineLost(f"an answer that is no JSON: {data[:80]!r}") from None
+    if isinstance(value, dict) and isinstance(value.get("error"), dict):
+        error = value["error"]  # in the middle of a stream
+        status = error.get("code") if isinstance(error.get("code"), int) else 500
+        raise _complaint("the server", status, data)
+    return value
+
+
+def _complaint(url: str, status: int, data: bytes) -> Exception:
+    """What a server said instead of an answer: whether another could do better."""
+    try:
+        said = orjson.loads(data)
+        error = said.get("error", said)
+        message = error.get("message") if isinstance(error, dict) else error
+    except (orjson.JSONDecodeError, AttributeError):
+        message = data[:200].decode(errors="replace")
+    text = f"{url}: {status}: {str(message)[:500]}"
+    return AskRefused(text) if status in (400, 413, 422) else EngineLost(text)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routed:
+    """The experts that each token but the last chose, in each layer that has any."""
+
+    expert_TLK: np.ndarray
+
+
+class HttpGenerate(Forgets):
+    """A server's `/generate`. `context`, its context length, is needed where asks do not say how
+    many tokens they want; `experts`, layers that have them and how many a token chooses, where asks
+    want to know which."""
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        context: int | None = None,
+        experts: tuple[int, int] | None = None,
+    ) -> None:
+        self.server, self.context, self.experts = server, context, experts
+
+    async def respond(self, ask: Ask) -> Answer:
+        payload = await self.server.post("/generate", self._body(ask), self._headers(ask))
+        return self._answer(ask, _read(payload))
+
+    async def stream(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+        so_far: Told | None = None
+        body = self._body(ask) | {"stream": True}
+        async for payload in self.server.lines("/generate", body, self._headers(ask)):
+            before, so_far = so_far, _read(payload, so_far)
+            new = len(before.token_ids) if before else 0
+            if new == len(so_far.token_ids) and so_far.finish is None:
+                continue
+            yield Said(
+                token_ids=so_far.token_ids[new:],
+                logprobs=so_far.logprobs[new:],
+                version=so_far.versions[-1].version if so_far.versions else 0,
+                answer=None if so_far.finish is None else self._answer(ask, so_far),
+            )
+        if so_far is None or so_far.finish is None:
+            raise EngineLost(f"{self.server.url}: the stream broke off")
+
+    def _headers(self, ask: Ask) -> dict[str, str]:
+        # A header holds printable ASCII only; the session's name is the rollout's own business.
+        return {ROUTING: ask.session.encode("ascii", "backslashreplace").decode()}
+
+    def _body(self, ask: Ask) -> dict[str, Any]:
+        sampling = ask.sampling
+        if sampling.max_new_tokens is None:
+            if self.context is None:
+                raise AskRefused("max_new_tokens: not said, and the server's context is not known")
+            room = self.context - len(ask.token_ids)
+            if room < 1:
+                raise AskRefused(f"{len(ask.token_ids)} tokens leave no room in {self.context}")
+            sampling = replace(sampling, max_new_tokens=room)
+        body: dict[str, Any] = {
+            "input_ids": np.frombuffer(int32(ask.token_ids), dtype=np.int32),
+            "sampling_params": params(sampling),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "return_text_in_logprobs": False,
+        }
+        if ask.id:
+            body["rid"] = ask.id
+        if sampling.thinking_budget is not None:
+            body["max_thinking_tokens"] = sampling.thinking_budget
+        if ask.replay:
+            body["return_routed_experts"] = True
+        return body
+
+    def _answer(self, ask: Ask, done: Told) -> Answered:
+        return Answered(
+            completion=done.completion,
+            prompt_tokens=done.prompt_tokens or len(ask.token_ids),
+            id=ask.id,
+            matched=done.matched,
+            message=done.message,
+            cached_tokens=done.cached_tokens,
+            replay=self._routed(ask, done),
+        )
+
+    def _routed(self, ask: Ask, done: Told) -> Routed | None:
+        if done.routed_experts is None or self.experts is None:
+            return None
+        flat = np.frombuffer(b64decode(done.routed_experts), dtype="<i4")
+        shape = (len(ask.token_ids) + len(done.token_ids) - 1, *self.experts)
+        if flat.size != np.prod(shape):
+            raise BadReply(f"routed_experts: {flat.size} numbers, but {shape} are expected")
+        return Routed(flat.reshape(shape))
+
+
+def _read(payload: Any, before: Told | None = None) -> Told:
+    try:
+        return told(payload, before)
+    except (ApiError, ValueError, TypeError, IndexError) as error:
+        raise BadReply(f"a server's answer cannot be trained on: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class HttpScore:
+    """Log-probabilities of given tokens, by a server: a teacher's, say."""
+
+    server: Server
+
+    async def __call__(self, token_ids: Sequence[int], start: int) -> tuple[float, ...]:
+        """Of `token_ids[start:]`, at temperature 1. `start` is at least 1: nothing stands before
+        the first token to predict it from."""
+        if not 1 <= start < len(token_ids):
+            raise AskRefused(f"start: {start} is not in [1, {len(token_ids)})")
+        body = {
+            "input_ids": list(token_ids),
+            "sampling_params": params(Sampling(max_new_tokens=1)) | {"max_new_tokens": 0},
+            "return_logprob": True,
+            # SGLang begins one token later than it is told: what it is told is the context.
+            "logprob_start_len": start - 1,
+        }
+        payload = await self.server.post("/generate", body)
+        try:
+            return prompt_logprobs(payload, start, len(token_ids) - start)
+        except (ApiError, TypeError, IndexError) as error:
+            raise BadReply(f"a server's scores cannot be read: {error}") from error
+
+
+@dataclass(slots=True)
+class HttpWeights:
+    """New weights for every server, as safetensors bytes. The last whole version is kept, for
+    servers that join later."""
+
+    servers: dict[str, Server]
+    version: int | None = None
+    _parcels: tuple[str, ...] = field(default=(), repr=False)
+
+    async def publish(self, parcels: Iterable[bytes], version: int) -> dict[str, str]:
+        """Hand one whole version to all at once; what went wrong, by server. A server refuses what
+        is damaged or not whole and goes on with the weights it has."""
+        self._parcels, self.version = tuple(b64encode(p).decode() for p in parcels), version
+        return await self._send(list(self.servers))
+
+    async def catch_up(self, name: str) -> bool:
+        """Give a server that has just joined the last version; whether it has it now."""
+        return self.version is None or not await self._send([name])
+
+    async def _send(self, names: Sequence[str]) -> dict[str, str]:
+        body = {
+            "serialized_named_tensors": list(self._parcels),
+            "weight_version": str(self.version),
+            "abort_all_requests": False,
+            "flush_cache": False,
+        }
+
+        async def send(name: str) -> str:
+            try:
+                await self.servers[name].post("/update_weights_from_tensor", body)
+            except (EngineLost, AskRefused) as error:
+                return str(error)
+            return ""
+
+        told = await asyncio.gather(*map(send, names))
+        return {name: why for name, why in zip(names, told, strict=True) if why}

@@ -1,0 +1,88 @@
+"""Which task comes next, and what chance an attempt has: both computed, never drawn."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+from paddock.records.sampling import GREATEST_SEED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One attempt to be made. The same run gives the same assignments, whatever becomes of them.
+
+    >>> Assignment.of("sums", 17, 3, seed=1).session_id
+    'sums-17-3'
+    """
+
+    task: str
+    number: int  # which problem of the task, from 0
+    member: int  # of its group, from 0
+    seed: int  # for sampling
+
+    @classmethod
+    def of(cls, task: str, number: int, member: int, *, seed: int) -> "Assignment":
+        """`seed` is the run's."""
+        text = f"{seed}\0{task}\0{number}\0{member}"
+        digest = blake2b(text.encode(), digest_size=8).digest()
+        own = int.from_bytes(digest, "little") % GREATEST_SEED
+        return cls(task=task, number=number, member=member, seed=own)
+
+    @property
+    def task_id(self) -> str:
+        return f"{self.task}/{self.number}"
+
+    @property
+    def group_id(self) -> str:
+        return f"{self.task}-{self.number}"
+
+    @property
+    def session_id(self) -> str:
+        return f"{self.group_id}-{self.member}"
+
+
+def next_seat(
+    weights: Mapping[str, float], taken: Mapping[str, int], among: Collection[str]
+) -> str | None:
+    """The task that is furthest behind its share, the first of equals; None if no task of `among`
+    has a share.
+
+    >>> weights, taken = {"math": 0.5, "code": 0.25, "search": 0.25}, {}
+    >>> for _ in range(8):
+    ...     task = next_seat(weights, taken, weights)
+    ...     taken[task] = taken.get(task, 0) + 1
+    >>> taken
+    {'math': 4, 'code': 2, 'search': 2}
+    """
+    whole = sum(weights.values())
+    done = sum(taken.get(task, 0) for task in weights) + 1
+    best, behind = None, float("-inf")
+    for task, weight in weights.items():
+        lack = done * weight / whole - taken.get(task, 0) if weight > 0 else float("-inf")
+        if task in among and lack > behind:
+            best, behind = task, lack
+    return best
+
+
+def seats(weights: Mapping[str, float], taken: Mapping[str, int], count: int) -> Sequence[str]:
+    """The next seats in a row.
+
+    >>> seats({"a": 2.0, "b": 1.0}, {}, 6)
+    ('a', 'b', 'a', 'a', 'b', 'a')
+    """
+    return _seats(tuple(weights.items()), tuple(sorted(taken.items())), count)
+
+
+@lru_cache(maxsize=16)  # asked for again and again between two batches
+def _seats(
+    weights: tuple[tuple[str, float], ...], taken: tuple[tuple[str, int], ...], count: int
+) -> Sequence[str]:
+    shares, filled, found = dict(weights), dict(taken), []
+    for _ in range(count):
+        task = next_seat(shares, filled, shares)
+        if task is None:
+            break
+        filled[task] = filled.get(task, 0) + 1
+        found.append(task)
+    return tuple(found)

@@ -1,0 +1,221 @@
+"""Tasks that live elsewhere: services that play attempts and say how each ended.
+
+A service registers itself with the conductor and keeps saying that it is there. It is asked for one
+attempt at a time; its agent, of whatever kind, talks to a session at the conductor's gateway, which
+keeps the tokens. Back come a verdict or a failure, nothing else.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from hmac import compare_digest
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from paddock import __version__
+from paddock.api.body import Body, read
+from paddock.api.dialect import Doors
+from paddock.api.errors import ApiError
+from paddock.records import Failure, Outcome, Trajectory, Verdict, WireError, decode, encode
+from paddock.rollout.client import AskRefused, EngineLost
+from paddock.rollout.connections import Connections
+from paddock.rollout.live import Rules, Sessions
+from paddock.rollout.remote import Server
+from paddock.rollout.schedule import Assignment
+
+HEARTBEAT_S = 1.0
+BODY_BYTES = 1 << 20
+
+# An attempt, by an agent whose base address is given; ends in an outcome.
+Rollout = Callable[[Assignment, str], Awaitable[Outcome]]
+
+
+class RolloutBody(Body):
+    """One attempt, as it is asked for."""
+
+    task: str
+    number: int
+    member: int
+    seed: int
+    base_url: str  # of the session: /v1/chat/completions and the others lie below it
+
+
+class RegisterBody(Body):
+    name: str
+    url: str
+
+
+# -- the service's side ----------------------------------------------------------------------------
+
+
+def build_service(tasks: Mapping[str, Rollout], *, key: str | None = None) -> FastAPI:
+    """The application of a service. A caller that leaves cancels its attempt."""
+    app = FastAPI(title="Paddock tasks", version=__version__, docs_url=None, redoc_url=None)
+
+    async def play(http: Request, value: Any) -> Any:
+        _admit(http, key)
+        body = read(RolloutBody, value)
+        if body.task not in tasks:
+            there = ", ".join(tasks)
+            raise ApiError(
+                f"task: no task is called {body.task!r}; there are {there}", param="task"
+            )
+        given = Assignment(task=body.task, number=body.number, member=body.member, seed=body.seed)
+        return {"outcome": encode(await tasks[body.task](given, body.base_url))}
+
+    async def health(_http: Request, _value: Any) -> Any:
+        return {"status": "ok", "tasks": list(tasks)}
+
+    doors = Doors(app, BODY_BYTES)
+    doors.add("/rollouts", play, body=RolloutBody)
+    doors.add("/health", health, methods=("GET",))
+    return app
+
+
+async def announce(conductor: Server, names: Mapping[str, str]) -> None:
+    """Say that these tasks are offered at these addresses, again and again, also while nobody
+    listens: a conductor may come back."""
+    while True:
+        for name, url in names.items():
+            try:
+                await conductor.post("/tasks", {"name": name, "url": url})
+            except EngineLost:
+                break
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+# -- the conductor's side --------------------------------------------------------------------------
+
+
+@dataclass
+class Registry:
+    """Who offers which task. Whoever is silent for three heartbeats is not there any more.
+
+    >>> now = 0.0
+    >>> registry = Registry(clock=lambda: now)
+    >>> registry.register("swe", "http://10.0.0.7:9000")
+    >>> registry.offering("swe")
+    ('http://10.0.0.7:9000',)
+    >>> now = 5.0
+    >>> registry.offering("swe")
+    ()
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    patience_s: float = 3 * HEARTBEAT_S
+    _heard: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def register(self, name: str, url: str) -> None:
+        self._heard[name, url.rstrip("/")] = self.clock()
+
+    def offering(self, name: str) -> tuple[str, ...]:
+        fresh = self.clock() - self.patience_s
+        return tuple(
+            sorted(url for (task, url), at in self._heard.items() if task == name and at >= fresh)
+        )
+
+    def tasks(self) -> dict[str, tuple[str, ...]]:
+        return {name: self.offering(name) for name in sorted({name for name, _ in self._heard})}
+
+    def open_doors(self, app: FastAPI, *, key: str | None = None) -> None:
+        """Where services register: beside the gateway that their agents talk to."""
+
+        async def register(http: Request, value: Any) -> Any:
+            _admit(http, key)
+            body = read(RegisterBody, value)
+            if not body.url.startswith(("http://", "https://")):
+                raise ApiError(f"url: {body.url!r:.80} is no address", param="url")
+            self.register(body.name, body.url)
+            return {"heartbeat_s": HEARTBEAT_S}
+
+        async def every(http: Request, _value: Any) -> Any:
+            _admit(http, key)
+            return {"tasks": self.tasks()}
+
+        doors = Doors(app, BODY_BYTES)
+        doors.add("/tasks", register, body=RegisterBody)
+        doors.add("/tasks", every, methods=("GET",))
+
+
+@dataclass(kw_only=True)
+class RemoteAttempt:
+    """An Attempt that a service plays, in a session of the gateway in this process.
+
+    A service that is not there, or is lost on the way, is a failure of the infrastructure; one that
+    answers nonsense, a failure of the world.
+    """
+
+    registry: Registry
+    sessions: Sessions
+    rules: Rules
+    gateway: str  # the address under which services reach it
+    http: Connections
+    key: str | None = None
+    patience_s: float = 3600.0  # the orchestrator gives up sooner, as each task has it
+    _running: Counter[str] = field(default_factory=Counter)
+
+    async def __call__(self, given: Assignment) -> tuple[Trajectory, ...]:
+        sampling = replace(self.rules.sampling, seed=given.seed)
+        live = self.sessions.open(given.session_id, replace(self.rules, sampling=sampling))
+        try:
+            outcome = await self._outcome(given)
+            await live.settled(self.sessions.settings.settle_s)
+        finally:
+            session = self.sessions.close(given.session_id)
+        return session.trajectories(task_id=given.task_id, group_id=given.group_id, outcome=outcome)
+
+    async def _outcome(self, given: Assignment) -> Outcome:
+        """Of the service that has least to do."""
+        offering = self.registry.offering(given.task)
+        if not offering:
+            return _lost(f"no service offers task '{given.task}' now")
+        url = min(offering, key=lambda url: self._running[url])
+        body = {
+            "task": given.task,
+            "number": given.number,
+            "member": given.member,
+            "seed": given.seed,
+            "base_url": f"{self.gateway.rstrip('/')}/sessions/{given.session_id}",
+        }
+        self._running[url] += 1
+        try:
+            server = Server(url, self.http, key=self.key, patience_s=self.patience_s)
+            return outcome_from(await server.post("/rollouts", body))
+        except EngineLost as error:
+            return _lost(str(error))
+        except AskRefused as error:
+            return Failure(kind="world", where="service", what=str(error))
+        finally:
+            self._running[url] -= 1
+
+
+def outcome_from(value: Any) -> Outcome:
+    """What a service answered.
+
+    >>> outcome_from({"outcome": {"reward": 1}})
+    Verdict(reward=1.0, parts={}, note='')
+    >>> outcome_from({"outcome": {"reward": None}}).what
+    'an answer that is no outcome: Verdict.reward: expected float, got None'
+    """
+    said = value.get("outcome") if isinstance(value, dict) else None
+    try:
+        if isinstance(said, dict) and "reward" in said:
+            return decode(Verdict, said)
+        return decode(Failure, said)
+    except WireError as error:
+        what = f"an answer that is no outcome: {error}"
+        return Failure(kind="world", where="service", what=what)
+
+
+def _lost(what: str) -> Failure:
+    return Failure(kind="infrastructure", where="service", what=what)
+
+
+def _admit(http: Request, key: str | None) -> None:
+    said = http.headers.get("authorization", "").removeprefix("Bearer ")
+    if key is not None and not compare_digest(said.encode(), key.encode()):
+        raise ApiError("the key is missing or wrong", status=401)

@@ -1,0 +1,114 @@
+"""The tokens of a session: each turn holds what it adds, and knows the turn before it.
+
+A path from the first turn to a last one is a branch: exactly what an engine had before it at the
+end. Where a past was changed the tree forks; what branches share is stored once. Four bytes a
+token, four more for each that was sampled, and the messages compressed beside them.
+"""
+
+import json
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from paddock.records import Completion, Finish, Message, Segment, Turn, decode, encode
+
+_LEVEL = 1  # of compression: texts shrink to a third at the speed of the disk
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One turn: what came, and what was sampled."""
+
+    parent: "Node | None"
+    number: int  # turns of the session recorded before this one
+    added: "array[int]"  # of the prompt, what follows the turn before
+    ids: "array[int]"
+    logprobs: "array[float]"
+    versions: tuple[Segment, ...]
+    finish: Finish
+    forced: tuple[int, ...]
+    key: bytes  # of the conversation up to this reply
+    thoughts: bytes | None
+    entries: int  # of the conversation up to this reply
+    forked: str = ""  # why it does not go on from the turn before it
+    children: int = 0
+    tokens: int = field(init=False)  # of the branch up to here
+    _said: bytes = b""
+
+    def __post_init__(self) -> None:
+        before = self.parent.tokens if self.parent else 0
+        self.tokens = before + len(self.added) + len(self.ids)
+
+    def path(self) -> "list[Node]":
+        """From the first turn to this one."""
+        found: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    def token_ids(self) -> "array[int]":
+        """Every token of the branch up to here."""
+        found = array("i")
+        for node in self.path():
+            found.extend(node.added)
+            found.extend(node.ids)
+        return found
+
+    def completion(self) -> Completion:
+        return Completion(
+            token_ids=tuple(self.ids),
+            logprobs=tuple(self.logprobs),
+            versions=self.versions,
+            finish=self.finish,
+            forced=self.forced,
+        )
+
+    def turn(self, *, trained: bool) -> Turn:
+        return Turn(added_ids=tuple(self.added), completion=self.completion(), trained=trained)
+
+    def keep(self, came: Sequence[Message], reply: Message) -> None:
+        """Remember what was said, for whoever wants to read it."""
+        rows = [encode(message) for message in (*came, reply)]
+        text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+        self._said = zlib.compress(text.encode(), _LEVEL)
+
+    def said(self) -> tuple[tuple[Message, ...], Message]:
+        """The messages that came with this turn, and the reply."""
+        rows = json.loads(zlib.decompress(self._said))
+        *came, reply = (decode(Message, row) for row in rows)
+        return tuple(came), reply
+
+
+@dataclass(slots=True)
+class Tree:
+    """Every turn of a session."""
+
+    nodes: list[Node] = field(default_factory=list)
+
+    def add(self, node: Node) -> None:
+        assert node.number == len(self.nodes)
+        self.nodes.append(node)
+        if node.parent is not None:
+            node.parent.children += 1
+
+    def branches(self) -> Iterator[Node]:
+        """The last turn of each branch, in the order in which they were recorded."""
+        return (node for node in self.nodes if not node.children)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that a policy wrote, over all branches."""
+        return sum(len(node.ids) for node in self.nodes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of tokens, log-probabilities and texts."""
+        return sum(
+            node.added.itemsize * (len(node.added) + len(node.ids))
+            + node.logprobs.itemsize * len(node.logprobs)
+            + len(node._said)
+            for node in self.nodes
+        )

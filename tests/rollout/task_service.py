@@ -1,0 +1,44 @@
+"""A task as a service of its own.
+
+    python -m tests.rollout.task_service PORT CONDUCTOR
+
+Its agent talks twice to its session and is rewarded for an even problem.
+"""
+
+import asyncio
+import sys
+
+import httpx
+import uvicorn
+
+from paddock.records import Verdict
+from paddock.rollout.remote import Server, pool
+from paddock.rollout.service import announce, build_service
+
+
+async def rollout(given, base_url):
+    messages = [{"role": "user", "content": f"problem {given.number}"}]
+    async with httpx.AsyncClient(timeout=30) as http:
+        for _ in range(2):
+            body = {"model": "m", "messages": messages}
+            reply = await http.post(f"{base_url}/v1/chat/completions", json=body)
+            reply.raise_for_status()
+            messages.append(reply.json()["choices"][0]["message"])
+            messages.append({"role": "user", "content": "go on"})
+            await asyncio.sleep(0.05)
+    return Verdict(reward=float(given.number % 2 == 0), parts={"member": given.member})
+
+
+async def main(port, conductor):
+    app = build_service({"echo": rollout})
+    server = uvicorn.Server(uvicorn.Config(app, port=int(port), log_level="warning"))
+    async with pool() as http:
+        saying = asyncio.ensure_future(
+            announce(Server(conductor, http), {"echo": f"http://127.0.0.1:{port}"})
+        )
+        await server.serve()
+        saying.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""HTTP/1.1 by hand: every framing, every way to break off, connections used again."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from paddock.rollout.connections import Connections
+
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3\r\nhel\r\n2;ext=1\r\nlo\r\n0\r\nTrailer: x\r\n\r\n"
+)
+UNTIL_CLOSED = b"HTTP/1.1 200 OK\r\n\r\nhello"
+EMPTY = b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"
+
+
+class Wire:
+    """What a server was told on each of its connections, and how many there were."""
+
+    def __init__(self):
+        self.connections, self.requests, self.gone = 0, [], 0
+        self.release = asyncio.Event()
+
+
+@asynccontextmanager
+async def server(answer, *, per_connection=10**6, stalls=False):
+    """Answers every request alike; hangs up after so many on one connection."""
+    wire = Wire()
+
+    async def serve(reader, writer):
+        wire.connections += 1
+        try:
+            for _ in range(per_connection):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    int(line.split(b":")[1])
+                    for line in head.split(b"\r\n")
+                    if line.lower().startswith(b"content-length")
+                )
+                wire.requests.append((head, await reader.readexactly(length)))
+                for i, part in enumerate(answer):
+                    if stalls and i:
+                        await wire.release.wait()
+                    writer.write(part)
+                    await writer.drain()
+                if answer[0] == UNTIL_CLOSED:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            wire.gone += 1
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}", wire
+
+
+async def ask(http, url, **more):
+    said = {"headers": {}, "patience_s": 5.0, **more}
+    async with http.request("POST", f"{url}/path?q=1", **said) as response:
+        return response.status, await response.read()
+
+
+def run(work):
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("answer", "body", "connections"),
+    [
+        ([PLAIN], b"hello", 1),
+        ([CHUNKED], b"hello", 1),
+        ([EMPTY], b"", 1),
+        ([bytes([b]) for b in CHUNKED], b"hello", 1),
+        ([UNTIL_CLOSED], b"hello", 3),
+        ([PLAIN.replace(b"OK", b"OK\r\nConnection: close")], b"hello", 3),
+    ],
+)
+def test_every_framing_and_whose_connections_are_used_again(answer, body, connections):
+    async def work():
+        async with server(answer) as (url, wire), Connections() as http:
+            for i in range(3):
+                status, found = await ask(http, url, body=b"x" * i, headers={"A": "b"})
+                assert status in (200, 204) and found == body
+            assert wire.connections == connections
+            assert [said for _, said in wire.requests] == [b"", b"x", b"xx"]
+            assert wire.requests[0][0].startswith(b"POST /path?q=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+            assert b"\r\nA: b\r\n" in wire.requests[0][0]
+
+    run(work)
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_replaced():
+    async def work():
+        async with server([PLAIN], per_connection=1) as (url, wire), Connections() as http:
+            for _ in range(4):
+                assert (await ask(http, url))[1] == b"hello"
+            assert wire.connections == 4 and len(wire.requests) == 4
+
+    run(work)
+
+
+def test_leaving_early_closes_the_connection():
+    async def work():
+        lines = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n"
+        async with server([lines, b""], stalls=True) as (url, wire), Connections() as http:
+            said = {"headers": {}, "patience_s": 5.0}
+            async with http.request("GET", url, **said) as response:
+                assert await anext(response.lines()) == b"one"
+            wire.release.set()
+            async with asyncio.timeout(5):
+                while not wire.gone:
+                    await asyncio.sleep(0.01)
+
+    run(work)
+
+
+def test_lines_come_whole_however_they_are_cut():
+    async def work():
+        text = "data: \u00e9t\u00e9\n\ndata: b\nlast".encode()
+        parts = [b"%x\r\n%s\r\n" % (1, bytes([b])) for b in text]
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with server([head, *parts, b"0\r\n\r\n"]) as (url, _), Connections() as http:
+            async with http.request("GET", url, headers={}, patience_s=5.0) as response:
+                found = [line async for line in response.lines()]
+            assert found == text.split(b"\n")
+
+    run(work)
+
+
+@pytest.mark.parametrize("answer", [[b"", b""], [PLAIN[:-2], b""], [CHUNKED[:60], b""]])
+def test_no_wait_is_without_an_end(answer):
+    async def work():
+        async with server(answer, stalls=True) as (url, wire), Connections() as http:
+            with pytest.raises(TimeoutError):
+                await ask(http, url, patience_s=0.05)
+            wire.release.set()
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(CHUNKED[:end] for end in range(len(CHUNKED))),
+        *(PLAIN[:-2], PLAIN.replace(b"5", b"five"), CHUNKED.replace(b"\r\n3\r\n", b"\r\nx\r\n")),
+        b"SMTP ready\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: " + b"a" * 2**20,
+    ],
+)
+def test_what_breaks_off_or_is_no_http_is_an_error(answer):
+    async def work():
+        async with server([answer], per_connection=1) as (url, _), Connections() as http:
+            with pytest.raises((OSError, EOFError)):
+                await ask(http, url)
+
+    run(work)
+
+
+def test_nobody_at_the_address_and_no_address_at_all():
+    async def work():
+        async with Connections() as http:
+            with pytest.raises(OSError, match="9"):
+                await ask(http, "http://127.0.0.1:9")
+            with pytest.raises(ValueError, match="no http address"):
+                await ask(http, "ftp://x")
+            with pytest.raises(ValueError, match="line break"):
+                await ask(http, "http://127.0.0.1:9", headers={"A": "b\r\nC: d"})
+
+    run(work)
+
+
+def test_hundreds_at_once():
+    async def work():
+        async with server([PLAIN]) as (url, wire), Connections(idle=50) as http:
+            for _ in range(2):
+                found = await asyncio.gather(*(ask(http, url) for _ in range(300)))
+                assert {body for _, body in found} == {b"hello"}
+            assert wire.connections <= 600 - 50, "some were used again"
+
+    run(work)

@@ -1,0 +1,296 @@
+"""Attempts at tasks: worlds in words, sessions in tokens, failures as outcomes."""
+
+import asyncio
+
+import pytest
+import torch
+
+from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+from paddock.envs.context import OMITTED
+from paddock.model import Network
+from paddock.records import (
+    Budget,
+    Completion,
+    Failure,
+    Message,
+    Sampling,
+    Segment,
+    Task,
+    Verdict,
+)
+from paddock.rollout.client import Answered, AskRefused, EngineLost, InProcess, Whole
+from paddock.rollout.context import discard_all, in_turn, keep_recent
+from paddock.rollout.episode import Player
+from paddock.rollout.session import PRESERVED
+from tests.model.networks import latent_config
+from tests.rollout.engines import SPEC, Chancy, Logged, renderer, tokenizer
+from tests.rollout.talks import assert_each_token_trained_once
+
+ASK = Message(role="user", content="Go.")
+
+
+class Talk:
+    """A world that answers every call, or else urges on, and is content with anything."""
+
+    name = "talk"
+
+    def __init__(self, turns=3, breaks=None):
+        self.turns, self.breaks = turns, breaks
+
+    def task(self, index, split="train"):
+        limits = Budget(turns=self.turns, seconds=60, output_bytes=1000)
+        return Task(id=f"talk/{index}", world="talk", messages=(ASK,), limits=limits)
+
+    def open(self, task):
+        return TalkEnv(task, self.breaks)
+
+
+class TalkEnv:
+    tools = SPEC
+
+    def __init__(self, task, breaks):
+        self.task, self.breaks, self.heard = task, breaks, 0
+
+    async def start(self):
+        if self.breaks == "start":
+            raise OSError("disk full")
+
+    async def respond(self, reply):
+        self.heard += 1
+        if self.breaks == self.heard:
+            raise OSError("disk full")
+        found = [
+            Message(role="tool", content=f"result {self.heard}", tool_call_id=call.id)
+            for call in reply.tool_calls
+        ]
+        return tuple(found) or (Message(role="user", content="Go on."),)
+
+    async def grade(self):
+        return Verdict(reward=1.0)
+
+    async def close(self):
+        pass
+
+
+def attempt(generate, world=None, *, seed=1, session="s", **more):
+    player = Player(generate=generate, renderer=more.pop("renderer", renderer()), **more)
+    world = world or Talk()
+    sampling = Sampling(max_new_tokens=40, seed=seed)
+    return asyncio.run(
+        player.attempt(world, world.task(0), sampling, session_id=session, group_id="g")
+    )
+
+
+def test_an_attempt_is_what_the_engine_has_in_its_log():
+    for number in range(30):
+        engine = Chancy(seed=number)
+        (found,) = attempt(engine, Talk(turns=4), session=f"s{number}")
+        assert found.outcome == Verdict(reward=1.0)
+        assert (found.task_id, found.group_id, found.session_id) == ("talk/0", "g", f"s{number}")
+        assert [turn.completion for turn in found.turns] == [e.completion for e in engine.log]
+        last = engine.log[-1]
+        assert found.token_ids == last.prompt + last.completion.token_ids
+
+
+class Noting(InProcess):
+    log: list
+
+    async def respond(self, ask):
+        answer = await super().respond(ask)
+        self.log.append(Logged(ask.session, tuple(ask.token_ids), answer.completion))
+        return answer
+
+
+def noting(engine):
+    found = Noting(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+    object.__setattr__(found, "log", [])
+    return found
+
+
+def test_a_real_network_many_sessions_at_once_and_the_trainers_numbers():
+    """Batched, cached, sampled: ids as the engine's log has them, log-probabilities as one forward
+    pass over the trajectory gives them."""
+    words = tokenizer()
+    config = latent_config(vocab=words.vocab_size, context=2048, eos=words.specials.stops)
+    network = Network.born(config, seed=3).eval()
+    settings = EngineSettings(page_tokens=8, cache_bytes=1 << 24, max_running=16)
+    with Engine(network, words, settings) as engine:
+        seam = noting(engine)
+        player = Player(generate=seam, renderer=renderer(), room=2048)
+        world = Talk(turns=3)
+
+        async def play_all():
+            return await asyncio.gather(
+                *(
+                    player.attempt(
+                        world,
+                        world.task(i),
+                        Sampling(max_new_tokens=12, temperature=0.8, seed=i),
+                        session_id=f"s{i}",
+                        group_id="g",
+                    )
+                    for i in range(12)
+                )
+            )
+
+        attempts = asyncio.run(play_all())
+        assert engine.audit() == []
+        assert engine.stats().hit_tokens > 0
+        for (found,) in attempts:
+            log = [entry for entry in seam.log if entry.session == found.session_id]
+            assert [turn.completion for turn in found.turns] == [e.completion for e in log]
+            assert found.token_ids == log[-1].prompt + log[-1].completion.token_ids
+            logits = engine.call(lambda n, f=found: n.logits(f.token_ids)).result()
+            logp = (logits[:-1] / 0.8).log_softmax(-1)
+            chosen = logp.gather(1, torch.tensor(found.token_ids[1:]).unsqueeze(1)).squeeze(1)
+            trained = torch.tensor(found.trained[1:])
+            ours = torch.tensor(found.logprobs[1:])
+            assert trained.sum() > 0
+            torch.testing.assert_close(ours[trained], chosen[trained], atol=1e-5, rtol=0)
+
+
+def test_the_same_seed_is_the_same_attempt_and_turns_do_not_share_their_luck():
+    class Seeing(Chancy):
+        def made_up(self, ask):
+            seen.append(ask.sampling.seed)
+            return super().made_up(ask)
+
+    runs = []
+    for seed in (1, 1, 2):
+        seen = []
+        attempt(Seeing(), seed=seed)
+        runs.append(tuple(seen))
+    assert runs[0] == runs[1] != runs[2]
+    assert len(set(runs[0])) == 3
+
+
+class Broken(Whole):
+    def __init__(self, error, after=0):
+        self.error, self.chancy, self.after, self.ended = error, Chancy(), after, []
+
+    async def respond(self, ask):
+        if len(self.chancy.log) >= self.after:
+            raise self.error
+        return await self.chancy.respond(ask)
+
+    def end(self, session):
+        self.ended.append(session)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "where"),
+    [
+        (EngineLost("gone"), "infrastructure", "engine"),
+        (AskRefused("too long"), "policy", "context"),
+    ],
+)
+def test_what_goes_wrong_with_an_engine_is_an_outcome(error, kind, where):
+    engine = Broken(error, after=2)
+    (found,) = attempt(engine, Talk(turns=5))
+    assert found.outcome == Failure(kind=kind, where=where, what=str(error))
+    assert len(found.turns) == 2, "what was sampled before is kept"
+    assert engine.ended == ["s"]
+
+
+def test_a_reply_that_an_engine_broke_off_for_good_is_its_failure():
+    class Aborting(Whole):
+        async def respond(self, ask):
+            done = Completion(
+                token_ids=(5,), logprobs=(-1.0,), versions=(Segment(0, 1),), finish="abort"
+            )
+            return Answered(completion=done, message="shutting down")
+
+    (found,) = attempt(Aborting())
+    assert found.turns == () and found.outcome.kind == "infrastructure"
+    assert "shutting down" in found.outcome.what
+
+
+def test_a_bug_raises():
+    with pytest.raises(KeyError):
+        attempt(Broken(KeyError("a bug of ours")))
+
+
+@pytest.mark.parametrize(("breaks", "turns"), [("start", 0), (1, 1), (2, 2)])
+def test_a_world_that_breaks_leaves_what_was_sampled(breaks, turns):
+    (found,) = attempt(Chancy(), Talk(turns=4, breaks=breaks))
+    assert found.outcome.kind == "world" and len(found.turns) == turns
+
+
+def test_the_room_that_is_left_bounds_a_reply_and_then_ends_the_attempt():
+    class Rambling(Chancy):
+        """Goes on for as long as it may."""
+
+        def made_up(self, ask):
+            count = ask.sampling.max_new_tokens
+            asked.append((len(ask.token_ids), count))
+            return Completion(
+                token_ids=(10,) * count,
+                logprobs=(-1.0,) * count,
+                versions=(Segment(0, count),),
+                finish="length",
+            )
+
+    asked = []
+    room = 150 + len(renderer().prompt([ASK], tools=SPEC, thinking=PRESERVED).token_ids)
+    (found,) = attempt(Rambling(), Talk(turns=50), room=room)
+    assert all(prompt + count <= room for prompt, count in asked)
+    assert asked[0][1] == 40 and asked[-1][1] <= 40
+    assert found.outcome.kind == "policy" and "no room" in found.outcome.what
+
+
+# --- context management -------------------------------------------------------------------------
+
+
+def played(context, turns=6):
+    world, engine = Talk(turns=turns), Calling()
+    player = Player(generate=engine, renderer=renderer(), context=context)
+    sampling = Sampling(max_new_tokens=40)
+    return asyncio.run(player.play(world, world.task(0), sampling, "s")), engine
+
+
+class Calling(Chancy):
+    """Calls the clock, whatever was said."""
+
+    def made_up(self, ask):
+        specials = tokenizer().specials
+        name = tokenizer().encode("now", specials=False)
+        ids = (
+            *tokenizer().encode(f"thought {len(self.log)}", specials=False),
+            *(specials.ids["</think>"], specials.ids["<tool_call>"], *name),
+            *(specials.ids["</tool_call>"], specials.ids["<|observation|>"]),
+        )
+        return Completion(
+            token_ids=ids,
+            logprobs=(-1.0,) * len(ids),
+            versions=(Segment(0, len(ids)),),
+            finish="stop",
+        )
+
+
+def shown(entry):
+    return tokenizer().decode(list(entry.prompt))
+
+
+def test_keeping_recent_results_hides_the_others_and_forks_there():
+    found, engine = played(keep_recent(2))
+    last = shown(engine.log[-1])
+    assert "result 5" in last and "result 4" in last and "result 3" not in last
+    assert f"<tool_response>{OMITTED}</tool_response>" in last
+    assert "thought 4" in last, "what the policy said stays"
+    assert len(list(found.session.tree.branches())) == 4
+    assert_each_token_trained_once(found.session)
+
+
+def test_discarding_all_begins_again_with_the_task():
+    tokens = played(keep_recent(99))[0].session.tree.nodes[2].tokens
+    found, engine = played(discard_all(tokens))
+    prompts = [len(entry.prompt) for entry in engine.log]
+    assert prompts[0] < prompts[1] < prompts[2] < prompts[3] and prompts[4] == prompts[0]
+    assert "thought" not in shown(engine.log[4]) and "thought 4" in shown(engine.log[5])
+    assert_each_token_trained_once(found.session)
+
+
+def test_both_in_turn():
+    found, engine = played(in_turn(keep_recent(1), discard_all(10**6)))
+    assert "result 4" not in shown(engine.log[-1])
+    assert_each_token_trained_once(found.session)

@@ -1,0 +1,384 @@
+"""Replicas come and go; sessions go on, from the same ids, and nobody waits for ever."""
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+from paddock.records import Completion, Sampling, Segment
+from paddock.rollout.carry import continuable, joined, rest_of
+from paddock.rollout.client import (
+    Answered,
+    Ask,
+    AskRefused,
+    EngineLost,
+    InProcess,
+    Said,
+    Whole,
+)
+from paddock.rollout.fleet import PULSE_S, Fleet, FleetSettings, Replica
+from tests.model.networks import born, latent_config
+
+QUICK = FleetSettings(beat_s=0.01, patience_s=0.05, deadline_s=5.0, most_backoff_s=0.02)
+SAMPLING = Sampling(max_new_tokens=20, seed=5)
+
+
+def next_token(ids):
+    """What the fake network says after these tokens."""
+    return (31 * sum(ids) + 7 * len(ids)) % 1000
+
+
+class Fake(Whole):
+    """A deterministic network: the same ids, the same reply, wherever it is asked."""
+
+    def __init__(self, name, *, breaks_at=None, finish="length", version=0):
+        self.name, self.breaks_at, self.finish, self.version = name, breaks_at, finish, version
+        self.up, self.asks, self.open = True, [], 0
+        self.hangs = False
+
+    async def respond(self, ask):
+        *_, last = [delta async for delta in self.stream(ask)]
+        return last.answer
+
+    async def stream(self, ask):
+        self.asks.append(ask)
+        self.open += 1
+        try:
+            ids, said = list(ask.token_ids), []
+            for i in range(ask.sampling.max_new_tokens):
+                await asyncio.sleep(0)
+                if self.breaks_at == i and self.finish == "lost":
+                    self.up = False
+                if not self.up:
+                    raise EngineLost(f"{self.name} is down")
+                while self.hangs:
+                    await asyncio.sleep(1)
+                if self.breaks_at == i and self.finish == "abort":
+                    self.breaks_at = None
+                    yield self._last((), said, ask, "abort")
+                    return
+                said.append(next_token(ids))
+                ids.append(said[-1])
+                if len(said) < ask.sampling.max_new_tokens:
+                    yield Said(token_ids=said[-1:], logprobs=(-0.5,), version=self.version)
+            yield self._last(said[-1:], said, ask, "length")
+        finally:
+            self.open -= 1
+
+    def _last(self, new, said, ask, finish):
+        done = Completion(
+            token_ids=tuple(said),
+            logprobs=(-0.5,) * len(said),
+            versions=(Segment(self.version, len(said)),) if said else (),
+            finish=finish,
+        )
+        answer = Answered(completion=done, prompt_tokens=len(ask.token_ids))
+        return Said(token_ids=new, logprobs=(-0.5,) * len(new), version=self.version, answer=answer)
+
+    async def alive(self, _patience_s):
+        return self.up and not self.hangs
+
+
+def replicas(*fakes):
+    return [Replica(fake.name, fake, fake.alive) for fake in fakes]
+
+
+def ask(session="s", ids=(1, 2, 3), sampling=SAMPLING):
+    return Ask(token_ids=ids, sampling=sampling, session=session)
+
+
+def expected(ids, count=20):
+    found = list(ids)
+    for _ in range(count):
+        found.append(next_token(found))
+    return tuple(found[len(ids) :])
+
+
+async def gathered(fleet, question):
+    """A stream's tokens as they came, and its answer."""
+    ids, answer = [], None
+    async for delta in fleet.stream(question):
+        assert answer is None, "nothing follows the answer"
+        ids += delta.token_ids
+        answer = delta.answer
+    assert tuple(ids) == answer.completion.token_ids
+    return answer
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("finish", ["lost", "abort"])
+@pytest.mark.parametrize("at", [0, 1, 7, 19])
+def test_a_reply_that_breaks_off_is_whole_in_the_end(streamed, finish, at):
+    async def run():
+        fakes = [Fake("a", version=3), Fake("b", version=4)]
+        async with Fleet(replicas(*fakes), QUICK) as fleet:
+            first = fleet.router.place("s")
+            breaking = next(fake for fake in fakes if fake.name == first)
+            breaking.breaks_at, breaking.finish = at, finish
+            answer = await (gathered(fleet, ask()) if streamed else fleet.respond(ask()))
+            done = answer.completion
+            assert (done.token_ids, done.finish) == (expected((1, 2, 3)), "length")
+            assert len(done.token_versions) == 20 and answer.prompt_tokens == 3
+            if finish == "lost":
+                assert fleet.alive != () and first not in fleet.alive
+            kept = at if streamed or finish == "abort" else 0
+            again = [a for fake in fakes for a in fake.asks][-1] if kept else None
+            if again is not None and finish == "lost":
+                other = next(fake for fake in fakes if fake.name != first)
+                (rest,) = other.asks
+                assert tuple(rest.token_ids) == (1, 2, 3, *expected((1, 2, 3), kept))
+                assert rest.sampling.max_new_tokens == 20 - kept
+                assert rest.sampling.seed != SAMPLING.seed
+        assert all(fake.open == 0 for fake in fakes)
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_hangs_is_noticed_and_its_asks_go_elsewhere():
+    async def run():
+        fakes = [Fake("a"), Fake("b")]
+        async with Fleet(replicas(*fakes), QUICK) as fleet:
+            stuck = next(f for f in fakes if f.name == fleet.router.place("s"))
+            stuck.hangs = True
+            answer = await fleet.respond(ask())
+            assert answer.completion.token_ids == expected((1, 2, 3))
+            assert fleet.alive == tuple(f.name for f in fakes if f is not stuck)
+            stuck.hangs = False
+            async with asyncio.timeout(5):
+                while len(fleet.alive) < 2:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def test_a_busy_process_does_not_take_its_replicas_for_dead():
+    class Slow(Fake):
+        async def alive(self, patience_s):
+            await asyncio.sleep(0.03)
+            return self.up
+
+    async def run():
+        fake = Slow("a")
+        async with Fleet(replicas(fake), QUICK) as fleet:
+            for _ in range(8):
+                await asyncio.sleep(0.01)
+                time.sleep(0.2)
+                assert fleet.alive == ("a",)
+            fake.up = False
+            async with asyncio.timeout(5):
+                while fleet.alive:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def test_by_default_a_dead_replica_is_deregistered_in_less_than_two_seconds():
+    usual = FleetSettings()
+    assert usual.misses * (usual.beat_s + usual.patience_s + PULSE_S) < 2.0
+
+
+def test_who_comes_back_must_be_up_to_date_first():
+    async def run():
+        fake, admitted = Fake("a"), []
+
+        async def admit(name):
+            admitted.append(name)
+            return len(admitted) > 2
+
+        async with Fleet(replicas(fake), QUICK, admit=admit) as fleet:
+            fake.up = False
+            async with asyncio.timeout(5):
+                while fleet.alive:
+                    await asyncio.sleep(0.01)
+            fake.up = True
+            answer = await fleet.respond(ask())  # waits until somebody is there
+            assert answer.completion.token_ids == expected((1, 2, 3))
+            assert admitted == ["a"] * 3
+            assert not await Fleet([], QUICK, admit=_never).add(replicas(Fake("c"))[0])
+
+    async def _never(_name):
+        return False
+
+    asyncio.run(run())
+
+
+def test_new_replicas_and_removed_ones():
+    async def run():
+        one, two = Fake("a"), Fake("b")
+        async with Fleet(replicas(one), QUICK) as fleet:
+            assert await fleet.add(replicas(two)[0])
+            assert set(fleet.alive) == {"a", "b"}
+            await fleet.remove("a")
+            for i in range(5):
+                await fleet.respond(ask(f"s{i}"))
+            assert len(two.asks) == 5 and one.asks == []
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_longer_than_the_deadline():
+    async def run():
+        down = Fake("a")
+        down.up = False
+        brief = QUICK.model_copy(update={"deadline_s": 0.2})
+        async with Fleet(replicas(down), brief) as fleet:
+            with pytest.raises(EngineLost, match=r"attempts|no replica"):
+                await fleet.respond(ask())
+            with pytest.raises(EngineLost):
+                await gathered(fleet, ask())
+        hanging = Fake("b")
+        hanging.hangs = True
+        patient = brief.model_copy(update={"misses": 10**6})
+        async with Fleet(replicas(hanging), patient) as fleet:
+            with pytest.raises(EngineLost):
+                await fleet.respond(ask())
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_lives_but_fails_loses_the_session():
+    class Sulking(Fake):
+        async def stream(self, ask):
+            self.asks.append(ask)
+            raise EngineLost("503: overloaded")
+            yield
+
+    async def run():
+        fakes = [Sulking("a"), Sulking("b"), Sulking("c")]
+        async with Fleet(replicas(*fakes), QUICK) as fleet:
+            first = fleet.router.place("s")
+            for i, fake in enumerate(fakes):
+                if fake.name != first:
+                    fakes[i].__class__ = Fake
+            answer = await fleet.respond(ask())
+            assert answer.completion.token_ids == expected((1, 2, 3))
+            assert len(next(f for f in fakes if f.name == first).asks) == 3
+            assert len(fleet.alive) == 3
+
+    asyncio.run(run())
+
+
+def test_what_no_engine_could_answer_is_not_asked_again():
+    class Refusing(Fake):
+        async def stream(self, ask):
+            self.asks.append(ask)
+            raise AskRefused("too long")
+            yield
+
+    async def run():
+        fake = Refusing("a")
+        async with Fleet(replicas(fake), QUICK) as fleet:
+            with pytest.raises(AskRefused):
+                await fleet.respond(ask())
+            assert len(fake.asks) == 1
+
+    asyncio.run(run())
+
+
+def test_cancelling_an_ask_ends_it_at_the_replica():
+    async def run():
+        fake = Fake("a")
+        async with Fleet(replicas(fake), QUICK.model_copy(update={"misses": 10**6})) as fleet:
+            fake.hangs = True
+            asking = asyncio.create_task(fleet.respond(ask()))
+            while not fake.open:
+                await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert fake.open == 0
+            stream = fleet.stream(ask())
+            fake.hangs = False
+            await anext(stream)
+            await stream.aclose()
+            assert fake.open == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_new_tokens=20, stop_texts=("x",)),
+        Sampling(max_new_tokens=20, frequency_penalty=0.5),
+        Sampling(max_new_tokens=20, thinking_budget=3),
+    ],
+)
+def test_what_cannot_be_continued_begins_again_or_says_so(sampling):
+    assert not continuable(sampling)
+
+    async def run():
+        fakes = [Fake("a"), Fake("b")]
+        async with Fleet(replicas(*fakes), QUICK) as fleet:
+            breaking = next(f for f in fakes if f.name == fleet.router.place("s"))
+            breaking.breaks_at, breaking.finish = 5, "abort"
+            answer = await fleet.respond(ask(sampling=sampling))
+            assert answer.completion.token_ids == expected((1, 2, 3))
+            assert tuple(breaking.asks[1].token_ids) == (1, 2, 3)
+            breaking.breaks_at = 5
+            with pytest.raises(EngineLost, match="cannot be continued"):
+                await gathered(fleet, ask(sampling=sampling))
+
+    asyncio.run(run())
+
+
+def test_parts_of_a_reply_are_one():
+    one = Completion(
+        token_ids=(1, 2),
+        logprobs=(-1.0, -2.0),
+        versions=(Segment(1, 1), Segment(2, 1)),
+        finish="abort",
+        forced=(1,),
+    )
+    both = joined(one, one)
+    assert both.token_versions == (1, 2, 1, 2) and both.forced == (1, 3)
+    assert rest_of(ask(sampling=Sampling(max_new_tokens=2)), one) is None
+
+
+def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
+    """Three engines, sessions of several turns: what could be cached is found."""
+
+    async def run():
+        network = born(latent_config())
+        settings = EngineSettings(page_tokens=1, cache_bytes=1 << 22, context=128, stop_ids=())
+        engines = [Engine(network, None, settings) for _ in range(3)]
+        names, served = [f"e{i}" for i in range(3)], Counter()
+
+        class Noting(InProcess):
+            async def respond(self, ask):
+                answer = await super().respond(ask)
+                served[ask.session, id(self.engine)] += 1
+                return answer
+
+        def replica(name, engine):
+            seam = Noting(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+            return Replica(name, seam, _well)
+
+        async with Fleet(map(replica, names, engines), QUICK) as fleet:
+            found, ideal = await asyncio.gather(*(talk(fleet, f"s{i}") for i in range(12))), 0
+        ideal = sum(before for turns in found for _, before in turns)
+        hits = sum(cached for turns in found for cached, _ in turns)
+        assert hits >= 0.95 * ideal
+        assert len(served) == 12, "each session was served by one engine"
+        for each in engines:
+            assert each.audit() == []
+            each.close()
+
+    async def talk(fleet, session):
+        ids, turns, before = tuple(session.encode()[i % 2] % 50 for i in range(12)), [], 0
+        ids = (int(session[1:]), *ids)
+        for turn in range(4):
+            sampling = Sampling(max_new_tokens=6, temperature=1.0, seed=turn)
+            answer = await fleet.respond(ask(session, ids, sampling))
+            turns.append((answer.cached_tokens, max(0, before - 1)))
+            ids += (*answer.completion.token_ids, 7, 8)
+            before = len(ids) - 2
+        fleet.end(session)
+        return turns
+
+    async def _well(_patience_s):
+        return True
+
+    asyncio.run(run())

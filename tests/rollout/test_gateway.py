@@ -1,0 +1,332 @@
+"""Agents of every dialect leave the same tokens; who leaves early leaves none."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from paddock.checkpoint import load_pretrained
+from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+from paddock.records import Sampling, Trajectory, Verdict, decode, encode
+from paddock.rollout.client import EngineLost, InProcess
+from paddock.rollout.gateway import build_gateway
+from paddock.rollout.live import GatewaySettings, Rules, Sessions
+from paddock.text import Special, Tokenizer, renderer_for
+from tests.rollout.agents import AGENTS, HTTP, ChatAgent, MessagesAgent
+from tests.rollout.engines import Chancy, Scripted, completion, renderer
+from tests.rollout.talks import ids_of
+from tests.serve.live import listening
+from tests.serve.school import WEATHER
+from tests.text.conversations import MARKERS, WORDS, text
+
+VARIANTS = [(name, stream) for name in AGENTS for stream in (False, True)]
+GREEDY = Rules(sampling=Sampling(temperature=0.0))
+TOOL = {"type": "function", "function": encode(WEATHER)}
+
+
+@contextmanager
+def gateway(generate, words=None, rules=None, **settings):
+    sessions = Sessions(generate, words or renderer(), GatewaySettings(**settings))
+    with listening(build_gateway(sessions, rules)) as url:
+        yield url, sessions
+
+
+def opened(url, session, **more):
+    HTTP.post(f"{url}/sessions", json={"id": session, **more}).raise_for_status()
+
+
+def exported(url, session, **more):
+    reply = HTTP.post(f"{url}/sessions/{session}/export", json=more)
+    reply.raise_for_status()
+    return reply.json()["trajectories"]
+
+
+# --- A5: protocols agree --------------------------------------------------------------------------
+
+
+def converse(agent, chance, turns):
+    agent.say(text(chance, (*WORDS, *MARKERS)))
+    for _ in range(turns):
+        calls = agent.turn()
+        results = [(call, text(chance, (*WORDS, *MARKERS))) for call in calls]
+        agent.answer(results)
+        if not results or chance.random() < 0.3:
+            agent.say(f"Go on {text(chance, WORDS)}.")
+
+
+def test_every_protocol_leaves_the_same_record():
+    kept = {}
+    for name, stream in VARIANTS:
+        engine = Chancy(pieces=5)
+        with gateway(engine) as (url, _):
+            for number in range(6):
+                opened(url, f"s{number}")
+                system = "Be brief." if number % 2 else None
+                agent = AGENTS[name](url, f"s{number}", stream=stream, system=system)
+                converse(agent, Random(number), turns=3)
+            kept[name, stream] = [exported(url, f"s{number}") for number in range(6)]
+    first, *others = kept.values()
+    assert all(len(branches) == 1 for branches in first)
+    assert [len(branches[0]["turns"]) for branches in first] == [3] * 6
+    for (name, stream), other in kept.items():
+        assert other == first, f"{name}, streaming: {stream}"
+    assert others
+
+
+@pytest.mark.parametrize(("name", "stream"), VARIANTS)
+def test_a_thought_that_turned_out_to_be_the_answer_comes_back_as_it_was_told(name, stream):
+    ended = completion(ids_of("just so", Special.USER))  # no </think>
+    with gateway(Scripted([ended, ended])) as (url, _):
+        opened(url, "s")
+        agent = AGENTS[name](url, "s", stream=stream)
+        agent.say("Hi")
+        agent.turn()
+        agent.say("Sure?")
+        agent.turn()
+        assert [len(found["turns"]) for found in exported(url, "s")] == [2]
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    words = Tokenizer.load(folder)
+    settings = EngineSettings(cache_bytes=1 << 22, max_running=8)
+    with Engine(load_pretrained(folder), words, settings) as found:
+        yield found
+        assert found.audit() == []
+
+
+def _in_process(engine, kind=InProcess):
+    return kind(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+
+
+@pytest.fixture
+def real(engine):
+    """A real engine behind the gateway."""
+    return _in_process(engine)
+
+
+@pytest.mark.parametrize(("name", "stream"), VARIANTS)
+def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, stream):
+    words = renderer_for(engine.tokenizer)
+    with gateway(real, words, GREEDY, room=engine.capacity.context) as (url, sessions):
+        opened(url, "s")
+        agent = AGENTS[name](url, "s", stream=stream, tools=[TOOL])
+        agent.say("Weather in Oslo?")
+        (call,) = agent.turn()
+        agent.answer([(call, '{"t": 12}')])
+        assert agent.turn() == []
+        assert HTTP.get(f"{url}/sessions/s").json()["turns"] == 2
+        (node, last) = sessions["s"].session.tree.nodes
+        assert last.said()[1].content == "12 C in Oslo."
+        assert last.parent is node
+        again = engine.generate(last.token_ids()[: -len(last.ids)], Sampling(temperature=0.0))
+        assert list(again.token_ids) == last.ids.tolist()
+        assert again.logprobs == pytest.approx(tuple(last.logprobs), abs=1e-5)
+
+
+# --- who leaves early -----------------------------------------------------------------------------
+
+
+def until(holds, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+class Freezing(InProcess):
+    """The engine takes no further step once it has begun to answer, and cannot be done before."""
+
+    async def stream(self, ask):
+        ask = replace(ask, sampling=replace(ask.sampling, min_new_tokens=300))
+        async for delta in super().stream(ask):
+            self.engine.pause("in_place")
+            yield delta
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_turn_whose_client_left_in_the_middle_is_not_recorded(engine, name):
+    words, slow = renderer_for(engine.tokenizer), _in_process(engine, Freezing)
+    with gateway(slow, words, GREEDY, room=engine.capacity.context) as (url, sessions):
+        opened(url, "s")
+        agent = AGENTS[name](url, "s", stream=False, tools=[TOOL])
+        agent.say("Weather in Oslo?")
+        body = {"model": "m", "stream": True, "max_tokens": 400}
+        path = {"chat": "chat/completions"}.get(name, name)
+        said = {"input": agent.items} if name == "responses" else {"messages": agent.messages}
+        with HTTP.stream("POST", f"{url}/sessions/s/v1/{path}", json=body | said) as reply:
+            assert reply.status_code == 200
+            parts = reply.iter_bytes()  # letting go of it is leaving
+            next(parts)
+            until(lambda: sessions["s"].running == 1 and engine.stats().running == 1)
+        until(lambda: not sessions["s"].running and not engine.stats().running)
+        engine.resume()
+        assert sessions["s"].session.tree.nodes == []
+        agent.turn()
+        facts = HTTP.get(f"{url}/sessions/s").json()
+        assert facts["turns"] == 1, "and the session goes on"
+
+
+def test_a_client_that_left_before_the_whole_answer_has_no_turn(real, engine):
+    words = renderer_for(engine.tokenizer)
+    with gateway(real, words, GREEDY) as (url, sessions):
+        opened(url, "s")
+        engine.pause("in_place")
+        body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 450}
+        with pytest.raises(httpx.ReadTimeout):
+            HTTP.post(f"{url}/sessions/s/v1/chat/completions", json=body, timeout=0.5)
+        until(lambda: not sessions["s"].running and not engine.stats().waiting)
+        engine.resume()
+        assert sessions["s"].session.tree.nodes == []
+
+
+def test_turns_of_one_session_may_run_at_once():
+    """Sub-agents share a session: their turns are branches, none is lost."""
+    with gateway(Chancy(pieces=3)) as (url, sessions):
+        opened(url, "s")
+
+        def one(number):
+            agent = ChatAgent(url, "s", stream=bool(number % 2))
+            converse(agent, Random(number), turns=3)
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(one, range(6)))
+        assert len(sessions["s"].session.tree.nodes) == 18
+        assert sum(len(t["turns"]) for t in exported(url, "s")) >= 18
+
+
+# --- the session's rules --------------------------------------------------------------------------
+
+
+def test_the_session_rules_over_what_shapes_the_distribution():
+    asked = Sampling(temperature=0.0, top_p=0.5, max_new_tokens=9, stop_texts=("x",), seed=4)
+    own = Rules(sampling=Sampling(temperature=0.7, max_new_tokens=20, seed=1))
+    ruled = own.ruled(asked, turn=3)
+    assert (ruled.temperature, ruled.top_p) == (0.7, 1.0)
+    assert (ruled.max_new_tokens, ruled.stop_texts) == (9, ("x",))
+    assert ruled.seed not in (1, 4, None) and own.ruled(asked, turn=4).seed != ruled.seed
+
+
+def test_a_required_call_is_opened_by_us_and_not_trained(real, engine):
+    words = renderer_for(engine.tokenizer)
+    with gateway(real, words, GREEDY) as (url, sessions):
+        opened(url, "s")
+        agent = ChatAgent(url, "s", stream=False, tools=[TOOL])
+        agent.say("Weather in Oslo?")
+        assert len(agent.turn(tool_choice="required")) == 1
+        assert HTTP.get(f"{url}/sessions/s").json()["turns"] == 1
+        (node,) = sessions["s"].session.tree.nodes
+        opening = words.tokenizer.decode(node.added.tolist())
+        assert opening.endswith("<tool_call>get_weather")
+
+
+# --- errors, and what else there is ---------------------------------------------------------------
+
+
+def test_errors_speak_the_dialect():
+    with gateway(Chancy(), room=64) as (url, _):
+        opened(url, "s")
+        long, lost, hello = (
+            ChatAgent(url, "s", stream=False),
+            ChatAgent(url, "other", stream=False),
+            ChatAgent(url, "s", stream=False),
+        )
+        also_long = MessagesAgent(url, "s", stream=True)
+        for agent, said in ((long, "too long " * 50), (also_long, "too long " * 50), (lost, "Hi")):
+            agent.say(said)
+        hello.say("Hi")
+        with pytest.raises(openai.BadRequestError, match="maximum context length") as refused:
+            long.turn()
+        assert refused.value.code == "context_length_exceeded"
+        with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+            also_long.turn()
+        with pytest.raises(openai.NotFoundError, match="no session 'other'"):
+            lost.turn()
+        for more in ({"n": 2}, {"logprobs": True, "top_logprobs": 3}):
+            with pytest.raises(openai.BadRequestError, match=next(reversed(more))):
+                hello.turn(**more)
+        broken = HTTP.post(f"{url}/sessions/s/v1/messages", content=b"{")
+        assert broken.json()["type"] == "error"
+        assert HTTP.post(f"{url}/sessions", json={"id": "s"}).status_code == 409
+        assert HTTP.post(f"{url}/sessions", json={"id": "a/b"}).status_code == 400
+        assert HTTP.get(f"{url}/sessions/s/nothing").status_code == 404
+
+
+def test_a_lost_engine_is_no_bug_and_no_turn():
+    class Lost(Chancy):
+        async def respond(self, ask):
+            raise EngineLost("gone")
+
+    with gateway(Lost()) as (url, sessions):
+        opened(url, "s")
+        for name in AGENTS:
+            for stream in (False, True):
+                agent = AGENTS[name](url, "s", stream=stream)
+                agent.say("Hi")
+                with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as error:
+                    agent.turn()
+                assert error.value.status_code == 503
+        assert sessions["s"].session.tree.nodes == []
+
+
+def test_what_is_exported_reads_back_as_trajectories():
+    with gateway(Chancy()) as (url, sessions):
+        opened(url, "s")
+        converse(ChatAgent(url, "s", stream=False), Random(1), turns=3)
+        outcome = encode(Verdict(reward=0.5))
+        (found,) = exported(url, "s", task_id="t", group_id="g", outcome=outcome)
+        trajectory = decode(Trajectory, found)
+        assert trajectory.outcome == Verdict(reward=0.5)
+        assert trajectory.token_ids == tuple(sessions["s"].session.tree.nodes[-1].token_ids())
+        facts = HTTP.get(f"{url}/sessions/s").json()
+        assert (facts["turns"], facts["branches"], facts["forks"]) == (3, 1, [])
+        assert HTTP.delete(f"{url}/sessions/s").json()["turns"] == 3
+        assert HTTP.get(f"{url}/sessions").json() == {"sessions": []}
+
+
+ATIF = {  # what each object may hold, as the format says
+    "step": {
+        *("step_id", "timestamp", "source", "model_name", "reasoning_effort", "message"),
+        *("reasoning_content", "tool_calls", "observation", "metrics", "is_copied_context"),
+        *("llm_call_count", "extra"),
+    },
+    "metrics": {
+        *("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"),
+        *("prompt_token_ids", "completion_token_ids", "logprobs", "extra"),
+    },
+}
+
+
+def test_a_session_can_be_had_as_atif():
+    with gateway(Chancy()) as (url, sessions):
+        opened(url, "s")
+        agent = ChatAgent(url, "s", stream=False, system="Be brief.")
+        converse(agent, Random(1), turns=3)
+        agent.messages[2] = {"role": "assistant", "content": "rewritten"}
+        agent.messages = [m for m in agent.messages if m["role"] != "tool"]
+        agent.turn()
+        first, second = exported(url, "s", format="atif", tokens=True)
+        session = sessions["s"].session
+    assert first["schema_version"] == "ATIF-v1.8" and first["trajectory_id"] == "s/0"
+    for found in (first, second):
+        steps = found["steps"]
+        assert [step["step_id"] for step in steps] == list(range(1, len(steps) + 1))
+        for step in steps:
+            assert set(step) <= ATIF["step"] and step["source"] in ("system", "user", "agent")
+            assert set(step.get("metrics", {})) <= ATIF["metrics"]
+            if step.get("llm_call_count") == 0:
+                assert "metrics" not in step and "reasoning_content" not in step
+    sampled = [step for step in first["steps"] if step.get("llm_call_count")]
+    for step, node in zip(sampled, session.tree.nodes, strict=False):
+        assert step["metrics"]["completion_token_ids"] == node.ids.tolist()
+        assert step["metrics"]["logprobs"] == node.logprobs.tolist()
+        prompt = node.token_ids()[: -len(node.ids)].tolist()
+        assert step["metrics"]["prompt_token_ids"] == prompt
+    copied = [step for step in second["steps"] if step.get("is_copied_context")]
+    assert "rewritten" in [step["message"] for step in copied]

@@ -1,0 +1,225 @@
+"""Servers over HTTP: the same tokens as in this process, and a kill -9 in the middle of a turn."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from paddock.checkpoint import load_pretrained
+from paddock.checkpoint.wire import Parcel, outgoing, pack
+from paddock.engine import Engine, EngineSettings, Reload, Request
+from paddock.records import Message, Sampling
+from paddock.rollout.client import Ask, AskRefused, BadReply, EngineLost
+from paddock.rollout.fleet import Fleet, FleetSettings, Replica
+from paddock.rollout.remote import HttpGenerate, HttpScore, HttpWeights, Server, pool
+from paddock.rollout.session import PRESERVED, Session
+from paddock.text import Tokenizer, parse, renderer_for
+from tests.serve.live import serving
+from tests.serve.school import ASK, COUNT, WEATHER
+
+GREEDY = Sampling(temperature=0.0, max_new_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def live(folder):
+    with serving(folder, weights=Reload) as server:
+        yield server
+        assert server.audit() == []
+
+
+def over_http(live, work):
+    """Run `work(server)` with a client of its own."""
+
+    async def run():
+        async with pool() as http:
+            return await work(Server(live.url, http, patience_s=30))
+
+    return asyncio.run(run())
+
+
+def prompt(live, message=ASK):
+    return live.renderer.prompt([message], tools=(WEATHER,), thinking=PRESERVED).token_ids
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(max_new_tokens=30, seed=7, top_k=20)])
+def test_a_server_answers_as_its_engine_does(live, sampling):
+    ids = prompt(live)
+    question = Ask(token_ids=ids, sampling=sampling, session="s\u00e9", id="q")
+    for _ in range(2):  # the prefix is cached from the second time on, which rounds otherwise
+        here = live.engines[0].generate(ids, sampling)
+
+    async def both(server):
+        generate = HttpGenerate(server)
+        whole = await generate.respond(question)
+        deltas = [delta async for delta in generate.stream(question)]
+        return whole, deltas
+
+    whole, deltas = over_http(live, both)
+    assert whole.completion == here
+    assert deltas[-1].answer.completion == here
+    assert [i for delta in deltas for i in delta.token_ids] == list(here.token_ids)
+    assert all(delta.answer is None for delta in deltas[:-1]) and len(deltas) > 1
+
+
+def test_without_a_number_of_tokens_the_context_decides(live):
+    ids, free = prompt(live), Sampling(temperature=0.0)
+    question = Ask(token_ids=ids, sampling=free, session="s")
+    answer = over_http(live, lambda s: HttpGenerate(s, context=512).respond(question))
+    assert answer.completion == live.engines[0].generate(ids, free)
+    with pytest.raises(AskRefused, match="context is not known"):
+        over_http(live, lambda s: HttpGenerate(s).respond(question))
+    with pytest.raises(AskRefused, match="no room"):
+        over_http(live, lambda s: HttpGenerate(s, context=len(ids)).respond(question))
+
+
+def test_what_a_server_refuses_is_refused_and_who_is_gone_is_lost(live):
+    far_too_long = Ask(token_ids=(5,) * 600, sampling=GREEDY, session="s")
+    with pytest.raises(AskRefused, match="maximum context length"):
+        over_http(live, lambda s: HttpGenerate(s).respond(far_too_long))
+
+    async def nobody(server):
+        gone = Server("http://127.0.0.1:9", server.http, patience_s=2)
+        assert not await gone.healthy(1.0)
+        assert await server.healthy(10.0)
+        await HttpGenerate(gone).respond(far_too_long)
+
+    with pytest.raises(EngineLost, match=r"127\.0\.0\.1:9"):
+        over_http(live, nobody)
+
+
+def test_a_server_that_says_nothing_is_given_up(live):
+    live.engines[0].pause("in_place")
+    question = Ask(token_ids=prompt(live), sampling=GREEDY, session="s")
+
+    async def impatient(server):
+        await HttpGenerate(Server(server.url, server.http, patience_s=0.3)).respond(question)
+
+    try:
+        with pytest.raises(EngineLost, match=r"nothing within 0\.3 s"):
+            over_http(live, impatient)
+    finally:
+        live.engines[0].resume()
+    live.settle()
+
+
+def test_the_experts_that_tokens_chose_come_along(folder):
+    with serving(folder, engine={"replay": True}) as live:
+        layers = sum(kind == "moe" for kind in live.engines[0].config.mlp)
+        shape = (layers, live.engines[0].config.moe.active)
+        ids = prompt(live)
+        here = live.engines[0].answer(Request(token_ids=ids, sampling=GREEDY, replay=True))
+        question = Ask(token_ids=ids, sampling=GREEDY, session="s", replay=True)
+        found = over_http(live, lambda s: HttpGenerate(s, experts=shape).respond(question))
+        assert (found.replay.expert_TLK == here.replay.expert_TLK).all()
+        with pytest.raises(BadReply, match="routed_experts"):
+            over_http(live, lambda s: HttpGenerate(s, experts=(9, 9)).respond(question))
+
+
+def test_scores_are_those_of_the_engine(live):
+    ids = prompt(live)
+    here = live.engines[0].answer(
+        Request(token_ids=ids, sampling=Sampling(max_new_tokens=1), prompt_logprobs_from=3)
+    )
+    found = over_http(live, lambda server: HttpScore(server)(ids, 3))
+    assert found == pytest.approx(here.prompt_logprobs, abs=1e-5)
+    with pytest.raises(AskRefused, match="start"):
+        over_http(live, lambda server: HttpScore(server)(ids, 0))
+
+
+def test_weights_are_published_whole_or_not_at_all(live, folder):
+    network = load_pretrained(folder)
+    parcel = pack(Parcel(7, dict(outgoing(network))))
+    question = Ask(token_ids=prompt(live), sampling=GREEDY, session="s")
+
+    async def publish(server):
+        weights = HttpWeights({"a": server})
+        assert await weights.catch_up("a"), "there is nothing to catch up with yet"
+        before = (await HttpGenerate(server).respond(question)).completion
+        damaged = bytearray(parcel)
+        damaged[-5] ^= 1
+        refused = await weights.publish([bytes(damaged)], 7)
+        same = (await HttpGenerate(server).respond(question)).completion
+        assert await weights.publish([parcel], 7) == {}
+        after = (await HttpGenerate(server).respond(question)).completion
+        assert await weights.catch_up("a"), "a late joiner gets the last version"
+        return before, refused, same, after
+
+    before, refused, same, after = over_http(live, publish)
+    assert "checksum" in refused["a"]
+    assert same == before and before.versions[0].version == 0
+    assert {segment.version for segment in after.versions} == {7}
+    assert after.token_ids == before.token_ids
+
+
+# --- kill -9 --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def process(folder):
+    """`paddock serve` in a process of its own; its address."""
+    command = [sys.executable, "-m", "paddock.cli", "serve", str(folder), "--port", "0"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
+    try:
+        for line in server.stdout:
+            found = re.search(r"chat page +(http://\S+)", line)
+            if found:
+                url = found[1]
+            if line.startswith("ready"):
+                break
+        yield url, server
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn(folder):
+    words = renderer_for(Tokenizer.load(folder))
+    session = Session("s", words)
+    sampling = Sampling(temperature=0.0, max_new_tokens=200, ignore_eos=True)
+    with Engine(load_pretrained(folder), words.tokenizer, EngineSettings()) as engine:
+        first = session.begin([COUNT], thinking=PRESERVED)
+        wanted = engine.generate(first.prompt, sampling)
+
+    async def run(servers):
+        async with pool() as http:
+            every = [Server(url, http, patience_s=60) for url, _ in servers]
+            replicas = [Replica(s.url, HttpGenerate(s), s.healthy) for s in every]
+            settings = FleetSettings(patience_s=2.0, misses=3)  # of a machine that is busy
+            async with Fleet(replicas, settings) as fleet:
+                victim = fleet.router.place("s")
+                question = Ask(token_ids=first.prompt, sampling=sampling, session="s")
+                ids, answer = [], None
+                async for delta in fleet.stream(question):
+                    if not ids:
+                        for url, server in servers:
+                            if url == victim:
+                                os.kill(server.pid, signal.SIGKILL)
+                    ids += delta.token_ids
+                    answer = delta.answer
+                assert victim not in fleet.alive and len(fleet.alive) == 1
+                reply = parse(words.tokenizer, ids, finish="length", prompt=first.prompt).message
+                session.record(first, answer.completion, reply)
+                again = Message(role="user", content="Count.")
+                second = session.begin([COUNT, reply, again], thinking=PRESERVED)
+                after = await fleet.respond(
+                    Ask(token_ids=second.prompt, sampling=GREEDY, session="s")
+                )
+                return ids, answer, second, after
+
+    with process(folder) as one, process(folder) as other:
+        ids, answer, second, after = asyncio.run(run([one, other]))
+    assert tuple(ids) == answer.completion.token_ids == wanted.token_ids
+    assert answer.completion.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+    past = [*first.prompt, *ids]
+    assert second.prompt.tolist()[: len(past)] == past
+    assert after.completion.token_ids

@@ -1,0 +1,144 @@
+"""Sessions keep their rank, ranks share the load, routers agree."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from benchmarks.rl_routing import Trace, ours, replay, taking_turns
+from paddock.rollout.router import NoRank, Router, preference
+
+RANKS = tuple("abcdefgh")
+
+
+def placed(router, sessions, tokens=1.0):
+    return {session: router.place(session, tokens) for session in sessions}
+
+
+def names(count):
+    return [f"task-{i}" for i in range(count)]
+
+
+def test_a_session_stays_where_it_is_while_its_rank_lives():
+    router, chance = Router(RANKS), Random(0)
+    first = placed(router, names(400))
+    for _ in range(3000):
+        session = chance.choice(names(400))
+        assert router.place(session, chance.randint(1, 3)) == first[session]
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_a_rank_that_joins_or_leaves_moves_its_share_and_no_more(count):
+    ranks = [f"rank{i}" for i in range(count)]
+    weights = dict.fromkeys(ranks, 1.0)
+    before = {s: preference(s, weights)[0] for s in names(4000)}
+    after = {s: preference(s, weights | {"new": 1.0})[0] for s in names(4000)}
+    moved = [s for s in before if before[s] != after[s]]
+    assert {after[s] for s in moved} == {"new"}
+    assert len(moved) / 4000 <= 1 / count + 0.05
+
+    router = Router(ranks)
+    first = placed(router, names(4000))
+    lost = set(router.leave(ranks[0]))
+    assert lost == {s for s, rank in first.items() if rank == ranks[0]}
+    assert len(lost) / 4000 <= 1 / count + 0.05
+    second = placed(router, names(4000))
+    assert {s for s in first if first[s] != second[s]} == lost
+
+
+def test_ids_that_share_a_beginning_are_spread():
+    router = Router(RANKS)
+    for stem in ("group-7-attempt-", "a", "\u00e9" * 50):
+        found = Counter(preference(f"{stem}{i}", router.weights)[0] for i in range(2000))
+        assert max(found.values()) / (2000 / len(RANKS)) < 1.25 and len(found) == len(RANKS)
+
+
+def test_the_guard_keeps_new_sessions_from_a_full_rank():
+    router = Router(RANKS)
+    placed(router, names(200))
+    mean = sum(router.loads.values()) / len(RANKS)
+    assert max(router.loads.values()) <= 1.12 * mean
+    plain = Counter(preference(s, router.weights)[0] for s in names(200))
+    assert max(plain.values()) > 1.12 * mean, "hashing alone would not have done it"
+
+
+def test_rebalancing_cools_a_rank_whose_sessions_have_grown():
+    router = Router(RANKS)
+    first = placed(router, names(400), 10)
+    for session, rank in first.items():
+        router.grew(session, 30 if rank == "a" else 10)
+    moved = [s for _ in range(20) for s in router.rebalance()]
+    mean = sum(router.loads.values()) / len(RANKS)
+    assert max(router.loads.values()) <= 1.2 * mean
+    assert router.weights["a"] < min(w for r, w in router.weights.items() if r != "a")
+    assert {first[s] for s in moved} == {"a"}
+    assert len(moved) < 60, "only what must move"
+    again = placed(router, names(400), 10)
+    assert {s for s in first if first[s] != again[s]} == set(moved)
+
+
+def test_sessions_that_are_being_answered_are_not_moved():
+    router = Router("ab")
+    first = placed(router, names(100))
+    busy = [s for s, rank in first.items() if rank == "a"]
+    for session in busy:
+        router.grew(session, 5.0)
+    assert router.rebalance(busy=busy) == ()
+
+
+def test_two_routers_agree():
+    one, other = Router(RANKS), Router(reversed(RANKS))
+    for session in names(500):
+        assert preference(session, one.weights) == preference(session, other.weights)
+    placed(one, names(300))
+    for session in names(150):
+        one.grew(session, 40)
+    one.rebalance()
+    one.leave("c")
+    other.adopt(one.state())
+    assert placed(one, names(300)) == placed(other, names(300))
+    assert other.ranks == one.ranks or set(other.ranks) == set(one.ranks)
+    later = [f"later-{i}" for i in range(500)]
+    assert [preference(s, one.weights) for s in later] == [
+        preference(s, other.weights) for s in later
+    ]
+
+
+def test_loads_are_exact_whatever_happens():
+    router, chance, held = Router("abcd"), Random(3), {}
+    for step in range(3000):
+        session = f"s{chance.randrange(60)}"
+        match chance.randrange(5):
+            case 0:
+                router.end(session)
+                held.pop(session, None)
+            case 1 if step % 50 == 0 and len(router.ranks) > 2:
+                for gone in router.leave(chance.choice(router.ranks)):
+                    held.pop(gone, None)
+            case 2 if step % 40 == 0:
+                router.join(chance.choice("abcd"))
+            case 3:
+                router.rebalance()
+            case _:
+                held[session] = chance.randint(1, 100)
+                router.place(session, held[session])
+        loads = Counter()
+        for name, tokens in held.items():
+            loads[router.pins[name]] += tokens
+        assert {rank: pytest.approx(loads[rank]) for rank in router.ranks} == dict(router.loads)
+
+
+def test_nobody_left_is_said_so():
+    router = Router("a")
+    router.leave("a")
+    with pytest.raises(NoRank, match="no rank"):
+        router.place("s")
+
+
+def test_a_replayed_trace_finds_its_prefixes_and_loads_ranks_alike():
+    trace = Trace.made_up(sessions=400, concurrent=96, seed=1)
+    found = replay(trace, 8, ours)
+    assert found.affinity >= 0.95
+    assert found.busiest <= 1.2
+    plain = replay(trace, 8, taking_turns)
+    assert plain.affinity < 0.8

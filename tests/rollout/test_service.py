@@ -1,0 +1,248 @@
+"""Tasks over HTTP: a real service in a process of its own, killed and started again."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+import paddock
+from paddock.journal import Ledger
+from paddock.records import Completion, Failure, Segment, Verdict
+from paddock.rl.collect import Collector
+from paddock.rollout.client import Answered, Whole
+from paddock.rollout.gateway import build_gateway
+from paddock.rollout.live import Rules, Sessions
+from paddock.rollout.orchestrator import Orchestrator, Work
+from paddock.rollout.remote import pool
+from paddock.rollout.schedule import Assignment
+from paddock.rollout.service import Registry, RemoteAttempt, build_service
+from paddock.rollout.settings import Pace, TaskSettings
+from tests.rollout.engines import renderer, tokenizer
+from tests.rollout.virtual import Engine, Learner
+
+
+class Brief(Whole):
+    """Says a few tokens, and writes down to whom."""
+
+    def __init__(self):
+        self.log, self.version = [], lambda: 0
+
+    async def respond(self, ask):
+        await asyncio.sleep(0.01)
+        ids = tuple(tokenizer().encode(f"reply {len(ask.token_ids)}", specials=False))
+        completion = Completion(
+            token_ids=ids,
+            logprobs=(-0.5,) * len(ids),
+            versions=(Segment(self.version(), len(ids)),),
+            finish="length",
+        )
+        self.log.append((ask.session, tuple(ask.token_ids), ids))
+        return Answered(completion=completion, prompt_tokens=len(ask.token_ids))
+
+
+@asynccontextmanager
+async def served(app):
+    """The address of an application that runs in this loop."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    server.capture_signals = nullcontext  # Ctrl-C stays pytest's
+    serving = asyncio.ensure_future(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await serving
+
+
+@asynccontextmanager
+async def conductor():
+    """Gateway, registry, and how a task is attempted by a service."""
+    engine, registry = Brief(), Registry()
+    sessions = Sessions(engine, renderer())
+    app = build_gateway(sessions)
+    registry.open_doors(app)
+    async with pool() as http, served(app) as url:
+        attempt = RemoteAttempt(
+            registry=registry, sessions=sessions, rules=Rules(), gateway=url, http=http
+        )
+        yield engine, registry, attempt, url
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def start(port, url):
+    command = [sys.executable, "-m", "tests.rollout.task_service", str(port), url]
+    return subprocess.Popen(command, cwd=Path(paddock.__file__).parents[1])
+
+
+async def until(what, *, limit_s=60.0):
+    async with asyncio.timeout(limit_s):
+        while not what():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
+    async def main():
+        async with conductor() as (engine, registry, attempt, url):
+            port, local, ledger = free_port(), Engine(delay=lambda *_: 0.05), Ledger(":memory:")
+            works = {
+                "echo": Work(attempt, TaskSettings(group_size=2, failure_budget=2, attempt_s=30.0)),
+                "local": Work(local, TaskSettings(group_size=2)),
+            }
+            engine.version = lambda: local.version
+            pace = Pace(batch_groups=4, pipeline_depth=1, max_staleness=2, rest_batches=1)
+            service = start(port, url)
+            try:
+                await until(lambda: registry.offering("echo"))
+                async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
+                    learner = Learner(collect, local, step_s=lambda: 0.01)
+                    await asyncio.wait_for(learner.run(3), 60)
+                    learning = asyncio.ensure_future(learner.run(6))
+                    await until(lambda: attempt._running.total() > 0)
+                    service.kill()  # in the middle of an attempt
+                    await asyncio.wait_for(learning, 60)
+                    down = collect.snapshot().tasks["echo"]
+                    await until(lambda: not registry.offering("echo"))  # it is silent
+                    service = start(port, url)
+                    await until(lambda: registry.offering("echo"))
+                    for _ in range(30):
+                        await asyncio.wait_for(learner.run(1), 60)
+                        if not collect.snapshot().tasks["echo"].aside:
+                            break
+                    await asyncio.wait_for(learner.run(2), 60)
+                    return engine, learner, ledger, down, collect.snapshot().tasks["echo"]
+            finally:
+                service.kill()
+                service.wait()
+
+    engine, learner, ledger, down, back = asyncio.run(main())
+    assert [sum(g.task == "echo" for g in b.groups) for b in learner.batches[:3]] == [2, 2, 2]
+    assert "groups in a row failed" in down.aside and "infrastructure at service" in down.aside
+    assert back.aside == "" and back.trained > 6
+    assert sum(g.task == "echo" for g in learner.batches[-1].groups) == 2
+    assert ledger.balance().holds
+    assert {kind for _, kind, _ in ledger.failures()} == {"infrastructure"}
+    said = {(session, prompt, ids) for session, prompt, ids in engine.log}
+    groups = [g for b in learner.batches for g in b.groups if g.task == "echo"]
+    for branches in [branches for group in groups for branches in group.attempts]:
+        if isinstance(branches[0].outcome, Failure):
+            continue
+        (branch,) = branches
+        assert len(branch.turns) == 2
+        prompt = ()
+        for turn in branch.turns:
+            prompt += turn.added_ids
+            assert (branch.session_id, prompt, turn.completion.token_ids) in said
+            prompt += turn.completion.token_ids
+
+
+def given():
+    return Assignment.of("echo", 3, 1, seed=9)
+
+
+def attempted(service, *, key=None):
+    """One attempt by a service in this process, and how many sessions are left over."""
+
+    async def main():
+        async with conductor() as (_, registry, attempt, _), served(service) as url:
+            registry.register("echo", url)
+            attempt.key = key
+            (branch,) = await attempt(given())
+            return branch, len(attempt.sessions)
+
+    return asyncio.run(main())
+
+
+def test_what_a_service_says_is_the_outcome():
+    async def rollout(given, base_url):
+        assert base_url.endswith("/sessions/echo-3-1")
+        return Verdict(reward=given.number / 4, note=str(given.seed))
+
+    branch, left = attempted(build_service({"echo": rollout}))
+    assert branch.outcome == Verdict(reward=0.75, note=str(given().seed))
+    assert (branch.task_id, branch.group_id, branch.session_id) == ("echo/3", "echo-3", "echo-3-1")
+    assert left == 0
+
+
+def test_a_service_with_a_bug_is_a_failure_and_never_a_reward():
+    async def rollout(given, base_url):
+        raise KeyError("tests")
+
+    branch, left = attempted(build_service({"echo": rollout}))
+    assert branch.outcome.kind == "infrastructure" and "KeyError" in branch.outcome.what
+    assert left == 0
+
+
+def test_a_service_that_has_no_such_task_is_named():
+    branch, _ = attempted(build_service({}))
+    assert branch.outcome.kind == "world"
+    assert "no task is called 'echo'" in branch.outcome.what
+
+
+def test_a_key_keeps_strangers_out():
+    async def rollout(given, base_url):
+        return Verdict(reward=1.0)
+
+    service = build_service({"echo": rollout}, key="secret")
+    assert "the key is missing or wrong" in attempted(service)[0].outcome.what
+    assert attempted(service, key="secret")[0].outcome == Verdict(reward=1.0)
+
+
+def test_without_a_service_the_attempt_fails_at_once():
+    async def main():
+        async with conductor() as (_, _, attempt, _):
+            return await attempt(given())
+
+    (branch,) = asyncio.run(main())
+    assert branch.outcome == Failure(
+        kind="infrastructure", where="service", what="no service offers task 'echo' now"
+    )
+
+
+def test_an_attempt_that_is_given_up_is_given_up_by_the_service_too():
+    async def main():
+        begun, left = asyncio.Event(), asyncio.Event()
+
+        async def rollout(given, base_url):
+            begun.set()
+            try:
+                await asyncio.sleep(1e6)
+            finally:
+                left.set()
+
+        service = build_service({"echo": rollout})
+        async with conductor() as (_, registry, attempt, _), served(service) as url:
+            registry.register("echo", url)
+            doing = asyncio.ensure_future(attempt(given()))
+            await asyncio.wait_for(begun.wait(), 10)
+            doing.cancel()
+            await asyncio.wait_for(left.wait(), 10)
+            assert len(attempt.sessions) == 0
+
+    asyncio.run(main())
+
+
+def test_services_register_over_http():
+    async def main():
+        async with conductor() as (_, _, _, url), httpx.AsyncClient() as http:
+            bad = await http.post(f"{url}/tasks", json={"name": "echo", "url": "echo"})
+            good = await http.post(f"{url}/tasks", json={"name": "echo", "url": "http://e:1/"})
+            every = await http.get(f"{url}/tasks")
+            return bad.status_code, good.json(), every.json()
+
+    bad, good, every = asyncio.run(main())
+    assert bad == 400 and good == {"heartbeat_s": 1.0}
+    assert every == {"tasks": {"echo": ["http://e:1"]}}

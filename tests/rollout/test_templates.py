@@ -1,0 +1,96 @@
+"""Templates that go on from what they said, the same tokens for SFT, sessions that stay small."""
+
+from itertools import pairwise
+
+import pytest
+
+from paddock.records import Message, ToolCall
+from paddock.rollout.match import STRICT
+from paddock.rollout.session import PRESERVED, Session
+from paddock.text import FolderRenderer, Mode, Special, Template, Tokenizer, renderer_for, rewrite
+from paddock.text.gguf import tokenizer_from_gguf
+from paddock.text.template import glm_template
+from tests.rollout.engines import SPEC, completion, renderer, tokenizer
+from tests.rollout.talks import JUDGED, ids_of, say, user
+from tests.text.test_folder import CHATML
+from tests.text.tiny_gguf import write_gguf
+
+
+def test_the_verifier_passes_our_template_and_fails_one_that_rewrites():
+    mode = Mode(thinking=PRESERVED, switching=True)
+    assert rewrite(glm_template("5"), tokenizer(), mode) is None
+    source = "{{ messages | length }}{% for m in messages %}<|user|>{{ m.content }}{% endfor %}"
+    assert rewrite(Template(source, name="counts"), tokenizer(), mode) is not None
+
+
+@pytest.mark.parametrize("version", ["5", "5.1", "5.2", "5.3"])
+def test_a_session_of_canonical_replies_is_what_sft_trains_on(version):
+    """Parallel results included: the same ids, the same mask."""
+    calls = tuple(ToolCall(id=f"c{i}", name="now") for i in range(2))
+    said = [
+        user(),
+        Message(role="assistant", content="Look.", reasoning="Hm.", tool_calls=calls),
+        *(Message(role="tool", content=str(i), tool_call_id=f"c{i}") for i in range(2)),
+        Message(role="assistant", content="Done.", reasoning="Sure."),
+        user(),
+        Message(role="assistant", content="Bye.", reasoning="End."),
+    ]
+    whole = renderer(version).dialogue(said, tools=SPEC, thinking=PRESERVED)
+    session = Session("s", renderer(version), STRICT)
+    for at, message in enumerate(said):
+        if message.role != "assistant":
+            continue
+        opening = session.begin(said[:at], tools=SPEC, thinking=PRESERVED)
+        mine = renderer(version).reply(said[: at + 1], tools=SPEC, thinking=PRESERVED)
+        ids = [i for i, flag in zip(mine.token_ids, mine.trained, strict=True) if flag]
+        session.record(opening, completion(ids), message)
+    (found,) = session.trajectories(**JUDGED)
+    assert found.token_ids == whole.token_ids
+    assert found.trained == whole.trained
+
+
+def test_a_long_session_costs_a_few_bytes_a_token():
+    session, messages, words = Session("s", renderer()), [user()], "the pony is in the box " * 120
+    for _ in range(20):
+        ids = ids_of("x", Special.THINK_CLOSE, words, Special.USER)
+        _, _, reply = say(session, messages, ids)
+        messages += [reply, user(words)]
+    assert session.tree.nbytes < 12 * session.tokens
+    before = session.tree.nbytes / session.tokens
+    for _ in range(20):
+        _, _, reply = say(session, messages, ids)
+        messages += [reply, user(words)]
+    assert session.tree.nbytes / session.tokens < 1.1 * before, "linear, not quadratic"
+
+
+# --- other families -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory):
+    """A model's own folder, with a template in the manner of Qwen2.5."""
+    folder = tmp_path_factory.mktemp("family")
+    files = tokenizer_from_gguf(write_gguf(folder / "m.gguf", pre="qwen2")).files()
+    named = {**files, "chat_template.jinja": CHATML.encode()}
+    return renderer_for(Tokenizer(named, name="family"))
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_sessions_of_other_families_go_on_from_their_own_tokens(family, stops):
+    assert isinstance(family, FolderRenderer)
+    end, encode = family.stops[0], lambda text: family.tokenizer.encode(text, specials=False)
+    session, messages, log = Session("s", family), [user("Hi")], []
+    for turn in range(3):
+        opening = session.begin(messages)
+        odd = [i for letter in f"reply {turn}" for i in encode(letter)]
+        done = completion([*odd, *([end] if stops else [])], finish="stop" if stops else "length")
+        log.append((tuple(opening.prompt), done))
+        session.record(opening, done, Message(role="assistant", content=f"reply {turn}"))
+        messages += [Message(role="assistant", content=f"reply {turn}"), user("More")]
+    (found,) = session.trajectories(**JUDGED)
+    for (before, done), (after, _) in pairwise(log):
+        past = before + done.token_ids
+        assert after[: len(past)] == past
+        assert (after[len(past)] == end) != stops, "one end of the turn, sampled or put there"
+    assert found.token_ids == log[-1][0] + log[-1][1].token_ids
+    assert sum(found.trained) == sum(len(done.token_ids) for _, done in log)
