@@ -1,0 +1,264 @@
+"""Rollouts into batches while the trainer works: the Queue that is fed by an orchestrator.
+
+Every wait has a deadline. What an attempt raises ends the run, and is raised to whoever waits.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+from paddock.journal import Ledger, LedgerError
+from paddock.rl.queue import Batch, Packed, lag_of, read_packed
+from paddock.rollout.concurrency import Limit, Pressure
+from paddock.rollout.flight import GRACE_S
+from paddock.rollout.group import Group
+from paddock.rollout.orchestrator import Orchestrator, Tell
+from paddock.rollout.quota import Missing
+from paddock.rollout.runner import Culprit
+from paddock.rollout.settings import Pace
+
+T = TypeVar("T")
+LOOK_S = 1.0  # between two looks at the engine
+WORTH_A_THREAD = 1 << 20  # packed bytes whose unpacking would hold up the loop
+
+
+class Stalled(RuntimeError):
+    """Nothing will happen any more, though everything has a deadline: a bug, or a machine that
+    stands still. The message names who is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskState:
+    """One task, in groups."""
+
+    in_flight: int = 0
+    finished: int = 0  # and not trained yet
+    trained: int = 0
+    filtered: Mapping[str, int] = field(default_factory=dict)  # by reason
+    failed: Mapping[str, int] = field(default_factory=dict)  # by reason
+    aside: str = ""  # why it gets nothing now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Where a run stands."""
+
+    updates: int
+    version: int
+    running: int  # attempts
+    limit: int  # of them
+    queued: int  # attempts
+    tasks: Mapping[str, TaskState]
+    longest: tuple[Culprit, ...]  # the attempts that have been running longest
+
+
+class Collector:
+    """A Queue over live rollouts. Use it as `async with`; on leaving, what runs is cancelled and
+    stays in flight in the ledger, for the next call to take up."""
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        *,
+        batches: int | None = None,
+        pressure: Callable[[], Awaitable[Pressure]] | None = None,
+        tell: Tell = lambda *_, **__: None,
+    ) -> None:
+        """`batches`: how many there will be in all. `pressure`: how the engine fares; without it,
+        as many attempts run as the pace allows."""
+        self._o = orchestrator
+        self._pace: Pace = orchestrator.pace
+        self._ledger: Ledger = orchestrator.ledger
+        self._batches, self._pressure, self._tell = batches, pressure, tell
+        self._resumed = False
+        self._monitor: asyncio.Task[None] | None = None
+        self._out: Batch | None = None  # at the trainer
+        self.updates = 0
+
+    async def __aenter__(self) -> Self:
+        if self._pressure is not None and not self._pace.lockstep:
+            self._monitor = asyncio.ensure_future(self._watch_engine(self._pressure))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = self._o.cancel()
+        if self._monitor is not None:
+            self._monitor.cancel()
+            tasks.append(self._monitor)
+        if tasks:
+            await asyncio.wait(tasks, timeout=GRACE_S)
+
+    # -- the learner's side ----------------------------------------------------------------------
+
+    def resume(self, updates: int) -> None:
+        """Go on from a checkpoint after so many updates; 0 where there is none yet."""
+        self._ledger.rewind(updates, whole=self._pace.lockstep)
+        self._o.resume(updates)
+        self.updates = updates
+        self._resumed = True
+        if self._pace.lockstep and not self._o.idle:
+            self._tell("resume", why="the checkpoint was not taken at a border: bits may differ")
+
+    async def next_batch(self) -> Batch | None:
+        if not self._resumed:
+            self.resume(0)
+        if self._out is not None:
+            raise RuntimeError(f"the batch of update {self._out.update} has not been trained yet")
+        began = asyncio.get_running_loop().time()
+        await self.border()
+        if self._left() == 0:
+            return None
+        self._o.now = self._o.update
+        self._o.ahead = min(self._pace.pipeline_depth + 1, self._left())
+        self._o.pump()
+        while isinstance(found := self._o.compose(), Missing):
+            await self._progress(found)
+        update = self._o.update
+        taken = self._o.take(found)
+        self._o.update += self._pace.updates_per_batch
+        self._o.ahead = min(self._pace.pipeline_depth, self._left())
+        self._o.pump()
+        groups = await self._opened([read_packed(self._ledger, entry) for entry in taken])
+        self._out = Batch(
+            update=update,
+            groups=groups,
+            lags=tuple(lag_of(group, update) for group in groups),
+            waited_s=asyncio.get_running_loop().time() - began,
+        )
+        return self._out
+
+    async def watch(self, work: Awaitable[T]) -> T:
+        doing = asyncio.ensure_future(work)
+        broken = asyncio.ensure_future(self._o.broken.wait())
+        try:
+            await asyncio.wait({doing, broken}, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                self._raise_failure()
+            return doing.result()
+        finally:
+            broken.cancel()
+            if not doing.done():
+                doing.cancel()
+
+    def trained(self, batch: Batch) -> None:
+        if batch is not self._out:
+            raise RuntimeError(f"the batch of update {batch.update} is not at the trainer")
+        until = batch.update + self._pace.updates_per_batch
+        self._ledger.train(batch.update, until, [group.ordinal for group in batch.groups])
+        self.updates, self._out = until, None
+
+    async def border(self) -> None:
+        while self._pace.lockstep and not self._o.idle:
+            await self._progress(None)
+        self._raise_failure()
+
+    def checkpointed(self, updates: int, name: str) -> None:
+        self._ledger.checkpoint(updates, name)
+
+    def pushed(self, version: int) -> None:
+        if not self._o.version <= version <= self.updates:
+            raise LedgerError(
+                f"version {version} was pushed after {self.updates} updates and version"
+                f" {self._o.version}: a version is the number of updates behind it"
+            )
+        self._o.version = version
+        self._o.pump_between()
+
+    # -- the watcher's side ----------------------------------------------------------------------
+
+    def set_ratios(self, ratios: Mapping[str, float]) -> None:
+        """From the next batch on that is made."""
+        if not self._resumed:
+            raise RuntimeError("ratios change in a run: ask for a batch, or resume, first")
+        self._o.set_ratios(ratios)
+
+    def snapshot(self) -> Snapshot:
+        aside = self._o.mix.aside(self._o.update)
+        counts = self._ledger.counts()
+        tasks = {}
+        for task in self._o.works:
+            of = {(status, why): n for (name, status, why), n in counts.items() if name == task}
+            tasks[task] = TaskState(
+                in_flight=of.get(("in flight", ""), 0),
+                finished=of.get(("finished", ""), 0),
+                trained=of.get(("trained", ""), 0),
+                filtered={why: n for (status, why), n in of.items() if status == "filtered"},
+                failed={why: n for (status, why), n in of.items() if status == "failed"},
+                aside=aside[task].why if task in aside else "",
+            )
+        return Snapshot(
+            updates=self.updates,
+            version=self._o.version,
+            running=len(self._o.runner),
+            limit=self._o.runner.limit,
+            queued=self._o.queued(),
+            tasks=tasks,
+            longest=tuple(self._o.runner.culprits()),
+        )
+
+    # -- within ----------------------------------------------------------------------------------
+
+    def _left(self) -> int:
+        """How many batches are still to be made."""
+        made = self._o.update // self._pace.updates_per_batch
+        return 1 << 30 if self._batches is None else max(0, self._batches - made)
+
+    def _raise_failure(self) -> None:
+        if self._o.failure is not None:
+            raise self._o.failure
+
+    async def _progress(self, missing: Missing | None) -> None:
+        """Until something has changed. Tells who is waited for when nothing ends for long, and
+        gives up when even deadlines pass without an end."""
+        self._raise_failure()
+        if len(self._o.runner) == 0:
+            raise Stalled(f"nothing runs and nothing may begin: {self._said(missing)}")
+        loop = asyncio.get_running_loop()
+        longest = max(work.settings.attempt_s for work in self._o.works.values())
+        began, told = loop.time(), 0
+        while not self._o.changed.is_set():
+            quiet = loop.time() - max(began, self._o.runner.ended_at)
+            if quiet > longest + 2 * GRACE_S + self._pace.stall_s:
+                raise Stalled(f"no attempt ended for {quiet:.0f} s: {self._said(missing)}")
+            if quiet >= (told + 1) * self._pace.stall_s:
+                told += 1
+                self._tell("stall", seconds=round(quiet, 1), why=self._said(missing))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pace.stall_s):
+                    await self._o.changed.wait()
+        self._o.changed.clear()
+        self._raise_failure()
+
+    def _said(self, missing: Missing | None) -> str:
+        """Who is waited for."""
+        slow = ", ".join(f"{c.session_id} for {c.seconds:.0f} s" for c in self._o.runner.culprits())
+        text = f"running {slow}" if slow else "no attempt runs"
+        if missing is not None and missing.unfinished:
+            text += f"; the batch needs groups {', '.join(map(str, missing.unfinished[:8]))}"
+        if missing is not None and missing.short:
+            short = ", ".join(f"{count} of {task}" for task, count in missing.short.items())
+            text += f"; to be begun: {short}"
+        return text
+
+    async def _opened(self, packed: list[Packed]) -> tuple[Group, ...]:
+        if sum(group.bytes for group in packed) < WORTH_A_THREAD:
+            return tuple(group.open() for group in packed)
+        return tuple(await asyncio.to_thread(lambda: [group.open() for group in packed]))
+
+    async def _watch_engine(self, pressure: Callable[[], Awaitable[Pressure]]) -> None:
+        limit = Limit(least=self._pace.least_concurrency, most=self._pace.concurrency)
+        self._o.runner.limit = limit.value
+        try:
+            while True:
+                with suppress(TimeoutError):  # an engine that does not answer says nothing new
+                    async with asyncio.timeout(LOOK_S):
+                        limit.look(await pressure(), full=self._o.runner.full)
+                if self._o.runner.limit != limit.value:
+                    self._o.runner.limit = limit.value
+                    if self._resumed:
+                        self._o.pump()
+                await asyncio.sleep(LOOK_S)
+        except Exception as error:
+            self._o.fail(error)

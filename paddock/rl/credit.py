@@ -1,0 +1,162 @@
+"""From the attempts of a group to samples: who learns from what, and how much.
+
+Only tokens that the policy chose are trained, each once over all branches of its session. A copy
+that fills up a group keeps the id of what it copies.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from paddock.records import Failure, Sample, Trajectory
+from paddock.rl.advantage import completed, generalized_advantages, group_advantages, is_flat
+from paddock.rl.reward import Attempt, reward_of, was_truncated
+from paddock.rl.settings import CreditSettings
+
+Why = Literal["", "flat", "too few valid", "nothing to train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a group is good for. `why` says why it is not trained; nothing: it is."""
+
+    why: Why
+    samples: tuple[Sample, ...] = ()
+    rewards: tuple[float, ...] = ()  # of the valid attempts, before any was repeated
+    failures: Mapping[str, int] = field(default_factory=dict)  # attempts without a reward, by kind
+    truncated: int = 0
+
+
+def judge(attempts: Sequence[Attempt], size: int, rule: CreditSettings) -> Judgement:
+    """The samples of a group of `size` attempts, or why there are none.
+
+    Attempts that failed through no fault of the policy, and truncated ones under `exclude`, are
+    invalid: they have no reward and no part in the baseline. A group with more than half valid
+    ones is filled up by repeating them, and compared as it is then; any other is dropped. A group
+    whose rewards are all equal has nothing to teach by comparison and is dropped too, unless
+    `keep_flat` (a teacher may still have something to say).
+    """
+    failures: Counter[str] = Counter(
+        attempt[0].outcome.kind
+        for attempt in attempts
+        if isinstance(attempt[0].outcome, Failure) and not attempt[0].outcome.policy_is_to_blame
+    )
+    truncated = sum(map(was_truncated, attempts))
+    rewarded = [
+        (attempt, reward)
+        for attempt in attempts
+        if (reward := reward_of(attempt, rule.reward)) is not None
+        and not (rule.truncated == "exclude" and was_truncated(attempt))
+    ]
+
+    def found(why: Why, samples: Sequence[Sample] = ()) -> Judgement:
+        return Judgement(
+            why=why,
+            samples=tuple(samples),
+            rewards=tuple(reward for _, reward in rewarded),
+            failures=dict(failures),
+            truncated=truncated,
+        )
+
+    group = completed(rewarded, size)
+    if group is None:
+        return found("too few valid")
+    if is_flat([reward for _, reward in group]) and not rule.keep_flat:
+        return found("flat")
+    advantages = group_advantages([reward for _, reward in group], baseline=rule.baseline)
+    samples = [
+        sample
+        for (attempt, _), advantage in zip(group, advantages, strict=True)
+        if not (rule.truncated == "mask" and was_truncated(attempt))
+        for sample in samples_of(attempt, advantage)
+    ]
+    return found("", samples) if samples else found("nothing to train")
+
+
+def samples_of(attempt: Attempt, advantage: float) -> list[Sample]:
+    """A sample for each branch that has something to train."""
+    return [_sample(branch, advantage) for branch in attempt if any(branch.trained)]
+
+
+def _sample(branch: Trajectory, advantage: float) -> Sample:
+    trained = branch.trained
+    oldest = branch.oldest_version
+    assert oldest is not None
+    return Sample(
+        id=f"{branch.session_id}/{branch.branch}",
+        tokens=branch.token_ids,
+        logprobs=branch.logprobs,
+        trained=trained,
+        advantages=tuple(advantage if flag else 0.0 for flag in trained),
+        oldest_version=oldest,
+    )
+
+
+def session_of(sample: Sample) -> str:
+    """Whose branch a sample is."""
+    return sample.id.rpartition("/")[0]
+
+
+def token_weights(samples: Sequence[Sample], *, per: Literal["token", "sequence"]) -> list[float]:
+    """What each trained token of a sample weighs in the batch's loss, so that the whole weighs 1.
+
+    token     every token alike
+    sequence  every attempt alike, its tokens (over all branches) sharing its weight; a copy is an
+              attempt of its own
+
+    >>> def sample(name, count):
+    ...     return Sample(id=name, tokens=(7,) * (count + 1), logprobs=(0.0,) * (count + 1),
+    ...                   trained=(False, *[True] * count), advantages=(0.0,) * (count + 1),
+    ...                   oldest_version=0)
+    >>> token_weights([sample("a/0", 1), sample("b/0", 3)], per="token")
+    [0.25, 0.25]
+    >>> token_weights([sample("a/0", 1), sample("b/0", 1), sample("b/1", 3)], per="sequence")
+    [0.5, 0.125, 0.125]
+    """
+    tokens = {sample.id: sum(sample.trained) for sample in samples}
+    if per == "token":
+        return [1 / sum(tokens[sample.id] for sample in samples)] * len(samples)
+    of_session: Counter[str] = Counter()
+    for name, count in tokens.items():
+        of_session[name.rpartition("/")[0]] += count
+    copies = Counter(sample.id for sample in samples)
+    attempts = {session_of(sample): copies[sample.id] for sample in samples}
+    total = sum(attempts.values())
+    return [1 / (total * of_session[session_of(sample)]) for sample in samples]
+
+
+class Critic(Protocol):
+    """Expects something of every state, and learns what came of it: PPO's other half. Where
+    attempts of a group cannot be compared (their contexts were rewritten on the way), it takes the
+    place of the group's mean."""
+
+    def values(self, samples: Sequence[Sample]) -> Sequence[Sequence[float]]:
+        """Of each token of each sample, what is expected before it is written."""
+
+    def learn(self, samples: Sequence[Sample], returns: Sequence[Sequence[float]]) -> float:
+        """One step towards what came; returns the loss."""
+
+
+def by_critic(
+    samples: Sequence[Sample],
+    rewards: Sequence[float],
+    critic: Critic,
+    *,
+    discount: float,
+    trace: float,
+) -> list[Sample]:
+    """The samples with a critic's advantages, one reward each, paid with the last trained token.
+    Steps are trained tokens: what was read in between takes no time."""
+    found = []
+    for sample, reward, value_T in zip(samples, rewards, critic.values(samples), strict=True):
+        places = [place for place, flag in enumerate(sample.trained) if flag]
+        paid = [0.0] * (len(places) - 1) + [reward]
+        advantage = generalized_advantages(
+            paid, [value_T[place] for place in places], discount=discount, trace=trace
+        )
+        column = [0.0] * len(sample.tokens)
+        for place, amount in zip(places, advantage, strict=True):
+            column[place] = amount
+        found.append(replace(sample, advantages=tuple(column)))
+    return found

@@ -1,0 +1,228 @@
+"""The weights that learn: a batch of lessons in, updates done, a version to hand over."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paddock.checkpoint import load_pretrained
+from paddock.checkpoint.training import (
+    checkpoints,
+    load_training,
+    newest_model,
+    optimizer_tensors,
+    prune,
+    restore_optimizer,
+    save_training,
+)
+from paddock.checkpoint.wire import Parcel, outgoing
+from paddock.journal import Taught
+from paddock.rl.credit import token_weights
+from paddock.rl.objective import Heard, PolicyLoss
+from paddock.rl.settings import RLSettings
+from paddock.train import StepReport, Trainer
+from paddock.train.loop import schedule_for
+from paddock.train.policy import Lesson, PolicyObjective, packed, score
+from paddock.train.run import open_device
+from paddock.train.settings import LossSettings, MachineSettings, OptimSettings
+
+
+class LearnError(ValueError):
+    """A run that cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What one batch did to the weights."""
+
+    updates: int  # done in all
+    reports: tuple[StepReport, ...]  # one an update
+    tokens: int  # trained
+    taught: Mapping[tuple[str, int], Taught] = field(default_factory=dict)  # by session, branch
+
+    def mean(self, part: str) -> float:
+        """Over the updates; a part that only some have counts where it is."""
+        found = [report.parts[part] for report in self.reports if part in report.parts]
+        return sum(found) / len(found) if found else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What a step must know of an RL run's settings."""
+
+    optim: OptimSettings
+    machine: MachineSettings
+    loss: LossSettings
+
+
+def open_learner(settings: RLSettings, evidence: Path) -> "Learner":
+    """The network a run starts from, ready to learn: without its MTP layer, which only drafts, and
+    its indexer, whose choices must stay those of the engine. `evidence` is where a batch goes that
+    makes no finite loss."""
+    assert settings.start.folder is not None
+    network = load_pretrained(newest_model(Path(settings.start.folder)))
+    frozen = (".indexer.", "mtp.") if settings.freeze_indexer else ("mtp.",)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(not any(part in f".{name}" for part in frozen))
+    network.to(open_device(settings.machine)).train()
+    objective = PolicyObjective(
+        PolicyLoss(settings.loss), replay=settings.replay_experts == "replay"
+    )
+    steps = _Steps(settings.optim, settings.machine, LossSettings(mtp_depths=1))
+    return Learner(Trainer(network, objective, steps, evidence), objective, settings)
+
+
+class Learner:
+    """Owns the network that learns. `study` blocks and may run in a thread of its own; nothing else
+    may touch the network meanwhile."""
+
+    def __init__(self, trainer: Trainer, objective: PolicyObjective, settings: RLSettings) -> None:
+        self.trainer, self.objective, self.settings = trainer, objective, settings
+        self.updates = 0
+        self.facts: dict[str, Any] = {}  # what else a checkpoint keeps, as JSON
+        self._schedule = schedule_for(settings.optim, settings.steps)
+
+    def study(self, groups: Sequence[Sequence[Lesson]]) -> Study:
+        """As many updates as the settings ask for, each on its share of the groups. Every lesson
+        takes part in exactly one, and the gradients themselves bear witness."""
+        if not groups:  # a recorded batch, by rules that leave nothing of it
+            return self._idle(tokens=0)
+        count = min(self.settings.pace.updates_per_batch, len(groups))
+        shares = [_flat(some) for some in _split(groups, count)]
+        per, replay = self.settings.loss.per, self.objective.replay
+        shares = [_weighted(share, per) for share in shares]
+        batches = [packed(share) for share in shares]
+        if count > 1:  # later updates must remember what the first began with
+            micro = self.settings.machine.micro_tokens
+            network = self.trainer.network
+            old = [score(network, b, micro_tokens=micro, replay=replay) for b in batches]
+            batches = [packed(share, o) for share, o in zip(shares, old, strict=True)]
+        reports = []
+        taught: dict[tuple[str, int], Taught] = {}
+        first, heard = self.updates, self._heard()
+        for share, batch in zip(shares, batches, strict=True):
+            heard.clear()
+            self.objective.witness.begin(len(share))
+            reports.append(
+                self.trainer.step(
+                    batch,
+                    lr=self.settings.optim.lr * self._schedule.at(self.updates + 1),
+                    bias_rate=0.0,  # routers stay as they are
+                    progress=self.updates / self.settings.steps,
+                )
+            )
+            self._hear_the_witness(share)
+            taught |= _taught(share, heard, first)
+            self.updates += 1
+        # A batch of fewer groups than updates still counts as all of them: staleness is known
+        # beforehand.
+        self.updates += self.settings.pace.updates_per_batch - count
+        return Study(
+            updates=self.updates,
+            reports=tuple(reports),
+            tokens=sum(batch.targets for batch in batches),
+            taught=taught,
+        )
+
+    def _heard(self) -> list[Heard]:
+        """What the loss says about its tokens, where it does."""
+        loss = self.objective.loss
+        return loss.heard if isinstance(loss, PolicyLoss) else []
+
+    def _idle(self, tokens: int) -> Study:
+        """A batch that counts and changes nothing."""
+        self.updates += self.settings.pace.updates_per_batch
+        return Study(updates=self.updates, reports=(), tokens=tokens)
+
+    def _hear_the_witness(self, share: Sequence[Lesson]) -> None:
+        seen = self.objective.witness.seen.tolist()
+        for lesson, count in zip(share, seen, strict=True):
+            if count != sum(lesson.sample.trained):
+                raise LearnError(
+                    f"sample {lesson.sample.id}: {count} of its {sum(lesson.sample.trained)} "
+                    f"trained tokens were in the gradient of update {self.updates + 1}"
+                )
+
+    def forget_momentum(self) -> None:
+        """Begin the optimizer anew, as after each hand-over of weights in agentic RL."""
+        self.trainer.optimizer.state.clear()
+
+    def parcels(self) -> Iterable[Parcel]:
+        """The weights as engines take them; the version is the number of updates done."""
+        yield Parcel(self.updates, dict(outgoing(self.trainer.network)))
+
+    # --- on disk ----------------------------------------------------------------------------------
+
+    def save(self, folder: Path, *, beside: dict[str, bytes]) -> Path:
+        """A checkpoint from which `restore` goes on bit for bit."""
+        network = self.trainer.weights.exact_network()
+        assert network is not None
+        optimizer = optimizer_tensors(self.trainer.optimizer, self.trainer.weights.whole)
+        keep = self.settings.keep
+        path = save_training(
+            folder, self.updates, network, optimizer, facts=self.facts, beside=beside
+        )
+        prune(folder, last=keep.last, forever=keep.forever)
+        return path
+
+    def restore(self, folder: Path) -> bool:
+        """Go on from the newest checkpoint, if there is one."""
+        found = checkpoints(folder)
+        if not found:
+            return False
+        self.updates = max(found)
+        state = load_training(found[self.updates])
+        self.facts = {name: fact for name, fact in state.facts.items() if name != "step"}
+        self.trainer.weights.restore(state.network)
+        self.trainer.optimizer.state.clear()
+        restore_optimizer(self.trainer.optimizer, state.optimizer, self.trainer.weights.part)
+        return True
+
+
+class Onlooker(Learner):
+    """Counts updates and learns nothing: rollouts alone, at the pace of a run."""
+
+    def study(self, groups: Sequence[Sequence[Lesson]]) -> Study:
+        return self._idle(sum(sum(lesson.sample.trained) for lesson in _flat(groups)))
+
+
+def _split(groups: Sequence[Sequence[Lesson]], count: int) -> list[Sequence[Sequence[Lesson]]]:
+    """Into `count` shares, none empty, as even as can be."""
+    size = len(groups) / count
+    return [groups[ceil(i * size - 1e-9) : ceil((i + 1) * size - 1e-9)] for i in range(count)]
+
+
+def _taught(
+    share: Sequence[Lesson], heard: Sequence[Heard], update: int
+) -> dict[tuple[str, int], Taught]:
+    """What the loss made of each sample: its calls follow the order of the samples' tokens. A copy
+    is written once."""
+    if not heard:
+        return {}
+    counts = [sum(lesson.sample.trained) for lesson in share]
+    columns = [
+        torch.cat([getattr(part, name) for part in heard]).float().cpu().split(counts)
+        for name in ("log_ratio_N", "advantage_N", "kept_N")
+    ]
+    found = {}
+    for lesson, ratio_N, advantage_N, kept_N in zip(share, *columns, strict=True):
+        session, _, branch = lesson.sample.id.rpartition("/")
+        found[session, int(branch)] = Taught(
+            update=update,
+            log_ratio=ratio_N.tolist(),
+            advantage=advantage_N.tolist(),
+            kept=kept_N.bool().tolist(),
+        )
+    return found
+
+
+def _flat(groups: Sequence[Sequence[Lesson]]) -> list[Lesson]:
+    return [lesson for group in groups for lesson in group]
+
+
+def _weighted(lessons: Sequence[Lesson], per: str) -> list[Lesson]:
+    weights = token_weights([lesson.sample for lesson in lessons], per=per)  # type: ignore[arg-type]
+    return [replace(lesson, weight=w) for lesson, w in zip(lessons, weights, strict=True)]

@@ -1,0 +1,60 @@
+"""The loss that settings ask for, in the form a trainer takes: rewards and teachers in one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paddock.rl.loss import (
+    Gains,
+    Tokens,
+    clipped,
+    corrected,
+    double_sided,
+    icepop,
+    reinforce,
+    teacher_advantages,
+)
+from paddock.rl.settings import LossSettings
+from paddock.train.policy import PolicyTokens, TokenLosses
+
+LOSSES: dict[str, Callable[[Tokens, LossSettings], Gains]] = {
+    "icepop": lambda of, s: icepop(of, beta=s.beta, below=s.below, above=s.above),
+    "double_sided": lambda of, s: double_sided(of, below=s.below, above=s.above),
+    "ppo": lambda of, s: clipped(of, below=s.below, above=s.above),
+    "tis": lambda of, s: corrected(of, below=s.below, above=s.above, cap=s.cap),
+    "decoupled": lambda of, s: corrected(of, below=s.below, above=s.above),
+    "reinforce": lambda of, _: reinforce(of),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heard:
+    """What a loss saw of its tokens and made of them, for those who look at a run."""
+
+    log_ratio_N: Tensor  # of the trainer's probability over the sampler's
+    advantage_N: Tensor  # with the teacher's part
+    kept_N: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """At each token the advantage its attempt earned, plus what its teacher thinks of it."""
+
+    settings: LossSettings
+    heard: list[Heard] = field(default_factory=list)  # of every call since it was last emptied
+
+    def __call__(self, of: PolicyTokens) -> TokenLosses:
+        lead_N = teacher_advantages(of.teacher_N, of.logp_N, clip=self.settings.teacher_clip)
+        advantage_N = of.advantage_N + of.teaching_N * lead_N
+        tokens = Tokens(of.logp_N, of.old_N, of.rollout_N, advantage_N)
+        gains = LOSSES[self.settings.kind](tokens, self.settings)
+        log_ratio_N = of.logp_N.detach() - of.rollout_N
+        self.heard.append(Heard(log_ratio_N, advantage_N.detach(), gains.kept_N.detach()))
+        parts = {"masked": (~gains.kept_N).float()}
+        if bool(of.teaching_N.any()):
+            taught_N = of.teaching_N > 0
+            # Of the sampled tokens, so its mean is KL(student || teacher), estimated.
+            parts["teacher_gap"] = torch.where(taught_N, of.logp_N.detach() - of.teacher_N, 0.0)
+        return TokenLosses(-gains.gain_N, parts)

@@ -1,0 +1,111 @@
+"""Where a learner takes its batches from: rollouts that go on meanwhile, or an old ledger."""
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from paddock.journal import Entry, Ledger, LedgerError
+from paddock.journal.attempts import unpack
+from paddock.rollout.group import Group
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Groups to be trained together, by task and number."""
+
+    update: int  # the first it is trained at: how many were done before
+    groups: tuple[Group, ...]
+    lags: tuple[int, ...]  # of each group's oldest token, in updates, when training begins
+    waited_s: float = 0.0  # by whoever asked for it
+
+
+class Queue(Protocol):
+    """What a learner needs, in the order in which it calls."""
+
+    async def next_batch(self) -> Batch | None:
+        """None when there will be no more. Raises what ended the run."""
+
+    async def watch(self, work: Awaitable[T]) -> T:
+        """The result of `work`, or at once what ended the run meanwhile."""
+
+    def trained(self, batch: Batch) -> None:
+        """All updates of the batch are done."""
+
+    async def border(self) -> None:
+        """Until weights may be saved and published. Where runs are to be resumed bit by bit, that
+        is when nothing is in flight."""
+
+    def checkpointed(self, updates: int, name: str) -> None:
+        """The state after so many updates is on disk."""
+
+    def pushed(self, version: int) -> None:
+        """From now on, engines sample with these weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A group that is still bytes."""
+
+    entry: Entry
+    attempts: Sequence[bytes]
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self.attempts))
+
+    def open(self) -> Group:
+        return Group(
+            ordinal=self.entry.ordinal,
+            task=self.entry.task,
+            number=self.entry.number,
+            attempts=tuple(map(unpack, self.attempts)),
+        )
+
+
+def read_packed(ledger: Ledger, entry: Entry) -> Packed:
+    return Packed(entry, list(ledger.packed(entry.ordinal).values()))
+
+
+def lag_of(group: Group, update: int) -> int:
+    oldest = group.oldest_version
+    return 0 if oldest is None else update - oldest
+
+
+class Replay:
+    """The batches that a ledger says were trained, again and in the same order: a Queue without
+    engines or worlds."""
+
+    def __init__(self, path: str | Path, *, first: int = 0) -> None:
+        """From the batch on that begins with update `first`."""
+        if not Path(path).exists():
+            raise LedgerError(f"{path}: there is no ledger")
+        self._ledger = Ledger(path)
+        self._batches = iter(self._ledger.batches(first))
+
+    async def next_batch(self) -> Batch | None:
+        found = next(self._batches, None)
+        if found is None:
+            self._ledger.close()
+            return None
+        update, _, entries = found
+        groups = tuple(read_packed(self._ledger, entry).open() for entry in entries)
+        lags = tuple(lag_of(group, update) for group in groups)
+        return Batch(update=update, groups=groups, lags=lags)
+
+    async def watch(self, work: Awaitable[T]) -> T:
+        return await work
+
+    def trained(self, batch: Batch) -> None:
+        pass
+
+    async def border(self) -> None:
+        pass
+
+    def checkpointed(self, updates: int, name: str) -> None:
+        pass
+
+    def pushed(self, version: int) -> None:
+        pass

@@ -1,0 +1,44 @@
+"""What an attempt earned, as training counts it. A broken world earns nothing, not even zero."""
+
+from paddock.records import Trajectory, Verdict
+from paddock.rl.settings import RewardSettings
+
+Attempt = tuple[Trajectory, ...]  # the branches of one session; they share its outcome
+
+
+def reward_of(attempt: Attempt, rule: RewardSettings) -> float | None:
+    """The attempt's reward; None if nobody can say what the policy deserves.
+
+    A verdict counts as it is, less a penalty for length. A failure counts only where the policy is
+    to blame, with `rule.policy_failure`.
+    """
+    outcome = attempt[0].outcome
+    if isinstance(outcome, Verdict):
+        return outcome.reward - overlong_penalty(sampled_tokens(attempt), rule)
+    return rule.policy_failure if outcome.policy_is_to_blame else None
+
+
+def overlong_penalty(tokens: int, rule: RewardSettings) -> float:
+    """Nothing up to `overlong_from` sampled tokens, then in proportion up to `overlong_penalty` at
+    `overlong_at` and beyond.
+
+    >>> rule = RewardSettings(overlong_from=100, overlong_at=200, overlong_penalty=0.5)
+    >>> [overlong_penalty(tokens, rule) for tokens in (100, 150, 999)]
+    [0.0, 0.25, 0.5]
+    """
+    if rule.overlong_from is None or rule.overlong_at is None:
+        return 0.0
+    share = (tokens - rule.overlong_from) / (rule.overlong_at - rule.overlong_from)
+    return rule.overlong_penalty * min(1.0, max(0.0, share))
+
+
+def sampled_tokens(attempt: Attempt) -> int:
+    """What the policy wrote, each token once over all branches."""
+    return sum(sum(branch.trained) for branch in attempt)
+
+
+def was_truncated(attempt: Attempt) -> bool:
+    """Whether any branch ended because its last reply reached a limit."""
+    return any(
+        branch.turns and branch.turns[-1].completion.finish == "length" for branch in attempt
+    )

@@ -1,0 +1,193 @@
+"""What an RL run is made of. A recipe says where it differs from its stage (see stages.py)."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from paddock.config import Settings
+from paddock.rollout.settings import Pace, TaskSettings
+from paddock.train.settings import KeepSettings, MachineSettings, OptimSettings, StartSettings
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class RewardSettings(Settings):
+    """What an attempt earns besides what its world says."""
+
+    policy_failure: float = 0.0  # for breaking off by its own doing
+    overlong_from: PositiveInt | None = None  # sampled tokens that cost nothing
+    overlong_at: PositiveInt | None = None  # and those that cost all of the penalty
+    overlong_penalty: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _a_slope(self) -> Self:
+        start, end = self.overlong_from, self.overlong_at
+        if (start is None) != (end is None):
+            raise ValueError("'overlong_from' and 'overlong_at' are given together or not at all")
+        if start is not None and end is not None and start >= end:
+            raise ValueError(f"'overlong_from' {start} must be less than 'overlong_at' {end}")
+        return self
+
+
+class CreditSettings(Settings):
+    """How a group becomes samples."""
+
+    baseline: Literal["std", "mean"] = "std"
+    truncated: Literal["train", "mask", "exclude"] = "train"
+    # train: as its reward says; mask: it counts in the baseline and is not trained;
+    # exclude: as if it had never been made
+    keep_flat: bool = False  # groups whose rewards are all equal
+    reward: RewardSettings = RewardSettings()
+
+
+class LossSettings(Settings):
+    """Which gain is maximised; see loss.py."""
+
+    kind: Literal["icepop", "double_sided", "ppo", "tis", "decoupled", "reinforce"] = "icepop"
+    per: Literal["token", "sequence"] = "token"
+    below: Annotated[float, Field(gt=0, le=1)] = 0.2
+    above: PositiveFloat = 0.28
+    beta: Annotated[float, Field(gt=1)] = 2.0  # icepop
+    cap: PositiveFloat = 2.0  # tis
+    teacher_clip: PositiveFloat = 5.0  # nats of a teacher's lead that count at one token
+
+
+class SamplingSettings(Settings):
+    """How the policy is sampled; None: as long as the context allows."""
+
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_new_tokens: PositiveInt | None = None  # of one turn
+    thinking_budget: NonNegativeInt | None = None
+
+
+class RLTask(TaskSettings):
+    """One task of a run: a world, how it is set, and who judges what comes of it."""
+
+    world: str
+    settings: dict[str, Any] = Field(default_factory=dict)  # the world's own
+    thinking: bool = True
+    sampling: SamplingSettings | None = None  # None: the run's
+    credit: CreditSettings | None = None  # likewise
+    teacher: str | None = None
+    teaching: NonNegativeFloat = 1.0  # what a nat of the teacher's lead counts
+
+    @model_validator(mode="after")
+    def _a_teacher_teaches(self) -> Self:
+        if self.teacher is not None and not self.teaching:
+            raise ValueError(f"'teaching' is 0, so teacher '{self.teacher}' would say nothing")
+        return self
+
+
+class TeacherSettings(Settings):
+    """An engine that scores: a checkpoint or run folder loaded here, or a server."""
+
+    folder: str | None = None
+    url: str | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.folder is None) == (self.url is None):
+            raise ValueError("name either a 'folder' or a 'url'")
+        return self
+
+
+class EnginesSettings(Settings):
+    """Who samples: engines in this process, or servers that are there already."""
+
+    urls: tuple[str, ...] = ()  # none: embedded
+    admin_key: str | None = None  # of the servers' control routes
+    replicas: PositiveInt = 1  # embedded
+    max_running: PositiveInt = 64
+    cache_bytes: PositiveInt = 1 << 28
+    context: PositiveInt | None = None  # None: the model's
+    mtp_steps: NonNegativeInt = 0
+    dtype: Literal["float32", "bfloat16"] | None = None  # None: the trainer's
+    push: Literal["in_place", "retract"] = "in_place"  # what becomes of running requests
+    verify_push: bool = True  # compare checksums after each hand-over
+
+
+class AlertSettings(Settings):
+    """When to speak up. Nothing is stopped."""
+
+    entropy_below: NonNegativeFloat = 0.01  # nats a token
+    gap_above: PositiveFloat = 0.02  # nats a token between trainer and engine, same weights
+    stale_gap_above: PositiveFloat = 0.5  # the same where samples are older than the weights
+    flat_above: Share = 0.9  # of the groups judged since the last batch
+    masked_above: Share = 0.5
+
+
+class RLSettings(Settings):
+    """One RL stage."""
+
+    stage: Literal["reasoning", "agentic", "general", "distill"]
+    steps: PositiveInt  # optimizer updates
+    seed: int = 0
+    start: StartSettings
+    template: Literal["5", "5.1", "5.2", "5.3"] | None = None  # None: the folder's own
+    tasks: dict[str, RLTask]
+    pace: Pace = Pace()
+    sampling: SamplingSettings = SamplingSettings()
+    credit: CreditSettings = CreditSettings()
+    loss: LossSettings = LossSettings()
+    teachers: dict[str, TeacherSettings] = Field(default_factory=dict)
+    optim: OptimSettings = OptimSettings()
+    machine: MachineSettings = MachineSettings()
+    engines: EnginesSettings = EnginesSettings()
+    reset_optimizer: bool = False  # at each hand-over of weights
+    freeze_indexer: bool = True
+    replay_experts: Literal["no", "compare", "replay"] = "no"
+    keep: KeepSettings = KeepSettings(every=50)
+    alerts: AlertSettings = AlertSettings()
+    goal: float | None = None  # mean reward of `goal_batches` batches at which the run is over
+    goal_batches: PositiveInt = 3
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for complaint in _complaints(self):
+            raise ValueError(complaint)
+        return self
+
+    def sampling_of(self, task: str) -> SamplingSettings:
+        return self.tasks[task].sampling or self.sampling
+
+    def credit_of(self, task: str) -> CreditSettings:
+        return self.tasks[task].credit or self.credit
+
+
+def _complaints(s: RLSettings) -> Iterator[str]:
+    if not s.tasks:
+        yield "there are no 'tasks'"
+    if s.start.folder is None:
+        yield "'start.folder' is missing: RL goes on from a model that can already chat"
+    for name, task in s.tasks.items():
+        if task.teacher is not None and task.teacher not in s.teachers:
+            known = ", ".join(s.teachers) or "none"
+            yield f"'tasks.{name}.teacher': no teacher '{task.teacher}'; there are {known}"
+        if task.teacher is not None and s.sampling_of(name).temperature != 1:
+            yield (
+                f"'tasks.{name}' has a teacher, who scores at temperature 1, but samples at "
+                f"{s.sampling_of(name).temperature:g}"
+            )
+        if task.group_size == 1 and task.teacher is None:
+            yield f"'tasks.{name}.group_size' is 1 and there is no teacher: nothing to compare with"
+        if task.teacher is not None and not s.credit_of(name).keep_flat:
+            yield f"'tasks.{name}' has a teacher, so its 'credit.keep_flat' must be true"
+    if s.steps % s.pace.updates_per_batch:
+        yield (
+            f"'steps' {s.steps} are no whole batches of 'pace.updates_per_batch' "
+            f"{s.pace.updates_per_batch}"
+        )
+    if s.keep.every % s.pace.publish_every:
+        yield (
+            f"'keep.every' {s.keep.every} must be a multiple of 'pace.publish_every' "
+            f"{s.pace.publish_every}: engines go on from a checkpoint's weights"
+        )

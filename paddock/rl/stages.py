@@ -1,0 +1,80 @@
+"""What each RL stage of the paper is by default: a recipe names its stage and says what differs.
+
+reasoning  groups compared in standard deviations, IcePop with clip-higher, on-policy
+agentic    groups compared by their mean, double-sided importance sampling, asynchronous, the
+           optimizer begun anew at each hand-over of weights
+general    as reasoning, every token alike
+distill    teachers from earlier stages, one attempt a prompt, no comparison
+
+Numbers that the paper does not give (windows of the agentic loss, staleness, learning rates) are
+ours.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddock.config import ConfigError, Recipe
+
+_RATES: dict[str, Any] = {
+    "kind": "adamw",
+    "lr": 2e-6,
+    "betas": [0.9, 0.98],
+    "schedule": "constant",
+    "warmup": 0.0,
+}
+_SYNCHRONOUS: dict[str, Any] = {"pipeline_depth": 0, "max_staleness": 0}
+
+STAGES: dict[str, dict[str, Any]] = {
+    "reasoning": {
+        "pace": {"batch_groups": 32, **_SYNCHRONOUS},
+        "group_size": 32,
+        "credit": {"baseline": "std"},
+        "loss": {"kind": "icepop", "per": "sequence", "below": 0.2, "above": 0.28, "beta": 2.0},
+        "optim": _RATES,
+    },
+    "agentic": {
+        "pace": {"batch_groups": 32, "pipeline_depth": 1, "max_staleness": 4},
+        "group_size": 8,
+        "credit": {"baseline": "mean"},
+        "loss": {"kind": "double_sided", "per": "token", "below": 0.5, "above": 1.0},
+        "optim": _RATES,
+        "reset_optimizer": True,
+    },
+    "general": {
+        "pace": {"batch_groups": 32, **_SYNCHRONOUS},
+        "group_size": 32,
+        "credit": {"baseline": "std"},
+        "loss": {"kind": "icepop", "per": "token", "below": 0.2, "above": 0.28, "beta": 2.0},
+        "optim": _RATES,
+    },
+    "distill": {
+        "pace": {"batch_groups": 1024, **_SYNCHRONOUS},
+        "group_size": 1,
+        "credit": {"keep_flat": True},
+        "loss": {"kind": "icepop", "per": "sequence", "below": 0.2, "above": 0.28, "beta": 2.0},
+        "optim": _RATES,
+    },
+}
+
+
+def staged(recipe: Recipe) -> Recipe:
+    """The recipe laid over what its stage is by default."""
+    stage = recipe.values.get("stage")
+    if stage not in STAGES:
+        said = "names no 'stage'" if stage is None else f"has the 'stage' {stage!r}"
+        raise ConfigError(f"the recipe {said}; there are {', '.join(STAGES)}")
+    defaults = {name: value for name, value in STAGES[stage].items() if name != "group_size"}
+    size = STAGES[stage]["group_size"]
+    tasks = recipe.values.get("tasks")
+    if isinstance(tasks, Mapping):
+        defaults["tasks"] = {name: {"group_size": size} for name in tasks}
+    return Recipe(_over(defaults, recipe.values), recipe.origins)
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(below)
+    for name, value in above.items():
+        under = found.get(name)
+        both = isinstance(value, Mapping) and isinstance(under, Mapping)
+        found[name] = _over(under, value) if both else value  # type: ignore[arg-type]
+    return found

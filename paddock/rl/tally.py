@@ -1,0 +1,86 @@
+"""Which finished groups are worth training on, and how all of them did, trained or not."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paddock.records import Verdict
+from paddock.rl.credit import judge
+from paddock.rl.settings import RLSettings
+from paddock.rollout.group import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What ended between two batches."""
+
+    rewards: Mapping[str, float]  # mean by task, of every attempt that has one
+    attempts: int
+    judged: int  # groups
+    flat: int  # of them, those that were not trained because their rewards are all equal
+    truncated: int  # attempts
+    failures: Mapping[str, int]  # attempts by kind
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over tasks, each alike."""
+        return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
+
+
+@dataclass(slots=True)
+class Sifter:
+    """The collector's `sift`: says why a group is not trained, and keeps count. What the world said
+    counts as reward here, before any rule about length or failures."""
+
+    settings: RLSettings
+    _rewards: dict[str, list[float]] = field(default_factory=dict)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _failures: Counter[str] = field(default_factory=Counter)
+
+    def __call__(self, group: Group) -> str:
+        judgement = judge(group.attempts, group.size, self.settings.credit_of(group.task))
+        self._counts.update(
+            attempts=len(group.attempts),
+            judged=1,
+            flat=int(judgement.why == "flat"),
+            truncated=judgement.truncated,
+        )
+        for attempt in group.attempts:
+            outcome = attempt[0].outcome
+            if isinstance(outcome, Verdict):
+                self._rewards.setdefault(group.task, []).append(outcome.reward)
+            else:
+                self._failures[outcome.kind] += 1
+                if outcome.policy_is_to_blame:
+                    rule = self.settings.credit_of(group.task).reward
+                    self._rewards.setdefault(group.task, []).append(rule.policy_failure)
+        return judgement.why
+
+    def state(self) -> dict[str, Any]:
+        """What was counted and not taken yet, as JSON."""
+        return {
+            "rewards": self._rewards,
+            "counts": dict(self._counts),
+            "failures": dict(self._failures),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._rewards = {task: list(rewards) for task, rewards in state["rewards"].items()}
+        self._counts = Counter(state["counts"])
+        self._failures = Counter(state["failures"])
+
+    def take(self) -> Tally:
+        """What was counted since the last time."""
+        found = Tally(
+            rewards={task: sum(all_) / len(all_) for task, all_ in sorted(self._rewards.items())},
+            attempts=self._counts["attempts"],
+            judged=self._counts["judged"],
+            flat=self._counts["flat"],
+            truncated=self._counts["truncated"],
+            failures=dict(self._failures),
+        )
+        self._rewards.clear()
+        self._counts.clear()
+        self._failures.clear()
+        return found

@@ -1,0 +1,42 @@
+"""A conductor in a process of its own, to be killed: `python -m tests.rl.conductor FOLDER SEED`.
+
+In lock-step, one step off; a checkpoint every other update, as a file that appears whole or not at
+all. Says `alive` when it begins and `done` with its weights when all is trained.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from tests.rl.test_collect_resume import Disk, live, lockstep
+from tests.rollout.virtual import run
+
+BATCHES = 24
+
+
+class File(Disk):
+    def __init__(self, folder):
+        super().__init__(folder, every=2)
+        self.file = folder / "checkpoint.json"
+        if self.file.exists():
+            self.saved = {int(k): v for k, v in json.loads(self.file.read_text()).items()}
+
+    def save(self, updates, weights):
+        super().save(updates, weights)
+        fresh = self.file.with_suffix(".partial")
+        fresh.write_text(json.dumps(self.saved))
+        fresh.replace(self.file)
+        time.sleep(0.02)  # time to die in
+
+
+def main(folder, seed):
+    pace, tasks, engine, step_s = lockstep(1, delays=int(seed))
+    sys.stdout.write("alive\n")
+    sys.stdout.flush()
+    learner, _ = run(live(File(Path(folder)), pace, tasks, engine, batches=BATCHES, step_s=step_s))
+    sys.stdout.write(f"done {learner.weights}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

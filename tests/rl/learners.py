@@ -1,0 +1,60 @@
+"""Settings and learners of tiny runs."""
+
+from paddock.checkpoint import save_pretrained
+from paddock.rl.credit import judge
+from paddock.rl.learner import open_learner
+from paddock.rl.settings import RLSettings
+from paddock.train.policy import Lesson
+
+
+def settings(start, **changes):
+    """A synchronous run of a task that never asks for its world."""
+    defaults = {
+        "stage": "reasoning",
+        "steps": 100,
+        "start": {"folder": str(start)},
+        "tasks": {"even": {"world": "even", "group_size": 2}},
+        "pace": {"batch_groups": 4, "pipeline_depth": 0, "max_staleness": 0},
+        "optim": {
+            "lr": 3e-3,
+            "schedule": "constant",
+            "warmup": 0.0,
+            "weight_decay": 0.0,
+            "kind": "muon",
+        },
+        "machine": {"device": "cpu"},
+        "keep": {"every": 2},
+    }
+    return RLSettings.model_validate_json(_json(_merged(defaults, changes)))
+
+
+def _merged(below, above):
+    both = {
+        k: _merged(below[k], v) if isinstance(v, dict) and k in below else v
+        for k, v in above.items()
+    }
+    return {**below, **both}
+
+
+def _json(value):
+    import json
+
+    return json.dumps(value)
+
+
+def learner(folder, net, **changes):
+    save_pretrained(net, folder / "start")
+    return open_learner(settings(folder / "start", **changes), folder / "not-finite.npz")
+
+
+def lessons(groups, made):
+    """Of groups of attempts, by the run's own rules."""
+    rule, temperature = made.credit, made.sampling.temperature
+    found = [
+        [
+            Lesson(sample=s, weight=0.0, temperature=temperature)
+            for s in judge(g, len(g), rule).samples
+        ]
+        for g in groups
+    ]
+    return [each for each in found if each]

@@ -1,0 +1,75 @@
+"""Tiny real networks, engines around them, and samples the engines made."""
+
+import copy
+
+import numpy as np
+
+from paddock.engine import Engine, EngineSettings, Request
+from paddock.records import Sampling, Trajectory, Turn, Verdict
+from tests.model.networks import VOCAB, born, latent_config
+
+
+def network(seed=0, **changes):
+    """Two sparse layers that keep 8 keys, experts in one of them, an MTP layer."""
+    two = {
+        "attention": ("dsa",) * 2,
+        "mlp": ("dense", "moe"),
+        "indexer": {"heads": 2, "dim": 8, "topk": 8, "layers": ("full",) * 2},
+        "init": {"std": 0.1},
+    }
+    return born(latent_config(**(two | changes)), seed)
+
+
+def engine_for(net, version=0, **settings):
+    defaults = {"cache_bytes": 1 << 21, "stop_ids": (0,), "max_running": 16, "step_tokens": 24}
+    return Engine(
+        copy.deepcopy(net), None, EngineSettings(**(defaults | settings)), version=version
+    )
+
+
+def prompts(count, seed=0, shared=6):
+    """Some with a common beginning, so that the prefix cache has work."""
+    chance = np.random.default_rng(seed)
+    begin = tuple(chance.integers(1, VOCAB, shared).tolist())
+    return [begin + tuple(chance.integers(1, VOCAB, 1 + i % 5).tolist()) for i in range(count)]
+
+
+def rolled(engine, asked, *, size=2, temperature=1.0, tokens=20, turns=2, seed=0):
+    """Attempts at every prompt in groups of `size`, two turns each, all asked at once; a reply is
+    worth the share of its tokens that are even."""
+    attempts = [[] for _ in range(len(asked) * size)]
+    context = [list(p) for p in asked for _ in range(size)]
+    added = [tuple(c) for c in context]
+    for turn in range(turns):
+        answers = engine.answers(
+            Request(
+                token_ids=tuple(c),
+                sampling=Sampling(
+                    temperature=temperature, max_new_tokens=tokens, seed=seed * 7919 + 31 * turn + i
+                ),
+            )
+            for i, c in enumerate(context)
+        )
+        for i, answer in enumerate(answers):
+            reply = answer.completion
+            attempts[i].append(Turn(added_ids=added[i], completion=reply))
+            added[i] = (1, 2 + i % 3)
+            context[i] += [*reply.token_ids, *added[i]]
+    return [
+        [_attempt(attempts[g * size + m], f"g{seed}-{g}", m) for m in range(size)]
+        for g in range(len(asked))
+    ]
+
+
+def _attempt(turns, group, member):
+    ids = [token for turn in turns for token in turn.completion.token_ids]
+    reward = sum(token % 2 == 0 for token in ids) / max(1, len(ids))
+    return (
+        Trajectory(
+            task_id="even/0",
+            group_id=group,
+            session_id=f"{group}-{member}",
+            turns=tuple(turns),
+            outcome=Verdict(reward=reward),
+        ),
+    )

@@ -1,0 +1,41 @@
+from typer.testing import CliRunner
+
+from paddock.cli.__main__ import app
+from tests.rl.vault_runs import recipe_in
+
+
+def said(*words):
+    found = CliRunner().invoke(app, [str(word) for word in words])
+    return found.exit_code, found.output
+
+
+def test_a_dry_run_shows_the_whole_recipe_and_what_it_will_do(tmp_path):
+    recipe = recipe_in(tmp_path, "nowhere")
+    code, text = said("rl", recipe, "--dry-run", "--set", "steps=6")
+    assert code == 0, text
+    for line in (
+        "steps = 6",
+        'kind = "double_sided"',
+        "max_staleness = 4",
+        "reset_optimizer = true",
+    ):
+        assert line in text
+    assert "48 at least" in text  # six batches of two groups of four
+
+
+def test_what_is_wrong_is_said_in_one_line(tmp_path):
+    recipe = recipe_in(tmp_path, tmp_path / "nowhere")
+    for words, complaint in (
+        (["--set", "loss.bellow=1"], "error: unknown setting 'loss.bellow' in --set; did you mean"),
+        (["--set", "stage=agentc"], "error: the recipe has the 'stage' 'agentc'; there are"),
+        (["--debug", "train-only"], "error: --debug train-only and --replay FOLDER go together"),
+        ([], "error: "),
+    ):
+        code, text = said("rl", recipe, *words)
+        assert code == 1 and complaint in text, text
+        assert "Traceback" not in text
+
+
+def test_distill_wants_a_recipe_of_its_own(tmp_path):
+    code, text = said("distill", recipe_in(tmp_path, "nowhere"), "--dry-run")
+    assert code == 1 and "its stage is 'agentic', not 'distill'" in text

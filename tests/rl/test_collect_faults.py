@@ -1,0 +1,163 @@
+"""What goes wrong: worlds, engines, clocks, and our own code."""
+
+import asyncio
+
+import pytest
+
+from paddock.journal import Ledger
+from paddock.records import Verdict
+from paddock.rl.collect import Collector, Stalled
+from paddock.rollout.concurrency import Pressure
+from paddock.rollout.orchestrator import Orchestrator, Work
+from paddock.rollout.settings import Pace, TaskSettings
+from tests.rollout.virtual import FAILURES, Engine, Learner, learn, run
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_every_kind_of_failure_has_its_own_reason_and_no_reward(kind):
+    """A third of all attempts fail: a group with more than half left is trained, and says which of
+    its attempts have no reward; any other fails with the reason."""
+    failure = FAILURES[kind]
+    engine = Engine(
+        outcome=lambda given, rng: failure if rng.random() < 0.35 else Verdict(reward=1.0)
+    )
+    tasks = {"sums": TaskSettings(group_size=4, failure_budget=50)}
+    (learner, ledger), _ = run(learn(engine, Pace(batch_groups=4), batches=6, tasks=tasks))
+    for batch in learner.batches:
+        for group in batch.groups:
+            assert sum(outcome == failure for outcome in group.outcomes) <= 1
+    partly = sum(failure in g.outcomes for b in learner.batches for g in b.groups)
+    assert partly > 3
+    reasons = {entry.reason for entry in ledger.entries("failed")}
+    expected = {f"{n} of 4 attempts failed: {kind} at {failure.where} ({n})" for n in (2, 3, 4)}
+    assert reasons and reasons <= expected
+    assert set(ledger.failures()) == {("sums", kind, failure.where)}
+
+
+def test_an_attempt_that_never_ends_is_a_failure_of_time():
+    hung = asyncio.Event()
+    engine = Engine()
+
+    async def attempt(given):
+        if given.number == 1 and given.member == 0:
+            try:
+                await hung.wait()
+            except asyncio.CancelledError:
+                await asyncio.sleep(1e6)  # nor does it stop when told to
+        return await engine(given)
+
+    ledger = Ledger(":memory:")
+
+    async def main():
+        work = Work(attempt, TaskSettings(group_size=1, attempt_s=100.0))
+        pace = Pace(batch_groups=2, pipeline_depth=0, max_staleness=0)
+        async with Collector(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
+            return await Learner(collect, engine).run(2)
+
+    learner, _ = run(main())
+    assert [[g.number for g in b.groups] for b in learner.batches] == [[0, 2], [3, 4]]
+    (found,) = ledger.attempts(1).values()
+    assert found[0].outcome.kind == "time"
+    assert found[0].outcome.what == "over 100 s, and did not stop within 5 s of being cancelled"
+
+
+def test_who_holds_everybody_up_is_named():
+    engine = Engine(delay=lambda given, rng: 300.0 if given.number == 3 else 0.1)
+    told = []
+
+    async def main():
+        works = {"sums": Work(engine, TaskSettings(group_size=2))}
+        tell = lambda kind, **more: told.append((kind, more))  # noqa: E731
+        pace = Pace(batch_groups=4, pipeline_depth=0, max_staleness=0, stall_s=30.0)
+        orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0)
+        async with Collector(orchestrator, tell=tell) as collect:
+            return await Learner(collect, engine).run(1)
+
+    run(main())
+    kind, more = told[0]
+    assert kind == "stall" and more["seconds"] >= 30
+    assert more["why"].startswith("running sums-3-") and "the batch needs groups 3" in more["why"]
+
+
+def test_when_nothing_can_happen_any_more_it_is_said_at_once():
+    async def main():
+        works = {"sums": Work(Engine(), TaskSettings())}
+        orchestrator = Orchestrator(works, Pace(), Ledger(":memory:"), seed=0)
+        orchestrator.runner.limit = 0
+        async with Collector(orchestrator) as collect:
+            await collect.next_batch()
+
+    with pytest.raises(Stalled, match=r"nothing runs and nothing may begin: .*of sums"):
+        run(main())
+
+
+class Bug(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["attempt", "sift", "trajectory", "pressure"])
+@pytest.mark.parametrize("during", ["rollout", "training"])
+def test_a_bug_ends_the_run_with_its_own_traceback_and_at_once(where, during):
+    engine = Engine(tokens=lambda given, rng: 1, delay=lambda given, rng: 1.0)
+    bad = 5 if during == "training" else 1
+
+    async def attempt(given):
+        branches = await engine(given)
+        if where == "attempt" and given.number == bad:
+            raise Bug
+        return [] if where == "trajectory" and given.number == bad else branches
+
+    def sift(group):
+        if where == "sift" and group.number == bad:
+            raise Bug
+        return ""
+
+    looks = 0
+
+    async def pressure():
+        nonlocal looks
+        looks += 1
+        if where == "pressure" and looks > (2 if during == "training" else 0):
+            raise Bug
+        return Pressure(used=0.1)
+
+    async def main():
+        work = Work(attempt, TaskSettings(group_size=2), sift)
+        orchestrator = Orchestrator(
+            {"sums": work}, Pace(batch_groups=4), Ledger(":memory:"), seed=0
+        )
+        async with Collector(orchestrator, pressure=pressure) as collect:
+            learner = Learner(collect, engine, step_s=lambda: 1000.0)
+            await asyncio.wait_for(learner.run(5), 50)
+
+    with pytest.raises((Bug, ValueError)) as caught:
+        run(main())
+    names = [entry.name for entry in caught.traceback]
+    assert {"attempt": "attempt", "sift": "sift", "trajectory": "_checked", "pressure": "pressure"}[
+        where
+    ] in names
+
+
+def test_what_is_left_running_is_cancelled_and_stays_in_flight():
+    engine = Engine(delay=lambda given, rng: 1.0)
+    closed = []
+
+    async def attempt(given):
+        try:
+            return await engine(given)
+        finally:
+            closed.append(given.session_id)
+
+    ledger = Ledger(":memory:")
+
+    async def main():
+        work = Work(attempt, TaskSettings(group_size=2))
+        pace = Pace(batch_groups=2, pipeline_depth=2, max_staleness=3)
+        async with Collector(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
+            await Learner(collect, engine).run(2)
+        assert len(asyncio.all_tasks()) == 1
+
+    run(main())
+    balance = ledger.balance()
+    assert balance.in_flight > 0 and balance.holds
+    assert len(closed) == len(set(closed))

@@ -1,0 +1,324 @@
+"""Killed at any moment and taken up again: nothing lost, nothing twice, nothing of lost weights."""
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import paddock
+from paddock.journal import Ledger, LedgerError
+from paddock.records import Verdict
+from paddock.rl.collect import Collector
+from paddock.rl.queue import Replay
+from paddock.rollout.lockstep import Waves
+from paddock.rollout.orchestrator import Orchestrator, Work
+from paddock.rollout.schedule import Assignment
+from paddock.rollout.settings import Pace, TaskSettings
+from tests.rollout.schedules import lags, schedule
+from tests.rollout.virtual import BASE, FAILURES, Engine, Learner, content, number, run
+
+
+class Killed(BaseException):
+    """As by kill -9: what was committed stays, an open transaction does not."""
+
+
+class Mortal(Ledger):
+    """Dies at its n-th statement, before or after it, and balances at every one until then."""
+
+    def __init__(self, path, *, lives):
+        super().__init__(path)
+        self._base = _Mortal(self._base, lives, self)
+
+
+class _Mortal:
+    def __init__(self, base, lives, ledger):
+        self._real, self._lives, self._ledger, self._after = base, lives, ledger, lives % 2
+
+    def execute(self, *args):
+        self._lives -= 1
+        if self._lives < 0 or (self._lives == 0 and not self._after):
+            raise Killed
+        found = self._real.execute(*args)
+        if self._lives <= 0:
+            raise Killed
+        if not self._real.in_transaction and self._lives % 7 == 0:
+            self.check()
+        return found
+
+    def check(self):
+        base, self._ledger._base = self._ledger._base, self._real
+        assert self._ledger.balance().holds
+        self._ledger._base = base
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+class Disk:
+    """What outlives a process: the ledger's file and the checkpoints."""
+
+    def __init__(self, folder, *, every):
+        self.path, self.every = folder / "ledger.sqlite", every
+        self.saved = {0: "start"}
+
+    def save(self, updates, weights):
+        if updates % self.every == 0:
+            self.saved[updates] = weights
+
+
+async def live(disk, pace, tasks, engine, *, batches, step_s, lives=None, of=None):
+    """One process: takes up the newest checkpoint, and goes on until it is done or dies."""
+    ledger = Mortal(disk.path, lives=lives) if lives else Ledger(disk.path)
+    updates = max(disk.saved)
+    engine.weights = dict(disk.saved)
+    engine.version = updates
+    works = {name: Work(engine, settings) for name, settings in tasks.items()}
+    engine.waves = Waves() if pace.lockstep else None
+    orchestrator = Orchestrator(works, pace, ledger, seed=5, waves=engine.waves)
+    try:
+        async with Collector(orchestrator, batches=of or batches) as collect:
+            collect.resume(updates)
+            learner = Learner(collect, engine, step_s, disk.save, disk.saved[updates], updates)
+            await learner.run(batches)
+            return learner
+    finally:
+        if lives:
+            ledger._base._real.close()  # an open transaction is rolled back
+        else:
+            ledger.close()
+
+
+def die_and_live(disk, make, *, deaths, batches):
+    """Die so many times at random moments, then finish; the last learner."""
+    rng = Random(deaths)
+    died = 0
+    for lives in [*(rng.randint(5, 90) for _ in range(deaths)), None]:
+        pace, tasks, engine, step_s = make()
+        try:
+            learner, _ = run(
+                live(disk, pace, tasks, engine, batches=batches, step_s=step_s, lives=lives)
+            )
+            assert died > 2  # or the deaths come too late to mean anything
+            return learner
+        except Killed:
+            died += 1
+        with Ledger(disk.path) as ledger:
+            assert ledger.balance().holds
+    raise AssertionError("never finished")
+
+
+@pytest.mark.parametrize("n", range(12))
+def test_free_running_none_is_skipped_and_none_is_repeated(tmp_path, n):
+    """And no token is trained that weights sampled which the resumed run does not have."""
+    disk = Disk(tmp_path, every=2 * schedule(n)[0].updates_per_batch)
+
+    def make():
+        return schedule(n)
+
+    pace = make()[0]
+    learner = die_and_live(disk, make, deaths=8, batches=8)
+    ledger = Ledger(disk.path)
+    trained = ledger.batches()
+    assert [update for update, _, _ in trained] == list(
+        range(0, 8 * pace.updates_per_batch, pace.updates_per_batch)
+    )
+    ids = Counter((e.task, e.number) for _, _, entries in trained for e in entries)
+    assert max(ids.values()) == 1 and len(ids) == 8 * pace.batch_groups
+    for task in {task for task, _ in ids}:
+        numbers = sorted(e.number for e in ledger.entries() if e.task == task)
+        assert numbers == list(range(len(numbers)))
+    balance = ledger.balance()
+    assert balance.holds and balance.trained == 8 * pace.batch_groups
+    assert balance.filtered == 0 or pace.bound_by == "drop"
+    check_tokens(disk, ledger, pace, learner)
+
+
+def check_tokens(disk, ledger, pace, learner):
+    """Every trained token is what the surviving weights of its version write."""
+    weights = replayed(disk.path, pace)
+    assert weights[-1] == learner.weights
+    for update, until, entries in ledger.batches():
+        for entry in entries:
+            for member, attempt in ledger.attempts(entry.ordinal).items():
+                given = Assignment.of(entry.task, entry.number, member, seed=5)
+                ids = [t for b in attempt for turn in b.turns for t in turn.completion.token_ids]
+                for place, token in enumerate(ids):
+                    version = token // BASE
+                    assert until - 1 - version <= pace.max_staleness
+                    state = weights[version]
+                    assert token % BASE == number(state, given.seed, place) % BASE, update
+
+
+def replayed(path, pace):
+    """The weights at the beginning and after each update, from the ledger alone."""
+
+    async def main():
+        history, queue = ["start"], Replay(path)
+        while (batch := await queue.next_batch()) is not None:
+            assert max(lags(batch, pace)) <= pace.max_staleness
+            for _ in range(pace.updates_per_batch):
+                history.append(await queue.watch(_hashed(history[-1], batch)))
+            queue.trained(batch)
+            await queue.border()
+        return history
+
+    return run(main())[0]
+
+
+def test_the_trainer_can_be_run_again_from_the_ledger_alone(tmp_path):
+    disk = Disk(tmp_path, every=1)
+    pace, tasks, engine, step_s = schedule(3, bound_by="drop")
+    learner, _ = run(live(disk, pace, tasks, engine, batches=6, step_s=step_s))
+
+    assert replayed(disk.path, pace) == ["start", *learner.history]
+
+
+def test_a_replay_of_nothing_is_refused(tmp_path):
+    with pytest.raises(LedgerError, match="there is no ledger"):
+        Replay(tmp_path / "ledger.sqlite")
+    assert not list(tmp_path.iterdir())
+
+
+async def _hashed(weights, batch):
+    return str(number(weights, content(batch)))
+
+
+def lockstep(depth, *, delays=0):
+    """A run whose attempts fail or are of different lengths, and one of whose tasks is down for a
+    while; `delays` changes only when something happens."""
+    pace = Pace(
+        batch_groups=3,
+        pipeline_depth=depth,
+        max_staleness=depth,
+        order="in_order",
+        lockstep=True,
+        concurrency=7,
+        least_concurrency=1,
+        rest_batches=1,
+    )
+    tasks = {
+        "t0": TaskSettings(group_size=2, ratio=2.0),
+        "t1": TaskSettings(group_size=3, failure_budget=2),
+    }
+
+    def outcome(given, rng):
+        chance, down = given.seed % 10, given.task == "t1" and given.number in (1, 2, 3)
+        return FAILURES["world"] if chance < 2 or down else Verdict(reward=float(chance % 2))
+
+    engine = Engine(
+        tokens=lambda given, rng: 1 + given.seed % 3,
+        delay=lambda given, rng: Random(f"{delays} {given.session_id}").expovariate(1.0),
+        outcome=outcome,
+    )
+    return pace, tasks, engine, lambda: 1.0
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_lockstep_does_not_depend_on_who_was_quick(tmp_path, depth):
+    histories = []
+    for delays in range(4):
+        disk = Disk(tmp_path / str(delays), every=100)
+        disk.path.parent.mkdir()
+        pace, tasks, engine, step_s = lockstep(depth, delays=delays)
+        learner, _ = run(live(disk, pace, tasks, engine, batches=9, step_s=step_s))
+        histories.append(learner.history)
+    assert len(histories[0]) == 9
+    assert histories == [histories[0]] * 4
+    with Ledger(disk.path) as ledger:
+        whys = [row.why for row in ledger.shares()]
+        assert whys[0] == "recipe" and whys[1].startswith("2 groups in a row failed")
+        assert "well again" in whys
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("every", [1, 3])
+def test_lockstep_resumes_bit_by_bit(tmp_path, depth, every):
+    whole = Disk(tmp_path / "whole", every=100)
+    whole.path.parent.mkdir()
+    pace, tasks, engine, step_s = lockstep(depth)
+    expected, _ = run(live(whole, pace, tasks, engine, batches=8, step_s=step_s))
+    disk = Disk(tmp_path / "killed", every=every)
+    disk.path.parent.mkdir()
+    deaths = 0
+
+    def make():
+        nonlocal deaths
+        deaths += 1
+        return lockstep(depth, delays=deaths)  # nor on how long anything took the next time
+
+    learner = die_and_live(disk, make, deaths=12, batches=8)
+    assert learner.weights == expected.weights
+    for updates, weights in disk.saved.items():
+        assert weights == ["start", *expected.history][updates]
+    ledgers = [Ledger(whole.path), Ledger(disk.path)]
+    rows = [
+        [(e.ordinal, e.task, e.number, e.status, e.reason, e.trained) for e in ledger.entries()]
+        for ledger in ledgers
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_a_task_may_leave_the_recipe(tmp_path):
+    """What was begun for it is not trained, and says why."""
+    disk = Disk(tmp_path, every=1)
+    pace, _, engine, step_s = schedule(0, pipeline_depth=3, max_staleness=9, bound_by="wait")
+    tasks = {"a": TaskSettings(group_size=2), "b": TaskSettings(group_size=2)}
+    run(live(disk, pace, tasks, engine, batches=3, step_s=step_s, of=9))
+    del tasks["b"]
+    learner, _ = run(live(disk, pace, tasks, engine, batches=6, step_s=step_s))
+    assert {group.task for batch in learner.batches for group in batch.groups} == {"a"}
+    with Ledger(disk.path) as ledger:
+        reasons = {e.reason for e in ledger.entries("filtered")}
+        assert reasons == {"its task is not in the recipe any more"}
+        assert ledger.balance().holds
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    disk = Disk(tmp_path, every=1)
+    pace, tasks, engine, step_s = schedule(0, updates_per_batch=2, publish_every=2, max_staleness=3)
+    run(live(disk, pace, tasks, engine, batches=2, step_s=step_s))
+    ledger = Ledger(disk.path)
+    with pytest.raises(LedgerError, match="has 9 updates, the ledger knows of 4"):
+        ledger.rewind(9, whole=False)
+    with pytest.raises(LedgerError, match="in the middle of a batch that was trained from 2 to 4"):
+        ledger.rewind(3, whole=False)
+    works = {name: Work(engine, settings) for name, settings in tasks.items()}
+
+    async def other_seed():
+        Collector(Orchestrator(works, pace, ledger, seed=6)).resume(4)
+
+    with pytest.raises(LedgerError, match="begun with seed 5, not 6"):
+        run(other_seed())
+
+
+def lived(folder, seed, *, kill_after_s=None):
+    """What a conductor says at last; nothing if it was killed."""
+    command = [sys.executable, "-m", "tests.rl.conductor", folder, str(seed)]
+    root = Path(paddock.__file__).parents[1]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "alive\n"
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            process.kill()
+        return process.stdout.read()
+
+
+@pytest.mark.slow
+def test_a_conductor_that_is_killed_again_and_again_ends_with_the_same_weights(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    expected = lived(whole, 0)
+    assert expected.startswith("done ")
+    rng = Random(1)
+    cut = 0
+    for death in range(1, 5):
+        cut += not lived(killed, death, kill_after_s=rng.uniform(0.05, 0.3))
+        with Ledger(killed / "ledger.sqlite") as ledger:
+            assert ledger.balance().holds
+    assert cut >= 2
+    assert lived(killed, 99) == expected

@@ -1,0 +1,276 @@
+"""Many tasks: ratios, failures, budgets, crowds."""
+
+from collections import Counter
+
+import pytest
+
+from paddock.journal import Ledger
+from paddock.records import Verdict
+from paddock.rl.collect import Collector
+from paddock.rollout.concurrency import Pressure
+from paddock.rollout.health import RunAborted
+from paddock.rollout.mix import RatioError
+from paddock.rollout.orchestrator import Orchestrator, Work
+from paddock.rollout.settings import Pace, TaskSettings
+from tests.rollout.virtual import FAILURES, Engine, Learner, learn, run
+
+
+def trained(learner, first=0):
+    return Counter(group.task for batch in learner.batches[first:] for group in batch.groups)
+
+
+SKEWED = {"fast": 0.5, "middle": 3.0, "slow": 5.0}
+RATIOS = {"fast": 0.5, "middle": 0.3, "slow": 0.2}
+
+
+def skewed(**more):
+    tasks = {name: TaskSettings(group_size=2, ratio=RATIOS[name]) for name in RATIOS}
+    engine = Engine(
+        tokens=lambda given, rng: 1,
+        delay=lambda given, rng: rng.uniform(0.5, 1.5) * SKEWED[given.task],
+        **more,
+    )
+    return tasks, engine
+
+
+@pytest.mark.parametrize("bound_by", ["wait", "drop"])
+def test_ratios_hold_though_one_task_is_ten_times_slower(bound_by):
+    tasks, engine = skewed()
+    pace = Pace(batch_groups=7, pipeline_depth=3, max_staleness=6, bound_by=bound_by)
+    (learner, _), _ = run(learn(engine, pace, batches=60, tasks=tasks))
+    counts = trained(learner)
+    for task, ratio in RATIOS.items():
+        assert abs(counts[task] / counts.total() - ratio) < 0.005
+        for batch in learner.batches:  # and in every batch, to the group
+            here = sum(group.task == task for group in batch.groups)
+            assert abs(here - 7 * ratio) <= 1
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_other_ratios_hold_from_the_next_batch_on(depth):
+    tasks, engine = skewed()
+    pace = Pace(batch_groups=10, pipeline_depth=depth, max_staleness=6)
+
+    async def main():
+        works = {name: Work(engine, settings) for name, settings in tasks.items()}
+        ledger = Ledger(":memory:")
+        async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
+            learner = Learner(collect, engine)
+            await learner.run(5)
+            collect.set_ratios({"fast": 0.1, "middle": 0.1, "slow": 0.8})
+            await learner.run(5)
+            collect.set_ratios({"fast": 1.0})
+            await learner.run(12)
+        return learner, ledger
+
+    (learner, ledger), _ = run(main())
+    after = [trained(learner, n) - trained(learner, n + 1) for n in range(22)]
+    assert after[4] == {"fast": 5, "middle": 3, "slow": 2}
+    assert all(batch == {"fast": 1, "middle": 1, "slow": 8} for batch in after[5:10])
+    # What was begun for the others is not thrown away: it is trained before it is too old.
+    assert after[10]["fast"] == 10
+    assert all(batch == {"fast": 10} for batch in after[20:])
+    assert ledger.balance().filtered == 0
+
+
+def test_ratios_of_tasks_that_do_not_exist_are_refused():
+    tasks, engine = skewed()
+
+    async def main(ratios):
+        works = {name: Work(engine, settings) for name, settings in tasks.items()}
+        orchestrator = Orchestrator(works, Pace(), Ledger(":memory:"), seed=0)
+        collect = Collector(orchestrator)
+        collect.resume(0)
+        collect.set_ratios(ratios)
+
+    with pytest.raises(RatioError, match="'quick'; there are fast, middle, slow"):
+        run(main({"quick": 1.0}))
+    with pytest.raises(RatioError, match="all ratios are zero"):
+        run(main({"fast": 0.0}))
+    with pytest.raises(RatioError, match="of 'slow' is nan"):
+        run(main({"slow": float("nan")}))
+
+
+def test_a_task_that_is_down_is_set_aside_and_tried_again():
+    """The others go on at their shares, and it gets its own back when it works again."""
+    tasks, engine = skewed()
+    tasks["slow"] = TaskSettings(group_size=2, ratio=0.2, failure_budget=4)
+    down = {"slow"}
+    engine.outcome = lambda given, rng: (
+        FAILURES["infrastructure"] if given.task in down else Verdict(reward=rng.random())
+    )
+    told = []
+    pace = Pace(batch_groups=8, pipeline_depth=1, max_staleness=2)
+
+    async def main():
+        works = {name: Work(engine, settings) for name, settings in tasks.items()}
+        tell = lambda kind, **more: told.append((kind, more))  # noqa: E731
+        orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0, tell=tell)
+        async with Collector(orchestrator) as collect:
+            learner = Learner(collect, engine)
+            await learner.run(10)
+            aside = collect.snapshot().tasks["slow"]
+            down.clear()
+            await learner.run(20)
+            return learner, aside, collect.snapshot().tasks["slow"]
+
+    (learner, aside, back), _ = run(main())
+    early, late = trained(learner) - trained(learner, 10), trained(learner, 16)
+    assert early["slow"] == 0 and early["fast"] == 50 and early["middle"] == 30
+    assert abs(late["slow"] / late.total() - 0.2) < 0.02
+    why = "groups in a row failed, the last: 2 of 2 attempts failed: infrastructure at engine (2)"
+    failed = sum(aside.failed.values())
+    assert aside.aside == f"{failed} {why}"
+    assert failed > 4  # it was tried again meanwhile
+    assert back.aside == ""
+    assert [kind for kind, _ in told] == ["task_aside", "task_back"]
+
+
+def test_a_task_that_cannot_be_done_without_ends_the_run():
+    tasks, engine = skewed(outcome=lambda given, rng: FAILURES["world"])
+    tasks = {"fast": tasks["fast"], "slow": TaskSettings(essential=True, failure_budget=3)}
+    with pytest.raises(RunAborted, match="'slow' cannot be done without: 3 groups in a row failed"):
+        run(learn(engine, Pace(), batches=5, tasks=tasks))
+
+
+def test_when_no_task_is_left_the_run_ends_with_the_reasons():
+    tasks, engine = skewed(outcome=lambda given, rng: FAILURES["grader"])
+    with pytest.raises(RunAborted, match=r"no task is left to train on: fast: \d+ groups in a row"):
+        run(learn(engine, Pace(batch_groups=4), batches=5, tasks=tasks))
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_flood_of_groups_without_spread_ends_the_run_and_does_not_hang_it(depth):
+    pace = Pace(batch_groups=4, pipeline_depth=depth, max_staleness=depth)
+    settings = TaskSettings(group_size=3, filter_budget=20)
+    ledger = Ledger(":memory:")
+
+    async def main():
+        work = Work(Engine(), settings, lambda group: "flat")
+        orchestrator = Orchestrator({"sums": work}, pace, ledger, seed=0)
+        async with Collector(orchestrator) as collect:
+            await collect.next_batch()
+
+    with pytest.raises(RunAborted, match="sums: 20 groups in a row had nothing to teach: flat"):
+        run(main())
+    assert ledger.balance().filtered == 20 and ledger.balance().holds
+
+
+def test_some_groups_without_spread_are_refilled():
+    pace = Pace(batch_groups=4, pipeline_depth=1, max_staleness=1)
+    ledger = Ledger(":memory:")
+
+    async def main():
+        flat = lambda group: "flat" if group.number % 3 == 0 else ""  # noqa: E731
+        work = Work(Engine(), TaskSettings(group_size=2), flat)
+        async with Collector(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
+            return await Learner(collect, work.attempt).run(9)
+
+    learner, _ = run(main())
+    assert [len(batch.groups) for batch in learner.batches] == [4] * 9
+    assert all(group.number % 3 for batch in learner.batches for group in batch.groups)
+    assert ledger.counts()["sums", "filtered", "flat"] >= 18
+
+
+def test_two_thousand_attempts_of_eight_tasks_run_at_once():
+    most = now = 0
+    engine = Engine(
+        tokens=lambda given, rng: 2,
+        delay=lambda given, rng: rng.paretovariate(1.5) * (1 + int(given.task[1])),
+    )
+
+    async def attempt(given):
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        try:
+            return await engine(given)
+        finally:
+            now -= 1
+
+    async def main():
+        works = {
+            f"t{i}": Work(attempt, TaskSettings(group_size=8, ratio=1.0 + i % 3)) for i in range(8)
+        }
+        pace = Pace(batch_groups=64, pipeline_depth=4, max_staleness=8, concurrency=2000)
+        async with Collector(Orchestrator(works, pace, Ledger(":memory:"), seed=0)) as collect:
+            return await Learner(collect, engine, step_s=lambda: 5.0).run(4)
+
+    learner, _ = run(main())
+    assert most == 2000
+    counts = trained(learner)
+    weights = {f"t{i}": 1.0 + i % 3 for i in range(8)}
+    for task, weight in weights.items():
+        assert abs(counts[task] - counts.total() * weight / sum(weights.values())) <= 1
+
+
+def test_a_slow_trainer_does_not_fill_the_memory():
+    """However long a step takes, no more groups are alive than the pipeline holds."""
+    engine = Engine(tokens=lambda given, rng: 1, delay=lambda given, rng: 0.001)
+    alive = []
+
+    async def main():
+        work = Work(engine, TaskSettings(group_size=4))
+        pace = Pace(batch_groups=4, pipeline_depth=2, max_staleness=8)
+        orchestrator = Orchestrator({"sums": work}, pace, Ledger(":memory:"), seed=0)
+        async with Collector(orchestrator) as collect:
+            learner = Learner(collect, engine, step_s=lambda: 500.0)
+            learner.save = lambda *_: alive.append(len(orchestrator.alive()))
+            return await learner.run(20)
+
+    run(main())
+    assert alive == [8] * 20
+
+
+def test_a_task_never_has_more_attempts_than_its_own_limit():
+    tasks = {"a": TaskSettings(group_size=4, concurrency=3), "b": TaskSettings(group_size=4)}
+    now, most = Counter(), Counter()
+    engine = Engine()
+
+    async def attempt(given):
+        now[given.task] += 1
+        most[given.task] = max(most[given.task], now[given.task])
+        try:
+            return await engine(given)
+        finally:
+            now[given.task] -= 1
+
+    async def main():
+        works = {name: Work(attempt, settings) for name, settings in tasks.items()}
+        pace = Pace(batch_groups=8, concurrency=20)
+        async with Collector(Orchestrator(works, pace, Ledger(":memory:"), seed=0)) as collect:
+            await Learner(collect, engine).run(5)
+
+    run(main())
+    assert most["a"] == 3 and most["b"] > 10
+
+
+def test_attempts_follow_the_room_in_the_engine():
+    """An engine with room for 40: the limit finds it, and slots are filled again as they fall
+    free."""
+    room, running, peaks = 40, 0, []
+    engine = Engine(delay=lambda given, rng: rng.uniform(0.5, 1.5))
+
+    async def attempt(given):
+        nonlocal running
+        running += 1
+        try:
+            return await engine(given)
+        finally:
+            running -= 1
+
+    async def pressure():
+        peaks.append(running)
+        return Pressure(used=min(1.0, running / room), waiting=max(0, running - room))
+
+    async def main():
+        work = Work(attempt, TaskSettings(group_size=8))
+        pace = Pace(batch_groups=32, pipeline_depth=4, max_staleness=8, concurrency=400)
+        orchestrator = Orchestrator({"sums": work}, pace, Ledger(":memory:"), seed=0)
+        async with Collector(orchestrator, pressure=pressure) as collect:
+            await Learner(collect, engine).run(5)
+
+    run(main())
+    settled = peaks[10:-10]
+    assert 25 < sum(settled) / len(settled) < 50
+    assert max(settled) < 80

@@ -1,0 +1,107 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from paddock.cli.rl import conduct
+from paddock.cli.rl_engines import EngineScore
+from paddock.rl.distill import DistillError, Teaching, taught
+from paddock.train.policy import packed, score
+from tests.rl.learners import learner, lessons
+from tests.rl.nets import engine_for, network, prompts, rolled
+from tests.rl.vault import schooled
+from tests.rl.vault_runs import numbers, recipe_in
+
+RECIPE = """
+stage = "distill"
+steps = 10
+[start]
+folder = "{start}"
+[teachers.opener]
+folder = "TEACHER"
+[tasks.vault]
+world = "vault"
+teacher = "opener"
+[pace]
+batch_groups = 32
+lockstep = true
+order = "in_order"
+[loss]
+per = "token"
+[sampling]
+max_new_tokens = 24
+[optim]
+lr = 4e-3
+weight_decay = 0.0
+[machine]
+device = "cpu"
+[engines]
+cache_bytes = 8388608
+"""
+
+
+def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
+    made = learner(tmp_path, network(), credit={"keep_flat": True})
+    groups = lessons(rolled_by(network()), made.settings)
+    every = [each for group in groups for each in group]
+    with engine_for(network(seed=9)) as engine:
+        found = asyncio.run(
+            taught(
+                every,
+                ["even"] * len(every),
+                {"even": Teaching("wise", 0.5)},
+                {"wise": EngineScore(engine)},
+            )
+        )
+    other = learner(tmp_path / "other", network(seed=9), credit={"keep_flat": True})
+    batch = packed(found)
+    expected = score(other.trainer.network, batch)
+    gap = np.abs(batch.columns["teacher"] - expected)[batch.trained_T]
+    assert gap.max() < 1e-5
+    assert set(batch.columns["teaching"].tolist()) == {0.5}
+
+
+def rolled_by(net):
+    with engine_for(net) as engine:
+        return rolled(engine, prompts(3))
+
+
+def test_tasks_without_a_teacher_are_left_alone_and_copies_scored_once(tmp_path):
+    made = learner(tmp_path, network())
+    (group, *_) = lessons(rolled_by(network()), made.settings)
+    asked = []
+
+    async def wise(token_ids, start):
+        asked.append(len(token_ids))
+        return [-0.5] * (len(token_ids) - start)
+
+    every = [group[0], group[0], group[1]]
+    tasks = ["taught", "taught", "free"]
+    found = asyncio.run(taught(every, tasks, {"taught": Teaching("w", 1.0)}, {"w": wise}))
+    assert len(asked) == 1
+    assert found[0].teacher_S is found[1].teacher_S is not None
+    assert found[2] is every[2]
+
+
+@pytest.mark.parametrize("said", [[-1.0], [float("nan")] * 99])
+def test_a_teacher_that_cannot_score_is_named(tmp_path, said):
+    made = learner(tmp_path, network())
+    (group, *_) = lessons(rolled_by(network()), made.settings)
+
+    async def broken(token_ids, start):
+        return said[: len(token_ids) - start]
+
+    with pytest.raises(DistillError, match="teacher 'w'"):
+        asyncio.run(taught(group[:1], ["t"], {"t": Teaching("w", 1.0)}, {"w": broken}))
+
+
+@pytest.mark.slow
+def test_the_student_comes_to_do_what_its_teacher_does(start, tmp_path):
+    teacher = schooled(tmp_path / "teacher", start=start, steps=25, full=1.0)
+    text = RECIPE.replace("TEACHER", str(teacher))
+    conduct(recipe_in(tmp_path, start, text), tmp_path / "run", [])
+    found = numbers(tmp_path / "run")
+    first, last = found[1], {name: (found[9][name] + found[10][name]) / 2 for name in found[10]}
+    assert first["reward"] < 0.3
+    assert last["reward"] > 0.5
+    assert last["teacher_gap"] < 0.3 * first["teacher_gap"]

@@ -1,0 +1,230 @@
+"""Trainer and engine are one network: what the engine says of a token, the trainer says too."""
+
+import numpy as np
+import pytest
+import torch
+
+from paddock.checkpoint.wire import checksums
+from paddock.engine import Reload
+from paddock.rl.learner import LearnError
+from paddock.train.policy import packed, score
+from tests.rl.learners import learner, lessons
+from tests.rl.nets import engine_for, network, prompts, rolled
+
+
+def gap(made, groups):
+    """The largest difference between what the engine said of its tokens and the trainer does."""
+    every = [lesson for group in lessons(groups, made.settings) for lesson in group]
+    batch = packed(every)
+    found = score(made.trainer.network, batch)
+    return np.abs(found - batch.columns["rollout"])[batch.trained_T].max(), int(batch.targets)
+
+
+@pytest.mark.parametrize(("temperature", "updates"), [(1.0, 50), (0.7, 10)])
+def test_log_probs_agree_after_many_updates_however_sampled(tmp_path, temperature, updates):
+    made = learner(tmp_path, network(), sampling={"temperature": temperature})
+    ways = {
+        "batched": engine_for(network()),
+        "alone": engine_for(network(), max_running=1, prefix_cache=False),
+        "chunked": engine_for(network(), step_tokens=5),
+        "drafted": engine_for(network(), mtp_steps=2),
+    }
+    reloads = {name: Reload(engine) for name, engine in ways.items()}
+    before = checksums(made.trainer.network)
+    try:
+        for update in range(updates):
+            if update % 10 == 0:
+                asked = prompts(3, seed=update)
+                reloads["batched"].publisher()(made.parcels())
+                groups = rolled(ways["batched"], asked, temperature=temperature, seed=update)
+                worst, tokens = gap(made, groups)
+                assert tokens > 20 and worst < 1e-5, update
+            made.study(lessons(groups, made.settings))
+        after = checksums(made.trainer.network)
+        moved = [name for name in after if after[name] != before[name]]
+        assert len(moved) > 20
+        assert not any("indexer" in name or "e_score_correction_bias" in name for name in moved)
+        for name, engine in ways.items():
+            reloads[name].publisher()(made.parcels())
+            assert engine.version == updates
+            assert dict(reloads[name].checksums()) == after
+            asked = prompts(6, seed=99)
+            groups = rolled(engine, asked, temperature=temperature, seed=99)
+            assert gap(made, groups)[0] < 1e-5, name
+        assert ways["batched"].stats().hit_tokens > 0
+    finally:
+        for engine in ways.values():
+            engine.close()
+
+
+def batch_of(made, seed=0, count=4, **changes):
+    with engine_for(made.trainer.network) as engine:
+        return rolled(engine, prompts(count, seed=seed), seed=seed, **changes)
+
+
+def test_learning_raises_what_is_rewarded(tmp_path):
+    made = learner(tmp_path, network(), credit={"baseline": "std"}, optim={"lr": 1e-2})
+    rewards = []
+    with engine_for(network()) as engine:
+        reload = Reload(engine)
+        for update in range(16):
+            groups = rolled(
+                engine, prompts(6, seed=update), size=4, turns=1, tokens=10, seed=update
+            )
+            rewards.append(np.mean([a[0].outcome.reward for g in groups for a in g]))
+            made.study(lessons(groups, made.settings))
+            reload.publisher()(made.parcels())
+    assert np.mean(rewards[:2]) < 0.65
+    assert np.mean(rewards[-2:]) > 0.9
+
+
+def test_every_shipped_token_is_in_the_gradient_exactly_once(tmp_path, monkeypatch):
+    made = learner(tmp_path, network(), machine={"micro_tokens": 64})
+    shipped = lessons(batch_of(made), made.settings)
+    made.study(shipped)
+    seen = made.objective.witness.seen.tolist()
+    assert seen == [sum(each.sample.trained) for group in shipped for each in group]
+
+    import paddock.train.step as step
+
+    whole = step.on_device
+
+    def loses_one(*args):
+        yield from list(whole(*args))[1:]
+
+    def repeats_one(*args):
+        found = list(whole(*args))
+        yield from [*found, found[0]]
+
+    for broken in (loses_one, repeats_one):
+        monkeypatch.setattr(step, "on_device", broken)
+        with pytest.raises(LearnError, match="trained tokens were in the gradient of update"):
+            made.study(shipped)
+
+
+def test_micro_batches_change_nothing_but_rounding(tmp_path):
+    whole = learner(tmp_path / "a", network())
+    parts = learner(tmp_path / "b", network(), machine={"micro_tokens": 50})
+    groups = batch_of(whole)
+    reports = [made.study(lessons(groups, made.settings)).reports[0] for made in (whole, parts)]
+    assert reports[0].parts["policy_loss"] == pytest.approx(
+        reports[1].parts["policy_loss"], abs=1e-6
+    )
+    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-4)
+
+
+def test_on_policy_nothing_is_masked_and_the_gap_is_rounding(tmp_path):
+    for kind in ("icepop", "double_sided", "ppo", "tis"):
+        made = learner(tmp_path / kind, network(), loss={"kind": kind})
+        parts = made.study(lessons(batch_of(made), made.settings)).reports[0].parts
+        assert parts["masked"] == 0.0
+        assert parts["gap"] < 1e-6
+        assert 1.0 < parts["entropy"] < 4.0
+
+
+def test_the_loss_of_a_batch_is_equation_1(tmp_path):
+    """One group, against the formula written down in plain Python."""
+    from tests.rl import golden
+
+    made = learner(tmp_path, network(), loss={"kind": "icepop", "per": "sequence"})
+    (group,) = lessons(batch_of(made, count=1, size=3), made.settings)
+    with torch.no_grad():
+        for parameter in made.trainer.network.parameters():
+            parameter.mul_(1.1)  # as if the engine were another network
+    batch = packed(group)
+    logp = score(made.trainer.network, batch)
+    rows, start = [], 0
+    for lesson in group:
+        here = slice(start, start + len(lesson.sample.tokens))
+        start = here.stop
+        rows.append(
+            [
+                (float(p), float(p), r, a)
+                for p, r, a, t in zip(
+                    logp[here],
+                    lesson.sample.logprobs,
+                    lesson.sample.advantages,
+                    lesson.sample.trained,
+                    strict=True,
+                )
+                if t
+            ]
+        )
+    expected = golden.equation_1(rows, beta=2.0, below=0.2, above=0.28)
+    report = made.study([group]).reports[0]
+    assert report.parts["masked"] > 0
+    assert report.parts["policy_loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_later_updates_of_a_batch_remember_its_beginning(tmp_path):
+    """With two updates a batch the second is off-policy, and knows it: its old log-probs are those
+    before the first."""
+    pace = {"updates_per_batch": 2, "max_staleness": 1}
+    made = learner(tmp_path, network(), pace=pace, optim={"lr": 3e-2}, loss={"kind": "ppo"})
+    study = made.study(lessons(batch_of(made, count=4, size=4), made.settings))
+    assert study.updates == 2 and len(study.reports) == 2
+    first, second = (report.parts for report in study.reports)
+    assert first["masked"] == 0.0 and first["gap"] < 1e-6
+    assert second["gap"] > 1e-3 and second["masked"] > 0
+
+
+def test_a_learner_restored_goes_on_bit_for_bit(tmp_path):
+    batches = None
+    hashes = {}
+    for name, cut in (("through", None), ("cut", 2)):
+        made = learner(tmp_path / name, network(), reset_optimizer=True)
+        if batches is None:
+            batches = [batch_of(made, seed=i) for i in range(4)]
+        found = []
+        for number, groups in enumerate(batches):
+            made.study(lessons(groups, made.settings))
+            if number % 2:
+                made.forget_momentum()
+            found.append(checksums(made.trainer.network))
+            made.save(tmp_path / name / "checkpoints", beside={})
+            if number == cut:
+                made = learner(tmp_path / name / "again", network())
+                assert made.restore(tmp_path / name / "checkpoints")
+                assert made.updates == number + 1
+        hashes[name] = found
+    assert hashes["through"] == hashes["cut"]
+
+
+def test_experts_are_replayed_or_compared(tmp_path):
+    from dataclasses import replace
+
+    from paddock.engine import Request
+    from paddock.records import Sampling
+
+    other = network(seed=5)
+    with engine_for(network(), replay=True) as engine:
+        answer = engine.answer(
+            Request(
+                token_ids=prompts(1)[0],
+                sampling=Sampling(max_new_tokens=24, seed=1, ignore_eos=True),
+                replay=True,
+            )
+        )
+    for mode in ("compare", "replay"):
+        made = learner(tmp_path / mode, network(), replay_experts=mode)
+        groups = lessons(batch_of(made, count=1, size=2), made.settings)
+        sample = groups[0][0].sample
+        ids = (*prompts(1)[0], *answer.completion.token_ids)
+        sample = replace(
+            sample,
+            tokens=ids,
+            logprobs=(0.0,) * len(prompts(1)[0]) + answer.completion.logprobs,
+            trained=(False,) * len(prompts(1)[0]) + (True,) * len(answer.completion.token_ids),
+            advantages=(1.0,) * len(ids),
+        )
+        lesson = replace(groups[0][0], sample=sample, expert_SLK=answer.replay.expert_TLK)
+        assert made.study([[lesson]]).reports[0].parts["routed_apart"] == 0.0
+        with torch.no_grad():
+            for name, parameter in made.trainer.network.named_parameters():
+                if "router" in name:
+                    parameter.copy_(dict(other.named_parameters())[name])
+        found = packed([replace(lesson, weight=1.0)])
+        free = score(made.trainer.network, found, replay=False)
+        forced = score(made.trainer.network, found, replay=True)
+        assert np.abs(free - forced).max() > 1e-3
+        assert made.study([[lesson]]).reports[0].parts["routed_apart"] > 0.2

@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paddock.rl.loss import (
+    Tokens,
+    clipped,
+    corrected,
+    double_sided,
+    icepop,
+    pop,
+    reinforce,
+    teacher_advantages,
+    window,
+)
+from tests.rl import golden
+
+LOGP = st.floats(-6, -0.01)
+ROWS = st.lists(
+    st.tuples(LOGP, st.floats(-1.2, 1.2), st.floats(-1.2, 1.2), st.floats(-3, 3)),
+    min_size=1,
+    max_size=12,
+)
+CASES = {
+    "ppo": (
+        lambda t: clipped(t, below=0.2, above=0.28),
+        lambda logp, old, _, a: golden.ppo(logp, old, a, 0.2, 0.28),
+    ),
+    "icepop": (
+        lambda t: icepop(t, beta=2.0, below=0.2, above=0.28),
+        lambda *x: golden.icepop(*x, beta=2.0, below=0.2, above=0.28),
+    ),
+    "tis": (
+        lambda t: corrected(t, below=0.2, above=0.28, cap=2.0),
+        lambda *x: golden.corrected(*x, cap=2.0, below=0.2, above=0.28),
+    ),
+    "decoupled": (
+        lambda t: corrected(t, below=0.2, above=0.28),
+        lambda *x: golden.corrected(*x, cap=float("inf"), below=0.2, above=0.28),
+    ),
+    "double_sided": (
+        lambda t: double_sided(t, below=0.5, above=1.0),
+        lambda logp, _, rollout, a: golden.double_sided(logp, rollout, a, below=0.5, above=1.0),
+    ),
+    "reinforce": (reinforce, lambda logp, _, __, a: (a * logp, a)),
+}
+
+
+def tokens(rows):
+    """Rows of (logp, old - logp, rollout - logp, advantage), in double precision."""
+    logp, old, rollout, advantage = torch.tensor(rows, dtype=torch.float64).T
+    return Tokens(logp.clone().requires_grad_(), logp + old, logp + rollout, advantage)
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS)
+def test_values_and_gradients_are_those_worked_out_by_hand(name, rows):
+    ours, theirs = CASES[name]
+    of = tokens(rows)
+    gains = ours(of)
+    gains.gain_N.sum().backward()
+    expected = np.array(
+        [
+            theirs(*row)
+            for row in zip(
+                *(t.tolist() for t in (of.logp_N, of.old_N, of.rollout_N, of.advantage_N)),
+                strict=True,
+            )
+        ]
+    )
+    np.testing.assert_allclose(gains.gain_N.detach().numpy(), expected[:, 0], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(of.logp_N.grad.numpy(), expected[:, 1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize(
+    ("ratio", "kept"), [(0.49, False), (0.5, False), (0.51, True), (1.99, True), (2.0, False)]
+)
+def test_the_double_sided_window_is_open_and_blind_to_the_sign(sign, ratio, kept):
+    logp = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    rollout = -torch.tensor([ratio], dtype=torch.float64).log()
+    of = Tokens(logp, logp.detach(), rollout, torch.tensor([sign], dtype=torch.float64))
+    # e^log(x) may miss x by a rounding: ask the window itself about the edges.
+    edge = window(torch.tensor([ratio], dtype=torch.float64), below=0.5, above=1.0)
+    assert bool(edge > 0) is kept
+    if ratio not in (0.5, 2.0):
+        gains = double_sided(of, below=0.5, above=1.0)
+        gains.gain_N.sum().backward()
+        assert bool(gains.kept_N) is kept
+        assert (float(logp.grad) != 0.0) is kept
+        assert kept or float(logp.grad) == 0.0
+
+
+def test_icepops_window_is_closed():
+    edges = torch.tensor([0.5, 2.0, np.nextafter(0.5, 0), np.nextafter(2.0, 3)])
+    assert pop(edges.double(), beta=2.0).tolist()[:2] == [0.5, 2.0]
+    assert pop(torch.tensor([0.499, 2.001]), beta=2.0).tolist() == [0.0, 0.0]
+
+
+def test_on_policy_every_loss_has_reinforces_gradient():
+    rows = [(-1.0, 0.0, 0.0, 0.5), (-0.2, 0.0, 0.0, -1.5), (-3.0, 0.0, 0.0, 2.0)]
+    for ours, _ in CASES.values():
+        of = tokens(rows)
+        gains = ours(of)
+        gains.gain_N.sum().backward()
+        assert bool(gains.kept_N.all())
+        torch.testing.assert_close(of.logp_N.grad, of.advantage_N)
+
+
+def test_a_token_far_beyond_float_range_is_a_number_still():
+    of = Tokens(
+        torch.tensor([-0.1], requires_grad=True),
+        torch.tensor([-0.1]),
+        torch.tensor([-500.0]),
+        torch.tensor([1.0]),
+    )
+    gains = corrected(of, below=0.2, above=0.28)
+    gains.gain_N.sum().backward()
+    assert torch.isfinite(gains.gain_N).all() and torch.isfinite(of.logp_N.grad).all()
+
+
+def test_a_teachers_advantage_is_a_clipped_constant():
+    logp = torch.tensor([-1.0, -9.0, -0.1], requires_grad=True)
+    teacher = torch.tensor([-0.5, -0.1, -8.0])
+    found = teacher_advantages(teacher, logp, clip=5.0)
+    assert found.tolist() == pytest.approx([0.5, 5.0, -5.0])
+    assert not found.requires_grad

@@ -1,0 +1,270 @@
+"""`paddock rl`, whole: engine, worlds, orchestrator and trainer in one process."""
+
+import asyncio
+import shutil
+from functools import partial
+
+import pytest
+
+from paddock.cli.engines import open_model
+from paddock.cli.rl import conduct
+from paddock.cli.rl_engines import held, samplers
+from paddock.cli.rl_feed import LEDGER, _works
+from paddock.journal import Ledger
+from paddock.rl.learn import lessons_of
+from paddock.rl.learner import Learner, open_learner
+from paddock.rl.tally import Sifter
+from paddock.rollout.group import Group
+from paddock.rollout.lockstep import LockstepGenerate, Waves
+from paddock.rollout.schedule import Assignment
+from tests.rl.vault_runs import (
+    LOCKSTEP,
+    ONE_STEP_OFF,
+    SYNCHRONOUS,
+    Hashes,
+    events,
+    numbers,
+    recipe_in,
+    settings_of,
+)
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+
+class Killed(BaseException):
+    """A process that ends here and now."""
+
+
+async def by_hand(settings, folder, updates):
+    """The synchronous loop without any of the machinery: play, judge, learn, hand over."""
+    model = open_model(folder, None)
+    learner = open_learner(settings, folder / "x.npz")
+    async with samplers(settings, model) as sampling:
+        waves = Waves(partial(held, sampling.engines[0]))
+        generate = LockstepGenerate(sampling.generate, waves)
+        work = _works(settings, model, generate, sampling, Sifter(settings))["vault"]
+        size = settings.pace.batch_groups
+        for update in range(updates):
+            which = range(update * size, (update + 1) * size)
+            groups = await together(work, waves, which, settings.seed)
+            learner.study([lessons_of(group, settings) for group in groups])
+            if settings.reset_optimizer:
+                learner.forget_momentum()
+            await asyncio.to_thread(sampling.publish, learner.parcels())
+
+
+async def together(work, waves, which, seed):
+    given = [
+        Assignment.of("vault", number, member, seed=seed)
+        for number in which
+        for member in range(work.settings.group_size)
+    ]
+    for each in given:
+        waves.let_in(each.session_id)
+
+    async def one(each):
+        try:
+            return tuple(await work.attempt(each))
+        finally:
+            waves.leave(each.session_id)
+
+    attempts = await asyncio.gather(*map(one, given))
+    size = work.settings.group_size
+    return [
+        Group(
+            ordinal=n, task="vault", number=n, attempts=tuple(attempts[i * size : (i + 1) * size])
+        )
+        for i, n in enumerate(which)
+    ]
+
+
+def test_bound_zero_is_the_synchronous_loop_bit_for_bit(start, tmp_path, monkeypatch):
+    hashes = Hashes(monkeypatch)
+    recipe = recipe_in(tmp_path, start)
+    # With every group kept: a group that is issued in place of another begins in the middle of a
+    # wave, and what an engine computes together decides how it rounds.
+    kept = [*LOCKSTEP, "credit.keep_flat=true"]
+    asyncio.run(by_hand(settings_of(recipe, *kept, *SYNCHRONOUS), start, 3))
+    expected = hashes.take()
+    assert len({str(found) for found in expected.values()}) == 3
+    for depth in (0, 2):
+        sets = [*kept, "steps=3", "pace.max_staleness=0", f"pace.pipeline_depth={depth}"]
+        conduct(recipe, tmp_path / f"depth{depth}", sets)
+        assert hashes.take() == expected
+
+
+@pytest.fixture(scope="module")
+def through(start, tmp_path_factory):
+    """A run of one-step-off that nobody disturbed: its folder and its weights."""
+    folder = tmp_path_factory.mktemp("through")
+    with pytest.MonkeyPatch.context() as patch:
+        hashes = Hashes(patch)
+        conduct(recipe_in(folder, start), folder / "run", [*LOCKSTEP, *ONE_STEP_OFF])
+    return folder / "run", hashes.take()
+
+
+def test_a_run_off_by_one_step_is_that(through):
+    run, hashes = through
+    assert sorted(hashes) == [1, 2, 3, 4]
+    lags = [line["staleness_max"] for line in numbers(run).values()]
+    assert lags == [0, 1, 1, 1]
+    with Ledger(run / LEDGER) as ledger:
+        assert ledger.balance().in_flight == 0
+
+
+@pytest.mark.parametrize("moment", ["study", "publish", "save", "attempt"])
+def test_a_killed_run_goes_on_bit_for_bit(through, start, tmp_path, monkeypatch, moment):
+    """Killed in the middle of something, and once more; then left alone."""
+    undisturbed, expected = through
+    hashes, found = Hashes(monkeypatch), {}
+    recipe = recipe_in(tmp_path, start)
+    for countdown in (2, 1, None):
+        with pytest.MonkeyPatch.context() as patch:
+            arm(patch, moment, countdown)
+            try:
+                conduct(recipe, tmp_path / "run", [*LOCKSTEP, *ONE_STEP_OFF])
+            except Killed:
+                assert countdown is not None
+            else:
+                assert countdown is None
+        found |= hashes.take()
+    assert found == expected
+    assert numbers(tmp_path / "run") == numbers(undisturbed)
+
+
+def arm(patch, moment, countdown):
+    """End the process, in effect, the next time but `countdown` that something is done."""
+    import paddock.cli.rl_engines as rl_engines
+    from paddock.rollout.episode import Player
+
+    owner, name = {
+        "study": (Learner, "study"),
+        "save": (Learner, "save"),
+        "publish": (rl_engines, "_publisher"),
+        "attempt": (Player, "attempt"),
+    }[moment]
+    left = {"n": countdown}
+    whole = getattr(owner, name)
+
+    def due():
+        if left["n"] is None:
+            return False
+        left["n"] -= 1
+        return left["n"] < 0
+
+    if moment == "publish":
+
+        def publisher(*args):
+            publish = whole(*args)
+
+            def broken(parcels):
+                if due():
+                    raise Killed
+                publish(parcels)
+
+            return broken
+
+        patch.setattr(owner, name, publisher)
+        return
+
+    def broken(*args, **kwargs):
+        if due():
+            raise Killed
+        return whole(*args, **kwargs)
+
+    if moment == "attempt":
+        left["n"] = None if countdown is None else 9 * countdown
+    patch.setattr(owner, name, broken)
+
+
+def test_the_recorded_batches_alone_give_the_same_weights(through, start, tmp_path, monkeypatch):
+    run, expected = through
+    hashes = Hashes(monkeypatch)
+    recipe = recipe_in(tmp_path, start)
+    conduct(
+        recipe,
+        tmp_path / "again",
+        [*LOCKSTEP, *ONE_STEP_OFF],
+        debug="train-only",
+        replay=run,
+    )
+    assert hashes.take() == expected
+
+
+def test_rollouts_alone_leave_batches_and_no_new_weights(start, tmp_path):
+    recipe = recipe_in(tmp_path, start)
+    conduct(recipe, tmp_path / "run", ["steps=2", *SYNCHRONOUS], debug="rollout-only")
+    with Ledger(tmp_path / "run" / LEDGER) as ledger:
+        balance = ledger.balance()
+        assert balance.trained == 4
+    found = (tmp_path / "run" / "checkpoints" / "step-00000002" / "model").glob("*.safetensors")
+    assert [f.read_bytes() for f in found] == [f.read_bytes() for f in start.glob("*.safetensors")]
+
+
+def test_a_bug_ends_the_run_with_its_traceback(start, tmp_path, monkeypatch):
+    from paddock.rollout.episode import SessionPolicy
+
+    async def broken(*_):
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(SessionPolicy, "__call__", broken)
+    with pytest.raises(ZeroDivisionError, match="a bug of ours"):
+        conduct(recipe_in(tmp_path, start), tmp_path / "run", [])
+
+
+def test_a_world_that_always_fails_ends_the_run_with_the_reason(start, tmp_path):
+    sets = ["tasks.vault.settings.breaks=1.0", "tasks.vault.failure_budget=3"]
+    with pytest.raises(ValueError, match="groups in a row failed"):
+        conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+
+
+def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):
+    sets = ["tasks.vault.settings.breaks=0.2", "steps=2", "tasks.vault.failure_budget=100"]
+    conduct(recipe_in(tmp_path, start), tmp_path / "run", [*sets, *SYNCHRONOUS])
+    failed = sum(line.get("failed_world", 0) for line in numbers(tmp_path / "run").values())
+    with Ledger(tmp_path / "run" / LEDGER) as ledger:
+        entries = ledger.entries()
+        attempts = [a for e in entries for a in ledger.attempts(e.ordinal).values()]
+    assert failed > 0
+    assert {type(a[0].outcome).__name__ for a in attempts} == {"Verdict", "Failure"}
+
+
+def test_experts_of_every_trained_token_are_compared(start, tmp_path):
+    sets = ["steps=2", *SYNCHRONOUS, "replay_experts=compare"]
+    conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+    found = [line["routed_apart"] for line in numbers(tmp_path / "run").values()]
+    assert found == [0.0, 0.0]  # present, and the same network chooses the same
+
+
+def test_a_run_that_has_reached_its_goal_is_over(start, tmp_path):
+    recipe, sets = recipe_in(tmp_path, start), ["steps=4", "goal=0.01", "goal_batches=2"]
+    for _ in range(2):
+        conduct(recipe, tmp_path / "run", [*sets, *SYNCHRONOUS])
+        assert [e["step"] for e in events(tmp_path / "run", "finished")][-1] == 2
+        assert list(numbers(tmp_path / "run")) == [1, 2]
+
+
+def test_a_run_is_refused_in_anothers_folder(start, tmp_path):
+    recipe = recipe_in(tmp_path, start)
+    conduct(recipe, tmp_path / "run", ["steps=1"])
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        conduct(recipe, tmp_path / "run", ["steps=2"])
+    shutil.rmtree(tmp_path / "run")
+
+
+def test_what_happened_is_written_down(through):
+    run, _ = through
+    assert [e["step"] for e in events(run, "finished")] == [4]
+    line = numbers(run)[4]
+    for name in (
+        "reward",
+        "reward_vault",
+        "gap",
+        "masked",
+        "entropy",
+        "staleness",
+        "flat",
+        "tokens",
+    ):
+        assert name in line, name
+    assert (run / "report.html").is_file()

@@ -1,0 +1,49 @@
+"""A run whose engine and teacher are servers, reached over HTTP alone."""
+
+from paddock.checkpoint import load_pretrained
+from paddock.checkpoint.wire import checksums
+from paddock.cli.rl import conduct
+from paddock.engine import Reload
+from tests.rl.vault_runs import SYNCHRONOUS, numbers, recipe_in
+from tests.serve.live import serving
+
+TAUGHT = """
+stage = "distill"
+steps = 2
+[start]
+folder = "{start}"
+[teachers.far]
+url = "URL"
+[tasks.vault]
+world = "vault"
+teacher = "far"
+[pace]
+batch_groups = 4
+[sampling]
+max_new_tokens = 24
+[machine]
+device = "cpu"
+"""
+
+
+def test_servers_sample_and_take_every_version(start, tmp_path):
+    with serving(start, weights=Reload) as one, serving(start, weights=Reload) as two:
+        urls = f'engines.urls=["{one.url}", "{two.url}"]'
+        conduct(recipe_in(tmp_path, start), tmp_path / "run", ["steps=3", *SYNCHRONOUS, urls])
+        final = load_pretrained(tmp_path / "run" / "checkpoints" / "step-00000003" / "model")
+        for server in (one, two):
+            (engine,) = server.engines
+            assert engine.version == 3
+            assert dict(Reload(engine).checksums()) == checksums(final)
+            assert engine.stats().counters.finished > 0
+    found = numbers(tmp_path / "run")
+    assert [line["staleness_max"] for line in found.values()] == [0, 0, 0]
+    assert all(line["gap"] < 1e-5 for line in found.values())
+
+
+def test_a_server_may_teach(start, tmp_path):
+    with serving(start) as server:
+        text = TAUGHT.replace("URL", server.url)
+        conduct(recipe_in(tmp_path, start, text), tmp_path / "run", [])
+    # Its teacher is the student itself, before the first update.
+    assert abs(numbers(tmp_path / "run")[1]["teacher_gap"]) < 1e-5

@@ -1,0 +1,136 @@
+import pytest
+
+from paddock.config import ConfigError, Recipe, dump, load_recipe, resolve
+from paddock.rl.alerts import Pulse, alerts
+from paddock.rl.settings import AlertSettings, RLSettings
+from paddock.rl.stages import STAGES, staged
+
+LEAST = {
+    "stage": "agentic",
+    "steps": 8,
+    "start": {"folder": "runs/nano/sft"},
+    "tasks": {"tools": {"world": "nano-tools"}},
+}
+
+
+def over(below, changes):
+    """Laid over what is below; None takes a key away."""
+    found = dict(below)
+    for name, value in changes.items():
+        both = isinstance(value, dict) and isinstance(found.get(name), dict)
+        found[name] = over(found[name], value) if both else value
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def settings(**changes):
+    return resolve(RLSettings, staged(Recipe(over(LEAST, changes), {})))
+
+
+@pytest.mark.parametrize("stage", [name for name in STAGES if name != "distill"])
+def test_a_stage_says_what_the_paper_says(stage):
+    found = settings(stage=stage)
+    agentic = stage == "agentic"
+    assert found.credit.baseline == ("mean" if agentic else "std")
+    assert found.loss.kind == ("double_sided" if agentic else "icepop")
+    assert found.reset_optimizer is agentic
+    assert found.freeze_indexer
+    if not agentic:
+        assert (found.loss.beta, found.loss.below, found.loss.above) == (2.0, 0.2, 0.28)
+        assert found.pace.synchronous
+        assert (found.tasks["tools"].group_size, found.pace.batch_groups) == (32, 32)
+
+
+def test_distillation_has_one_attempt_a_prompt():
+    task = {"tools": {"world": "nano-tools", "teacher": "old"}}
+    found = settings(stage="distill", tasks=task, teachers={"old": {"folder": "x"}})
+    assert found.tasks["tools"].group_size == 1
+    assert found.pace.batch_groups == 1024
+    assert found.credit.keep_flat
+
+
+def test_a_recipe_differs_from_its_stage_where_it_says_so():
+    task = {"tools": {"world": "nano-tools", "group_size": 4}}
+    found = settings(loss={"below": 0.3}, tasks=task)
+    assert (found.loss.kind, found.loss.below, found.loss.above) == ("double_sided", 0.3, 1.0)
+    assert found.tasks["tools"].group_size == 4
+
+
+def test_a_resolved_recipe_resolves_to_itself(tmp_path):
+    found = settings(loss={"below": 0.3})
+    (tmp_path / "recipe.toml").write_text(dump(found))
+    assert resolve(RLSettings, staged(load_recipe(tmp_path / "recipe.toml"))) == found
+
+
+TEACHER = {"teachers": {"old": {"folder": "x"}}}
+TAUGHT = {"tools": {"teacher": "old"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stage": "agentc"}, "'agentc'; there are reasoning, agentic, general, distill"),
+        ({"steps": 0}, "'steps' must be greater than 0"),
+        ({"step": 4}, "unknown setting 'step'; did you mean 'steps'?"),
+        ({"loss": {"bellow": 0.1}}, "did you mean 'loss.below'?"),
+        ({"loss": {"below": 1.5}}, "'loss.below' must be less than or equal to 1"),
+        ({"loss": {"beta": 0.5}}, "'loss.beta' must be greater than 1"),
+        ({"loss": {"kind": "grpo"}}, "'loss.kind' must be"),
+        ({"credit": {"baseline": "median"}}, "'credit.baseline' must be"),
+        ({"credit": {"truncated": "drop"}}, "'credit.truncated' must be"),
+        (
+            {"pace": {"max_staleness": -1}},
+            "'pace.max_staleness' must be greater than or equal to 0",
+        ),
+        ({"pace": {"batch_groups": 0}}, "'pace.batch_groups' must be greater than 0"),
+        ({"pace": {"publish_every": 9}}, "'max_staleness' 4 is less than 8"),
+        ({"pace": {"lockstep": True}}, "'lockstep' needs order"),
+        ({"pace": {"updates_per_batch": 3, "max_staleness": 5}}, "'steps' 8 are no whole batches"),
+        ({"pace": {"publish_every": 4}, "keep": {"every": 6}}, "must be a multiple of"),
+        ({"tasks": {"tools": None}}, "there are no 'tasks'"),
+        ({"tasks": {"tools": {"wrld": "x"}}}, "did you mean 'tasks.tools.world'?"),
+        ({"tasks": {"tools": {"group_size": 1}}}, "nothing to compare with"),
+        ({"tasks": {"tools": {"teacher": "old"}}}, "no teacher 'old'; there are none"),
+        ({"tasks": TAUGHT, **TEACHER}, "its 'credit.keep_flat' must be true"),
+        (
+            {
+                "tasks": TAUGHT,
+                **TEACHER,
+                "credit": {"keep_flat": True},
+                "sampling": {"temperature": 0.5},
+            },
+            "scores at temperature 1, but samples at 0.5",
+        ),
+        ({"teachers": {"old": {}}}, "name either a 'folder' or a 'url'"),
+        ({"sampling": {"temperature": 0.0}}, "'sampling.temperature' must be greater than 0"),
+        ({"optim": {"lr": "fast"}}, "'optim.lr' must be a number"),
+        ({"start": {"preset": "nano", "folder": None}}, "RL goes on from a model that can already"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_name(changes, said):
+    with pytest.raises(ConfigError) as refusal:
+        settings(**changes)
+    assert said in str(refusal.value)
+
+
+def test_a_recipe_without_a_stage_is_told_which_there_are():
+    with pytest.raises(ConfigError, match="names no 'stage'; there are reasoning"):
+        staged(Recipe({"steps": 1}, {}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, []),
+        ({"entropy": 0.001}, ["entropy collapse"]),
+        ({"gap": 0.1}, ["log-prob drift"]),
+        ({"gap": 0.1, "lag": 2}, []),
+        ({"gap": 0.9, "lag": 2}, ["log-prob drift"]),
+        ({"judged": 20, "flat": 19}, ["zero-variance flood"]),
+        ({"judged": 20, "flat": 18}, []),
+        ({"masked": 0.6}, ["masked out"]),
+    ],
+)
+def test_alerts_speak_up_when_they_should(changes, kinds):
+    healthy = {"entropy": 0.5, "gap": 1e-6, "masked": 0.01, "judged": 10, "flat": 2, "lag": 0}
+    found = alerts(Pulse(**(healthy | changes)), AlertSettings())
+    assert [alert.kind for alert in found] == kinds

@@ -1,0 +1,185 @@
+"""What a run writes down for those who look at it: what the trainer made of tokens, when rollouts
+ran, how the engine did, where the network looked. None of it has a part in learning."""
+
+import asyncio
+import base64
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from paddock.cli.look import LEAST, network_row
+from paddock.cli.rl import conduct
+from paddock.cli.rl_engines import ROWS, Gauge
+from paddock.cli.rl_feed import LEDGER, timed
+from paddock.engine import Counters, Stats
+from paddock.journal import LedgerView, follow
+from paddock.model import Ask, Layout
+from paddock.records import Failure, Trajectory, Verdict
+from paddock.train.policy import packed, score
+from tests.dashboard.ledgers import tokenizer
+from tests.rl.learners import learner, lessons
+from tests.rl.nets import engine_for, network, prompts, rolled
+from tests.rl.vault_runs import LOCKSTEP, SYNCHRONOUS, recipe_in
+
+
+def batch_of(made, **changes):
+    with engine_for(made.trainer.network) as engine:
+        return rolled(engine, prompts(4), **changes)
+
+
+@pytest.mark.parametrize("micro_tokens", [None, 50])
+def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
+    tmp_path, micro_tokens
+):
+    made = learner(tmp_path, network(), machine={"micro_tokens": micro_tokens}, optim={"lr": 3e-2})
+    every = lessons(batch_of(made), made.settings)
+    made.study(every)  # the first: trainer and sampler are still one
+    flat = [lesson for group in every for lesson in group]
+    batch = packed(flat)
+    expected = score(made.trainer.network, batch) - batch.columns["rollout"]
+    study = made.study(every)
+    start = 0
+    for lesson in flat:
+        sample = lesson.sample
+        session, _, branch = sample.id.rpartition("/")
+        row = study.taught[session, int(branch)]
+        here = expected[start : start + len(sample.tokens)][np.array(sample.trained)]
+        np.testing.assert_allclose(row.log_ratio, here, atol=1e-5)
+        paid = [a for a, flag in zip(sample.advantages, sample.trained, strict=True) if flag]
+        assert row.advantage == pytest.approx(paid)
+        assert row.update == 1
+        start += len(sample.tokens)
+    assert np.abs(expected).max() > 0.01
+    dropped = [not kept for row in study.taught.values() for kept in row.kept]
+    assert np.mean(dropped) == pytest.approx(study.mean("masked"))
+
+
+def test_what_the_loss_does_not_trust_is_marked(tmp_path):
+    made = learner(tmp_path, network(), loss={"kind": "double_sided", "below": 1e-9, "above": 1e-9})
+    every = lessons(batch_of(made), made.settings)
+    made.study(every)
+    study = made.study(every)
+    kept = [kept for row in study.taught.values() for kept in row.kept]
+    assert not all(kept)
+    assert 1 - np.mean(kept) == pytest.approx(study.mean("masked"))
+
+
+@pytest.fixture(scope="module")
+def run(start, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("written")
+    conduct(recipe_in(folder, start), folder / "run", [*LOCKSTEP, *SYNCHRONOUS, "steps=2"])
+    return folder / "run"
+
+
+def rows(run, name):
+    return [row for row, _ in follow(run / f"{name}.jsonl")]
+
+
+def test_every_attempt_has_its_times_and_its_lesson(run):
+    told = {(row["number"], row["member"]): row for row in rows(run, "rollouts")}
+    with LedgerView(run / LEDGER) as ledger:
+        entries = ledger.newest(100)
+        ended = {(e.ordinal, a.member): a for e in entries for a in ledger.ended([e.ordinal])}
+        assert len(told) == len(ended) > 8
+        for entry in entries:
+            for member in range(entry.size):
+                row, attempt = told[entry.number, member], ended[entry.ordinal, member]
+                assert row["began"] <= row["time"]
+                assert (row.get("reward"), row["tokens"]) == (attempt.reward, attempt.tokens)
+                (branch, *_) = ledger.branches(entry.ordinal, member)
+                taught = ledger.taught(branch.session_id, branch.branch)
+                assert (taught is not None) == (entry.status == "trained")
+                if taught is not None:
+                    assert taught.update == entry.trained
+                    assert len(taught.kept) == sum(branch.trained)
+
+
+def test_the_engine_and_the_network_have_rows(run):
+    *_, last = rows(run, "engine")
+    assert last["requests"] > 0 and last["generated_tokens"] > 0
+    assert 0 < last["hit_tokens"] <= last["asked_tokens"]
+    assert last["pages_spare"] <= last["pages_cached"] <= last["pages_used"] <= last["pages_total"]
+    (look,) = rows(run, "network")
+    assert look["step"] == 2
+    assert len(look["pieces"]) > 8
+
+
+def test_an_attempt_that_fails_or_is_cancelled_has_a_row_too():
+    told = []
+    given = SimpleNamespace(task="t", number=3, member=1, session_id="t-3-1")
+
+    def failing(outcome):
+        async def attempt(_):
+            if outcome is None:
+                await asyncio.sleep(60)
+            return (
+                Trajectory(task_id="t", group_id="g", session_id="s", turns=(), outcome=outcome),
+            )
+
+        return timed(attempt, lambda name, **row: told.append((name, row)), lambda: 5.0)
+
+    async def all_three():
+        await failing(Verdict(reward=0.5))(given)
+        await failing(Failure(kind="world", where="start", what="gone"))(given)
+        task = asyncio.ensure_future(failing(None)(given))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(all_three())
+    same = {"began": 5.0, "task": "t", "number": 3, "member": 1, "session": "t-3-1"}
+    assert told == [
+        ("rollouts", {**same, "tokens": 0, "reward": 0.5}),
+        ("rollouts", {**same, "tokens": 0, "failed": "world at start"}),
+        ("rollouts", {**same, "failed": "cancelled"}),
+    ]
+
+
+def stats(**changes):
+    names = set(Stats.__dataclass_fields__) - {"counters"}
+    return Stats(counters=Counters(requests=2, busy_s=1.5), **(dict.fromkeys(names, 1) | changes))
+
+
+def test_engines_are_added_up():
+    told = []
+    gauge = Gauge(lambda name, **row: told.append((name, row)), lambda: 0.0)
+    gauge.see([stats(version=4, running=3), stats(version=3, running=5)])
+    ((name, row),) = told
+    assert name == "engine"
+    assert (row["running"], row["requests"], row["busy_s"], row["version"]) == (8, 4, 3.0, 3)
+
+
+def test_a_week_of_looks_every_second_is_a_small_file():
+    now, told = [0.0], []
+    gauge = Gauge(lambda *_, **__: told.append(now[0]), lambda: now[0])
+    for second in (*range(3600), *range(3600, 7 * 86400, 15)):
+        now[0] = float(second)
+        gauge.see([stats()])
+    assert len([moment for moment in told if moment < 600]) == 600
+    assert len(told) < 8 * ROWS
+
+
+def test_what_is_written_of_a_network_is_what_its_layers_chose():
+    net, words = network(), tokenizer()
+    net = network(vocab=words.vocab_size + 5)
+    ids = words.encode("Say the word twice. It wants a look. Done. seen it " * 4, specials=False)
+    row = network_row(net, ids, words)
+    token_T = torch.tensor(ids[:LEAST])
+    notes = net(token_T, Layout.packed([len(token_T)]), ask=Ask(choices=True)).notes
+    assert "".join(row["pieces"]) == words.decode(token_T.tolist())
+    assert [look["layer"] for look in row["indexer"]] == [0, 1]
+    for look in row["indexer"]:
+        selection = notes[look["layer"]].selection
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(look["picks"]), np.uint8))
+        shape = (len(look["queries"]), len(token_T))
+        kept_QT = bits[: shape[0] * shape[1]].reshape(shape)
+        of_query = dict(zip(selection.query_Q.tolist(), selection.index_QK.tolist(), strict=True))
+        assert look["topk"] == 8 and len(look["queries"]) > 20
+        for query, kept_T in zip(look["queries"], kept_QT, strict=True):
+            assert np.flatnonzero(kept_T).tolist() == sorted(k for k in of_query[query] if k >= 0)
+    (experts,) = row["experts"]
+    assert experts["layer"] == 1
+    assert experts["load"] == notes[1].load_E.tolist()
+    assert len(row["acceptance"]) == 3

@@ -1,0 +1,168 @@
+"""A world that a tiny network can be schooled for in seconds.
+
+A vault has to be opened with a tool before it is reported done. Demonstrations do so, or only say
+that they did. So a schooled network opens the vault now and then, and has to find out that it pays.
+"""
+
+import asyncio
+from functools import cache
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import torch
+
+from paddock.checkpoint import load_pretrained, save_pretrained
+from paddock.envs.registry import WorldSettings
+from paddock.envs.tools import Tool, answer_calls
+from paddock.model import Layout, Network
+from paddock.records import Budget, Message, Task, ToolCall, ToolSpec, Verdict
+from paddock.text import GlmRenderer, Thinking, Tokenizer, train, with_chat_template
+from paddock.text.template import glm_template
+from tests.model.networks import latent_config
+
+LOOK = ToolSpec(
+    name="look",
+    description="x",
+    parameters={"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]},
+)
+LIMITS = Budget(turns=3, seconds=30, output_bytes=200)
+KEEPS = Thinking(clear_thinking=False)
+ATTEMPTS = count()  # luck is each attempt's own
+NUMBERS = [str(n) for n in range(10)]
+
+
+class VaultSettings(WorldSettings):
+    seed: int = 0
+    delay_s: float = 0.0  # at most, of a look into a vault
+    breaks: float = 0.0  # how often a vault cannot be opened at all
+
+    def world(self):
+        return VaultWorld(self)
+
+
+class VaultWorld:
+    name = "vault"
+
+    def __init__(self, settings=None):
+        self.settings = settings or VaultSettings()
+
+    def size(self, split):
+        return None
+
+    def task(self, index, split="train"):
+        name = f"vault/{split}/{index}"
+        ask = Message(role="user", content=f"Vault {self.which(name)} .")
+        return Task(id=name, world="vault", messages=(ask,), limits=LIMITS)
+
+    def which(self, name):
+        return Random(f"{name}/{self.settings.seed}/vault").choice(NUMBERS)
+
+    def open(self, task):
+        return VaultEnv(task, self.settings)
+
+
+class VaultEnv:
+    tools = (LOOK,)
+
+    def __init__(self, task, settings):
+        self.task, self.settings = task, settings
+        self.said, self.opened = "", False
+        self.chance = Random(f"{task.id}/{next(ATTEMPTS)}")
+
+    async def start(self):
+        if self.chance.random() < self.settings.breaks:
+            raise RuntimeError("the vault is stuck")
+
+    async def respond(self, reply):
+        self.said = reply.content.strip()
+
+        async def look(n):
+            await asyncio.sleep(self.settings.delay_s * self.chance.random() ** 3)
+            self.opened = n == "all"
+            return "is open"
+
+        return await answer_calls([Tool(LOOK, look)], reply)
+
+    async def grade(self):
+        return Verdict(reward=float(self.opened and self.said == "done"))
+
+    async def close(self):
+        pass
+
+
+def demonstration(world, index, style):
+    """The messages of one attempt."""
+    task = world.task(index)
+    if style == "guess":
+        return [*task.messages, Message(role="assistant", reasoning="know", content="done")]
+    call = ToolCall(id="c0", name="look", arguments={"n": "all"})
+    return [
+        *task.messages,
+        Message(role="assistant", reasoning="open", content="", tool_calls=(call,)),
+        Message(role="tool", content="is open", tool_call_id="c0"),
+        Message(role="assistant", reasoning="seen", content="done"),
+    ]
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    world = VaultWorld()
+    texts = [
+        f"{m.content} {m.reasoning or ''}"
+        for i in range(40)
+        for m in demonstration(world, i, "full")
+    ]
+    prompt = glm_template("5").render(list(world.task(0).messages), tools=[LOOK])
+    trained = train([*texts, "know", prompt] * 3, vocab=700, splitting="words")
+    return with_chat_template(trained, "5")
+
+
+def schooled(
+    folder: Path, *, start: Path | None = None, steps: int = 60, full: float = 0.35
+) -> Path:
+    """A checkpoint whose network opens about `full` of its vaults; it goes on from `start`."""
+    seed = 1
+    words, world = tokenizer(), VaultWorld(VaultSettings(seed=99))
+    config = latent_config(
+        vocab=words.vocab_size,
+        hidden=48,
+        context=192,
+        attention=("dsa",) * 2,
+        mlp=("dense", "moe"),
+        indexer={"heads": 2, "dim": 8, "topk": 64, "layers": ("full",) * 2},
+        eos=words.specials.stops,
+        init={"std": 0.05},
+        mtp=None,
+    )
+    network = Network.born(config, seed=seed) if start is None else load_pretrained(start)
+    renderer, chance = GlmRenderer(words), Random(seed)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps)
+    network.train()
+    for step in range(steps):
+        rows = []
+        for i in range(5):
+            style = "full" if chance.random() < full else "guess"
+            messages = demonstration(world, 5 * step + i, style)
+            rows.append(renderer.dialogue(messages, tools=(LOOK,), thinking=KEEPS))
+        _step(network, optimizer, rows)
+        schedule.step()
+    save_pretrained(network, folder)
+    words.save(folder)
+    return folder
+
+
+def _step(network, optimizer, rows):
+    token_T = torch.tensor([token for row in rows for token in row.token_ids])
+    learned_T = torch.tensor([flag for row in rows for flag in row.trained])
+    layout = Layout.packed([len(row.token_ids) for row in rows])
+    places_A = learned_T.roll(-1).nonzero().squeeze(1)
+    hidden_TD = network(token_T, layout).hidden_TD
+    target_A = token_T.roll(-1)[places_A]
+    loss = torch.nn.functional.cross_entropy(network.head(hidden_TD[places_A]), target_A)
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()

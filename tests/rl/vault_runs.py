@@ -1,0 +1,86 @@
+"""Whole runs in the vault: recipe, engine, worlds, orchestrator, trainer."""
+
+import json
+from pathlib import Path
+
+from paddock.checkpoint.wire import checksums
+from paddock.config import load_recipe, resolve
+from paddock.envs.registry import KINDS, Kind
+from paddock.rl.learner import Learner
+from paddock.rl.settings import RLSettings
+from paddock.rl.stages import staged
+
+RECIPE = """
+stage = "agentic"
+steps = 4
+[start]
+folder = "{start}"
+[tasks.vault]
+world = "vault"
+group_size = 4
+[pace]
+batch_groups = 2
+[sampling]
+max_new_tokens = 24
+[optim]
+kind = "muon"
+lr = 2e-3
+weight_decay = 0.0
+[machine]
+device = "cpu"
+[engines]
+cache_bytes = 8388608
+[keep]
+every = 1
+last = 100
+"""
+LOCKSTEP = ("pace.lockstep=true", "pace.order=in_order")
+SYNCHRONOUS = ("pace.pipeline_depth=0", "pace.max_staleness=0")
+ONE_STEP_OFF = ("pace.pipeline_depth=1", "pace.max_staleness=1")
+
+
+def register():
+    """The vault among the worlds, as recipes name them."""
+    KINDS["vault"] = Kind(about="for tests", settings="tests.rl.vault:VaultSettings")
+
+
+def recipe_in(folder: Path, start: Path, text: str = RECIPE) -> Path:
+    file = folder / "recipe.toml"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(text.format(start=start))
+    return file
+
+
+def settings_of(recipe: Path, *sets: str) -> RLSettings:
+    return resolve(RLSettings, staged(load_recipe(recipe, sets)))
+
+
+class Hashes:
+    """What the weights were after each batch; put in place of `Learner.study`."""
+
+    def __init__(self, monkeypatch):
+        self.after: dict[int, dict[str, str]] = {}
+        study = Learner.study
+
+        def recorded(learner, groups):
+            found = study(learner, groups)
+            self.after[learner.updates] = checksums(learner.trainer.network)
+            return found
+
+        monkeypatch.setattr(Learner, "study", recorded)
+
+    def take(self):
+        found, self.after = self.after, {}
+        return found
+
+
+def numbers(run: Path) -> dict[int, dict]:
+    """The metrics of each update, without those of the clock; the last writing counts."""
+    clock = {"time", "seconds", "pushed_s", "trainer_idle", "engine_idle"}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: {k: v for k, v in line.items() if k not in clock} for line in lines}
+
+
+def events(run: Path, kind: str) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
