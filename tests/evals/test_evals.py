@@ -1,0 +1,157 @@
+import asyncio
+from random import Random
+
+import pytest
+
+from paddock.envs import Episode, Stopped, play
+from paddock.evals import EvalError, EvalSettings, evaluate, pass_at, score
+from paddock.records import Budget, Failure, Message, Task, Verdict
+
+LIMITS = Budget(turns=2, seconds=5, output_bytes=100)
+
+
+def task(index):
+    ask = Message(role="user", content=f"{index}?")
+    return Task(id=f"count/{index}", world="count", messages=(ask,), limits=LIMITS)
+
+
+def episode(outcome, index=0, turns=1):
+    return Episode(task=task(index), messages=(), outcome=outcome, turns=turns, seconds=0.1)
+
+
+def won(reward, **parts):
+    return episode(Verdict(reward=reward, parts=parts))
+
+
+def lost(kind, where="respond"):
+    return episode(Failure(kind=kind, where=where, what="x"))
+
+
+class Counting:
+    """Say the number you were asked for."""
+
+    name = "count"
+
+    def __init__(self, size=None):
+        self._size = size
+        self.running = self.most = 0
+
+    def size(self, split):
+        return self._size
+
+    def task(self, index, split="train"):
+        return task(index if split == "train" else index + 1000)
+
+    def open(self, task):
+        return Count(self, task)
+
+
+class Count:
+    tools = ()
+
+    def __init__(self, world, task):
+        self.world, self.task, self.said = world, task, ""
+
+    async def start(self):
+        self.world.running += 1
+        self.world.most = max(self.world.most, self.world.running)
+        await asyncio.sleep(0)
+
+    async def respond(self, reply):
+        self.said = reply.content
+        return ()
+
+    async def grade(self):
+        right = self.said == self.task.messages[0].content.rstrip("?")
+        return Verdict(reward=float(right), parts={"right": float(right)})
+
+    async def close(self):
+        self.world.running -= 1
+
+
+def plays(world, reply):
+    async def attempt(task, number):
+        async def policy(messages, tools):
+            return reply(int(messages[0].content.rstrip("?")), number)
+
+        return await play(world.open(task), policy)
+
+    return attempt
+
+
+def evaluated(world, right, **options):
+    def reply(number, attempt):
+        said = str(number) if right(number, attempt) else "no"
+        return Message(role="assistant", content=said)
+
+    settings = EvalSettings(**{"tasks": 20} | options)
+    return asyncio.run(evaluate(world, plays(world, reply), settings))
+
+
+def test_the_score_is_the_share_of_held_out_tasks_solved():
+    found = evaluated(Counting(), lambda number, _: number % 4 == 0)
+    assert found.score.mean == 0.25
+    assert found.score.tasks == 20
+    assert found.score.parts == {"right": 0.25}
+    assert {e.task.id for group in found.episodes for e in group} == {
+        f"count/{i}" for i in range(1000, 1020)
+    }
+
+
+def test_a_finite_world_is_asked_once_for_each_task():
+    assert evaluated(Counting(size=7), lambda *_: True).score.tasks == 7
+
+
+def test_no_more_play_at_once_than_allowed():
+    world = Counting()
+    evaluated(world, lambda *_: True, at_once=3)
+    assert world.most == 3
+
+
+def test_several_attempts_give_pass_at_k():
+    found = evaluated(Counting(), lambda number, attempt: attempt == number % 4, attempts=4)
+    assert found.score.mean == 0.25
+    assert found.score.solved == {1: 0.25, 2: 0.5, 4: 1.0}
+    assert found.score.error == 0.0  # every task is solved equally often
+
+
+def test_pass_at_k_is_the_chance_of_a_draw_without_return():
+    chance = Random(0)
+    attempts = [True] * 3 + [False] * 5
+    drawn = sum(any(chance.sample(attempts, 2)) for _ in range(20_000)) / 20_000
+    assert pass_at(2, 8, 3) == pytest.approx(drawn, abs=0.02)
+
+
+def test_what_the_model_broke_off_counts_and_what_the_world_broke_does_not():
+    groups = [[won(1.0)], [lost("policy")], [lost("world")], [won(1.0), lost("grader", "grade")]]
+    found = score(groups)
+    assert found.mean == pytest.approx(2 / 3)
+    assert (found.tasks, found.attempts) == (3, 3)
+    assert found.failures == {"world in respond": 1, "grader in grade": 1}
+    assert str(found) == "0.667 ± 0.333 (3 tasks, 2 not judged)"
+
+
+def test_a_broken_world_has_no_score():
+    with pytest.raises(EvalError, match="only 1 attempts could be judged: 2 x world in respond"):
+        score([[won(1.0)], [lost("world")], [lost("world")]])
+    with pytest.raises(EvalError, match="none was made"):
+        score([])
+
+
+def test_a_bug_in_a_player_ends_the_evaluation():
+    def broken(number, attempt):
+        raise KeyError("bug")
+
+    world = Counting()
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(evaluate(world, plays(world, broken), EvalSettings(tasks=3)))
+    assert caught.group_contains(KeyError)
+
+
+def test_a_player_that_stops_is_scored_zero():
+    def stops(number, attempt):
+        raise Stopped("policy", "context", "full")
+
+    world = Counting()
+    found = asyncio.run(evaluate(world, plays(world, stops), EvalSettings(tasks=3)))
+    assert found.score.mean == 0.0
