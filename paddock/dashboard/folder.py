@@ -1,8 +1,9 @@
 """A run folder as it lies on disk: read, never written, and never trusted to be whole."""
 
 import json
+import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import copysign, inf
@@ -116,29 +117,78 @@ def read_run(path: str | Path) -> RunFolder:
         raise ReportError(
             f"{folder}: no run folder, it holds neither {METRICS} nor {EVENTS}{_near(folder)}"
         )
-    complaints: list[str] = []
-    text, recipe = _recipe(folder / RECIPE, complaints)
-    lines: list[dict[str, float]] = []
-    for record in _records(folder / METRICS, complaints):
-        read = {name: number(value) for name, value in record.items()}
-        line = {name: v for name, v in read.items() if v is not None and _counts(name, v)}
-        if "step" not in line:
-            continue
-        while lines and lines[-1]["step"] >= line["step"]:
-            lines.pop()
-        lines.append(line)
-    events = tuple(_dated(event) for event in _records(folder / EVENTS, complaints))
-    return RunFolder(
-        path=folder,
-        recipe_text=text,
-        recipe=recipe,
-        lines=tuple(lines),
-        events=events,
-        complaints=tuple(complaints),
-    )
+    return LiveRun(folder).look()
 
 
-def _dated(event: dict[str, Any]) -> dict[str, Any]:
+Stamp = tuple[int, int, int] | None  # which file, how long, when
+
+
+class LiveRun:
+    """The run in a folder that may still grow: each look reads what was added since the last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamps: tuple[Stamp, ...] = ()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._metrics, self._events = Lines(self.path / METRICS), Lines(self.path / EVENTS)
+        self._lines: list[dict[str, float]] = []
+        self._told: list[Mapping[str, Any]] = []
+        self._run: RunFolder | None = None
+
+    def look(self) -> RunFolder:
+        stamps = tuple(_stamp(self.path / name) for name in (METRICS, EVENTS, RECIPE))
+        if not any(stamps[:2]):
+            raise ReportError(f"{self.path}: the run is gone")
+        if self._run is not None and stamps == self._stamps:
+            return self._run
+        if any(map(_begun_anew, self._stamps[:2], stamps)):
+            self._begin()
+        for record in self._metrics.new():
+            append_step(self._lines, record)
+        self._told += [dated(event) for event in self._events.new()]
+        text, recipe, wrong = read_recipe(self.path / RECIPE)
+        complaints = (wrong, self._metrics.complaint, self._events.complaint)
+        self._run = RunFolder(
+            path=self.path,
+            recipe_text=text,
+            recipe=recipe,
+            lines=tuple(self._lines),
+            events=tuple(self._told),
+            complaints=tuple(filter(None, complaints)),
+        )
+        self._stamps = stamps
+        return self._run
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _begun_anew(before: Stamp, now: Stamp) -> bool:
+    """Whether what was read of a file is no longer its beginning: it was replaced or shortened."""
+    if before is None:
+        return False
+    return now is None or now[0] != before[0] or now[1] < before[1]
+
+
+def append_step(lines: list[dict[str, float]], record: Mapping[str, Any]) -> None:
+    """One more line of metrics, if it is one; what a run did beyond it before is forgotten."""
+    read = {name: number(value) for name, value in record.items()}
+    line = {name: v for name, v in read.items() if v is not None and _counts(name, v)}
+    if "step" not in line:
+        return
+    while lines and lines[-1]["step"] >= line["step"]:
+        lines.pop()
+    lines.append(line)
+
+
+def dated(event: dict[str, Any]) -> dict[str, Any]:
     """The event with a time that is one, or with none."""
     when = number(event.get("time"))
     rest = {name: value for name, value in event.items() if name != "time"}
@@ -150,31 +200,42 @@ def _near(folder: Path) -> str:
     return f"; runs in it: {', '.join(inside[:8])}" if inside else ""
 
 
-def _records(path: Path, complaints: list[str]) -> Iterator[dict[str, Any]]:
-    """Up to the first line that is no record: what follows a damaged line cannot be trusted."""
-    number = 0
-    if not path.is_file():
-        complaints.append(f"{path.name} is missing")
-    try:
-        for record, _ in follow(path):
-            if not isinstance(record, dict):
-                raise ValueError
-            number += 1
-            yield record
-    except ValueError:  # JSON's own error is one, and so is text that is not UTF-8
-        complaints.append(f"{path.name}: line {number + 1} is damaged; what follows is left out")
+class Lines:
+    """A file of records, read as it grows, up to the first line that is none: what follows a
+    damaged line cannot be trusted."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.complaint = path, ""
+        self._offset = self._count = 0
+        self._damaged = False
+
+    def new(self) -> list[dict[str, Any]]:
+        """What was added since the last call."""
+        found: list[dict[str, Any]] = []
+        if not self._damaged:
+            self.complaint = "" if self.path.is_file() else f"{self.path.name} is missing"
+        try:
+            for record, offset in () if self._damaged else follow(self.path, self._offset):
+                if not isinstance(record, dict):
+                    raise ValueError
+                found.append(record)
+                self._offset, self._count = offset, self._count + 1
+        except ValueError:  # JSON's own error is one, and so is text that is not UTF-8
+            self._damaged = True
+            where = f"{self.path.name}: line {self._count + 1}"
+            self.complaint = f"{where} is damaged; what follows is left out"
+        return found
 
 
-def _recipe(path: Path, complaints: list[str]) -> tuple[str, dict[str, Any]]:
+def read_recipe(path: Path) -> tuple[str, dict[str, Any], str]:
+    """Its text, what it says, and what is wrong with it."""
     if not path.is_file():
-        complaints.append(f"{path.name} is missing")
-        return "", {}
+        return "", {}, f"{path.name} is missing"
     text = path.read_text("utf-8", errors="replace")
     try:
-        return text, tomllib.loads(text)
+        return text, tomllib.loads(text), ""
     except tomllib.TOMLDecodeError as error:
-        complaints.append(f"{path.name}: {error}")
-        return text, {}
+        return text, {}, f"{path.name}: {error}"
 
 
 def number(value: object) -> float | None:

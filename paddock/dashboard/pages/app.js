@@ -1,0 +1,78 @@
+// Which page is shown: the part of the address behind the hash.
+
+import { get, h, link } from "./dom.js";
+
+const PAGES = {
+  "": () => import("./runs.js"),
+  rl: () => import("./rl.js"),
+  group: () => import("./group.js"),
+  tokens: () => import("./tokens.js"),
+  timeline: () => import("./timeline.js"),
+  failures: () => import("./failures.js"),
+  engine: () => import("./engine.js"),
+  network: () => import("./network.js"),
+};
+const ROLLED = [["rl", "rollouts"], ["timeline", "timeline"], ["failures", "failures"], ["engine", "engine"]]; // with a ledger
+const EVERY = [["network", "network"]];
+const EVERY_MS = 3000;
+const main = document.getElementById("main");
+const live = document.getElementById("live");
+let shown = 0; // which visit: an answer that comes late must not draw over a newer page
+let refresh = null;
+
+function where() {
+  const [page, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { page, query: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+const ledgers = new Map(); // whether a run has one
+async function tabs(page, run) {
+  const place = document.getElementById("tabs");
+  const own = { group: "rl", tokens: "rl" }[page] ?? page;
+  const put = () => place.replaceChildren(...(run
+    ? [h("b", {}, run), h("a", { href: `/report?${new URLSearchParams({ run })}` }, "report"),
+       ...[...(ledgers.get(run) ? ROLLED : []), ...EVERY].map(([name, text]) =>
+         h("a", { href: link(name, { run }), "aria-current": own === name ? "page" : null }, text))]
+    : page === "engine" ? [h("b", {}, "engine")] : []));
+  put();
+  if (!run || ledgers.get(run)) return;
+  for (const each of (await get("/api/runs")).runs) ledgers.set(each.run, each.ledger);
+  if (where().query.run === run) put();
+}
+
+async function show() {
+  const visit = ++shown;
+  const { page, query } = where();
+  refresh = null;
+  tabs(page, query.run).catch(() => {}); // the page itself says what is wrong
+  document.title = [query.run, page || "runs", "Paddock"].filter(Boolean).join(" / ");
+  const inside = h("div", { class: "page" });
+  main.replaceChildren(inside);
+  try {
+    if (!PAGES[page]) throw new Error(`there is no page called '${page}'`);
+    const module = await PAGES[page]();
+    const again = await module.show(inside, query);
+    if (visit === shown) refresh = again ?? null;
+  } catch (error) {
+    if (visit === shown) inside.append(h("p", { class: "note" }, error.message));
+  }
+  if (visit === shown) main.dataset.ready = page || "runs";
+}
+
+let busy = false;
+async function tick() {
+  if (!live.checked || document.hidden || busy || !refresh) return;
+  busy = true;
+  try {
+    await refresh();
+  } catch {
+    // the next look may succeed; what is shown stays
+  } finally {
+    busy = false;
+  }
+}
+
+addEventListener("hashchange", () => { delete main.dataset.ready; scrollTo(0, 0); show(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+setInterval(tick, EVERY_MS);
+show();

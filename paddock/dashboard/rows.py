@@ -1,0 +1,125 @@
+"""Rows that a run writes as it goes: rollouts, the engine, the network. Newest first, a page at a
+time: a file is read from its end, so its length does not matter."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paddock.dashboard.folder import number
+
+ROLLOUTS, ENGINE, NETWORK = "rollouts.jsonl", "engine.jsonl", "network.jsonl"
+PAGE_BYTES = 512 * 1024  # read at once
+Row = Mapping[str, Any]
+
+
+def page(path: Path, before: int | None = None) -> tuple[list[Row], int]:
+    """Whole rows that end before byte `before` (the end, if None), at most `PAGE_BYTES` of them,
+    and where the page before this one ends; 0: this one begins the file. Lines that are no rows
+    are left out."""
+    try:
+        size = os.stat(path).st_size
+    except OSError:
+        return [], 0
+    end = size if before is None else min(before, size)
+    start = max(0, end - PAGE_BYTES)
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read(end - start)
+    if start > 0:  # begins in the middle of a line, most likely
+        cut = data.find(b"\n") + 1
+        start, data = (start + cut, data[cut:]) if cut else (end, b"")
+    whole = data[: data.rfind(b"\n") + 1]
+    return [row for line in whole.splitlines() if (row := _row(line)) is not None], start
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def timeline(path: Path, before: int | None, steps: Sequence[Mapping[str, float]]) -> Row:
+    """Rollouts as bars in as few lanes as hold them, how many ran at any time, the gaps in which
+    none did, and when the trainer worked."""
+    rows, start = page(path, before)
+    spans = sorted(span for row in rows if (span := _span(row)) is not None)
+    bars = [{**dict(row), "began": began, "ended": ended} for began, ended, _, row in spans]
+    for bar, lane in zip(bars, lanes([(b["began"], b["ended"]) for b in bars]), strict=True):
+        bar["lane"] = lane
+    low = min((bar["began"] for bar in bars), default=0.0)
+    high = max((bar["ended"] for bar in bars), default=0.0)
+    return {
+        "bars": bars,
+        "running": running([(b["began"], b["ended"]) for b in bars]),
+        "gaps": gaps([(b["began"], b["ended"]) for b in bars]),
+        "updates": [
+            {"step": line["step"], "ended": line["time"], "idle": line.get("trainer_idle")}
+            for line in steps
+            if "time" in line and low <= line["time"] <= high
+        ],
+        "before": start or None,
+    }
+
+
+def _span(row: Row) -> tuple[float, float, int, Row] | None:
+    began, ended = number(row.get("began")), number(row.get("time"))
+    if began is None or ended is None or not 0 <= began <= ended < 1e11:
+        return None
+    return began, ended, id(row), row  # rows themselves have no order
+
+
+Span = tuple[float, float]
+
+
+def lanes(spans: Sequence[Span]) -> list[int]:
+    """The lowest free lane for each, in the order in which they begin.
+
+    >>> lanes([(0, 5), (1, 2), (3, 9), (5, 6)])
+    [0, 1, 1, 0]
+    """
+    free: list[float] = []  # when each lane is
+    found = []
+    for began, ended in spans:
+        lane = next((i for i, at in enumerate(free) if at <= began), len(free))
+        if lane == len(free):
+            free.append(ended)
+        else:
+            free[lane] = ended
+        found.append(lane)
+    return found
+
+
+def running(spans: Sequence[Span]) -> list[tuple[float, int]]:
+    """How many run from each moment on at which that changes.
+
+    >>> running([(0, 5), (1, 2)])
+    [(0, 1), (1, 2), (2, 1), (5, 0)]
+    """
+    changes: dict[float, int] = {}
+    for began, ended in spans:
+        changes[began] = changes.get(began, 0) + 1
+        changes[ended] = changes.get(ended, 0) - 1
+    count, found = 0, []
+    for moment in sorted(changes):
+        count += changes[moment]
+        found.append((moment, count))
+    return found
+
+
+def gaps(spans: Sequence[Span]) -> list[Span]:
+    """When none ran, between the first and the last.
+
+    >>> gaps([(0, 2), (1, 3), (5, 6)])
+    [(3, 5)]
+    """
+    found: list[Span] = []
+    reach: float | None = None
+    for began, ended in sorted(spans):
+        if reach is not None and began > reach:
+            found.append((reach, began))
+        reach = ended if reach is None else max(reach, ended)
+    return found

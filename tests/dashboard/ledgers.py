@@ -1,0 +1,168 @@
+"""Ledgers for tests: small ones with every fate a group can have, and large ones made in bulk."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+from paddock.journal import Entry, Journal, Ledger, Taught
+from paddock.journal.attempts import pack
+from paddock.records import Completion, Failure, Outcome, Segment, Trajectory, Turn, Verdict
+from paddock.text import Tokenizer
+from paddock.text.tokenizer import train
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+PROMPT = f"[gMASK]<sop><|user|>Say {HOSTILE} twice.<|assistant|><think>"
+CALL = "<tool_call>look<arg_key>key</arg_key><arg_value>{}</arg_value></tool_call>"
+FIRST = f"It wants a look.</think>{CALL}<|observation|>"
+BETWEEN = "<tool_response>seen <b>it</b></tool_response><|assistant|><think>"
+LAST = "Done.</think>The word is {}.<|user|>"
+
+
+def tokenizer() -> Tokenizer:
+    return train(["Say the word twice. It wants a look. Done. seen it"], vocab=420)
+
+
+def attempt(words: Tokenizer, number: int, member: int, outcome: Outcome, version: int = 0):
+    """Two turns: a thought and a call, what the tool said, a thought and an answer."""
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(words.encode(text, specials=True))
+
+    def said(text: str) -> Completion:
+        tokens = ids(text)
+        chances = tuple(-0.125 * (i % 9) for i in range(len(tokens)))
+        segments = (Segment(version, len(tokens)),)
+        return Completion(token_ids=tokens, logprobs=chances, versions=segments, finish="stop")
+
+    turns = (
+        Turn(added_ids=ids(PROMPT), completion=said(FIRST.format(HOSTILE))),
+        Turn(added_ids=ids(BETWEEN), completion=said(LAST.format(f"{HOSTILE}{member}"))),
+    )
+    return Trajectory(
+        task_id=f"words/{number}",
+        group_id=f"words-{number}",
+        session_id=f"words-{number}-{member}",
+        turns=turns,
+        outcome=outcome,
+    )
+
+
+def write_rl_run(folder: Path) -> Path:
+    """Three groups of four: one trained, one flat, one whose world broke; and all that a run
+    writes beside its ledger."""
+    folder.mkdir(parents=True)
+    words = tokenizer()
+    words.save(folder / "tokenizer")
+    (folder / "recipe.toml").write_text('stage = "agentic"\nsteps = 2\n[start]\nfolder = "gone"\n')
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        ledger.issue([Entry(ordinal=i, task="words", number=i, size=4, issued=0) for i in range(4)])
+        for number in range(3):
+            for member in range(4):
+                ledger.attempt(number, member, [_fate(words, number, member)])
+        ledger.end(0, "finished")
+        ledger.end(1, "filtered", "flat")
+        ledger.end(2, "failed", "4 of 4 attempts: world at start")
+        ledger.train(0, 1, [0])
+        ledger.remember({(f"words-0-{m}", 0): _taught(words, m) for m in range(4)})
+    ticks = iter(range(1000, 2000))
+    with Journal(folder, clock=lambda: float(next(ticks))) as journal:
+        journal.event("started", step=0, of=2)
+        journal.metric(1, reward=0.5, failed_world=4, tokens=90, seconds=2.0, imbalance=1.5)
+        journal.metric(2, reward=0.75, tokens=95, seconds=2.0, imbalance=1.25)
+        for number in range(3):
+            for member in range(4):
+                ended = {"failed": "world at start"} if number == 2 else {"reward": member % 2}
+                journal.row(
+                    "rollouts",
+                    began=1003.5 + 4 * number + member,
+                    task="words",
+                    number=number,
+                    member=member,
+                    session=f"words-{number}-{member}",
+                    tokens=30,
+                    **ended,
+                )
+        for look in range(3):
+            counts = {"generated_tokens": 100 * look, "hit_tokens": 40 * look, "requests": look}
+            journal.row(
+                "engine",
+                **{"running": look, "waiting": 1, "pages_total": 64, "pages_used": 8 + look},
+                **{"pages_cached": 6, "pages_spare": 2, "page_tokens": 16, "version": 1},
+                **{"asked_tokens": 50 * look, "evicted_tokens": 0, "retractions": 0},
+                **{"drafts_proposed": 20, "drafts_accepted": 15, **counts},
+            )
+        # Queries 2 and 3 of five tokens keep keys 0, 2 and 1, 2: the bits 10100 01100.
+        journal.row(
+            "network",
+            step=2,
+            pieces=["a", "b", "<c>", "d", "e"],
+            indexer=[{"layer": 3, "topk": 2, "queries": [2, 3], "picks": "owA="}],
+            experts=[{"layer": 3, "load": [4, 0, 2, 2]}],
+            acceptance=[0.75, 0.5],
+        )
+        journal.event("finished", step=2)
+    return folder
+
+
+def _fate(words: Tokenizer, number: int, member: int) -> Trajectory:
+    outcome: Outcome = Verdict(reward=float(member % 2) if number == 0 else 1.0, note="said twice")
+    if number == 2:
+        outcome = Failure(kind="world", where="start", what=f"disk full {HOSTILE}")
+    return attempt(words, number, member, outcome)
+
+
+def _taught(words: Tokenizer, member: int) -> Taught:
+    count = sum(attempt(words, 0, member, Verdict(reward=0.0)).trained)
+    return Taught(
+        update=0,
+        log_ratio=[0.25 if i % 2 else -0.5 for i in range(count)],
+        advantage=[1.0 if member % 2 else -1.0] * count,
+        kept=[i != 3 for i in range(count)],
+    )
+
+
+def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60) -> Path:
+    """A run with so many attempts, all of one wording; written in bulk, with the ledger's own
+    tables and packing."""
+    folder.mkdir(parents=True)
+    words = tokenizer()
+    words.save(folder / "tokenizer")
+    (folder / "recipe.toml").write_text('stage = "reasoning"\n')
+    reply = tuple(range(260, 260 + tokens))
+    chances = tuple(-0.0625 * (i % 31) for i in range(tokens))
+    answer = Completion(
+        token_ids=reply, logprobs=chances, versions=(Segment(3, tokens),), finish="stop"
+    )
+    one = Trajectory(
+        task_id="sums/0",
+        group_id="sums-0",
+        session_id="sums-0-0",
+        turns=(Turn(added_ids=(1, 2, 3), completion=answer),),
+        outcome=Verdict(reward=0.5),
+    )
+    packed = pack([one])
+    path, groups = folder / "ledger.sqlite", attempts // group
+    Ledger(path).close()
+    base = sqlite3.connect(path, isolation_level=None)
+    base.execute("BEGIN")
+    base.executemany(
+        "INSERT INTO groups VALUES (?, 'sums', ?, ?, 'trained', '', ?, ?, ?)",
+        ((i, i, group, i // 16, i, i // 16) for i in range(groups)),
+    )
+    base.executemany(
+        "INSERT INTO attempts VALUES (?, ?, ?, '', '', '', 3, 3, ?, ?)",
+        ((i // group, i % group, (i * 7 % 11) / 10, tokens, packed) for i in range(attempts)),
+    )
+    updates = range(-(-groups // 16))
+    base.executemany("INSERT INTO updates VALUES (?, ?, '')", ((n, n + 1) for n in updates))
+    base.execute("COMMIT")
+    base.close()
+    lines = [json.dumps({"time": 1e9 + n, "step": n + 1, "reward": 0.5}) for n in updates]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    began = 1e9
+    with (folder / "rollouts.jsonl").open("w") as file:
+        for i in range(attempts):
+            said = {"time": began + i + 5.0, "began": began + i, "task": "sums"}
+            said |= {"number": i // group, "member": i % group, "tokens": tokens, "reward": 0.5}
+            file.write(json.dumps(said) + "\n")
+    return folder

@@ -1,0 +1,224 @@
+"""The dashboard in a real browser: from the list of runs to one token, and nothing from outside."""
+
+import os
+import socket
+import threading
+from shutil import which
+
+import pytest
+import uvicorn
+
+from paddock.cli.dash import open_words
+from paddock.dashboard.server import Sight, build_app
+from paddock.dashboard.shelf import Shelf
+from tests.dashboard.ledgers import HOSTILE, write_rl_run
+from tests.dashboard.runs import write_run
+
+CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
+FLAGS = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
+FLAGS += ["disable-background-networking", "disable-component-update"]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    write_rl_run(folder / "rl")
+    write_run(folder / "base", [3.0 - step / 40 for step in range(100)])
+    app = build_app(Sight(shelf=Shelf([folder]), open_words=open_words))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=[f"--{f}" for f in FLAGS])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def scheme():
+    return "light"
+
+
+@pytest.fixture
+def page(browser, url, scheme):
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    found = context.new_page()
+    complaints = []
+    found.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    found.on("pageerror", lambda error: complaints.append(str(error)))
+    ours = (url, "data:", "blob:")
+    found.on("request", lambda r: None if r.url.startswith(ours) else complaints.append(r.url))
+    found.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+    found.goto(url)
+    yield found
+    assert complaints == []
+    context.close()
+
+
+def arrived(page, name):
+    page.wait_for_selector(f"#main[data-ready={name}]")
+    if "PADDOCK_SHOTS" in os.environ:  # to be looked at
+        page.wait_for_timeout(400)
+        night = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+        folder = os.environ["PADDOCK_SHOTS"]
+        page.screenshot(path=f"{folder}/{name}{'-dark' * night}.png", full_page=True)
+
+
+def press(page, shape):
+    """A click on a picture: what catches it lies over what it shows."""
+    shape.scroll_into_view_if_needed()
+    box = shape.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x - 2, y)
+    page.mouse.move(x, y)
+    page.mouse.click(x, y)
+
+
+def go(page, tab):
+    page.click(f"#tabs >> text={tab}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_from_the_list_of_runs_to_one_token(page, tmp_path):
+    arrived(page, "runs")
+    assert page.locator("tr[data-run]").count() == 2
+    assert page.locator(".curves .scatterlayer .trace").count() == 1  # only one has a reward
+    page.click("tr[data-run=rl] td:nth-child(2) a")
+
+    arrived(page, "rl")
+    assert page.inner_text(".tiles div:nth-child(2) dd") == "1"
+    bars = page.locator(".barlayer .point path")
+    page.wait_for_selector(".barlayer .point path")
+    assert bars.count() == 20
+    press(page, bars.first)  # the attempts that earned nothing
+    page.wait_for_url("**low=**")
+    arrived(page, "rl")
+    assert page.locator("a.group").all_inner_texts() == ["words 0"]
+    page.click("a.group")
+
+    arrived(page, "group")
+    assert page.locator(".card").count() == 4
+    assert page.inner_text(".said.user p") == f"Say {HOSTILE} twice."
+    card = page.locator(".card").nth(1)
+    thought = card.locator(".thinking p").first
+    assert not thought.is_visible()
+    card.locator(".thinking summary").first.click()
+    assert thought.inner_text() == "It wants a look."
+    assert card.locator(".call").inner_text() == f"look(key = {HOSTILE})"
+    assert card.locator("pre.result").inner_text() == "seen <b>it</b>"
+    card.locator(".to-tokens").click()
+
+    arrived(page, "tokens")
+    token = page.locator(".tokens span.sampled").nth(3)
+    token.click()
+    told = dict(
+        zip(
+            page.locator(".token-card dt").all_inner_texts(),
+            page.locator(".token-card dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    assert told["log-probability"] == "-0.375"
+    assert told["probability"] == "68.73 %"
+    assert told["ratio"] == "1.28403"
+    assert told["advantage"] == "1"
+    assert told["mask"] == "trained, no gradient"
+    paints = {}
+    for way in ("log-probability", "advantage", "ratio", "mask"):
+        page.click(f".ways >> text={way}")
+        paints[way] = token.evaluate("span => getComputedStyle(span).backgroundColor")
+    assert len(set(paints.values())) >= 3, paints
+    assert "dropped" in token.get_attribute("class")
+    page.keyboard.press("Tab")
+    page.locator(".tokens").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text(".token-card dd >> nth=3") == "-0.5"
+    page.screenshot(path=tmp_path / "token.png")
+    assert (tmp_path / "token.png").stat().st_size > 20_000
+    assert page.locator("main img, main b b, main script").count() == 0
+
+
+def test_the_other_pages(page):
+    arrived(page, "runs")
+    page.click("tr[data-run=rl] >> text=timeline")
+    arrived(page, "timeline")
+    page.wait_for_selector(".barlayer .point path")
+    assert page.locator(".barlayer .point path").count() == 12
+    assert "11 gaps" in page.inner_text(".tiles")
+    press(page, page.locator(".barlayer .point path").first)
+    arrived(page, "tokens")
+
+    go(page, "failures")
+    arrived(page, "failures")
+    assert f"disk full {HOSTILE}" in page.inner_text("table >> nth=0")
+
+    go(page, "engine")
+    arrived(page, "engine")
+    page.wait_for_selector(".iciclelayer .slice")
+    assert page.locator("figure").count() == 4
+    assert page.locator(".iciclelayer .slice").count() > 3
+    assert page.locator(".acceptance .barlayer .point").count() == 1
+
+    go(page, "network")
+    arrived(page, "network")
+    assert page.locator(".heatmaplayer image").count() == 2
+    assert page.locator(".picked span").all_inner_texts() == ["a", "b", "<c>", "d", "e"]
+    assert "2 x" in page.inner_text(".tiles")
+
+
+def test_metrics_are_chosen_and_curves_laid_over_each_other(page):
+    arrived(page, "runs")
+    page.select_option("select >> nth=0", "loss")
+    page.wait_for_selector(".curves .ytitle >> text=nats a token")
+    page.select_option("select >> nth=0", "reward")
+    page.select_option("select >> nth=1", "tokens")
+    page.wait_for_selector(".curves .xtitle >> text=tokens")
+    page.check("[aria-label='draw rl']")
+    assert page.locator(".curves .legendtext").all_text_contents() == ["rl"]
+
+
+def test_what_does_not_exist_is_said_and_a_report_is_one_click_away(browser, url):
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{url}/#/rl?run=nothing")
+    page.wait_for_selector(".note")
+    assert "no run called 'nothing'" in page.inner_text(".note")
+    page.goto(f"{url}/#/engine?run=rl")
+    arrived(page, "engine")
+    page.click("#tabs >> text=report")
+    page.wait_for_selector("h1")
+    assert "rl" in page.inner_text("h1")
+    page.hover(".plot >> nth=0")
+    assert page.locator(".readout >> nth=0").is_visible()  # its script may run, and no other
+    context.close()
+
+
+def test_a_telephone_need_not_scroll_sideways(browser, url):
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    for name, query in (
+        ("runs", ""),
+        ("rl", "rl?run=rl"),
+        ("group", "group?run=rl&ordinal=0"),
+        ("tokens", "tokens?run=rl&ordinal=0&member=1"),
+        ("timeline", "timeline?run=rl"),
+        ("engine", "engine?run=rl"),
+        ("network", "network?run=rl"),
+    ):
+        page.goto(f"{url}/#/{query}")
+        page.wait_for_selector(f"#main[data-ready={name}]")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 390, name
+    context.close()

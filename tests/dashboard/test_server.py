@@ -1,0 +1,366 @@
+"""What the dashboard answers, whom it answers, and what it leaves alone."""
+
+import hashlib
+import json
+import re
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from paddock.cli.dash import open_words
+from paddock.dashboard import server
+from paddock.dashboard.demo import lay_out
+from paddock.dashboard.server import DashError, Sight, build_app, plotly_script
+from paddock.dashboard.shelf import Shelf
+from tests.dashboard.ledgers import HOSTILE, write_large, write_rl_run
+from tests.dashboard.runs import write_run
+
+ASKED = (
+    ("/", {}),
+    ("/api/runs", {}),
+    ("/api/curves", {"run": "rl", "metric": "reward"}),
+    ("/api/rl", {"run": "rl"}),
+    ("/api/failures", {"run": "rl"}),
+    ("/api/group", {"run": "rl", "ordinal": 0}),
+    ("/api/attempt", {"run": "rl", "ordinal": 0, "member": 1}),
+    ("/api/timeline", {"run": "rl"}),
+    ("/api/engine", {"run": "rl"}),
+    ("/api/network", {"run": "rl"}),
+    ("/api/prefixes", {"run": "rl"}),
+    ("/report", {"run": "rl"}),
+)
+
+
+def client_of(folder: Path, **changes) -> TestClient:
+    sight = Sight(shelf=Shelf([folder]), open_words=open_words, **changes)
+    return TestClient(build_app(sight), base_url="http://127.0.0.1:8001")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("runs")
+    write_rl_run(found / "rl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def ask(folder):
+    client = client_of(folder)
+
+    def get(path, code=200, **query):
+        answer = client.get(path, params=query)
+        assert answer.status_code == code, answer.text
+        return answer.json()
+
+    return get
+
+
+def digests(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(file.relative_to(folder)): (
+            hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "",
+            file.stat().st_mtime_ns,
+        )
+        for file in [folder, *sorted(folder.rglob("*"))]
+    }
+
+
+# --- whom it answers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8001", 200),
+        ("localhost:9", 200),
+        ("[::1]:8001", 200),
+        ("192.168.0.7", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:8001", 403),
+        ("localhost.evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_a_name_that_only_points_here_is_refused(folder, host, status):
+    assert client_of(folder).get("/api/runs", headers={"host": host}).status_code == status
+
+
+def test_the_name_it_was_told_to_listen_on_is_its_own(folder):
+    client = client_of(folder, host="box.lan")
+    assert client.get("/", headers={"host": "box.lan:8001"}).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_it_is_only_to_be_read(folder, method):
+    assert client_of(folder).request(method, "/api/runs").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/pages/../server.py",
+        "/pages/%2e%2e/server.py",
+        "/pages/..%2fserver.py",
+        "/pages/nothing.js",
+        "/etc/passwd",
+        "/api/group?run=../rl&ordinal=0",
+        "/api/group?run=/etc&ordinal=0",
+        "/report?run=..",
+        "/docs",
+        "/openapi.json",
+    ],
+)
+def test_no_request_leads_out_of_the_runs(folder, path):
+    answer = client_of(folder).get(path)
+    assert answer.status_code == 404
+    assert "root:" not in answer.text and "def build_app" not in answer.text
+
+
+@pytest.mark.parametrize(("path", "query"), ASKED)
+def test_no_page_may_run_scripts_but_ours(folder, path, query):
+    policy = client_of(folder).get(path, params=query).headers["content-security-policy"]
+    scripts = re.search(r"script-src ([^;]*)", policy)[1]
+    assert scripts == "'self'" or re.fullmatch(r"'sha256-[A-Za-z0-9+/=]{44}'", scripts)
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy
+
+
+def test_pages_ask_nobody_else():
+    for file in files("paddock.dashboard").joinpath("pages").iterdir():
+        text = file.read_text()
+        assert "http://" not in text and "https://" not in text, file.name
+        assert "innerHTML" not in text and "insertAdjacentHTML" not in text, file.name
+
+
+def test_without_plotly_it_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setattr(server, "find_spec", lambda _: None)
+    with pytest.raises(DashError, match=re.escape("pip install 'paddock[dash]'")):
+        client_of(folder)
+
+
+def test_plotly_comes_from_its_package_and_is_not_imported(folder):
+    answer = client_of(folder).get("/plotly.js")
+    assert answer.content == plotly_script().read_bytes()
+    assert "plotly" not in sys.modules
+
+
+# --- what it answers ------------------------------------------------------------------------------
+
+
+def test_the_list_of_runs(ask):
+    (run,) = ask("/api/runs")["runs"]
+    assert (run["run"], run["stage"], run["status"]) == ("rl", "agentic", "finished")
+    assert (run["step"], run["of"], run["metric"], run["value"]) == (2, 2, "reward", 0.75)
+    assert run["ledger"] is True
+
+
+def test_curves_of_runs_that_have_the_metric(folder, ask):
+    found = ask("/api/curves", run="rl", metric="reward")
+    assert found["rl"]["y"] == [0.5, 0.75]
+    assert found["rl"]["tokens"] == [90, 185]
+    assert ask("/api/curves", run="rl", metric="loss") == {}
+    assert "no run called" in ask("/api/curves", 404, run="x", metric="loss")["error"]
+
+
+def test_rewards_in_bins_and_the_groups_behind_them(ask):
+    found = ask("/api/rl", run="rl")
+    assert found["balance"] == {
+        "issued": 4,
+        "trained": 1,
+        "filtered": 1,
+        "failed": 1,
+        "in_flight": 1,
+    }
+    assert sum(found["histogram"]["counts"]["words"]) == 8
+    assert found["histogram"]["counts"]["words"][0] == 2
+    assert found["histogram"]["counts"]["words"][-1] == 6
+    assert [group["ordinal"] for group in found["groups"]] == [3, 2, 1, 0]
+    assert found["groups"][3]["rewards"] == [0.0, 1.0, 0.0, 1.0]
+    zero = ask("/api/rl", run="rl", low=0.0, high=0.05)
+    assert [group["ordinal"] for group in zero["groups"]] == [0]
+    assert [g["ordinal"] for g in ask("/api/rl", run="rl", status="filtered")["groups"]] == [1]
+    assert ask("/api/rl", run="rl", before=1)["looked_at"] == 1
+
+
+def test_failures_by_reason(ask):
+    found = ask("/api/failures", run="rl")
+    (lost,) = found["attempts"]
+    assert (lost["kind"], lost["place"], lost["count"]) == ("world", "start", 4)
+    assert lost["what"] == f"disk full {HOSTILE}"
+    assert found["by_step"] == {"step": [1, 2], "kinds": {"world": [4, 0]}}
+    reasons = {(one["status"], one["reason"]): one["count"] for one in found["groups"]}
+    assert reasons["filtered", "flat"] == 1
+    assert reasons["failed", "4 of 4 attempts: world at start"] == 1
+
+
+def test_attempts_side_by_side_with_thoughts_and_calls_apart(ask):
+    found = ask("/api/group", run="rl", ordinal=0)
+    assert [attempt["reward"] for attempt in found["attempts"]] == [0.0, 1.0, 0.0, 1.0]
+    told = [
+        (said["role"], said["sampled"], [(part["kind"], part["text"]) for part in said["parts"]])
+        for said in found["attempts"][1]["messages"]
+    ]
+    assert told == [
+        ("user", False, [("text", f"Say {HOSTILE} twice.")]),
+        (
+            "assistant",
+            True,
+            [("thinking", "It wants a look."), ("call", f"look\nkey = {HOSTILE}")],
+        ),
+        ("tool", False, [("result", "seen <b>it</b>")]),
+        (
+            "assistant",
+            True,
+            [("thinking", "Done."), ("text", f"The word is {HOSTILE}1.")],
+        ),
+    ]
+
+
+def test_one_attempt_token_by_token(ask):
+    found = ask("/api/attempt", run="rl", ordinal=0, member=1)
+    count = len(found["ids"])
+    columns = ("pieces", "added", "sampled", "trained", "logprob", "version", "turn")
+    columns += ("log_ratio", "advantage", "kept")
+    assert {len(found[name]) for name in columns} == {count}
+    assert "".join(found["pieces"]).startswith("[gMASK]<sop><|user|>Say ")
+    sampled = [i for i, flag in enumerate(found["sampled"]) if flag]
+    read = [i for i, flag in enumerate(found["sampled"]) if not flag]
+    assert [found["logprob"][i] for i in sampled[:3]] == [0.0, -0.125, -0.25]
+    assert {found["logprob"][i] for i in read} == {None}
+    assert [found["log_ratio"][i] for i in sampled[:3]] == [-0.5, 0.25, -0.5]
+    assert {found["advantage"][i] for i in sampled} == {1.0}
+    assert [found["kept"][i] for i in sampled[:5]] == [True, True, True, False, True]
+    assert {found["log_ratio"][i] for i in read} == {None}
+    assert found["turn"][0] == 0 and found["turn"][-1] == 1
+
+
+def test_what_was_not_trained_has_no_ratio(ask):
+    found = ask("/api/attempt", run="rl", ordinal=1, member=0)
+    assert set(found["log_ratio"]) == {None}
+    assert found["update"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "why"),
+    [
+        ("/api/group", {"ordinal": 99}, "no group 99"),
+        ("/api/attempt", {"ordinal": 0, "member": 9}, "no ended attempt 9"),
+        ("/api/engine/live", {}, "--engine URL"),
+    ],
+)
+def test_what_is_not_there_is_said(ask, path, query, why):
+    assert why in ask(path, 404, run="rl", **query)["error"]
+
+
+def test_the_timeline_has_lanes_and_gaps(ask):
+    found = ask("/api/timeline", run="rl")
+    assert len(found["bars"]) == 12
+    ends = {}
+    for bar in found["bars"]:
+        assert ends.get(bar["lane"], 0.0) <= bar["began"]
+        ends[bar["lane"]] = bar["ended"]
+    assert {bar["failed"] for bar in found["bars"] if bar["number"] == 2} == {"world at start"}
+    assert found["running"][-1][1] == 0
+    assert found["gaps"][0] == [1004.0, 1004.5] and len(found["gaps"]) == 11
+    assert found["before"] is None
+
+
+def test_the_engine_the_tree_and_the_network(ask):
+    assert [row["running"] for row in ask("/api/engine", run="rl")["rows"]] == [0, 1, 2]
+    tree = ask("/api/prefixes", run="rl")
+    assert tree["attempts"] == 12
+    assert tree["kept"] < tree["whole"] / 8
+    network = ask("/api/network", run="rl")
+    assert network["rows"][0]["indexer"][0]["queries"] == [2, 3]
+    assert network["imbalance"] == [[1, 1.5], [2, 1.25]]
+
+
+def test_a_report_is_made_on_the_way_and_not_written(folder):
+    text = client_of(folder).get("/report", params={"run": "rl"}).text
+    assert "<h1>" in text and "reward" in text
+    assert not (folder / "rl" / "report.html").exists()
+
+
+def test_a_run_without_a_tokenizer_shows_ids(tmp_path):
+    run = write_rl_run(tmp_path / "rl")
+    for file in (run / "tokenizer").iterdir():
+        file.unlink()
+    found = client_of(tmp_path).get("/api/attempt?run=rl&ordinal=0&member=0").json()
+    assert found["pieces"] == [f"[{token}]" for token in found["ids"]]
+    group = client_of(tmp_path).get("/api/group?run=rl&ordinal=0").json()
+    roles = [said["role"] for said in group["attempts"][0]["messages"]]
+    assert roles == ["prompt", "reply", "prompt", "reply"]
+
+
+def test_numbers_that_are_not_finite_are_gaps(tmp_path):
+    write_run(tmp_path / "run", [1.0, float("nan"), 2.0])
+    found = client_of(tmp_path).get("/api/curves?run=run&metric=loss").json()
+    assert found["run"]["y"] == [1.0, None, 2.0]
+
+
+def test_what_is_added_while_it_looks_is_seen(tmp_path):
+    run = write_rl_run(tmp_path / "rl")
+    client = client_of(tmp_path)
+    assert client.get("/api/runs").json()["runs"][0]["step"] == 2
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "reward": 0.9}) + "\n")
+    assert client.get("/api/runs").json()["runs"][0]["step"] == 3
+
+
+def test_the_demo_shows_everything(tmp_path):
+    runs = lay_out(tmp_path)
+    client = client_of(runs)
+    names = {run["run"]: run for run in client.get("/api/runs").json()["runs"]}
+    assert len(names) == 2
+    (name,) = [key for key, run in names.items() if run["ledger"]]
+    overview = client.get("/api/rl", params={"run": name}).json()
+    balance = overview["balance"]
+    assert balance["issued"] == sum(balance[k] for k in balance if k != "issued")
+    whole = next(g for g in overview["groups"] if g["status"] == "trained")
+    found = client.get(
+        "/api/attempt", params={"run": name, "ordinal": whole["ordinal"], "member": 0}
+    ).json()
+    assert any(value is not None for value in found["log_ratio"])
+    assert any(value for value in found["advantage"])
+    assert client.get("/api/timeline", params={"run": name}).json()["gaps"]
+    assert len(client.get("/api/engine", params={"run": name}).json()["rows"]) > 10
+    assert client.get("/api/network", params={"run": name}).json()["rows"][0]["indexer"]
+
+
+# --- what it leaves alone -------------------------------------------------------------------------
+
+
+def test_looking_at_everything_changes_nothing(folder):
+    before = digests(folder)
+    client = client_of(folder)
+    for path, query in ASKED:
+        assert client.get(path, params=query).status_code == 200, path
+    assert digests(folder) == before
+
+
+def bytes_read() -> int:
+    """By this process so far, from files or their cache."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
+def test_a_hundred_thousand_trajectories_are_not_read_to_be_shown(tmp_path):
+    run = write_large(tmp_path / "large", 100_000)
+    whole = sum((run / name).stat().st_size for name in ("ledger.sqlite", "rollouts.jsonl"))
+    assert whole > 40e6
+    client = client_of(tmp_path)
+    before, start = digests(run), bytes_read()
+    overview = client.get("/api/rl", params={"run": "large"}).json()
+    client.get("/api/runs")
+    client.get("/api/group", params={"run": "large", "ordinal": 9000})
+    client.get("/api/attempt", params={"run": "large", "ordinal": 9000, "member": 5})
+    client.get("/api/timeline", params={"run": "large"})
+    client.get("/api/failures", params={"run": "large"})
+    client.get("/api/prefixes", params={"run": "large"})
+    read = bytes_read() - start
+    assert overview["balance"]["trained"] == 12_500
+    assert overview["more"] is True and overview["attempts"] == 4096
+    assert read < whole / 3
+    assert digests(run) == before

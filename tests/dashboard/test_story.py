@@ -1,0 +1,70 @@
+import pytest
+
+from paddock.dashboard import ReportError, read_story, write_story
+from paddock.journal import Journal
+
+
+@pytest.fixture
+def folder(tmp_path):
+    example = {
+        "messages": [
+            {"role": "user", "content": "2 + 2 <?>"},
+            {
+                "role": "assistant",
+                "content": "4",
+                "reasoning": "two and two",
+                "tool_calls": [{"id": "1", "name": "calc", "arguments": {"sum": "2 + 2"}}],
+            },
+        ],
+        "result": "reward 1",
+    }
+    with Journal(tmp_path) as journal:
+        journal.event("plan", stages=["sft", "rl"], seed=7)
+        journal.event("stage_done", stage="sft", about="talks", seconds=61.0)
+        journal.event("skill", stage="sft", skill="reasoning", score=0.4, error=0.03, examples=[])
+        journal.event("skill", stage="sft", skill="loss", score=1.2, better="lower")
+        journal.event("stage_done", stage="rl", about="thinks", seconds=30.0)
+        journal.event(
+            "skill", stage="rl", skill="reasoning", score=0.9, error=0.02, examples=[example]
+        )
+        journal.event("skill", stage="rl", skill="loss", score=1.0, better="lower")
+        journal.event("stage_done", stage="general", about="obeys", seconds=9.0)
+        journal.event("skill", stage="general", skill="reasoning", score=0.45, error=0.04)
+        journal.event("skill", stage="general", skill="loss", score=1.3, better="lower")
+    with Journal(tmp_path / "rl") as journal:
+        for step in range(5):
+            journal.metric(step, reward=step / 5, seconds=1.0)
+    return tmp_path
+
+
+def test_a_story_knows_the_best_and_what_is_left_of_it(folder):
+    story = read_story(folder)
+    assert story.seed == 7
+    assert [stage.name for stage in story.stages] == ["sft", "rl", "general"]
+    assert story.best("reasoning") == 0.9
+    assert story.kept("reasoning") == "50%"
+    assert story.best("loss") == 1.0
+    assert story.kept("loss") == "+0.300"
+
+
+def test_a_stage_run_anew_replaces_what_was_measured(folder):
+    with Journal(folder) as journal:
+        journal.event("stage_undone", stage="general")
+        journal.event("stage_done", stage="general", seconds=5.0)
+        journal.event("skill", stage="general", skill="reasoning", score=0.8)
+    story = read_story(folder)
+    assert story.stages[-1].scores == {"reasoning": 0.8}
+    assert story.kept("reasoning") == "89%"
+
+
+def test_the_page_holds_the_story_and_escapes_what_models_say(folder):
+    text = write_story(folder).read_text()
+    for told in ("thinks", "two and two", "2 + 2 &lt;?&gt;", "calc(", "1 min 40 s", "50%"):
+        assert told in text
+    assert "<?>" not in text
+    assert "Its run folder is gone" in text  # of sft, which has none here
+
+
+def test_a_folder_without_a_plan_is_refused(tmp_path):
+    with pytest.raises(ReportError, match="no run of a plan"):
+        read_story(tmp_path)
