@@ -11,10 +11,8 @@ INSTALL := $(BIN)/pip install -c constraints.txt
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## what works today
-	@echo "The whole recipe is not runnable yet; single stages are (see README). Here: the network, at two of its sizes."
-	$(BIN)/paddock model describe nano
-	$(BIN)/paddock model describe glm5
+demo: $(READY)  ## the whole recipe on this machine, minutes
+	$(BIN)/paddock run recipes/nano
 
 # One thread a worker: workers already fill the cores. A file stays on one worker for its fixtures.
 test: $(READY)  ## every test that needs no GPU
@@ -32,10 +30,17 @@ format: $(READY)  ## rewrite the code in the house style
 prove: $(READY)  ## slow proofs and benchmarks, of one AREA=... or of all
 	$(BIN)/python -m benchmarks.prove $(AREA)
 
-# What pip cannot bring: a browser for the tests of pages. Installed where that is allowed.
+# What pip cannot bring: boxes for worlds that run code, a browser for the tests of pages. Installed
+# where that is allowed; what is still missing is said, with what is lost.
 system:
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
+	@for pair in bwrap:bubblewrap podman:podman runc:runc chromium:chromium; do \
+		command -v $${pair%:*} >/dev/null || missing="$$missing $${pair#*:}"; done; \
+	test -z "$$missing" || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; } || true
+	@command -v bwrap >/dev/null || echo "no bubblewrap: worlds that run code need it (apt-get install bubblewrap)"
+	@command -v podman >/dev/null || command -v docker >/dev/null \
+		|| echo "no container engine: its tests will be skipped (apt-get install podman runc)"
+	@command -v chromium >/dev/null \
 		|| echo "no chromium: tests that look at pages in a browser will be skipped (apt-get install chromium)"
 
 clean:  ## remove the environment and all caches; runs/ stays

@@ -1,20 +1,49 @@
 """The table of verbs."""
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from paddock import __version__
-from paddock.cli import chat, doctor, model, report, serve, train
+from paddock.cli import (
+    bench,
+    chat,
+    dash,
+    distill,
+    doctor,
+    env,
+    eval,
+    look,
+    model,
+    quantize,
+    report,
+    rl,
+    run,
+    sample,
+    serve,
+    train,
+)
 from paddock.cli.errors import Explaining
 
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
+    "run": run.run,
     "model": model.app,
     "train": train.train,
+    "rl": rl.rl,
+    "distill": distill.distill,
+    "quantize": quantize.quantize,
     "serve": serve.serve,
     "chat": chat.chat,
+    "sample": sample.sample,
+    "eval": eval.evaluate,
+    "env": env.app,
+    "bench": bench.app,
     "report": report.report,
+    "dash": dash.dash,
+    "look": look.look,
     "doctor": doctor.doctor,
 }
 
@@ -50,6 +79,7 @@ def _front_door(
 
 
 def main() -> None:
+    sys.path.append(os.getcwd())  # worlds and hooks of one's own are named by module
     app()
 
 

@@ -25,9 +25,10 @@ EXTRAS = {
     "grammar": ("xgrammar",),
     "gpu": ("triton",),
     "cluster": ("ray",),
-    "web": ("playwright", "plotly"),
+    "web": ("playwright",),
+    "dash": ("plotly",),
     "data": ("datasets", "pyarrow", "gguf"),
-    "worlds": ("reasoning_gym", "math_verify"),
+    "worlds": ("reasoning_gym", "math_verify", "yaml"),
     "track": ("tensorboard", "trackio", "wandb"),
 }
 # Programs any one of which will do, and how to get one.

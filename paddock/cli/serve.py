@@ -19,6 +19,7 @@ from paddock.cli.engines import (
 )
 from paddock.cli.errors import UserError
 from paddock.cli.numbers import count, parse_size, size
+from paddock.cli.sockets import bound, url_of
 
 if TYPE_CHECKING:
     from paddock.engine import Engine, EngineSettings
@@ -90,7 +91,7 @@ def serve(  # noqa: PLR0913  the command line
     )
     keys = Keys(api=api_key, admin=admin_key)
     _warn(shown, keys)
-    with _bound(host, port) as sock:
+    with bound(host, port) as sock:
         _run(model, settings, shown, keys, Place(sock, dp, device, dtype, memory or pages))
 
 
@@ -105,11 +106,7 @@ class Place:
 
     @property
     def url(self) -> str:
-        host, port = self.sock.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
-            host, f"[{host}]" if ":" in host else host
-        )
-        return f"http://{host}:{port}"
+        return url_of(self.sock)
 
 
 def _run(
@@ -141,6 +138,7 @@ def _run(
             limit_concurrency=None,
         )
         _introduce(model, engines, shown, place, dtype)
+        place.sock.listen(config.backlog)  # whoever reads "ready" may already knock
         typer.echo(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C ends it")
         uvicorn.Server(config).run(sockets=[place.sock])
     except KeyboardInterrupt:
@@ -180,19 +178,6 @@ def _introduce(
         "try": curl,
     }.items():
         typer.echo(f"{name:<10} {text}")
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """The socket, taken before anything heavy is loaded."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except (OSError, OverflowError) as error:
-        sock.close()
-        raise UserError(f"cannot listen on {host}:{port}: {error}") from None
-    return sock
 
 
 def _warn(shown: "ServeSettings", keys: "Keys") -> None:

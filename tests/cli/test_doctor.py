@@ -14,8 +14,12 @@ from paddock.cli.doctor import CORE, EXTRAS
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
+IMPORTED_AS = {"pyyaml": "yaml"}
+
+
 def modules(requirements):
-    return tuple(re.split(r"[<>=\[]", name)[0].replace("-", "_") for name in requirements)
+    names = [re.split(r"[<>=\[]", name)[0].replace("-", "_") for name in requirements]
+    return tuple(IMPORTED_AS.get(name, name) for name in names)
 
 
 def test_doctor_looks_for_what_the_package_asks_for():

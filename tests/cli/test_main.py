@@ -29,6 +29,12 @@ def test_version():
     assert CliRunner().invoke(app, ["--version"]).stdout == f"paddock {__version__}\n"
 
 
+def test_the_package_itself_is_the_front_door():
+    command = [sys.executable, "-m", "paddock", "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"paddock {__version__}\n"
+
+
 def test_the_front_door_opens_without_torch():
     code = (
         "import sys; from paddock.cli.__main__ import main; sys.argv[1:] = ['--help']\n"

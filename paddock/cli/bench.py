@@ -1,0 +1,249 @@
+"""The verb that measures speed on this machine: serving, training, kernels. Nothing is saved."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from paddock.cli.errors import Explaining, UserError
+from paddock.cli.numbers import count, size
+from paddock.cli.tables import show, table
+
+if TYPE_CHECKING:
+    from paddock.cli.bench_kernels import Figure
+    from paddock.cli.bench_serve import Figures, Load
+    from paddock.rollout.client import Generate
+    from paddock.train.plan import Plan
+
+app = typer.Typer(
+    cls=Explaining,
+    no_args_is_help=True,
+    help="Measure speed on this machine: serving, training, kernels. Nothing is saved.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead.")]
+
+
+@app.command("serve")
+def bench_serve(  # noqa: PLR0913  one option each
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A checkpoint, a run, or a preset: fresh weights."),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A server instead, ours or one with SGLang's /generate.")
+    ] = None,
+    at_once: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Requests answered at once; a row each.")
+    ] = "1,8,32",
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 128,
+    reply: Annotated[int, typer.Option(min=1, help="Tokens of a reply.")] = 64,
+    shared: Annotated[int, typer.Option(min=0, help="Tokens that all prompts begin with.")] = 0,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="In all, of each row. Default: four times N.")
+    ] = None,
+    mtp: Annotated[int, typer.Option(min=0, max=5, help="Tokens drafted ahead.")] = 0,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option()] = None,
+    device: Annotated[str | None, typer.Option(help="Default: the accelerator, else cpu.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PADDOCK_API_KEY", help="What the server wants to see.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens a second, time to the first token and between tokens, at each concurrency.
+
+    As soon as a request is answered the next is asked. One round before each row does not count.
+    """
+    from paddock.cli.bench_serve import Load, opened, server
+
+    if (model is None) == (url is None):
+        raise UserError("name either a MODEL to run here or the --url of a server")
+    if shared > prompt - 1:
+        raise UserError(f"--shared {shared} leaves nothing of a prompt of {prompt} to differ in")
+    counts = _counts(at_once)
+    load = Load(prompt=prompt, reply=reply, requests=requests or 0, shared=shared)
+
+    async def over_http() -> "list[Figures]":
+        assert url is not None
+        async with server(url, api_key) as generate:
+            return await _sweep(generate, load, counts)
+
+    if model is None:
+        _tell_serving({"url": url}, asyncio.run(over_http()), as_json)
+        return
+    here = opened(model, load, max(counts), mtp=mtp, device=device, dtype=dtype)
+    with here.engine:
+        load = replace(load, vocab=here.config.vocab)
+        found = asyncio.run(_sweep(here.generate, load, counts))
+    _tell_serving({"model": model, "device": here.device, "dtype": here.dtype}, found, as_json)
+
+
+def _counts(text: str) -> list[int]:
+    """
+    >>> _counts("1,8, 32")
+    [1, 8, 32]
+    """
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UserError(f"--at-once {text}: expected numbers such as 1,8,32")
+    return found
+
+
+async def _sweep(generate: "Generate", load: "Load", counts: Sequence[int]) -> "list[Figures]":
+    from paddock.cli.bench_serve import measure
+
+    return [
+        await measure(generate, replace(load, requests=load.requests or 4 * n), n) for n in counts
+    ]
+
+
+def _tell_serving(what: dict[str, Any], found: "Sequence[Figures]", as_json: bool) -> None:
+    if as_json:
+        for each in found:
+            rates = {
+                "reply_tokens_a_second": each.reply_tokens_a_second,
+                "tokens_a_second": each.tokens_a_second,
+            }
+            typer.echo(json.dumps(what | asdict(each) | rates))
+        return
+    spread = ("p50", "p95", "p99")
+    made = table(
+        "at once",
+        numbers=(
+            "all/s",
+            "out/s",
+            *(f"first {p}" for p in spread),
+            *(f"next {p}" for p in spread),
+        ),
+    )
+    for each in found:
+        times = (
+            getattr(s, p) for s in (each.first_token_ms, each.between_tokens_ms) for p in spread
+        )
+        speeds = (each.tokens_a_second, each.reply_tokens_a_second)
+        made.add_row(
+            str(each.at_once),
+            *(f"{speed:,.0f}" for speed in speeds),
+            *(f"{ms:.1f}" for ms in times),
+        )
+    first = found[0]
+    lengths = (first.prompt_tokens // first.requests, first.reply_tokens // first.requests)
+    where = ", ".join(str(word) for word in what.values())
+    said = "tokens a second in all and written; ms to the first token and to each after it"
+    show(f"{where}: {lengths[0]} tokens in, {lengths[1]} out\n{said}", made)
+
+
+@app.command("train")
+def bench_train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML recipe of a stage.")],
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed, after one that is not.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens a second, memory and MFU of a recipe's step: fresh weights, full rows of random
+    tokens, one process."""
+    from paddock.config import load_recipe, resolve
+    from paddock.train import TrainSettings
+    from paddock.train.plan import peak_flops, plan
+    from paddock.train.run import pick_device, start_config
+    from paddock.train.trial import seconds_a_step, would_fit
+
+    settings = resolve(TrainSettings, load_recipe(recipe, sets or []))
+    config, device = start_config(settings), pick_device(settings.machine.device)
+    planned = plan(settings, config)
+    if not would_fit(planned, device):
+        raise UserError(_too_much(planned))
+    seconds = seconds_a_step(settings, config, steps)
+    stream = settings.stream
+    tokens = stream.batch_tokens // stream.context * stream.context
+    peak = peak_flops(device)
+    found = {
+        "recipe": str(recipe),
+        "device": str(device),
+        "dtype": settings.machine.dtype,
+        "parameters": planned.parameters,
+        "tokens_a_step": tokens,
+        "seconds_a_step": seconds,
+        "tokens_a_second": tokens / seconds,
+        "peak_bytes": _peak_bytes(),
+        "mfu": None if peak is None else tokens / seconds * planned.flops_token / peak,
+    }
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    made = table(str(recipe), numbers=("",))
+    made.add_row("device", f"{device}, {settings.machine.dtype}")
+    made.add_row("parameters", count(planned.parameters))
+    made.add_row("a step", f"{tokens:,} tokens, {seconds:.3g} s")
+    made.add_row("tokens a second", f"{tokens / seconds:,.0f}")
+    made.add_row("memory, at most", size(_peak_bytes()))
+    mfu = "the chip's peak is not known" if found["mfu"] is None else f"{found['mfu']:.1%}"
+    made.add_row("MFU", mfu)
+    show(made)
+
+
+def _too_much(planned: "Plan") -> str:
+    if planned.ranks > 1:
+        return (
+            f"the recipe is for {planned.ranks:,} processes, and one is timed here; "
+            "see paddock train --dry-run, or --set parallel.data=1"
+        )
+    return f"a step takes {size(planned.rank_bytes)}, which this machine has not free"
+
+
+def _peak_bytes() -> int:
+    """The most that was held: by an accelerator's allocator, or by this process."""
+    import torch
+
+    from paddock.train.loop import memory_bytes
+
+    status = Path("/proc/self/status")
+    if torch.accelerator.is_available() or not status.is_file():
+        return memory_bytes()
+    return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+@app.command("kernels")
+def bench_kernels(
+    kernels: Annotated[
+        list[str] | None, typer.Argument(metavar="[KERNEL]...", help="Default: every one.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Of which the median is taken.")] = 7,
+    device: Annotated[str | None, typer.Option(help="Default: the accelerator, else cpu.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every kernel's fast form against its plain one, on random tensors of one layer."""
+    from paddock.cli.bench_cases import size_for
+    from paddock.cli.bench_kernels import figures
+    from paddock.train.run import pick_device
+
+    place = pick_device(device)
+    found = figures(kernels or [], place, repeats)
+    if as_json:
+        for each in found:
+            typer.echo(json.dumps({"device": str(place), **asdict(each), "ratio": each.ratio}))
+        return
+    rows = list(found)
+    notes = dict.fromkeys(f"-: {each.note}" for each in rows if each.note)
+    show(f"{place}: {size_for(place)}; forward alone", _kernel_table(rows), *notes)
+
+
+def _kernel_table(found: "Sequence[Figure]") -> Any:
+    made = table("kernel", numbers=("plain ms", "fast ms", "ratio", "apart"))
+    made.add_column("fast in place of")
+    for each in found:
+        cells = ("-", "", "")
+        if each.fast_ms is not None and each.ratio is not None:
+            apart = "" if each.apart is None else f"{each.apart:.1e}"
+            cells = (f"{each.fast_ms:.3f}", f"{each.ratio:.2f}", apart)
+        made.add_row(each.kernel, f"{each.plain_ms:.3f}", *cells, each.replaces)
+    return made

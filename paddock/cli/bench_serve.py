@@ -1,0 +1,225 @@
+"""How fast an engine or a server answers: so many requests at once, each as soon as one ends."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from paddock.cli.engines import devices
+from paddock.cli.errors import UserError
+from paddock.cli.numbers import size
+from paddock.records import Sampling
+
+if TYPE_CHECKING:
+    from paddock.engine import Engine
+    from paddock.model import ModelConfig, Network
+    from paddock.rollout.client import Generate
+
+KNOCK_S = 10.0  # for a server to say that it is well
+# Ids that every tokenizer has: what a server that we know nothing about can read.
+COMMON_IDS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked. Prompts are random and differ, so that nothing of them is cached but what
+    they are said to share."""
+
+    prompt: int  # tokens
+    reply: int
+    requests: int
+    shared: int = 0  # tokens that every prompt begins with
+    vocab: int = COMMON_IDS
+    seed: int = 0
+
+    def prompts(self, label: str) -> Iterator[tuple[int, ...]]:
+        """Without end; other ones under another label."""
+        same = Random(f"{self.seed}/shared")
+        head = [same.randrange(self.vocab) for _ in range(self.shared)]
+        chance = Random(f"{self.seed}/{label}")
+        while True:
+            own = (chance.randrange(self.vocab) for _ in range(self.prompt - self.shared))
+            yield (*head, *own)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One answered request."""
+
+    first_s: float  # from asking to the first token
+    gaps_s: tuple[float, ...]  # before each token after it
+    total_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """
+    >>> Spread.of([0.004, 0.001, 0.003, 0.002])
+    Spread(p50=2.0, p95=4.0, p99=4.0)
+    """
+
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Spread":
+        """In milliseconds; each the least value that so large a share does not exceed."""
+        ranked = sorted(seconds) or [0.0]
+        at = {p: ranked[max(0, math.ceil(p / 100 * len(ranked)) - 1)] * 1e3 for p in (50, 95, 99)}
+        return cls(p50=at[50], p95=at[95], p99=at[99])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of one run at one concurrency."""
+
+    at_once: int
+    requests: int
+    prompt_tokens: int
+    reply_tokens: int
+    seconds: float
+    first_token_ms: Spread
+    between_tokens_ms: Spread
+    request_ms: Spread
+
+    @property
+    def reply_tokens_a_second(self) -> float:
+        return self.reply_tokens / self.seconds
+
+    @property
+    def tokens_a_second(self) -> float:
+        return (self.prompt_tokens + self.reply_tokens) / self.seconds
+
+
+async def measure(
+    generate: "Generate",
+    load: Load,
+    at_once: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Figures:
+    """After a round of requests that does not count."""
+    warm = load.prompts(f"warm {at_once}")
+    await asyncio.gather(*(_timed(generate, next(warm), load, clock) for _ in range(at_once)))
+    prompts = load.prompts(f"timed {at_once}")
+    todo, found = iter(range(load.requests)), list[Timing]()
+
+    async def ask_on() -> None:
+        for _ in todo:
+            found.append(await _timed(generate, next(prompts), load, clock))
+
+    start = clock()
+    await asyncio.gather(*(ask_on() for _ in range(at_once)))
+    return Figures(
+        at_once=at_once,
+        requests=len(found),
+        prompt_tokens=load.prompt * len(found),
+        reply_tokens=sum(each.tokens for each in found),
+        seconds=clock() - start,
+        first_token_ms=Spread.of([each.first_s for each in found]),
+        between_tokens_ms=Spread.of([gap for each in found for gap in each.gaps_s]),
+        request_ms=Spread.of([each.total_s for each in found]),
+    )
+
+
+async def _timed(
+    generate: "Generate", prompt: tuple[int, ...], load: Load, clock: Callable[[], float]
+) -> Timing:
+    """Tokens that come together, drafts that were kept, share the time they took."""
+    from paddock.rollout.client import Ask, EngineLost
+
+    sampling = Sampling(max_new_tokens=load.reply, temperature=0.0, ignore_eos=True)
+    ask = Ask(token_ids=prompt, sampling=sampling, session=f"{id(prompt)}")
+    start = last = clock()
+    first: float | None = None
+    gaps: list[float] = []
+    tokens = 0
+    try:
+        async with aclosing(generate.stream(ask)) as deltas:
+            async for delta in deltas:
+                now, new = clock(), len(delta.token_ids)
+                if new and first is None:
+                    first = now - start
+                elif new:
+                    gaps += [(now - last) / new] * new
+                last, tokens = (now, tokens + new) if new else (last, tokens)
+    except EngineLost as error:
+        raise UserError(str(error)) from None
+    generate.end(ask.session)
+    if first is None:
+        raise UserError("an answer came without a token")
+    return Timing(first, tuple(gaps), last - start, tokens)
+
+
+# --- who answers ----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def server(url: str, key: str | None) -> AsyncIterator["Generate"]:
+    """Ours, or any that speaks SGLang's dialect."""
+    from paddock.rollout.remote import HttpGenerate, Server, pool
+
+    async with pool() as http:
+        there = Server(url.rstrip("/").removesuffix("/v1"), http, key)
+        if not await there.healthy(KNOCK_S):
+            raise UserError(f"{url}: no server answers there within {KNOCK_S:g} s")
+        yield HttpGenerate(there)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An engine that is sized for a load, and what it serves."""
+
+    generate: "Generate"
+    engine: "Engine"
+    config: "ModelConfig"
+    device: str
+    dtype: str
+
+
+def opened(
+    model: str, load: Load, at_once: int, *, mtp: int, device: str | None, dtype: str | None
+) -> Opened:
+    """A checkpoint or a run by its folder, or a preset with fresh weights."""
+    from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+    from paddock.rollout.client import InProcess
+
+    (place,) = devices(device, 1)
+    dtype = dtype or ("float32" if place == "cpu" else "bfloat16")
+    network = _network(model, place, dtype)
+    settings = EngineSettings(
+        max_running=at_once, mtp_steps=mtp, stop_ids=(), context=load.prompt + load.reply
+    )
+    rows = load.prompt + load.reply + 2 * mtp + 2 * settings.page_tokens
+    pages = math.ceil(1.25 * at_once * rows / settings.page_tokens)
+    engine = Engine(network, None, settings.model_copy(update={"pages": pages}))
+    generate = InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+    return Opened(generate, engine, network.config, place, dtype)
+
+
+def _network(model: str, place: str, dtype: str) -> "Network":
+    import torch
+
+    from paddock.checkpoint import load_pretrained
+    from paddock.checkpoint.training import newest_model
+    from paddock.model import PRESETS, Network
+    from paddock.model.cost import parameters
+    from paddock.train.trial import free_bytes
+
+    if Path(model).is_dir():
+        return load_pretrained(newest_model(Path(model)), dtype, place)
+    if model not in PRESETS:
+        raise UserError(
+            f"'{model}' is neither a folder nor a preset; presets: {', '.join(PRESETS)}"
+        )
+    config = PRESETS[model]
+    needed, free = 4 * parameters(config).total, free_bytes(torch.device("cpu"))
+    if needed > free:  # fresh weights are made in float32, in this machine's memory
+        raise UserError(f"{model}: fresh weights take {size(needed)}, {size(free)} are free")
+    return Network.born(config, seed=0).cast(getattr(torch, dtype)).to(place).eval()

@@ -1,0 +1,66 @@
+"""The verb that measures a model in worlds."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paddock.cli.engines import open_model
+from paddock.cli.errors import UserError
+from paddock.cli.plan import SkillPlan
+from paddock.cli.skills import engine_of, evaluated
+from paddock.cli.tables import show, table
+
+
+def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint, or a run folder.")],
+    worlds: Annotated[list[str], typer.Argument(metavar="WORLD...", help="See paddock env list.")],
+    tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks of each world.")] = 200,
+    attempts: Annotated[int, typer.Option(min=1, help="At each task; for pass@k.")] = 1,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Change the worlds' settings.")
+    ] = None,
+    thinking: Annotated[bool, typer.Option(help="Whether the model may think.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the sampling; tasks are always the same.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a world.")] = False,
+) -> None:
+    """Play held-out tasks and say how many were solved, and how sure that is."""
+    import json
+    from dataclasses import asdict
+
+    changes = _changes(sets or [])
+    opened = open_model(model, None)
+    made = table("world", numbers=("score", "±", "tasks", "turns", "pass@k", "not judged"))
+    with engine_of(opened) as engine:
+        for name in worlds:
+            skill = SkillPlan(
+                name=name,
+                world=name,
+                settings=changes,
+                tasks=tasks,
+                attempts=attempts,
+                thinking=thinking,
+                since="",
+            )
+            found = evaluated(opened, engine, skill, seed).score
+            if as_json:
+                typer.echo(json.dumps({"world": name, **asdict(found)}))
+                continue
+            solved = ", ".join(f"{k}: {share:.3f}" for k, share in found.solved.items())
+            lost = ", ".join(f"{count} x {why}" for why, count in found.failures.items())
+            numbers = (f"{found.mean:.3f}", f"{found.error:.3f}", f"{found.tasks}")
+            made.add_row(name, *numbers, f"{found.turns:.1f}", solved, lost)
+    if not as_json:
+        show(made)
+
+
+def _changes(sets: list[str]) -> dict[str, Any]:
+    from paddock.config.recipe import parse_set
+
+    found: dict[str, Any] = {}
+    for text in sets:
+        for key, value in parse_set(text).items():
+            if key in found:
+                raise UserError(f"--set {key} is given twice")
+            found[key] = value
+    return found

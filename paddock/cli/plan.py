@@ -1,0 +1,171 @@
+"""A plan: stages in order, what is measured after each, and what of it is already done."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from paddock.cli.errors import UserError
+from paddock.config import Settings, load_recipe, resolve
+from paddock.journal import EVENTS, follow
+
+PLAN = "plan.toml"
+Verb = Literal["train", "rl", "distill", "quantize"]
+
+
+class StagePlan(Settings):
+    """One stage: the same command that a person can run alone."""
+
+    name: str
+    verb: Verb = "train"
+    recipe: str  # beside the plan
+    about: str = ""  # what it is for, in a few words
+    sets: tuple[str, ...] = ()  # as --set; {out} is the run's folder, {seed} the run's seed
+    model: str = ""  # of verb "quantize": the stage whose model becomes integers
+    texts: tuple[str, ...] = ()  # likewise: the stages with whose text it is calibrated
+
+    @model_validator(mode="after")
+    def _fits_its_verb(self) -> Self:
+        if (self.verb == "quantize") != bool(self.model):
+            raise ValueError(
+                f"stage {self.name!r}: 'model' names the stage that is quantized, for that verb "
+                "and no other"
+            )
+        return self
+
+
+class SkillPlan(Settings):
+    """One thing a model can do, measured on the same held-out tasks after every stage."""
+
+    name: str
+    kind: Literal["world", "loss", "needles"] = "world"
+    world: str = ""  # of kind "world": its name and settings
+    settings: Mapping[str, Any] = {}
+    tasks: PositiveInt = 200  # of kind "loss": thousands of tokens
+    attempts: PositiveInt = 1  # at each task
+    since: str  # the first stage after which it is measured
+    thinking: bool = True  # whether the model may think before it answers
+
+
+class ClusterPlan(Settings):
+    """The machines a plan is made for: --dry-run checks that every stage fits on them."""
+
+    name: str
+    chips: PositiveInt
+    gib: PositiveFloat  # of memory of each
+
+
+class Plan(Settings):
+    seed: int = 0
+    cluster: ClusterPlan | None = None
+    stages: tuple[StagePlan, ...]
+    skills: tuple[SkillPlan, ...] = ()
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) < len(names):
+            raise ValueError("two stages have the same name")
+        for skill in self.skills:
+            if skill.since not in names:
+                raise ValueError(f"skill {skill.name!r}: no stage is called {skill.since!r}")
+        for number, stage in enumerate(self.stages):
+            for parent in (stage.model, *stage.texts):
+                if parent and parent not in names[:number]:
+                    raise ValueError(f"stage {stage.name!r}: no earlier one is called {parent!r}")
+        return self
+
+    def skills_after(self, stage: str) -> list[SkillPlan]:
+        names = [s.name for s in self.stages]
+        return [s for s in self.skills if names.index(s.since) <= names.index(stage)]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A stage of a plan in a certain folder."""
+
+    stage: StagePlan
+    recipe: Path
+    out: Path
+    sets: tuple[str, ...]
+    digest: str  # of everything that decides how it ends, earlier stages included
+
+    @property
+    def model(self) -> Path:
+        """Of verb "quantize": what becomes integers."""
+        return self.out.parent / self.stage.model
+
+    @property
+    def texts(self) -> list[Path]:
+        return [self.out.parent / text for text in self.stage.texts]
+
+    @property
+    def command(self) -> str:
+        changes = "".join(f" --set {change}" for change in self.sets)
+        if self.stage.verb == "quantize":
+            texts = "".join(f" --text {text}" for text in self.texts)
+            whole = f"paddock quantize {self.model} {self.out} --recipe {self.recipe}"
+            return f"{whole}{texts} --needles 0{changes}"
+        return f"paddock {self.stage.verb} {self.recipe} --out {self.out}{changes}"
+
+
+def load_plan(path: Path, sets: list[str]) -> tuple[Path, Plan]:
+    """The plan in a file, or in a folder's plan.toml, and the folder its recipes are in."""
+    file = path / PLAN if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file}: no such plan")
+    return file.parent, resolve(Plan, load_recipe(file, sets))
+
+
+def steps(plan: Plan, recipes: Path, out: Path) -> list[Step]:
+    """The stages as commands. Two plans whose digests agree up to a stage agree on its result."""
+    found: list[Step] = []
+    digest = ""
+    for stage in plan.stages:
+        recipe = recipes / stage.recipe
+        sets, anywhere = (_sets(stage, place, plan.seed) for place in (out, "anywhere"))
+        # Where a run lies decides nothing about how it ends.
+        values = load_recipe(recipe, anywhere).values
+        parts = [digest, stage.name, stage.verb, values]
+        if stage.model:
+            parts += [stage.model, stage.texts]
+        told = json.dumps(parts, sort_keys=True, default=str)
+        digest = sha256(told.encode()).hexdigest()[:16]
+        found.append(Step(stage, recipe, out / stage.name, sets, digest))
+    return found
+
+
+def _sets(stage: StagePlan, out: Path | str, seed: int) -> tuple[str, ...]:
+    return tuple(change.format(out=out, seed=seed) for change in (*stage.sets, "seed={seed}"))
+
+
+def done_before(out: Path) -> dict[str, str]:
+    """Of each stage that was finished in this folder, its digest."""
+    found: dict[str, str] = {}
+    for event in events(out):
+        if event.get("kind") == "stage_done":
+            found[event["stage"]] = event["digest"]
+        elif event.get("kind") == "stage_undone":
+            found.pop(event["stage"], None)
+    return found
+
+
+def measured_before(out: Path) -> set[tuple[str, str]]:
+    """Stages and skills that were measured since the stage was last finished."""
+    found: set[tuple[str, str]] = set()
+    for event in events(out):
+        if event.get("kind") == "skill":
+            found.add((event["stage"], event["skill"]))
+        elif event.get("kind") in ("stage_done", "stage_undone"):
+            found = {pair for pair in found if pair[0] != event["stage"]}
+    return found
+
+
+def events(out: Path) -> list[dict[str, Any]]:
+    if not (out / EVENTS).is_file():
+        return []
+    return [record for record, _ in follow(out / EVENTS) if isinstance(record, dict)]

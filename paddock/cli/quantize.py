@@ -1,0 +1,225 @@
+"""The verb that makes a model small."""
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from paddock.cli.errors import UserError
+from paddock.cli.numbers import size
+from paddock.cli.quantize_text import Amounts, is_run, passages_from
+from paddock.cli.tables import show, table
+
+if TYPE_CHECKING:
+    from paddock.evals import Evaluation
+    from paddock.quant import Passage, QuantSettings
+    from paddock.quant.run import Moment
+
+
+def quantize(  # noqa: PLR0913  one option each
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint or a run.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that is not there yet.")],
+    recipe: Annotated[
+        str, typer.Option(help="w4a8, rtn (nearest integers alone), qat, or a TOML file.")
+    ] = "w4a8",
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Change one setting.")
+    ] = None,
+    texts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--text",
+            help="What to calibrate and measure with: a run, whose text is taken, a folder, .jsonl,"
+            " .parquet, .txt; may be repeated.",
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Of text to calibrate with.")] = 65_536,
+    measure: Annotated[int, typer.Option(min=0, help="Tokens of other text to measure on.")] = (
+        32_768
+    ),
+    needles: Annotated[int, typer.Option(min=0, help="Questions about long documents.")] = 128,
+    length: Annotated[int, typer.Option(min=64, help="Tokens of a document, at most.")] = 2048,
+    worlds: Annotated[
+        list[str] | None,
+        typer.Option("--world", help="A world to measure both models in; may be repeated."),
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks of each world.")] = 200,
+    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")
+    ] = False,
+) -> None:
+    """Write FOLDER's model with integer weights to OUT, and what that cost.
+
+    Stopped and called again, it goes on where it was. FOLDER is only read, and without --text says
+    itself what it was trained on; OUT appears when it is whole, is served by `paddock serve OUT`,
+    and is read by the compressed-tensors library.
+    """
+    from paddock.checkpoint.training import newest_model
+    from paddock.config import dump
+    from paddock.quant import quantize_folder
+    from paddock.quant.run import refuse_integers
+
+    settings = _settings(recipe, sets or [])
+    if dry_run:
+        show(dump(settings).rstrip())
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    source = newest_model(folder)
+    refuse_integers(source)
+    amounts = Amounts(calibrate=tokens, held_out=measure, needles=needles, length=length)
+    passages = _passages(folder, source, texts or [], settings, amounts)
+    with Bar() as bar:
+        report = quantize_folder(
+            source, out, settings, passages=passages, device=device, say=bar.say
+        )
+    if worlds:
+        report["worlds"] = in_worlds(worlds, tasks, source, out)
+        (out / "quantization.json").write_text(json.dumps(report, indent=2) + "\n")
+    if settings.needs_text and not report.get("tokens"):
+        show("nothing was held out of that text, so nothing was measured on any")
+    show(*_tables(report), f"done: {out}")
+
+
+def _settings(recipe: str, sets: list[str]) -> "QuantSettings":
+    """A recipe by name or file, changed as asked."""
+    from paddock.config import Recipe, load_recipe, resolve
+    from paddock.config.recipe import SET, parse_set
+    from paddock.quant import RECIPES, QuantSettings
+
+    if recipe not in RECIPES and not Path(recipe).is_file():
+        raise UserError(f"'{recipe}' is neither a file nor one of {', '.join(RECIPES)}")
+    if recipe not in RECIPES:
+        return resolve(QuantSettings, load_recipe(Path(recipe), sets))
+    values = RECIPES[recipe].model_dump(mode="json", exclude_none=True)
+    changes = {key: value for one in sets for key, value in parse_set(one).items()}
+    return resolve(QuantSettings, Recipe(values | changes, {(key,): SET for key in changes}))
+
+
+def _passages(
+    folder: Path,
+    source: Path,
+    texts: list[Path],
+    settings: "QuantSettings",
+    amounts: Amounts,
+) -> "list[Passage]":
+    from paddock.text import Tokenizer
+
+    named = texts or ([folder] if is_run(folder) else [])
+    if not named and settings.needs_text:
+        raise UserError(
+            f"{folder}: is no run, so it does not say what text to calibrate with; name some "
+            "with --text, or take --recipe rtn"
+        )
+    return passages_from(named, Tokenizer.load(source), amounts) if named else []
+
+
+def in_worlds(worlds: list[str], tasks: int, source: Path, out: Path) -> list[dict[str, Any]]:
+    """Both models at the same held-out tasks, with the same chance."""
+    before, after = (played(worlds, tasks, folder) for folder in (source, out))
+    return [{"world": world, **compared(before[world], after[world])} for world in worlds]
+
+
+def played(worlds: list[str], tasks: int, folder: Path) -> dict[str, dict[str, float]]:
+    """Of each world, the reward at each task that could be judged. A world with fewer tasks is
+    played several times."""
+    from paddock.cli.engines import open_model
+    from paddock.cli.plan import SkillPlan
+    from paddock.cli.skills import engine_of, evaluated
+    from paddock.envs import open_world
+
+    model, found = open_model(folder, None), {}
+    with engine_of(model) as engine:
+        for world in worlds:
+            size = open_world(world, {}).size("test") or tasks
+            often = max(1, tasks // size)
+            skill = SkillPlan(name=world, world=world, tasks=tasks, attempts=often, since="")
+            found[world] = _rewards(evaluated(model, engine, skill, seed=0))
+    return found
+
+
+def _rewards(found: "Evaluation") -> dict[str, float]:
+    from paddock.evals.score import worth
+
+    judged = {
+        attempts[0].task.id: [reward for each in attempts if (reward := worth(each)) is not None]
+        for attempts in found.episodes
+    }
+    return {task: fmean(rewards) for task, rewards in judged.items() if rewards}
+
+
+def compared(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    """Mean rewards, and the standard error of their difference, task by task."""
+    tasks = [task for task in before if task in after]
+    changes = [after[task] - before[task] for task in tasks]
+    error = stdev(changes) / len(changes) ** 0.5 if len(changes) > 1 else 0.0
+    rewards = [fmean(side[task] for task in tasks) for side in (before, after)]
+    return {"reward": rewards, "error": error, "tasks": len(tasks)}
+
+
+class Bar:
+    """How far the work is: a bar on a terminal, lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=self._console, transient=True)
+        self._task = self._progress.add_task("opening", total=None)
+
+    def __enter__(self) -> "Bar":
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, moment: "Moment") -> None:
+        if self._console.is_terminal:
+            self._progress.update(
+                self._task, description=moment.what, completed=moment.done, total=moment.of
+            )
+        else:
+            line = f"{moment.done}/{moment.of}  {moment.what}"
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _tables(report: dict[str, Any]) -> list[Table]:
+    quality = table("", numbers=("before", "after", "change"))
+    before, after = report["bytes"]
+    quality.add_row("weights", size(before), size(after), f"{after / before:.0%} of it")
+    if "nats" in report:
+        one, other = report["nats"]
+        quality.add_row("nats a token", f"{one:.4f}", f"{other:.4f}", f"{other - one:+.4f}")
+        quality.add_row("the same next token", "", f"{report['agreement']:.1%}", "")
+    for bucket, apart in report.get("divergence", {}).items():
+        quality.add_row(f"divergence below token {int(bucket):,}", "", f"{apart:.2e} nats", "")
+    if "needles" in report:
+        one, other = report["needles"]
+        points = f"{100 * (other - one):+.1f} points"
+        quality.add_row(f"needles of {report['questions']}", f"{one:.1%}", f"{other:.1%}", points)
+    if "typical_divergence" in report:
+        typical = f"{report['typical_divergence']:.2e} nats"
+        quality.add_row("typical divergence of a token", "", typical, "")
+    for found in report.get("worlds", []):
+        one, other = found["reward"]
+        doubt = f"{other - one:+.3f} ± {found['error']:.3f}"
+        name = f"{found['world']}, {found['tasks']} tasks"
+        quality.add_row(name, f"{one:.3f}", f"{other:.3f}", doubt)
+    layers = table("layer", numbers=("own error", "error so far", "smoothed", "gain", "unseen"))
+    for layer in report["layers"]:
+        layers.add_row(
+            str(layer["layer"]),
+            f"{layer['own_error']:.4f}",
+            f"{layer['drift']:.4f}",
+            f"{layer['smoothed']} of {layer['tried']}" if "tried" in layer else "",
+            f"{layer['gain']:.0%}" if "gain" in layer else "",
+            str(layer.get("unseen_experts", "")),
+        )
+    return [quality, layers] if report.get("tokens") or report.get("questions") else [quality]

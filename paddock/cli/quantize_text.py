@@ -1,0 +1,178 @@
+"""The text a network is calibrated and measured with when it is quantized."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paddock.cli.errors import UserError
+
+if TYPE_CHECKING:
+    from paddock.data import Documents, LongContextSource, Tokenizer
+    from paddock.data.corpus import FileSource
+    from paddock.quant import Passage
+    from paddock.quant.stream import Purpose
+    from paddock.train import Run
+
+EVERY = 4  # of the texts of a file, one in so many is measured with instead of calibrated
+SHORTEST = 2  # tokens: one to read and one to say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    calibrate: int  # tokens
+    held_out: int  # tokens
+    needles: int
+    length: int  # tokens of a document, at most
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "recipe.toml").is_file()
+
+
+def passages_from(
+    texts: Sequence[Path], tokenizer: "Tokenizer", amounts: Amounts
+) -> "list[Passage]":
+    """Of several runs and files, as much of each; needles of the first that knows any."""
+    found: list[Passage] = []
+    for path in texts:
+        asked = sum(1 for passage in found if passage.purpose == "needles")
+        share = Amounts(
+            calibrate=-(-amounts.calibrate // len(texts)),
+            held_out=-(-amounts.held_out // len(texts)),
+            needles=max(0, amounts.needles - asked),
+            length=amounts.length,
+        )
+        read = passages_from_run if is_run(path) else passages_from_text
+        found += read(path, tokenizer, share)
+    return sorted(found, key=lambda passage: passage.purpose)
+
+
+def passages_from_run(folder: Path, tokenizer: "Tokenizer", amounts: Amounts) -> "list[Passage]":
+    """What a stage was trained on, what was held out of it, and needles of the kind it knows."""
+    from paddock.data import LongContextSource
+    from paddock.train.run import open_corpus
+
+    run = run_of(folder)
+    corpus = open_corpus(run, tokenizer, lambda _: None)
+    found = _from_split(corpus.split("train"), "calibrate", amounts.calibrate, amounts.length)
+    found += _from_split(corpus.split("held_out"), "held_out", amounts.held_out, amounts.length)
+    known = [s for s in run.settings.corpus.sources if isinstance(s, LongContextSource)]
+    if known and amounts.needles:
+        longest = max(known, key=lambda source: source.tokens)
+        asked = {"count": amounts.needles, "held_out": True, "times": 1}
+        begin = [tokenizer.id_of(token) or 0 for token in run.settings.corpus.begin]
+        found += _needles(longest.model_copy(update=asked), tokenizer, begin)
+    return found
+
+
+def run_of(folder: Path) -> "Run":
+    """A run by its folder."""
+    from paddock.config import ConfigError, load_recipe, resolve
+    from paddock.train import Run, TrainSettings
+
+    try:
+        settings = resolve(TrainSettings, load_recipe(folder / "recipe.toml", []))
+    except ConfigError as error:
+        raise UserError(
+            f"{folder}: its recipe does not say what text it was trained on ({error}); name some "
+            "with --text"
+        ) from None
+    return Run(folder=folder, corpora=folder.parent / "corpora", settings=settings)
+
+
+def _from_split(
+    documents: "Mapping[str, Documents]", purpose: "Purpose", tokens: int, length: int
+) -> "list[Passage]":
+    """From all sources in turn, until there is enough."""
+    from paddock.quant import Passage
+
+    found, seen = [], 0
+    for number in range(max((len(some) for some in documents.values()), default=0)):
+        for some in documents.values():
+            if number >= len(some) or seen >= tokens:
+                continue
+            size = min(some.length(number), length)
+            if size >= SHORTEST:
+                ids = tuple(int(token) for token in some.ids(number, 0, size))
+                found.append(Passage(ids=ids, purpose=purpose))
+                seen += size
+    return found
+
+
+def passages_from_text(path: Path, tokenizer: "Tokenizer", amounts: Amounts) -> "list[Passage]":
+    """Texts of a file or folder, some to calibrate and some to measure with, and needles hidden in
+    them."""
+    from paddock.data import LongContextSource
+    from paddock.quant import Passage
+
+    source = _source(path)
+    left: dict[Purpose, int] = {"calibrate": amounts.calibrate, "held_out": amounts.held_out}
+    found: list[Passage] = []
+    for number, ids in enumerate(_pieces(source, tokenizer, amounts.length)):
+        if all(tokens <= 0 for tokens in left.values()):
+            break
+        purpose: Purpose = "held_out" if number % EVERY == EVERY - 1 else "calibrate"
+        if left[purpose] > 0:
+            found.append(Passage(ids=ids, purpose=purpose))
+            left[purpose] -= len(ids)
+    if amounts.calibrate and not any(one.purpose == "calibrate" for one in found):
+        raise UserError(f"{path}: holds no document of {SHORTEST} tokens or more")
+    if amounts.needles:
+        hidden = LongContextSource(
+            name="needles",
+            task="needle",
+            material=source,
+            tokens=max(64, amounts.length),
+            count=amounts.needles,
+            held_out=True,
+        )
+        found += _needles(hidden, tokenizer, [])
+    return found
+
+
+def _pieces(
+    source: "FileSource", tokenizer: "Tokenizer", length: int
+) -> "Iterator[tuple[int, ...]]":
+    """Documents as tokens, long ones cut: a book is many texts."""
+    from paddock.data import Reading
+
+    reading = Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
+    for document in source.documents(reading):
+        ids = tokenizer.encode(document.text, specials=False)
+        for start in range(0, len(ids), length):
+            if len(ids) - start >= SHORTEST:
+                yield tuple(ids[start : start + length])
+
+
+def _source(path: Path) -> "FileSource":
+    from paddock.data import FolderSource, JsonlSource, ParquetSource
+
+    name = path.name.lower()
+    if path.is_dir():
+        if any(path.glob("*.jsonl*")):
+            return JsonlSource(name="text", path=str(path))
+        if any(path.glob("*.parquet")):
+            return ParquetSource(name="text", path=str(path))
+        return FolderSource(name="text", path=str(path))
+    if not path.is_file():
+        raise UserError(f"{path}: no such file or folder")
+    if name.endswith((".jsonl", ".jsonl.gz")):
+        return JsonlSource(name="text", path=str(path))
+    if name.endswith(".parquet"):
+        return ParquetSource(name="text", path=str(path))
+    return FolderSource(name="text", path=str(path.parent), patterns=(path.name,))
+
+
+def _needles(
+    source: "LongContextSource", tokenizer: "Tokenizer", begin: list[int]
+) -> "Iterator[Passage]":
+    from paddock.data import Reading
+    from paddock.quant import Passage
+    from paddock.train.evaluate import _asked as asked
+
+    reading = Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
+    for task in source.tasks(reading):
+        question = asked(task, tokenizer, begin)
+        answers = tuple((answer.start, answer.stop) for answer in question.answers)
+        yield Passage(ids=tuple(question.ids), purpose="needles", answers=answers)

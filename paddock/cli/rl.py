@@ -1,0 +1,175 @@
+"""The verb that trains by reinforcement: worlds, engines and the trainer, all from one recipe."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from paddock.cli.errors import UserError
+from paddock.cli.numbers import count
+from paddock.cli.tables import show, table
+
+if TYPE_CHECKING:
+    from paddock.rl.learn import Moment
+    from paddock.rl.learner import Learner
+    from paddock.rl.settings import RLSettings
+
+Debug = Literal["rollout-only", "train-only"]
+MAY_CHANGE = ("engines", "alerts")  # between two calls on the same folder
+
+
+def rl(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML recipe of an RL stage.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder. Default: runs/RECIPE'S FOLDER/NAME.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe, and stop.")
+    ] = False,
+    debug: Annotated[
+        Debug | None,
+        typer.Option(help="rollout-only: nothing is learnt. train-only: from --replay."),
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="A run folder whose recorded batches are trained again.")
+    ] = None,
+) -> None:
+    """Train by reinforcement; called again, it goes on from the newest checkpoint.
+
+    What was rolled out is kept in the run folder and can be trained again without engines:
+    paddock rl RECIPE --debug train-only --replay RUN --out OTHER
+    """
+    conduct(recipe, out, sets or [], dry_run=dry_run, debug=debug, replay=replay)
+
+
+def conduct(
+    recipe: Path,
+    out: Path | None,
+    sets: Sequence[str],
+    *,
+    dry_run: bool = False,
+    debug: Debug | None = None,
+    replay: Path | None = None,
+) -> None:
+    """What `rl` and `distill` do."""
+    from paddock.config import dump, load_recipe, resolve
+    from paddock.dashboard import write_report
+    from paddock.rl.settings import RLSettings
+    from paddock.rl.stages import staged
+
+    if (debug == "train-only") != (replay is not None):
+        raise UserError("--debug train-only and --replay FOLDER go together")
+    settings = resolve(RLSettings, staged(load_recipe(recipe, sets)))
+    if dry_run:
+        show(dump(settings).rstrip(), _plan(settings))
+        return
+    folder = out or Path("runs") / recipe.resolve().parent.name / recipe.stem
+    try:
+        asyncio.run(_run(settings, folder, debug, replay))
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; the same command goes on from the last checkpoint in {folder}")
+        raise typer.Exit(130) from None
+    show(f"done: {folder / 'checkpoints'}\nreport: {write_report(folder)}")
+
+
+def _plan(settings: "RLSettings") -> Table:
+    """What a run will do, said before it starts."""
+    pace = settings.pace
+    ratios = sum(task.ratio for task in settings.tasks.values())
+    made = table("task", "world", "teacher", numbers=("groups a batch", "attempts a group"))
+    attempts = 0.0
+    for name, task in settings.tasks.items():
+        groups = pace.batch_groups * task.ratio / ratios
+        attempts += groups * task.group_size
+        made.add_row(name, task.world, task.teacher or "", f"{groups:.3g}", str(task.group_size))
+    batches = settings.steps // pace.updates_per_batch
+    made.add_row(
+        "in all", f"{batches} batches", "", "", f"{count(int(batches * attempts))} at least"
+    )
+    return made
+
+
+def _machine(learner: "Learner") -> dict[str, object]:
+    """What a report says about where the run is."""
+    import platform
+
+    import torch
+
+    return {
+        "device": str(learner.trainer.network.embed.weight.device),
+        "chip": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+async def _run(
+    settings: "RLSettings", folder: Path, debug: Debug | None, replay: Path | None
+) -> None:
+    from paddock.cli.engines import open_model
+    from paddock.cli.look import longest_attempt, network_row
+    from paddock.cli.rl_engines import teachers
+    from paddock.cli.rl_feed import replayed, rolled_out
+    from paddock.cli.rl_table import Watcher
+    from paddock.journal import Journal
+    from paddock.rl.learn import Loop
+    from paddock.rl.learner import Onlooker, open_learner
+    from paddock.rl.tally import Sifter
+    from paddock.train.run import CHECKPOINTS, claim
+
+    assert settings.start.folder is not None
+    model = open_model(Path(settings.start.folder), settings.template)
+    claim(folder, settings, may_change=MAY_CHANGE)
+    learner = open_learner(settings, folder / "not-finite.npz")
+    if debug == "rollout-only":
+        learner = Onlooker(learner.trainer, learner.objective, settings)
+    learner.restore(folder / CHECKPOINTS)
+    sifter = Sifter(settings)
+    async with AsyncExitStack() as stack:
+        journal = stack.enter_context(Journal(folder))
+        watcher = stack.enter_context(Watcher(journal, settings))
+        journal.event(
+            "started",
+            step=learner.updates,
+            of=settings.steps,
+            debug=debug or "",
+            machine=_machine(learner),
+        )
+        scores = await stack.enter_async_context(teachers(settings, model))
+        fed = await stack.enter_async_context(
+            rolled_out(settings, folder, model, sifter, watcher.tell, journal.row)
+            if replay is None
+            else replayed(replay, sifter, learner.updates)
+        )
+        await asyncio.to_thread(fed.publish, learner.parcels())
+        fed.begin(learner.updates)
+
+        def watch(moment: "Moment") -> None:
+            watcher.watch(moment)
+            fed.remember(moment.study.taught)
+
+        loop = Loop(
+            queue=fed.queue,
+            learner=learner,
+            publish=fed.publish,
+            checkpoints=folder / CHECKPOINTS,
+            sifter=sifter,
+            scores=scores,
+            beside=model.tokenizer.files,
+            watch=watch,
+            busy_s=fed.busy_s,
+            experts=fed.experts,
+        )
+        watcher.say(f"update {learner.updates} of {settings.steps}")
+        await loop.run()
+        journal.event("finished", step=learner.updates)
+        if ids := longest_attempt(folder):
+            row = network_row(learner.trainer.network, ids, model.tokenizer)
+            journal.row("network", step=learner.updates, **row)

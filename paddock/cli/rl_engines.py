@@ -1,0 +1,350 @@
+"""Who samples for an RL run, and who teaches it: engines in this process, or servers elsewhere."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddock.cli.engines import Model, devices, engines_for, open_model
+from paddock.cli.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from paddock.api.reply import Answer
+    from paddock.checkpoint.wire import Parcel, Publish
+    from paddock.engine import Engine, Reload, Stats
+    from paddock.rl.distill import Score
+    from paddock.rl.settings import EnginesSettings, RLSettings
+    from paddock.rollout.client import Ask, Generate
+    from paddock.rollout.concurrency import Pressure
+    from paddock.train.policy import Lesson
+
+MOST_SESSIONS = 16384  # whose experts are kept
+LEAST_S = 0.1  # between two rows of an engine
+ROWS = 2000  # of them at most while a run grows e times older
+TAKING_S = 10.0  # for a server that is alive to take new weights after all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samplers:
+    """What a run needs of whoever samples for it."""
+
+    generate: "Generate"
+    publish: "Publish"
+    context: int | None  # tokens of a prompt and its reply; None: the servers say
+    busy_s: Callable[[], float] | None = None  # worked so far, over all of them, divided by them
+    pressure: "Callable[[], Awaitable[Pressure]] | None" = None
+    engines: "tuple[Engine, ...]" = ()  # embedded
+
+
+Row = Callable[..., None]  # a line of a file: its name, its fields
+
+
+def unwritten(*_: Any, **__: Any) -> None:
+    """Where nobody keeps rows."""
+
+
+@asynccontextmanager
+async def samplers(
+    settings: "RLSettings", model: Model, row: Row = unwritten
+) -> AsyncIterator[Samplers]:
+    if settings.engines.urls:
+        opened = _servers(settings.engines, model)
+    else:
+        opened = _embedded(settings, model, Gauge(row))
+    async with opened as found:
+        yield found
+
+
+# --- embedded -------------------------------------------------------------------------------------
+
+
+class Gauge:
+    """Writes engine.jsonl: engines' numbers whenever somebody has looked at them anyway (once a
+    second, and at every batch), ever more rarely as the run grows old: the file stays small."""
+
+    def __init__(self, row: Row, clock: Callable[[], float] = time.monotonic) -> None:
+        self._row, self._clock = row, clock
+        self._began = clock()
+        self._next = self._began
+
+    def see(self, every: "Sequence[Stats]") -> None:
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + max(LEAST_S, (now - self._began) / ROWS)
+        self._row("engine", **_moment(every))
+
+
+NOW = (
+    *("running", "waiting", "running_tokens", "waiting_tokens", "retractions"),
+    *("pages_total", "pages_used", "pages_cached", "pages_spare"),
+    *("hit_tokens", "asked_tokens", "evicted_tokens"),
+)
+EVER = (
+    *("requests", "failed", "prompt_tokens", "read_tokens", "generated_tokens"),
+    *("thinking_tokens", "drafts_proposed", "drafts_accepted", "verify_steps"),
+)
+
+
+def _moment(every: "Sequence[Stats]") -> dict[str, Any]:
+    """Over all engines; the version that the slowest of them serves."""
+    return {
+        "version": min(stats.version for stats in every),
+        "page_tokens": every[0].page_tokens,
+        "drafts_at": _drafted(every),
+        "busy_s": round(sum(stats.counters.busy_s for stats in every), 3),
+        **{name: sum(getattr(stats, name) for stats in every) for name in NOW},
+        **{name: sum(getattr(stats.counters, name) for stats in every) for name in EVER},
+    }
+
+
+def _drafted(every: "Sequence[Stats]") -> list[tuple[int, int]]:
+    """Drafts made and kept at each position."""
+    from paddock.engine.stats import Drafts
+
+    found = Drafts()
+    for stats in every:
+        found.join(stats.counters.drafted)
+    return found.at
+
+
+@asynccontextmanager
+async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> AsyncIterator[Samplers]:
+    from paddock.engine import EngineFailed, Reload, Request, RequestRefused
+    from paddock.rollout.client import InProcess
+    from paddock.rollout.concurrency import Pressure
+    from paddock.rollout.fleet import Fleet, Replica
+
+    engines = _engines(model, settings, replicas=settings.engines.replicas)
+    reloads = [Reload(engine) for engine in engines]
+    each = [
+        InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+        for engine in engines
+    ]
+
+    async def pressure() -> Pressure:
+        stats = [await asyncio.to_thread(engine.stats) for engine in engines]
+        gauge.see(stats)
+        return Pressure(
+            used=max(s.page_usage for s in stats),
+            waiting=max(s.waiting for s in stats),
+            retractions=sum(s.retractions for s in stats),
+        )
+
+    def busy_s() -> float:
+        stats = [engine.stats() for engine in engines]
+        gauge.see(stats)
+        return sum(s.counters.busy_s for s in stats) / len(stats)
+
+    def alive(engine: "Engine") -> Callable[[float], Awaitable[bool]]:
+        async def is_alive(_: float) -> bool:
+            return engine.healthy
+
+        return is_alive
+
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            stack.callback(engine.close)
+        generate: Generate = each[0]
+        if len(engines) > 1:
+            replicas = [
+                Replica(f"engine-{i}", one, alive(engine))
+                for i, (one, engine) in enumerate(zip(each, engines, strict=True))
+            ]
+            generate = await stack.enter_async_context(Fleet(replicas))
+        yield Samplers(
+            generate=generate,
+            publish=_publisher(reloads, settings.engines),
+            context=engines[0].capacity.context,
+            busy_s=busy_s,
+            pressure=pressure,
+            engines=tuple(engines),
+        )
+
+
+def _engines(model: Model, settings: "RLSettings", *, replicas: int) -> "list[Engine]":
+    from paddock.engine import EngineSettings
+
+    asked = settings.engines
+    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
+    chosen = EngineSettings(
+        cache_bytes=asked.cache_bytes,
+        context=asked.context,
+        max_running=asked.max_running,
+        mtp_steps=asked.mtp_steps,
+        replay=settings.replay_experts != "no",
+        stop_ids=stops or None,
+        seed=settings.seed % (1 << 30),
+    )
+    places = devices(settings.machine.device, replicas)
+    return engines_for(model, places, asked.dtype or settings.machine.dtype, chosen, fits=False)
+
+
+def _publisher(reloads: "Sequence[Reload]", asked: "EnginesSettings") -> "Publish":
+    """Hands a version to every engine, and makes sure that they serve what was handed over."""
+    from paddock.checkpoint.folder import CheckpointError
+    from paddock.checkpoint.wire import checksum, outgoing
+
+    # A half engine rounds what it is given: sums are those of what it made of it.
+    dtypes = reloads[0].engine.call(lambda n: {k: t.dtype for k, t in outgoing(n)}).result()
+
+    def publish(parcels: "Iterable[Parcel]") -> None:
+        found = list(parcels)
+        for reload in reloads:
+            reload.publisher(asked.push)(found)
+            served = reload.checksums() if asked.verify_push else {}
+            for parcel in found if asked.verify_push else ():
+                for name, tensor in parcel.tensors.items():
+                    if name in served and served[name] != checksum(tensor.to(dtypes[name])):
+                        raise CheckpointError(
+                            f"version {parcel.version}: the engine serves another '{name}' than "
+                            "it was given"
+                        )
+
+    return publish
+
+
+@asynccontextmanager
+async def held(engine: "Engine") -> AsyncIterator[None]:
+    """Within, the engine begins nothing: what is asked meanwhile is begun together."""
+    await asyncio.to_thread(engine.pause, "in_place")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(engine.resume)
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samplers]:
+    """Servers that are there already, ours or any that speaks SGLang's dialect."""
+    from paddock.checkpoint.folder import CheckpointError
+    from paddock.checkpoint.wire import pack
+    from paddock.rollout.fleet import Fleet, Replica
+    from paddock.rollout.remote import HttpGenerate, HttpWeights, Server, pool
+
+    context = asked.context or model.config.context
+    loop = asyncio.get_running_loop()
+    async with pool() as http:
+        servers = {url: Server(url.rstrip("/"), http, asked.admin_key) for url in asked.urls}
+        for url, server in servers.items():
+            if not await server.healthy(5.0):
+                raise UserError(f"'engines.urls': {url} does not answer")
+        weights = HttpWeights(servers)
+        replicas = [
+            Replica(url, HttpGenerate(server, context=context), server.healthy)
+            for url, server in servers.items()
+        ]
+
+        async def hand_over(parcels: "list[Parcel]") -> None:
+            """To every server. One that dies meanwhile catches up when it comes back; one that
+            lives and will not have the weights must not go on sampling with others."""
+            version = parcels[0].version
+            wrong = await weights.publish([pack(each) for each in parcels], version)
+            deadline = loop.time() + TAKING_S
+            while left := {url: why for url, why in wrong.items() if url in fleet.alive}:
+                if loop.time() > deadline:
+                    url, why = next(iter(left.items()))
+                    raise CheckpointError(f"{url} does not take version {version}: {why}")
+                await asyncio.sleep(0.25)
+                wrong = {url: why for url, why in left.items() if not await weights.catch_up(url)}
+
+        def publish(parcels: "Iterable[Parcel]") -> None:
+            asyncio.run_coroutine_threadsafe(hand_over(list(parcels)), loop).result()
+
+        async with Fleet(replicas, admit=weights.catch_up) as fleet:
+            yield Samplers(generate=fleet, publish=publish, context=context)
+
+
+# --- teachers -------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def teachers(settings: "RLSettings", model: Model) -> AsyncIterator[dict[str, "Score"]]:
+    """Whoever scores for the run, by name."""
+    from paddock.rollout.remote import HttpScore, Server, pool
+
+    found: dict[str, Score] = {}
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(pool())
+        for name, teacher in settings.teachers.items():
+            if teacher.url is not None:
+                found[name] = HttpScore(Server(teacher.url.rstrip("/"), http))
+                continue
+            assert teacher.folder is not None
+            theirs = open_model(Path(teacher.folder), settings.template)
+            if theirs.tokenizer.files["tokenizer.json"] != model.tokenizer.files["tokenizer.json"]:
+                raise UserError(
+                    f"'teachers.{name}': {teacher.folder} has another tokenizer than the student"
+                )
+            (engine,) = _engines(theirs, settings, replicas=1)
+            stack.callback(engine.close)
+            found[name] = EngineScore(engine)
+        yield found
+
+
+@dataclass(frozen=True)
+class EngineScore:
+    """A teacher in this process."""
+
+    engine: "Engine"
+
+    async def __call__(self, token_ids: Sequence[int], start: int) -> Sequence[float]:
+        from paddock.engine import Request
+        from paddock.records import Sampling
+
+        request = Request(
+            token_ids=tuple(token_ids),
+            sampling=Sampling(max_new_tokens=1, temperature=0.0),
+            prompt_logprobs_from=start,
+        )
+        answer = await self.engine.respond(request)
+        return [score for score in answer.prompt_logprobs if score is not None]
+
+
+# --- experts --------------------------------------------------------------------------------------
+
+
+class Experts:
+    """Keeps what the engine routed, session by session, until the trainer asks for it."""
+
+    def __init__(self, generate: "Generate") -> None:
+        self._generate = generate
+        self._kept: dict[str, tuple[tuple[int, ...], NDArray[Any]]] = {}
+
+    async def respond(self, ask: "Ask") -> "Answer":
+        answer = await self._generate.respond(replace(ask, replay=True))
+        replay = getattr(answer, "replay", None)
+        if replay is not None and replay.expert_TLK is not None:
+            read = (*ask.token_ids, *answer.completion.token_ids)
+            self._kept[ask.session] = (tuple(read), replay.expert_TLK)
+            if len(self._kept) > MOST_SESSIONS:  # groups that were not trained leave theirs behind
+                del self._kept[next(iter(self._kept))]
+        return answer
+
+    def stream(self, ask: "Ask") -> Any:
+        return self._generate.stream(ask)
+
+    def end(self, session: str) -> None:
+        self._generate.end(session)
+
+    def with_experts(self, lessons: "Sequence[Lesson]") -> "list[Lesson]":
+        """The lessons with the experts of their tokens, where the last reply of their session
+        knows them; what was recorded by an earlier process, or rewritten since, goes without."""
+        found = []
+        for lesson in lessons:
+            tokens = lesson.sample.tokens
+            read, expert_SLK = self._kept.get(lesson.sample.id.rpartition("/")[0], ((), None))
+            if expert_SLK is not None and read == tokens:
+                lesson = replace(lesson, expert_SLK=expert_SLK)
+            found.append(lesson)
+        for lesson in lessons:
+            self._kept.pop(lesson.sample.id.rpartition("/")[0], None)
+        return found

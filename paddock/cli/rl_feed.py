@@ -1,0 +1,235 @@
+"""What a learner is fed with: rollouts that go on meanwhile, or those of a run long over."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddock.cli.errors import UserError
+from paddock.cli.rl_engines import Experts, Row, Samplers, held, samplers, unwritten
+
+if TYPE_CHECKING:
+    from paddock.checkpoint.wire import Publish
+    from paddock.cli.engines import Model
+    from paddock.journal import Taught
+    from paddock.records import Sampling, Trajectory
+    from paddock.rl.queue import Batch, Queue
+    from paddock.rl.settings import RLSettings
+    from paddock.rl.tally import Sifter
+    from paddock.rollout.client import Generate
+    from paddock.rollout.group import Attempt
+    from paddock.rollout.lockstep import Waves
+    from paddock.rollout.orchestrator import Tell, Work
+    from paddock.rollout.schedule import Assignment
+    from paddock.train.policy import Lesson
+
+LEDGER = "ledger.sqlite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fed:
+    queue: "Queue"
+    publish: "Publish"
+    begin: Callable[[int], None]  # after so many updates, once engines have the weights
+    busy_s: Callable[[], float] | None = None
+    experts: "Callable[[Sequence[Lesson]], list[Lesson]]" = list
+    remember: "Callable[[Mapping[tuple[str, int], Taught]], None]" = unwritten
+
+
+# --- live -----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def rolled_out(
+    settings: "RLSettings",
+    folder: Path,
+    model: "Model",
+    sifter: "Sifter",
+    tell: "Tell",
+    row: Row,
+) -> AsyncIterator[Fed]:
+    """Engines, worlds and the orchestrator between them. `row` gets a line for every rollout, and
+    the engines' numbers now and then."""
+    from paddock.journal import Ledger
+    from paddock.rl.collect import Collector
+    from paddock.rollout.orchestrator import Orchestrator
+
+    async with AsyncExitStack() as stack:
+        sampling = await stack.enter_async_context(samplers(settings, model, row))
+        generate, experts, waves = _generate(settings, sampling)
+        works = _works(settings, model, generate, sampling, sifter)
+        works = {
+            name: replace(work, attempt=timed(work.attempt, row)) for name, work in works.items()
+        }
+        ledger = stack.enter_context(Ledger(folder / LEDGER))
+        orchestrator = Orchestrator(
+            works, settings.pace, ledger, seed=settings.seed, tell=tell, waves=waves
+        )
+        collector = Collector(
+            orchestrator,
+            batches=settings.steps // settings.pace.updates_per_batch,
+            pressure=sampling.pressure,
+            tell=tell,
+        )
+        await stack.enter_async_context(collector)
+        yield Fed(
+            queue=collector,
+            publish=sampling.publish,
+            begin=collector.resume,
+            busy_s=sampling.busy_s,
+            experts=list if experts is None else experts.with_experts,
+            remember=ledger.remember,
+        )
+
+
+def _generate(
+    settings: "RLSettings", sampling: Samplers
+) -> "tuple[Generate, Experts | None, Waves | None]":
+    """Whoever samples, with what the settings want around it."""
+    from paddock.rollout.lockstep import LockstepGenerate, Waves
+
+    generate, experts, waves = sampling.generate, None, None
+    if settings.replay_experts != "no":
+        if not sampling.engines:
+            raise UserError("'replay_experts' needs embedded engines: leave 'engines.urls' out")
+        generate = experts = Experts(generate)
+    if settings.pace.lockstep:
+        if len(sampling.engines) != 1:
+            raise UserError("'pace.lockstep' needs one embedded engine")
+        waves = Waves(partial(held, sampling.engines[0]))
+        generate = LockstepGenerate(generate, waves)
+    return generate, experts, waves
+
+
+def _works(
+    settings: "RLSettings",
+    model: "Model",
+    generate: "Generate",
+    sampling: Samplers,
+    sifter: "Sifter",
+) -> "dict[str, Work]":
+    """Every task of the run, with its world opened."""
+    from paddock.envs import open_world
+    from paddock.records import Sampling
+    from paddock.rollout.episode import Player
+    from paddock.rollout.orchestrator import Work
+    from paddock.text import Thinking
+
+    # A teacher reads all that was written, and its engine wants room for one token more.
+    spare = 1 if settings.teachers else 0
+    works = {}
+    for name, task in settings.tasks.items():
+        how = settings.sampling_of(name)
+        player = Player(
+            generate=generate,
+            renderer=model.renderer,
+            thinking=Thinking(clear_thinking=False, enable_thinking=task.thinking),
+            room=None if sampling.context is None else sampling.context - spare,
+        )
+        wanted = Sampling(
+            temperature=how.temperature,
+            top_p=how.top_p,
+            max_new_tokens=how.max_new_tokens,
+            thinking_budget=how.thinking_budget,
+        )
+        attempt = partial(_attempt, player, open_world(task.world, task.settings), wanted)
+        works[name] = Work(attempt=attempt, settings=task, sift=sifter)
+    return works
+
+
+async def _attempt(
+    player: Any, world: Any, sampling: "Sampling", given: "Assignment"
+) -> "Sequence[Trajectory]":
+    found: Sequence[Trajectory] = await player.attempt(
+        world,
+        world.task(given.number),
+        replace(sampling, seed=given.seed),
+        session_id=given.session_id,
+        group_id=given.group_id,
+    )
+    return found
+
+
+def timed(attempt: "Attempt", row: Row, clock: Callable[[], float] = time.time) -> "Attempt":
+    """The same attempt, with a line of rollouts.jsonl when it ends, however it ends."""
+
+    async def told(given: "Assignment") -> "Sequence[Trajectory]":
+        began, ended = clock(), {"failed": "cancelled"}
+        try:
+            branches = await attempt(given)
+            ended = _ended(branches)
+            return branches
+        finally:
+            row(
+                "rollouts",
+                began=began,
+                task=given.task,
+                number=given.number,
+                member=given.member,
+                session=given.session_id,
+                **ended,
+            )
+
+    return told
+
+
+def _ended(branches: "Sequence[Trajectory]") -> dict[str, Any]:
+    from paddock.records import Verdict
+
+    outcome = branches[0].outcome
+    tokens = sum(len(turn.completion.token_ids) for b in branches for turn in b.turns)
+    if isinstance(outcome, Verdict):
+        return {"tokens": tokens, "reward": outcome.reward}
+    return {"tokens": tokens, "failed": f"{outcome.kind} at {outcome.where}"}
+
+
+# --- from a ledger --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def replayed(run: Path, sifter: "Sifter", updates: int) -> AsyncIterator[Fed]:
+    """The batches that a run trained, again; nobody samples, and weights go nowhere."""
+    from paddock.rl.queue import Replay
+
+    ledger = run / LEDGER if run.is_dir() else run
+    if not ledger.is_file():
+        raise UserError(f"{ledger}: no such ledger")
+
+    def publish(parcels: "Any") -> None:
+        pass
+
+    yield Fed(
+        queue=Retold(Replay(ledger, first=updates), sifter), publish=publish, begin=lambda _: None
+    )
+
+
+@dataclass(frozen=True)
+class Retold:
+    """A queue whose groups were judged when they were made: judged again, for the record."""
+
+    queue: "Queue"
+    sifter: "Sifter"
+
+    async def next_batch(self) -> "Batch | None":
+        batch = await self.queue.next_batch()
+        for group in batch.groups if batch is not None else ():
+            self.sifter(group)
+        return batch
+
+    async def watch(self, work: Awaitable[Any]) -> Any:
+        return await self.queue.watch(work)
+
+    def trained(self, batch: "Batch") -> None:
+        self.queue.trained(batch)
+
+    async def border(self) -> None:
+        await self.queue.border()
+
+    def checkpointed(self, updates: int, name: str) -> None:
+        self.queue.checkpointed(updates, name)
+
+    def pushed(self, version: int) -> None:
+        self.queue.pushed(version)

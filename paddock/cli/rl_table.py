@@ -1,0 +1,81 @@
+"""An RL run as it goes: a live table on a terminal, a plain line now and then elsewhere."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+
+from paddock.cli.tables import table
+
+if TYPE_CHECKING:
+    from paddock.journal import Journal
+    from paddock.rl.learn import Moment
+    from paddock.rl.settings import RLSettings
+
+LOUD = ("stall", "stale", "task_aside", "task_back", "ratios")  # what the orchestrator may tell
+
+
+class Watcher:
+    """Writes every batch down, and shows it."""
+
+    def __init__(self, journal: "Journal", settings: "RLSettings") -> None:
+        self._journal, self._settings = journal, settings
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, transient=True, refresh_per_second=4)
+        self._alerts: set[str] = set()  # that are going on
+        self._said_at = 0.0
+
+    def __enter__(self) -> "Watcher":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """What the orchestrator has to say."""
+        self._journal.event(kind, **fields)
+        if kind in LOUD:
+            self.say(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in fields.items()))
+
+    def watch(self, moment: "Moment") -> None:
+        self._journal.metric(moment.update, **moment.numbers())
+        self._warn(moment)
+        cells = _cells(moment)
+        if self._console.is_terminal:
+            made = table(*cells)
+            made.add_row(*cells.values())
+            self._live.update(made)
+        elif moment.update == moment.steps or time.monotonic() - self._said_at >= 5:
+            self._said_at = time.monotonic()
+            self.say("  ".join(f"{name} {value}" for name, value in cells.items() if value))
+
+    def _warn(self, moment: "Moment") -> None:
+        """Each alert once, until it has passed."""
+        for alert in moment.alerts:
+            if alert.kind not in self._alerts:
+                self._journal.event("alert", alert=alert.kind, what=alert.what, step=moment.update)
+                self.say(f"alert: {alert.kind}: {alert.what}")
+        self._alerts = {alert.kind for alert in moment.alerts}
+
+
+def _cells(moment: "Moment") -> dict[str, str]:
+    study, tally = moment.study, moment.tally
+    cells = {"update": f"{moment.update}/{moment.steps}"}
+    cells |= {f"reward {task}": f"{reward:.3f}" for task, reward in tally.rewards.items()}
+    lags = moment.lags or (0,)
+    cells["lag"] = f"{sum(lags) / len(lags):.1f} (max {max(lags)})"
+    cells["trainer idle"] = f"{moment.idle_share:.0%}"
+    cells["engine idle"] = "" if moment.busy_share is None else f"{1 - moment.busy_share:.0%}"
+    cells["tokens/s"] = f"{study.tokens / max(moment.seconds, 1e-9):,.0f}"
+    cells["gap"] = f"{study.mean('gap'):.1e}"
+    cells["masked"] = f"{study.mean('masked'):.1%}"
+    cells["entropy"] = f"{study.mean('entropy'):.3f}"
+    cells["flat"] = f"{tally.flat}/{tally.judged}"
+    cells["failed"] = ", ".join(f"{kind} {count}" for kind, count in tally.failures.items())
+    return cells

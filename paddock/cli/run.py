@@ -1,0 +1,170 @@
+"""The verb that runs a whole plan, stage after stage."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paddock.cli.errors import UserError
+from paddock.cli.plan import Step, done_before, load_plan, measured_before, steps
+from paddock.cli.tables import show, table
+from paddock.dashboard.scale import span
+
+if TYPE_CHECKING:
+    from paddock.cli.plan import Plan
+    from paddock.journal import Journal
+
+
+def run(
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A folder with plan.toml, or such a file.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Default: runs/PLAN'S FOLDER.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Change the plan: seed=1")
+    ] = None,
+    to: Annotated[str | None, typer.Option(help="The last stage to run.")] = None,
+    redo: Annotated[
+        str | None, typer.Option(help="Throw this stage and those after it away first.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print stages, commands and costs, and stop.")
+    ] = False,
+) -> None:
+    """Run every stage of a recipe: from nothing to an agent. Called again, it goes on.
+
+    Finished stages are skipped; what each is worth is measured on the same held-out tasks.
+    """
+    from paddock.dashboard import write_story
+    from paddock.journal import Journal
+
+    recipes, wanted = load_plan(plan, sets or [])
+    folder = out or Path("runs") / recipes.resolve().name
+    todo = _until(steps(wanted, recipes, folder), to)
+    if dry_run:
+        _show_plan(wanted, todo, folder)
+        return
+    with Journal(folder) as journal:
+        if redo is not None:
+            _undo(todo, redo, journal)
+        _refuse_changed(todo, folder)
+        journal.event("plan", stages=[s.stage.name for s in todo], seed=wanted.seed)
+        for number, step in enumerate(todo, start=1):
+            _run_stage(step, f"{number}/{len(todo)}", folder, journal)
+            _measure(wanted, step, folder, journal)
+        journal.event("plan_done")
+    _show_story(folder)
+    show(f"report: {write_story(folder)}")
+
+
+def _until(every: list[Step], last: str | None) -> list[Step]:
+    names = [step.stage.name for step in every]
+    if last is None:
+        return every
+    if last not in names:
+        raise UserError(f"--to {last}: the stages are {', '.join(names)}")
+    return every[: names.index(last) + 1]
+
+
+def _undo(todo: list[Step], first: str, journal: "Journal") -> None:
+    names = [step.stage.name for step in todo]
+    if first not in names:
+        raise UserError(f"--redo {first}: the stages are {', '.join(names)}")
+    for step in todo[names.index(first) :]:
+        journal.event("stage_undone", stage=step.stage.name)
+        shutil.rmtree(step.out, ignore_errors=True)
+
+
+def _refuse_changed(todo: list[Step], folder: Path) -> None:
+    """A finished stage whose recipe has changed is not what the plan asks for."""
+    done = done_before(folder)
+    for step in todo:
+        name = step.stage.name
+        if done.get(name, step.digest) != step.digest:
+            raise UserError(
+                f"{step.out} was made by another recipe, or from another parent; "
+                f"run it anew with --redo {name}, or choose another folder with --out"
+            )
+
+
+def _run_stage(step: Step, place: str, folder: Path, journal: "Journal") -> None:
+    name = step.stage.name
+    if done_before(folder).get(name) == step.digest:
+        show(f"[{place}] {name}: done before")
+        return
+    show(f"[{place}] {name}: {step.stage.about}\n      {step.command}")
+    journal.event("stage_begun", stage=name, command=step.command)
+    began = time.monotonic()
+    try:
+        _call(step)
+    except BaseException:
+        typer.echo(f"stage {name} did not end; the same command goes on with it", err=True)
+        raise
+    seconds = time.monotonic() - began
+    journal.event(
+        "stage_done",
+        stage=name,
+        about=step.stage.about,
+        verb=step.stage.verb,
+        digest=step.digest,
+        seconds=seconds,
+    )
+    show(f"[{place}] {name}: {span(seconds)}")
+
+
+def _call(step: Step) -> None:
+    """What the step's command does, in this process."""
+    verb, sets = _verb(step.stage.verb), list(step.sets)
+    if step.stage.verb == "quantize":
+        recipe, texts = str(step.recipe), step.texts
+        # No needles: the plan's own skills say more, and of every stage.
+        verb(step.model, step.out, recipe=recipe, texts=texts, needles=0, sets=sets)
+    else:
+        verb(step.recipe, out=step.out, sets=sets)
+
+
+def _verb(name: str) -> Callable[..., None]:
+    from paddock.cli.__main__ import VERBS
+
+    verb = VERBS[name]
+    assert not isinstance(verb, typer.Typer)
+    return verb
+
+
+def _measure(plan: "Plan", step: Step, folder: Path, journal: "Journal") -> None:
+    import paddock.quant  # noqa: F401  so that stages that end in integers are read too
+    from paddock.cli.skills import measure
+
+    name = step.stage.name
+    before = measured_before(folder)
+    todo = [skill for skill in plan.skills_after(name) if (name, skill.name) not in before]
+    for result in measure(todo, step.out, seed=plan.seed):
+        journal.event("skill", stage=name, **result.as_event())
+        show(f"      {result}")
+
+
+def _show_plan(plan: "Plan", todo: list[Step], folder: Path) -> None:
+    from paddock.cli.dry import described
+
+    done = done_before(folder)
+    for number, step in enumerate(todo, start=1):
+        state = "done" if done.get(step.stage.name) == step.digest else "to do"
+        show(f"[{number}/{len(todo)}] {step.stage.name}: {step.stage.about} ({state})")
+        show(f"      {step.command}")
+        for line in described(step, plan.cluster):
+            show(f"      {line}")
+
+
+def _show_story(folder: Path) -> None:
+    from paddock.dashboard.story import read_story
+
+    story = read_story(folder)
+    made = table("stage", numbers=(*story.skills, "time"))
+    for stage in story.stages:
+        cells = ["" if (s := stage.scores.get(k)) is None else f"{s:.3f}" for k in story.skills]
+        made.add_row(stage.name, *cells, span(stage.seconds))
+    made.add_row("kept of the best", *(story.kept(skill) for skill in story.skills), "")
+    show(made)

@@ -1,0 +1,180 @@
+"""What a model can do, measured: in worlds through the engine, on text and needles directly."""
+
+import asyncio
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddock.cli.engines import Model, devices, engines_for, open_model, precision
+from paddock.cli.errors import UserError
+from paddock.cli.plan import SkillPlan
+from paddock.config import Recipe, load_recipe, resolve
+from paddock.records import Message, Sampling, Verdict, encode
+
+if TYPE_CHECKING:
+    from paddock.engine import Engine
+    from paddock.envs import Episode
+    from paddock.evals import Evaluation
+    from paddock.model import Network
+    from paddock.records import Task
+    from paddock.text import Tokenizer
+    from paddock.train import TrainSettings
+
+EXAMPLES = 2  # dialogues kept of a skill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    skill: str
+    score: float
+    error: float = 0.0
+    better: str = "higher"
+    told: str = ""  # how many tasks, and what could not be judged
+    examples: tuple[dict[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        around = f" ± {self.error:.3f}" if self.error else ""
+        return f"{self.skill}: {self.score:.3f}{around} ({self.told})"
+
+    def as_event(self) -> dict[str, Any]:
+        return {
+            "skill": self.skill,
+            "score": self.score,
+            "error": self.error,
+            "better": self.better,
+            "told": self.told,
+            "examples": list(self.examples),
+        }
+
+
+def measure(skills: list[SkillPlan], run: Path, *, seed: int) -> Iterator[Result]:
+    """Each skill of a run's newest checkpoint. The weights are read once."""
+    for skill in skills:
+        if skill.kind != "world":
+            yield _read(skill, run)
+    worlds = [skill for skill in skills if skill.kind == "world"]
+    if worlds:
+        model = open_model(run, None)
+        with engine_of(model) as engine:
+            for skill in worlds:
+                yield _result(skill.name, evaluated(model, engine, skill, seed))
+
+
+def engine_of(model: Model, *, at_once: int = 64) -> "Engine":
+    """One engine for a model, sized for many short episodes."""
+    from paddock.engine import EngineSettings
+
+    (place,) = devices(None, 1)
+    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
+    settings = EngineSettings(max_running=at_once, stop_ids=stops or None)
+    (engine,) = engines_for(model, [place], precision(model, place, None), settings, fits=True)
+    return engine
+
+
+def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "Evaluation":
+    """The model in the skill's world, sampled at temperature 1 as in training."""
+    from paddock.engine import EngineFailed, Request, RequestRefused
+    from paddock.envs import open_world
+    from paddock.evals import EvalSettings, evaluate
+    from paddock.rollout.client import InProcess
+    from paddock.rollout.episode import Player
+    from paddock.rollout.session import PRESERVED
+
+    generate = InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+    thinking = PRESERVED if skill.thinking else replace(PRESERVED, enable_thinking=False)
+    room = engine.capacity.context
+    player = Player(generate=generate, renderer=model.renderer, thinking=thinking, room=room)
+    world = open_world(skill.world, skill.settings)
+
+    async def plays(task: "Task", attempt: int) -> "Episode":
+        sampling = Sampling(seed=_seed(seed, task.id, attempt))
+        played = await player.play(world, task, sampling, f"{task.id}/{attempt}")
+        return played.episode
+
+    return asyncio.run(
+        evaluate(world, plays, EvalSettings(tasks=skill.tasks, attempts=skill.attempts))
+    )
+
+
+def _seed(*words: object) -> int:
+    return int.from_bytes(blake2b(repr(words).encode(), digest_size=4).digest(), "big") >> 1
+
+
+def _result(name: str, found: "Evaluation") -> Result:
+    lost = sum(found.score.failures.values())
+    return Result(
+        skill=name,
+        score=found.score.mean,
+        error=found.score.error,
+        told=f"{found.score.tasks} tasks" + (f", {lost} not judged" if lost else ""),
+        examples=tuple(_example(group[0]) for group in found.episodes[:EXAMPLES]),
+    )
+
+
+def _example(episode: "Episode") -> dict[str, Any]:
+    outcome = episode.outcome
+    if isinstance(outcome, Verdict):
+        result = f"reward {outcome.reward:g}" + (f": {outcome.note}" if outcome.note else "")
+    else:
+        result = f"{outcome.kind}: {outcome.what}"
+    return {"messages": [_plain(m) for m in episode.messages], "result": result}
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return {name: value for name, value in encode(message).items() if value}
+
+
+def _read(skill: SkillPlan, run: Path) -> Result:
+    """Skills of a network that need no conversation."""
+    from paddock.checkpoint import load_pretrained
+    from paddock.checkpoint.training import newest_model
+
+    network = load_pretrained(newest_model(run))
+    recipe = tomllib.loads((run / "recipe.toml").read_text())
+    dense = recipe.get("stage") in ("pretrain", "midtrain", "warmup")
+    return (_loss if skill.kind == "loss" else _needles)(skill, run, network, dense)
+
+
+def _text(skill: SkillPlan, run: Path) -> "tuple[TrainSettings, Tokenizer]":
+    """What the stage named by the setting `text` was trained on, this run's unless said."""
+    from paddock.data import Tokenizer
+    from paddock.train import TrainSettings
+
+    folder = run.parent / str(skill.settings.get("text", run.name))
+    settings = resolve(TrainSettings, load_recipe(folder / "recipe.toml"))
+    return settings, Tokenizer.load(folder / "tokenizer")
+
+
+def _loss(skill: SkillPlan, run: Path, network: "Network", dense: bool) -> Result:
+    """Nats a token of text that was held out."""
+    from paddock.data import Corpus, corpus_key
+    from paddock.train.evaluate import held_out_loss
+
+    settings, tokenizer = _text(skill, run)
+    key = corpus_key(settings.corpus, tokenizer)
+    corpus = Corpus(run.parent / "corpora" / key, tokenizer=tokenizer)
+    context, tokens = settings.stream.context, 1000 * skill.tasks
+    loss = held_out_loss(network, corpus, dense=dense, context=context, tokens=tokens)
+    if loss is None:
+        raise UserError(f"skill {skill.name!r}: nothing was held out of that text")
+    return Result(skill=skill.name, score=loss, better="lower", told=f"{tokens:,} tokens")
+
+
+def _needles(skill: SkillPlan, run: Path, network: "Network", dense: bool) -> Result:
+    """The share of needles found in long documents; the settings are a longcontext source's."""
+    from paddock.data import LongContextSource, Reading
+    from paddock.train.evaluate import found_needles
+
+    settings, tokenizer = _text(skill, run)
+    values = {key: value for key, value in skill.settings.items() if key != "text"}
+    values |= {"name": skill.name, "count": skill.tasks, "held_out": True}
+    source = resolve(LongContextSource, Recipe(values, {}))
+    reading = Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
+    begin = [tokenizer.id_of(token) or 0 for token in settings.corpus.begin]
+    tasks = source.tasks(reading)
+    share = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
+    error = (share * (1 - share) / skill.tasks) ** 0.5
+    return Result(skill=skill.name, score=share, error=error, told=f"{skill.tasks} needles")

@@ -1,0 +1,25 @@
+"""Where a server listens."""
+
+import socket
+
+from paddock.cli.errors import UserError
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that nobody else has; it does not listen yet."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise UserError(f"cannot listen on {host}:{port}: {error}") from None
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """How to reach it from this machine."""
+    host, port = sock.getsockname()[:2]
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"

@@ -1,0 +1,201 @@
+"""Speed: what is counted, on real engines, servers, steps and kernels. No figure is asserted."""
+
+import asyncio
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paddock.cli.__main__ import app
+from paddock.cli.bench_kernels import KERNELS, figures
+from paddock.cli.bench_serve import Load, Spread, measure
+from paddock.config import dump
+from paddock.kernels.twins import TWINS
+from paddock.records import Completion, Segment
+from paddock.rollout.client import Answered, Forgets, Said
+from paddock.text import train, with_chat_template
+from tests.serve.live import serving
+from tests.train.tiny import network_folder, settings
+
+
+def bench(*words):
+    return CliRunner().invoke(app, ["bench", *(str(word) for word in words)])
+
+
+def lines(found):
+    assert found.exit_code == 0, found.output
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    target = network_folder(tmp_path_factory.mktemp("bench") / "model")
+    text = (f"{a} + {b} = {a + b}" for a in range(30) for b in range(30))
+    with_chat_template(train(text, vocab=320, splitting="words"), "5").save(target)
+    return target
+
+
+SMALL = ("--prompt", 12, "--reply", 5, "--at-once", "1,3", "--json")
+
+
+def test_a_model_here_is_asked_so_many_at_once(folder):
+    one, three = lines(bench("serve", folder, *SMALL))
+    assert [(row["at_once"], row["requests"]) for row in (one, three)] == [(1, 4), (3, 12)]
+    assert (three["prompt_tokens"], three["reply_tokens"]) == (12 * 12, 12 * 5)
+    assert (three["device"], three["dtype"]) == ("cpu", "float32")
+    rate = (three["prompt_tokens"] + three["reply_tokens"]) / three["seconds"]
+    assert three["tokens_a_second"] == pytest.approx(rate)
+    for name in ("first_token_ms", "between_tokens_ms", "request_ms"):
+        spread = three[name]
+        assert 0 < spread["p50"] <= spread["p95"] <= spread["p99"]
+
+
+def test_drafts_change_the_time_and_not_the_count(folder):
+    (row,) = lines(bench("serve", folder, "--mtp", 2, *SMALL[:4], "--at-once", 2, "--json"))
+    assert row["reply_tokens"] == 8 * 5
+
+
+def test_a_preset_needs_no_folder_and_people_get_a_table():
+    found = bench("serve", "nano", "--prompt", 8, "--reply", 3, "--at-once", 2, "--requests", 2)
+    assert found.exit_code == 0, found.output
+    assert "8 tokens in, 3 out" in found.stdout
+    assert found.stdout.count("p99") == 2
+
+
+def test_a_server_is_asked_in_the_same_way(folder):
+    with serving(folder) as live:
+        rows = lines(bench("serve", "--url", live.url, *SMALL))
+        assert live.audit() == []
+    assert [row["requests"] for row in rows] == [4, 12]
+    assert [row["reply_tokens"] for row in rows] == [20, 60]
+    assert rows[0]["url"] == live.url
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ((), "name either a MODEL"),
+        (("nano", "--url", "http://127.0.0.1:9"), "name either a MODEL"),
+        (("nono",), "'nono' is neither a folder nor a preset"),
+        (("glm5",), "fresh weights take"),
+        (("nano", "--at-once", "two"), "expected numbers such as 1,8,32"),
+        (("nano", "--prompt", 8, "--shared", 8), "leaves nothing"),
+        (("--url", "http://127.0.0.1:9"), "no server answers there"),
+        (("nano", "--prompt", 100_000), "exceeds the model's"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_a_line(words, complaint):
+    found = bench("serve", *words)
+    assert found.exit_code == 1
+    assert complaint in found.stderr
+    assert found.stderr.startswith("error: ")
+
+
+def test_shares_are_ranked_and_never_exceed_what_was_measured():
+    assert Spread.of([n / 1000 for n in range(1, 101)]) == Spread(p50=50.0, p95=95.0, p99=99.0)
+    assert Spread.of([n / 1000 for n in range(7, 0, -1)]) == Spread(p50=4.0, p95=7.0, p99=7.0)
+    assert Spread.of([0.007]) == Spread(p50=7.0, p95=7.0, p99=7.0)
+
+
+def test_prompts_differ_but_for_what_they_share():
+    load = Load(prompt=40, reply=1, requests=1, shared=16, vocab=300)
+    warm, timed = load.prompts("warm"), load.prompts("timed")
+    found = [next(warm), next(warm), next(timed)]
+    assert {len(prompt) for prompt in found} == {40}
+    assert len({prompt[:16] for prompt in found}) == 1
+    assert len({prompt[16:] for prompt in found}) == 3
+    assert next(load.prompts("timed")) == found[2]
+
+
+class Paced(Forgets):
+    """Answers with two tokens after a second, one a second later, and two more after four."""
+
+    def __init__(self):
+        self.now, self.under_way, self.crowds = 0.0, 0, []  # how many were asked at each asking
+
+    def clock(self):
+        return self.now
+
+    async def stream(self, ask):
+        self.under_way += 1
+        self.crowds.append(self.under_way)
+        done = Completion(
+            token_ids=(1,) * 5, logprobs=(0.0,) * 5, versions=(Segment(0, 5),), finish="length"
+        )
+        for seconds, tokens in ((1, 2), (1, 1), (4, 2)):
+            await asyncio.sleep(0)
+            self.now += seconds
+            last = Answered(completion=done) if seconds == 4 else None
+            yield Said(token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, version=0, answer=last)
+        self.under_way -= 1
+
+
+def test_times_are_those_of_the_tokens():
+    paced = Paced()
+    load = Load(prompt=3, reply=5, requests=2)
+    found = asyncio.run(measure(paced, load, 1, paced.clock))
+    assert (found.requests, found.reply_tokens, found.seconds) == (2, 10, 12.0)
+    assert found.first_token_ms == Spread(p50=1000.0, p95=1000.0, p99=1000.0)
+    assert found.between_tokens_ms == Spread(p50=2000.0, p95=2000.0, p99=2000.0)
+    assert found.request_ms.p50 == 6000.0
+    assert found.reply_tokens_a_second == pytest.approx(10 / 12)
+
+
+def test_so_many_are_under_way_and_a_first_round_does_not_count():
+    paced = Paced()
+    found = asyncio.run(measure(paced, Load(prompt=3, reply=5, requests=7), 3, paced.clock))
+    assert (found.requests, len(paced.crowds)) == (7, 10)
+    assert paced.crowds[:3] == paced.crowds[3:6] == [1, 2, 3]
+    assert max(paced.crowds) == 3
+
+
+def test_a_step_is_timed_and_nothing_is_saved(tmp_path):
+    recipe = tmp_path / "stage.toml"
+    recipe.write_text(dump(settings(network_folder(tmp_path / "born"))))
+    before = sorted(tmp_path.rglob("*"))
+    (row,) = lines(bench("train", recipe, "--steps", 2, "--json"))
+    assert sorted(tmp_path.rglob("*")) == before
+    assert row["tokens_a_step"] == 128
+    assert row["tokens_a_second"] == pytest.approx(128 / row["seconds_a_step"])
+    assert row["peak_bytes"] > row["parameters"] * 4
+    assert row["mfu"] is None  # no peak is known of a CPU
+    shown = bench("train", recipe, "--steps", 1)
+    assert "tokens a second" in shown.stdout
+
+
+def test_a_step_for_many_processes_is_refused():
+    found = bench("train", "recipes/glm5/pretrain.toml")
+    assert found.exit_code == 1
+    assert "processes, and one is timed here" in found.stderr
+
+
+def test_every_twin_has_a_case_that_runs():
+    assert set(KERNELS) == set(TWINS) | {"gated_delta"}
+    found = {each.kernel: each for each in figures((), torch.device("cpu"), 1)}
+    assert set(found) == set(KERNELS)
+    assert all(each.plain_ms > 0 for each in found.values())
+    without = {name for name, each in found.items() if each.fast_ms is None}
+    assert without == set(TWINS)
+    assert all("NVIDIA GPU" in found[name].note for name in without)
+    assert found["gated_delta"].apart < 1e-4
+    assert found["gated_delta"].ratio > 0
+
+
+def test_kernels_are_shown_and_a_misspelt_one_is_named():
+    found = bench("kernels", "norm", "gated_delta", "--repeats", 1)
+    assert found.exit_code == 0, found.output
+    assert "the twin needs an NVIDIA GPU" in found.stdout
+    assert [row["kernel"] for row in lines(bench("kernels", "rope", "--json"))] == ["rope"]
+    wrong = bench("kernels", "nrom")
+    assert wrong.exit_code == 1
+    assert "no kernel is called 'nrom'" in wrong.stderr
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_twin_answers_as_its_reference():
+    exact = {"expert_choice", "topk"}
+    for each in figures((), torch.device("cuda"), 1):
+        assert each.fast_ms is not None, each.kernel
+        if each.kernel != "adamw":  # whose every step differs from the one before
+            assert each.apart <= (0.0 if each.kernel in exact else 0.03), each

@@ -1,0 +1,58 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from paddock.cli.__main__ import app
+from paddock.data import ReasoningSource
+from paddock.journal import Journal
+from paddock.train import train
+from tests.train.tiny import network_folder, run_in, settings
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("look")
+    corpus = {
+        "sources": (ReasoningSource(name="chains", family="chains", count=60),),
+        "held_out": 0.2,
+    }
+    chosen = settings(network_folder(folder / "born"), steps=2, corpus=corpus)
+    made = run_in(folder / "run", chosen)
+    train(made, say=lambda _: None, watch=lambda _: None)
+    return made.folder
+
+
+def told(*words):
+    return CliRunner().invoke(app, ["look", *map(str, words)])
+
+
+def lines(run):
+    return [json.loads(line) for line in (run / "network.jsonl").read_text().splitlines()]
+
+
+def test_held_out_text_is_read_by_the_newest_checkpoint(run):
+    found = told(run)
+    assert found.exit_code == 0, found.output
+    assert str(run / "network.jsonl") in found.output
+    row = lines(run)[-1]
+    assert row["step"] == 2
+    assert len(row["pieces"]) > 4
+    assert row["experts"] and all(sum(layer["load"]) > 0 for layer in row["experts"])
+
+
+def test_a_text_of_ones_own(run, tmp_path):
+    (tmp_path / "text.txt").write_text("1 + 2 = 3, and 4 more " * 30)
+    assert told(run, "--text", tmp_path / "text.txt").exit_code == 0
+    assert "".join(lines(run)[-1]["pieces"]).startswith("1 + 2 = 3")
+
+
+def test_what_cannot_be_read_is_said(run, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    found = told(run, "--text", tmp_path / "empty.txt")
+    assert found.exit_code == 1 and "nothing to read" in found.output
+    found = told(tmp_path)
+    assert found.exit_code == 1 and "error: " in found.output
+    with Journal(run):
+        found = told(run)
+    assert found.exit_code == 1 and "another writer has this run" in found.output

@@ -1,0 +1,248 @@
+"""The quantizing verb, from the front door."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paddock.checkpoint import load_pretrained
+from paddock.checkpoint.training import newest_model
+from paddock.cli.__main__ import app
+from paddock.cli.plan import done_before, load_plan, steps
+from paddock.cli.quantize import compared
+from paddock.cli.quantize_text import Amounts, passages_from
+from paddock.config import ConfigError, dump
+from paddock.dashboard import read_story
+from paddock.data import CorpusSettings, ReasoningSource
+from paddock.quant import QuantSettings
+from paddock.quant.stream import batches_of
+from paddock.quant.workshop import digest
+from paddock.text import Tokenizer
+from paddock.train import train
+from tests.train.tiny import network_folder, run_in, settings
+
+QUICK = ["--set", "alphas=2", "--set", "rows=16"]
+LITTLE = ["--tokens", "300", "--measure", "200", "--needles", "0", "--length", "64"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    home = tmp_path_factory.mktemp("quantize")
+    source = ReasoningSource(name="chains", family="chains", count=300)
+    corpus = CorpusSettings(sources=(source,), held_out=0.1)
+    chosen = settings(network_folder(home / "born"), steps=2, corpus=corpus)
+    train(run_in(home / "run", chosen))
+    return home / "run"
+
+
+def quantize(*words):
+    return CliRunner().invoke(app, ["quantize", *map(str, words)])
+
+
+def test_a_run_is_quantized_with_its_own_text_and_reported(run, tmp_path):
+    found = quantize(run, tmp_path / "out", *QUICK, *LITTLE)
+    assert found.exit_code == 0, found.output
+    for word in ("weights", "nats a token", "own error", f"done: {tmp_path / 'out'}"):
+        assert word in found.output
+    report = json.loads((tmp_path / "out" / "quantization.json").read_text())
+    assert report["settings"]["alphas"] == 2
+    assert report["tokens"] > 100
+    exact, integers = load_pretrained(newest_model(run)), load_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        gap = (exact.logits([5, 6, 7]) - integers.logits([5, 6, 7])).abs().max()
+    assert 0 < float(gap) < 1
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_a_checkpoint_is_quantized_with_given_text(run, tmp_path):
+    lines = [json.dumps({"text": "the number of apples is 12 . " * 8}) for _ in range(12)]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    words = [newest_model(run), tmp_path / "out", "--text", tmp_path / "text.jsonl"]
+    found = quantize(*words, *QUICK, *LITTLE)
+    assert found.exit_code == 0, found.output
+    assert json.loads((tmp_path / "out" / "quantization.json").read_text())["tokens"] > 60
+
+
+def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
+    (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
+    words = [newest_model(run), tmp_path / "out", "--text", tmp_path / "book.txt", *QUICK]
+    found = quantize(*words, "--tokens", 200, "--measure", 0, "--needles", 3, "--length", 200)
+    assert found.exit_code == 0, found.output
+    assert "needles of 3" in found.output
+
+
+def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
+    """A checkpoint that does not say what it was trained on is given a run's text and a file's."""
+    (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
+    texts = ["--text", run, "--text", tmp_path / "book.txt", "--text", tmp_path / "book.txt"]
+    few = ["--tokens", "200", "--measure", "100", "--needles", "2", "--length", "200"]
+    found = quantize(newest_model(run), tmp_path / "out", *texts, *QUICK, *few)
+    assert found.exit_code == 0, found.output
+    report = json.loads((tmp_path / "out" / "quantization.json").read_text())
+    assert report["questions"] == 2  # the run knows no needles, so they lie in the first book
+    assert 150 < report["tokens"] + 3 < 600  # a third of them, up to a whole text, from each
+
+
+def test_skills_are_measured_on_both_sides_task_by_task(run, tmp_path):
+    words = ["--recipe", "rtn", "--world", "nano-chain", "--tasks", "3"]
+    found = quantize(newest_model(run), tmp_path / "out", *words)
+    assert found.exit_code == 0, found.output
+    assert "nano-chain, 3 tasks" in found.output
+    (skill,) = json.loads((tmp_path / "out" / "quantization.json").read_text())["worlds"]
+    assert skill["tasks"] == 3
+    again = quantize(newest_model(run), tmp_path / "out", *words)  # as if stopped before the tasks
+    assert again.exit_code == 0, again.output
+
+
+def test_the_error_of_a_skill_is_that_of_its_change():
+    before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0, "only here": 1.0}
+    after = {"a": 0.0, "b": 1.0, "c": 1.0, "d": 1.0}
+    found = compared(before, after)
+    assert found["reward"] == [0.5, 0.75]
+    assert found["error"] == pytest.approx(0.25)  # three tasks unchanged, one better
+    assert found["tasks"] == 4
+    assert compared(before, before)["error"] == 0
+
+
+def test_nearest_integers_need_no_text(run, tmp_path):
+    found = quantize(newest_model(run), tmp_path / "out", "--recipe", "rtn")
+    assert found.exit_code == 0, found.output
+    assert "weights" in found.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--recipe", "w4a9"], "'w4a9' is neither a file nor one of w4a8, rtn, qat"),
+        (["--set", "alpha=3"], "unknown setting 'alpha'"),
+        ([], "name some with --text"),
+        (["--text", "nowhere.jsonl"], "nowhere.jsonl: no such file or folder"),
+    ],
+)
+def test_what_makes_no_sense_is_explained(run, tmp_path, words, message):
+    found = quantize(newest_model(run), tmp_path / "out", *words)
+    assert found.exit_code == 1
+    assert message in found.output
+    assert "Traceback" not in found.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_never_quantized_twice(run, tmp_path):
+    assert quantize(newest_model(run), tmp_path / "once", "--recipe", "rtn").exit_code == 0
+    found = quantize(tmp_path / "once", tmp_path / "twice", "--recipe", "rtn")
+    assert found.exit_code == 1
+    assert "already quantized" in found.output
+
+
+def test_a_dry_run_prints_the_recipe(run, tmp_path):
+    found = quantize(run, tmp_path / "out", "--dry-run", "--set", "expert_group=16")
+    assert found.exit_code == 0
+    assert "expert_group = 16" in found.output
+    assert not (tmp_path / "out").exists()
+
+
+PLAN = """
+[[stages]]
+name = "first"
+recipe = "first.toml"
+
+[[stages]]
+name = "small"
+verb = "quantize"
+recipe = "small.toml"
+about = "a quarter of the memory"
+model = "first"
+texts = ["first", "first"]
+
+[[skills]]
+name = "loss"
+kind = "loss"
+settings = { text = "first" }
+tasks = 1
+since = "first"
+
+[[skills]]
+name = "chain"
+world = "nano-chain"
+tasks = 2
+since = "small"
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    source = ReasoningSource(name="chains", family="chains", count=300)
+    corpus = CorpusSettings(sources=(source,), held_out=0.3)
+    chosen = settings(network_folder(tmp_path / "born"), steps=2, corpus=corpus)
+    folder = tmp_path / "plan"
+    folder.mkdir()
+    (folder / "first.toml").write_text(dump(chosen))
+    (folder / "small.toml").write_text("alphas = 2\nrows = 16\n")
+    (folder / "plan.toml").write_text(PLAN)
+    return folder
+
+
+def story_of(plan, *words):
+    return CliRunner().invoke(app, ["run", str(plan), "--out", str(plan.parent / "run"), *words])
+
+
+def texts_of(*runs):
+    """As much as the verb takes where nothing is said, but no needles."""
+    amounts = Amounts(calibrate=65_536, held_out=32_768, needles=0, length=2048)
+    passages = passages_from(runs, Tokenizer.load(newest_model(runs[0])), amounts)
+    return batches_of(passages, QuantSettings().batch_tokens)
+
+
+def test_a_plan_may_end_in_integers(plan):
+    found = story_of(plan)
+    assert found.exit_code == 0, found.output
+    out = plan.parent / "run"
+    assert f"paddock quantize {out / 'first'} {out / 'small'} --recipe" in found.output
+    first, small = read_story(out).stages
+    assert small.scores["loss"] == pytest.approx(first.scores["loss"], abs=0.2)
+    assert small.scores["loss"] != first.scores["loss"]
+    assert 0 <= small.scores["chain"] <= 1
+    report = json.loads((out / "small" / "quantization.json").read_text())
+    assert report["settings"]["alphas"] == 2
+    assert report["text"] == digest(texts_of(out / "first", out / "first"))
+    again = story_of(plan)
+    assert "small: done before" in again.output
+
+
+def test_a_plan_stopped_behind_its_integers_goes_on(plan):
+    """The folder is whole, but nobody wrote down that the stage was."""
+    (plan / "plan.toml").write_text(PLAN[: PLAN.rindex("[[skills]]")])
+    assert story_of(plan).exit_code == 0
+    events = plan.parent / "run" / "events.jsonl"
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    done = ("small", "stage_done")
+    end = next(i for i, e in enumerate(lines) if (e.get("stage"), e["kind"]) == done)
+    events.write_text("".join(json.dumps(line) + "\n" for line in lines[:end]))
+    assert list(done_before(plan.parent / "run")) == ["first"]
+    found = story_of(plan)
+    assert found.exit_code == 0, found.output
+    assert list(done_before(plan.parent / "run")) == ["first", "small"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('model = "first"', "", "'model' names the stage that is quantized"),
+        ('verb = "quantize"', "", "'model' names the stage that is quantized"),
+        ('model = "first"', 'model = "small"', "no earlier one is called 'small'"),
+        ('texts = ["first", "first"]', 'texts = ["last"]', "no earlier one is called 'last'"),
+    ],
+)
+def test_a_plan_whose_integers_come_from_nowhere_is_refused(plan, old, new, message):
+    (plan / "plan.toml").write_text(PLAN.replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        load_plan(plan, [])
+
+
+def test_other_text_makes_another_stage(plan):
+    one = steps(load_plan(plan, [])[1], plan, plan)
+    (plan / "plan.toml").write_text(PLAN.replace('texts = ["first", "first"]', ""))
+    two = steps(load_plan(plan, [])[1], plan, plan)
+    assert one[0].digest == two[0].digest
+    assert one[1].digest != two[1].digest

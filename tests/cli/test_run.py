@@ -1,0 +1,183 @@
+"""A plan: stages one after another, skipped when done, refused when changed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paddock.cli.__main__ import app
+from paddock.cli.plan import Plan, done_before, load_plan, steps
+from paddock.config import ConfigError, dump, load_recipe, resolve
+from paddock.dashboard import read_story
+from paddock.data import CorpusSettings, ReasoningSource
+from tests.train.tiny import network_folder, settings
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+PLAN = """
+[[stages]]
+name = "first"
+recipe = "first.toml"
+about = "from nothing"
+
+[[stages]]
+name = "second"
+recipe = "first.toml"
+about = "a little more"
+sets = ["start.folder={out}/first", "optim.lr=1e-4"]
+
+[[skills]]
+name = "loss"
+kind = "loss"
+settings = { text = "first" }
+tasks = 1
+since = "first"
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    chains = ReasoningSource(name="chains", family="chains", count=300)
+    corpus = CorpusSettings(sources=(chains,), held_out=0.3)
+    chosen = settings(network_folder(tmp_path / "born"), steps=3, corpus=corpus)
+    folder = tmp_path / "plan"
+    folder.mkdir()
+    (folder / "first.toml").write_text(dump(chosen))
+    (folder / "plan.toml").write_text(PLAN)
+    return folder
+
+
+def run(plan, *words):
+    return CliRunner().invoke(app, ["run", str(plan), "--out", str(plan.parent / "run"), *words])
+
+
+def test_a_plan_runs_its_stages_and_measures_after_each(plan):
+    found = run(plan)
+    assert found.exit_code == 0, found.output
+    out = plan.parent / "run"
+    assert list(done_before(out)) == ["first", "second"]
+    story = read_story(out)
+    assert [list(stage.scores) for stage in story.stages] == [["loss"], ["loss"]]
+    assert (out / "report.html").read_text().count("a little more")
+    assert "paddock train" in found.output  # the command that a person could run alone
+    assert "kept of the best" in found.output
+
+
+def test_a_finished_stage_is_skipped_and_a_changed_one_refused(plan):
+    assert run(plan, "--to", "first").exit_code == 0
+    before = {p: p.stat().st_mtime_ns for p in (plan.parent / "run" / "first").rglob("*")}
+    found = run(plan)
+    assert "first: done before" in found.output
+    assert {p: p.stat().st_mtime_ns for p in (plan.parent / "run" / "first").rglob("*")} == before
+    changed = run(plan, "--set", "seed=1")
+    assert changed.exit_code == 1
+    assert "was made by another recipe" in changed.output
+    anew = run(plan, "--set", "seed=1", "--redo", "first")
+    assert anew.exit_code == 0, anew.output
+    assert "first: done before" not in anew.output
+
+
+def test_a_dry_run_prints_commands_and_writes_nothing(plan):
+    found = run(plan, "--dry-run")
+    assert found.exit_code == 0
+    assert "to do" in found.output
+    assert not (plan.parent / "run").exists()
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RECIPES.glob("*/plan.toml")))
+def test_every_plan_of_ours_is_sound(name, tmp_path):
+    found = run(RECIPES / name, "--dry-run", "--out", str(tmp_path / "run"))
+    assert found.exit_code == 0, found.output
+    assert not (tmp_path / "run").exists()
+    if name == "glm5":
+        assert "753.86 B parameters" in found.output
+        assert "2048 of 2048 chips (data 32 x expert 8 x context 8)" in found.output
+        assert "stale by 8 at most" in found.output
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("cluster.chips=4", "wants 2048 chips (data 256 x expert 8 x context 1)"),
+        ("cluster.gib=8", "GiB a chip"),
+    ],
+)
+def test_a_plan_too_big_for_its_cluster_is_refused(change, complaint, tmp_path):
+    found = run(RECIPES / "glm5", "--dry-run", "--out", str(tmp_path / "run"), "--set", change)
+    assert found.exit_code == 1
+    assert complaint in found.output
+
+
+def test_a_world_that_is_set_wrongly_is_found_before_the_run(plan):
+    (plan / "rl.toml").write_text(
+        'stage = "reasoning"\nsteps = 1\n[start]\nfolder = "x"\n'
+        '[tasks.sums]\nworld = "math"\nsettings = { colour = 1 }\n'
+    )
+    more = '[[stages]]\nname = "third"\nverb = "rl"\nrecipe = "rl.toml"\n'
+    (plan / "plan.toml").write_text(PLAN + more)
+    found = run(plan, "--dry-run")
+    assert found.exit_code == 1
+    assert "colour" in found.output
+
+
+@pytest.mark.parametrize("option", ["--to", "--redo"])
+def test_a_stage_that_is_not_there_is_named_with_those_that_are(plan, option):
+    found = run(plan, option, "third")
+    assert found.exit_code == 1
+    assert "the stages are first, second" in found.output
+
+
+def test_a_plan_that_contradicts_itself_is_refused(plan):
+    (plan / "plan.toml").write_text(PLAN.replace('since = "first"', 'since = "zeroth"'))
+    with pytest.raises(ConfigError, match="no stage is called 'zeroth'"):
+        load_plan(plan, [])
+    (plan / "plan.toml").write_text(PLAN.replace('name = "second"', 'name = "first"'))
+    with pytest.raises(ConfigError, match="two stages have the same name"):
+        load_plan(plan, [])
+
+
+def test_a_changed_parent_changes_what_a_stage_is(plan):
+    recipes, wanted = load_plan(plan, [])
+    one = steps(wanted, recipes, Path("a"))
+    assert [s.digest for s in steps(wanted, recipes, Path("b"))] == [s.digest for s in one]
+    text = (plan / "first.toml").read_text()
+    (plan / "first.toml").write_text(text.replace("steps = 3", "steps = 4"))
+    two = steps(wanted, recipes, Path("a"))
+    assert all(a.digest != b.digest for a, b in zip(one, two, strict=True))
+
+
+def test_killed_at_random_moments_it_ends_in_the_same_place(plan, tmp_path):
+    command = [sys.executable, "-m", "paddock.cli", "run", str(plan), "--out"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def weights(out):
+        model = out / "second" / "checkpoints" / "step-00000003" / "model"
+        return (model / "model.safetensors").read_bytes()
+
+    subprocess.run([*command, str(tmp_path / "calm")], check=True, env=environment)
+    chance, stormy = random.Random(0), tmp_path / "stormy"
+    for _ in range(3):
+        child = subprocess.Popen([*command, str(stormy)], env=environment)
+        time.sleep(chance.uniform(2, 6))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    subprocess.run([*command, str(stormy)], check=True, env=environment)
+    assert weights(stormy) == weights(tmp_path / "calm")
+    scores = [
+        [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+        for out in (tmp_path / "calm", stormy)
+    ]
+    calm, after = ({e["stage"]: e["score"] for e in s if e["kind"] == "skill"} for s in scores)
+    assert calm == after
+
+
+@pytest.mark.parametrize("file", sorted(RECIPES.rglob("plan.toml")), ids=lambda p: p.parent.name)
+def test_every_plan_we_ship_resolves_with_its_recipes(file, tmp_path):
+    wanted = resolve(Plan, load_recipe(file))
+    assert len(steps(wanted, file.parent, tmp_path)) == len(wanted.stages)

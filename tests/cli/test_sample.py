@@ -1,0 +1,247 @@
+"""Rejection sampling: what is kept, and that a file survives whatever happens to its writer."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paddock.checkpoint import save_pretrained
+from paddock.cli.__main__ import app
+from paddock.cli.errors import UserError
+from paddock.cli.harvest import Harvest
+from paddock.data import DemonstrationSource, read_dialogues
+from paddock.model import Network
+from paddock.records import Failure, Verdict
+from paddock.text import train, with_chat_template
+from tests.model.networks import latent_config
+from tests.serve.live import serving
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A newborn network that says little: its replies end soon, by chance."""
+    source = DemonstrationSource(name="c", world="nano-chain", count=50)
+    texts = (document.text for document in source.documents(None))
+    tokenizer = with_chat_template(train(texts, vocab=330, splitting="words"), "5")
+    two_layers = {
+        "vocab": tokenizer.vocab_size,
+        "context": 256,
+        "attention": ("dsa",) * 2,
+        "mlp": ("dense", "moe"),
+        "indexer": {"heads": 2, "dim": 8, "topk": 64, "layers": ("full",) * 2},
+        "eos": tokenizer.specials.stops,
+    }
+    target = tmp_path_factory.mktemp("newborn") / "model"
+    save_pretrained(Network.born(latent_config(**two_layers), seed=1), target)
+    tokenizer.save(target)
+    return target
+
+
+def words(folder, out, *more, world="nano-chain"):
+    said = ["sample", folder, world, "--out", out, "--n", 3, "--count", 6, "--at-least", 0]
+    return [str(word) for word in (*said, "--max-tokens", 40, "--at-once", 4, *more)]
+
+
+def sampled(folder, out, *more, **options):
+    found = CliRunner().invoke(app, words(folder, out, *more, **options))
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def lines(out):
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def by_id(out):
+    return {line["id"]: line for line in lines(out)}
+
+
+@pytest.fixture(scope="module")
+def straight(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight") / "kept.jsonl"
+    sampled(folder, out)
+    return out
+
+
+def test_what_is_kept_can_be_learnt_from_and_says_where_it_comes_from(straight, folder):
+    found = lines(straight)
+    assert 3 <= len(found) < 18  # some replies never end: they are not kept
+    for line in found:
+        assert line["id"] == f"{line['task']}#{line['sample']}"
+        assert (line["world"], line["split"]) == ("nano-chain", "train")
+        assert line["model"] == str(folder) and line["version"] == "0"
+        assert line["reward"] == 0.0 and line["parts"] == {"right": 0.0}
+    assert [d.id for d in read_dialogues(straight)] == [line["id"] for line in found]
+    notes = lines(straight.with_name("kept.jsonl.notes"))
+    assert len(notes) == 1 + 18  # how it was begun, and every answer
+    fates = Counter(note["fate"] for note in notes[1:])
+    assert fates["kept"] == len(found) and fates["unusable"] > 0
+
+
+def test_called_again_it_asks_for_nothing_and_with_more_it_adds(straight, folder, tmp_path):
+    out = tmp_path / "kept.jsonl"
+    for file in straight.parent.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    before = out.read_bytes()
+    sampled(folder, out)
+    assert out.read_bytes() == before
+    sampled(folder, out, "--count", "8")
+    assert out.read_bytes().startswith(before)
+    assert len(lines(tmp_path / "kept.jsonl.notes")) == 1 + 24
+
+
+def test_other_settings_need_another_file(straight, folder):
+    found = CliRunner().invoke(app, words(folder, straight, "--temperature", "0.5"))
+    assert found.exit_code == 1
+    assert "was begun with temperature 1.0, not 0.5" in found.output
+    other = CliRunner().invoke(app, words(folder, straight, world="nano-moon"))
+    assert other.exit_code == 1 and "no world is called 'nano-moon'" in other.output
+
+
+def test_a_file_of_someone_elses_is_left_alone(folder, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"a": 1}\n')
+    found = CliRunner().invoke(app, words(folder, tmp_path / "mine.jsonl"))
+    assert found.exit_code == 1 and "was not written by this command" in found.output
+    assert (tmp_path / "mine.jsonl").read_text() == '{"a": 1}\n'
+
+
+def test_killed_and_called_again_it_ends_with_the_same_dialogues(straight, folder, tmp_path):
+    out = tmp_path / "kept.jsonl"
+    command = [sys.executable, "-m", "paddock.cli", *words(folder, out, "--at-once", "2")]
+    notes = tmp_path / "kept.jsonl.notes"
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and not (notes.exists() and notes.read_text().count("\n") > 5):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(lines(notes)) < 19
+    sampled(folder, out)
+    assert by_id(out) == by_id(straight)
+    assert len(lines(out)) == len(by_id(out))
+
+
+def test_a_server_can_be_asked_instead(straight, folder, tmp_path):
+    out = tmp_path / "kept.jsonl"
+    with serving(folder) as live:
+        said = ["sample", "tiny", "nano-chain", "--url", live.url, "--out", str(out)]
+        said += ["--n", "3", "--count", "6", "--at-least", "0", "--max-tokens", "40"]
+        found = CliRunner().invoke(app, said)
+    assert found.exit_code == 0, found.output
+    here, there = by_id(straight), by_id(out)
+    assert set(here) == set(there)
+    for name, line in there.items():  # the same seeds, the same network, the same words
+        assert line["messages"] == here[name]["messages"]
+        assert line["model"] == "tiny"
+
+
+def test_no_server_is_said_at_once(tmp_path):
+    said = ["sample", "x", "nano-chain", "--url", "http://127.0.0.1:9", "--out"]
+    found = CliRunner().invoke(app, [*said, str(tmp_path / "k.jsonl")])
+    assert found.exit_code == 1 and "no server answers there" in found.output
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+BEGUN = {"model": "m"}
+LONG = "x" * 20_000  # several pages, so that a kill can fall into the middle of a line
+
+
+def line(task, k, said):
+    message = {"role": "assistant", "content": said}
+    return {"id": f"{task}#{k}", "task": task, "messages": [message], "reward": 1.0}
+
+
+def test_only_what_is_good_enough_is_kept_and_the_same_words_once(tmp_path):
+    with Harvest.opened(tmp_path / "k.jsonl", BEGUN) as harvest:
+        harvest.add("a#0", line("a", 0, "yes"), Verdict(reward=1.0), 0.5)
+        harvest.add("a#1", line("a", 1, "yes"), Verdict(reward=1.0), 0.5)
+        harvest.add("b#0", line("b", 0, "yes"), Verdict(reward=1.0), 0.5)
+        harvest.add("b#1", line("b", 1, "no"), Verdict(reward=0.4), 0.5)
+        harvest.fail("c#0", Failure(kind="policy", where="w", what="x"))
+        harvest.fail("c#1", Failure(kind="world", where="w", what="x"))
+    assert [entry["id"] for entry in lines(tmp_path / "k.jsonl")] == ["a#0", "b#0"]
+    with Harvest.opened(tmp_path / "k.jsonl", BEGUN) as again:
+        assert again.done == {"a#0", "a#1", "b#0", "b#1", "c#0"}  # a broken world is asked again
+        again.add("a#2", line("a", 2, "yes"), Verdict(reward=1.0), 0.5)
+    assert len(lines(tmp_path / "k.jsonl")) == 2
+
+
+def test_one_writer_at_a_time(tmp_path):
+    with (
+        Harvest.opened(tmp_path / "k.jsonl", BEGUN),
+        pytest.raises(UserError, match="another process is writing it"),
+        Harvest.opened(tmp_path / "k.jsonl", BEGUN),
+    ):
+        pass
+
+
+def test_a_torn_line_is_taken_out_and_asked_for_again(tmp_path):
+    out = tmp_path / "k.jsonl"
+    with Harvest.opened(out, BEGUN) as harvest:
+        for k in range(3):
+            harvest.add(f"a#{k}", line("a", k, str(k)), Verdict(reward=1.0), 1.0)
+    out.write_bytes(out.read_bytes()[:-7])
+    notes = tmp_path / "k.jsonl.notes"
+    notes.write_bytes(notes.read_bytes()[: notes.read_bytes().rindex(b'{"id": "a#2"')])
+    with Harvest.opened(out, BEGUN) as harvest:
+        assert harvest.done == {"a#0", "a#1"}
+        harvest.add("a#2", line("a", 2, "2"), Verdict(reward=1.0), 1.0)
+    assert [entry["id"] for entry in lines(out)] == ["a#0", "a#1", "a#2"]
+
+
+def test_a_dialogue_that_was_written_but_not_noted_is_not_asked_for_again(tmp_path):
+    out, notes = tmp_path / "k.jsonl", tmp_path / "k.jsonl.notes"
+    with Harvest.opened(out, BEGUN) as harvest:
+        for k in range(2):
+            harvest.add(f"a#{k}", line("a", k, str(k)), Verdict(reward=1.0), 1.0)
+    notes.write_bytes(notes.read_bytes()[: notes.read_bytes().rindex(b'{"id": "a#1"')])
+    with Harvest.opened(out, BEGUN) as harvest:
+        assert harvest.done == {"a#0", "a#1"} and harvest.counts["kept"] == 2
+    assert len(lines(notes)) == 3
+
+
+WRITER = f"""
+import sys
+from pathlib import Path
+from paddock.cli.harvest import Harvest
+from paddock.records import Verdict
+
+with Harvest.opened(Path(sys.argv[1]), {BEGUN!r}) as harvest:
+    for k in range(400):
+        if f"a#{{k}}" not in harvest.done:
+            worth = float(k % 3 > 0)
+            said = [dict(role="assistant", content=f"{{k}} {LONG}")]
+            line = dict(id=f"a#{{k}}", task="a", messages=said, reward=1.0)
+            harvest.add(f"a#{{k}}", line, Verdict(reward=worth), 1.0)
+"""
+
+
+def test_killed_at_any_moment_nothing_is_torn_doubled_or_lost(tmp_path):
+    out = tmp_path / "k.jsonl"
+    command = [sys.executable, "-c", WRITER, str(out)]
+    chance, kills = random.Random(5), 0
+    while True:
+        process = subprocess.Popen(command, cwd=ROOT)
+        wanted = (out.stat().st_size if out.exists() else 0) + chance.randint(1, 900_000)
+        while process.poll() is None and (not out.exists() or out.stat().st_size < wanted):
+            pass
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    assert process.returncode == 0 and kills > 3
+    assert sorted(by_id(out)) == sorted(f"a#{k}" for k in range(400) if k % 3 > 0)
+    assert len(lines(out)) == len(by_id(out))
