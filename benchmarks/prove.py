@@ -9,14 +9,49 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from benchmarks import forward_vs_transformers, kernels, raise_base, serve, train_step
+from benchmarks import (
+    chat,
+    dash,
+    forward_vs_transformers,
+    kernels,
+    quant,
+    raise_base,
+    rl_distill,
+    rl_gateway,
+    rl_learn,
+    rl_logprobs,
+    rl_routing,
+    rl_schedule,
+    rl_trl,
+    sandbox,
+    serve,
+    serve_gpu,
+    story,
+    train_step,
+    worlds,
+    worlds_terminal_bench,
+)
 from benchmarks.table import Claim, print_claims
 
 AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "model": (forward_vs_transformers.claims,),
     "train": (raise_base.claims, train_step.claims_here),
-    "engine": (serve.claims,),
+    "engine": (serve.claims, serve_gpu.claims),
+    "chat": (chat.claims,),
+    "worlds": (worlds.claims, sandbox.claims, worlds_terminal_bench.claims),
+    "rl": (
+        rl_logprobs.claims,
+        rl_learn.claims,
+        rl_distill.claims,
+        rl_schedule.claims,
+        rl_routing.claims,
+        rl_gateway.claims,
+        rl_trl.claims,
+    ),
     "kernels": (kernels.claims,),
+    "story": (story.claims,),
+    "quant": (quant.claims,),
+    "dash": (dash.claims,),
 }
 
 

@@ -33,7 +33,7 @@ from paddock.train.settings import LossSettings, MachineSettings, OptimSettings,
 from paddock.train.stages import Stage
 from paddock.train.weights import DTYPES
 
-ARMS = ("adamw", "muon", "transformers")
+ARMS = ("adamw", "muon", "recompute", "transformers")
 Step = Callable[[], float]
 # What transformers' training does: the language loss on sparse attention, the indexer resting.
 SPARSE = Stage(language=True, indexer=False, dense=False)
@@ -52,14 +52,16 @@ def batch_of(rows: int, context: int, vocab: int) -> Batch:
     )
 
 
-def paddock_step(config: ModelConfig, batch: Batch, dtype: str, optimizer: str) -> Step:
+def paddock_step(
+    config: ModelConfig, batch: Batch, dtype: str, optimizer: str, recompute: bool = False
+) -> Step:
     device = pick_device(None)
     settings = TrainSettings(
         steps=1,
         start=StartSettings(preset="nano"),
         optim=OptimSettings(kind=optimizer),  # type: ignore[arg-type]
         loss=LossSettings(mtp=0.0, mtp_later=0.0, balance=0.0),
-        machine=MachineSettings(dtype=dtype),  # type: ignore[arg-type]
+        machine=MachineSettings(dtype=dtype, recompute=recompute),  # type: ignore[arg-type]
     )
     network = Network.born(config, 0).to(device)
     objective = BaseObjective(SPARSE, settings.loss)
@@ -138,6 +140,7 @@ def claims(
         arms = {
             "adamw": lambda batch=batch: paddock_step(config, batch, dtype, "adamw"),
             "muon": lambda batch=batch: paddock_step(config, batch, dtype, "muon"),
+            "recompute": lambda batch=batch: paddock_step(config, batch, dtype, "adamw", True),
             "transformers": lambda batch=batch: transformers_step(config, batch, dtype),
         }
         found = {arm: measure(make, steps) for arm, make in arms.items() if arm in wanted}

@@ -1,0 +1,169 @@
+"""The dashboard over a run of a hundred thousand trajectories; and the small run it comes with.
+
+    python -m benchmarks.dash [--attempts 100000]
+    python -m benchmarks.dash demo RUN [OTHER ...]
+
+`demo` makes paddock/dashboard/demo anew from real runs: the first with its ledger (of its newest
+groups the tokens too), the others with their numbers alone. The bundled ones were made by
+
+    paddock rl recipes/nano/agentic.toml --out agentic-0 --set start.folder=sft --set seed=0 \\
+        --set steps=6 --set pace.pipeline_depth=0 --set pace.max_staleness=0 \\
+        --set engines.mtp_steps=2 --set tasks.tools.attempt_s=3
+
+and the same with seed 1, from nano's fine-tuned model.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from benchmarks.table import Claim, print_claims
+from paddock.dashboard.demo import TEXT
+from tests.dashboard.ledgers import write_large
+
+ATTEMPTS = 100_000
+LIMIT_S = 2.0
+DEMO = Path(__file__).parents[1] / "paddock" / "dashboard" / "demo"
+GROUPS, ROWS = 14, 600  # kept in the demo: groups with tokens, rollouts
+
+
+def claims(attempts: int = ATTEMPTS) -> list[Claim]:
+    with TemporaryDirectory() as folder:
+        run = write_large(Path(folder) / "runs" / "large", attempts)
+        megabytes = (run / "ledger.sqlite").stat().st_size / 1e6
+        before = digests(run)
+        seconds, pages = opened(run.parent)
+        unchanged = digests(run) == before
+    told = ", ".join(f"{name} {1000 * took:.0f} ms" for name, took in pages.items())
+    return [
+        Claim(
+            name=f"open {attempts:,} trajectories ({megabytes:.0f} MB): command to rewards",
+            target=f"< {LIMIT_S:g} s",
+            measured=f"{seconds:.2f} s",
+            holds=seconds < LIMIT_S,
+        ),
+        Claim(name="the folder alone: runs and rewards, then each page again", measured=told),
+        Claim(
+            name="and nothing in the folder has changed",
+            target="same bytes, same times",
+            measured="same" if unchanged else "changed",
+            holds=unchanged,
+        ),
+    ]
+
+
+def opened(runs: Path) -> tuple[float, dict[str, float]]:
+    """Seconds from starting the command to the first page of rollouts, and what each page takes."""
+    began = time.perf_counter()
+    with dashboard(runs) as url, httpx.Client(base_url=url) as client:
+
+        def ask(path: str, **query: object) -> float:
+            start = time.perf_counter()
+            client.get(path, params=query, timeout=60).raise_for_status()  # type: ignore[arg-type]
+            return time.perf_counter() - start
+
+        first = ask("/api/runs") + ask("/api/rl", run="large")
+        seconds = time.perf_counter() - began
+        return seconds, {
+            "the first time": first,
+            "runs": ask("/api/runs"),
+            "rewards": ask("/api/rl", run="large"),
+            "one update": ask("/api/rl", run="large", update=3),
+            "group": ask("/api/group", run="large", ordinal=17),
+            "tokens": ask("/api/attempt", run="large", ordinal=17, member=3),
+            "timeline": ask("/api/timeline", run="large"),
+            "failures": ask("/api/failures", run="large"),
+            "radix tree": ask("/api/prefixes", run="large"),
+        }
+
+
+@contextmanager
+def dashboard(runs: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "paddock.cli", "dash", str(runs), "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        yield next(line.strip() for line in server.stdout if line.startswith("http"))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def digests(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(file.relative_to(folder)): (
+            hashlib.sha256(file.read_bytes()).hexdigest(),
+            file.stat().st_mtime_ns,
+        )
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+# --- the run that comes with the package ----------------------------------------------------------
+
+
+def make_demo(runs: list[Path]) -> None:
+    shutil.rmtree(DEMO, ignore_errors=True)
+    for number, run in enumerate(runs):
+        to = DEMO / run.resolve().name
+        to.mkdir(parents=True)
+        for name in ("recipe.toml", "metrics.jsonl", "events.jsonl"):
+            shutil.copyfile(run / name, to / name)
+        if number == 0:
+            _cut(run, to)
+    files = [file for file in DEMO.rglob("*") if file.is_file()]
+    print(f"{len(files)} files, {sum(f.stat().st_size for f in files) / 1e3:.0f} kB in {DEMO}")
+
+
+def _cut(run: Path, to: Path) -> None:
+    for name, rows in (("rollouts.jsonl", ROWS), ("engine.jsonl", 200), ("network.jsonl", 1)):
+        lines = (run / name).read_text().splitlines()[-rows:]
+        (to / name).write_text("\n".join(lines) + "\n")
+    (to / "tokenizer").mkdir()
+    (model,) = sorted(run.glob("checkpoints/step-*/model"))[-1:]
+    whole = json.loads((model / "tokenizer.json").read_text())
+    (to / "tokenizer" / "tokenizer.json").write_text(json.dumps(whole, separators=(",", ":")))
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / "ledger.sqlite"
+        shutil.copyfile(run / "ledger.sqlite", copy)
+        base = sqlite3.connect(copy)
+        (last,) = base.execute(
+            "SELECT MAX(ordinal) FROM groups WHERE status = 'trained'"
+        ).fetchone()
+        old = f"SELECT ordinal FROM groups WHERE ordinal <= {last - GROUPS} OR ordinal > {last}"
+        base.execute(
+            f"DELETE FROM lessons WHERE session IN (SELECT task || '-' || number || '-' || member"
+            f" FROM attempts JOIN groups USING (ordinal) WHERE ordinal IN ({old}))"
+        )
+        base.execute(f"UPDATE attempts SET packed = NULL WHERE ordinal IN ({old})")
+        base.commit()
+        (to / TEXT).write_text("\n".join(base.iterdump()) + "\n")
+        base.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS)
+    verbs = parser.add_subparsers(dest="verb")
+    verbs.add_parser("demo").add_argument("runs", nargs="+", type=Path)
+    given = parser.parse_args()
+    if given.verb == "demo":
+        make_demo(given.runs)
+    else:
+        print_claims(claims(given.attempts))
+
+
+if __name__ == "__main__":
+    main()

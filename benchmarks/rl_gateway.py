@@ -1,0 +1,412 @@
+"""The gateway under load: turns a second, latency and memory, with an engine that costs nothing.
+
+    python -m benchmarks.rl_gateway [--sessions 32] [--turns 50] [--processes 1]
+
+Agents are a process of their own and speak OpenAI's chat completions over real connections; each
+sends its whole conversation every turn, as agents do, and appends what it got. The engine is a
+process of its own too and answers `/generate` with canned tokens. So what is measured is the
+gateway: HTTP in, the conversation found again, what is new in tokens, HTTP out and back, the reply
+read, the turn recorded. Latency is an agent's, from its request to its last byte.
+
+The peer's figure, from another machine and its own mock engine: Miles, 32 sessions x 50 turns, 192
+cores: 58 turns/s, p99 1,190 ms and 12.5 GiB in one process, 477 turns/s, 114 ms and 34.4 GiB in 16.
+It is quoted, not measured here. Memory for one long session is counted in this process.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import platform
+import socket
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.table import Claim, print_claims, times_better
+from paddock.records import Completion, Message, Segment
+from paddock.rollout.session import PRESERVED, Session
+from paddock.text import GlmRenderer, Special, Tokenizer, train
+
+REPLY, RESULT = 60, 700  # tokens a reply has; letters that a tool answers with
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "run",
+        "description": "Run a command.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+    },
+}
+
+
+def tokenizer() -> Tokenizer:
+    text = Path(__file__).read_text()
+    return train([text] * 4, vocab=2000)
+
+
+def canned(words: Tokenizer) -> list[int]:
+    """A reply that thinks a little and calls the tool."""
+    specials, encode = words.specials, lambda text: words.encode(text, specials=False)
+    filler = encode(" gateway engine process memory turns" * 40)[: REPLY - 12]
+    return [
+        *filler,
+        specials[Special.THINK_CLOSE],
+        *(specials[Special.TOOL_CALL_OPEN], *encode("run")),
+        *(specials[Special.ARG_KEY_OPEN], *encode("command"), specials[Special.ARG_KEY_CLOSE]),
+        *(specials[Special.ARG_VALUE_OPEN], *encode("ls"), specials[Special.ARG_VALUE_CLOSE]),
+        specials[Special.TOOL_CALL_CLOSE],
+        specials[Special.OBSERVATION],
+    ]
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def engine_process(sock: socket.socket, reply: list[int]) -> None:
+    """`/generate` by rote: a bare ASGI application, so that it does not set the pace."""
+    import orjson
+
+    entries = [[-0.25, token, None] for token in reply]
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            more = (await receive()).get("more_body", False)
+        meta = {
+            "finish_reason": {"type": "stop", "matched": reply[-1]},
+            "completion_tokens": len(reply),
+            "output_token_logprobs": entries,
+            "weight_version": "0",
+        }
+        body = orjson.dumps({"text": "", "output_ids": reply, "meta_info": meta})
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    _serve(app, sock)
+
+
+def _serve(app: Any, sock: socket.socket) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=300
+    )
+    uvicorn.Server(config).run(sockets=[sock])
+
+
+def gateway_process(sock: socket.socket, engine: str, files: dict[str, bytes]) -> None:
+    from paddock.records import Sampling
+    from paddock.rollout.gateway import build_gateway
+    from paddock.rollout.live import Rules, Sessions
+    from paddock.rollout.remote import HttpGenerate, Server, pool
+
+    sessions = Sessions(HttpGenerate(Server(engine, pool())), GlmRenderer(Tokenizer(files)))
+    app = build_gateway(sessions, Rules(sampling=Sampling(max_new_tokens=REPLY)))
+    _serve(app, sock)
+
+
+@contextmanager
+def running(target: Callable[..., None], *args: Any) -> Iterator[tuple[str, int]]:
+    """A server in a process of its own: its address and its process id."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(1024)
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(sock, *args))
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}", process.pid or 0
+    finally:
+        process.terminate()
+        process.join(10)
+        sock.close()
+
+
+def busy(pid: int) -> float:
+    """Seconds of a core that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process holds."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- agents ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Load:
+    seconds: float
+    latencies: list[float]
+    resident: int  # bytes, of all gateways
+    before: int
+    busy: float  # seconds of a core, of all gateways
+
+    @property
+    def rate(self) -> float:
+        return len(self.latencies) / self.seconds
+
+    @property
+    def each(self) -> float:
+        """Seconds of a core for each turn: what counts where the machine is shared."""
+        return self.busy / len(self.latencies)
+
+    def at(self, share: float) -> float:
+        return sorted(self.latencies)[
+            min(len(self.latencies) - 1, int(share * len(self.latencies)))
+        ]
+
+
+async def agent(connect: Callable[[], Any], path: str, turns: int, seed: int) -> list[float]:
+    """One session over one connection; how long each turn took."""
+    import orjson
+
+    chance, found = Random(seed), []
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"Task {seed}: tidy up."}]
+    reader, writer = await connect()
+    await _ask(reader, writer, "/sessions", orjson.dumps({"id": f"s{seed}"}))
+    for turn in range(turns):
+        body = orjson.dumps({"model": "m", "messages": messages, "tools": [TOOL]})
+        began = time.perf_counter()
+        answer = await _ask(reader, writer, path, body)
+        found.append(time.perf_counter() - began)
+        message = orjson.loads(answer)["choices"][0]["message"]
+        messages.append({k: v for k, v in message.items() if v is not None})
+        call = message["tool_calls"][0]["id"]
+        text = f"turn {turn} {chance.random()} " + "file listing " * (RESULT // 13)
+        messages.append({"role": "tool", "tool_call_id": call, "content": text})
+    writer.close()
+    return found
+
+
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes
+) -> bytes:
+    """A request by hand: a client library would be slower than what is measured."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()
+    status, length = await reader.readline(), 0
+    while (line := await reader.readline()) != b"\r\n":
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.split(b":")[1])
+    answer = await reader.readexactly(length)
+    if b" 200 " not in status:
+        raise RuntimeError(f"{status!r} {answer[:300]!r}")
+    return answer
+
+
+async def drive(gateways: list[tuple[str, int]], sessions: int, turns: int) -> Load:
+    """All agents at once, spread over the gateways."""
+
+    def connect(url: str) -> Callable[[], Any]:
+        host, port = url.removeprefix("http://").split(":")
+        return lambda: asyncio.open_connection(host, int(port), limit=1 << 22)
+
+    before = sum(resident(pid) for _, pid in gateways)
+    worked = sum(busy(pid) for _, pid in gateways)
+    began = time.perf_counter()
+    found = await asyncio.gather(
+        *(
+            agent(connect(gateways[i % len(gateways)][0]), _path(i), turns, i)
+            for i in range(sessions)
+        )
+    )
+    seconds = time.perf_counter() - began
+    after = sum(resident(pid) for _, pid in gateways)
+    worked = sum(busy(pid) for _, pid in gateways) - worked
+    return Load(seconds, [each for row in found for each in row], after, before, worked)
+
+
+def _path(number: int) -> str:
+    return f"/sessions/s{number}/v1/chat/completions"
+
+
+def measured(sessions: int, turns: int, processes: int) -> Load:
+    words = tokenizer()
+    with running(engine_process, canned(words)) as (engine, _):
+        gateways, leave = [], []
+        try:
+            for _ in range(processes):
+                opened = running(gateway_process, engine, dict(words.files))
+                gateways.append(opened.__enter__())
+                leave.append(opened)
+            _await_ready([engine, *(url for url, _ in gateways)])
+            return asyncio.run(drive(gateways, sessions, turns))
+        finally:
+            for opened in leave:
+                opened.__exit__(None, None, None)
+
+
+def _await_ready(urls: list[str]) -> None:
+    import httpx
+
+    for url in urls:
+        for _ in range(600):
+            try:
+                httpx.get(f"{url}/health", timeout=2)
+                break
+            except httpx.HTTPError:
+                time.sleep(0.1)
+
+
+# --- the way out ----------------------------------------------------------------------------------
+
+
+def way_out(at_once: int, each: int) -> tuple[float, float]:
+    """Seconds of a core that one request to an engine costs: over our connections, over httpx."""
+    import httpx
+
+    from paddock.rollout.remote import pool
+
+    body, headers = b'{"input_ids": [1, 2, 3]}', {"Content-Type": "application/json"}
+
+    async def ours(url: str) -> None:
+        async with pool() as http:
+
+            async def ask() -> None:
+                for _ in range(each):
+                    said = {"headers": headers, "body": body, "patience_s": 60.0}
+                    async with http.request("POST", f"{url}/generate", **said) as response:
+                        await response.read()
+
+            await asyncio.gather(*(ask() for _ in range(at_once)))
+
+    async def theirs(url: str) -> None:
+        async with httpx.AsyncClient(timeout=120) as http:
+
+            async def ask() -> None:
+                for _ in range(each):
+                    await http.post(f"{url}/generate", content=body, headers=headers)
+
+            await asyncio.gather(*(ask() for _ in range(at_once)))
+
+    costs = []
+    with running(engine_process, [1, 2, 3]) as (url, _):
+        _await_ready([url])
+        for way in (ours, theirs):
+            began = time.process_time()
+            asyncio.run(way(url))
+            costs.append((time.process_time() - began) / (at_once * each))
+    return costs[0], costs[1]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def long_session(tokens: int = 262_144, turns: int = 200) -> tuple[Session, int, float]:
+    """A session of that many tokens: itself, the bytes that Python holds for it, the time of a core
+    that it takes to begin the next turn."""
+    words = tokenizer()
+    reply = canned(words) * (tokens // turns // 3 // REPLY)
+    rest = tokens // turns - len(reply)
+    result = words.decode([Random(i).randrange(300, 1500) for i in range(rest)])
+    messages = [Message(role="user", content="Go.")]
+    tracemalloc.start()
+    session = Session("long", GlmRenderer(words))
+    for turn in range(turns):
+        opening = session.begin(messages, thinking=PRESERVED)
+        done = Completion(
+            token_ids=tuple(reply),
+            logprobs=(-0.25,) * len(reply),
+            versions=(Segment(0, len(reply)),),
+            finish="stop",
+        )
+        said = Message(role="assistant", content=f"reply {turn}")
+        session.record(opening, done, said)
+        messages += [said, Message(role="user", content=f"{turn} {result}")]
+        del opening, done
+    held = tracemalloc.take_snapshot().filter_traces(
+        [
+            tracemalloc.Filter(True, "*paddock/rollout/*"),
+            tracemalloc.Filter(True, "*paddock/records/*"),
+        ]
+    )
+    size = sum(each.size for each in held.statistics("filename"))
+    tracemalloc.stop()
+    began = time.process_time()
+    session.begin(messages, thinking=PRESERVED)
+    return session, size, time.process_time() - began
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+def machine() -> str:
+    kind = platform.processor() or platform.machine()
+    return f"{os.cpu_count()} cores, {kind}, load {os.getloadavg()[0]:.1f} before"
+
+
+def claims(processes: int | None = None) -> list[Claim]:
+    # One core for the engine and the agents, the others for gateways.
+    count = processes or max(1, min(8, (os.cpu_count() or 2) - 2))
+    found = [Claim(name="machine", measured=machine())]
+    for sessions, turns, held in ((32, 50, True), (1000, 5, False)):
+        load = measured(sessions, turns, count)
+        what = f"gateway, {count} processes, {sessions} sessions x {turns} turns"
+        p50, p99 = 1e3 * load.at(0.5), 1e3 * load.at(0.99)
+        found += [
+            Claim(
+                name=f"{what}: turns/s",
+                target=">= 500",
+                measured=f"{load.rate:.0f} ({1e3 * load.each:.2f} ms of a core each)",
+                holds=load.rate >= 500,
+            ),
+            Claim(
+                name=f"{what}: latency",
+                target="p99 <= 50 ms" if held else "",
+                measured=f"p50 {p50:.1f} ms, p99 {p99:.1f} ms",
+                holds=p99 <= 50 if held else None,
+            ),
+            Claim(
+                name=f"{what}: memory of all gateways",
+                target="< 4 GiB",
+                measured=f"{load.resident / 2**20:.0f} MiB, {load.before / 2**20:.0f} before",
+                holds=load.resident < 4 << 30,
+            ),
+        ]
+    for at_once in (8, 64):
+        ours, theirs = (1e3 * cost for cost in way_out(at_once, max(4, 2000 // at_once)))
+        what = f"a request to an engine, {at_once} at once, against httpx"
+        found.append(times_better(what, ours, theirs, least=2.0, unit="ms of a core"))
+    session, size, began = long_session()
+    found.append(
+        Claim(
+            name=f"one session of {session.tokens:,} tokens in {len(session.tree.nodes)} turns",
+            target="<= 3 MB",
+            measured=f"{size / 1e6:.2f} MB ({size / session.tokens:.1f} bytes a token); "
+            f"{1e3 * began:.1f} ms of a core to begin the next turn",
+            holds=size <= 3e6,
+        )
+    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sessions", type=int)
+    parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--processes", type=int)
+    args = parser.parse_args()
+    if args.sessions is None:
+        print_claims(claims(args.processes))
+        return
+    load = measured(args.sessions, args.turns, args.processes or 1)
+    print(machine())
+    print(
+        f"{load.rate:.0f} turns/s, p50 {1e3 * load.at(0.5):.1f}, p99 {1e3 * load.at(0.99):.1f} ms"
+    )
+    print(f"{1e3 * load.each:.2f} ms of a core for each turn")
+    print(f"{load.resident / 2**20:.0f} MiB of memory, {load.before / 2**20:.0f} before")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Does it learn? The laptop's agent on a tool-use task, synchronously, asynchronously, and without
+the mask that makes staleness bearable.
+
+    python -m benchmarks.rl_learn --start runs/nano/sft --out runs/rl_learn
+
+Every arm is one call of `paddock rl` from the same fine-tuned model (or one of several, by seed);
+what it learnt is measured by `paddock eval` on held-out tasks. Called again, it goes on.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.table import Claim, print_claims
+
+RECIPE = "recipes/nano/agentic.toml"
+KINDS = 'kinds=["file"]'  # the kind of look-up that fine-tuning leaves worst
+UPDATES = 30  # at most
+GOAL = 0.95  # mean reward of three batches in a row, at which a run ends
+TASKS = 200
+MINUTES = 5
+
+FRESH = ("pace.pipeline_depth=0", "pace.max_staleness=0")
+STALE = ("pace.pipeline_depth=2", "pace.max_staleness=4")
+# However fast the engine is, nobody gets new weights before eight updates are done; and these are
+# four times as large, or even so stale a policy would still be nearly the one that learns.
+VERY_STALE = (
+    "optim.lr=2e-3",
+    "pace.pipeline_depth=4",
+    "pace.max_staleness=16",
+    "pace.publish_every=8",
+    "keep.every=8",
+)
+ARMS: dict[str, tuple[str, ...]] = {
+    "sync": FRESH,
+    "async": STALE,
+    "very stale, masked": VERY_STALE,
+    "very stale, no mask": (*VERY_STALE, "loss.kind=reinforce"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One run: held-out reward before and after, the curve of training, what it took."""
+
+    before: float
+    after: float
+    curve: list[float]
+    lag: float
+    wall_s: float
+    cpu_s: float | None = None  # of one core; what counts where others use the machine too
+
+    @property
+    def worst_late(self) -> float:
+        """The lowest mean of five batches in a row in the second half: collapse shows here."""
+        half = self.curve[len(self.curve) // 2 :]
+        return min(statistics.fmean(half[i : i + 5]) for i in range(max(1, len(half) - 4)))
+
+
+def paddock(*words: str) -> str:
+    command = [sys.executable, "-m", "paddock.cli", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def cpu_s() -> float:
+    """Of all processes called so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def held_out(model: Path) -> float:
+    found = paddock(
+        "eval", str(model), "nano-tools", "--tasks", str(TASKS), "--set", KINDS, "--json"
+    )
+    return float(json.loads(found)["mean"])
+
+
+def run(arm: str, seed: int, start: Path, out: Path) -> Outcome:
+    folder = out / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}"
+    noted = folder / "outcome.json"
+    if not noted.is_file():
+        sets = [
+            f"start.folder={start}",
+            f"seed={seed}",
+            f"steps={UPDATES}",
+            f"goal={GOAL}",
+            f"tasks.tools.settings.{KINDS}",
+            *ARMS[arm],
+        ]
+        before, began, used = held_out(start), time.perf_counter(), cpu_s()
+        words = [word for each in sets for word in ("--set", each)]
+        paddock("rl", RECIPE, "--out", str(folder), *words)
+        took = {"wall_s": time.perf_counter() - began, "cpu_s": cpu_s() - used}
+        noted.write_text(json.dumps({"before": before, "after": held_out(folder), **took}))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return Outcome(
+        curve=[line["reward"] for line in lines if "reward" in line],
+        lag=statistics.fmean(line["staleness"] for line in lines),
+        **json.loads(noted.read_text()),
+    )
+
+
+def show(arm: str, seed: int, found: Outcome) -> None:
+    curve = " ".join(f"{reward:.2f}" for reward in found.curve[::3])
+    print(
+        f"{arm:<20} seed {seed}: held out {found.before:.3f} -> {found.after:.3f} after "
+        f"{len(found.curve)} updates, mean lag {found.lag:.1f}, {found.wall_s:.0f} s, "
+        f"{found.cpu_s or 0:.0f} of CPU; {curve}",
+        flush=True,
+    )
+
+
+def claims(starts: list[Path] | None = None, out: Path = Path("runs/rl_learn")) -> list[Claim]:
+    """Three seeds an arm; from one model, or each from its own."""
+    starts = starts or [Path("runs/nano/sft")]
+    out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[Outcome]] = {arm: [] for arm in ARMS}
+    for seed in range(3):
+        for arm in ARMS:
+            found[arm].append(run(arm, seed, starts[seed % len(starts)], out))
+            show(arm, seed, found[arm][-1])
+    return [*_learnt(found), *_same(found), *_worse(found)]
+
+
+def _learnt(found: dict[str, list[Outcome]]) -> list[Claim]:
+    return [
+        Claim(
+            name=f"tool task, {arm}, three seeds: held-out reward",
+            target=f"< 0.3 -> > 0.9 in {MINUTES} min",
+            measured="; ".join(f"{o.before:.2f} -> {o.after:.2f} ({o.wall_s:.0f} s)" for o in runs),
+            holds=all(o.before < 0.3 and o.after > 0.9 and o.wall_s < 60 * MINUTES for o in runs),
+        )
+        for arm, runs in found.items()
+        if arm in ("sync", "async")
+    ]
+
+
+def _same(found: dict[str, list[Outcome]]) -> list[Claim]:
+    sync, apart = ([o.after for o in found[arm]] for arm in ("sync", "async"))
+    # Of a mean of three runs, each measured on TASKS tasks.
+    noise = 2 * (0.5 / TASKS**0.5 / 3**0.5 + statistics.pstdev([*sync, *apart]) / 3**0.5)
+    difference = abs(statistics.fmean(sync) - statistics.fmean(apart))
+    return [
+        Claim(
+            name="synchronous and asynchronous end alike",
+            target=f"within noise, {noise:.3f}",
+            measured=f"{difference:.3f} apart",
+            holds=difference <= noise,
+        )
+    ]
+
+
+def _worse(found: dict[str, list[Outcome]]) -> list[Claim]:
+    masked, bare = (found[arm] for arm in ("very stale, masked", "very stale, no mask"))
+    said = [
+        f"{a.after:.2f} / {b.after:.2f}, lowest late {a.worst_late:.2f} / {b.worst_late:.2f}"
+        for a, b in zip(masked, bare, strict=True)
+    ]
+    kept, lost = (statistics.fmean(o.after for o in runs) for runs in (masked, bare))
+    return [
+        Claim(
+            name="very stale: with mask / without",
+            target="without is worse by 0.05",
+            measured="; ".join(said),
+            holds=kept - lost >= 0.05,
+        )
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--start", type=Path, nargs="+", help="fine-tuned models, one a seed")
+    parser.add_argument("--out", type=Path, default=Path("runs/rl_learn"))
+    options = parser.parse_args()
+    print_claims(claims(options.start, options.out))
+
+
+if __name__ == "__main__":
+    main()

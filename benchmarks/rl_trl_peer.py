@@ -1,0 +1,148 @@
+"""TRL's GRPO on the task of rl_trl.py; run by it with a Python that has trl.
+
+    python benchmarks/rl_trl_peer.py FOLDER single|tools STEPS THREADS
+
+Prints a JSON line a step: seconds since the first began, and the mean reward.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.rl_trl_task import (
+    ADDED,
+    GROUP,
+    LR,
+    PROMPTS,
+    TOKENS,
+    TURN_TOKENS,
+    TURNS,
+    latency_s,
+    prompt_of,
+    reward_of,
+)
+
+
+class Clock(TrainerCallback):
+    """Says how long each step took and what its attempts earned."""
+
+    def __init__(self) -> None:
+        self.began, self.rewards = time.perf_counter(), []
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        line = {
+            "seconds": time.perf_counter() - self.began,
+            "reward": sum(self.rewards) / max(1, len(self.rewards)),
+        }
+        print(json.dumps(line), flush=True)
+        self.rewards.clear()
+
+
+def main() -> None:
+    folder, task, steps, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    clock = Clock()
+
+    def rewarded(completion_ids: list[list[int]], **more: object) -> list[float]:
+        masks = more.get("own") or [[1] * len(ids) for ids in completion_ids]
+        found = [
+            reward_of([i for i, own in zip(ids, mask, strict=True) if own])
+            for ids, mask in zip(completion_ids, masks, strict=True)
+        ]
+        clock.rewards += found
+        return found
+
+    def played(prompts: list[str], trainer: GRPOTrainer) -> dict[str, list]:
+        """Three turns, all attempts together; the worlds of a turn answer at the same time."""
+        start = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+        context, masks = [list(ids) for ids in start], [[] for _ in start]
+        for turn in range(TURNS):
+            width = max(map(len, context))
+            padded = torch.tensor([[0] * (width - len(c)) + c for c in context])
+            seen = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in context])
+            with torch.no_grad():
+                out = trainer.model.generate(
+                    padded,
+                    attention_mask=seen,
+                    do_sample=True,
+                    top_k=0,
+                    max_new_tokens=TURN_TOKENS,
+                    min_new_tokens=TURN_TOKENS,
+                    pad_token_id=0,
+                )
+            for i, reply in enumerate(out[:, width:].tolist()):
+                context[i] += reply
+                masks[i] += [1] * len(reply)
+            if turn < TURNS - 1:
+                with ThreadPoolExecutor(len(context)) as pool:
+                    list(
+                        pool.map(
+                            lambda i: time.sleep(latency_s(f"{i} {time.time()}")),
+                            range(len(context)),
+                        )
+                    )
+                for i in range(len(context)):
+                    context[i] += ADDED
+                    masks[i] += [0] * len(ADDED)
+        completions = [c[len(s) :] for c, s in zip(context, start, strict=True)]
+        return {
+            "prompt_ids": start,
+            "completion_ids": completions,
+            "logprobs": None,
+            "env_mask": masks,
+            "own": masks,
+        }
+
+    prompts = [" ".join(f"t{i}" for i in prompt_of(n)) for n in range(PROMPTS * int(steps) * 2)]
+    with tempfile.TemporaryDirectory() as out:
+        config = GRPOConfig(
+            output_dir=out,
+            per_device_train_batch_size=PROMPTS * GROUP,
+            num_generations=GROUP,
+            max_completion_length=TOKENS
+            if task == "single"
+            else TURNS * (TURN_TOKENS + len(ADDED)),
+            max_steps=int(steps),
+            learning_rate=LR,
+            lr_scheduler_type="constant",
+            weight_decay=0.0,
+            adam_beta2=0.98,
+            beta=0.0,
+            epsilon=0.2,
+            epsilon_high=0.28,
+            temperature=1.0,
+            top_p=1.0,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            logging_steps=1000,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = GRPOTrainer(
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=rewarded,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            callbacks=[clock],
+            rollout_func=None if task == "single" else played,
+        )
+        clock.began = time.perf_counter()
+        trainer.train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Tasks of terminal-bench 1, unchanged: doing nothing fails, their own solutions pass.
+
+    python -m benchmarks.worlds_terminal_bench [--tasks FOLDER] [--only NAME,NAME] [--workers 1]
+        [--env FOLDER] [--time-factor 3]
+
+Fetches the source package of terminal-bench 0.2.12 (105 tasks) and a small Python environment with
+what the tests import, both into a temporary folder. Environments are built over a copy of this
+machine's system; steps that fetch packages are left out, so that tasks which need them cannot pass.
+The 25 that can are named here.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.table import Claim, print_claims
+from paddock.envs.harbor import HarborSettings, Report, TaskError, check, read_task
+
+PACKAGE = "terminal-bench==0.2.12"
+NEEDED = ("pytest==8.4.1", "pytest-json-ctrf==0.3.5", "numpy", "pandas", "scipy", "requests",
+          "PyYAML", "pytest-asyncio")  # fmt: skip
+KNOWN = [
+    "aimo-airline-departures", "blind-maze-explorer-5x5", "blind-maze-explorer-algorithm",
+    "classifier-debug", "cobol-modernization", "decommissioning-service-with-sensitive-data",
+    "extract-elf", "extract-moves-from-video", "feal-differential-cryptanalysis",
+    "feal-linear-cryptanalysis", "fix-permissions", "git-workflow-hack", "grid-pattern-transform",
+    "hello-world", "heterogeneous-dates", "logistic-regression-divergence",
+    "mixed-integer-programming-1", "openssl-selfsigned-cert", "password-recovery",
+    "polyglot-c-py", "raman-fitting", "recover-obfuscated-files", "security-vulhub-minio",
+    "sqlite-db-truncate", "vim-terminal-task",
+]  # fmt: skip
+
+
+def fetch(folder: Path) -> Path:
+    """The tasks of the source package."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+    words = [*pip, "--ignore-requires-python", "--no-build-isolation", "-d", str(folder), PACKAGE]
+    subprocess.run(words, check=False)  # it may stop at metadata; the file is there by then
+    (archive,) = folder.glob("terminal_bench-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return next(folder.glob("terminal_bench-*/tasks"))
+
+
+def environment(folder: Path) -> Path:
+    """What the tests import."""
+    place = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    subprocess.run([str(place / "bin" / "pip"), "install", "-q", *NEEDED], check=True)
+    return place
+
+
+async def checked(folder: Path, settings: HarborSettings) -> Report:
+    try:
+        return await check(read_task(folder), settings)
+    except TaskError as error:
+        return Report(task=folder.name, problems=(str(error),))
+
+
+async def run(
+    tasks: Path, names: list[str], settings: HarborSettings, workers: int
+) -> dict[str, Report]:
+    turn = asyncio.Semaphore(workers)
+    found: dict[str, Report] = {}
+
+    async def one(name: str) -> None:
+        async with turn:
+            began = time.monotonic()
+            found[name] = report = await checked(tasks / name, settings)
+            said = "sound" if report.sound else "; ".join(report.problems)
+            print(f"{name:46} {time.monotonic() - began:6.1f} s  {said}", flush=True)
+
+    await asyncio.gather(*(one(name) for name in names))
+    return found
+
+
+def claims(
+    tasks: Path | None = None,
+    names: list[str] | None = None,
+    env: Path | None = None,
+    *,
+    workers: int = 1,
+    time_factor: float = 3.0,
+) -> list[Claim]:
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = tasks or fetch(Path(folder))
+        settings = HarborSettings(
+            skip_installs=True,
+            build_network=False,
+            stop_at_failed_build_steps=False,
+            stand_ins=str(env or environment(Path(folder))),
+            time_factor=time_factor,
+        )
+        reports = asyncio.run(run(tasks, names or KNOWN, settings, workers))
+    sound = [name for name, report in reports.items() if report.sound]
+    idle = [name for name, report in reports.items() if report.empty is not None]
+    return [
+        Claim(
+            name="terminal-bench 1: nothing fails, the solution passes",
+            target=f"{len(reports)} of {len(reports)}",
+            measured=f"{len(sound)} of {len(reports)}",
+            holds=len(sound) == len(reports),
+        ),
+        Claim(name="of them, doing nothing was graded", measured=f"{len(idle)}"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", type=Path, help="a folder of tasks that is there already")
+    parser.add_argument("--env", type=Path, help="a Python environment that is there already")
+    parser.add_argument("--only", help="names, with commas")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--time-factor", type=float, default=3.0, help="for a machine that is busy")
+    said = parser.parse_args()
+    names = said.only.split(",") if said.only else None
+    how = {"workers": said.workers, "time_factor": said.time_factor}
+    print_claims(claims(said.tasks, names, said.env, **how))
+
+
+if __name__ == "__main__":
+    main()
