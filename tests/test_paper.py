@@ -14,7 +14,7 @@ def defined(file: Path) -> set[str]:
     """Functions, classes, methods and constants of a file, methods as Class.method."""
     names: set[str] = set()
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{n.name}" for n in node.body if isinstance(n, ast.FunctionDef)}
