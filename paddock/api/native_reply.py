@@ -111,8 +111,14 @@ class Format:
         matched = answer.matched if self.ask.trims_stop else None
         if isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
-        text = self.tokenizer.decode(list(ids), skip_special=self.ask.skip_special)
+        growing = self.growing()
+        text = growing.push_all(ids) + growing.flush()
         return cut(text, matched) if isinstance(matched, str) else text
+
+    def growing(self) -> Detokenizer:
+        """The reply's text: what it adds to the prompt's."""
+        skip = self.ask.skip_special
+        return Detokenizer(self.tokenizer, skip_special=skip, behind=self.prompt)
 
     def _entries(self, logprobs: Sequence[float | None], ids: Sequence[int]) -> list[Entry]:
         return [self._entry(*pair) for pair in zip(logprobs, ids, strict=True)]
@@ -142,7 +148,7 @@ class GenerateStream:
 
     def __init__(self, form: Format, *, incremental: bool) -> None:
         self._form, self._incremental = form, incremental
-        self._text = Detokenizer(form.tokenizer, skip_special=form.ask.skip_special)
+        self._text = form.growing()
         self._held = Held(form.ask.sampling.stop_texts if form.ask.trims_stop else ())
         self._said, self._before = Said(), 0
 

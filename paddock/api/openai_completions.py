@@ -12,6 +12,7 @@ from paddock.api.spelling import Likely, Spelling
 from paddock.records import Sampling
 from paddock.text import Detokenizer, Tokenizer
 from paddock.text.events import ContentText
+from paddock.text.tokenizer import CONTEXT
 
 MOST_NEW = 16  # tokens, where nothing is said
 
@@ -133,20 +134,26 @@ class CompletionFormat:
         matched = answer.matched
         if isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
-        text = self.tokenizer.decode(list(ids), skip_special=self.ask.skip_special)
+        growing = self.growing()
+        text = growing.push_all(ids) + growing.flush()
         return cut(text, matched) if isinstance(matched, str) else text
 
+    def growing(self) -> Detokenizer:
+        """The continuation's text: what it adds to the prompt's."""
+        skip = self.ask.skip_special
+        return Detokenizer(self.tokenizer, skip_special=skip, behind=self.prompt)
+
     def _logprobs(self, answer: Answer, ids: Sequence[int]) -> dict[str, Any]:
-        all_ids: list[int] = list(ids)
+        all_ids, behind = list(ids), self.prompt
         logprobs: list[float | None] = list(answer.completion.logprobs[: len(ids)])
         top: list[Likely | None] = list(answer.top[: len(ids)])
         if self.ask.echo:
-            all_ids = [*self.prompt, *all_ids]
+            all_ids, behind = [*self.prompt, *all_ids], ()
             logprobs = [*answer.prompt_logprobs, *logprobs]
             top = [*answer.prompt_top, *top]
         if not self.ask.top_logprobs:  # of the chosen tokens alone
             top = []
-        return self.entries(all_ids, logprobs, top, 0)
+        return self.entries(all_ids, logprobs, top, 0, behind)
 
     def entries(
         self,
@@ -154,9 +161,12 @@ class CompletionFormat:
         logprobs: Sequence[float | None],
         top: Sequence[Likely | None],
         offset: int,
+        behind: Sequence[int],
     ) -> dict[str, Any]:
-        """The four parallel lists; the text begins at character `offset`."""
-        pieces = self._pieces(ids)
+        """The four parallel lists; the text begins at character `offset`, its tokens `behind`
+        others."""
+        text = Detokenizer(self.tokenizer, behind=behind)
+        pieces = [text.push(i) for i in ids]
         offsets, at = [], offset
         for piece in pieces:
             offsets.append(at)
@@ -170,11 +180,6 @@ class CompletionFormat:
             "top_logprobs": [self._table(*row) for row in zip(ids, logprobs, tops, strict=True)],
             "text_offset": offsets,
         }
-
-    def _pieces(self, ids: Sequence[int]) -> list[str]:
-        """What each token adds to the text."""
-        text = Detokenizer(self.tokenizer)
-        return [text.push(i) for i in ids]
 
     def _table(
         self, token_id: int, logprob: float | None, likely: Likely | None
@@ -193,7 +198,7 @@ class CompletionStream:
 
     def __init__(self, form: CompletionFormat, index: int) -> None:
         self._form, self._index, self._at = form, index, 0
-        self._text = Detokenizer(form.tokenizer, skip_special=form.ask.skip_special)
+        self._text, self._said = form.growing(), list(form.prompt[-CONTEXT:])
         self._held = Held(form.ask.sampling.stop_texts)
         self._before = form._prompt_text()
 
@@ -217,9 +222,12 @@ class CompletionStream:
             choice["matched_stop"] = answer.matched
         if form.ask.top_logprobs is not None:
             at = self._at + len(self._before)
-            choice["logprobs"] = form.entries(delta.token_ids, delta.logprobs, delta.top, at)
+            choice["logprobs"] = form.entries(
+                delta.token_ids, delta.logprobs, delta.top, at, self._said
+            )
         if form.ask.shows_ids:
             choice["token_ids"] = list(delta.token_ids)
         self._at += len(choice["text"])
+        self._said = [*self._said, *delta.token_ids][-CONTEXT:]
         self._before = ""
         return choice

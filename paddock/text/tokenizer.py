@@ -20,6 +20,7 @@ CONFIG = "tokenizer_config.json"
 COMPANIONS = (CONFIG, "chat_template.jinja", "special_tokens_map.json")
 
 Splitting = Literal["bytes", "words"]
+CONTEXT = 8  # tokens before a text that decide how it begins
 
 # Words with the blank or sign before them, digits in groups of three at most (so that a number has
 # one spelling, and few of them), signs, space: the rule of GPT-4 and of GLM-5.
@@ -28,11 +29,11 @@ BYTES_SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # Whole lines that end in a newline (the tools block of a prompt is then a few tokens), names in
-# braces, digits one by one, words, signs.
+# braces, digits one by one, words, signs. Lines are cut apart first: looking for the end of a line
+# from every word of a long one takes time that grows with its square.
+LINES_SPLIT = r"\n+"
 SPACE = "\u2581"
-WORDS_SPLIT = (
-    rf"[^\n]*\n+|{SPACE}?\{{[a-z0-9-]+\}}|{SPACE}?\d|{SPACE}?[A-Za-z]+|{SPACE}?[^{SPACE}\dA-Za-z]+"
-)
+WORDS_SPLIT = rf"\A[^\n]*\n+|{SPACE}?\{{[a-z0-9-]+\}}|{SPACE}?\d|{SPACE}?[A-Za-z]+|{SPACE}?[^{SPACE}\dA-Za-z]+"
 WORDS_ALPHABET = [SPACE, "\n", *map(chr, range(33, 127))]
 # The bytes that UTF-8 uses for every other character.
 OTHER_BYTES = [
@@ -174,14 +175,19 @@ class Tokenizer:
 class Detokenizer:
     """Text as it grows, token by token, never with half a character at its end.
 
-    What `push` and then `flush` return, joined, is what `decode` makes of all the tokens at once.
+    What `push` and then `flush` return, joined, is what `decode` makes of all tokens at once, or
+    of tokens that stand `behind` others what they add to those: the blank before a word counts.
     Bytes that are no text are held back until text follows. (Where single bytes are tokens of a
     sentencepiece kind, the number of U+FFFD for such bytes may differ.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = False, behind: Sequence[int] = ()
+    ) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special
-        self._context: list[int] = []  # said; a decoder may look at the token before
+        self._context = list(behind[-CONTEXT:])  # said; a decoder may look at the token before
+        if self._decode(self._context).endswith("\ufffd"):  # half a character: nothing is behind it
+            self._context = []
         self._pending: list[int] = []
         self._said = 0  # characters of the pending tokens
 
@@ -205,10 +211,11 @@ class Detokenizer:
         return new
 
     def _pending_text(self) -> str:
-        def decode(ids: list[int]) -> str:
-            return self._tokenizer.decode(ids, skip_special=self._skip)
+        before = self._decode(self._context)
+        return self._decode([*self._context, *self._pending])[len(before) :]
 
-        return decode([*self._context, *self._pending])[len(decode(self._context)) :]
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special=self._skip)
 
 
 def train(texts: Iterable[str], *, vocab: int, splitting: Splitting = "bytes") -> Tokenizer:
@@ -247,9 +254,9 @@ def train(texts: Iterable[str], *, vocab: int, splitting: Splitting = "bytes") -
 def _cut(splitting: Splitting) -> pre_tokenizers.PreTokenizer:
     if splitting == "words":
         blank = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False)
-        return pre_tokenizers.Sequence(
-            [blank, pre_tokenizers.Split(Regex(WORDS_SPLIT), "isolated")]
-        )
+        lines = pre_tokenizers.Split(Regex(LINES_SPLIT), "merged_with_previous")
+        words = pre_tokenizers.Split(Regex(WORDS_SPLIT), "isolated")
+        return pre_tokenizers.Sequence([blank, lines, words])
     split = pre_tokenizers.Split(Regex(BYTES_SPLIT), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, as_bytes])

@@ -117,6 +117,28 @@ def test_so_it_is_for_bytes_that_are_no_text(groups):
     assert text == tokenizer.decode([token for group in groups for token in group])
 
 
+def test_lines_stay_whole_and_what_ends_in_none_is_words():
+    tokenizer = word_tokenizer()
+    cut = tokenizer._inner.pre_tokenizer.pre_tokenize_str("red oak\n\n{x-1} 12 oak")
+    assert [piece for piece, _ in cut] == [
+        *("\u2581red\u2581oak\n\n", "{x-1}", "\u25811", "2", "\u2581oak")
+    ]
+
+
+def test_text_behind_other_text_keeps_its_blank():
+    words = train(["one two three four"] * 9, vocab=700, splitting="words")
+    *before, last = words.encode("one two three four", specials=False)
+    growing = Detokenizer(words, behind=before)
+    assert growing.push(last) + growing.flush() == " four" != words.decode([last])
+
+
+def test_text_behind_half_a_character_begins_anew():
+    tokenizer = byte_tokenizer()
+    half, *_ = tokenizer.encode("\U0001f98c", specials=False)
+    growing = Detokenizer(tokenizer, behind=[half])
+    assert growing.push_all(tokenizer.encode("deer", specials=False)) + growing.flush() == "deer"
+
+
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
 @given(st.text())
 def test_growing_text_never_shows_half_a_character(tokenizer, text):
