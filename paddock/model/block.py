@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from paddock.model.attention import attention_for
 from paddock.model.config import ModelConfig
-from paddock.model.moe import GatedMLP, MoE, balance_loss, load
+from paddock.model.moe import GatedMLP, MoE, Routing, balance_loss, load
 from paddock.model.norm import RMSNorm
 from paddock.model.step import LayerNotes, Selection, Step
 
@@ -34,6 +34,14 @@ class Block(nn.Module):
         z_TD, notes = self.feed_forward(self.mlp_norm(x_TD), step, notes)
         return x_TD + z_TD, selection, notes
 
+    def _choices(self, routing: Routing, step: Step) -> list[Tensor] | None:
+        """Of each span's whole document; None where the spans are whole documents."""
+        layout = step.layout
+        if layout.cut is None:
+            return None
+        expert_SK = layout.keys(routing.expert_TK)
+        return [expert_SK[document] for document in layout.documents]
+
     def feed_forward(
         self, x_TD: Tensor, step: Step, notes: LayerNotes
     ) -> tuple[Tensor, LayerNotes]:
@@ -42,9 +50,7 @@ class Block(nn.Module):
         y_TD, routing = self.mlp(x_TD)
         loss = None
         if step.ask.balance_loss:
-            expert_SK = step.layout.keys(routing.expert_TK)
-            choices = [expert_SK[document] for document in step.layout.documents]
-            loss = balance_loss(routing, step.layout.spans, choices)
+            loss = balance_loss(routing, step.layout.spans, self._choices(routing, step))
         return y_TD, replace(
             notes,
             balance_loss=loss,

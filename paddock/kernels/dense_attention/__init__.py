@@ -15,7 +15,8 @@ backward is faster while a document is only a few times longer than what is kept
 `reference` is the definition, by way of PyTorch's own fused attention: equal-sized documents are
 batched; where queries continue a past, the mask exists for one chunk of queries at a time.
 On a GPU whole documents in half precision go to `packed`: one launch for all of them, the kept keys
-as a mask of bits (T * longest / 8 bytes), no atomics, so that two runs agree bit for bit.
+as a mask of bits (T * longest / 8 bytes), no atomics, so that two runs agree bit for bit. Without a
+mask only documents of many lengths do: for few lengths PyTorch's own is faster.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ def dense_attention(
     window: int | None = None,
 ) -> Tensor:
     heads = (query_THD, key_SGD, value_SGV)
-    if window is None and packed.suits("causal_attention", *heads, spans):
+    ragged = len({span.keys for span in spans}) > packed.LENGTHS
+    if window is None and ragged and packed.suits("causal_attention", *heads, spans):
         return packed.attention(*heads, spans, None, scale=scale)
     return reference.dense_attention(*heads, spans, scale=scale, window=window)
 

@@ -16,6 +16,9 @@ from torch.autograd.function import once_differentiable
 from paddock.kernels.spans import Span
 from paddock.kernels.twins import usable
 
+# PyTorch plans a launch for every new count and length of documents, which takes longer than the
+# launch; up to so many different lengths it is worth it.
+LENGTHS = 2
 TILE = 128  # queries and keys that share an entry in the lists of what is kept
 
 
