@@ -13,6 +13,7 @@ import typer
 
 from paddock.cli.errors import Explaining, UserError
 from paddock.cli.tables import show, table
+from paddock.config import parse_sets
 from paddock.records import Failure, Message, Sampling, ToolCall, ToolSpec, Verdict
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def show_world(world: World_, sets: Sets = None, index: Index = 0, split: Split 
     from paddock.config import Recipe, dump, resolve
     from paddock.envs import kind_of, open_world
 
-    changes = _changes(sets)
+    changes = parse_sets(sets or [])
     opened = open_world(world, changes)
     task = opened.task(index, split)
     sizes = {each: opened.size(each) for each in ("train", "test")}
@@ -85,7 +86,7 @@ def try_world(  # noqa: PLR0913  one option each
     """Play one task: as a person in the terminal, with a model, or by its own solution."""
     from paddock.envs import open_world, play
 
-    opened = open_world(world, _changes(sets))
+    opened = open_world(world, parse_sets(sets or []))
     task = opened.task(index, split)
     env = opened.open(task)
     sampling = Sampling(temperature=temperature, max_new_tokens=max_tokens)
@@ -220,7 +221,7 @@ def check_tasks(
     from paddock.config import Recipe, resolve
     from paddock.envs.harbor import HarborSettings, task_folders
 
-    changes = _changes(sets)
+    changes = parse_sets(sets or [])
     changes.setdefault("variables", dict(os.environ))
     if skip_installs:
         changes["skip_installs"] = True
@@ -264,20 +265,3 @@ def _row(report: "Report") -> tuple[str, ...]:
         "no" if report.readable else "yes",
         "yes" if report.sound else "NO",
     )
-
-
-def _changes(sets: Sequence[str] | None) -> dict[str, Any]:
-    from paddock.config.recipe import parse_set
-
-    whole: dict[str, Any] = {}
-    for text in sets or ():
-        _merge(whole, parse_set(text))
-    return whole
-
-
-def _merge(whole: dict[str, Any], change: Mapping[str, Any]) -> None:
-    for key, value in change.items():
-        if isinstance(value, Mapping) and isinstance(whole.get(key), dict):
-            _merge(whole[key], value)
-        else:
-            whole[key] = value

@@ -1,15 +1,15 @@
 """The verb that measures a model in worlds."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paddock.cli.engines import open_model
-from paddock.cli.errors import UserError
 from paddock.cli.plan import SkillPlan
 from paddock.cli.skills import engine_of, evaluated
 from paddock.cli.tables import show, table
+from paddock.config import parse_sets
 
 
 def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
@@ -28,7 +28,7 @@ def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
     import json
     from dataclasses import asdict
 
-    changes = _changes(sets or [])
+    changes = parse_sets(sets or [])
     opened = open_model(model, None)
     made = table("world", numbers=("score", "±", "tasks", "turns", "pass@k", "not judged"))
     with engine_of(opened) as engine:
@@ -52,15 +52,3 @@ def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
             made.add_row(name, *numbers, f"{found.turns:.1f}", solved, lost)
     if not as_json:
         show(made)
-
-
-def _changes(sets: list[str]) -> dict[str, Any]:
-    from paddock.config.recipe import parse_set
-
-    found: dict[str, Any] = {}
-    for text in sets:
-        for key, value in parse_set(text).items():
-            if key in found:
-                raise UserError(f"--set {key} is given twice")
-            found[key] = value
-    return found

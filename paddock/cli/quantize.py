@@ -90,7 +90,7 @@ def quantize(  # noqa: PLR0913  one option each
 def _settings(recipe: str, sets: list[str]) -> "QuantSettings":
     """A recipe by name or file, changed as asked."""
     from paddock.config import Recipe, load_recipe, resolve
-    from paddock.config.recipe import SET, parse_set
+    from paddock.config.recipe import SET, parse_sets
     from paddock.quant import RECIPES, QuantSettings
 
     if recipe not in RECIPES and not Path(recipe).is_file():
@@ -98,7 +98,7 @@ def _settings(recipe: str, sets: list[str]) -> "QuantSettings":
     if recipe not in RECIPES:
         return resolve(QuantSettings, load_recipe(Path(recipe), sets))
     values = RECIPES[recipe].model_dump(mode="json", exclude_none=True)
-    changes = {key: value for one in sets for key, value in parse_set(one).items()}
+    changes = parse_sets(sets)
     return resolve(QuantSettings, Recipe(values | changes, {(key,): SET for key in changes}))
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from paddock.cli.errors import UserError
 from paddock.cli.harvest import Harvest
 from paddock.cli.tables import show, table
+from paddock.config import parse_sets
 from paddock.records import Dialogue, Message, Sampling, ToolSpec, Verdict
 
 if TYPE_CHECKING:
@@ -53,10 +54,9 @@ def sample(  # noqa: PLR0913  one option each
     Called again it goes on: no answer is asked for twice, none is written twice. With a higher
     --count or --n it adds to the file.
     """
-    from paddock.config.recipe import parse_set
     from paddock.envs import open_world
 
-    made = {name: value for text in sets or () for name, value in parse_set(text).items()}
+    made = parse_sets(sets or [])
     plan = Plan(
         world=open_world(world, made),
         split=split,
@@ -181,7 +181,9 @@ def player_of(name: str, url: str | None, at_once: int) -> Iterator[Player]:
     (place,) = devices(None, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
     settings = EngineSettings(max_running=at_once, stop_ids=stops or None)
-    (engine,) = engines_for(model, [place], precision(model, place, None), settings, fits=True)
+    (engine,) = engines_for(
+        model, [place], precision(model.folder, place, None), settings, fits=True
+    )
     with engine:
         yield EnginePlayer(model, engine)
 

@@ -6,9 +6,9 @@ settings.py  the base of every room's settings
 toml.py      settings back into TOML
 """
 
-from paddock.config.recipe import Recipe, load_recipe
+from paddock.config.recipe import Recipe, load_recipe, parse_sets
 from paddock.config.resolve import resolve
 from paddock.config.settings import ConfigError, Settings
 from paddock.config.toml import dump
 
-__all__ = ["ConfigError", "Recipe", "Settings", "dump", "load_recipe", "resolve"]
+__all__ = ["ConfigError", "Recipe", "Settings", "dump", "load_recipe", "parse_sets", "resolve"]

@@ -38,6 +38,18 @@ def load_recipe(path: str | Path, sets: Sequence[str] = ()) -> Recipe:
     return Recipe(values, origins)
 
 
+def parse_sets(texts: Sequence[str]) -> dict[str, Any]:
+    """Overrides alone, as one table; of two that speak of the same key the last counts.
+
+    >>> parse_sets(["config.terms=3", "config.digits=2", "config.terms=4"])
+    {'config': {'terms': 4, 'digits': 2}}
+    """
+    values: dict[str, Any] = {}
+    for text in texts:
+        values = _merged(values, parse_set(text))
+    return values
+
+
 def parse_set(text: str) -> dict[str, Any]:
     """An override as a nested table. What is not a TOML value is text.
 
