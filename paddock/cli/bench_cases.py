@@ -118,12 +118,18 @@ def _adamw(made: Tensors) -> Call:
     return step
 
 
-def _documents(made: Tensors, heads: int, width: int) -> "tuple[Tensor, Tensor, Tensor, list[Any]]":
-    """Queries, keys and values of documents of an eighth of the tokens each."""
+def _documents(
+    made: Tensors, heads: int, width: int, *, ragged: bool
+) -> "tuple[Tensor, Tensor, Tensor, list[Any]]":
+    """Queries, keys and values of eight documents, each as long as the others or none."""
+    from itertools import accumulate, pairwise
+
     from paddock.kernels.spans import Span
 
     T, length = made.size.tokens, made.size.tokens // 8
-    spans = [Span(i, length, i, length) for i in range(0, T, length)]
+    sizes = [length + (i if ragged else 0) for i in range(-4, 3)]
+    starts = [0, *accumulate(sizes), T]
+    spans = [Span(start, stop - start, start, stop - start) for start, stop in pairwise(starts)]
     query, key, value = (made.random(T, heads, width) for _ in range(3))
     return query, key, value, spans
 
@@ -131,8 +137,22 @@ def _documents(made: Tensors, heads: int, width: int) -> "tuple[Tensor, Tensor, 
 def _causal_attention(made: Tensors) -> Call:
     from paddock.kernels.dense_attention import dense_attention
 
-    query, key, value, spans = _documents(made, made.size.heads, 128)
+    query, key, value, spans = _documents(made, made.size.heads, 128, ragged=True)
     return lambda: dense_attention(query, key, value, spans, scale=128**-0.5)
+
+
+def _index_kl(made: Tensors) -> Call:
+    from paddock.kernels.index_kl import AttentionSide, IndexSide, index_kl
+    from paddock.kernels.spans import Span
+
+    size, width = made.size, made.size.latent + made.size.rope
+    weight_TH = made.random(size.tokens, size.heads, wide=True) * (size.heads * 64) ** -0.5
+    index = IndexSide(
+        made.random(size.tokens, size.heads, 64), made.random(size.tokens, 64), weight_TH
+    )
+    query_THC, row_SC = made.random(size.tokens, size.heads, width), made.random(size.tokens, width)
+    attention = AttentionSide(query_THC, row_SC, width**-0.5)
+    return lambda: index_kl(index, attention, (Span(0, size.tokens, 0, size.tokens),))
 
 
 def _kept_attention(made: Tensors) -> Call:
@@ -140,7 +160,7 @@ def _kept_attention(made: Tensors) -> Call:
 
     from paddock.kernels.dense_attention import kept_attention
 
-    query, key, value, spans = _documents(made, made.size.heads, 128)
+    query, key, value, spans = _documents(made, made.size.heads, 128, ragged=False)
     index_LK = made.kept(spans[0].queries, spans[0].keys)
     # Keys are counted over all documents.
     index_TK = torch.cat([torch.where(index_LK < 0, -1, index_LK + span.key) for span in spans])
@@ -231,6 +251,17 @@ def _moe_permute(made: Tensors) -> Call:
         return gather(spread(x_TD, order), weight_TK, order)
 
     return there_and_back
+
+
+def _newton_schulz(made: Tensors) -> Call:
+    import torch
+
+    from paddock.kernels.newton_schulz import newton_schulz
+
+    update_EFD = made.random(8, made.size.inner, made.size.hidden, wide=True)
+    # Without bfloat16 on a CPU: a virtual one may announce tiles that it does not execute.
+    dtype = None if made.device.type == "cpu" else torch.bfloat16
+    return lambda: newton_schulz(update_EFD, dtype=dtype)
 
 
 def _norm(made: Tensors) -> Call:
@@ -326,11 +357,13 @@ CASES: dict[str, Callable[[Tensors], Call]] = {
     "expert_choice": _expert_choice,
     "few_experts": _few_experts,
     "grouped_gemm": _grouped_gemm,
+    "index_kl": _index_kl,
     "index_topk": _index_topk,
     "kept_attention": _kept_attention,
     "latent_decode": _latent_decode,
     "lm_loss": _lm_loss,
     "moe_permute": _moe_permute,
+    "newton_schulz": _newton_schulz,
     "norm": _norm,
     "rope": _rope,
     "sparse_mla": _sparse_mla,

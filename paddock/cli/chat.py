@@ -44,7 +44,7 @@ def chat(
     (place,) = devices(None, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
     settings = EngineSettings(mtp_steps=mtp, max_running=1, stop_ids=stops or None)
-    dtype = precision(model, place, None)
+    dtype = precision(model.folder, place, None)
     (engine,) = engines_for(model, [place], dtype, settings, fits=True)
     with engine:
         talk = Conversation(model, engine, Sampling(max_new_tokens=max_tokens, **said), system)

@@ -64,9 +64,9 @@ def devices(name: str | None, replicas: int) -> list[str]:
     return [f"{kind.type}:{i % torch.accelerator.device_count()}" for i in range(replicas)]
 
 
-def precision(model: Model, device: str, said: str | None) -> str:
+def precision(folder: Path, device: str, said: str | None) -> str:
     """float32 on the CPU; on an accelerator what the folder was stored in."""
-    stored = _json(model.folder / "config.json")
+    stored = _json(folder / "config.json")
     half = "bfloat16" in (stored.get("dtype"), stored.get("torch_dtype"))
     return said or ("bfloat16" if half and device != "cpu" else "float32")
 

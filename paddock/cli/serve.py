@@ -122,7 +122,7 @@ def _run(
     from paddock.serve import build_app
 
     started = time.monotonic()
-    dtype = precision(model, place.devices[0], place.dtype)
+    dtype = precision(model.folder, place.devices[0], place.dtype)
     if not place.fits:  # refuse what cannot be before the weights are read
         capacity(settings, model.config, 2 if dtype == "bfloat16" else 4)
     engines = engines_for(model, place.devices, dtype, settings, fits=place.fits)

@@ -58,19 +58,27 @@ def measure(skills: list[SkillPlan], run: Path, *, seed: int) -> Iterator[Result
     worlds = [skill for skill in skills if skill.kind == "world"]
     if worlds:
         model = open_model(run, None)
-        with engine_of(model) as engine:
+        with engine_of(model, said=_trained_in(run)) as engine:
             for skill in worlds:
                 yield _result(skill.name, evaluated(model, engine, skill, seed))
 
 
-def engine_of(model: Model, *, at_once: int = 64) -> "Engine":
+def _trained_in(run: Path) -> str | None:
+    """The precision of a run's products: what it learnt, it can do in that."""
+    recipe = run / "recipe.toml"
+    values = tomllib.loads(recipe.read_text()) if recipe.is_file() else {}
+    return values.get("machine", {}).get("dtype")  # type: ignore[no-any-return]
+
+
+def engine_of(model: Model, *, at_once: int = 64, said: str | None = None) -> "Engine":
     """One engine for a model, sized for many short episodes."""
     from paddock.engine import EngineSettings
 
     (place,) = devices(None, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
     settings = EngineSettings(max_running=at_once, stop_ids=stops or None)
-    (engine,) = engines_for(model, [place], precision(model, place, None), settings, fits=True)
+    dtype = precision(model.folder, place, said)
+    (engine,) = engines_for(model, [place], dtype, settings, fits=True)
     return engine
 
 
@@ -132,7 +140,9 @@ def _read(skill: SkillPlan, run: Path) -> Result:
     from paddock.checkpoint import load_pretrained
     from paddock.checkpoint.training import newest_model
 
-    network = load_pretrained(newest_model(run))
+    folder = newest_model(run)
+    (place,) = devices(None, 1)
+    network = load_pretrained(folder, precision(folder, place, _trained_in(run)), place)
     recipe = tomllib.loads((run / "recipe.toml").read_text())
     dense = recipe.get("stage") in ("pretrain", "midtrain", "warmup")
     return (_loss if skill.kind == "loss" else _needles)(skill, run, network, dense)

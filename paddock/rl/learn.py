@@ -193,7 +193,7 @@ class Loop:
         if over or crossed(learner.updates, pace.updates_per_batch, settings.keep.every):
             learner.facts = {"rewards": list(recent), "tally": self.sifter.state()}
             saved = await asyncio.to_thread(
-                learner.save, self.checkpoints, beside=dict(self.beside)
+                learner.save, self.checkpoints, beside=dict(self.beside), over=over
             )
             self.queue.checkpointed(learner.updates, saved.name)
         began = self.clock()

@@ -156,12 +156,13 @@ class Learner:
 
     # --- on disk ----------------------------------------------------------------------------------
 
-    def save(self, folder: Path, *, beside: dict[str, bytes]) -> Path:
-        """A checkpoint from which `restore` goes on bit for bit."""
+    def save(self, folder: Path, *, beside: dict[str, bytes], over: bool = False) -> Path:
+        """A checkpoint from which `restore` goes on bit for bit, unless the run is `over`."""
         network = self.trainer.weights.exact_network()
         assert network is not None
-        optimizer = optimizer_tensors(self.trainer.optimizer, self.trainer.weights.whole)
-        keep = self.settings.keep
+        keep, optimizer = self.settings.keep, {}
+        if keep.final_optimizer or not over:
+            optimizer = optimizer_tensors(self.trainer.optimizer, self.trainer.weights.whole)
         path = save_training(
             folder, self.updates, network, optimizer, facts=self.facts, beside=beside
         )

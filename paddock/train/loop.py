@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from paddock.checkpoint.training import (
     checkpoints,
@@ -229,8 +230,11 @@ def memory_bytes() -> int:
 
 def save(run: Run, trainer: Trainer, stream: Stream, tokenizer: Tokenizer, step: int) -> None:
     """The first rank writes what all of them hold."""
+    keep, last = run.settings.keep, step == run.settings.steps
     network = trainer.weights.exact_network()
-    optimizer = optimizer_tensors(trainer.optimizer, trainer.weights.whole)
+    optimizer: dict[str, Tensor] = {}
+    if keep.final_optimizer or not last:
+        optimizer = optimizer_tensors(trainer.optimizer, trainer.weights.whole)
     if network is None:
         return
     save_training(
@@ -241,7 +245,7 @@ def save(run: Run, trainer: Trainer, stream: Stream, tokenizer: Tokenizer, step:
         facts={"stream": stream.state()},
         beside=tokenizer.files,
     )
-    prune(run.checkpoints, last=run.settings.keep.last, forever=run.settings.keep.forever)
+    prune(run.checkpoints, last=keep.last, forever=keep.forever)
 
 
 def resume(run: Run, trainer: Trainer, stream: Stream) -> int:

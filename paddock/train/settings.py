@@ -85,6 +85,7 @@ class KeepSettings(Settings):
     every: PositiveInt = 500  # steps between checkpoints
     last: PositiveInt = 2  # newest checkpoints kept
     forever: PositiveInt | None = None  # multiples of this many steps are never pruned
+    final_optimizer: bool = True  # its state at the last step too, from which no run goes on
 
 
 class EvalSettings(Settings):

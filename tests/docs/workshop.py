@@ -27,6 +27,7 @@ from tests.docs.pages import ROOT, Block
 SMALLER = {
     r"^steps = .*$": "steps = 2",
     r"\bcount = \d+": "count = 60",
+    r"\bmax_bytes = \d+": "max_bytes = 20000",
     r"^documents = .*$": "documents = 60",
     r"^vocab = .*$": "vocab = 960",
     r"^context = \d+": "context = 224",
@@ -41,15 +42,8 @@ SMALLER = {
     # A network that has learnt nothing earns nothing: all groups are alike, and are kept.
     r"^\[pace\]$": "[sampling]\nmax_new_tokens = 8\n\n[credit]\nkeep_flat = true\n\n[pace]",
 }
-# The network that talks has a short memory, so that replies that never end end soon; the one for a
-# GPU reads a little text instead of all of this machine's Python.
-FACTS = (
-    '[corpus]\nsources = [{ kind = "reasoning", name = "facts", family = "facts", count = 60 }]\n'
-)
-ALSO = {
-    "nano/sft.toml": ("[start]\n", "[start]\ncontext = 72\n"),
-    "small/base.toml": ("[machine]\n", f"{FACTS}\n[machine]\n"),
-}
+# The network that talks has a short memory, so that replies that never end end soon.
+ALSO = {"nano/sft.toml": ("[start]\n", "[start]\ncontext = 72\n")}
 SMALL_PLANS = ("nano", "small")
 # Added to a command of these verbs; the last of two options counts.
 FEWER = {
