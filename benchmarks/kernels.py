@@ -3,7 +3,7 @@
     python -m benchmarks.kernels [SECTION ...] [--json FILE]
 
 Prints a line as each figure is taken, a table at the end and, with --json, a JSON line per figure.
-Needs torch, triton and paddock.kernels alone. Arms take turns, device events time them, medians are
+Needs torch, triton and paddock alone. Arms take turns, device events time them, medians are
 reported; a section that fails says so and the next one runs.
 """
 
@@ -28,6 +28,8 @@ SECTIONS = {
     "scores": "benchmarks.kernels_scores",
     "topk": "benchmarks.kernels_topk",
     "decode": "benchmarks.kernels_decode",
+    "muon": "benchmarks.kernels_muon",
+    "kl": "benchmarks.kernels_index_kl",
 }
 
 

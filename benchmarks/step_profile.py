@@ -8,7 +8,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -247,16 +247,14 @@ def print_kernels(step: Step, steps: int = 2) -> None:
 
 
 def print_without_each(step: Step, steps: int) -> None:
-    """Times with one twin off; those off by default are tried instead."""
+    """Times with one twin off."""
     whole = milliseconds(step, steps)
     print(f"{'as it stands':30}{whole:8.1f} ms")
     for name, instead in twins.TWINS.items():
-        on = twins.allowed(name)
-        switch: Callable[..., AbstractContextManager[None]] = twins.without if on else twins.trying
         try:
-            with switch(name):
+            with twins.without(name):
                 took = milliseconds(step, steps)
             said = f"{took:8.1f} ms  {took - whole:+8.1f}"
         except Exception as error:  # the others are still worth knowing
             said = f"failed: {error!r}"[:200]
-        print(f"{'without' if on else 'with':8}{name:22}{said}  ({instead})", flush=True)
+        print(f"without {name:22}{said}  ({instead})", flush=True)

@@ -14,15 +14,17 @@ from torch import Tensor
 # Every switch, and what it replaces when it is on.
 TWINS = {
     "adamw": "a loop over parameters",
-    "causal_attention": "PyTorch's attention over whole documents",
+    "causal_attention": "PyTorch's attention over documents of many lengths",
     "expert_choice": "sorting each token's router scores",
     "few_experts": "sorting few rows by expert for grouped products",
     "grouped_gemm": "a loop over experts",
+    "index_kl": "probabilities of every head and key, held for a chunk of queries",
     "index_topk": "torch's product and top-k of index scores",
     "kept_attention": "PyTorch's attention under a mask of booleans",
     "latent_decode": "gathering the rows of every sequence of a batch and multiplying them",
     "lm_loss": "elementwise passes over the logits",
     "moe_permute": "sorting and indexing rows by expert",
+    "newton_schulz": "products of whole matrices, three a step",
     "norm": "elementwise passes of the norms",
     "rope": "elementwise passes of the rotation",
     "sparse_mla": "gathering rows and multiplying them",
@@ -31,8 +33,7 @@ TWINS = {
     "w4a8_gemm": "unpacking integers and multiplying them as floats",
     "wide_linear": "a product of widened copies",
 }
-# causal_attention awaits a measurement that says it beats PyTorch's own.
-_off = {"causal_attention"}
+_off: set[str] = set()
 
 
 def usable(name: str, *tensors: Tensor) -> bool:
@@ -59,15 +60,12 @@ def allowed(name: str) -> bool:
 @contextmanager
 def without(*names: str) -> Iterator[None]:
     """References alone for these, until the block ends."""
-    with _switched(_off | _known(names)):
+    global _off
+    before, _off = _off, _off | _known(names)
+    try:
         yield
-
-
-@contextmanager
-def trying(*names: str) -> Iterator[None]:
-    """Also the twins that are off by default, until the block ends."""
-    with _switched(_off - _known(names)):
-        yield
+    finally:
+        _off = before
 
 
 def _known(names: Sequence[str]) -> set[str]:
@@ -75,16 +73,6 @@ def _known(names: Sequence[str]) -> set[str]:
         if name not in TWINS:
             raise ValueError(f"no twin called '{name}'; there are {', '.join(TWINS)}")
     return set(names)
-
-
-@contextmanager
-def _switched(off: set[str]) -> Iterator[None]:
-    global _off
-    before, _off = _off, off
-    try:
-        yield
-    finally:
-        _off = before
 
 
 @cache

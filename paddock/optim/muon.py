@@ -216,7 +216,8 @@ def stacks(blocks: Iterable[Stackable], stack_bytes: int) -> Iterator[list[Stack
 
 def advance_(stack: list[Stackable], muon: MuonSettings) -> None:
     """One step for every block of a stack."""
-    update_BMN = torch.cat([block.update(muon.momentum) for block in stack])
+    updates = [block.update(muon.momentum) for block in stack]
+    update_BMN = torch.cat(updates) if len(updates) > 1 else updates[0]  # cat copies even one
     direction_BMN = orthogonalize(update_BMN, muon)
     for block, direction in zip(stack, direction_BMN.split([*map(len, stack)]), strict=True):
         block.take(direction)

@@ -17,13 +17,6 @@ def test_a_switch_comes_back_after_an_error():
     assert twins.allowed("rope")
 
 
-def test_what_is_off_by_default_can_be_tried():
-    assert not twins.allowed("causal_attention")
-    with twins.trying("causal_attention"):
-        assert twins.allowed("causal_attention")
-
-
-@pytest.mark.parametrize("ask", [twins.without, twins.trying])
-def test_a_twin_there_is_none_of_is_refused_by_name(ask):
-    with pytest.raises(ValueError, match="no twin called 'rop'"), ask("rop"):
+def test_a_twin_there_is_none_of_is_refused_by_name():
+    with pytest.raises(ValueError, match="no twin called 'rop'"), twins.without("rop"):
         pass

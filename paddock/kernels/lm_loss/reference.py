@@ -14,6 +14,7 @@ from paddock.kernels.precision import wide, wide_mm
 from paddock.kernels.workspace import chunks
 
 CHUNK_BYTES = 1 << 28
+KEPT_BYTES = 1 << 24  # of probabilities: so few are kept for the backward, not computed again
 
 
 def nll(
@@ -38,19 +39,23 @@ class _NegLogLikelihood(torch.autograd.Function):
         dtype = _wide_of_both(hidden_TD, head_VD)
         nll_T = hidden_TD.new_zeros(len(target_T), dtype=dtype)
         lse_T = torch.zeros_like(nll_T)
+        kept: list[Tensor] = []
+        keeps = nll_T.nbytes * len(head_VD) <= KEPT_BYTES <= chunk_bytes
         for rows_R in _counted(target_T, len(head_VD) * dtype.itemsize, chunk_bytes):
             logit_RV = _logits(hidden_TD[rows_R], head_VD, temperature)
             picked_R = logit_RV.gather(1, target_T[rows_R, None]).squeeze(1)
-            lse_T[rows_R] = _logsumexp_(logit_RV)
-            nll_T[rows_R] = lse_T[rows_R] - picked_R
-        ctx.save_for_backward(hidden_TD, head_VD, target_T, lse_T)
+            lse_R, sum_R1 = _logsumexp_(logit_RV)
+            kept += [logit_RV.div_(sum_R1)] if keeps else []
+            lse_T[rows_R] = lse_R
+            nll_T[rows_R] = lse_R - picked_R
+        ctx.save_for_backward(hidden_TD, head_VD, target_T, lse_T, *kept)
         ctx.temperature, ctx.chunk_bytes = temperature, chunk_bytes
         return nll_T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_TD, head_VD, target_T, lse_T = ctx.saved_tensors
+        hidden_TD, head_VD, target_T, lse_T, *kept = ctx.saved_tensors
         wants_hidden, wants_head = ctx.needs_input_grad[:2]
         dtype = _wide_of_both(hidden_TD, head_VD)
         # Tensor cores multiply halves: there the gradient is rounded like any activation's.
@@ -61,7 +66,11 @@ class _NegLogLikelihood(torch.autograd.Function):
         for rows_R in _counted(target_T, len(head_VD) * dtype.itemsize, ctx.chunk_bytes):
             hidden_RD = hidden_TD[rows_R]
             # d nll / d logit = (softmax - one hot), in the buffer of the logits themselves.
-            grad_RV = _logits(hidden_RD, head_VD, ctx.temperature).sub_(lse_T[rows_R, None]).exp_()
+            if kept:
+                grad_RV = kept[0].clone()
+            else:
+                logit_RV = _logits(hidden_RD, head_VD, ctx.temperature)
+                grad_RV = logit_RV.sub_(lse_T[rows_R, None]).exp_()
             grad_RV[torch.arange(len(rows_R), device=rows_R.device), target_T[rows_R]] -= 1
             grad_RV *= grad_T[rows_R, None] / ctx.temperature
             grad_RV = grad_RV.to(narrow)
@@ -89,7 +98,9 @@ def _logits(hidden_RD: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
     return wide_mm(hidden_RD, head_VD.T).div_(temperature)
 
 
-def _logsumexp_(logit_RV: Tensor) -> Tensor:
-    """Consumes its input: torch.logsumexp would hold a second [R, V]."""
+def _logsumexp_(logit_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp, and the sum of what is left in the input: exponentials without their scale.
+    torch.logsumexp would hold a second [R, V]."""
     top_R1 = logit_RV.amax(dim=1, keepdim=True)
-    return logit_RV.sub_(top_R1).exp_().sum(dim=1).log_().add_(top_R1.squeeze(1))
+    sum_R1 = logit_RV.sub_(top_R1).exp_().sum(dim=1, keepdim=True)
+    return sum_R1.log().add_(top_R1).squeeze(1), sum_R1
