@@ -27,7 +27,7 @@ from paddock.records import Sampling
 Prompts = list[list[int]]
 Arm = Callable[[Prompts, int], list[list[int]]]  # prompts, new tokens -> replies
 PREFIX, OWN, VOCAB = 512, 8, 960
-TARGETS = {1: 1.2, 32: 5.0}  # requests -> the least ratio transformers / paddock that we claim
+TARGETS = {1: 1.0, 32: 5.0}  # requests -> the least ratio transformers / paddock that we claim
 
 
 def prompts(count: int, seed: int) -> Prompts:

@@ -4,9 +4,8 @@ Everything reaches it through one inbox and is acted upon between steps: new req
 pauses, new weights. A step that fails fails the requests in it, never the thread; a failure that is
 a bug leaves the engine unhealthy, and every request, present and future, is told so.
 
-What a step adds to a stream is handed over after it; where a device works on its own, only when the
-next step has been queued, so that clients are told while it computes. Whatever ends a request goes
-out at once, behind all that was said before.
+What a step adds to a stream is handed over after it, where a device works on its own when the next
+step has been queued. Whatever ends a request goes out at once, behind all that was said before.
 """
 
 import logging
@@ -24,7 +23,7 @@ from paddock.engine.request import Answer, Delta, Ending, EngineFailed, Sequence
 from paddock.engine.runner import Ended, Runner
 from paddock.engine.sampler import Dials
 from paddock.engine.scheduler import Plan, Scheduler
-from paddock.engine.settings import EngineSettings, cached_layers, capacity
+from paddock.engine.settings import EngineSettings, cached_layers, capacity, threads
 from paddock.engine.stats import Counters, Stats
 from paddock.model import Network
 
@@ -91,6 +90,7 @@ class Worker:
     # --- the thread -------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        torch.set_num_threads(threads(self.settings, self.network.config))  # of this thread
         try:
             while self._read_inbox():
                 if not self.paused:

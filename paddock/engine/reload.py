@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
 
+import torch
 from torch import Tensor
 
 from paddock.checkpoint.folder import CheckpointError
@@ -177,6 +178,19 @@ class Reload:
         """Of every tensor, by released name. Steps go on meanwhile."""
         with self._changing:
             return {name: checksum(tensor) for name, tensor in self._places.tensors.items()}
+
+    def other_than(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Those of `tensors` that the engine serves otherwise, as it rounds them; compared where
+        they lie, which takes a thousandth of the time of their checksums."""
+        with self._changing:
+            pairs = [
+                (name, self._places.tensors[name], given)
+                for name, given in tensors.items()
+                if name in self._places.tensors
+            ]
+            wrong = [(served != given.to(served)).any() for _, served, given in pairs]
+            found = torch.stack(wrong).tolist() if wrong else []
+            return [name for (name, _, _), bad in zip(pairs, found, strict=True) if bad]
 
     def values(self, name: str, most: int) -> list[float]:
         """The first `most` numbers of a tensor."""

@@ -112,7 +112,7 @@ class EnginesSettings(Settings):
     mtp_steps: NonNegativeInt = 0
     dtype: Literal["float32", "bfloat16"] | None = None  # None: the trainer's
     push: Literal["in_place", "retract"] = "in_place"  # what becomes of running requests
-    verify_push: bool = True  # compare checksums after each hand-over
+    verify_push: bool = True  # compare all weights after each hand-over
 
 
 class AlertSettings(Settings):

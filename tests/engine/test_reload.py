@@ -8,7 +8,7 @@ import torch
 
 from paddock.checkpoint import CheckpointError, save_pretrained
 from paddock.checkpoint.names import is_mtp
-from paddock.checkpoint.wire import Parcel, checksums
+from paddock.checkpoint.wire import Parcel, checksums, outgoing
 from paddock.engine import Labels, Reload
 from tests.engine.nets import copy_of, engine, greedy, network
 from tests.engine.new_weights import (
@@ -318,3 +318,13 @@ def test_values_are_the_first_numbers(serving):
         reload.values("x", 5)
     with pytest.raises(CheckpointError, match="-1 numbers"):
         reload.values(HEAD, -1)
+
+
+def test_what_is_served_otherwise_than_given_is_named(serving):
+    reload = Reload(serving)
+    assert reload.other_than(dict(outgoing(network("sparse")))) == []
+    given = dict(outgoing(copy_of(network("sparse"))))
+    given[HEAD][3, 1] += 1.0
+    given["of another network"] = torch.zeros(1)
+    assert reload.other_than(given) == [HEAD]
+    assert reload.other_than({}) == []
