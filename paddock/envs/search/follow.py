@@ -10,6 +10,7 @@ from paddock.envs.search.questions import Question
 from paddock.records import Message, ToolCall, ToolSpec
 
 _ID = re.compile(r"^\[(\w+)\]", re.MULTILINE)
+_MORE = re.compile(r"\(part (\d+) of (\d+)\)$")
 
 
 class Follower:
@@ -21,9 +22,7 @@ class Follower:
     ) -> None:
         self._say = say
         self._steps = list(question.steps[:hops])
-        self._here = question.start
-        self._searched = False
-        self._unread: list[str] = []
+        self._arrive(question.start)
 
     async def __call__(
         self,
@@ -32,36 +31,44 @@ class Follower:
     ) -> Message:
         if messages[-1].role == "tool":
             self._read(messages[-1].content)
-        if not self._steps:
-            return self._answer()
-        if self._unread:
-            return _calling("open", page=self._unread.pop(0))
-        if self._searched:  # and read all that was found
-            return self._answer()
-        self._searched = True
-        return _calling("search", query=_query(self._here, self._steps[0]), k=20)
-
-    def _answer(self) -> Message:
+        if self._steps and self._unread:
+            self._open = self._unread.pop(0)
+            page, part = self._open
+            return _calling("open", page=page, part=part)
+        if self._steps and self._queries:
+            return _calling("search", query=self._queries.pop(0), k=20)
         return Message(role="assistant", content=self._say(self._here))
 
+    def _arrive(self, name: str) -> None:
+        self._here = name
+        self._queries = _queries(name, self._steps[0]) if self._steps else []
+        self._unread: list[tuple[str, int]] = []
+        self._open = ("", 0)
+        self._seen: set[str] = set()
+
     def _read(self, text: str) -> None:
-        """Takes a step if the text states it; otherwise goes on with the pages it lists."""
+        """Takes a step if the text states it; otherwise goes on with the page's next part, or with
+        the pages it lists."""
         step = self._steps[0]
         for fact in facts_in(text):
             here, there = fact.subject, fact.object
             if not step.ahead:
                 here, there = there, here
             if fact.relation == step.relation and here == self._here:
-                self._here, self._searched, self._unread = there, False, []
                 del self._steps[0]
+                self._arrive(there)
                 return
-        self._unread += _ID.findall(text)
+        if (part := _MORE.search(text)) and part[1] != part[2]:
+            self._unread.insert(0, (self._open[0], int(part[1]) + 1))
+        found = [page for page in _ID.findall(text) if page not in self._seen]
+        self._seen.update(found)
+        self._unread += [(page, 1) for page in found]
 
 
-def _query(name: str, step: Step) -> str:
-    """What a page that answers the step says."""
+def _queries(name: str, step: Step) -> list[str]:
+    """What a page that answers the step says; and where other pages say more of it, the name."""
     given = {"s": name, "o": ""} if step.ahead else {"s": "", "o": name}
-    return " ".join(text.format(**given) for text in RELATIONS[step.relation].sentences)
+    return [" ".join(text.format(**given) for text in RELATIONS[step.relation].sentences), name]
 
 
 def _calling(name: str, **arguments: Any) -> Message:
