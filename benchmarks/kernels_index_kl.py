@@ -35,14 +35,14 @@ TEACHER, STUDENT = 2 * H * C, 2 * G * D  # operations of a pair of query and key
 SLOWEST_MS = 2000.0  # of a reference that is measured more than once
 DENSE_TILES = (
     twin.DENSE,
-    twin.Tile(128, 128, 8, 3, registers=128),
+    twin.Tile(256, 128, 8, 3),
     twin.Tile(128, 128, 8, 4),
     twin.Tile(256, 64, 8, 2, registers=128),
 )
 KEPT_TILES = (
     twin.KEPT,
     twin.Tile(128, 64, 4, 6),
-    twin.Tile(256, 64, 8, 4),
+    twin.Tile(128, 64, 4, 4),
     twin.Tile(64, 64, 4, 4),
 )
 Rows = Iterator[Callable[[], Figure]]

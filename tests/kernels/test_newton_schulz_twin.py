@@ -70,9 +70,10 @@ def test_the_square_of_the_first_gram_matrix_stays_within_float16():
 
 
 def test_the_definition_is_taken_where_it_was_measured_to_be_faster():
-    faster = [(1, 6144, 16384), (1, 6144, 6144), (16, 2048, 6144), (64, 256, 6144), (1, 128, 2048)]
+    faster = [(1, 6144, 16384), (1, 6144, 6144), (16, 2048, 6144), (1, 2048, 6144)]
+    faster += [(64, 256, 6144), (1, 128, 2048)]
     assert all(pays(*stack) for stack in faster)
-    slower = [(64, 256, 2048), (64, 192, 512), (1, 2048, 6144), (1, 576, 6144), (16, 2048, 2048)]
+    slower = [(64, 256, 2048), (64, 192, 512), (1, 576, 6144), (16, 2048, 2048)]
     assert not any(pays(*stack) for stack in [*slower, (4, 100, 9000), (0, 128, 2048)])
 
 

@@ -47,7 +47,6 @@ PHASES = (2, 3)  # steps until g is computed afresh; the last number repeats
 HALF_FROM = 4096
 TILE = 128  # rows and columns that a program computes; 256 columns took 1.15 times as long
 DEPTH = 64  # summed at a time
-FULL = 132  # programs that keep the largest chips busy
 
 
 def suits(update_XMN: Tensor, dtype: torch.dtype | None, steps: int) -> bool:
@@ -67,13 +66,13 @@ def suits(update_XMN: Tensor, dtype: torch.dtype | None, steps: int) -> bool:
 def pays(B: int, M: int, N: int) -> bool:
     """Whether fewer products take less time than the definition's.
 
-    They do where products are large (H200, all by halves, against the definition: 6144 x 16384
-    1.28x, 16 x 2048 x 6144 1.20x) or x is very long (64 x 256 x 6144 1.64x). Elsewhere launches
-    outweigh the work (1 x 2048 x 6144 0.89x, 1 x 576 x 6144 0.68x), or little is saved
-    (64 x 256 x 2048 1.02x, 64 x 256 x 512 0.55x). Whole products are fewer only from N = 1.5 M on.
+    They do where products are large (H200, against the definition: 1 x 6144 x 16384 1.39x,
+    16 x 2048 x 6144 1.42x, 1 x 2048 x 6144 1.24x) or x is very long (64 x 256 x 6144 2.13x).
+    Elsewhere launches outweigh the work (1 x 576 x 6144 0.74x) or little is saved (64 x 256 x 2048
+    0.81x, 64 x 256 x 512 0.67x). Whole products are fewer only from N = 1.5 M on.
     """
-    large = M >= 2048 and B * triangle(M) >= 2 * FULL and (M >= HALF_FROM or N >= 2 * M)
-    return large or (B > 0 and M >= 128 and N >= 16 * M)
+    large = M >= 2048 and (M >= HALF_FROM or N >= 2 * M)
+    return B > 0 and (large or (M >= 128 and N >= 16 * M))
 
 
 def triangle(M: int) -> int:
