@@ -6,6 +6,7 @@ T tokens of a packed step, S keys they may see, D hidden, V vocabulary.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -138,10 +139,8 @@ class Network(nn.Module):
 
 
 def _shifted(token_S: Tensor, layout: Layout, depth: int) -> Tensor:
-    pieces = []
-    for span, document in zip(layout.spans, layout.documents, strict=True):
-        first = span.key + span.past + depth
-        found = token_S[first : min(first + span.queries, document.stop)]
-        last = token_S[document.stop - 1].expand(span.queries - len(found))
-        pieces.append(torch.cat((found, last)))
-    return torch.cat(pieces)
+    queries = [span.queries for span in layout.spans]
+    ahead_T = np.repeat([s.key + s.past - s.query + depth for s in layout.spans], queries)
+    last_T = np.repeat([document.stop - 1 for document in layout.documents], queries)
+    place_T = np.minimum(np.arange(len(ahead_T)) + ahead_T, last_T)
+    return token_S[torch.from_numpy(place_T).to(token_S.device)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,8 +79,10 @@ class Layout:
         for length in lengths:
             spans.append(Span(start, length, start, length))
             start += length
-        positions = [torch.arange(length, device=device) for length in lengths]
-        return cls(torch.cat(positions), tuple(spans))
+        position_T = np.arange(start) - np.repeat(
+            np.array([span.query for span in spans], np.int64), lengths
+        )
+        return cls(torch.from_numpy(position_T).to(device), tuple(spans))
 
     def piece(self, cut: Cut) -> "Layout":
         """This rank's part of a packed row.

@@ -33,7 +33,10 @@ BYTES_SPLIT = (
 # from every word of a long one takes time that grows with its square.
 LINES_SPLIT = r"\n+"
 SPACE = "\u2581"
-WORDS_SPLIT = rf"\A[^\n]*\n+|{SPACE}?\{{[a-z0-9-]+\}}|{SPACE}?\d|{SPACE}?[A-Za-z]+|{SPACE}?[^{SPACE}\dA-Za-z]+"
+WORDS_SPLIT = (
+    rf"\A[^\n]*\n+|{SPACE}?\{{[a-z0-9-]+\}}|{SPACE}?\d"
+    rf"|{SPACE}?[A-Za-z]+|{SPACE}?[^{SPACE}\dA-Za-z]+"
+)
 WORDS_ALPHABET = [SPACE, "\n", *map(chr, range(33, 127))]
 # The bytes that UTF-8 uses for every other character.
 OTHER_BYTES = [
