@@ -1,8 +1,10 @@
 """Integer products: the reference against float64, the twin against the reference."""
 
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 
 from paddock.kernels.w4a8_gemm import (
     Rows,
+    Weight,
+    fused,
     integer_grouped,
     integer_linear,
     pack_halves,
@@ -19,10 +23,15 @@ from paddock.kernels.w4a8_gemm import (
     reference,
     unpack_halves,
 )
+from paddock.kernels.w4a8_gemm.fused import ONE, STACK, Tile
 from tests.kernels.compiled import compiled
-from tests.kernels.w4a8_cases import CASES, ROWS, Product
+from tests.kernels.w4a8_cases import CASES, CUTS, ROWS, Product
 
 ROOT = Path(__file__).parents[2]
+SHARED_BYTES = 227 << 10  # of a program on a Hopper chip
+CUT_CASES = {
+    f"{name}, {cut}": (case, tile) for name, case in CASES.items() for cut, tile in CUTS.items()
+}
 
 
 @settings(deadline=None)  # the first call loads things
@@ -95,9 +104,9 @@ def interpreted(tmp_path_factory):
     return torch.load(file)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *CUT_CASES])
 def test_the_twin_multiplies_as_the_reference_does(name, interpreted):
-    case = CASES[name]
+    case = CASES[name] if name in CASES else CUT_CASES[name][0]
     expected = integer_grouped(*case.inputs_of(), case.counts, torch.float32)
     if case.group is None:  # integers until the last multiplication: the same bits
         assert torch.equal(interpreted[name], expected)
@@ -110,50 +119,79 @@ def test_the_twin_rounds_as_the_reference_does(interpreted):
     assert torch.equal(interpreted["scales"], rows.scale_R)
 
 
-@pytest.mark.parametrize("rows", [64, 1024])
-def test_a_hopper_chip_multiplies_by_warpgroups_and_spills_nothing(rows, tmp_path):
-    """At the shape of a GLM-5 expert's gate and up."""
+def test_a_tile_is_fitted_to_the_weight():
+    wide = Tile(32, 16, 128, slices=8, warps=8, stages=4, ahead=True)
+    one = Product((1,), 6144, 8).inputs_of()[1]  # 3072 bytes a row: 24 blocks of 128
+    assert wide.fitted(one) == wide
+    few_blocks = Product((1,), 768, 8).inputs_of()[1]  # 384 bytes: three blocks of 128
+    assert wide.fitted(few_blocks) == Tile(32, 16, 128, 1, 8, 4, ahead=True)
+    grouped = Product((1,), 768, 8, group=64).inputs_of()[1]
+    assert wide.fitted(grouped) == Tile(32, 16, 64, 2, 8, 4, ahead=True)
+    experts = Product((1, 1), 6144, 8).inputs_of()[1]
+    assert not wide.fitted(experts).ahead
+
+
+@pytest.mark.parametrize(("experts", "tiles"), [(1, ONE), (256, STACK)])
+def test_the_table_goes_by_the_rows_of_a_matrix(experts, tiles):
+    weight = Weight(torch.empty(experts, 8, 3072), torch.empty(experts, 8, 1), packed=True)
+    assert list(tiles) == sorted(tiles)
+    for most, tile in tiles.items():
+        assert fused.tile_for(experts * most, weight) == tile
+        assert fused.tile_for(experts * most + 1, weight) != tile or most == max(tiles)
+    assert fused.tile_for(1, weight) == tiles[min(tiles)]
+
+
+@pytest.mark.parametrize("tile", {*ONE.values(), *STACK.values()}, ids=str)
+def test_what_is_on_its_way_fits_into_shared_memory(tile):
+    block = tile.columns * tile.slices * (tile.outputs + 2 * tile.rows)
+    held = tile.stages if tile.slices == 1 else tile.stages - 1  # warpgroups read one meanwhile
+    assert held * block <= SHARED_BYTES
+
+
+def product_on_a_hopper_chip(tile, folder, *, experts=1, groups=1):
+    """What it is at the shape of a GLM-5 expert's gate and up, and how often it has each opcode."""
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
     from paddock.kernels.w4a8_gemm import triton as twin
-    from paddock.kernels.w4a8_gemm.fused import Tile
 
-    tile = Tile.of(rows, 1, 4096, 3072 // 128)
     held = {"rows": "*i8", "row_scale": "*fp32", "weight": "*i8", "scale": "*fp32"}
-    held |= {"counts": "*i32", "out": "*i32" if tile.split > 1 else "*bf16", "R": "i32", "F": "i32"}
-    constants = {"D": 6144, "E": 1, "BE": 1, "G": 1, "PACKED": True, "SPLIT": tile.split}
-    constants |= {"BF": tile.outputs, "BN": tile.rows, "BK": 128}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    made = compiled(twin.multiply, held, constants, tmp_path, **options)
-    assert made.spilled == 0
-    assert made.products > 0
-
-
-@pytest.mark.parametrize("rows", [1, 16])
-@pytest.mark.parametrize("group", [None, 128])
-def test_a_hopper_chip_adds_up_what_programs_shared(rows, group, tmp_path):
-    """Few rows split the columns. One row is a case of its own: Triton makes a constant of it."""
-    pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-    from paddock.kernels.w4a8_gemm import triton as twin
-    from paddock.kernels.w4a8_gemm.fused import Tile
-
-    tile = Tile.of(rows, 1, 4096, 3072 // 128)
-    assert tile.split > 1
-    groups = 1 if group is None else 6144 // group
-    held = {"row_scale": "*fp32", "scale": "*fp32", "counts": "*i32", "F": "i32"}
-    constants = {"E": 1, "BE": 1, "G": groups, "SPLIT": tile.split}
-    if rows == 1:
-        constants["R"] = 1
+    held |= {"out": "*bf16", "R": "i32", "F": "i32"}
+    constants = {"D": 6144, "E": experts, "BE": experts, "G": groups, "PACKED": True}
+    constants |= {"BF": tile.outputs, "BN": tile.rows, "BK": tile.columns, "SLICES": tile.slices}
+    constants |= {"EARLY": True, "LINES": 32 if tile.ahead else 0, "WORDS": True}
+    if experts == 1:
+        constants["counts"] = None
     else:
-        held["R"] = "i32"
-    parts = "*i32" if group is None else "*fp32"
-    factors = {"rows": "*i8", "weight": "*i8", "out": parts}
-    blocks = {"D": 6144, "PACKED": True, "BF": tile.outputs, "BN": tile.rows, "BK": 128}
+        held["counts"] = "*i64"
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    made = compiled(twin.multiply, held | factors, constants | blocks, tmp_path, **options)
+    made = compiled(twin.multiply, held, constants, folder, **options)
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    code = subprocess.run([tool, "-sass", folder / "cubin"], capture_output=True, text=True).stdout
+    return made, Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?([A-Z][A-Z0-9]*)", code))
+
+
+@pytest.mark.parametrize("tile", [*ONE.values(), *CUTS.values()], ids=str)
+def test_a_hopper_chip_multiplies_in_tensor_cores_and_spills_nothing(tile, tmp_path):
+    made, opcodes = product_on_a_hopper_chip(tile, tmp_path)
     assert made.spilled == 0
-    assert made.products > 0
-    ends = {"parts": parts, "out": "*bf16"}
-    assert compiled(twin.add_up, held | ends, constants | {"BF": 1024}, tmp_path).spilled == 0
+    if tile.slices == 1:
+        assert made.products > 0  # by warpgroups
+    else:
+        assert opcodes["IMMA"] > 0  # each warp by itself
+    assert opcodes["ACQBULK"] == 1  # waits for the kernel in front
+    assert (opcodes["CCTL"] > 0) == tile.ahead
+    # Halves of bytes are taken four at a time: byte by byte they would be permuted.
+    assert opcodes["PRMT"] <= 8
+
+
+@pytest.mark.parametrize("tile", [CUTS["columns of their own"], *STACK.values()], ids=str)
+@pytest.mark.parametrize(("experts", "groups"), [(256, 1), (1, 48)])
+def test_so_it_does_for_experts_and_for_groups(tile, experts, groups, tmp_path):
+    made, opcodes = product_on_a_hopper_chip(tile, tmp_path, experts=experts, groups=groups)
+    assert made.spilled == 0
+    assert made.products + opcodes["IMMA"] > 0
+    assert opcodes["PRMT"] <= 8
 
 
 @pytest.mark.gpu
@@ -163,6 +201,54 @@ def test_a_gpu_multiplies_as_the_reference_does(name):
     found = integer_grouped(*case.inputs_of("cuda"), case.counts, torch.float32).cpu()
     expected = integer_grouped(*case.inputs_of(), case.counts, torch.float32)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CUT_CASES)
+def test_a_gpu_may_cut_a_product_otherwise(name):
+    case, tile = CUT_CASES[name]
+    rows, weight = case.inputs_of("cuda")
+    how = (rows, weight, case.counts, torch.float32, tile.fitted(weight))
+    expected = integer_grouped(*case.inputs_of(), case.counts, torch.float32)
+    torch.testing.assert_close(fused.multiply(*how).cpu(), expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 4, 8, 16, 33, 64, 200, 1024])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 6144), (6144, 2048)])
+def test_a_gpu_is_exact_at_the_shapes_of_experts(rows, outputs, inputs):
+    held, weight = Product((rows,), inputs, outputs).inputs_of("cuda")
+    found = integer_grouped(held, weight, (rows,), torch.float32)
+    assert torch.equal(found, reference.integer_grouped(held, weight, (rows,), torch.float32))
+
+
+@pytest.mark.gpu
+def test_kernels_that_start_early_wait_for_what_they_read():
+    """A chain in which every kernel needs the one in front of it, recorded and repeated."""
+    chance = torch.Generator().manual_seed(0)
+    weights = []
+    for outputs, inputs in [(4096, 2048), (2048, 4096)] * 8:
+        integer = torch.randint(-8, 8, (outputs, inputs), generator=chance).to(torch.int8)
+        scale = torch.full((outputs, 1), 0.2 * inputs**-0.5)
+        weights.append(Weight(pack_halves(integer).cuda(), scale.cuda(), packed=True))
+    x = torch.empty(3, 2048, dtype=torch.bfloat16, device="cuda")
+
+    def chain(multiplied, rounded):
+        y = x
+        for weight in weights:
+            y = multiplied(rounded(y), weight.as_stack(), (3,), torch.bfloat16)
+        return y
+
+    chain(fused.integer_grouped, fused.quantize_rows)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain(fused.integer_grouped, fused.quantize_rows)
+    for seed in range(20):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        expected = chain(reference.integer_grouped, reference.quantize_rows)
+        assert expected.abs().amax() > 0
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.gpu

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from paddock.kernels.w4a8_gemm import Rows, Weight, pack_halves
+from paddock.kernels.w4a8_gemm import Rows, Weight, fused, pack_halves
+from paddock.kernels.w4a8_gemm.fused import Tile
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,19 @@ CASES = {
     "one row": Product((1,), 128, 16),
     "experts, some idle": Product((3, 0, 20, 1, 0), 64, 24),
     "experts with many rows": Product((70, 150), 64, 130),
-    "columns shared by programs": Product((5, 0, 9), 1024, 24, bits=8),
-    "packed columns shared by programs": Product((3,), 2048, 24),
-    "groups shared by programs": Product((3, 2), 1024, 24, group=64),
+    "columns shared by warps": Product((5, 0, 9), 1024, 24, bits=8),
+    "packed columns shared by warps": Product((3,), 2048, 24),
+    "groups shared by warps": Product((3, 2), 1024, 24, group=64),
     "groups of 32": Product((4, 9), 128, 24, group=32),
     "groups of int8": Product((4, 9), 128, 24, bits=8, group=64),
     "a group over the middle": Product((6,), 192, 16, group=64),
+}
+
+# Ways of cutting a product that the table may not choose at sizes as small as these.
+CUTS = {
+    "the same columns": Tile(64, 16, 64, slices=1, warps=4, stages=3),
+    "columns of their own": Tile(16, 8, 32, slices=4, warps=4, stages=3),
+    "two slices of many rows": Tile(32, 64, 32, slices=2, warps=4, stages=2),
 }
 
 ROWS = torch.cat(
@@ -65,12 +73,15 @@ ROWS = torch.cat(
 
 
 if __name__ == "__main__":
-    from paddock.kernels.w4a8_gemm import fused
-
-    found = {
-        name: fused.integer_grouped(*case.inputs_of(), case.counts, torch.float32)
-        for name, case in CASES.items()
-    }
+    torch.use_deterministic_algorithms(True)  # what is not written is NaN
+    found = {}
+    for name, case in CASES.items():
+        rows, weight = case.inputs_of()
+        found[name] = fused.integer_grouped(rows, weight, case.counts, torch.float32)
+        for cut, tile in CUTS.items():
+            fitted = tile.fitted(weight)
+            how = (rows, weight, case.counts, torch.float32, fitted)
+            found[f"{name}, {cut}"] = fused.multiply(*how)
     rounded = fused.quantize_rows(ROWS)
     found |= {"rounded": rounded.integer_RD, "scales": rounded.scale_R}
     torch.save(found, sys.argv[1])

@@ -1,7 +1,8 @@
 """How products of integers run on a GPU. R rows, D inputs, F outputs, E experts, H packed bytes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ LEAST_BLOCK = 32  # columns an int8 tensor core takes at least
 WIDEST_BLOCK = 128
 WIDEST_ROW = 16_384
 MOST_EXPERTS = 1024
-FULL = 264  # programs that keep the largest chips busy: two for each of 132 multiprocessors
+LINE = 128  # bytes that a prefetch brings
 
 
 def rounds(x_RD: Tensor) -> bool:
@@ -49,25 +50,57 @@ def block_columns(weight: Weight) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How the work is cut: outputs and rows of a block, programs that share its columns."""
+    """How the work is cut: outputs, rows and columns of a block, and how many ways the warps of a
+    program share its columns. `ahead`: whether weights are prefetched while rows are not ready."""
 
     outputs: int
     rows: int
-    split: int
+    columns: int
+    slices: int
     warps: int
     stages: int
+    ahead: bool = False
 
-    @classmethod
-    def of(cls, rows: int, experts: int, outputs: int, steps: int) -> "Tile":
-        """Few rows leave nothing to do but read weights, which wants many programs; sharing columns
-        makes more of them without reading the rows more often, as smaller blocks would. `steps` are
-        the passes over the columns."""
-        each = -(-rows // min(rows, experts))
-        width = next(size for size in (16, 32, 64, 128) if size >= min(each, 128))
-        height = 128 if width == 128 else 64
-        blocks = min(rows, experts) * -(-each // width) * -(-outputs // height)
-        split = max(1, min(8, FULL // blocks, steps // 4))
-        return cls(height, width, split, warps=8 if width == 128 else 4, stages=4)
+    def fitted(self, weight: Weight) -> "Tile":
+        """The same with no more columns and slices than divide those of the weight."""
+        columns = min(self.columns, block_columns(weight))
+        blocks = weight.integer.shape[-1] // columns
+        ahead = self.ahead and len(weight.integer) == 1  # else who knows which expert is next
+        slices = min(self.slices, blocks & -blocks)
+        return replace(self, columns=columns, slices=slices, ahead=ahead)
+
+
+# By the most rows that a matrix has on average; beyond the last, the last. `python -m
+# benchmarks.quant_gpu tiles` times these and others.
+MANY = {
+    256: Tile(64, 128, 64, slices=1, warps=4, stages=4),
+    512: Tile(128, 128, 64, slices=1, warps=8, stages=4),
+}
+ONE = {
+    8: Tile(16, 8, 64, slices=8, warps=8, stages=4, ahead=True),
+    16: Tile(32, 16, 64, slices=8, warps=8, stages=4, ahead=True),
+    64: Tile(64, 32, 128, slices=1, warps=4, stages=6, ahead=True),
+    **MANY,
+}
+# Of many matrices there are programs enough without slices.
+STACK = {
+    16: Tile(64, 16, 128, slices=1, warps=4, stages=4),
+    64: Tile(64, 64, 128, slices=1, warps=4, stages=4),
+    **MANY,
+}
+
+
+def tile_for(rows: int, weight: Weight) -> Tile:
+    experts = len(weight.integer)
+    each, tiles = -(-rows // min(rows, experts)), ONE if experts == 1 else STACK
+    chosen = next((tile for most, tile in tiles.items() if each <= most), tiles[max(tiles)])
+    return chosen.fitted(weight)
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether kernels may be launched before the one in front of them has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def quantize_rows(x_RD: Tensor) -> Rows:
@@ -79,54 +112,57 @@ def quantize_rows(x_RD: Tensor) -> Rows:
     integer_RD = torch.empty(R, D, dtype=torch.int8, device=x_RD.device)
     scale_R = torch.empty(R, dtype=torch.float32, device=x_RD.device)
     width = 1 << (D - 1).bit_length()
-    warps = 4 if width <= 2048 else 8
-    twin.round_rows[(R,)](x_RD, integer_RD, scale_R, x_RD.stride(0), D=D, BD=width, num_warps=warps)
+    twin.round_rows[(R,)](
+        x_RD, integer_RD, scale_R, x_RD.stride(0), D=D, BD=width,
+        num_warps=4 if width <= 2048 else 8, **_launched(x_RD.device),
+    )  # fmt: skip
     return Rows(integer_RD, scale_R)
 
 
 def integer_grouped(
     rows: Rows, weight: Weight, counts_E: Sequence[int] | Tensor, dtype: torch.dtype
 ) -> Tensor:
+    return multiply(rows, weight, counts_E, dtype, tile_for(rows.count, weight))
+
+
+def multiply(
+    rows: Rows,
+    weight: Weight,
+    counts_E: Sequence[int] | Tensor,
+    dtype: torch.dtype,
+    tile: Tile,
+) -> Tensor:
+    """The product cut as `tile` says, which fits the weight."""
     from . import triton as twin
 
     (R, D), (E, F, W) = rows.integer_RD.shape, weight.integer.shape
-    device, G, BK = rows.integer_RD.device, weight.scale_XFG.shape[-1], block_columns(weight)
-    counts = _counted(counts_E, device)
+    device = rows.integer_RD.device
     out_RF = torch.empty(R, F, dtype=dtype, device=device)
-    tile = Tile.of(R, E, F, W // BK)
-    summed = torch.int32 if G == 1 else torch.float32
-    parts = torch.empty(tile.split, R, F, dtype=summed, device=device) if tile.split > 1 else out_RF
-    sizes = {"E": E, "BE": 1 << (E - 1).bit_length(), "G": G, "SPLIT": tile.split}
     # At most so many blocks of rows have any: an expert's last one may be half empty.
-    twin.multiply[(min(R, E) + R // tile.rows, -(-F // tile.outputs), tile.split)](
-        rows.integer_RD.contiguous(),
-        rows.scale_R,
-        weight.integer,
-        weight.scale_XFG,
-        counts,
-        parts,
-        R,
-        F,
-        D=D,
-        PACKED=weight.packed,
-        BF=tile.outputs,
-        BN=tile.rows,
-        BK=BK,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **sizes,
-    )
-    if tile.split > 1:
-        twin.add_up[(R, -(-F // 1024))](
-            parts, rows.scale_R, weight.scale_XFG, counts, out_RF, R, F, BF=1024, **sizes
-        )
+    blocks = -(-R // tile.rows) if E == 1 else min(R, E) + R // tile.rows
+    twin.multiply[(blocks, -(-F // tile.outputs))](
+        rows.integer_RD.contiguous(), rows.scale_R, weight.integer, weight.scale_XFG,
+        None if E == 1 else _counted(counts_E, device), out_RF, R, F,
+        D=D, E=E, BE=1 << (E - 1).bit_length(), G=weight.scale_XFG.shape[-1],
+        PACKED=weight.packed, BF=tile.outputs, BN=tile.rows, BK=tile.columns, SLICES=tile.slices,
+        LINES=1 << (-(-W // LINE) - 1).bit_length() if tile.ahead else 0, WORDS=_words(device),
+        num_warps=tile.warps, num_stages=tile.stages, **_launched(device),
+    )  # fmt: skip
     return out_RF
 
 
+def _words(device: torch.device) -> bool:
+    """Whether four bytes may be shifted as one word, which takes an instruction of NVIDIA's."""
+    return device.type == "cuda" and torch.version.hip is None
+
+
+def _launched(device: torch.device) -> dict[str, bool]:
+    if starts_early(device):
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
+
+
 def _counted(counts_E: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """On the device; of one matrix without a copy from the host, which no graph could record."""
     if isinstance(counts_E, Tensor):
-        return counts_E.to(device, torch.int32)
-    if len(counts_E) == 1:
-        return torch.full((1,), counts_E[0], dtype=torch.int32, device=device)
+        return counts_E.to(device)
     return torch.tensor(counts_E, dtype=torch.int32, device=device)

@@ -4,16 +4,26 @@ A tensor core takes its left side from registers, where unpacked nibbles are, an
 from shared memory, where rows of activations are copied as they lie.
 
 R rows, D inputs, F outputs, E experts, G groups of columns; a block of BF outputs, BN rows and BK
-columns. SPLIT programs may share a block's columns; each leaves its sum, and `add_up` adds them.
+columns. The warps of a program may share a block's columns, SLICES ways: few rows leave nothing to
+do but read weights, and many warps reading them for few outputs need nobody else to add up.
+
+Launched EARLY, a kernel may start before the one in front of it has ended, and waits for that one
+itself, before it reads what others write and before it writes.
 """
 
 import triton
 import triton.language as tl
 
+LINE = tl.constexpr(128)  # bytes that a prefetch brings
+SHRINK = tl.constexpr(0.0625)  # halves of bytes are taken times 16
+
 
 @triton.jit
-def round_rows(x, integer, scale, x_row, D: tl.constexpr, BD: tl.constexpr):
+def round_rows(x, integer, scale, x_row, D: tl.constexpr, BD: tl.constexpr, EARLY: tl.constexpr):
     """One row a program: its largest number becomes 127."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     r = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BD)
     value = tl.load(x + r * x_row + d, mask=d < D, other=0.0).to(tl.float32)
@@ -28,94 +38,163 @@ def round_rows(x, integer, scale, x_row, D: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
-def _place(counts, tile, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr):
+def _place(counts, tile, R, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr):
     """Which expert's rows a tile holds, its first row and the row behind the expert's last."""
-    e = tl.arange(0, BE)
-    count = tl.load(counts + e, mask=e < E, other=0)
-    tiles = (count + BN - 1) // BN
-    last = tl.cumsum(tiles, axis=0)
-    before = (last <= tile) & (e < E)
-    expert = tl.sum(before.to(tl.int32), axis=0)
-    first_tile = tl.sum(tl.where(before, tiles, 0), axis=0)
-    first_row = tl.sum(tl.where(before, count, 0), axis=0)
-    mine = tl.sum(tl.where(e == expert, count, 0), axis=0)
-    return expert, first_row + (tile - first_tile) * BN, first_row + mine
+    if E == 1:
+        expert, first, end = tl.cast(0, tl.int32), tile * BN, R
+    else:
+        e = tl.arange(0, BE)
+        count = tl.load(counts + e, mask=e < E, other=0).to(tl.int32)
+        tiles = (count + BN - 1) // BN
+        last = tl.cumsum(tiles, axis=0)
+        before = (last <= tile) & (e < E)
+        expert = tl.sum(before.to(tl.int32), axis=0)
+        first_tile = tl.sum(tl.where(before, tiles, 0), axis=0)
+        first_row = tl.sum(tl.where(before, count, 0), axis=0)
+        first = first_row + (tile - first_tile) * BN
+        end = first_row + tl.sum(tl.where(e == expert, count, 0), axis=0)
+    return expert, first, end
+
+
+@triton.jit
+def _prefetch(at, W: tl.constexpr, LINES: tl.constexpr):
+    """Rows of W bytes at these places, on their way into the second cache."""
+    line = at[:, None] + tl.minimum(tl.arange(0, LINES) * LINE, W - 1)[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _halves(byte, WORDS: tl.constexpr):
+    """The left and the right column of each byte, both times 16: a nibble that stands high in its
+    byte has its sign already."""
+    if WORDS:
+        # A compiler would shift byte by byte; what a word's shift brings from the next is masked.
+        left = tl.inline_asm_elementwise(
+            "{.reg .b32 high; shl.b32 high, $1, 4; and.b32 $0, high, 0xF0F0F0F0;}", "=r,r", [byte],
+            dtype=tl.int8, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        left = (byte << 4).to(tl.int8)
+    return left, (byte & -16).to(tl.int8)
 
 
 @triton.jit
 def _add(
-    whole, total, w, x, s_at, column,
-    D: tl.constexpr, G: tl.constexpr,
+    whole, total, w, x, s_at, column, D: tl.constexpr, G: tl.constexpr, shrink: tl.constexpr
 ):  # fmt: skip
     """One block of columns more: whole numbers while one scale is for all, else scaled ones."""
     if G == 1:
         whole = tl.dot(w, x, acc=whole, out_dtype=tl.int32)
     else:
-        scale = tl.load(s_at + column // (D // G))
-        total += tl.dot(w, x, out_dtype=tl.int32).to(tl.float32) * scale[:, None]
+        scale = tl.load(s_at + column // (D // G)) * shrink
+        total += tl.dot(w, x, out_dtype=tl.int32).to(tl.float32) * scale
     return whole, total
 
 
 @triton.jit
-def multiply(
-    rows, row_scale, weight, scale, counts, out, R, F,
-    D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr,
-    BF: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+def _walk(
+    whole, total, w_at, x_at, s_at, column, there,
+    D: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr, STEP: tl.constexpr,
+    JOINT: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
+    """All columns, STEP bytes of a row of weights at a time."""
     W: tl.constexpr = D // 2 if PACKED else D
-    expert, first, end = _place(counts, tl.program_id(0), E, BE, BN)
-    if expert < E:
-        f = tl.program_id(1) * BF + tl.arange(0, BF)
-        n = first + tl.arange(0, BN)
-        k = tl.arange(0, BK)
-        part = tl.program_id(2)
-        inside = (f < F)[:, None] & (n < end)[None, :]
-        # What is outside is read from inside, and not written.
-        output = expert.to(tl.int64) * F + tl.where(f < F, f, 0)
-        row = tl.where(n < end, n, first).to(tl.int64)
-        w_at = weight + output[:, None] * W + k[None, :]
-        x_at = rows + row[None, :] * D + k[:, None]
-        s_at = scale + output * G
-        whole = tl.zeros([BF, BN], dtype=tl.int32)
-        total = tl.zeros([BF, BN], dtype=tl.float32)
-        blocks: tl.constexpr = W // BK
-        for block in range(part * blocks // SPLIT, (part + 1) * blocks // SPLIT):
-            at = block * BK
-            w = tl.load(w_at + at)
-            if PACKED:
-                left, right = (w << 4).to(tl.int8) >> 4, w >> 4
-                whole, total = _add(whole, total, left, tl.load(x_at + at), s_at, at, D, G)
-                at += W
-                whole, total = _add(whole, total, right, tl.load(x_at + at), s_at, at, D, G)
-            else:
-                whole, total = _add(whole, total, w, tl.load(x_at + at), s_at, at, D, G)
-        out_at = out + part.to(tl.int64) * R * F + row[None, :] * F + f[:, None]
-        if SPLIT == 1:
-            if G == 1:
-                total = whole.to(tl.float32) * tl.load(s_at)[:, None]
-            total *= tl.load(row_scale + row)[None, :]
-            tl.store(out_at, total.to(out.dtype.element_ty), mask=inside)
-        elif G == 1:
-            tl.store(out_at, whole, mask=inside)
+    for at in range(0, W, STEP):
+        w = tl.load(w_at + at)
+        x = tl.load(x_at + at, mask=there, other=0)
+        if not PACKED:
+            whole, total = _add(whole, total, w, x, s_at, column + at, D, G, 1.0)
         else:
-            tl.store(out_at, total, mask=inside)
+            left, right = _halves(w, WORDS)
+            if JOINT:  # one product, not two, of which each would wait for the one before
+                both = tl.join(left, right).permute(0, 2, 1).reshape(w.shape[0], 2 * w.shape[1])
+                whole, total = _add(whole, total, both, x, s_at, at, D, G, SHRINK)
+            else:
+                y = tl.load(x_at + at + W, mask=there, other=0)
+                whole, total = _add(whole, total, left, x, s_at, column + at, D, G, SHRINK)
+                whole, total = _add(whole, total, right, y, s_at, column + at + W, D, G, SHRINK)
+    return whole, total
 
 
 @triton.jit
-def add_up(
-    parts, row_scale, scale, counts, out, R, F,
-    E: tl.constexpr, BE: tl.constexpr, G: tl.constexpr, BF: tl.constexpr, SPLIT: tl.constexpr,
+def _together(
+    rows, weight, scale, output, row, there,
+    D: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """One row a program, BF of its outputs: the sums of all parts, scaled."""
-    r = tl.program_id(0)
+    """[BF, BN]: all warps at the same columns."""
+    W: tl.constexpr = D // 2 if PACKED else D
+    JOINT: tl.constexpr = PACKED and G == 1
+    k = tl.arange(0, BK)
+    if JOINT:  # bytes of weights stand for two runs of columns
+        pair = tl.arange(0, 2 * BK)
+        d = pair % BK + pair // BK * W
+    else:
+        d = k
+    whole, total = tl.zeros([BF, BN], dtype=tl.int32), tl.zeros([BF, BN], dtype=tl.float32)
+    return _walk(
+        whole, total, weight + output[:, None] * W + k[None, :],
+        rows + row[None, :] * D + d[:, None], scale + output[:, None] * G, 0, there[None, :],
+        D, G, PACKED, BK, JOINT, WORDS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _apart(
+    rows, weight, scale, output, row, there,
+    D: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, SLICES: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """[BF, BN]: SLICES warps at columns of their own, added up at the end."""
+    W: tl.constexpr = D // 2 if PACKED else D
+    k = tl.arange(0, BK)
+    column = tl.arange(0, SLICES)[:, None, None] * BK
+    whole = tl.zeros([SLICES, BF, BN], dtype=tl.int32)
+    total = tl.zeros([SLICES, BF, BN], dtype=tl.float32)
+    whole, total = _walk(
+        whole, total, weight + output[None, :, None] * W + column + k[None, None, :],
+        rows + row[None, None, :] * D + column + k[None, :, None],
+        scale + output[None, :, None] * G, column, there[None, None, :],
+        D, G, PACKED, BK * SLICES, False, WORDS,
+    )  # fmt: skip
+    return tl.sum(whole, axis=0), tl.sum(total, axis=0)
+
+
+@triton.jit(do_not_specialize=["R"])
+def multiply(
+    rows, row_scale, weight, scale, counts, out, R, F,
+    D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr,
+    BF: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICES: tl.constexpr,
+    EARLY: tl.constexpr, LINES: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """A block of outputs of one expert's rows. LINES are those of a row of weights to prefetch."""
+    W: tl.constexpr = D // 2 if PACKED else D
     f = tl.program_id(1) * BF + tl.arange(0, BF)
-    at = r.to(tl.int64) * F + f
-    total = tl.load(parts + at, mask=f < F, other=0)
-    for part in range(1, SPLIT):
-        total += tl.load(parts + part * tl.cast(R, tl.int64) * F + at, mask=f < F, other=0)
-    value = total.to(tl.float32)
-    if G == 1:
-        expert, _, _ = _place(counts, r, E, BE, 1)
-        value *= tl.load(scale + expert.to(tl.int64) * F + f, mask=f < F, other=0.0)
-    value *= tl.load(row_scale + r)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=f < F)
+    output = tl.where(f < F, f, 0).to(tl.int64)  # what is outside is read from inside, not written
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        if LINES > 0:
+            _prefetch(weight + output * W, W, LINES)
+        tl.extra.cuda.gdc_wait()
+    expert, first, end = _place(counts, tl.program_id(0), R, E, BE, BN)
+    if first < end:
+        output += expert.to(tl.int64) * F
+        n = first + tl.arange(0, BN)
+        row = tl.where(n < end, n, first).to(tl.int64)
+        if SLICES == 1:
+            whole, total = _together(
+                rows, weight, scale, output, row, n < end, D, G, PACKED, BF, BN, BK, WORDS
+            )
+        else:
+            whole, total = _apart(
+                rows, weight, scale, output, row, n < end, D, G, PACKED, BF, BN, BK, SLICES, WORDS
+            )
+        if G == 1:
+            shrink: tl.constexpr = SHRINK if PACKED else 1.0
+            total = whole.to(tl.float32) * (tl.load(scale + output) * shrink)[:, None]
+        total *= tl.load(row_scale + row)[None, :]
+        inside = (f < F)[:, None] & (n < end)[None, :]
+        tl.store(out + row[None, :] * F + f[:, None], total.to(out.dtype.element_ty), mask=inside)
