@@ -12,7 +12,7 @@ from paddock.cli.__main__ import app
 from paddock.cli.plan import done_before, load_plan, steps
 from paddock.cli.quantize import compared
 from paddock.cli.quantize_text import Amounts, passages_from
-from paddock.config import ConfigError, dump
+from paddock.config import ConfigError
 from paddock.dashboard import read_story
 from paddock.data import CorpusSettings, ReasoningSource
 from paddock.quant import QuantSettings
@@ -20,6 +20,7 @@ from paddock.quant.stream import batches_of
 from paddock.quant.workshop import digest
 from paddock.text import Tokenizer
 from paddock.train import train
+from tests.cli.plans import plan_in
 from tests.train.tiny import network_folder, run_in, settings
 
 QUICK = ["--set", "alphas=2", "--set", "rows=16"]
@@ -172,15 +173,7 @@ since = "small"
 
 @pytest.fixture
 def plan(tmp_path):
-    source = ReasoningSource(name="chains", family="chains", count=300)
-    corpus = CorpusSettings(sources=(source,), held_out=0.3)
-    chosen = settings(network_folder(tmp_path / "born"), steps=2, corpus=corpus)
-    folder = tmp_path / "plan"
-    folder.mkdir()
-    (folder / "first.toml").write_text(dump(chosen))
-    (folder / "small.toml").write_text("alphas = 2\nrows = 16\n")
-    (folder / "plan.toml").write_text(PLAN)
-    return folder
+    return plan_in(tmp_path, PLAN, steps=2, small="alphas = 2\nrows = 16\n")
 
 
 def story_of(plan, *words):

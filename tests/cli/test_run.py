@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
 from paddock.cli.plan import Plan, done_before, load_plan, steps
-from paddock.config import ConfigError, dump, load_recipe, resolve
+from paddock.config import ConfigError, load_recipe, resolve
 from paddock.dashboard import read_story
-from paddock.data import CorpusSettings, ReasoningSource
-from tests.train.tiny import network_folder, settings
+from tests.cli.plans import plan_in
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PLAN = """
@@ -43,14 +42,7 @@ since = "first"
 
 @pytest.fixture
 def plan(tmp_path):
-    chains = ReasoningSource(name="chains", family="chains", count=300)
-    corpus = CorpusSettings(sources=(chains,), held_out=0.3)
-    chosen = settings(network_folder(tmp_path / "born"), steps=3, corpus=corpus)
-    folder = tmp_path / "plan"
-    folder.mkdir()
-    (folder / "first.toml").write_text(dump(chosen))
-    (folder / "plan.toml").write_text(PLAN)
-    return folder
+    return plan_in(tmp_path, PLAN, steps=3)
 
 
 def run(plan, *words):

@@ -110,7 +110,7 @@ class ContainerProcess:
         return 128 - code if code < 0 else code
 
 
-class Container:
+class Container(files.Workspace):
     def __init__(self, settings: SandboxSettings, base: tuple[Snapshot, ...] = ()) -> None:
         found = find()
         if isinstance(found, str):
@@ -301,18 +301,6 @@ class Container:
         words = ["exec", "-i", "-u", "0", "-w", "/", self.name, *argv]
         code = await self._run(words, flows, stdin, OUR_OWN_S)
         return Captured(flows[0].joined(), flows[1].joined(), code, cut=bool(flows[0].lost))
-
-    async def put(self, source: Path | bytes, target: str) -> None:
-        await files.put(self, source, self._absolute(target))
-
-    async def get(self, source: str, target: Path, *, most_bytes: int = 64 * MIB) -> None:
-        await files.get(self, self._absolute(source), target, most_bytes)
-
-    async def read(self, path: str, *, most_bytes: int = 16 * MIB) -> bytes:
-        return await files.read(self, self._absolute(path), most_bytes)
-
-    def _absolute(self, path: str) -> str:
-        return path if path.startswith("/") else f"{self.workspace}/{path}"
 
     async def kill(self) -> None:
         await asyncio.to_thread(self.engine.run, "kill", "-s", "USR1", self.name)

@@ -6,10 +6,10 @@ What comes out is an archive that somebody may have forged, and is treated so.
 
 import io
 import tarfile
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from paddock.envs.sandbox.box import MIB, SandboxError
 
@@ -26,12 +26,30 @@ class Captured:
     cut: bool
 
 
-class Captures(Protocol):
-    async def capture(self, argv: list[str], *, stdin: bytes = b"", most: int) -> Captured:
+class Workspace(ABC):
+    """What every sandbox does with files; a path that does not begin at the root begins in the
+    workspace."""
+
+    workspace: str
+
+    @abstractmethod
+    async def capture(self, argv: Sequence[str], *, stdin: bytes = b"", most: int) -> Captured:
         """Run to the end as the sandbox's root; at most so many bytes of stdout."""
 
+    async def put(self, source: Path | bytes, target: str) -> None:
+        await put(self, source, self._absolute(target))
 
-async def put(box: Captures, source: Path | bytes, target: str) -> None:
+    async def get(self, source: str, target: Path, *, most_bytes: int = 64 * MIB) -> None:
+        await get(self, self._absolute(source), target, most_bytes)
+
+    async def read(self, path: str, *, most_bytes: int = 16 * MIB) -> bytes:
+        return await read(self, self._absolute(path), most_bytes)
+
+    def _absolute(self, path: str) -> str:
+        return path if path.startswith("/") else f"{self.workspace}/{path}"
+
+
+async def put(box: Workspace, source: Path | bytes, target: str) -> None:
     where, name = PurePosixPath(target), ""
     if isinstance(source, bytes) or source.is_file():
         where, name = where.parent, where.name
@@ -67,7 +85,7 @@ def _roots(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-async def get(box: Captures, source: str, target: Path, most: int) -> None:
+async def get(box: Workspace, source: str, target: Path, most: int) -> None:
     where = PurePosixPath(source)
     if target.exists():
         raise FileExistsError(17, "already there", str(target))
@@ -127,7 +145,7 @@ def _harmless(entry: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
         return None
 
 
-async def read(box: Captures, path: str, most: int) -> bytes:
+async def read(box: Workspace, path: str, most: int) -> bytes:
     # Only a plain file ends: a pipe or a device that was put there would be read for ever.
     script = 'test -f "$1" && exec cat -- "$1"'
     done = await box.capture(["sh", "-c", script, "sh", path], most=most)

@@ -12,7 +12,6 @@ from typing import Any
 
 from paddock.envs.sandbox import files, system
 from paddock.envs.sandbox.box import (
-    MIB,
     Command,
     ExecResult,
     Limits,
@@ -77,7 +76,7 @@ def argv(command: Command, shell: str) -> list[str]:
     return [shell, "-c", command] if isinstance(command, str) else list(command)
 
 
-class Running:
+class Running(files.Workspace):
     """A `Sandbox` whose commands go through a channel; how it starts is its child's business."""
 
     settings: SandboxSettings
@@ -143,18 +142,6 @@ class Running:
         assert job.code is not None
         out, err = job.written
         return Captured(out.joined(), err.joined(), job.code, cut=bool(out.lost or out.tail))
-
-    async def put(self, source: Path | bytes, target: str) -> None:
-        await files.put(self, source, self._absolute(target))
-
-    async def get(self, source: str, target: Path, *, most_bytes: int = 64 * MIB) -> None:
-        await files.get(self, self._absolute(source), target, most_bytes)
-
-    async def read(self, path: str, *, most_bytes: int = 16 * MIB) -> bytes:
-        return await files.read(self, self._absolute(path), most_bytes)
-
-    def _absolute(self, path: str) -> str:
-        return path if path.startswith("/") else f"{self.workspace}/{path}"
 
 
 async def _ended(job: Job, timeout_s: float) -> bool:

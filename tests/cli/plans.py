@@ -1,0 +1,17 @@
+"""A plan of small stages, in a folder of its own."""
+
+from paddock.config import dump
+from paddock.data import CorpusSettings, ReasoningSource
+from tests.train.tiny import network_folder, settings
+
+
+def plan_in(tmp_path, plan, *, steps, **recipes):
+    """`plan` beside the recipe `first`, a few steps of a tiny network, and others by name."""
+    source = ReasoningSource(name="chains", family="chains", count=300)
+    corpus = CorpusSettings(sources=(source,), held_out=0.3)
+    chosen = settings(network_folder(tmp_path / "born"), steps=steps, corpus=corpus)
+    folder = tmp_path / "plan"
+    folder.mkdir()
+    for name, text in {"plan": plan, "first": dump(chosen), **recipes}.items():
+        (folder / f"{name}.toml").write_text(text)
+    return folder
