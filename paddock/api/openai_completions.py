@@ -116,12 +116,15 @@ class CompletionFormat:
             "index": index,
             "text": self._prompt_text() + self._text(ids, answer),
             "logprobs": self._logprobs(answer, ids) if self.ask.top_logprobs is not None else None,
-            "finish_reason": "length" if self.ask.scores_only else done.finish,
+            "finish_reason": self.finish(answer),
             "matched_stop": answer.matched,
         }
         if self.ask.shows_ids:
             found |= {"prompt_token_ids": list(self.prompt), "token_ids": list(ids)}
         return found
+
+    def finish(self, answer: Answer) -> str:
+        return "length" if self.ask.scores_only else answer.completion.finish
 
     def _prompt_text(self) -> str:
         if not self.ask.echo:
@@ -205,7 +208,8 @@ class CompletionStream:
     def push(self, delta: Delta) -> dict[str, Any]:
         """The next choice object."""
         form, answer = self._form, delta.answer
-        pieces = [ContentText(self._text.push(i)) for i in delta.token_ids]
+        ids = () if form.ask.scores_only else delta.token_ids
+        pieces = [ContentText(self._text.push(i)) for i in ids]
         if answer is None:
             events = self._held.feed(pieces)
         else:
@@ -216,18 +220,17 @@ class CompletionStream:
             "index": self._index,
             "text": self._before + new,
             "logprobs": None,
-            "finish_reason": answer.completion.finish if answer is not None else None,
+            "finish_reason": None if answer is None else form.finish(answer),
         }
         if answer is not None:
             choice["matched_stop"] = answer.matched
         if form.ask.top_logprobs is not None:
             at = self._at + len(self._before)
-            choice["logprobs"] = form.entries(
-                delta.token_ids, delta.logprobs, delta.top, at, self._said
-            )
+            scores = delta.logprobs[: len(ids)], delta.top[: len(ids)]
+            choice["logprobs"] = form.entries(ids, *scores, at, self._said)
         if form.ask.shows_ids:
-            choice["token_ids"] = list(delta.token_ids)
+            choice["token_ids"] = list(ids)
         self._at += len(choice["text"])
-        self._said = [*self._said, *delta.token_ids][-CONTEXT:]
+        self._said = [*self._said, *ids][-CONTEXT:]
         self._before = ""
         return choice

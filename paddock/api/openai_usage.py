@@ -6,11 +6,14 @@ from typing import Any
 from paddock.api.reply import Answer
 
 
-def usage(answers: Sequence[Answer], *, prompts: int = 1) -> dict[str, Any]:
-    """Of answers to `prompts` prompts, as many to each: a prompt answered twice counts once."""
+def usage(
+    answers: Sequence[Answer], *, prompts: int = 1, scores_only: bool = False
+) -> dict[str, Any]:
+    """Of answers to `prompts` prompts, as many to each: a prompt answered twice counts once. Where
+    only the prompt's scores were wanted, nothing was written."""
     each = max(1, len(answers) // prompts)
     prompt = sum(answer.prompt_tokens for answer in answers[::each])
-    written = sum(len(answer.completion.token_ids) for answer in answers)
+    written = 0 if scores_only else sum(len(a.completion.token_ids) for a in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,

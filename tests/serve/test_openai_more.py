@@ -42,6 +42,19 @@ def test_completions_take_text_and_ids(client, live):
     assert both.usage.prompt_tokens == 2 * len(ids)
 
 
+def test_a_prompt_that_is_only_scored_is_answered_with_nothing(client):
+    asked = {"model": "m", "prompt": "one two", "echo": True, "logprobs": 1, "max_tokens": 0}
+    whole = client.completions.create(**asked)
+    assert whole.choices[0].text == "one two"
+    assert whole.usage.completion_tokens == 0 and whole.usage.total_tokens == 2
+    parts = list(
+        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    assert "".join(part.choices[0].text for part in parts[:-1]) == "one two"
+    assert parts[-2].choices[0].finish_reason == "length"
+    assert parts[-1].usage.completion_tokens == 0
+
+
 def test_completions_echo_with_logprobs(client, live):
     ids = live.tokenizer.encode("one two three", specials=True)
     done = client.completions.create(

@@ -117,7 +117,8 @@ class OpenAI:
         choices = [
             form.choice(a, i) for i, (form, a) in enumerate(zip(forms, answers, strict=True))
         ]
-        return around | {"choices": choices, "usage": usage(answers, prompts=len(asks))}
+        used = usage(answers, prompts=len(asks), scores_only=asks[0].scores_only)
+        return around | {"choices": choices, "usage": used}
 
     async def _completion_chunks(
         self, call: Call, forms: list[CompletionFormat], around: dict[str, Any], prompts: int
@@ -131,7 +132,8 @@ class OpenAI:
                     answers[i] = delta.answer
         if forms[0].ask.shows_usage:
             ordered = [answers[i] for i in sorted(answers)]
-            yield around | {"choices": [], "usage": usage(ordered, prompts=prompts)}
+            used = usage(ordered, prompts=prompts, scores_only=forms[0].ask.scores_only)
+            yield around | {"choices": [], "usage": used}
 
 
 def _extras(ask: Complete) -> Extras:
