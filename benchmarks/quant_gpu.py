@@ -1,31 +1,116 @@
 """The W4A8 product on one GPU against bfloat16 in the same run; memory and decoding with it.
 
-python -m benchmarks.quant gpu
+    python -m benchmarks.quant gpu
+    python -m benchmarks.quant_gpu [product|experts|decode|tiles ...]
+
+`tiles` times other ways of cutting the product than those that `fused` has in its tables. Every arm
+is a graph in which many weights take turns; a row that fails says so, and the next one runs.
 """
 
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import torch
+from torch import Tensor
 
-from benchmarks.table import Claim, times_better
+from benchmarks.table import Claim, print_claims, times_better
 from paddock.checkpoint import load_pretrained, save_pretrained
+from paddock.kernels.w4a8_gemm import (
+    Rows,
+    Weight,
+    fused,
+    integer_grouped,
+    integer_linear,
+    pack_halves,
+    quantize_rows,
+    reference,
+)
+from paddock.kernels.w4a8_gemm.fused import Tile
 from paddock.model import Network, preset
 from paddock.quant import RECIPES, quantize_folder
 
 SHAPES = {"gate and up": (4096, 6144), "down": (6144, 2048)}
 ROWS = (1, 4, 16, 64, 256, 1024)
+TOKENS = (1, 8, 64)  # of 256 experts, 8 of them each
+EXPERTS, CHOSEN = 256, 8
 COPIES_BYTES = 1 << 30  # so many different weights take turns that no cache holds them
+
+# Outputs, rows, columns, slices, warps, stages, whether weights are prefetched: what to choose from
+# for at most so many rows. Tiles in use are timed too.
+CANDIDATES = {
+    4: [
+        Tile(16, 8, 64, 4, 4, 4, ahead=True),
+        Tile(16, 8, 128, 8, 8, 3, ahead=True),
+        Tile(32, 8, 64, 8, 8, 4, ahead=True),
+        Tile(16, 8, 64, 8, 8, 4),
+        Tile(64, 16, 128, 1, 4, 6, ahead=True),
+    ],
+    16: [
+        Tile(16, 16, 64, 8, 8, 4, ahead=True),
+        Tile(32, 16, 64, 4, 4, 4, ahead=True),
+        Tile(32, 16, 128, 8, 8, 3, ahead=True),
+        Tile(64, 16, 128, 1, 4, 6, ahead=True),
+    ],
+    64: [
+        Tile(64, 32, 64, 4, 4, 4, ahead=True),
+        Tile(32, 64, 64, 8, 8, 3, ahead=True),
+        Tile(32, 32, 64, 4, 4, 4, ahead=True),
+        Tile(64, 64, 128, 1, 4, 4, ahead=True),
+        Tile(64, 32, 64, 1, 4, 6, ahead=True),
+    ],
+    256: [
+        Tile(64, 128, 128, 1, 4, 3),
+        Tile(64, 64, 128, 1, 4, 4),
+        Tile(128, 64, 128, 1, 4, 4),
+        Tile(128, 128, 64, 1, 8, 4),
+    ],
+    1024: [
+        Tile(128, 128, 128, 1, 8, 3),
+        Tile(128, 128, 64, 1, 4, 3),
+        Tile(128, 256, 64, 1, 8, 3),
+        Tile(64, 256, 64, 1, 4, 3),
+        Tile(256, 128, 64, 1, 8, 3),
+    ],
+}
+EXPERT_CANDIDATES = [
+    Tile(64, 16, 128, 1, 4, 6),
+    Tile(128, 16, 128, 1, 8, 4),
+    Tile(64, 8, 128, 1, 4, 4),
+    Tile(32, 16, 64, 8, 8, 4),
+    Tile(16, 8, 64, 8, 8, 4),
+]
 
 
 def gpu_claims() -> list[Claim]:
     if not torch.cuda.is_available():
         return [Claim(name="W4A8 product", target=">= 2.3x up to 64 rows", measured="needs a GPU")]
-    rows = [_product_claim(name, shape, count) for name, shape in SHAPES.items() for count in ROWS]
-    return [*rows, *(_expert_claim(tokens) for tokens in (1, 8, 64)), *decode_claims()]
+    return [*product_claims(), *expert_claims(), *decode_claims()]
+
+
+def product_claims() -> list[Claim]:
+    return [_kept(partial(_product_claim, name, rows)) for name in SHAPES for rows in ROWS]
+
+
+def expert_claims() -> list[Claim]:
+    return [_kept(partial(_expert_claim, tokens)) for tokens in TOKENS]
+
+
+def _kept(call: partial[Claim]) -> Claim:
+    """A row, or why there is none: one failure must not lose the others."""
+    try:
+        claim = call()
+    except Exception as error:
+        claim = Claim(name=f"W4A8 {call.args}", measured=f"broke off: {error!r:.200}", holds=False)
+    print(claim.name, claim.measured, claim.verdict, sep=" | ", flush=True)
+    torch.cuda.empty_cache()
+    return claim
 
 
 def _least(rows: int) -> float | None:
@@ -35,7 +120,7 @@ def _least(rows: int) -> float | None:
 
 
 def _timed(arms: Sequence[Callable[[int], object]], turns: int) -> list[float]:
-    """Median milliseconds of one call of each arm, captured in a graph: what decoding pays."""
+    """Median microseconds of one call of each arm, captured in a graph: what decoding pays."""
     from benchmarks.kernels import medians
 
     graphs = []
@@ -49,52 +134,69 @@ def _timed(arms: Sequence[Callable[[int], object]], turns: int) -> list[float]:
                 arm(turn)
         graphs.append(graph)
     found = medians([graph.replay for graph in graphs], repeats=11)
-    return [ms / turns for ms in found]
+    return [1e3 * ms / turns for ms in found]
 
 
-def _product_claim(name: str, shape: tuple[int, int], rows: int) -> Claim:
-    from paddock.kernels.w4a8_gemm import Weight, integer_linear, pack_halves, quantize_rows
+def _weights(outputs: int, inputs: int, count: int) -> list[Weight]:
+    found = []
+    for _ in range(count):
+        integer = torch.randint(-7, 8, (outputs, inputs), device="cuda", dtype=torch.int8)
+        scale = torch.rand(outputs, 1, device="cuda") * 1e-2
+        found.append(Weight(pack_halves(integer), scale, packed=True))
+    return found
 
-    F, D = shape
+
+def _activations(rows: int, inputs: int) -> Tensor:
+    return torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+
+
+def _product_claim(name: str, rows: int) -> Claim:
+    F, D = SHAPES[name]
     turns = max(2, COPIES_BYTES // (2 * F * D))
-    x = torch.randn(rows, D, device="cuda", dtype=torch.bfloat16)
+    x = _activations(rows, D)
     wide = [torch.randn(F, D, device="cuda", dtype=torch.bfloat16) for _ in range(turns)]
-    narrow = []
-    for _ in range(turns):
-        integer = torch.randint(-7, 8, (F, D), device="cuda", dtype=torch.int8)
-        scale = torch.rand(F, 1, device="cuda") * 1e-2
-        narrow.append(Weight(pack_halves(integer), scale, packed=True))
+    narrow, rounded = _weights(F, D, turns), quantize_rows(x)
     arms = (
         lambda turn: integer_linear(quantize_rows(x), narrow[turn], torch.bfloat16),
         lambda turn: torch.nn.functional.linear(x, wide[turn]),
+        lambda turn: integer_linear(rounded, narrow[turn], torch.bfloat16),
     )
-    ours, theirs = _timed(arms, turns)
+    ours, theirs, alone = _timed(arms, turns)
     what = f"W4A8 {name} {F} x {D}, {rows} rows, rounding included, against bfloat16"
-    return times_better(what, 1e3 * ours, 1e3 * theirs, least=_least(rows), unit="us")
+    claim = times_better(what, ours, theirs, least=_least(rows), unit="us")
+    return replace(claim, measured=f"{claim.measured}; product alone {alone:.1f}")
+
+
+def _routed(tokens: int) -> Tensor:
+    """Rows of each expert, as chance would have it."""
+    chance = torch.Generator().manual_seed(0)
+    chosen = [torch.randperm(EXPERTS, generator=chance)[:CHOSEN] for _ in range(tokens)]
+    return torch.bincount(torch.cat(chosen), minlength=EXPERTS).cuda()
+
+
+def _stack(outputs: int, inputs: int) -> Weight:
+    parts = [weight.integer for weight in _weights(outputs, inputs, EXPERTS)]
+    scale = torch.rand(EXPERTS, outputs, 1, device="cuda") * 1e-2
+    return Weight(torch.stack(parts), scale, packed=True)
 
 
 def _expert_claim(tokens: int) -> Claim:
     """All of a layer's routed products, as decoding so many tokens at once meets them."""
     from paddock.kernels.grouped_gemm import grouped_gemm
-    from paddock.kernels.w4a8_gemm import Weight, integer_grouped, pack_halves, quantize_rows
 
-    E, K, F, D = 256, 8, 4096, 6144
-    chance = torch.Generator().manual_seed(0)
-    expert = torch.stack([torch.randperm(E, generator=chance)[:K] for _ in range(tokens)])
-    counts = torch.bincount(expert.flatten(), minlength=E).cuda()
-    x = torch.randn(tokens * K, D, device="cuda", dtype=torch.bfloat16)
-    wide = torch.randn(E, F, D, device="cuda", dtype=torch.bfloat16)
-    integer = torch.randint(-7, 8, (E, F, D), device="cuda", dtype=torch.int8)
-    scale = torch.rand(E, F, 1, device="cuda") * 1e-2
-    narrow = Weight(pack_halves(integer), scale, packed=True)
-    del integer
+    F, D = SHAPES["gate and up"]
+    counts, x = _routed(tokens), _activations(tokens * CHOSEN, D)
+    narrow, rounded = _stack(F, D), quantize_rows(x)
+    wide = torch.randn(EXPERTS, F, D, device="cuda", dtype=torch.bfloat16)
     arms = (
         lambda _: integer_grouped(quantize_rows(x), narrow, counts, torch.bfloat16),
         lambda _: grouped_gemm(x, wide, counts),
+        lambda _: integer_grouped(rounded, narrow, counts, torch.bfloat16),
     )
-    ours, theirs = _timed(arms, 4)
+    ours, theirs, alone = _timed(arms, 4)
     what = f"W4A8 gate and up of 256 experts, {tokens} tokens of 8, against grouped bfloat16"
-    return times_better(what, 1e3 * ours, 1e3 * theirs, least=2.3, unit="us")
+    claim = times_better(what, ours, theirs, least=2.3, unit="us")
+    return replace(claim, measured=f"{claim.measured}; product alone {alone:.1f}")
 
 
 def decode_claims() -> list[Claim]:
@@ -141,3 +243,78 @@ def _decoding(folder: Path, batch: int) -> tuple[float, int]:
             engine.answers(asked)
             rates.append(batch * 128 / (time.perf_counter() - begin))
     return statistics.median(rates), held
+
+
+def tile_lines() -> Iterator[str]:
+    """A line for each way of cutting each product: microseconds with rounding and alone, and how
+    fast the weights came in."""
+    for name, (F, D) in SHAPES.items():
+        stacks = [weight.as_stack() for weight in _weights(F, D, 24)]
+        for rows in ROWS:
+            yield f"{name} {F} x {D}, {rows} rows: us with rounding, alone; TB/s of weights; tile"
+            work = Cuts(stacks, _activations(rows, D), (rows,))
+            tiles = next(tiles for most, tiles in CANDIDATES.items() if rows <= most)
+            yield from work.lines(tiles)
+            if rows <= 64:
+                with mock.patch.object(fused, "starts_early", return_value=True):
+                    yield from (line + ", launched early" for line in work.lines([]))
+    stack = _stack(*SHAPES["gate and up"])
+    for tokens in TOKENS:
+        yield f"256 experts, {tokens} tokens of 8: us with rounding, alone; TB/s of weights; tile"
+        x = _activations(tokens * CHOSEN, stack.inputs)
+        yield from Cuts([stack] * 4, x, _routed(tokens)).lines(EXPERT_CANDIDATES)
+
+
+class Cuts:
+    """One product, to be cut in many ways."""
+
+    def __init__(
+        self, stacks: Sequence[Weight], x_RD: Tensor, counts_E: tuple[int] | Tensor
+    ) -> None:
+        self.stacks, self.x_RD, self.counts_E = stacks, x_RD, counts_E
+        self.rows = reference.quantize_rows(x_RD)
+        self.exact_RF = reference.integer_grouped(self.rows, stacks[0], counts_E, torch.bfloat16)
+        met = 1 if isinstance(counts_E, tuple) else int((counts_E > 0).sum())
+        self.weight_bytes = met * stacks[0].integer[0].numel()
+
+    def lines(self, tiles: Sequence[Tile]) -> Iterator[str]:
+        """Of the tile in use and of these."""
+        used = fused.tile_for(len(self.x_RD), self.stacks[0])
+        for tile in dict.fromkeys([used, *(tile.fitted(self.stacks[0]) for tile in tiles)]):
+            try:
+                yield self._line(tile)
+            except Exception as error:
+                yield f"  broke off: {error!r:.80} {astuple(tile)}"
+
+    def _line(self, tile: Tile) -> str:
+        def product(rows: Rows, turn: int) -> Tensor:
+            return fused.multiply(rows, self.stacks[turn], self.counts_E, torch.bfloat16, tile)
+
+        verdict = "" if torch.equal(product(self.rows, 0), self.exact_RF) else ", WRONG"
+        arms = (
+            lambda turn: product(quantize_rows(self.x_RD), turn),
+            lambda turn: product(self.rows, turn),
+        )
+        both, alone = _timed(arms, len(self.stacks))
+        rate = self.weight_bytes / alone / 1e6
+        return f"{both:8.1f} {alone:8.1f} {rate:6.2f}  {astuple(tile)}{verdict}"
+
+
+SECTIONS: dict[str, Callable[[], list[Claim]]] = {
+    "product": product_claims,
+    "experts": expert_claims,
+    "decode": decode_claims,
+}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or [*SECTIONS, "tiles"]:
+        if name == "tiles":
+            for line in tile_lines():
+                print(line, flush=True)
+        else:
+            print_claims(SECTIONS[name]())
+
+
+if __name__ == "__main__":
+    main()

@@ -63,13 +63,17 @@ CUTS = {
     "two slices of many rows": Tile(32, 64, 32, slices=2, warps=4, stages=2),
 }
 
-ROWS = torch.cat(
-    (
-        torch.randn(5, 37, generator=torch.Generator().manual_seed(1)),
-        torch.zeros(1, 37),
-        torch.linspace(-127, 127, 37).mul(2).round().div(2).unsqueeze(0),  # halves
-    )
-)
+ROWS = {
+    "halves and zeros": torch.cat(
+        (
+            torch.randn(5, 37, generator=torch.Generator().manual_seed(1)),
+            torch.zeros(1, 37),
+            torch.linspace(-127, 127, 37).mul(2).round().div(2).unsqueeze(0),
+        )
+    ),
+    "rows that programs share": torch.randn(3, 2500, generator=torch.Generator().manual_seed(2)),
+    "many rows": torch.randn(70, 1100, generator=torch.Generator().manual_seed(3)),
+}
 
 
 if __name__ == "__main__":
@@ -82,6 +86,7 @@ if __name__ == "__main__":
             fitted = tile.fitted(weight)
             how = (rows, weight, case.counts, torch.float32, fitted)
             found[f"{name}, {cut}"] = fused.multiply(*how)
-    rounded = fused.quantize_rows(ROWS)
-    found |= {"rounded": rounded.integer_RD, "scales": rounded.scale_R}
+    for name, x in ROWS.items():
+        rounded = fused.quantize_rows(x)
+        found[f"{name}, rounded"], found[f"{name}, scales"] = rounded.integer_RD, rounded.scale_R
     torch.save(found, sys.argv[1])

@@ -16,6 +16,9 @@ WIDEST_BLOCK = 128
 WIDEST_ROW = 16_384
 MOST_EXPERTS = 1024
 LINE = 128  # bytes that a prefetch brings
+EARLY = False  # Hopper's early launches: written, compiled, and not yet run on a GPU
+# Exact division is what rounding takes; up to so many rows, programs share a row's columns.
+SHARED_ROWS, SHARED_PART = 64, 1024
 
 
 def rounds(x_RD: Tensor) -> bool:
@@ -79,7 +82,9 @@ MANY = {
 ONE = {
     8: Tile(16, 8, 64, slices=8, warps=8, stages=4, ahead=True),
     16: Tile(32, 16, 64, slices=8, warps=8, stages=4, ahead=True),
+    32: Tile(32, 32, 64, slices=8, warps=8, stages=4, ahead=True),
     64: Tile(64, 32, 128, slices=1, warps=4, stages=6, ahead=True),
+    128: Tile(64, 64, 128, slices=1, warps=4, stages=4, ahead=True),
     **MANY,
 }
 # Of many matrices there are programs enough without slices.
@@ -97,10 +102,15 @@ def tile_for(rows: int, weight: Weight) -> Tile:
     return chosen.fitted(weight)
 
 
+def shifts_words(device: torch.device) -> bool:
+    """Whether four bytes may be shifted as one word, which takes an instruction of NVIDIA's."""
+    return device.type == "cuda" and torch.version.hip is None
+
+
 @cache
 def starts_early(device: torch.device) -> bool:
-    """Whether kernels may be launched before the one in front of them has ended."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether kernels are launched before the one in front of them has ended."""
+    return EARLY and shifts_words(device) and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def quantize_rows(x_RD: Tensor) -> Rows:
@@ -112,8 +122,9 @@ def quantize_rows(x_RD: Tensor) -> Rows:
     integer_RD = torch.empty(R, D, dtype=torch.int8, device=x_RD.device)
     scale_R = torch.empty(R, dtype=torch.float32, device=x_RD.device)
     width = 1 << (D - 1).bit_length()
-    twin.round_rows[(R,)](
-        x_RD, integer_RD, scale_R, x_RD.stride(0), D=D, BD=width,
+    part = min(width, SHARED_PART) if R <= SHARED_ROWS else width
+    twin.round_rows[(R, -(-D // part))](
+        x_RD, integer_RD, scale_R, x_RD.stride(0), D=D, BD=width, BP=part,
         num_warps=4 if width <= 2048 else 8, **_launched(x_RD.device),
     )  # fmt: skip
     return Rows(integer_RD, scale_R)
@@ -145,15 +156,11 @@ def multiply(
         None if E == 1 else _counted(counts_E, device), out_RF, R, F,
         D=D, E=E, BE=1 << (E - 1).bit_length(), G=weight.scale_XFG.shape[-1],
         PACKED=weight.packed, BF=tile.outputs, BN=tile.rows, BK=tile.columns, SLICES=tile.slices,
-        LINES=1 << (-(-W // LINE) - 1).bit_length() if tile.ahead else 0, WORDS=_words(device),
-        num_warps=tile.warps, num_stages=tile.stages, **_launched(device),
+        LINES=1 << (-(-W // LINE) - 1).bit_length() if tile.ahead else 0,
+        WORDS=shifts_words(device), num_warps=tile.warps, num_stages=tile.stages,
+        **_launched(device),
     )  # fmt: skip
     return out_RF
-
-
-def _words(device: torch.device) -> bool:
-    """Whether four bytes may be shifted as one word, which takes an instruction of NVIDIA's."""
-    return device.type == "cuda" and torch.version.hip is None
 
 
 def _launched(device: torch.device) -> dict[str, bool]:

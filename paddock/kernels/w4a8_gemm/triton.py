@@ -19,22 +19,31 @@ SHRINK = tl.constexpr(0.0625)  # halves of bytes are taken times 16
 
 
 @triton.jit
-def round_rows(x, integer, scale, x_row, D: tl.constexpr, BD: tl.constexpr, EARLY: tl.constexpr):
-    """One row a program: its largest number becomes 127."""
+def round_rows(
+    x, integer, scale, x_row, D: tl.constexpr, BD: tl.constexpr, BP: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """BP columns of one row a program: the row's largest number becomes 127."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     r = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BD)
-    value = tl.load(x + r * x_row + d, mask=d < D, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(value), axis=0)
+    row = tl.load(x + r * x_row + d, mask=d < D, other=0.0).to(tl.float32)
+    if BP == BD:
+        value = row
+    else:
+        d = tl.program_id(1) * BP + tl.arange(0, BP)
+        value = tl.load(x + r * x_row + d, mask=d < D, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(row), axis=0)
     step = tl.where(largest > 0, tl.div_rn(largest, 127.0), 1.0)
     ratio = tl.div_rn(value, step)
     # To the nearest, halves to even, as everywhere: 1.5 * 2^23 pushes the fraction out of float32.
     whole = (ratio + 12582912.0) - 12582912.0
     whole = tl.minimum(tl.maximum(whole, -127.0), 127.0)
     tl.store(integer + r * D + d, whole.to(tl.int8), mask=d < D)
-    tl.store(scale + r, step)
+    if tl.program_id(1) == 0:
+        tl.store(scale + r, step)
 
 
 @triton.jit
