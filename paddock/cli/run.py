@@ -43,13 +43,14 @@ def run(
 
     recipes, wanted = load_plan(plan, sets or [])
     folder = out or Path("runs") / recipes.resolve().name
-    todo = _until(steps(wanted, recipes, folder), to)
+    every = steps(wanted, recipes, folder)
+    todo = _until(every, to)
     if dry_run:
         _show_plan(wanted, todo, folder)
         return
     with Journal(folder) as journal:
         if redo is not None:
-            _undo(todo, redo, journal)
+            _undo(every, redo, journal)  # those behind --to as well: they come of it
         _refuse_changed(todo, folder)
         journal.event("plan", stages=[s.stage.name for s in todo], seed=wanted.seed)
         for number, step in enumerate(todo, start=1):
@@ -69,11 +70,11 @@ def _until(every: list[Step], last: str | None) -> list[Step]:
     return every[: names.index(last) + 1]
 
 
-def _undo(todo: list[Step], first: str, journal: "Journal") -> None:
-    names = [step.stage.name for step in todo]
+def _undo(every: list[Step], first: str, journal: "Journal") -> None:
+    names = [step.stage.name for step in every]
     if first not in names:
         raise UserError(f"--redo {first}: the stages are {', '.join(names)}")
-    for step in todo[names.index(first) :]:
+    for step in every[names.index(first) :]:
         journal.event("stage_undone", stage=step.stage.name)
         shutil.rmtree(step.out, ignore_errors=True)
 

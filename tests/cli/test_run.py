@@ -75,6 +75,13 @@ def test_a_finished_stage_is_skipped_and_a_changed_one_refused(plan):
     assert "first: done before" not in anew.output
 
 
+def test_what_comes_of_a_stage_that_is_run_anew_is_thrown_away_too(plan):
+    assert run(plan).exit_code == 0
+    assert run(plan, "--redo", "first", "--to", "first").exit_code == 0
+    assert list(done_before(plan.parent / "run")) == ["first"]
+    assert not (plan.parent / "run" / "second").exists()
+
+
 def test_a_dry_run_prints_commands_and_writes_nothing(plan):
     found = run(plan, "--dry-run")
     assert found.exit_code == 0
