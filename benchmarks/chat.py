@@ -1,10 +1,12 @@
 """What nano has learnt after supervised fine-tuning: format, modes, tools, and what is left for RL.
 
     python -m benchmarks.chat [--seeds 0 1 2] [--jobs 2] [--runs FOLDER] [--dialogues 40]
+                              [--top-p 0.95]
 
 The base models are those of `benchmarks.raise_base stages`, in the same folders. Every figure is of
-held-out tasks, sampled at temperature 1, and read by the parser. Called again, it goes on where it
-was stopped.
+held-out tasks, sampled as GLM-5's own evaluations are (temperature 1, top-p 0.95), and read by the
+parser. Skills are sampled at top-p 1, as reinforcement samples them. Called again, it goes on where
+it was stopped.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from paddock.journal import EVENTS, Journal, follow
 from paddock.records import Message, Sampling, ThinkingMode, ToolSpec, Verdict
 from paddock.text import Renderer, Special, Thinking, Tokenizer, parse, renderer_for
 
+TOP_P = 0.95
 TURNS, CALLS, SKILL = 0.99, 0.95, 0.5  # at least, at least, at most
 TOOLS = {"kinds": ["follow", "plus", "file", "search"]}
 WORLDS = {"nano-chain": {}, "nano-tools": TOOLS, "nano-rules": {}}
@@ -70,6 +73,7 @@ class Talker:
     engine: Engine
     tokenizer: Tokenizer
     renderer: Renderer
+    top_p: float
 
     async def reply(
         self,
@@ -79,7 +83,7 @@ class Talker:
         seed: int,
     ) -> "Said":
         prompt = self.renderer.prompt(messages, tools=tools, thinking=thinking).token_ids
-        sampling = Sampling(seed=seed, max_new_tokens=160)
+        sampling = Sampling(seed=seed, max_new_tokens=160, top_p=self.top_p)
         answer = await self.engine.respond(Request(token_ids=prompt, sampling=sampling))
         ids = answer.completion.token_ids
         parsed = parse(
@@ -123,6 +127,9 @@ def complaint(said: Said, tools: Sequence[ToolSpec], thinks: bool, tokenizer: To
         return "does not think once"
     if not thinks and (message.reasoning or thought in marks):
         return "thinks though it should not"
+    said_plainly = f"{message.reasoning or ''}{message.content}"
+    if any(mark in said_plainly for mark in tokenizer.added):  # not where it means something
+        return "writes a stray mark"
     if not message.content.strip() and not message.tool_calls:
         return "says nothing"
     known = {tool.name: tool for tool in tools}
@@ -230,9 +237,10 @@ async def five_turns(talker: Talker, thinking: Thinking, number: int) -> Counter
     return found
 
 
-def measured(run: Path, dialogues: int) -> dict[str, object]:
+def measured(run: Path, dialogues: int, top_p: float) -> dict[str, object]:
     """What a run's last network can do, measured once and kept in its journal."""
-    label = f"step {settings_of(run).steps}, {dialogues} conversations a world and mode"
+    steps = settings_of(run).steps
+    label = f"step {steps}, {dialogues} conversations a world and mode, top-p {top_p}"
     for event, _ in follow(run / EVENTS):
         if event.get("kind") == "conversed" and event.get("label") == label:
             return dict(event["figures"])
@@ -242,12 +250,12 @@ def measured(run: Path, dialogues: int) -> dict[str, object]:
     settings = EngineSettings(page_tokens=4, max_running=48, stop_ids=renderer.stops)
     figures: dict[str, object] = {}
     with Engine(load_pretrained(folder), tokenizer, settings) as engine:
-        talker = Talker(engine, tokenizer, renderer)
+        talker = Talker(engine, tokenizer, renderer, top_p)
         for mode in MODES:
             tally = asyncio.run(well_formed(talker, mode, dialogues))
             figures[mode] = tally.told()
         for world in SKILLS:
-            figures[world] = asyncio.run(skill(talker, world))
+            figures[world] = asyncio.run(skill(replace(talker, top_p=1.0), world))
         for mode in ("interleaved", "preserved"):
             engine.flush_cache()
             whole: Counter[str] = Counter()
@@ -259,7 +267,7 @@ def measured(run: Path, dialogues: int) -> dict[str, object]:
     return figures
 
 
-def _tuned(runs: Path, dialogues: int, seed: int) -> list[Claim]:
+def _tuned(runs: Path, dialogues: int, top_p: float, seed: int) -> list[Claim]:
     """One model through all stages, and what it says."""
     folder = {s: runs / "stages" / f"{s}-{seed}" for s in ("pretrain", *CHAIN)}
     folder["sft"] = runs / "chat" / f"sft-{seed}"
@@ -269,7 +277,7 @@ def _tuned(runs: Path, dialogues: int, seed: int) -> list[Claim]:
     }
     for stage, (recipe, parent) in chain.items():
         trained(recipe, folder[stage], f"seed={seed}", f"start.folder={folder[parent]}")
-    return claims_of(measured(folder["sft"], dialogues), f"seed {seed}")
+    return claims_of(measured(folder["sft"], dialogues, top_p), f"seed {seed}")
 
 
 def claims_of(figures: dict[str, object], name: str) -> list[Claim]:
@@ -333,10 +341,11 @@ def claims(
     jobs: int = 2,
     seeds: Sequence[int] = SEEDS,
     dialogues: int = 40,
+    top_p: float = TOP_P,
 ) -> list[Claim]:
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, spawned, torch.set_num_threads, (1,)) as pool:
-        found = pool.map(partial(_tuned, runs, dialogues), seeds)
+        found = pool.map(partial(_tuned, runs, dialogues, top_p), seeds)
         return [claim for rows in found for claim in rows]
 
 
@@ -346,13 +355,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="seeds at a time")
     parser.add_argument("--runs", type=Path, default=Path("runs/proofs"))
     parser.add_argument("--dialogues", type=int, default=40, help="of each world and mode")
+    parser.add_argument("--top-p", type=float, default=TOP_P)
     parser.add_argument("--run", type=Path, help="measure this run of fine-tuning alone")
     options = parser.parse_args()
     if options.run is not None:
         torch.set_num_threads(1)
-        print_claims(claims_of(measured(options.run, options.dialogues), options.run.name))
+        figures = measured(options.run, options.dialogues, options.top_p)
+        print_claims(claims_of(figures, options.run.name))
         return
-    print_claims(claims(options.runs, options.jobs, options.seeds, options.dialogues))
+    how = (options.dialogues, options.top_p)
+    print_claims(claims(options.runs, options.jobs, options.seeds, *how))
 
 
 if __name__ == "__main__":
