@@ -17,6 +17,9 @@ from paddock.cli.numbers import parse_size, size
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig, Network
+    from paddock.text import Version
+
+TOKENIZER = "tokenizer.json"
 
 # The same weights in other formats, and lists of them, are not worth carrying along.
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".gguf", ".h5", ".onnx", ".index.json")
@@ -106,6 +109,13 @@ def convert(
         typer.Option(help="How to store numbers. Default: as config.json says; GGUF as float32."),
     ] = None,
     shard_size: Annotated[str, typer.Option(help="The largest a file may be.")] = "5GB",
+    chat: Annotated[
+        Literal["5", "5.1", "5.2", "5.3"] | None,
+        typer.Option(
+            help="Give it GLM-5's chat template of this version, and the tokens that it needs:"
+            " for a model of another family that is to learn thinking and tools. Default: as it is."
+        ),
+    ] = None,
 ) -> None:
     """Write a model in the released layout, tokenizer included: all of it, or nothing."""
     from paddock.checkpoint import save_pretrained
@@ -115,6 +125,8 @@ def convert(
     stderr = Console(stderr=True)
     with stderr.status(Text(f"reading {source}")):
         network, beside = _read(source, dtype)
+    if chat is not None:
+        network, beside = _with_chat(network, beside, chat, source)
     with stderr.status(Text(f"writing {target}")):
         save_pretrained(network, target, shard_bytes=shard_bytes, beside=beside)
     stored = str(network.embed.weight.dtype).removeprefix("torch.")
@@ -151,3 +163,27 @@ def _read(source: Path, dtype: str | None) -> tuple["Network", dict[str, bytes]]
         if not file.name.startswith(".") and not file.name.endswith(OTHER_WEIGHTS)
     }
     return network, beside
+
+
+def _with_chat(
+    network: "Network", beside: dict[str, bytes], version: "Version", source: Path
+) -> tuple["Network", dict[str, bytes]]:
+    """GLM-5's markers in the vocabulary, at first in the sense of the tokens that spelled them, and
+    its template beside the weights. What was not in the vocabulary has to be learnt."""
+    from paddock.model.surgery import with_tokens
+    from paddock.text import Special, Tokenizer, with_chat_template
+
+    if TOKENIZER not in beside:
+        raise UserError(f"{source}: there is no {TOKENIZER} to add GLM-5's tokens to")
+    old = Tokenizer(beside, name=str(source))
+    if old.vocab_size > network.config.vocab:
+        raise UserError(
+            f"{source}: {old.vocab_size} tokens, but {network.config.vocab} rows of weights"
+        )
+    new = with_chat_template(old.with_specials(), version)
+    spellings = {
+        new.specials[token]: old.encode(token, specials=False)
+        for token in Special
+        if token not in old.specials
+    }
+    return with_tokens(network, spellings, new.specials.stops), {**beside, **new.files}

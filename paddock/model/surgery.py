@@ -1,10 +1,14 @@
-"""A new attention from an old one's weights.
+"""A new network from an old one's weights.
 
 Two operations the paper performs: replacing grouped attention by a cheaper kind that starts from
-the same projections, and giving a dense latent network an indexer it never had.
+the same projections, and giving a dense latent network an indexer it never had. And one for models
+of other families: further tokens.
 """
 
+from collections.abc import Mapping, Sequence
+
 import torch
+from torch import Tensor
 
 from paddock.model.config import (
     LATENT,
@@ -57,6 +61,43 @@ def sparse_config(config: ModelConfig, indexer: IndexerSettings) -> ModelConfig:
             "indexer": indexer.model_dump(),
         }
     )
+
+
+ROWS = 64  # a vocabulary of a multiple of it: what matrix products on an accelerator like
+
+
+@torch.no_grad()
+def with_tokens(
+    network: Network, spellings: Mapping[int, Sequence[int]], stops: Sequence[int]
+) -> Network:
+    """The network with new tokens, by their ids, and `stops` as what ends a reply.
+
+    A new token starts as the mean of the tokens that spelled it before, so that no two are alike
+    and each means something. Rows that fill up the vocabulary are the mean of all; no text has
+    them.
+    """
+    needed = max([network.config.vocab, *(token + 1 for token in spellings)])
+    rows = -(-needed // ROWS) * ROWS
+    changed = {"vocab": rows, "eos": tuple(stops), "bos": None, "pad": stops[0]}
+    config = ModelConfig.model_validate(network.config.model_dump() | changed)
+
+    def longer(old_VD: Tensor) -> Tensor:
+        exact_VD = old_VD.float()
+        new_VD = exact_VD.mean(0).repeat(rows, 1)
+        new_VD[: len(old_VD)] = exact_VD
+        for token, spelled in spellings.items():
+            new_VD[token] = exact_VD[list(spelled)].mean(0)
+        return new_VD.to(old_VD.dtype)
+
+    state = dict(network.state_dict())
+    for name in ("embed.weight", "head.weight"):
+        state[name] = longer(state[name])
+    with torch.device("meta"):
+        larger = Network(config)
+    larger.load_state_dict(state, assign=True)
+    if config.tied:
+        larger.head.weight = larger.embed.weight
+    return larger.train(network.training)
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """The renderer for a tokenizer."""
 
+import json
+
 from paddock.text.folder import FolderRenderer
 from paddock.text.glm import GlmRenderer
 from paddock.text.rendered import Renderer
@@ -12,7 +14,7 @@ from paddock.text.template import (
     chat_template,
     version_of,
 )
-from paddock.text.tokenizer import Tokenizer
+from paddock.text.tokenizer import CONFIG, Tokenizer
 
 
 def renderer_for(tokenizer: Tokenizer, *, version: Version | None = None) -> Renderer:
@@ -37,4 +39,7 @@ def renderer_for(tokenizer: Tokenizer, *, version: Version | None = None) -> Ren
 def with_chat_template(tokenizer: Tokenizer, version: Version) -> Tokenizer:
     """The tokenizer with GLM-5's template among its files, for `save` to lay beside the weights."""
     files = {**tokenizer.files, FILE: chat_template(version).encode()}
+    config = json.loads(files[CONFIG])
+    if config.pop("chat_template", None) is not None:  # another one, in an older place
+        files[CONFIG] = json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
     return Tokenizer(files, name=tokenizer.name)

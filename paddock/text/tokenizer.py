@@ -87,6 +87,20 @@ class Tokenizer:
             partial.write_bytes(content)
             replace(partial, Path(folder) / name)
 
+    def with_specials(self) -> "Tokenizer":
+        """The same with those of GLM-5's added tokens that it lacks behind its last id; documents
+        end in <|endoftext|>."""
+        inner = tokenizers.Tokenizer.from_buffer(self.files[FILE])
+        lacking = [token for token in Special if self.id_of(token) is None]
+        inner.add_tokens([_added(token) for token in lacking])
+        config = json.loads(self.files[CONFIG])
+        config |= {"eos_token": Special.ENDOFTEXT, "pad_token": Special.ENDOFTEXT}
+        changed = {
+            FILE: inner.to_str(pretty=True).encode(),
+            CONFIG: json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n",
+        }
+        return Tokenizer({**self.files, **changed}, name=self.name)
+
     @cached_property
     def fingerprint(self) -> str:
         """The same for files that say the same, whatever their layout."""
@@ -189,7 +203,8 @@ class Detokenizer:
     ) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special
         self._context = list(behind[-CONTEXT:])  # said; a decoder may look at the token before
-        if self._decode(self._context).endswith("\ufffd"):  # half a character: nothing is behind it
+        # Half a character: nothing is behind it.
+        if self._context and self._decode(self._context).endswith("\ufffd"):
             self._context = []
         self._pending: list[int] = []
         self._said = 0  # characters of the pending tokens
@@ -214,6 +229,10 @@ class Detokenizer:
         return new
 
     def _pending_text(self) -> str:
+        if not self._pending:
+            return ""
+        if not self._context:
+            return self._decode(self._pending)
         before = self._decode(self._context)
         return self._decode([*self._context, *self._pending])[len(before) :]
 
@@ -250,8 +269,12 @@ def train(texts: Iterable[str], *, vocab: int, splitting: Splitting = "bytes") -
         inner.decoder = decoders.Sequence([*as_text, decoders.Strip(" ", 1, 0)])
     else:
         inner.decoder = decoders.ByteLevel()
-    inner.add_tokens([AddedToken(t.value, special=t.silent, normalized=False) for t in Special])
+    inner.add_tokens([_added(token) for token in Special])
     return Tokenizer({FILE: inner.to_str(pretty=True).encode()}, name="trained")
+
+
+def _added(token: Special) -> AddedToken:
+    return AddedToken(token.value, special=token.silent, normalized=False)
 
 
 def _cut(splitting: Splitting) -> pre_tokenizers.PreTokenizer:

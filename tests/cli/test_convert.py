@@ -10,6 +10,7 @@ from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.cli.__main__ import app
 from paddock.model import ModelConfig, Network, preset
 from paddock.model.config import GroupedSettings, RopeSettings
+from paddock.text import GlmRenderer, Special, Tokenizer, chat_template, renderer_for
 from tests.text.tiny_gguf import TEMPLATE, byte_level, sentencepiece, write_gguf
 
 TOKENIZER = {
@@ -100,6 +101,40 @@ def test_a_gguf_file_becomes_a_folder_that_everyone_reads(tmp_path, family, kind
     assert tokenizer.decode(tokenizer("The pony", add_special_tokens=False).input_ids) == "The pony"
     assert tokenizer.chat_template == TEMPLATE
     assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == family
+
+
+def test_a_model_of_another_family_gets_glm5s_chat_and_keeps_what_it_knew(tmp_path):
+    pieces = byte_level()[0]
+    network = grouped("qwen2", len(pieces))
+    source = write_gguf(tmp_path / "m.gguf", pre="qwen2", network=network)
+    assert convert(source, tmp_path / "old").exit_code == 0
+    done = convert(source, tmp_path / "new", "--chat", "5.1")
+    assert done.exit_code == 0, done.output
+    old, new = (Tokenizer.load(tmp_path / name) for name in ("old", "new"))
+    assert old.encode("The pony", specials=False) == new.encode("The pony", specials=False)
+    assert set(Special) == set(new.specials)
+    assert isinstance(renderer_for(new), GlmRenderer)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "new")
+    talk = "<|user|>The pony<|assistant|><think></think><tool_call>"
+    assert theirs.encode(talk, add_special_tokens=False) == new.encode(talk, specials=True)
+    assert theirs.chat_template == chat_template("5.1")
+    larger = load_pretrained(tmp_path / "new")
+    assert larger.config.eos == new.specials.stops
+    assert new.vocab_size <= larger.config.vocab < new.vocab_size + 64
+    before = network.logits([1, 5, 9])
+    torch.testing.assert_close(larger.logits([1, 5, 9])[:, : len(pieces)], before)
+    # A marker starts as what spelled it.
+    spelled = old.encode(Special.USER, specials=False)
+    rows = larger.embed.weight.detach()
+    torch.testing.assert_close(rows[new.specials[Special.USER]], rows[spelled].mean(0))
+
+
+def test_chat_needs_a_tokenizer(tmp_path):
+    save_pretrained(Network.born(preset("nano"), 0), tmp_path / "bare")
+    done = convert(tmp_path / "bare", tmp_path / "new", "--chat", "5")
+    assert done.exit_code == 1
+    assert "there is no tokenizer.json to add GLM-5's tokens to" in done.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_dtype_of_a_gguf_file_can_be_chosen(tmp_path):

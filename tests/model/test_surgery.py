@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from paddock.model.config import IndexerSettings
-from paddock.model.surgery import with_attention, with_indexer
+from paddock.model.surgery import with_attention, with_indexer, with_tokens
 from tests.model.networks import born, grouped_config, latent_config, tokens
 
 
@@ -51,3 +51,21 @@ def test_what_cannot_be_replaced_is_refused():
         with_attention(born(latent_config()), ("gqa",) * 4)
     with pytest.raises(ValueError, match="dense latent layers"):
         with_indexer(born(latent_config()), latent_config().indexer)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [False, True])
+def test_further_tokens_start_as_the_mean_of_what_spelled_them(tied):
+    network = born(grouped_config("gqa", "gqa", tied=tied))
+    larger = with_tokens(network, {50: (3, 4), 51: (7,), 48: (1, 1, 2)}, stops=(50, 2))
+    assert larger.config.vocab == 64  # a multiple of it
+    assert larger.config.eos == (50, 2)
+    assert (larger.head.weight is larger.embed.weight) == tied
+    for name in ("embed", "head"):
+        old, new = getattr(network, name).weight, getattr(larger, name).weight
+        assert torch.equal(new[:48], old[:48])
+        torch.testing.assert_close(new[50], (old[3] + old[4]) / 2)
+        assert torch.equal(new[51], old[7])
+        torch.testing.assert_close(new[48], (2 * old[1] + old[2]) / 3)  # a spare row is taken
+        torch.testing.assert_close(new[63], old.mean(0))
+    torch.testing.assert_close(larger.logits([1, 9])[:, :48], network.logits([1, 9])[:, :48])
