@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 SECTIONS = {
     "scores": "benchmarks.kernels_scores",
     "topk": "benchmarks.kernels_topk",
+    "attention": "benchmarks.kernels_attention",
     "decode": "benchmarks.kernels_decode",
+    "moe": "benchmarks.kernels_moe",
     "muon": "benchmarks.kernels_muon",
     "kl": "benchmarks.kernels_index_kl",
 }
