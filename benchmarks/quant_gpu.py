@@ -15,7 +15,6 @@ from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -42,50 +41,33 @@ TOKENS = (1, 8, 64)  # of 256 experts, 8 of them each
 EXPERTS, CHOSEN = 256, 8
 COPIES_BYTES = 1 << 30  # so many different weights take turns that no cache holds them
 
-# Outputs, rows, columns, slices, warps, stages, whether weights are prefetched: what to choose from
-# for at most so many rows. Tiles in use are timed too.
+# Outputs, rows, columns, slices, warps, stages: what to choose from for at most so many rows. Tiles
+# in use are timed too.
 CANDIDATES = {
-    4: [
-        Tile(16, 8, 64, 4, 4, 4, ahead=True),
-        Tile(16, 8, 128, 8, 8, 3, ahead=True),
-        Tile(32, 8, 64, 8, 8, 4, ahead=True),
-        Tile(16, 8, 64, 8, 8, 4),
-        Tile(64, 16, 128, 1, 4, 6, ahead=True),
-    ],
     16: [
-        Tile(16, 16, 64, 8, 8, 4, ahead=True),
-        Tile(32, 16, 64, 4, 4, 4, ahead=True),
-        Tile(32, 16, 128, 8, 8, 3, ahead=True),
-        Tile(64, 16, 128, 1, 4, 6, ahead=True),
+        Tile(16, 8, 128, 8, 8, 3),
+        Tile(16, 16, 128, 4, 4, 4),
+        Tile(32, 16, 128, 1, 4, 6),
+        Tile(32, 16, 128, 1, 2, 8),
+        Tile(32, 8, 128, 1, 2, 8),
+        Tile(64, 16, 128, 1, 4, 6),
+        Tile(64, 8, 128, 1, 4, 6),
     ],
     64: [
-        Tile(64, 32, 64, 4, 4, 4, ahead=True),
-        Tile(32, 64, 64, 8, 8, 3, ahead=True),
-        Tile(32, 32, 64, 4, 4, 4, ahead=True),
-        Tile(64, 64, 128, 1, 4, 4, ahead=True),
-        Tile(64, 32, 64, 1, 4, 6, ahead=True),
+        Tile(32, 32, 128, 1, 4, 6),
+        Tile(32, 64, 128, 1, 4, 6),
+        Tile(64, 32, 128, 1, 4, 6),
+        Tile(64, 64, 128, 1, 4, 4),
+        Tile(64, 64, 128, 1, 8, 4),
     ],
     256: [
         Tile(64, 128, 128, 1, 4, 3),
         Tile(64, 64, 128, 1, 4, 4),
-        Tile(128, 64, 128, 1, 4, 4),
-        Tile(128, 128, 64, 1, 8, 4),
+        Tile(64, 128, 128, 1, 8, 3),
     ],
-    1024: [
-        Tile(128, 128, 128, 1, 8, 3),
-        Tile(128, 128, 64, 1, 4, 3),
-        Tile(128, 256, 64, 1, 8, 3),
-        Tile(64, 256, 64, 1, 4, 3),
-        Tile(256, 128, 64, 1, 8, 3),
-    ],
+    1024: [Tile(128, 128, 64, 1, 4, 3)],
 }
-EXPERT_CANDIDATES = [
-    Tile(64, 16, 128, 1, 4, 6),
-    Tile(128, 16, 128, 1, 8, 4),
-    Tile(64, 8, 128, 1, 4, 4),
-    Tile(32, 16, 64, 8, 8, 4),
-    Tile(16, 8, 64, 8, 8, 4),
-]
+EXPERT_CANDIDATES = [Tile(64, 16, 128, 1, 4, 6), Tile(64, 8, 128, 1, 4, 4)]
 
 
 def gpu_claims() -> list[Claim]:
@@ -255,9 +237,6 @@ def tile_lines() -> Iterator[str]:
             work = Cuts(stacks, _activations(rows, D), (rows,))
             tiles = next(tiles for most, tiles in CANDIDATES.items() if rows <= most)
             yield from work.lines(tiles)
-            if rows <= 64:
-                with mock.patch.object(fused, "starts_early", return_value=True):
-                    yield from (line + ", launched early" for line in work.lines([]))
     stack = _stack(*SHAPES["gate and up"])
     for tokens in TOKENS:
         yield f"256 experts, {tokens} tokens of 8: us with rounding, alone; TB/s of weights; tile"

@@ -22,7 +22,7 @@ from paddock.kernels.w4a8_gemm import (
     reference,
     unpack_halves,
 )
-from paddock.kernels.w4a8_gemm.fused import ONE, STACK, Tile
+from paddock.kernels.w4a8_gemm.fused import ONE, ONE_NARROW, STACK, Tile
 from tests.kernels.compiled import compiled
 from tests.kernels.w4a8_cases import CASES, CUTS, ROWS, Product
 
@@ -120,20 +120,20 @@ def test_the_twin_rounds_as_the_reference_does(name, interpreted):
 
 
 def test_a_tile_is_fitted_to_the_weight():
-    wide = Tile(32, 16, 128, slices=8, warps=8, stages=4, ahead=True)
+    wide = Tile(32, 16, 128, slices=8, warps=8, stages=4)
     one = Product((1,), 6144, 8).inputs_of()[1]  # 3072 bytes a row: 24 blocks of 128
     assert wide.fitted(one) == wide
     few_blocks = Product((1,), 768, 8).inputs_of()[1]  # 384 bytes: three blocks of 128
-    assert wide.fitted(few_blocks) == Tile(32, 16, 128, 1, 8, 4, ahead=True)
+    assert wide.fitted(few_blocks) == Tile(32, 16, 128, 1, 8, 4)
     grouped = Product((1,), 768, 8, group=64).inputs_of()[1]
-    assert wide.fitted(grouped) == Tile(32, 16, 64, 2, 8, 4, ahead=True)
-    experts = Product((1, 1), 6144, 8).inputs_of()[1]
-    assert not wide.fitted(experts).ahead
+    assert wide.fitted(grouped) == Tile(32, 16, 64, 2, 8, 4)
 
 
-@pytest.mark.parametrize(("experts", "tiles"), [(1, ONE), (256, STACK)])
-def test_the_table_goes_by_the_rows_of_a_matrix(experts, tiles):
-    weight = Weight(torch.empty(experts, 8, 3072), torch.empty(experts, 8, 1), packed=True)
+@pytest.mark.parametrize(
+    ("experts", "width", "tiles"), [(1, 3072, ONE), (1, 1024, ONE_NARROW), (256, 3072, STACK)]
+)
+def test_the_table_goes_by_the_rows_of_a_matrix(experts, width, tiles):
+    weight = Weight(torch.empty(experts, 8, width), torch.empty(experts, 8, 1), packed=True)
     assert list(tiles) == sorted(tiles)
     for most, tile in tiles.items():
         assert fused.tile_for(experts * most, weight) == tile
@@ -141,7 +141,9 @@ def test_the_table_goes_by_the_rows_of_a_matrix(experts, tiles):
     assert fused.tile_for(1, weight) == tiles[min(tiles)]
 
 
-@pytest.mark.parametrize("tile", dict.fromkeys([*ONE.values(), *STACK.values()]), ids=str)
+@pytest.mark.parametrize(
+    "tile", dict.fromkeys([*ONE.values(), *ONE_NARROW.values(), *STACK.values()]), ids=str
+)
 def test_what_is_on_its_way_fits_into_shared_memory(tile):
     block = tile.columns * tile.slices * (tile.outputs + 2 * tile.rows)
     held = tile.stages if tile.slices == 1 else tile.stages - 1  # warpgroups read one meanwhile
@@ -157,7 +159,7 @@ def product_on_a_hopper_chip(tile, folder, *, experts=1, groups=1):
     held |= {"out": "*bf16", "R": "i32", "F": "i32"}
     constants = {"D": 6144, "E": experts, "BE": experts, "G": groups, "PACKED": True}
     constants |= {"BF": tile.outputs, "BN": tile.rows, "BK": tile.columns, "SLICES": tile.slices}
-    constants |= {"EARLY": True, "LINES": 32 if tile.ahead else 0, "WORDS": True}
+    constants["WORDS"] = True
     if experts == 1:
         constants["counts"] = None
     else:
@@ -175,13 +177,7 @@ def opcodes_of(cubin):
     return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?([A-Z][A-Z0-9]*)", code)
 
 
-def waits_before_it_reads_and_writes(opcodes):
-    """For the kernel in front, which may still be running."""
-    moved = [at for at, opcode in enumerate(opcodes) if opcode in ("LDG", "LDGSTS", "STG")]
-    return opcodes.index("ACQBULK") < min(moved)
-
-
-@pytest.mark.parametrize("tile", [*ONE.values(), *CUTS.values()], ids=str)
+@pytest.mark.parametrize("tile", [*ONE.values(), *ONE_NARROW.values(), *CUTS.values()], ids=str)
 def test_a_hopper_chip_multiplies_in_tensor_cores_and_spills_nothing(tile, tmp_path):
     made, opcodes = product_on_a_hopper_chip(tile, tmp_path)
     assert made.spilled == 0
@@ -189,8 +185,6 @@ def test_a_hopper_chip_multiplies_in_tensor_cores_and_spills_nothing(tile, tmp_p
         assert made.products > 0  # by warpgroups
     else:
         assert "IMMA" in opcodes  # each warp by itself
-    assert waits_before_it_reads_and_writes(opcodes)
-    assert ("CCTL" in opcodes) == tile.ahead
     # Halves of bytes are taken four at a time: byte by byte they would be permuted.
     assert opcodes.count("PRMT") <= 8
 
@@ -201,7 +195,6 @@ def test_so_it_does_for_experts_and_for_groups(tile, experts, groups, tmp_path):
     made, opcodes = product_on_a_hopper_chip(tile, tmp_path, experts=experts, groups=groups)
     assert made.spilled == 0
     assert made.products + opcodes.count("IMMA") > 0
-    assert waits_before_it_reads_and_writes(opcodes)
     assert opcodes.count("PRMT") <= 8
 
 
@@ -211,9 +204,8 @@ def test_a_hopper_chip_rounds_without_spilling(part, tmp_path):
     from paddock.kernels.w4a8_gemm import triton as twin
 
     held = {"x": "*bf16", "integer": "*i8", "scale": "*fp32", "x_row": "i32"}
-    constants = {"D": 6144, "BD": 8192, "BP": part, "EARLY": True}
+    constants = {"D": 6144, "BD": 8192, "BP": part}
     assert compiled(twin.round_rows, held, constants, tmp_path, num_warps=8).spilled == 0
-    assert waits_before_it_reads_and_writes(opcodes_of(tmp_path / "cubin"))
 
 
 @pytest.mark.gpu
@@ -245,10 +237,8 @@ def test_a_gpu_is_exact_at_the_shapes_of_experts(rows, outputs, inputs):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("early", [False, True])
-def test_kernels_that_start_early_wait_for_what_they_read(early, monkeypatch):
-    """A chain in which every kernel needs the one in front of it, recorded and repeated."""
-    monkeypatch.setattr(fused, "starts_early", lambda _: early)
+def test_a_chain_of_products_in_a_graph_is_the_references_bit_for_bit():
+    """Every kernel needs the one in front of it; recorded and repeated."""
     chance = torch.Generator().manual_seed(0)
     weights = []
     for outputs, inputs in [(4096, 2048), (2048, 4096)] * 8:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ LEAST_BLOCK = 32  # columns an int8 tensor core takes at least
 WIDEST_BLOCK = 128
 WIDEST_ROW = 16_384
 MOST_EXPERTS = 1024
-LINE = 128  # bytes that a prefetch brings
-EARLY = False  # Hopper's early launches: written, compiled, and not yet run on a GPU
 # Exact division is what rounding takes; up to so many rows, programs share a row's columns.
 SHARED_ROWS, SHARED_PART = 64, 1024
 
@@ -54,7 +51,7 @@ def block_columns(weight: Weight) -> int:
 @dataclass(frozen=True, slots=True)
 class Tile:
     """How the work is cut: outputs, rows and columns of a block, and how many ways the warps of a
-    program share its columns. `ahead`: whether weights are prefetched while rows are not ready."""
+    program share its columns."""
 
     outputs: int
     rows: int
@@ -62,42 +59,43 @@ class Tile:
     slices: int
     warps: int
     stages: int
-    ahead: bool = False
 
     def fitted(self, weight: Weight) -> "Tile":
         """The same with no more columns and slices than divide those of the weight."""
         columns = min(self.columns, block_columns(weight))
         blocks = weight.integer.shape[-1] // columns
-        ahead = self.ahead and len(weight.integer) == 1  # else who knows which expert is next
-        slices = min(self.slices, blocks & -blocks)
-        return replace(self, columns=columns, slices=slices, ahead=ahead)
+        return replace(self, columns=columns, slices=min(self.slices, blocks & -blocks))
 
 
-# By the most rows that a matrix has on average; beyond the last, the last. `python -m
-# benchmarks.quant_gpu tiles` times these and others.
-MANY = {
-    256: Tile(64, 128, 64, slices=1, warps=4, stages=4),
-    512: Tile(128, 128, 64, slices=1, warps=8, stages=4),
-}
+# By the most rows that a matrix has on average; beyond the last, the last. Timed on an H200 with
+# `python -m benchmarks.quant_gpu tiles`.
+LARGE = {512: Tile(128, 128, 64, slices=1, warps=8, stages=4)}
+# One matrix with long rows has few programs, whose warps share the columns.
 ONE = {
-    8: Tile(16, 8, 64, slices=8, warps=8, stages=4, ahead=True),
-    16: Tile(32, 16, 64, slices=8, warps=8, stages=4, ahead=True),
-    32: Tile(32, 32, 64, slices=8, warps=8, stages=4, ahead=True),
-    64: Tile(64, 32, 128, slices=1, warps=4, stages=6, ahead=True),
-    128: Tile(64, 64, 128, slices=1, warps=4, stages=4, ahead=True),
-    **MANY,
+    16: Tile(16, 16, 128, slices=4, warps=4, stages=4),
+    64: Tile(64, 32, 128, slices=1, warps=4, stages=6),
+    256: Tile(64, 64, 128, slices=1, warps=4, stages=4),
+    **LARGE,
 }
-# Of many matrices there are programs enough without slices.
+ONE_NARROW = {
+    16: Tile(64, 16, 128, slices=1, warps=4, stages=6),
+    64: Tile(64, 32, 128, slices=1, warps=4, stages=6),
+    256: Tile(64, 128, 128, slices=1, warps=4, stages=3),
+    **LARGE,
+}
+NARROW = 1024  # bytes of a row of weights
 STACK = {
     16: Tile(64, 16, 128, slices=1, warps=4, stages=4),
     64: Tile(64, 64, 128, slices=1, warps=4, stages=4),
-    **MANY,
+    256: Tile(64, 128, 64, slices=1, warps=4, stages=4),
+    **LARGE,
 }
 
 
 def tile_for(rows: int, weight: Weight) -> Tile:
-    experts = len(weight.integer)
-    each, tiles = -(-rows // min(rows, experts)), ONE if experts == 1 else STACK
+    experts, _, width = weight.integer.shape
+    tiles = STACK if experts > 1 else ONE_NARROW if width <= NARROW else ONE
+    each = -(-rows // min(rows, experts))
     chosen = next((tile for most, tile in tiles.items() if each <= most), tiles[max(tiles)])
     return chosen.fitted(weight)
 
@@ -105,12 +103,6 @@ def tile_for(rows: int, weight: Weight) -> Tile:
 def shifts_words(device: torch.device) -> bool:
     """Whether four bytes may be shifted as one word, which takes an instruction of NVIDIA's."""
     return device.type == "cuda" and torch.version.hip is None
-
-
-@cache
-def starts_early(device: torch.device) -> bool:
-    """Whether kernels are launched before the one in front of them has ended."""
-    return EARLY and shifts_words(device) and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def quantize_rows(x_RD: Tensor) -> Rows:
@@ -125,7 +117,7 @@ def quantize_rows(x_RD: Tensor) -> Rows:
     part = min(width, SHARED_PART) if R <= SHARED_ROWS else width
     twin.round_rows[(R, -(-D // part))](
         x_RD, integer_RD, scale_R, x_RD.stride(0), D=D, BD=width, BP=part,
-        num_warps=4 if width <= 2048 else 8, **_launched(x_RD.device),
+        num_warps=4 if width <= 2048 else 8,
     )  # fmt: skip
     return Rows(integer_RD, scale_R)
 
@@ -146,7 +138,7 @@ def multiply(
     """The product cut as `tile` says, which fits the weight."""
     from . import triton as twin
 
-    (R, D), (E, F, W) = rows.integer_RD.shape, weight.integer.shape
+    (R, D), (E, F, _) = rows.integer_RD.shape, weight.integer.shape
     device = rows.integer_RD.device
     out_RF = torch.empty(R, F, dtype=dtype, device=device)
     # At most so many blocks of rows have any: an expert's last one may be half empty.
@@ -156,17 +148,9 @@ def multiply(
         None if E == 1 else _counted(counts_E, device), out_RF, R, F,
         D=D, E=E, BE=1 << (E - 1).bit_length(), G=weight.scale_XFG.shape[-1],
         PACKED=weight.packed, BF=tile.outputs, BN=tile.rows, BK=tile.columns, SLICES=tile.slices,
-        LINES=1 << (-(-W // LINE) - 1).bit_length() if tile.ahead else 0,
         WORDS=shifts_words(device), num_warps=tile.warps, num_stages=tile.stages,
-        **_launched(device),
     )  # fmt: skip
     return out_RF
-
-
-def _launched(device: torch.device) -> dict[str, bool]:
-    if starts_early(device):
-        return {"EARLY": True, "launch_pdl": True}
-    return {"EARLY": False}
 
 
 def _counted(counts_E: Sequence[int] | Tensor, device: torch.device) -> Tensor:

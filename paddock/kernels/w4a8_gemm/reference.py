@@ -83,7 +83,8 @@ def unpack_halves(byte_XFH: Tensor) -> Tensor:
 def quantize_rows(x_RD: Tensor) -> Rows:
     """Each row by its own largest number; a row of zeros keeps zeros."""
     x_RD = x_RD.float()
-    scale_R = x_RD.abs().amax(-1) / LIMIT
+    largest_R = x_RD.abs().amax(-1)
+    scale_R = largest_R / torch.full_like(largest_R, LIMIT)  # a GPU would multiply by 1 / LIMIT
     safe_R = torch.where(scale_R > 0, scale_R, 1.0)
     integer_RD = (x_RD / safe_R.unsqueeze(-1)).round().clamp(-LIMIT, LIMIT)
     return Rows(integer_RD.to(torch.int8), safe_R)

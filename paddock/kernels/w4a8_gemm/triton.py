@@ -6,27 +6,17 @@ from shared memory, where rows of activations are copied as they lie.
 R rows, D inputs, F outputs, E experts, G groups of columns; a block of BF outputs, BN rows and BK
 columns. The warps of a program may share a block's columns, SLICES ways: few rows leave nothing to
 do but read weights, and many warps reading them for few outputs need nobody else to add up.
-
-Launched EARLY, a kernel may start before the one in front of it has ended, and waits for that one
-itself, before it reads what others write and before it writes.
 """
 
 import triton
 import triton.language as tl
 
-LINE = tl.constexpr(128)  # bytes that a prefetch brings
 SHRINK = tl.constexpr(0.0625)  # halves of bytes are taken times 16
 
 
 @triton.jit
-def round_rows(
-    x, integer, scale, x_row, D: tl.constexpr, BD: tl.constexpr, BP: tl.constexpr,
-    EARLY: tl.constexpr,
-):  # fmt: skip
+def round_rows(x, integer, scale, x_row, D: tl.constexpr, BD: tl.constexpr, BP: tl.constexpr):
     """BP columns of one row a program: the row's largest number becomes 127."""
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     r = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BD)
     row = tl.load(x + r * x_row + d, mask=d < D, other=0.0).to(tl.float32)
@@ -63,16 +53,6 @@ def _place(counts, tile, R, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr)
         first = first_row + (tile - first_tile) * BN
         end = first_row + tl.sum(tl.where(e == expert, count, 0), axis=0)
     return expert, first, end
-
-
-@triton.jit
-def _prefetch(at, W: tl.constexpr, LINES: tl.constexpr):
-    """Rows of W bytes at these places, on their way into the second cache."""
-    line = at[:, None] + tl.minimum(tl.arange(0, LINES) * LINE, W - 1)[None, :]
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line.to(tl.int64)],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -177,17 +157,11 @@ def multiply(
     rows, row_scale, weight, scale, counts, out, R, F,
     D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr,
     BF: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICES: tl.constexpr,
-    EARLY: tl.constexpr, LINES: tl.constexpr, WORDS: tl.constexpr,
+    WORDS: tl.constexpr,
 ):  # fmt: skip
-    """A block of outputs of one expert's rows. LINES are those of a row of weights to prefetch."""
-    W: tl.constexpr = D // 2 if PACKED else D
+    """A block of outputs of one expert's rows."""
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     output = tl.where(f < F, f, 0).to(tl.int64)  # what is outside is read from inside, not written
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        if LINES > 0:
-            _prefetch(weight + output * W, W, LINES)
-        tl.extra.cuda.gdc_wait()
     expert, first, end = _place(counts, tl.program_id(0), R, E, BE, BN)
     if first < end:
         output += expert.to(tl.int64) * F
