@@ -1,10 +1,12 @@
 """Does it learn? The laptop's agent on a tool-use task, synchronously, asynchronously, and without
 the mask that makes staleness bearable.
 
-    python -m benchmarks.rl_learn --start runs/nano/sft --out runs/rl_learn
+    python -m benchmarks.rl_learn --base runs/nano/sparse --out runs/rl_learn
 
-Every arm is one call of `paddock rl` from the same fine-tuned model (or one of several, by seed);
-what it learnt is measured by `paddock eval` on held-out tasks. Called again, it goes on.
+The base model (or one of several, by seed) is fine-tuned as recipes/nano does it, except that four
+in five demonstrations of the tools guess, so that there is something to learn. Every arm is then
+one call of `paddock rl` from that model; what it learnt is measured by `paddock eval` on held-out
+tasks. Called again, it goes on.
 """
 
 import argparse
@@ -20,6 +22,8 @@ from pathlib import Path
 from benchmarks.table import Claim, print_claims
 
 RECIPE = "recipes/nano/agentic.toml"
+TUNING = Path("recipes/nano/sft.toml")
+STYLES, GUESSING = "{ full = 0.38, guess = 0.62 }", "{ full = 0.2, guess = 0.8 }"
 KINDS = 'kinds=["file"]'  # the kind of look-up that fine-tuning leaves worst
 UPDATES = 30  # at most
 GOAL = 0.95  # mean reward of three batches in a row, at which a run ends
@@ -29,9 +33,9 @@ MINUTES = 5
 FRESH = ("pace.pipeline_depth=0", "pace.max_staleness=0")
 STALE = ("pace.pipeline_depth=2", "pace.max_staleness=4")
 # However fast the engine is, nobody gets new weights before eight updates are done; and these are
-# four times as large, or even so stale a policy would still be nearly the one that learns.
+# twice as large, or even so stale a policy would still be nearly the one that learns.
 VERY_STALE = (
-    "optim.lr=2e-3",
+    "optim.lr=1e-3",
     "pace.pipeline_depth=4",
     "pace.max_staleness=16",
     "pace.publish_every=8",
@@ -83,6 +87,20 @@ def held_out(model: Path) -> float:
     return float(json.loads(found)["mean"])
 
 
+def tuned(base: Path, seed: int, out: Path) -> Path:
+    """The base model after a fine-tuning that mostly shows guesses where tools could be used."""
+    recipe, folder = out / "sft.toml", out / f"sft-{seed}"
+    said = TUNING.read_text()
+    assert STYLES in said, f"{TUNING} no longer says {STYLES}"
+    said = said.replace(STYLES, GUESSING)
+    recipe.write_text(said.replace('"base.toml"', f'"{TUNING.with_name("base.toml").resolve()}"'))
+    paddock(
+        *("train", str(recipe), "--out", str(folder)),
+        *("--set", f"start.folder={base}", "--set", f"seed={seed}"),
+    )
+    return folder
+
+
 def run(arm: str, seed: int, start: Path, out: Path) -> Outcome:
     folder = out / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}"
     noted = folder / "outcome.json"
@@ -118,14 +136,17 @@ def show(arm: str, seed: int, found: Outcome) -> None:
     )
 
 
-def claims(starts: list[Path] | None = None, out: Path = Path("runs/rl_learn")) -> list[Claim]:
+def claims(
+    bases: list[Path] | None = None, out: Path = Path("runs/rl_learn"), seeds: int = 3
+) -> list[Claim]:
     """Three seeds an arm; from one model, or each from its own."""
-    starts = starts or [Path("runs/nano/sft")]
+    bases = bases or [Path("runs/nano/sparse")]
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Outcome]] = {arm: [] for arm in ARMS}
-    for seed in range(3):
+    for seed in range(seeds):
+        start = tuned(bases[seed % len(bases)], seed, out)
         for arm in ARMS:
-            found[arm].append(run(arm, seed, starts[seed % len(starts)], out))
+            found[arm].append(run(arm, seed, start, out))
             show(arm, seed, found[arm][-1])
     return [*_learnt(found), *_same(found), *_worse(found)]
 
@@ -177,10 +198,11 @@ def _worse(found: dict[str, list[Outcome]]) -> list[Claim]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--start", type=Path, nargs="+", help="fine-tuned models, one a seed")
+    parser.add_argument("--base", type=Path, nargs="+", help="base models, one a seed")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/rl_learn"))
     options = parser.parse_args()
-    print_claims(claims(options.start, options.out))
+    print_claims(claims(options.base, options.out, options.seeds))
 
 
 if __name__ == "__main__":
