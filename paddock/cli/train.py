@@ -1,5 +1,6 @@
 """The verb that trains one stage of a base model."""
 
+import os
 import statistics
 import time
 from collections import deque
@@ -48,7 +49,12 @@ def train(
 
     settings = resolve(TrainSettings, load_recipe(recipe, sets or []))
     folder = out or Path("runs") / recipe.resolve().parent.name / recipe.stem
-    run = Run(folder=folder, corpora=folder.parent / "corpora", settings=settings)
+    run = Run(
+        folder=folder,
+        corpora=folder.parent / "corpora",
+        settings=settings,
+        processes=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+    )
     if not is_first():  # torchrun's other processes only work
         if not dry_run:
             run_stage(run)

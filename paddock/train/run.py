@@ -33,11 +33,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Where a stage lives. `corpora` may be shared by the stages of a recipe."""
+    """Where a stage lives. `corpora` may be shared by the stages of a recipe, and are made by so
+    many processes."""
 
     folder: Path
     corpora: Path
     settings: TrainSettings
+    processes: int = 1
 
     @property
     def checkpoints(self) -> Path:
@@ -82,7 +84,9 @@ def open_corpus(run: Run, tokenizer: Tokenizer, say: Say) -> Corpus:
     def progress(source: str, documents: int, size: int) -> None:
         say(f"preparing '{source}': {documents:,} documents, {size / 1e6:.1f} MB")
 
-    return prepare(run.settings.corpus, tokenizer, run.corpora, progress=progress)
+    return prepare(
+        run.settings.corpus, tokenizer, run.corpora, progress=progress, processes=run.processes
+    )
 
 
 def start_config(settings: TrainSettings) -> ModelConfig:

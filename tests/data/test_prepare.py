@@ -1,7 +1,9 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ from paddock.data import (
     ReasoningSource,
     prepare,
 )
+from paddock.data.conversations import DialogueSource
+from paddock.data.prepare import apart
 from paddock.data.prepare.fim import Fim
 from paddock.envs.nano.language import is_held_out
 from paddock.text import Special, train
@@ -232,3 +236,89 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert "DataError: no room for a corpus in" in done.stderr.splitlines()[-1]
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def generated(count):
+    families = ("facts", "chains", "lookups")
+    return tuple(ReasoningSource(name=f, family=f, count=count) for f in families)
+
+
+def test_generated_sources_are_the_same_made_one_by_one_or_apart(tmp_path, monkeypatch):
+    stories = jsonl(tmp_path, [story(i) for i in range(40)])
+    settings = CorpusSettings(sources=(stories, *generated(60)), held_out=0.1)
+    assert not apart.worth_it(settings.sources, 2)
+    monkeypatch.setattr(apart, "WORTH", 100)
+    assert len(apart.worth_it(settings.sources, 2)) == 3
+    told = {"alone": {}, "apart": {}}
+    alone, together = (
+        prepare(
+            settings,
+            byte_tokenizer(),
+            tmp_path / where,
+            progress=lambda name, documents, _, where=where: told[where].update({name: documents}),
+            processes=processes,
+        )
+        for where, processes in (("alone", 1), ("apart", 2))
+    )
+    assert told["alone"] == told["apart"]
+    assert files_below(alone.folder) == files_below(together.folder)
+
+
+def files_below(folder):
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def test_what_a_source_made_apart_refuses_is_said_and_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(apart, "WORTH", 1)
+    silent = DialogueSource(name="silent", path=str(tmp_path / "nobody.jsonl"))
+    monkeypatch.setattr(type(silent), "generated", True)
+    settings = CorpusSettings(sources=(*generated(20), silent))
+    with pytest.raises(DataError, match=r"nobody\.jsonl"):
+        prepare(settings, byte_tokenizer(), tmp_path / "root", processes=2)
+    assert [path for path in (tmp_path / "root").iterdir() if path.is_dir()] == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from threading import Thread
+from paddock.data import CorpusSettings, ReasoningSource, prepare
+from paddock.data.conversations import DialogueSource
+from paddock.data.prepare import apart
+from tests.data.tiny import byte_tokenizer
+import multiprocessing, time
+
+def watch():
+    while len(multiprocessing.active_children()) < 2:
+        time.sleep(0.01)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    sources = tuple(
+        ReasoningSource(name=f, family=f, count=50_000_000) for f in ("facts", "chains")
+    )
+    Thread(target=watch).start()
+    prepare(CorpusSettings(sources=sources), byte_tokenizer(), sys.argv[1], processes=2)
+"""
+
+
+def test_its_processes_end_with_whoever_asked(tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "root"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    children = [int(word) for word in done.stdout.split()]
+    assert len(children) == 2, done.stderr
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < deadline, "a process outlived the one that asked"
+        time.sleep(0.1)

@@ -5,7 +5,9 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import as_completed
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -15,6 +17,7 @@ from paddock.data.chance import key
 from paddock.data.conversations import DialogueSettings
 from paddock.data.corpus import DataError, Document, Reading, SourceSettings
 from paddock.data.lesson import lessons
+from paddock.data.prepare import apart
 from paddock.data.prepare.clean import clean
 from paddock.data.prepare.dedup import Copies
 from paddock.data.prepare.fim import Parts, fill_in_middle
@@ -50,19 +53,23 @@ def prepare(
     root: str | Path,
     *,
     progress: Progress = lambda *_: None,
+    processes: int = 1,
 ) -> Corpus:
     """The corpus that the settings describe, in a folder of its own below `root`.
 
     Made once for the same settings and tokenizer: what is there already is opened, so files that
     changed since are read again only once that folder is deleted. Whoever else prepares the same
     corpus meanwhile waits. A run that is stopped, or finds the disk full, leaves nothing behind.
+
+    With `processes`, generated sources that are worth it are made side by side; the script that
+    asks for that must be one that can be imported (`if __name__ == "__main__"`).
     """
     folder = Path(root) / corpus_key(settings, tokenizer)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_suffix(".lock")):
         if not folder.exists():
             with _appearing(folder) as partial:
-                manifest = _fill(partial, settings, tokenizer, progress)
+                manifest = _fill(partial, settings, tokenizer, progress, processes)
                 (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n")
     return Corpus(folder, tokenizer=tokenizer)
 
@@ -76,30 +83,60 @@ def corpus_key(settings: CorpusSettings, tokenizer: Tokenizer) -> str:
     return sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _fill(
-    folder: Path, settings: CorpusSettings, tokenizer: Tokenizer, progress: Progress
-) -> Manifest:
-    manifest = Manifest(
+def _manifest(settings: CorpusSettings, tokenizer: Tokenizer) -> Manifest:
+    """Before anything is in it."""
+    return Manifest(
         key=corpus_key(settings, tokenizer),
         tokenizer=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
         sources={},
     )
-    kitchen = _Kitchen(settings, tokenizer)
-    for source in settings.sources:
-        (folder / source.name).mkdir()
-        writers: dict[Split, ShardWriter] = {
-            split: ShardWriter(
-                folder / source.name,
-                split,
-                dtype=manifest.dtype,
-                shard_tokens=settings.shard_tokens,
-            )
-            for split in ("train", "held_out")
-        }
-        entry = kitchen.prepare(source, writers, progress)
-        manifest = manifest.model_copy(update={"sources": {**manifest.sources, source.name: entry}})
-    return manifest
+
+
+def _fill(
+    folder: Path,
+    settings: CorpusSettings,
+    tokenizer: Tokenizer,
+    progress: Progress,
+    processes: int,
+) -> Manifest:
+    manifest, kitchen = _manifest(settings, tokenizer), _Kitchen(settings, tokenizer)
+    entries: dict[str, SourceEntry] = {}
+    sources = apart.worth_it(settings.sources, processes)
+    make = partial(_made_alone, settings, tokenizer.files, folder)
+    with apart.making(sources, processes, make) as futures:
+        for source in settings.sources:
+            if source.name not in futures:
+                writers = _writers(folder, source, settings, manifest)
+                entries[source.name] = kitchen.prepare(source, writers, progress)
+        for future in as_completed(futures.values()):
+            future.result()  # what went wrong first is told first
+        for name, future in futures.items():
+            entries[name] = future.result()
+            progress(name, entries[name].documents, entries[name].bytes)
+    ordered = {source.name: entries[source.name] for source in settings.sources}
+    return manifest.model_copy(update={"sources": ordered})
+
+
+def _made_alone(
+    settings: CorpusSettings, tokenizer: dict[str, bytes], folder: Path, name: str
+) -> SourceEntry:
+    """One generated source of a corpus, in a process of its own; its shards lie below `folder`."""
+    (source,) = (source for source in settings.sources if source.name == name)
+    known = Tokenizer(tokenizer)
+    writers = _writers(folder, source, settings, _manifest(settings, known))
+    return _Kitchen(settings, known).prepare(source, writers, lambda *_: None)
+
+
+def _writers(
+    folder: Path, source: SourceSettings, settings: CorpusSettings, manifest: Manifest
+) -> dict[Split, ShardWriter]:
+    place = folder / source.name
+    place.mkdir()
+    return {
+        split: ShardWriter(place, split, dtype=manifest.dtype, shard_tokens=settings.shard_tokens)
+        for split in ("train", "held_out")
+    }
 
 
 class _Kitchen:
