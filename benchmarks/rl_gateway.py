@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.records import Completion, Message, Segment
@@ -84,18 +84,19 @@ def engine_process(sock: socket.socket, reply: list[int]) -> None:
             "weight_version": "0",
         }
         body = orjson.dumps({"text": "", "output_ids": reply, "meta_info": meta})
-        headers = [(b"content-type", b"application/json")]
+        length = str(len(body)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     _serve(app, sock)
 
 
-def _serve(app: Any, sock: socket.socket) -> None:
+def _serve(app: Any, sock: socket.socket, lifespan: Literal["on", "off"] = "off") -> None:
     import uvicorn
 
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=300
+        app, log_level="warning", access_log=False, lifespan=lifespan, timeout_keep_alive=300
     )
     uvicorn.Server(config).run(sockets=[sock])
 
@@ -108,7 +109,7 @@ def gateway_process(sock: socket.socket, engine: str, files: dict[str, bytes]) -
 
     sessions = Sessions(HttpGenerate(Server(engine, pool())), GlmRenderer(Tokenizer(files)))
     app = build_gateway(sessions, Rules(sampling=Sampling(max_new_tokens=REPLY)))
-    _serve(app, sock)
+    _serve(app, sock, lifespan="on")
 
 
 @contextmanager

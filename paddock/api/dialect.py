@@ -133,9 +133,9 @@ class Doors:
 
         async def door(request: Request) -> Response:
             try:
-                data = await body_of(request, most or self.body_bytes)
-                value = json_from(data) if data or body is not None else None
-                return await unless_left(request, self._response(dialect, handler(request, value)))
+                # The handler alone holds the body, so that it can let go of it while it waits.
+                work = handler(request, await self._value(request, most, wanted=body is not None))
+                return await unless_left(request, self._response(dialect, work))
             except (ClientLeft, ClientDisconnect):
                 return Response(status_code=LEFT)
             except Exception as error:
@@ -151,6 +151,10 @@ class Doors:
                 responses=_responses(dialect, media, streams="stream" in _fields(body)),
                 openapi_extra=_request_body(body) if body is not None else None,
             )
+
+    async def _value(self, request: Request, most: int | None, *, wanted: bool) -> Any:
+        data = await body_of(request, most or self.body_bytes)
+        return json_from(data) if data or wanted else None
 
     async def _response(self, dialect: Dialect, work: Awaitable[Any]) -> Response:
         found = await work

@@ -20,6 +20,8 @@ class Wish:
 
     def over(self, other: "Wish") -> "Wish":
         """What this says, and where it says nothing what `other` does."""
+        if SILENT in (self, other):
+            return other if self == SILENT else self
         mine = self.thinking.said
         return Wish(
             thinking=Thinking(**(other.thinking.said | mine)),

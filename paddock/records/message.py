@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from paddock.records.wire import JsonObject, json_object
 
 Role = Literal["system", "user", "assistant", "tool"]
+_ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +59,13 @@ class Message:
     tool_call_id: str | None = None  # of the call a tool message answers
 
     def __post_init__(self) -> None:
-        if self.role not in get_args(Role):
-            raise ValueError(f"role: {self.role!r} is none of {', '.join(get_args(Role))}")
+        if self.role not in _ROLES:
+            raise ValueError(f"role: {self.role!r} is none of {', '.join(_ROLES)}")
         if self.role != "assistant" and self.reasoning is not None:
             raise ValueError("reasoning: only the assistant thinks aloud")
         if self.role != "assistant" and self.tool_calls:
             raise ValueError("tool_calls: only the assistant calls tools")
-        if len({call.id for call in self.tool_calls}) < len(self.tool_calls):
+        if self.tool_calls and len({call.id for call in self.tool_calls}) < len(self.tool_calls):
             raise ValueError("tool_calls: two have the same id")
         if (self.role == "tool") != bool(self.tool_call_id):
             raise ValueError("tool_call_id: a tool message has one, no other message may")

@@ -13,9 +13,10 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from types import TracebackType
 from typing import Self, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 CONNECT_S = 60.0  # a busy machine takes its time; who is dead is noticed by heartbeats
 HEAD_BYTES = 1 << 18  # the longest head of a response, or line of a stream's framing
@@ -131,9 +132,8 @@ class Connections:
         patience_s: float,
     ) -> AsyncIterator[Response]:
         """The response, its body still to be read. No wait in all this is longer than said."""
-        where = urlsplit(url)
-        place = _place(where)
-        data = _head(method, where, headers, len(body)) + body
+        place, host, target = _address(url)
+        data = _head(f"{method} {target} HTTP/1.1", host, headers, len(body)) + body
         connection, head = await self._asked(place, data, patience_s)
         response = None
         try:
@@ -198,18 +198,20 @@ def _number(text: bytes, base: int) -> int:
         raise OSError(f"no HTTP: {text!r:.80} is no length") from None
 
 
-def _place(where: SplitResult) -> Place:
+@lru_cache(maxsize=1024)
+def _address(url: str) -> tuple[Place, str, str]:
+    """Where it leads; the host and the target that a request names."""
+    where = urlsplit(url)
     if where.scheme not in ("http", "https") or not where.hostname:
-        raise ValueError(f"{where.geturl()!r:.200} is no http address")
+        raise ValueError(f"{url!r:.200} is no http address")
     port = where.port or (443 if where.scheme == "https" else 80)
-    return where.scheme, where.hostname, port
-
-
-def _head(method: str, where: SplitResult, headers: Mapping[str, str], length: int) -> bytes:
     path = where.path or "/"
     target = f"{path}?{where.query}" if where.query else path
-    host = where.netloc.rpartition("@")[2]
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", f"Content-Length: {length}"]
+    return (where.scheme, where.hostname, port), where.netloc.rpartition("@")[2], target
+
+
+def _head(line: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
+    lines = [line, f"Host: {host}", f"Content-Length: {length}"]
     for name, value in headers.items():
         if "\r" in value or "\n" in value:
             raise ValueError(f"header {name}: {value!r:.80} has a line break")

@@ -5,10 +5,14 @@ clients) and talks OpenAI chat, OpenAI Responses or Anthropic to it, streaming o
 speaks, the same conversation leaves the same tokens.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,10 +34,12 @@ from paddock.api.voice import MessagesVoice, OneChatVoice, ResponsesVoice, Speak
 from paddock.records import Failure, Outcome, Verdict, WireError, decode, encode
 from paddock.rollout.atif import atif
 from paddock.rollout.client import AskRefused, EngineLost
-from paddock.rollout.live import Live, Rules, Sessions, TurnUnderway, begin
+from paddock.rollout.live import Live, Rules, Sent, Sessions, TurnUnderway, begin
 from paddock.rollout.match import MATCHERS
+from paddock.text import MessageError
 
 PATH = "/sessions/{session}"
+_LEFT_BEHIND = 50_000  # objects, some hundred turns' worth
 UNJUDGED = Failure(kind="grader", where="export", what="nobody has judged it yet")
 
 
@@ -56,7 +62,14 @@ class ExportBody(Body):
 
 def build_gateway(sessions: Sessions, rules: Rules | None = None) -> FastAPI:
     """The application. `rules` are those of sessions that are opened without any."""
-    app = FastAPI(title="Paddock sessions", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Paddock sessions",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_undisturbed,
+    )
+    app.router.route_class = _Straight
     app.state.sessions = sessions
     gateway = _Gateway(sessions, rules or Rules())
     doors = Doors(app, sessions.settings.body_bytes, explained)
@@ -73,6 +86,28 @@ def build_gateway(sessions: Sessions, rules: Rules | None = None) -> FastAPI:
     doors.add(f"{PATH}/v1/messages/count_tokens", gateway.count, body=CountBody)
     app.add_exception_handler(HTTPException, _refused)
     return app
+
+
+class _Straight(APIRoute):
+    """A route whose endpoint takes the request as it is: doors read bodies and write answers."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return self.endpoint
+
+
+@asynccontextmanager
+async def _undisturbed(_app: FastAPI) -> AsyncIterator[None]:
+    """While it is served, garbage is looked for among what turns leave behind, not over and over
+    among all that was loaded before: that stopped every turn for 50 ms at a time."""
+    gc.collect()
+    gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(_LEFT_BEHIND, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 class _Gateway:
@@ -145,25 +180,29 @@ class _Gateway:
         name = self.sessions.settings.served_name
         return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "paddock"}]}
 
-    async def chat(self, http: Request, value: Any) -> Any:
-        live = self._live(http)
-        ask = chat(read(ChatBody, value), live.rules.sampling, Wish(thinking=live.rules.thinking))
-        frame = self.speaker.chat_frame(ask, 0)
-        return await self._turn(
-            live, ask, lambda prompt: OneChatVoice(self.speaker, ask, prompt, frame)
-        )
+    # Plain functions, of which nothing is left, nor of a conversation, while a turn waits.
 
-    async def respond(self, http: Request, value: Any) -> Any:
+    def chat(self, http: Request, value: Any) -> Awaitable[Any]:
+        live = self._live(http)
+        sent, value = _sent(live, value)
+        ask = chat(read(ChatBody, value), live.rules.sampling, Wish(thinking=live.rules.thinking))
+        sent = sent or Sent(ask.messages)
+        frame = self.speaker.chat_frame(ask, 0)
+        return self._turn(live, ask, sent, lambda p: OneChatVoice(self.speaker, ask, p, frame))
+
+    def respond(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         wish = Wish(thinking=live.rules.thinking)
         ask = respond(read(ResponsesBody, value), live.rules.sampling, wish)
-        return await self._turn(live, ask, lambda p: ResponsesVoice(self.speaker, ask, p))
+        sent, ask = Sent(ask.messages), replace(ask, messages=())
+        return self._turn(live, ask, sent, lambda p: ResponsesVoice(self.speaker, ask, p))
 
-    async def messages(self, http: Request, value: Any) -> Any:
+    def messages(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         wish = Wish(thinking=live.rules.thinking)
         ask = anthropic.messages(read(MessagesBody, value), live.rules.sampling, wish)
-        return await self._turn(live, ask, lambda p: MessagesVoice(self.speaker, ask, p))
+        sent, ask = Sent(ask.messages), replace(ask, messages=())
+        return self._turn(live, ask, sent, lambda p: MessagesVoice(self.speaker, ask, p))
 
     async def count(self, http: Request, value: Any) -> Any:
         live = self._live(http)
@@ -171,14 +210,26 @@ class _Gateway:
         opening = live.session.begin(ask.messages, tools=ask.tools, thinking=ask.reply_thinking)
         return {"input_tokens": len(opening.prompt)}
 
-    async def _turn(self, live: Live, ask: Talk, voice: Callable[[Any], Voice]) -> Any:
-        turn: TurnUnderway = await begin(self.sessions, live, ask)
+    async def _turn(self, live: Live, ask: Talk, sent: Sent, voice: Callable[[Any], Voice]) -> Any:
+        turn: TurnUnderway = await begin(self.sessions, live, ask, sent)
+        del sent
         turn.voice = voice(turn.opening.prompt)
         if ask.stream:
             return Stream(turn.told())
         payload = await turn.whole()
         telling = live.telling()
         return Delivered(payload, received=turn.received, over=lambda: live.settle(telling))
+
+
+def _sent(live: Live, value: Any) -> tuple[Sent | None, Any]:
+    """The conversation of a chat body, and the body with its last message alone."""
+    raw = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(raw, list):
+        return None, value
+    try:
+        return live.sent(raw), value | {"messages": raw[-1:]}
+    except MessageError as error:
+        raise ApiError(str(error), param="messages") from None
 
 
 def explained(error: Exception) -> ApiError:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import uuid4
 
 from pydantic import NonNegativeFloat, PositiveInt
@@ -20,11 +21,12 @@ from paddock.api.voice import Payload, Voice, payloads
 from paddock.config import Settings
 from paddock.records import Message, Sampling
 from paddock.rollout.client import Ask, Generate, last_delta, turn_seed
-from paddock.rollout.match import LOOSE, Matcher
-from paddock.rollout.session import PRESERVED, Opening, Session
+from paddock.rollout.match import LOOSE, Digest, Matcher, digests
+from paddock.rollout.session import PRESERVED, Opening, Past, Session
 from paddock.text import ChatTemplateError, Renderer, Thinking
+from paddock.text.messages import Conversation
 
-LONG = 1 << 14  # characters that are worth a thread of their own
+LONG = 1 << 14  # characters whose tokens are worth a thread of their own
 _ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
 
 
@@ -64,6 +66,15 @@ class Rules:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """A conversation as a client sent it."""
+
+    messages: Sequence[Message]
+    digest: Digest | None = None  # of its JSON
+    past: Past | None = None  # what it begins with
+
+
 class Live:
     """One session and what is under way in it."""
 
@@ -71,7 +82,24 @@ class Live:
         self.session, self.rules = session, rules
         self.asked = 0  # turns begun
         self.running = 0
+        self._heard: tuple[Digest, Past] | None = None  # what the newest turn came with
         self._telling: set[asyncio.Event] = set()  # answers being handed over
+
+    def sent(self, raw: Sequence[Any]) -> Sent:
+        """The messages that a body spells. Agents send again what they sent with the turn before:
+        if they do to the letter, only what follows is read. Raises MessageError."""
+        heard, past = self._heard or (None, None)
+        length = past.length if past is not None else 0
+        now = digests(raw, length)
+        follows = raw[length] if length < len(raw) else None
+        replied = isinstance(follows, dict) and follows.get("role") == "assistant"
+        if now is None or now[0] != heard or not replied:
+            length, past = 0, None
+        return Sent(Conversation(raw, known=length), now and now[1], past)
+
+    def hear(self, sent: Sent, past: Past) -> None:
+        """What was sent, for the next turn to be held against."""
+        self._heard = None if sent.digest is None else (sent.digest, past)
 
     def telling(self) -> asyncio.Event:
         """To be set when an answer that is complete was received, or was not."""
@@ -191,17 +219,16 @@ class TurnUnderway:
                 yield delta
 
 
-async def begin(sessions: Sessions, live: Live, talk: Talk) -> TurnUnderway:
+async def begin(sessions: Sessions, live: Live, talk: Talk, sent: Sent) -> TurnUnderway:
     """The next turn of a session, ready to be asked for."""
     _refuse(talk)
     await live.settled(sessions.settings.settle_s)
-    long = sum(len(message.content) for message in talk.messages) > LONG
-    opened = asyncio.to_thread(_opened, live.session, talk) if long else None
-    opening = _opened(live.session, talk) if opened is None else await opened
+    opening = await _opened(live, talk, sent)
     number, live.asked = live.asked, live.asked + 1
-    asked = replace(talk, sampling=live.rules.ruled(talk.sampling, number), fits_context=True)
-    room = sessions.settings.room
-    sampling = asked.sampling if room is None else fitted(asked, len(opening.prompt), room)
+    sampling, room = live.rules.ruled(talk.sampling, number), sessions.settings.room
+    if room is not None:
+        asked = replace(talk, sampling=sampling, fits_context=True)
+        sampling = fitted(asked, len(opening.prompt), room)
     ask = Ask(
         token_ids=opening.prompt,
         sampling=sampling,
@@ -211,14 +238,17 @@ async def begin(sessions: Sessions, live: Live, talk: Talk) -> TurnUnderway:
     return TurnUnderway(sessions, live, opening, ask)
 
 
-def _opened(session: Session, talk: Talk) -> Opening:
+async def _opened(live: Live, talk: Talk, sent: Sent) -> Opening:
+    session = live.session
     try:
-        return session.begin(
-            talk.messages,
-            tools=talk.tools,
-            thinking=talk.reply_thinking,
-            forced=talk.call_opening(session.renderer.tokenizer),
+        found = session.found(
+            sent.messages, tools=talk.tools, thinking=talk.reply_thinking, past=sent.past
         )
+        live.hear(sent, found.past)
+        forced = talk.call_opening(session.renderer.tokenizer)
+        if found.letters > LONG:
+            return await asyncio.to_thread(session.opened, found, forced)
+        return session.opened(found, forced)
     except ChatTemplateError as error:
         raise ApiError(f"messages: {error}", param="messages") from None
 

@@ -8,8 +8,8 @@ a session need not keep its texts for it.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from typing import Any, Literal
+from hashlib import blake2b, sha256
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -41,8 +41,8 @@ def exact(message: Message) -> Any:
 def loose(message: Message) -> Any:
     """Content without blanks around it; calls by name and by the value of their arguments, however
     it was spelled. Ids of calls are names that clients may change."""
-    calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
-    return [message.role, message.content.strip(), calls]
+    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    return message.role, message.content.strip(), calls
 
 
 STRICT = Matcher("strict", exact, "must")
@@ -65,10 +65,27 @@ def digest(value: Any, before: Digest = b"") -> Digest:
     return blake2b(before + text, digest_size=16).digest()
 
 
+def digests(raw: Sequence[Any], length: int) -> tuple[Digest, Digest] | None:
+    """Of JSON values, the first `length` of them and all; None if they cannot be written. One call
+    may count as first what was all in another.
+
+    >>> digests([{"a": 1}, 2, 3], 2)[0] == digests([{"a": 1}, 2], 1)[1]
+    True
+    """
+    try:
+        first, rest = orjson.dumps(raw[:length])[1:-1], orjson.dumps(raw[length:])[1:-1]
+    except TypeError:  # numbers beyond 64 bits
+        return None
+    found = sha256(first)  # of long texts: in hardware, on most machines
+    before = found.digest()
+    found.update(b"," + rest if first else rest)
+    return before, found.digest()
+
+
 def thoughts_of(message: Message) -> Digest | None:
     """Of what a reply thought; None if it shows none."""
     said = (message.reasoning or "").strip()
-    return digest(said) if said else None
+    return blake2b(said.encode(), digest_size=16).digest() if said else None
 
 
 def opening_of(tools: Sequence[ToolSpec], thinking: Thinking, scaffold: Sequence[int]) -> Digest:
@@ -77,8 +94,7 @@ def opening_of(tools: Sequence[ToolSpec], thinking: Thinking, scaffold: Sequence
     return digest([[encode(tool) for tool in tools], thinking.clear_thinking, list(scaffold)])
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A message, or replies that follow each other and are one."""
 
     message: Message
@@ -94,12 +110,13 @@ def entries(messages: Sequence[Message]) -> list[Entry]:
     [('ab', 2)]
     """
     found: list[Entry] = []
-    for i, message in enumerate(messages):
-        before = found[-1].message if found else None
-        if before is not None and before.role == message.role == "assistant":
-            found[-1] = Entry(joined(before, message), i + 1)
+    before = ""
+    for end, message in enumerate(messages, start=1):
+        if before == message.role == "assistant":
+            found[-1] = Entry(joined(found[-1].message, message), end)
         else:
-            found.append(Entry(message, i + 1))
+            found.append(Entry(message, end))
+        before = message.role
     return found
 
 

@@ -32,6 +32,39 @@ _PROBE = (Message(role="user", content="x"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Past:
+    """A conversation that was looked for before, without its texts."""
+
+    length: int = 0  # messages
+    entries: int = 0
+    head: Digest  # of what stands before the first message
+    key: Digest  # of all of it
+    parent: Node | None = None  # the last turn whose reply is in it, as it was
+    replied: bool = False  # a reply is its last message, so that another may be part of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """A conversation, and what of it is recorded. Nothing of it is in tokens yet. `past` is all of
+    it, for a conversation that begins with this one."""
+
+    messages: Sequence[Message]
+    tools: tuple[ToolSpec, ...]
+    thinking: Thinking
+    past: Past
+    start: int  # index of the first message that is not recorded
+    answering: Message | None  # the last recorded reply, as it came back
+
+    @property
+    def letters(self) -> int:
+        """That may have to become tokens: of what is new, where that is results of tools alone; a
+        template may rewrite its past for whatever else comes."""
+        new = self.messages[self.start :]
+        results = all(message.role == "tool" for message in new)
+        return sum(len(message.content) for message in (new if results else self.messages))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Opening:
     """A turn about to be sampled. Nothing of it is recorded yet."""
 
@@ -70,24 +103,50 @@ class Session:
     ) -> Opening:
         """The tokens of the next turn's prompt. `forced` are put behind it, for the reply to go on
         from. Raises ChatTemplateError if the template cannot say it."""
-        said = entries(messages)
-        keys = self._keys(said, tools, thinking)
-        parent = self._recorded(said, keys)
-        added, parent, why = self._added(messages, said, parent, tools, thinking)
-        added.extend(forced)
-        start = said[parent.entries - 1].end if parent is not None else 0
-        prompt = parent.token_ids() if parent is not None else array("i")
-        prompt.extend(added)
-        return Opening(
-            prompt=prompt,
-            added=added,
-            parent=parent,
-            came=tuple(messages[start:]),
-            key=keys[-1],
-            entries=len(said),
-            forked=why,
+        return self.opened(self.found(messages, tools=tools, thinking=thinking), forced)
+
+    def found(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        thinking: Thinking = UNSAID,
+        past: Past | None = None,
+    ) -> Found:
+        """The first half of `begin`, which takes microseconds a message. A `past` that the messages
+        begin with need not be looked at again, if its next reply was recorded."""
+        head = self._head(tuple(tools), thinking)
+        nothing = Past(head=head, key=head)
+        goes_on = past is not None and past.head == head and not past.replied
+        place = self._place(messages, past if past is not None and goes_on else nothing)
+        if goes_on and place[0].parent is None:
+            place = self._place(messages, nothing)
+        whole, start, answering = place
+        return Found(
+            messages=messages,
             tools=tuple(tools),
             thinking=thinking,
+            past=whole,
+            start=start,
+            answering=answering,
+        )
+
+    def opened(self, found: Found, forced: Sequence[int] = ()) -> Opening:
+        """The second half, which takes as long as a tokenizer needs for what is new."""
+        parent = found.past.parent
+        past = array("i") if parent is None else parent.token_ids()
+        added, follows, why = self._added(found, past)
+        added.extend(forced)
+        return Opening(
+            prompt=(past if follows else array("i")) + added,
+            added=added,
+            parent=parent if follows else None,
+            came=tuple(found.messages[found.start if follows else 0 :]),
+            key=found.past.key,
+            entries=found.past.entries,
+            forked=why,
+            tools=found.tools,
+            thinking=found.thinking,
         )
 
     def record(self, opening: Opening, completion: Completion, reply: Message) -> Node | None:
@@ -147,14 +206,25 @@ class Session:
 
     # --- finding the past again -------------------------------------------------------------------
 
-    def _keys(
-        self, said: Sequence[Entry], tools: Sequence[ToolSpec], thinking: Thinking
-    ) -> list[Digest]:
-        """Of the conversation before the first entry, after it, after the second ..."""
-        found = [self._head(tuple(tools), thinking)]
-        for entry in said:
-            found.append(digest(self.matcher.key(entry.message), found[-1]))
-        return found
+    def _place(self, messages: Sequence[Message], before: Past) -> tuple[Past, int, Message | None]:
+        """The conversation, of which `before` is known; where what is not recorded starts, and the
+        reply in front of that. Only replies after `before` are looked for."""
+        said = entries(messages[before.length :])
+        keys = [before.key]
+        for message, _ in said:
+            keys.append(digest(self.matcher.key(message), keys[-1]))
+        node, at = self._recorded(said, keys, before)
+        whole = Past(
+            length=len(messages),
+            entries=before.entries + len(said),
+            head=before.head,
+            key=keys[-1],
+            parent=node,
+            replied=bool(said) and said[-1].message.role == "assistant",
+        )
+        if node is None:
+            return whole, 0, None
+        return whole, before.length + said[at].end, said[at].message
 
     def _head(self, tools: tuple[ToolSpec, ...], thinking: Thinking) -> Digest:
         """Of what stands before the first message; the same, as a rule, in every turn."""
@@ -164,75 +234,69 @@ class Session:
             known = self._heads[thinking] = (tools, opening_of(tools, thinking, probe))
         return known[1]
 
-    def _recorded(self, said: Sequence[Entry], keys: Sequence[Digest]) -> Node | None:
-        """The last turn whose reply is in the conversation, as it was."""
-        for count in range(len(said), 0, -1):
-            if said[count - 1].message.role != "assistant":
+    def _recorded(
+        self, said: Sequence[Entry], keys: Sequence[Digest], before: Past
+    ) -> tuple[Node | None, int]:
+        """The last turn whose reply is among these entries, as it was, and at which."""
+        for at in range(len(said) - 1, -1, -1):
+            if said[at].message.role != "assistant":
                 continue
-            node = self._by_key.get(keys[count])
-            if node is not None and self._same_thoughts(node, said):
-                return node
-        return None
+            node = self._by_key.get(keys[at + 1])
+            if node is not None and self._same_thoughts(node, said, before):
+                return node, at
+        return None, 0
 
-    def _same_thoughts(self, node: Node, said: Sequence[Entry]) -> bool:
+    def _same_thoughts(self, node: Node, said: Sequence[Entry], before: Past) -> bool:
         rule = self.matcher.thoughts
         if rule == "ignored":
             return True
-        for turn in node.path():
-            now = thoughts_of(said[turn.entries - 1].message)
+        turn: Node | None = node
+        while turn is not None and turn.entries > before.entries:
+            now = thoughts_of(said[turn.entries - before.entries - 1].message)
             if now != turn.thoughts and (rule == "must" or now is not None):
                 return False
-        return True
+            turn = turn.parent
+        return turn is before.parent  # up to there they were compared when that was found
 
     # --- new tokens -------------------------------------------------------------------------------
 
-    def _added(
-        self,
-        messages: Sequence[Message],
-        said: Sequence[Entry],
-        parent: Node | None,
-        tools: Sequence[ToolSpec],
-        thinking: Thinking,
-    ) -> tuple["array[int]", Node | None, str]:
-        """What is new in tokens, the turn it follows, and why that is not the newest."""
-        newest = self.tree.nodes[-1] if self.tree.nodes else None
+    def _added(self, found: Found, past: "array[int]") -> tuple["array[int]", bool, str]:
+        """What is new in tokens, whether it follows `past`, the tokens of the parent, and why that
+        is not the newest turn."""
+        newest, parent = self.tree.nodes[-1] if self.tree.nodes else None, found.past.parent
         if parent is None:
             why = "" if newest is None else "nothing of the recorded past is in the conversation"
-            return self._whole(messages, tools, thinking), None, why
+            return self._whole(found), False, why
         why = "" if parent is newest else f"goes on after turn {parent.number}, not the newest"
-        last = said[parent.entries - 1]
-        rest = messages[last.end :]
-        past = parent.token_ids()
+        rest = found.messages[found.start :]
         try:
             if all(message.role != "assistant" for message in rest):
-                new = self.renderer.extend(past, rest, thinking=thinking, answering=last.message)
-                return array("i", new.token_ids), parent, why
-            spliced = self._spliced(past, messages, last.end, tools, thinking)
+                new = self.renderer.extend(
+                    past, rest, thinking=found.thinking, answering=found.answering
+                )
+                return array("i", new.token_ids), True, why
+            spliced = self._spliced(found, past)
         except RewritesPast as error:
-            return self._whole(messages, tools, thinking), None, str(error)
+            return self._whole(found), False, str(error)
         if spliced is None:
-            return self._whole(messages, tools, thinking), None, "replies of others came in"
-        return spliced, parent, why or "replies of others came in"
+            return self._whole(found), False, "replies of others came in"
+        return spliced, True, why or "replies of others came in"
 
-    def _whole(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], thinking: Thinking
-    ) -> "array[int]":
-        return array("i", self.renderer.prompt(messages, tools=tools, thinking=thinking).token_ids)
+    def _whole(self, found: Found) -> "array[int]":
+        return array(
+            "i",
+            self.renderer.prompt(
+                found.messages, tools=found.tools, thinking=found.thinking
+            ).token_ids,
+        )
 
-    def _spliced(
-        self,
-        past: "array[int]",
-        messages: Sequence[Message],
-        end: int,
-        tools: Sequence[ToolSpec],
-        thinking: Thinking,
-    ) -> "array[int] | None":
-        """What the template puts after `messages[:end]`, where replies that this session did not
-        sample are among the rest; None if the template does not simply go on there."""
-        whole = self.renderer.prompt(messages, tools=tools, thinking=thinking).token_ids
+    def _spliced(self, found: Found, past: "array[int]") -> "array[int] | None":
+        """What the template puts after the recorded messages, where replies that this session did
+        not sample are among the rest; None if the template does not simply go on there."""
         before = self.renderer.dialogue(
-            messages[:end], tools=tools, thinking=thinking, closed=False
+            found.messages[: found.start], tools=found.tools, thinking=found.thinking, closed=False
         ).token_ids
+        whole = tuple(self._whole(found))
         if whole[: len(before)] != before:
             return None
         new = array("i", whole[len(before) :])

@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import orjson
+
 from paddock.records import Completion, Finish, Message, Segment, Turn, decode, encode
 
 _LEVEL = 1  # of compression: texts shrink to a third at the speed of the disk
@@ -51,11 +53,7 @@ class Node:
 
     def token_ids(self) -> "array[int]":
         """Every token of the branch up to here."""
-        found = array("i")
-        for node in self.path():
-            found.extend(node.added)
-            found.extend(node.ids)
-        return found
+        return array("i", b"".join(part for node in self.path() for part in (node.added, node.ids)))
 
     def completion(self) -> Completion:
         return Completion(
@@ -71,9 +69,7 @@ class Node:
 
     def keep(self, came: Sequence[Message], reply: Message) -> None:
         """Remember what was said, for whoever wants to read it."""
-        rows = [encode(message) for message in (*came, reply)]
-        text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
-        self._said = zlib.compress(text.encode(), _LEVEL)
+        self._said = zlib.compress(_written((*came, reply)), _LEVEL)
 
     def said(self) -> tuple[tuple[Message, ...], Message]:
         """The messages that came with this turn, and the reply."""
@@ -112,3 +108,11 @@ class Tree:
             + len(node._said)
             for node in self.nodes
         )
+
+
+def _written(messages: Sequence[Message]) -> bytes:
+    try:
+        return orjson.dumps(messages)  # records too, as `encode` has them
+    except TypeError:  # numbers beyond 64 bits
+        rows = [encode(message) for message in messages]
+        return json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()

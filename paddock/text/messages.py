@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, overload
 
 from paddock.records import Message, Role, ToolCall, ToolSpec
 from paddock.text.arguments import arguments_from, mended, plain
@@ -17,6 +17,7 @@ _ROLES: dict[str, Role] = {
     "function": "tool",
 }
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_OBJECT, _LIST = (dict, Mapping), (list, tuple)  # a dict is told at once, other mappings slowly
 _SHORT = 1024  # characters of arguments that are worth remembering
 
 
@@ -24,8 +25,8 @@ class MessageError(ValueError):
     """A conversation or tool that cannot be taken; the message begins with its path."""
 
 
-def messages_from(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The messages of a chat request or a dataset.
+def messages_from(raw: Sequence[Mapping[str, Any]], *, first: int = 0) -> tuple[Message, ...]:
+    """The messages of a chat request or a dataset; they are counted from `first` on.
 
     Content may be text, a list of text parts, null or missing; reasoning may be called
     `reasoning_content` or `reasoning`; arguments may be an object or JSON text, broken or not (see
@@ -43,11 +44,11 @@ def messages_from(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     """
     found: list[Message] = []
     unanswered: list[str] = []
-    for i, entry in enumerate(raw):
+    for i, entry in enumerate(raw, first):
+        if not isinstance(entry, _OBJECT):
+            raise MessageError(f"messages[{i}]: expected an object, got {entry!r:.80}")
         try:
             message = _message(entry, i, unanswered)
-        except MessageError:
-            raise
         except ValueError as error:
             raise MessageError(f"messages[{i}].{error}") from None
         if message.role == "assistant":
@@ -56,6 +57,43 @@ def messages_from(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
             unanswered.remove(message.tool_call_id)
         found.append(message)
     return tuple(found)
+
+
+class Conversation(Sequence[Message]):
+    """Messages of which the first, `known` of them, were read in an earlier turn: these are read
+    again only if somebody looks at them. What comes after them begins with a reply.
+
+    >>> raw = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    >>> talk = Conversation(raw, known=1)
+    >>> len(talk), talk[1].content, [message.role for message in talk]
+    (2, 'Ho', ['user', 'assistant'])
+    """
+
+    def __init__(self, raw: Sequence[Mapping[str, Any]], *, known: int) -> None:
+        self._raw, self._known = raw, known
+        self._new = messages_from(raw[known:], first=known)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Message]: ...
+    def __getitem__(self, at: int | slice) -> Message | Sequence[Message]:
+        places = range(len(self._raw))[at]
+        if isinstance(places, int):
+            return self._new[places - self._known] if places >= self._known else self._all[places]
+        if places.start >= self._known and places.step == 1:
+            return self._new[places.start - self._known : places.stop - self._known]
+        return self._all[at]
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._all)
+
+    @cached_property
+    def _all(self) -> tuple[Message, ...]:
+        return messages_from(self._raw) if self._known else self._new
 
 
 def tools_from(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
@@ -88,19 +126,18 @@ def tools_from(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
     return tuple(found)
 
 
-def _message(entry: object, i: int, unanswered: Sequence[str]) -> Message:
-    path = f"messages[{i}]"
-    if not isinstance(entry, Mapping):
-        raise MessageError(f"{path}: expected an object, got {entry!r:.80}")
+def _message(entry: Mapping[str, Any], i: int, unanswered: Sequence[str]) -> Message:
+    """Runs for every message of every turn, so paths are spelled where something is wrong: errors
+    begin with the field, the caller knows the message."""
     role = _ROLES.get(str(entry.get("role")))
     if role is None:
         known = ", ".join(_ROLES)
-        raise MessageError(f"{path}.role: {entry.get('role')!r} is none of {known}")
+        raise ValueError(f"role: {entry.get('role')!r} is none of {known}")
     reasoning = entry.get("reasoning_content")
     if reasoning is None:
         reasoning = entry.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, str):
-        raise MessageError(f"{path}.reasoning: expected text, got {reasoning!r:.80}")
+        raise ValueError(f"reasoning: expected text, got {reasoning!r:.80}")
     if role != "assistant" and not reasoning:
         reasoning = None  # some clients send every field with every message
     answers = None
@@ -108,32 +145,34 @@ def _message(entry: object, i: int, unanswered: Sequence[str]) -> Message:
         answers = str(entry.get("tool_call_id") or next(iter(unanswered), f"call_{i}"))
     return Message(
         role=role,
-        content=_text(entry.get("content"), f"{path}.content", any_json=role == "tool"),
+        content=_text(entry.get("content"), "content", any_json=role == "tool"),
         reasoning=None if reasoning is None else mended(reasoning),
-        tool_calls=tuple(_calls(entry, i)),
+        tool_calls=_calls(entry, i),
         tool_call_id=answers,
     )
 
 
-def _calls(entry: Mapping[str, Any], i: int) -> Iterator[ToolCall]:
-    path = f"messages[{i}]"
+def _calls(entry: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
     calls = entry.get("tool_calls")
     if calls is None and entry.get("function_call") is not None:
         calls = [entry["function_call"]]  # the older shape, one call without an id
-    if not isinstance(calls or [], list | tuple):
-        raise MessageError(f"{path}.tool_calls: expected a list, got {calls!r:.80}")
-    for j, call in enumerate(calls or []):
-        here = f"{path}.tool_calls[{j}]"
-        function = call.get("function", call) if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise MessageError(f"{here}: a call without the name of a function")
+    if not calls:
+        return ()
+    if not isinstance(calls, _LIST):
+        raise ValueError(f"tool_calls: expected a list, got {calls!r:.80}")
+    found = []
+    for j, call in enumerate(calls):
+        function = call.get("function", call) if isinstance(call, _OBJECT) else None
+        if not isinstance(function, _OBJECT) or not isinstance(function.get("name"), str):
+            raise ValueError(f"tool_calls[{j}]: a call without the name of a function")
         arguments = function.get("arguments")
         short = isinstance(arguments, str) and len(arguments) <= _SHORT
+        made = _known_call if short else _call
         try:
-            made = _known_call if short else _call
-            yield made(str(call.get("id") or f"call_{i}_{j}"), function["name"], arguments)
+            found.append(made(str(call.get("id") or f"call_{i}_{j}"), function["name"], arguments))
         except ValueError as error:
-            raise MessageError(f"{here}.{error}") from None
+            raise ValueError(f"tool_calls[{j}].{error}") from None
+    return tuple(found)
 
 
 def _call(id: str, name: str, arguments: object) -> ToolCall:
@@ -150,11 +189,11 @@ def _text(content: object, path: str, *, any_json: bool = False) -> str:
         return ""
     if isinstance(content, str):
         return mended(content)
-    if isinstance(content, list | tuple) and not (any_json and not _is_parts(content)):
+    if isinstance(content, _LIST) and not (any_json and not _is_parts(content)):
         return "".join(_part(part, f"{path}[{j}]") for j, part in enumerate(content))
     if any_json:
         return json.dumps(plain(content), ensure_ascii=False)
-    raise MessageError(f"{path}: expected text, got {content!r:.80}")
+    raise ValueError(f"{path}: expected text, got {content!r:.80}")
 
 
 def _is_parts(content: Sequence[object]) -> bool:
@@ -173,4 +212,4 @@ def _part(part: object, path: str) -> str:
         text = part.get("text")
         if isinstance(text, str):
             return mended(text)
-    raise MessageError(f"{path}: no text but {_kind(part) or repr(part):.80}")
+    raise ValueError(f"{path}: no text but {_kind(part) or repr(part):.80}")

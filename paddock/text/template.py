@@ -7,7 +7,7 @@ four versions; `chat_template` gives one of them whole, to be laid beside releas
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, Literal, Self, get_args
@@ -51,7 +51,7 @@ class Thinking:
     @property
     def said(self) -> dict[str, Any]:
         """What was said, as a template is told."""
-        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
+        pairs = ((name, getattr(self, name)) for name in self.__slots__)
         return {name: value for name, value in pairs if value is not None}
 
 

@@ -1,9 +1,11 @@
 """Agents of every dialect leave the same tokens; who leaves early leaves none."""
 
+import asyncio
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import anthropic
@@ -13,7 +15,7 @@ import pytest
 
 from paddock.checkpoint import load_pretrained
 from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
-from paddock.records import Sampling, Trajectory, Verdict, decode, encode
+from paddock.records import Message, Sampling, Trajectory, Verdict, decode, encode
 from paddock.rollout.client import EngineLost, InProcess
 from paddock.rollout.gateway import build_gateway
 from paddock.rollout.live import GatewaySettings, Rules, Sessions
@@ -199,6 +201,44 @@ def test_turns_of_one_session_may_run_at_once():
             list(pool.map(one, range(6)))
         assert len(sessions["s"].session.tree.nodes) == 18
         assert sum(len(t["turns"]) for t in exported(url, "s")) >= 18
+
+
+@dataclass
+class Looks(Scripted):
+    """Counts the messages that are held while an engine is waited for."""
+
+    held: tuple[int, ...] = ()
+
+    async def respond(self, ask):
+        gc.collect()
+        every = (each for each in gc.get_objects() if type(each) is Message)
+        self.held = (*self.held, sum(each.content.startswith("needle") for each in every))
+        return await super().respond(ask)
+
+
+def test_a_turn_that_waits_holds_what_is_new_and_not_its_conversation():
+    engine = Looks([completion(ids_of("so", Special.USER))] * 12)
+    with gateway(engine) as (url, _):
+        opened(url, "s")
+        agent = ChatAgent(url, "s", stream=False)
+        for turn in range(12):
+            agent.say(f"needle {turn}")
+            agent.turn()
+    # The newest message, as it was asked and as it is to be recorded; the turn before may still be
+    # on its way out.
+    assert len(engine.held) == 12 and max(engine.held) <= 4
+
+
+def test_what_was_loaded_before_is_no_garbage_while_turns_are_served():
+    app, before = build_gateway(Sessions(Chancy(), renderer())), gc.get_threshold()
+
+    async def served():
+        async with app.router.lifespan_context(app):
+            return gc.get_freeze_count(), gc.get_threshold()
+
+    frozen, threshold = asyncio.run(served())
+    assert frozen > 10_000 and threshold[0] > before[0]
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
 
 
 # --- the session's rules --------------------------------------------------------------------------

@@ -13,35 +13,21 @@ from paddock.rollout.client import Ask, last_delta
 from paddock.rollout.match import LOOSE, STRICT, Matcher
 from paddock.rollout.session import PRESERVED, Session
 from paddock.text import Special, Thinking
-from tests.rollout.engines import SPEC, Chancy, renderer, tokenizer
+from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
 from tests.rollout.talks import (
     CALL_OF_NOW,
     JUDGED,
     SILENT,
     assert_each_token_trained_once,
+    follow_up,
     ids_of,
+    rewritten,
     say,
     user,
 )
 from tests.text.conversations import MARKERS, WORDS, text
 
 # --- A1, A2: random sessions ----------------------------------------------------------------------
-
-
-def follow_up(chance, reply):
-    """What a world might say to a reply."""
-    words = (*WORDS, *MARKERS)
-    results = [
-        Message(role="tool", content=text(chance, words), tool_call_id=call.id)
-        for call in reply.tool_calls
-        if chance.random() < 0.95
-    ]
-    chance.shuffle(results)
-    if not results or chance.random() < 0.2:
-        results.append(Message(role="user", content=text(chance, words)))
-    if chance.random() < 0.1:
-        results.append(Message(role="system", content=text(chance, words)))
-    return results
 
 
 async def wander(session, engine, chance, *, modes):
@@ -327,13 +313,10 @@ def test_random_rewrites_train_each_sampled_token_exactly_once(seed):
     assert session.tree.sampled == sum(len(e.completion.token_ids) for e in engine.log)
 
 
-def rewritten(chance, messages):
-    match chance.randrange(6):
-        case 0:
-            return messages[: chance.randint(1, len(messages) - 2)]  # go back
-        case 1:
-            return [messages[0], user("So far: nothing.")]  # compaction
-        case 2:
-            at = chance.randrange(len(messages))
-            return [*messages[:at], replace(messages[at], content="edited"), *messages[at + 1 :]]
-    return messages
+def test_what_was_said_comes_back_from_a_record_whatever_its_numbers():
+    session, number = Session("s", renderer()), 10**30
+    call = ToolCall(id="1", name="now", arguments={"at": number, "b": [0.1, None, "\u00e9"]})
+    said = Message(role="assistant", content="", reasoning="Hm.", tool_calls=(call,))
+    opening = session.begin([user()], tools=SPEC, thinking=PRESERVED)
+    node = session.record(opening, completion(ids_of("x")), said)
+    assert node.said() == ((user(),), said)
