@@ -1,8 +1,9 @@
 """TRL's GRPO on the task of rl_trl.py; run by it with a Python that has trl.
 
-    python benchmarks/rl_trl_peer.py FOLDER single|tools STEPS THREADS
+    python benchmarks/rl_trl_peer.py FOLDER single|tools STEPS CORES
 
-Prints a JSON line a step: seconds since the first began, and the mean reward.
+Prints a JSON line a step: seconds and CPU-seconds since the first began, and the batch's mean
+reward.
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -26,6 +28,7 @@ from benchmarks.rl_trl_task import (
     TOKENS,
     TURN_TOKENS,
     TURNS,
+    confine,
     latency_s,
     prompt_of,
     reward_of,
@@ -36,11 +39,16 @@ class Clock(TrainerCallback):
     """Says how long each step took and what its attempts earned."""
 
     def __init__(self) -> None:
-        self.began, self.rewards = time.perf_counter(), []
+        self.rewards: list[float] = []
+        self.start()
+
+    def start(self) -> None:
+        self.began, self.worked = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *_: object, **__: object) -> None:
         line = {
             "seconds": time.perf_counter() - self.began,
+            "cpu": time.process_time() - self.worked,
             "reward": sum(self.rewards) / max(1, len(self.rewards)),
         }
         print(json.dumps(line), flush=True)
@@ -48,11 +56,12 @@ class Clock(TrainerCallback):
 
 
 def main() -> None:
-    folder, task, steps, threads = sys.argv[1:]
-    torch.set_num_threads(int(threads))
+    folder, task, steps, cores = sys.argv[1:]
+    confine(int(cores))
+    torch.set_num_threads(1)  # see rl_trl.py
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    clock = Clock()
+    clock, luck = Clock(), count()
 
     def rewarded(completion_ids: list[list[int]], **more: object) -> list[float]:
         masks = more.get("own") or [[1] * len(ids) for ids in completion_ids]
@@ -85,13 +94,9 @@ def main() -> None:
                 context[i] += reply
                 masks[i] += [1] * len(reply)
             if turn < TURNS - 1:
+                waits = [latency_s(str(next(luck))) for _ in context]
                 with ThreadPoolExecutor(len(context)) as pool:
-                    list(
-                        pool.map(
-                            lambda i: time.sleep(latency_s(f"{i} {time.time()}")),
-                            range(len(context)),
-                        )
-                    )
+                    list(pool.map(time.sleep, waits))
                 for i in range(len(context)):
                     context[i] += ADDED
                     masks[i] += [0] * len(ADDED)
@@ -123,6 +128,7 @@ def main() -> None:
             epsilon_high=0.28,
             temperature=1.0,
             top_p=1.0,
+            generation_kwargs={"min_new_tokens": TOKENS},  # as many as ours writes
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
@@ -140,7 +146,7 @@ def main() -> None:
             callbacks=[clock],
             rollout_func=None if task == "single" else played,
         )
-        clock.began = time.perf_counter()
+        clock.start()
         trainer.train()
 
 

@@ -1,5 +1,6 @@
 """The task that rl_trl.py gives to both: words that mean nothing, of which even ones are wanted."""
 
+import os
 from collections.abc import Sequence
 from random import Random
 
@@ -8,6 +9,12 @@ PROMPTS, GROUP, TOKENS = 16, 8, 24  # a step, single turn
 TURNS, TURN_TOKENS = 3, 8  # with tools
 ADDED = [1, 2, 3]  # what a world answers
 LR = 1e-3
+
+
+def confine(cores: int) -> None:
+    """This process to so many cores, whatever threads it has."""
+    mine = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, mine[:cores])
 
 
 def prompt_of(number: int) -> list[int]:

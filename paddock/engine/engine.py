@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from collections.abc import Sequence as Many
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from queue import SimpleQueue
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from paddock.engine.grammar import Grammars
 from paddock.engine.loop import Load, PauseMode, Worker
@@ -58,6 +60,7 @@ class Engine:
         self._serial = count()
         self._ids: set[str] = set()
         self._lock = Lock()
+        self._mail: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mail] = WeakKeyDictionary()
         self._grammars: Grammars | None = None
 
     # --- asking -----------------------------------------------------------------------------------
@@ -206,10 +209,10 @@ class Engine:
     async def _listen(self, request: Request, *, streamed: bool) -> AsyncGenerator[Delta, None]:
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Delta | EngineFailed] = asyncio.Queue()
+        mail = self._mail.setdefault(loop, _Mail())
 
         def deliver(delta: Delta | EngineFailed) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(inbox.put_nowait, delta)
+            mail.send(loop, inbox, delta)
 
         name, over = self.submit(request, deliver, streamed=streamed), False
         try:
@@ -311,6 +314,37 @@ class Engine:
     def _seed(self, serial: int) -> int:
         """For a request that brought none: its own, and another engine's are different."""
         return (self.settings.seed << 32) + serial
+
+
+class _Mail:
+    """What the engine's thread has for one event loop. The loop is woken once for all that piles up
+    meanwhile: a wake-up costs more than a delta, and lets the loop's thread in between two of them.
+    """
+
+    def __init__(self) -> None:
+        self._pile: deque[tuple[asyncio.Queue[Delta | EngineFailed], Delta | EngineFailed]] = (
+            deque()
+        )
+        self._called = False
+
+    def send(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        inbox: asyncio.Queue[Delta | EngineFailed],
+        delta: Delta | EngineFailed,
+    ) -> None:
+        if loop.is_closed():
+            return
+        self._pile.append((inbox, delta))
+        if not self._called:
+            self._called = True
+            loop.call_soon_threadsafe(self._hand_out)
+
+    def _hand_out(self) -> None:
+        self._called = False  # before looking: who comes later calls again
+        while self._pile:
+            inbox, delta = self._pile.popleft()
+            inbox.put_nowait(delta)
 
 
 def _whole(delta: Delta | EngineFailed) -> Answer:

@@ -124,6 +124,7 @@ class Sequence:
     streamed: bool  # a delta a step, or only the last
     arrived: float
     tokens: list[int]  # prompt and reply
+    prompt: int = field(init=False)  # tokens of it
     logprobs: list[float] = field(default_factory=list)
     segments: list[list[int]] = field(default_factory=list)  # [version, tokens]
     forced: list[int] = field(default_factory=list)
@@ -156,10 +157,8 @@ class Sequence:
     first_token_at: float | None = None
     last_token_at: float | None = None
 
-    @property
-    def prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.token_ids)
+    def __post_init__(self) -> None:
+        self.prompt = len(self.request.token_ids)
 
     @property
     def written(self) -> int:

@@ -167,8 +167,9 @@ class Runner:
         return drawn
 
     def _sample_part(self, done: _Computed, rows: list[_Rows]) -> Sampled:
-        offset_N = np.concatenate([np.arange(row.count) for row in rows])
         counts, first = [row.count for row in rows], rows[0].first
+        start_N = np.repeat([row.first - first for row in rows], counts)
+        offset_N = np.arange(len(start_N)) - start_N
         token_N = np.repeat([row.token for row in rows], counts) + offset_N
         known_TX = done.hidden_TD if done.logits_TV is None else done.logits_TV
         if len(token_N) < len(known_TX):
@@ -219,7 +220,8 @@ class Runner:
             n = slice(row.first, row.first + row.count)
             end = self._keep(row, token_N[n], logprob_N[n], version)
             self._account(row)
-            self._report(row, drawn)
+            if drawn.asked:
+                self._report(row, drawn)
             if end is not None:
                 ended.append(end)
         return ended
@@ -273,9 +275,10 @@ class Runner:
         sequence.verify_steps += 1
         if row.wrote:
             sequence.computed = len(sequence.tokens) - 1
-            sequence.drafts_proposed += row.count - 1
-            sequence.drafts_accepted += row.wrote - 1
-            sequence.drafted.add(made=row.count - 1, kept=row.wrote - 1)
+            if row.count > 1:
+                sequence.drafts_proposed += row.count - 1
+                sequence.drafts_accepted += row.wrote - 1
+                sequence.drafted.add(made=row.count - 1, kept=row.wrote - 1)
 
     def _report(self, row: _Rows, drawn: _Drawn) -> None:
         """The log-probabilities a request asked for, of the tokens it got."""

@@ -127,7 +127,7 @@ class Sampler:
         half_N2 = self._tensor(halves.copy())
         x_NV = _spread((self.hash_V ^ half_N2[:, :1]) + half_N2[:, 1:])
         # Uniform in (0, 1), finest near 0: that is where the winners come from.
-        uniform_NV = (x_NV & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+        uniform_NV = x_NV.bitwise_and_(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
         return uniform_NV.neg_().log1p_().neg_().log_().neg_()
 
     def _tensor(self, values: np.ndarray) -> Tensor:
@@ -147,11 +147,10 @@ def keys(seed_N: np.ndarray, index_N: np.ndarray) -> np.ndarray:
 
 
 def _spread(x: Tensor) -> Tensor:
-    """int32 numbers turned into others that look random, one to one."""
-    x = (x ^ ((x >> 16) & 0xFFFF)) * _ODD[0]
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * _ODD[1]
-    x = (x ^ ((x >> 16) & 0xFFFF)) * _ODD[2]
-    return x ^ ((x >> 15) & 0x1FFFF)
+    """int32 numbers turned, where they lie, into others that look random, one to one."""
+    for shift, odd in ((16, _ODD[0]), (15, _ODD[1]), (16, _ODD[2])):
+        x.bitwise_xor_((x >> shift).bitwise_and_(0xFFFFFFFF >> shift)).mul_(odd)
+    return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
 
 
 # --- what requests may wish -----------------------------------------------------------------------

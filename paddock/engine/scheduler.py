@@ -10,6 +10,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paddock.engine.memory import Cache
 from paddock.engine.pages import Pages
@@ -21,8 +22,7 @@ from paddock.engine.settings import EngineSettings
 BATCHED_TOKENS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A sequence's share of a step: its tokens [start, stop), and its drafts if it writes."""
 
     sequence: Sequence
@@ -55,12 +55,15 @@ class Plan:
     def of(cls, parts: list[Part]) -> "Plan":
         """Most sequences write one token, or read the same few behind a prefix they share: the
         largest such group becomes the batch."""
-        sizes = Counter(part.tokens for part in parts if part.tokens <= BATCHED_TOKENS)
-        if not sizes:
-            return cls(tuple(parts), 0)
-        size, batched = sizes.most_common(1)[0]
-        ordered = sorted(parts, key=lambda part: part.tokens == size)
-        return cls(tuple(ordered), batched)
+        sizes = Counter([part.tokens for part in parts])
+        size, batched = max(
+            ((s, count) for s, count in sizes.items() if s <= BATCHED_TOKENS),
+            key=lambda found: found[1],
+            default=(0, 0),
+        )
+        if 0 < batched < len(parts):
+            parts = sorted(parts, key=lambda part: part.tokens == size)
+        return cls(tuple(parts), batched)
 
     @property
     def sequences(self) -> Iterator[Sequence]:
@@ -90,10 +93,16 @@ class Scheduler:
     def plan(self, now: float) -> Plan:
         """The next step. Empty only if nobody waits or runs."""
         self._make_room()
-        parts = [Part.of(s, 1) for s in self.running if s.writes]
-        budget = self.settings.step_tokens
+        parts: list[Part] = []
+        readers: list[Sequence] = []
         for sequence in self.running:
-            if budget and not sequence.writes:
+            if sequence.writes:
+                parts.append(Part.of(sequence, 1))
+            else:
+                readers.append(sequence)
+        budget = self.settings.step_tokens
+        for sequence in readers:
+            if budget:
                 parts.append(Part.of(sequence, budget))
                 budget -= parts[-1].tokens
         for sequence in self._admissible():

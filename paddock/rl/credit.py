@@ -76,11 +76,12 @@ def judge(attempts: Sequence[Attempt], size: int, rule: CreditSettings) -> Judge
 
 def samples_of(attempt: Attempt, advantage: float) -> list[Sample]:
     """A sample for each branch that has something to train."""
-    return [_sample(branch, advantage) for branch in attempt if any(branch.trained)]
+    return [
+        _sample(branch, trained, advantage) for branch in attempt if any(trained := branch.trained)
+    ]
 
 
-def _sample(branch: Trajectory, advantage: float) -> Sample:
-    trained = branch.trained
+def _sample(branch: Trajectory, trained: tuple[bool, ...], advantage: float) -> Sample:
     oldest = branch.oldest_version
     assert oldest is not None
     return Sample(

@@ -14,6 +14,8 @@ def reward_of(attempt: Attempt, rule: RewardSettings) -> float | None:
     """
     outcome = attempt[0].outcome
     if isinstance(outcome, Verdict):
+        if rule.overlong_from is None:  # nobody asks how long it was
+            return outcome.reward
         return outcome.reward - overlong_penalty(sampled_tokens(attempt), rule)
     return rule.policy_failure if outcome.policy_is_to_blame else None
 

@@ -1,6 +1,7 @@
 """What is told while the next step runs is told in order, whole and once."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -74,3 +75,24 @@ def test_an_abort_comes_behind_what_was_said(serving):
     for _ in range(3):
         asyncio.run(main())
     assert serving.audit() == []
+
+
+def test_a_busy_loop_is_woken_once_for_all_replies(serving, monkeypatch):
+    async def main():
+        loop, woken = asyncio.get_running_loop(), []
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(
+            loop, "call_soon_threadsafe", lambda *args: woken.append(args) or wake(*args)
+        )
+        serving.pause("retract")
+        tasks = [asyncio.create_task(serving.respond(greedy(p, COUNT))) for p in PROMPTS]
+        await asyncio.sleep(0)  # all have asked
+        serving.resume()
+        until = time.monotonic() + 30
+        while serving.stats().counters.finished < len(PROMPTS) and time.monotonic() < until:
+            time.sleep(0.005)  # the loop is busy
+        assert len(woken) == 1
+        return await asyncio.gather(*tasks)
+
+    for prompt, answer in zip(PROMPTS, asyncio.run(main()), strict=True):
+        assert_greedy(network("counting"), prompt, answer.completion)

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.model import GrowingMemory, Layout, Network
+from paddock.model import Ask, GrowingMemory, Layout, Network
+from paddock.model.attention.indexer import Indexer
 from tests.model.networks import born, grouped_config, latent_config, tokens
 
 NETWORKS = {
@@ -94,3 +95,18 @@ def test_rows_may_lie_anywhere_in_storage():
     layout = Layout(plain.position_T, plain.spans, slot_S=memory.slots)
     found = network.head(network(token_T, layout, memory).hidden_TD)
     torch.testing.assert_close(found, network.logits(token_T), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("length", "asked"), [(8, 0), (9, 4)])
+@torch.no_grad()
+def test_an_indexer_is_asked_only_where_someone_sees_more_than_it_keeps(length, asked, monkeypatch):
+    calls, queries = [], Indexer.queries
+    monkeypatch.setattr(
+        Indexer, "queries", lambda self, *given: calls.append(self) or queries(self, *given)
+    )
+    token_T, layout = tokens(length), Layout.packed([length])
+    found = NETWORKS["sparse"](token_T, layout)
+    assert len(calls) == asked
+    with_opinion = NETWORKS["sparse"](token_T, layout, ask=Ask(indexer_loss=True))
+    assert len(calls) == asked + 4
+    assert torch.equal(found.hidden_TD, with_opinion.hidden_TD)

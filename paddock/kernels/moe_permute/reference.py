@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from paddock.kernels.precision import wide
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
@@ -29,7 +31,11 @@ def spread(x_TD: Tensor, order: Order) -> Tensor:
 
 def gather(answer_RD: Tensor, weight_TK: Tensor, order: Order) -> Tensor:
     answer_TKD = _Back.apply(answer_RD, order)
-    return torch.einsum("tkd,tk->td", answer_TKD, weight_TK.to(answer_TKD.dtype))
+    weight_TK = weight_TK.to(answer_TKD.dtype)
+    if answer_TKD.device.type == "cpu" and answer_TKD.dtype == wide(answer_TKD.dtype):
+        # Several times sooner than below; halves would be rounded on the way.
+        return (answer_TKD * weight_TK.unsqueeze(-1)).sum(1)
+    return torch.einsum("tkd,tk->td", answer_TKD, weight_TK)
 
 
 class _Spread(torch.autograd.Function):

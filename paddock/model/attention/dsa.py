@@ -48,11 +48,13 @@ class DSA(MLA):
         stored_SC = step.memory.extend(self.layer, "row", projected.row_TC)
         spans = layout.loose
         short, long = (spans, ()) if step.ask.dense else split_by_reach(spans, self.topk)
-        new = self.index_new(x_TD, projected, step)
+        new = self.index_new(x_TD, projected, step, wanted=self.chooses(long, step))
         index = self.loose_index(new, layout)
         if new is not None:
             loose = None if index is None else choose(index, long, self.topk)
             selection = self.with_batch(loose, new, step)
+        elif self.indexer is not None:
+            selection = _nothing(self.topk, x_TD.device)
         loose_THD, batch_THD = layout.parted(projected.query_THD)
         pieces, loss = [], None
         if loose_THD is not None:
@@ -69,14 +71,27 @@ class DSA(MLA):
         notes = LayerNotes(indexer_loss=loss, selection=selection if step.ask.choices else None)
         return self.o(out_THV.flatten(1)), selection, notes
 
-    def index_new(self, x_TD: Tensor, projected: Projected, step: Step) -> IndexSide | None:
-        """The indexer's view of the new tokens, its keys being the storage of all of them."""
+    def chooses(self, long: Sequence[Span], step: Step) -> bool:
+        """Whether anyone asks the indexer. Of a row cut among ranks some may and others not, but
+        they gather its keys together."""
+        batch = step.layout.batch
+        beyond = batch is not None and not step.ask.dense and batch.columns > self.topk
+        return bool(long) or beyond or step.ask.indexer_loss or step.layout.cut is not None
+
+    def index_new(
+        self, x_TD: Tensor, projected: Projected, step: Step, *, wanted: bool = True
+    ) -> IndexSide | None:
+        """The indexer's view of the new tokens, its keys being the storage of all of them. Keys are
+        kept even where no opinion is `wanted` yet: later tokens will choose among them."""
         if self.indexer is None:
             return None
+        key_TD = self.indexer.keys(x_TD, step)
+        stored_SD = step.memory.extend(self.layer, "index", key_TD)
+        if not wanted:
+            return None
         assert projected.latent_TQ is not None
-        new = self.indexer(x_TD, projected.latent_TQ, step)
-        stored_SD = step.memory.extend(self.layer, "index", new.key_SD)
-        return IndexSide(new.query_THD, stored_SD, new.weight_TH)
+        query_THD, weight_TH = self.indexer.queries(x_TD, projected.latent_TQ, step)
+        return IndexSide(query_THD, stored_SD, weight_TH)
 
     def loose_index(self, new: IndexSide | None, layout: Layout) -> IndexSide | None:
         """The same with the keys of the loose spans, in their order."""

@@ -5,7 +5,6 @@ T tokens, H index heads, D index head dim, R rotated dims of it (the first), Q q
 
 from torch import Tensor, nn
 
-from paddock.kernels.index_kl import IndexSide
 from paddock.kernels.wide_linear import wide_linear
 from paddock.model.config import ModelConfig
 from paddock.model.norm import LayerNorm
@@ -33,15 +32,18 @@ class Indexer(nn.Module):
         self.key_norm = LayerNorm(dim, self.settings.norm_eps)
         self.weights = nn.Linear(config.hidden, heads, bias=False)
 
-    def forward(self, x_TD: Tensor, latent_TQ: Tensor, step: Step) -> IndexSide:
-        """Queries, keys and head weights of the new tokens."""
-        x_TD, latent_TQ = x_TD.detach(), latent_TQ.detach()
+    def keys(self, x_TD: Tensor, step: Step) -> Tensor:
+        """[T, D] of the new tokens."""
+        key_TD = self.key_norm(self.key(x_TD.detach()))
+        return self._rotated(key_TD.unsqueeze(1), step).squeeze(1)
+
+    def queries(self, x_TD: Tensor, latent_TQ: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """[T, H, D] of the new tokens, and [T, H] what each head's opinion weighs."""
         heads, dim = self.settings.heads, self.settings.dim
-        query_THD = self._rotated(self.query(latent_TQ).view(-1, heads, dim), step)
-        key_T1D = self._rotated(self.key_norm(self.key(x_TD)).unsqueeze(1), step)
+        query_THD = self._rotated(self.query(latent_TQ.detach()).view(-1, heads, dim), step)
         # Head weights in float32: they are few, and a rounded weight moves every score of a query.
-        weight_TH = wide_linear(x_TD, self.weights.weight)
-        return IndexSide(query_THD, key_T1D.squeeze(1), weight_TH * (heads * dim) ** -0.5)
+        weight_TH = wide_linear(x_TD.detach(), self.weights.weight)
+        return query_THD, weight_TH * (heads * dim) ** -0.5
 
     def _rotated(self, x_THD: Tensor, step: Step) -> Tensor:
         return self.rotate(x_THD, step.cos_TP, step.sin_TP)
