@@ -29,6 +29,7 @@ SECTIONS = {
     "topk": "benchmarks.kernels_topk",
     "attention": "benchmarks.kernels_attention",
     "decode": "benchmarks.kernels_decode",
+    "grouped": "benchmarks.kernels_grouped",
     "moe": "benchmarks.kernels_moe",
     "muon": "benchmarks.kernels_muon",
     "kl": "benchmarks.kernels_index_kl",

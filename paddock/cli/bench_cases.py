@@ -227,6 +227,24 @@ def _latent_decode(made: Tensors) -> Call:
     return lambda: latent_decode_table(query_BQHC, row_SC, table, visible_BQ, **how)  # type: ignore[arg-type]
 
 
+def _grouped_decode(made: Tensors) -> Call:
+    import torch
+
+    from paddock.kernels.grouped_decode import grouped_decode_table
+    from paddock.kernels.pages import Pages
+
+    size = made.size
+    slots, groups = size.sequences * size.tokens, size.heads // 4
+    pages = torch.randperm(slots // size.page, device=made.device).int()
+    table = Pages(pages.view(size.sequences, -1), size.page)
+    visible_BQ = torch.full((size.sequences, 1), size.tokens, dtype=torch.int32, device=made.device)
+    query_BQHD = made.random(size.sequences, 1, size.heads, 128)
+    key_SGD, value_SGD = (made.random(slots, groups, 128) for _ in range(2))
+    return lambda: grouped_decode_table(
+        query_BQHD, key_SGD, value_SGD, table, visible_BQ, scale=128**-0.5
+    )
+
+
 def _lm_loss(made: Tensors) -> Call:
     from paddock.kernels.lm_loss import lm_loss
 
@@ -356,6 +374,7 @@ CASES: dict[str, Callable[[Tensors], Call]] = {
     "causal_attention": _causal_attention,
     "expert_choice": _expert_choice,
     "few_experts": _few_experts,
+    "grouped_decode": _grouped_decode,
     "grouped_gemm": _grouped_gemm,
     "index_kl": _index_kl,
     "index_topk": _index_topk,

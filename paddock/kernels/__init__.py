@@ -6,6 +6,7 @@ expert_choice/    which experts a token goes to: the best of a few
 few_experts/      routed experts of few tokens
 gated_delta/      the gated delta rule, token by token and in chunks
 graphs.py         a device's work, recorded once and repeated
+grouped_decode/   grouped-query attention of few queries behind a past
 grouped_gemm/     one matrix product per expert
 hadamard/         orthonormal Walsh-Hadamard transform
 index_kl/         how far the indexer is from where attention looks

@@ -17,6 +17,7 @@ TWINS = {
     "causal_attention": "PyTorch's attention over documents of many lengths",
     "expert_choice": "sorting each token's router scores",
     "few_experts": "sorting few rows by expert for grouped products",
+    "grouped_decode": "gathering the keys of every sequence of a batch, and spans one by one",
     "grouped_gemm": "a loop over experts",
     "index_kl": "probabilities of every head and key, held for a chunk of queries",
     "index_topk": "torch's product and top-k of index scores",

@@ -9,7 +9,6 @@ batch with Q queries each, M keys that one of them may have.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -43,12 +42,6 @@ class Batch:
     def columns(self) -> int:
         """Keys that a sequence of this batch may have."""
         return self.pages.columns
-
-    @cached_property
-    def seen_BQM(self) -> Tensor:
-        """Which keys each query sees."""
-        key_M = torch.arange(self.columns, device=self.visible_BQ.device)
-        return key_M < self.visible_BQ.unsqueeze(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

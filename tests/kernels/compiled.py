@@ -12,6 +12,7 @@ class Machine:
     registers: int
     spilled: int  # bytes of stack and local memory
     products: int  # warpgroup matrix products
+    small_products: int  # those of single warps
     fences: int  # two for each product is what the assembler writes when it serialises them
 
 
@@ -44,5 +45,6 @@ def compiled(
         registers=used("REG"),
         spilled=used("STACK") + used("LOCAL"),
         products=len(re.findall("[HI]GMMA", code)),
+        small_products=len(re.findall("[HI]MMA", code)),
         fences=len(re.findall("WARPGROUP", code)),
     )

@@ -63,7 +63,7 @@ def _kept(words, W, rows, start, N: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _softmax_step(top_M, total_M, acc, score, value, scale2):
+def softmax_step(top_M, total_M, acc, score, value, scale2):
     """Take in one block of scores, -inf where a key is not seen."""
     new_M = tl.maximum(top_M, tl.max(score, 1) * scale2)
     weight = tl.exp2(score * scale2 - new_M[:, None])
@@ -105,19 +105,19 @@ def forward(
             kept = _kept(words, W, length - at, start, BM, BN)
             score = tl.where(kept < 0, score, float("-inf"))
             value = _rows(v + (key0 + start) * v_row, v_row, length - start, BN, V, BV)
-            top_M, total_M, acc = _softmax_step(top_M, total_M, acc, score, value, scale2)
+            top_M, total_M, acc = softmax_step(top_M, total_M, acc, score, value, scale2)
     else:
         for start in range(0, at, BN):
             key = _rows(k + (key0 + start) * k_row, k_row, BN, BN, D, BD)
             score = tl.dot(query, tl.trans(key))
             value = _rows(v + (key0 + start) * v_row, v_row, BN, BN, V, BV)
-            top_M, total_M, acc = _softmax_step(top_M, total_M, acc, score, value, scale2)
+            top_M, total_M, acc = softmax_step(top_M, total_M, acc, score, value, scale2)
         for start in range(at, tl.minimum(at + BM, length), BN):
             key = _rows(k + (key0 + start) * k_row, k_row, length - start, BN, D, BD)
             score = tl.dot(query, tl.trans(key))
             score = tl.where(m[:, None] >= start + n[None, :], score, float("-inf"))
             value = _rows(v + (key0 + start) * v_row, v_row, length - start, BN, V, BV)
-            top_M, total_M, acc = _softmax_step(top_M, total_M, acc, score, value, scale2)
+            top_M, total_M, acc = softmax_step(top_M, total_M, acc, score, value, scale2)
     seen_M = total_M > 0
     total_M = tl.where(seen_M, total_M, 1.0)
     at_out = out + head * o_head + row0 * o_row

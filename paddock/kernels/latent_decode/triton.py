@@ -39,13 +39,13 @@ def _seen(VISIBLE, b, queries):
 
 
 @triton.jit
-def _part_keys(seen, PARTS: tl.constexpr, LEAST: tl.constexpr, BK: tl.constexpr):
+def part_keys(seen, PARTS: tl.constexpr, LEAST: tl.constexpr, BK: tl.constexpr):
     """Keys of each part of a sequence: whole tiles."""
     return tl.maximum(tl.cdiv(tl.cdiv(seen, PARTS), BK) * BK, LEAST)
 
 
 @triton.jit
-def _columns(base, width: tl.constexpr, padded: tl.constexpr):
+def columns(base, width: tl.constexpr, padded: tl.constexpr):
     """Rows at `base` [N, 1], `width` columns."""
     column = tl.arange(0, padded)[None, :]
     if width == padded:
@@ -62,7 +62,7 @@ def part_kernel(  # noqa: PLR0915
 ):  # fmt: skip
     part, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     seen = _seen(VISIBLE, b, queries) if INDEX is None else chosen
-    keys = _part_keys(seen, PARTS, LEAST, BK)
+    keys = part_keys(seen, PARTS, LEAST, BK)
     begin = part * keys
     end = tl.minimum(begin + keys, seen)
     if begin < end:
@@ -93,10 +93,10 @@ def part_kernel(  # noqa: PLR0915
                 seen_xk = (index >= 0)[None, :]
             slot = tl.load(page_row + key // SIZE).to(tl.int64) * SIZE + key % SIZE
             row = ROW + slot[:, None] * (V + R)
-            row_v = _columns(row, V, VP)
+            row_v = columns(row, V, VP)
             score = tl.dot(query_v, tl.trans(row_v), input_precision="ieee")
             if R > 0:
-                row_r = _columns(row + V, R, RP)
+                row_r = columns(row + V, R, RP)
                 score = tl.dot(query_r, tl.trans(row_r), score, input_precision="ieee")
             score = tl.where(seen_xk, score * (scale * LOG2_E), float("-inf"))
             higher = tl.maximum(top, tl.max(score, 1))
@@ -121,7 +121,7 @@ def sum_kernel(
     """One row of one sequence, BV of its columns: the parts weighed by how much each has seen."""
     x, b = tl.program_id(0), tl.program_id(2).to(tl.int64)
     seen = chosen if VISIBLE is None else _seen(VISIBLE, b, queries)
-    parts = tl.cdiv(seen, _part_keys(seen, PARTS, LEAST, BK))
+    parts = tl.cdiv(seen, part_keys(seen, PARTS, LEAST, BK))
     column = tl.program_id(1) * BV + tl.arange(0, BV)
     top = LOWEST + 0.0
     total = 0.0

@@ -1,14 +1,13 @@
 """Grouped-query attention, over everything or through a window.
 
 T tokens, S keys or rows of storage, H query heads, G key heads, D head dim; of a batch B sequences,
-Q queries each, M keys at most.
+Q queries each.
 """
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from paddock.kernels.dense_attention import dense_attention
+from paddock.kernels.grouped_decode import grouped_continued, grouped_decode_table
 from paddock.model.config import ModelConfig
 from paddock.model.memory import Layout
 from paddock.model.norm import RMSNorm
@@ -44,7 +43,7 @@ class GQA(nn.Module):
         pieces = []
         if loose_THD is not None:
             pieces.append(
-                dense_attention(
+                grouped_continued(
                     loose_THD,
                     layout.keys(key_SGD),
                     layout.keys(value_SGD),
@@ -62,21 +61,17 @@ class GQA(nn.Module):
         self, query_THD: Tensor, key_SGD: Tensor, value_SGD: Tensor, layout: Layout
     ) -> Tensor:
         """All sequences of a batch at once, each looking at its own pages."""
-        batch = layout.batch
-        assert batch is not None
-        seen_BQM, slot_BM = batch.seen_BQM, batch.pages.slot_BM
-        if self.window is not None:
-            key_M = torch.arange(batch.columns, device=query_THD.device)
-            seen_BQM = seen_BQM & (key_M >= batch.visible_BQ.unsqueeze(-1) - self.window)
-        out_BHQD = F.scaled_dot_product_attention(
-            query_THD.unflatten(0, seen_BQM.shape[:2]).transpose(1, 2),
-            key_SGD[slot_BM].transpose(1, 2),
-            value_SGD[slot_BM].transpose(1, 2),
-            attn_mask=seen_BQM.unsqueeze(1),
+        assert layout.batch is not None
+        out_BQHD = grouped_decode_table(
+            query_THD.unflatten(0, layout.batch.visible_BQ.shape),
+            key_SGD,
+            value_SGD,
+            layout.batch.pages,
+            layout.batch.visible_BQ,
             scale=self.gqa.dim**-0.5,
-            enable_gqa=self.gqa.heads != self.gqa.kv_heads,
+            window=self.window,
         )
-        return out_BHQD.transpose(1, 2).flatten(0, 1)
+        return out_BQHD.flatten(0, 1)
 
     def project(self, x_TD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, by head."""
