@@ -30,6 +30,7 @@ SECTIONS = {
     "attention": "benchmarks.kernels_attention",
     "decode": "benchmarks.kernels_decode",
     "grouped": "benchmarks.kernels_grouped",
+    "prepare": "benchmarks.kernels_prepare",
     "moe": "benchmarks.kernels_moe",
     "muon": "benchmarks.kernels_muon",
     "kl": "benchmarks.kernels_index_kl",

@@ -3,7 +3,7 @@ the mask that makes staleness bearable.
 
     python -m benchmarks.rl_learn --base runs/nano/sparse --out runs/rl_learn
 
-The base model (or one of several, by seed) is fine-tuned as recipes/nano does it, except that nearly
+The base model (or one of several, by seed) is fine-tuned as recipes/nano does it, but nearly
 all demonstrations of the tools guess, so that there is something to learn. Every arm is then
 one call of `paddock rl` from that model; what it learnt is measured by `paddock eval` on held-out
 tasks. Called again, it goes on.

@@ -4,6 +4,7 @@ __main__.py  the table of verbs
 bench.py     the verb that measures speed
 bench_cases.py    what each kernel is timed on
 bench_kernels.py  kernels against their plain forms
+bench_prepare.py  what the preparing of a latent layer is timed on
 bench_serve.py    how fast an engine or a server answers
 chat.py      the verb that chats with a model in the terminal
 dash.py      the verb that shows run folders in a browser

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paddock.cli.bench_prepare import latent_prepare
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -380,6 +382,7 @@ CASES: dict[str, Callable[[Tensors], Call]] = {
     "index_topk": _index_topk,
     "kept_attention": _kept_attention,
     "latent_decode": _latent_decode,
+    "latent_prepare": latent_prepare,
     "lm_loss": _lm_loss,
     "moe_permute": _moe_permute,
     "newton_schulz": _newton_schulz,

@@ -143,6 +143,10 @@ class StepMemory:
     def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
         return self._storage[layer, stream].index_copy_(0, self._slot_T, rows_T)
 
+    def places(self, layer: int, stream: str) -> tuple[Tensor, Tensor]:
+        """The storage and the slots of the new tokens, for who writes there himself."""
+        return self._storage[layer, stream], self._slot_T
+
     def recall(self, layer: int, stream: str, span: int) -> Tensor | None:
         return self._states[span].get((layer, stream))
 

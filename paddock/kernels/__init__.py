@@ -12,6 +12,7 @@ hadamard/         orthonormal Walsh-Hadamard transform
 index_kl/         how far the indexer is from where attention looks
 index_scores/     how well each key answers each query (the lightning indexer)
 latent_decode/    attention in latent space, for few queries
+latent_prepare/   norms, rotation and storage of a latent layer that decodes
 lm_loss/          output projection and cross-entropy without full logits
 moe_permute/      rows sorted by expert, and back to tokens
 newton_schulz/    pushes singular values towards one

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from paddock.model.attention.mla import MLA
 from paddock.model.block import Block
 from paddock.model.config import LATENT, ModelConfig
 from paddock.model.init import initialize
@@ -132,6 +133,13 @@ class Network(nn.Module):
             keep = name.endswith("indexer.weights.weight") and dtype.itemsize < 4
             parameter.data = parameter.data.to(torch.float32 if keep else dtype)
         return self
+
+    def lay_together(self) -> None:
+        """Weights that decoding reads with the same input, one behind the other in memory. They
+        keep their names and their values, and nothing else of the network notices."""
+        for module in self.modules():
+            if isinstance(module, MLA):
+                module.lay_together()
 
     def parameter_roles(self) -> list[NamedParameter]:
         """Every parameter with what the optimizer must know of it."""

@@ -1,10 +1,11 @@
 """Which attention a layer has, as a table.
 
-dsa.py      latent attention to the keys an indexer chose
-gdn.py      Gated DeltaNet and its simplified form: a state instead of a past
-gqa.py      grouped-query attention, full or through a window
-indexer.py  the cheap heads that choose
-mla.py      latent attention, expanded and absorbed
+dsa.py       latent attention to the keys an indexer chose
+gdn.py       Gated DeltaNet and its simplified form: a state instead of a past
+gqa.py       grouped-query attention, full or through a window
+indexer.py   the cheap heads that choose
+mla.py       latent attention, expanded and absorbed
+together.py  linear maps of one input as one product
 """
 
 from torch import nn

@@ -5,6 +5,7 @@ T tokens, H index heads, D index head dim, R rotated dims of it (the first), Q q
 
 from torch import Tensor, nn
 
+from paddock.kernels import latent_prepare
 from paddock.kernels.wide_linear import wide_linear
 from paddock.model.config import ModelConfig
 from paddock.model.norm import LayerNorm
@@ -26,8 +27,10 @@ class Indexer(nn.Module):
         assert config.mla.q_rank is not None
         self.settings = config.indexer
         self.rotate = ROTATE[self.settings.rope_layout]
+        self.interleaved = self.settings.rope_layout == "interleaved"
         heads, dim = self.settings.heads, self.settings.dim
         self.query = nn.Linear(config.mla.q_rank, heads * dim, bias=False)
+        self.scale = (heads * dim) ** -0.5
         self.key = nn.Linear(config.hidden, dim, bias=False)
         self.key_norm = LayerNorm(dim, self.settings.norm_eps)
         self.weights = nn.Linear(config.hidden, heads, bias=False)
@@ -43,7 +46,21 @@ class Indexer(nn.Module):
         query_THD = self._rotated(self.query(latent_TQ.detach()).view(-1, heads, dim), step)
         # Head weights in float32: they are few, and a rounded weight moves every score of a query.
         weight_TH = wide_linear(x_TD.detach(), self.weights.weight)
-        return query_THD, weight_TH * (heads * dim) ** -0.5
+        return query_THD, weight_TH * self.scale
+
+    def raw_key(self, raw_TD: Tensor, stored_SD: Tensor) -> latent_prepare.Key:
+        """What is to become of the product with `key`, and where it is to lie."""
+        norm = self.key_norm
+        return latent_prepare.Key(
+            raw_TD, norm.weight, norm.bias, norm.eps, self.interleaved, stored_SD
+        )
+
+    def raw_queries(self, raw_TF: Tensor, x_TD: Tensor) -> latent_prepare.IndexQueries:
+        """What is to become of the product with `query`, and of the hidden states."""
+        raw_THD = raw_TF.unflatten(1, (self.settings.heads, self.settings.dim))
+        return latent_prepare.IndexQueries(
+            raw_THD, self.interleaved, x_TD, self.weights.weight, self.scale
+        )
 
     def _rotated(self, x_THD: Tensor, step: Step) -> Tensor:
         return self.rotate(x_THD, step.cos_TP, step.sin_TP)

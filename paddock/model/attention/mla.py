@@ -10,13 +10,18 @@ L latent rank, B sequences of a batch with Q queries each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from paddock.kernels import latent_prepare
 from paddock.kernels.dense_attention import dense_attention
+from paddock.kernels.index_kl import IndexSide
 from paddock.kernels.latent_decode import latent_decode, latent_decode_table
 from paddock.kernels.spans import Span
+from paddock.model.attention.indexer import Indexer
+from paddock.model.attention.together import lay_together, products
 from paddock.model.config import ModelConfig
 from paddock.model.memory import Layout
 from paddock.model.norm import RMSNorm
@@ -33,12 +38,31 @@ class Projected:
     row_TC: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """What a step of decoding looks with, and at what."""
+
+    absorbed_THC: Tensor
+    stored_SC: Tensor
+    index: IndexSide | None  # None where nobody asked for an opinion
+
+
+@runtime_checkable
+class Paged(Protocol):
+    """A memory whose storage a layer may write to itself."""
+
+    def places(self, layer: int, stream: str) -> tuple[Tensor, Tensor]:
+        """The storage, and which rows of it are the new tokens'."""
+
+
 class MLA(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         assert config.mla is not None
         self.mla, self.layer = config.mla, layer
+        self.indexer: Indexer | None = None
         self.rotate = ROTATE[config.rope.layout]
+        self.interleaved = config.rope.layout == "interleaved"
         self.scale = softmax_scale(config.rope, self.mla.qk)
         mla, hidden = self.mla, config.hidden
         if mla.q_rank is None:
@@ -55,6 +79,10 @@ class MLA(nn.Module):
     def forward(
         self, x_TD: Tensor, step: Step, selection: Selection | None
     ) -> tuple[Tensor, Selection | None, LayerNotes]:
+        if self.prepares(x_TD, step):
+            ready = self.prepared(x_TD, step, wanted=False)
+            out_THV = self.dense_batch(ready.absorbed_THC, ready.stored_SC, step.layout)
+            return self.o(out_THV.flatten(1)), selection, LayerNotes()
         projected, layout = self.project(x_TD, step), step.layout
         stored_SC = step.memory.extend(self.layer, "row", projected.row_TC)
         loose_THD, batch_THD = layout.parted(projected.query_THD)
@@ -62,7 +90,7 @@ class MLA(nn.Module):
         if loose_THD is not None:
             pieces.append(self.dense(loose_THD, layout.keys(stored_SC), layout.loose))
         if batch_THD is not None:
-            pieces.append(self.dense_batch(batch_THD, stored_SC, layout))
+            pieces.append(self.dense_batch(self.absorb(batch_THD), stored_SC, layout))
         out_THV = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return self.o(out_THV.flatten(1)), selection, LayerNotes()
 
@@ -80,6 +108,76 @@ class MLA(nn.Module):
         row_TC = torch.cat((self.kv_norm(latent_TL), key_TR), dim=-1)
         return Projected(latent_TQ, query_THD, row_TC)
 
+    def prepares(self, x_TD: Tensor, step: Step) -> bool:
+        """Whether this is a step of decoding whose small operations a GPU takes as two launches."""
+        layout = step.layout
+        return (
+            layout.batch is not None
+            and not layout.loose
+            and self.mla.q_rank is not None
+            and latent_prepare.suits(x_TD, self.q_norm.weight, self.kv_norm.weight)
+            and isinstance(step.memory, Paged)
+        )
+
+    def prepared(self, x_TD: Tensor, step: Step, *, wanted: bool) -> Prepared:
+        """`project`, `extend` and `absorb` at once, and the indexer's opinion where it is
+        `wanted`. Its keys are kept in any case: later tokens will choose among them."""
+        mla, indexer = self.mla, self.indexer
+        angles = latent_prepare.Angles(step.cos_TP, step.sin_TP)
+        latent_TQ, stored_SC, stored_SD = self._stored(x_TD, step, angles)
+        asked = indexer if wanted else None
+        query_TF, *index_TF = products(latent_TQ, self._readers_of_latent(asked))
+        query_THD = query_TF.unflatten(1, (mla.heads, mla.qk))
+        absorbed_THC = query_THD.new_empty(len(x_TD), mla.heads, mla.row)
+        opinion = latent_prepare.turn_queries(
+            latent_prepare.Queries(query_THD, self.interleaved, absorbed_THC),
+            angles,
+            None if asked is None else asked.raw_queries(index_TF[0], x_TD),
+        )
+        torch.bmm(
+            query_THD[..., : mla.nope].transpose(0, 1),
+            self.up_projections()[0],
+            out=absorbed_THC[..., : mla.kv_rank].transpose(0, 1),
+        )
+        if opinion is None:
+            return Prepared(absorbed_THC, stored_SC, None)
+        assert stored_SD is not None
+        return Prepared(absorbed_THC, stored_SC, IndexSide(opinion[0], stored_SD, opinion[1]))
+
+    def _stored(
+        self, x_TD: Tensor, step: Step, angles: latent_prepare.Angles
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The normed query latent, and the storage of rows and of index keys, the new ones in."""
+        assert isinstance(step.memory, Paged)
+        stored_SC, slot_T = step.memory.places(self.layer, "row")
+        raw_TQ, raw_TC, *raw_TD = products(x_TD, self._readers_of_input())
+        key = None
+        if self.indexer is not None:
+            stored_SD, _ = step.memory.places(self.layer, "index")
+            key = self.indexer.raw_key(raw_TD[0], stored_SD)
+        q_norm, kv_norm = self.q_norm, self.kv_norm
+        latent_TQ = latent_prepare.store_latents(
+            latent_prepare.Latent(raw_TQ, q_norm.weight, q_norm.eps),
+            latent_prepare.Row(raw_TC, kv_norm.weight, kv_norm.eps, self.interleaved, stored_SC),
+            key,
+            angles,
+            slot_T,
+        )
+        return latent_TQ, stored_SC, None if key is None else key.stored_SD
+
+    def _readers_of_input(self) -> tuple[nn.Module, ...]:
+        own = (self.q_a, self.kv_a)
+        return own if self.indexer is None else (*own, self.indexer.key)
+
+    def _readers_of_latent(self, indexer: Indexer | None) -> tuple[nn.Module, ...]:
+        return (self.q_b,) if indexer is None else (self.q_b, indexer.query)
+
+    def lay_together(self) -> None:
+        """Weights that decoding reads with the same input, one behind the other in memory."""
+        if self.mla.q_rank is not None:
+            lay_together(self._readers_of_input())
+            lay_together(self._readers_of_latent(self.indexer))
+
     def dense(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
         """Attention to everything, in whichever form costs less. Queries in span order."""
         if self.expanding_is_cheaper(spans):
@@ -90,10 +188,10 @@ class MLA(nn.Module):
         )
         return self.emit(out_THL)
 
-    def dense_batch(self, query_THD: Tensor, stored_SC: Tensor, layout: Layout) -> Tensor:
+    def dense_batch(self, absorbed_THC: Tensor, stored_SC: Tensor, layout: Layout) -> Tensor:
         """Attention to everything, for the queries of a batch."""
         assert layout.batch is not None
-        query_BQHC = self.absorb(query_THD).unflatten(0, (-1, layout.batch.queries))
+        query_BQHC = absorbed_THC.unflatten(0, (-1, layout.batch.queries))
         out_BQHL = latent_decode_table(
             query_BQHC,
             stored_SC,

@@ -1,0 +1,108 @@
+"""Steps of decoding prepared in two calls give the replies of the operations one by one.
+
+On a GPU the twin decides where (see tests/kernels/test_prepared_on_gpu); here it is told to take
+what it can get, and the reference computes.
+"""
+
+import pytest
+import torch
+
+from paddock.kernels import latent_prepare
+from paddock.kernels.pages import Pages
+from paddock.kernels.spans import Span
+from paddock.model import Batch, Layout
+from paddock.model.attention.mla import MLA
+from paddock.model.config import RopeSettings
+from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
+from tests.model.networks import born, latent_config
+
+PROMPTS = prompts(6)
+COUNT = 10
+HALVES = {
+    "rope": RopeSettings(theta=100.0, layout="halves"),
+    "indexer": {"heads": 2, "dim": 8, "topk": 8, "layers": ("full",) * 4, "rope_layout": "halves"},
+}
+
+
+def network_of(kind):
+    return born(latent_config(**HALVES)) if kind == "halves" else copy_of(network(kind))
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """How many layers were prepared at once."""
+    monkeypatch.setattr(latent_prepare, "suits", lambda *_: True)
+    count, plain = [], MLA.prepared
+
+    def counted(self, *args, **kwargs):
+        count.append(self.layer)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(MLA, "prepared", counted)
+    return count
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("kind", ["sparse", "shared", "dense", "halves"])
+def test_replies_are_those_of_greedy_decoding(kind, joined, prepared):
+    own = network_of(kind)
+    if joined:
+        own.lay_together()
+    with engine(own) as serving:
+        answers = serving.answers([greedy(prompt, COUNT) for prompt in PROMPTS])
+        assert serving.audit() == []
+    assert set(prepared) == set(range(4))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert_greedy(network_of(kind), prompt, answer.completion)
+
+
+def test_drafts_are_prepared_too(prepared):
+    with engine(copy_of(network("counting")), mtp_steps=3) as serving:
+        reply = serving.answer(greedy(PROMPTS[0], COUNT)).completion
+    assert 4 in prepared  # the MTP layer
+    assert_greedy(network("counting"), PROMPTS[0], reply)
+
+
+def test_a_cpu_takes_the_operations_one_by_one(monkeypatch):
+    monkeypatch.setattr(MLA, "prepared", None)
+    with engine(network("sparse")) as serving:
+        assert len(serving.answer(greedy(PROMPTS[0], COUNT)).completion.token_ids) == COUNT
+
+
+class Storage:
+    """Rows of one layer: the fewest things that a step of decoding asks of a memory."""
+
+    def __init__(self, slot_T, **widths):
+        self.stored = {name: torch.full((40, width), 7.0) for name, width in widths.items()}
+        self.slot_T = slot_T
+
+    def places(self, _, stream):
+        return self.stored[stream], self.slot_T
+
+    def extend(self, layer, stream, rows_T):
+        stored, slot_T = self.places(layer, stream)
+        return stored.index_copy_(0, slot_T, rows_T)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "halves"])
+@torch.no_grad()
+def test_a_layer_prepares_what_it_projects_bit_for_bit(kind):
+    own = network_of(kind)
+    attention = own.layers[0].attention
+    position_T = torch.tensor([9, 30, 4])
+    batch = Batch(Pages(torch.arange(30).view(3, 10), 4), (position_T + 1).view(3, 1).int())
+    spans = tuple(Span(b, 1, 0, int(p) + 1) for b, p in enumerate(position_T))
+    layout, x_TD = Layout(position_T, spans, batch=batch), torch.randn(3, 32)
+    one, other = (Storage(torch.tensor([5, 0, 39]), row=20, index=8) for _ in range(2))
+    step = own.step(layout, one)
+    projected = attention.project(x_TD, step)
+    one.extend(0, "row", projected.row_TC)
+    index = attention.index_new(x_TD, projected, step)
+    found = attention.prepared(x_TD, own.step(layout, other), wanted=True)
+    for stream in ("row", "index"):
+        assert torch.equal(one.stored[stream], other.stored[stream])
+    assert torch.equal(found.index.query_THD, index.query_THD)
+    assert torch.equal(found.index.weight_TH, index.weight_TH)
+    absorbed_THC = attention.absorb(projected.query_THD)
+    assert torch.equal(found.absorbed_THC[..., -4:], absorbed_THC[..., -4:])
+    torch.testing.assert_close(found.absorbed_THC, absorbed_THC)

@@ -1,0 +1,99 @@
+"""Weights that lie together: one product, the same network."""
+
+import copy
+
+import torch
+from torch import nn
+
+from paddock.model import Layout
+from paddock.model.attention.together import lay_together, products, together
+from tests.model.networks import born, latent_config, tokens
+
+
+def maps(*outputs, inputs=16, **how):
+    return [nn.Linear(inputs, out, bias=False, **how) for out in outputs]
+
+
+def weights(linears):
+    return [linear.weight for linear in linears]
+
+
+def memory(parameters):
+    """Bytes that are held, each piece counted once."""
+    pieces = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in parameters}
+    return sum(pieces.values())
+
+
+@torch.no_grad()
+def test_one_product_says_what_three_do():
+    linears, x = maps(6, 3, 9), torch.randn(5, 16)
+    apart = products(x, linears)
+    held = memory(weights(linears))
+    lay_together(linears)
+    whole = together(weights(linears))
+    assert whole.shape == (18, 16) and memory(weights(linears)) == held
+    found = products(x, linears)
+    assert found[0].untyped_storage().data_ptr() == found[2].untyped_storage().data_ptr()
+    for one, other, linear in zip(found, apart, linears, strict=True):
+        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(linear(x), other)
+
+
+@torch.no_grad()
+def test_a_network_keeps_names_values_and_what_it_says():
+    config = latent_config()
+    network, plain = born(config), born(config)
+    network.lay_together()
+    for block in (*network.layers, network.mtp.block):
+        own = block.attention
+        assert together([own.q_a.weight, own.kv_a.weight, own.indexer.key.weight]) is not None
+        assert together([own.q_b.weight, own.indexer.query.weight]) is not None
+    assert memory(network.parameters()) == memory(plain.parameters())
+    state = plain.state_dict()
+    assert network.state_dict().keys() == state.keys()
+    assert all(torch.equal(x, state[name]) for name, x in network.state_dict().items())
+    token_T, layout = tokens(20), Layout.packed([20])
+    assert torch.equal(network(token_T, layout).hidden_TD, plain(token_T, layout).hidden_TD)
+
+
+def test_new_values_find_them_together_and_new_memory_parts_them():
+    network = born(latent_config())
+    network.lay_together()
+    readers = [network.layers[0].attention.q_a.weight, network.layers[0].attention.kv_a.weight]
+    network.load_state_dict(born(latent_config(), seed=3).state_dict())
+    assert together(readers) is not None
+    twin = copy.deepcopy(network).layers[0].attention
+    assert together([twin.q_a.weight, twin.kv_a.weight]) is None
+    network.cast(torch.bfloat16)
+    assert together(readers) is None
+    network.lay_together()
+    assert together(readers) is not None
+
+
+def test_what_cannot_be_one_product_is_left_alone():
+    held = torch.randn(12, 16)
+    shared = maps(6, 6)
+    shared[0].weight.data = held[:6]  # someone else's memory
+    for linears in (
+        maps(6),
+        [*maps(6), nn.Linear(16, 3)],
+        [*maps(6), *maps(6, inputs=8)],
+        [*maps(6), *maps(6, dtype=torch.bfloat16)],
+        [*maps(6), nn.Identity()],
+        shared,
+        maps(3, 3, inputs=5),  # weights that would begin anywhere
+    ):
+        before = [x.data_ptr() for linear in linears for x in linear.parameters()]
+        lay_together(linears)
+        assert before == [x.data_ptr() for linear in linears for x in linear.parameters()]
+
+
+def test_trained_weights_stay_together_and_learn():
+    linears = maps(6, 3)
+    lay_together(linears)
+    optimizer = torch.optim.SGD(weights(linears), lr=0.1)
+    before = linears[1].weight.detach().clone()
+    sum(linear(torch.ones(2, 16)).sum() for linear in linears).backward()
+    optimizer.step()
+    torch.testing.assert_close(linears[1].weight, before - 0.2)
+    assert together(weights(linears)) is not None
