@@ -19,7 +19,7 @@ from paddock.cli.tables import show, table
 # What pyproject.toml asks for, by import name.
 CORE = (
     "torch", "numpy", "safetensors", "tokenizers", "jinja2", "pydantic", "typer", "rich",
-    "fastapi", "uvicorn", "httpx", "orjson", "prometheus_client",
+    "fastapi", "uvicorn", "httptools", "uvloop", "httpx", "orjson", "prometheus_client",
 )  # fmt: skip
 EXTRAS = {
     "grammar": ("xgrammar",),
