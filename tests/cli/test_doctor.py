@@ -18,7 +18,7 @@ IMPORTED_AS = {"pyyaml": "yaml"}
 
 
 def modules(requirements):
-    names = [re.split(r"[<>=\[]", name)[0].replace("-", "_") for name in requirements]
+    names = [re.split(r"[<>=;\[]", name)[0].replace("-", "_") for name in requirements]
     return tuple(IMPORTED_AS.get(name, name) for name in names)
 
 
