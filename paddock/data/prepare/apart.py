@@ -10,7 +10,7 @@ from threading import Thread
 from paddock.data.corpus import SourceSettings
 from paddock.data.shards import SourceEntry
 
-WORTH = 40_000  # documents to be made, below which starting processes takes longer than it saves
+WORTH = 8_000  # documents to be made, below which starting processes takes longer than it saves
 
 
 def worth_it(sources: Sequence[SourceSettings], processes: int) -> list[SourceSettings]:
