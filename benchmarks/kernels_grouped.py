@@ -21,7 +21,6 @@ from paddock.kernels.dense_attention import dense_attention
 from paddock.kernels.grouped_decode import grouped_continued, grouped_decode_table, reference
 from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
-from paddock.kernels.twins import trying
 
 PAGE = 16
 SEQUENCES, LENGTHS = (1, 32, 256), (512, 4096)
@@ -57,11 +56,6 @@ SPANS = (
 
 @torch.inference_mode()
 def figures() -> Iterator[Figure]:
-    with trying("grouped_decode"):
-        yield from _figures()
-
-
-def _figures() -> Iterator[Figure]:
     torch.manual_seed(0)
     moved, multiplied = copy_rate(), matmul_rate()
     work: list[Callable[[], Figure]] = []

@@ -23,7 +23,6 @@ from paddock.kernels import latent_prepare as prepare
 from paddock.kernels.latent_prepare import reference
 from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
-from paddock.kernels.twins import trying
 from paddock.model import Ask, Batch, Layout, Step, preset
 from paddock.model.attention.dsa import DSA
 
@@ -34,13 +33,8 @@ REPEATED = 16  # in one graph: device events cannot tell single microseconds
 TOLERANCE = 2e-2  # of bfloat16 against bfloat16, by relative norm
 
 
-def figures() -> Iterator[Figure]:
-    with trying("latent_prepare"):
-        yield from _figures()
-
-
 @torch.inference_mode()
-def _figures() -> Iterator[Figure]:
+def figures() -> Iterator[Figure]:
     torch.manual_seed(0)
     moved = copy_rate()
     apart, joined = _attentions()

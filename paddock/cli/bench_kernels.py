@@ -50,7 +50,7 @@ def figures(names: Sequence[str], device: "torch.device", repeats: int) -> Itera
 
 
 def _figure(name: str, made: Tensors, repeats: int) -> Figure:
-    from paddock.kernels.twins import TWINS, has_triton, trying, without
+    from paddock.kernels.twins import TWINS, has_triton, without
 
     if name in FORMS:
         replaces, case = FORMS[name]
@@ -61,12 +61,8 @@ def _figure(name: str, made: Tensors, repeats: int) -> Figure:
         with without(name):
             return call()
 
-    def fast() -> "Tensor":
-        with trying(name):
-            return call()
-
     if made.device.type == "cuda" and has_triton():
-        return _compared(name, TWINS[name], (plain, fast), made.device, repeats)
+        return _compared(name, TWINS[name], (plain, call), made.device, repeats)
     (plain_ms,) = medians([plain], made.device, repeats)
     missing = "triton" if made.device.type == "cuda" else "an NVIDIA GPU"
     return Figure(

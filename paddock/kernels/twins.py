@@ -35,9 +35,7 @@ TWINS = {
     "w4a8_gemm": "unpacking integers and multiplying them as floats",
     "wide_linear": "a product of widened copies",
 }
-# Written and tested without a GPU, and not run on one yet: off unless someone tries them.
-UNTRIED = frozenset({"grouped_decode", "latent_prepare"})
-_off: set[str] = set(UNTRIED)
+_off: set[str] = set()
 
 
 def usable(name: str, *tensors: Tensor) -> bool:
@@ -64,26 +62,8 @@ def allowed(name: str) -> bool:
 @contextmanager
 def without(*names: str) -> Iterator[None]:
     """References alone for these, until the block ends."""
-    with _switched(_off | _known(names)):
-        yield
-
-
-@contextmanager
-def trying(*names: str) -> Iterator[None]:
-    """Also these, until the block ends, though they are off at first.
-
-    >>> with trying("latent_prepare"):
-    ...     allowed("latent_prepare")
-    True
-    """
-    with _switched(_off - _known(names)):
-        yield
-
-
-@contextmanager
-def _switched(off: set[str]) -> Iterator[None]:
     global _off
-    before, _off = _off, off
+    before, _off = _off, _off | _known(names)
     try:
         yield
     finally:

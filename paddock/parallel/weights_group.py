@@ -5,7 +5,7 @@ group's name, given twice), but stays out of torch's own register of groups: the
 once in a process, while replicas in one process join the same group, each with its own rank.
 
 Every call runs on a thread of its own and is waited for only so long: a peer that is late or gone
-is an error, never a caller that hangs. (The tests run gloo. nccl wants two GPUs and was not run.)
+is an error, never a caller that hangs.
 """
 
 import os

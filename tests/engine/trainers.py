@@ -9,13 +9,14 @@ from tests.parallel.ranks import FORKS
 
 
 @contextmanager
-def trainer(world, seed=11, name="weights"):
+def trainer(world, seed=11, name="weights", backend="gloo"):
     """(connection to it, port where its group meets); it is killed when the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ours, theirs = FORKS.Pipe()
-    process = FORKS.Process(target=_train, args=(theirs, port, world, seed, name), daemon=True)
+    asked = (theirs, port, world, seed, name, backend)
+    process = FORKS.Process(target=_train, args=asked, daemon=True)
     process.start()
     try:
         yield ours, port
@@ -25,7 +26,7 @@ def trainer(world, seed=11, name="weights"):
         ours.close()
 
 
-def _train(orders, port, world, seed, name):
+def _train(orders, port, world, seed, name, backend):
     """Orders are lists of names to broadcast; None among them is a place to die, `...` one to fall
     silent."""
     import torch
@@ -41,15 +42,19 @@ def _train(orders, port, world, seed, name):
     from tests.model.networks import born, latent_config
 
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=20)
+    timeout = timedelta(seconds=20 if backend == "gloo" else 60)
     weights = dict(outgoing(born(latent_config(), seed=seed)))
     weights["model.norm.weight.long"] = torch.ones(40)
+    if backend == "nccl":
+        os.environ |= {"NCCL_HOSTID": "trainer", "NCCL_SOCKET_IFNAME": "lo"}
+        torch.cuda.set_device(0)
+        weights = {tensor: value.cuda() for tensor, value in weights.items()}
     store, rank, size = next(rendezvous(f"tcp://127.0.0.1:{port}", 0, world, timeout=timeout))
     group, _ = _new_process_group_helper(
         size,
         rank,
         [],
-        Backend("gloo"),
+        Backend(backend),
         PrefixStore(name, store),
         group_name=name,
         timeout=timeout,

@@ -13,7 +13,6 @@ from paddock.kernels import grouped_decode
 from paddock.kernels.grouped_decode import fused, reference, tiles
 from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
-from paddock.kernels.twins import trying
 from tests.kernels.compiled import compiled
 from tests.kernels.grouped_cases import LONG, SPANS, TABLES, Continued, Decode
 
@@ -207,14 +206,7 @@ def wide(inputs):
     return *(x.double().cpu() for x in (query, key, value)), *where
 
 
-@pytest.fixture
-def tried():
-    with trying("grouped_decode"):
-        yield
-
-
 @pytest.mark.gpu
-@pytest.mark.usefixtures("tried")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [*CASES, *REAL], ids=str)
 def test_on_a_gpu_the_twin_is_near_the_truth(name, dtype):
@@ -229,7 +221,6 @@ def test_on_a_gpu_the_twin_is_near_the_truth(name, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("tried")
 def test_on_a_gpu_keys_lie_beyond_two_billion_numbers():
     keys, far = 4_500_000, 4_499_000
     stored = torch.zeros(keys, 8, 64, dtype=torch.bfloat16, device="cuda")
@@ -250,7 +241,6 @@ def test_on_a_gpu_keys_lie_beyond_two_billion_numbers():
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("tried")
 @pytest.mark.parametrize("window", [None, 100])
 def test_on_a_gpu_a_graph_follows_lengths_and_pages(window):
     case = Decode(visible=((1700,), (300,), (4,)), window=window, **SMOL)
@@ -274,7 +264,6 @@ def test_on_a_gpu_a_graph_follows_lengths_and_pages(window):
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("tried")
 def test_on_a_gpu_what_does_not_suit_goes_to_the_reference():
     query, key = (torch.randn(1, 1, 4, 64, device="cuda") for _ in range(2))
     half = query.bfloat16()

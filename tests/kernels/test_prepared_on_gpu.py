@@ -19,12 +19,6 @@ GLM5 = {f"GLM-5, {n} tokens": Prepare(tokens=n, wide=n == 8, **WIDE) for n in (1
 GLM5["halves, 3 tokens"] = Prepare(tokens=3, interleaved=False, index_interleaved=False, **WIDE)
 
 
-@pytest.fixture(autouse=True)
-def _tried():
-    with twins.trying("latent_prepare"):
-        yield
-
-
 def error(found, expected):
     """By relative norm; NaN must stand where it stands in what is expected."""
     found = found.double().cpu()

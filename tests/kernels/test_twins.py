@@ -20,11 +20,3 @@ def test_a_switch_comes_back_after_an_error():
 def test_a_twin_there_is_none_of_is_refused_by_name():
     with pytest.raises(ValueError, match="no twin called 'rop'"), twins.without("rop"):
         pass
-
-
-def test_what_no_gpu_has_run_is_off_unless_tried():
-    assert not any(map(twins.allowed, twins.UNTRIED))
-    with twins.trying(*twins.UNTRIED), twins.without("rope"):
-        assert all(map(twins.allowed, twins.UNTRIED))
-        assert not twins.allowed("rope")
-    assert not any(map(twins.allowed, twins.UNTRIED))
