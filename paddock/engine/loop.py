@@ -11,6 +11,7 @@ step has been queued. Whatever ends a request goes out at once, behind all that 
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -135,15 +136,14 @@ class Worker:
             self.scheduler.add(message)
 
     def _reject_inbox(self) -> None:
-        try:
+        why = EngineFailed(self.broken or "the engine has ended")
+        with suppress(Empty):
             while True:
                 message = self._inbox.get(block=False)
                 if isinstance(message, Command):
-                    message.done.set_exception(EngineFailed(self.broken or "the engine has ended"))
+                    message.done.set_exception(why)
                 elif message is not None:
-                    self._send(message, EngineFailed(self.broken or "the engine has ended"))
-        except Empty:
-            return
+                    self._send(message, why)
 
     def _step(self) -> None:
         started = self.clock()
@@ -164,8 +164,11 @@ class Worker:
             self._break(error)
             return
         now = self.clock()
+        took = now - started
         self.counters.steps += 1
-        self.counters.busy_s += now - started
+        self.counters.busy_s += took
+        if self.runner.graphs is not None and not plan.decodes:
+            self.scheduler.pause_reading(now=now, took=took)
         self._deliver(plan, before, ended, now)
 
     def _deliver(self, plan: Plan, before: dict[int, int], ended: list[Ended], now: float) -> None:
@@ -233,30 +236,11 @@ class Worker:
         message: str = "",
     ) -> None:
         """A request is over: its answer goes out, its pages go back."""
-        now, replay, first = self.clock(), None, sequence.first_token_at
+        replay = None
         if sequence.request.replay and self.runner.decisions and sequence.seat is not None:
             replay = self.runner.decisions.of(sequence.seat, sequence.computed)
-        answer = Answer(
-            id=sequence.id,
-            prompt_tokens=sequence.prompt,
-            completion=sequence.completion(finish),
-            matched=matched,
-            message=message,
-            cached_tokens=sequence.cached_tokens or 0,
-            reasoning_tokens=sequence.thinking.tokens if sequence.thinking else 0,
-            retractions=sequence.retractions,
-            prompt_logprobs=tuple(sequence.prompt_logprobs),
-            prompt_top=tuple(sequence.prompt_top),
-            prompt_asked=tuple(sequence.prompt_asked),
-            top=tuple(sequence.top),
-            asked=tuple(sequence.asked),
-            replay=replay,
-            drafts_proposed=sequence.drafts_proposed,
-            drafts_accepted=sequence.drafts_accepted,
-            verify_steps=sequence.verify_steps,
-            queued_s=(sequence.admitted_at or now) - sequence.arrived,
-            first_token_s=None if first is None else first - sequence.arrived,
-            total_s=now - sequence.arrived,
+        answer = sequence.answer(
+            finish, now=self.clock(), matched=matched, message=message, replay=replay
         )
         self._close_account(sequence, answer)
         self._remove(sequence)

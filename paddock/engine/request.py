@@ -199,3 +199,37 @@ class Sequence:
             finish=finish,
             forced=tuple(self.forced),
         )
+
+    def answer(
+        self,
+        finish: Ending,
+        *,
+        now: float,
+        matched: int | str | None,
+        message: str,
+        replay: Replay | None,
+    ) -> Answer:
+        """All there is to say of it, now that it is over."""
+        first = self.first_token_at
+        return Answer(
+            id=self.id,
+            prompt_tokens=self.prompt,
+            completion=self.completion(finish),
+            matched=matched,
+            message=message,
+            cached_tokens=self.cached_tokens or 0,
+            reasoning_tokens=self.thinking.tokens if self.thinking else 0,
+            retractions=self.retractions,
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            prompt_top=tuple(self.prompt_top),
+            prompt_asked=tuple(self.prompt_asked),
+            top=tuple(self.top),
+            asked=tuple(self.asked),
+            replay=replay,
+            drafts_proposed=self.drafts_proposed,
+            drafts_accepted=self.drafts_accepted,
+            verify_steps=self.verify_steps,
+            queued_s=(self.admitted_at or now) - self.arrived,
+            first_token_s=None if first is None else first - self.arrived,
+            total_s=now - self.arrived,
+        )

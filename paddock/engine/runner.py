@@ -101,12 +101,13 @@ class Runner:
         return ended
 
     def _compute(self, plan: Plan) -> _Computed:
-        """The plan's tokens through the network; recorded if all of them are one batch."""
+        """The plan's tokens through the network; repeated from a recording if all it does is write:
+        prompts come in any length, and a recording costs several steps."""
         token_T = np.fromiter(
             chain(*((*p.sequence.tokens[p.start : p.stop], *p.drafts) for p in plan.parts)),
             dtype=np.int64,
         )
-        if self.graphs is not None and plan.batched == len(plan.parts):
+        if self.graphs is not None and plan.decodes:
             return self._repeat(plan, token_T)
         layout, slot_T = self._arrange(plan)
         memory = StepMemory(self.cache, slot_T, [s.states for s in plan.sequences])

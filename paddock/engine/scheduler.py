@@ -4,12 +4,16 @@ Sequences that write go first, one token each (and its drafts). What the step ha
 prompts being read, in chunks, and then to whoever waits: highest priority first, first come first
 served within it. When the pages run out, the least important and latest gives its own up and waits
 again; what it has written is kept and read back later, mostly from the prefix cache.
+
+Where decoding is repeated from a recording, a step that also reads costs many times as much. After
+one, prompts wait a while, to be read together.
 """
 
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from paddock.engine.memory import Cache
@@ -66,6 +70,11 @@ class Plan:
         return cls(tuple(parts), batched)
 
     @property
+    def decodes(self) -> bool:
+        """Whether all there is to do is one token each, and as many drafts."""
+        return self.batched == len(self.parts) and all(p.stop - p.start == 1 for p in self.parts)
+
+    @property
     def sequences(self) -> Iterator[Sequence]:
         return (part.sequence for part in self.parts)
 
@@ -86,6 +95,7 @@ class Scheduler:
         self.retractions = 0
         self.hit_tokens = self.asked_tokens = 0  # found in the cache, of those looked for
         self._seats = list(range(settings.max_running - 1, -1, -1))
+        self._reads_from = -inf  # when prompts may be read again beside those who write
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=turn)
@@ -100,6 +110,8 @@ class Scheduler:
                 parts.append(Part.of(sequence, 1))
             else:
                 readers.append(sequence)
+        if parts and now < self._reads_from:
+            return Plan.of(parts)
         budget = self.settings.step_tokens
         for sequence in readers:
             if budget:
@@ -111,6 +123,10 @@ class Scheduler:
             parts.append(Part.of(sequence, budget))
             budget -= parts[-1].tokens
         return Plan.of(parts)
+
+    def pause_reading(self, *, now: float, took: float) -> None:
+        """A step that read is over: those who write have as long for themselves, at most."""
+        self._reads_from = now + min(took, self.settings.gather_s)
 
     def remember(self, sequence: Sequence) -> None:
         """Put what is computed of a sequence into the prefix cache, whole pages of it."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from paddock.config import ConfigError, Settings
 from paddock.model import ModelConfig
@@ -22,6 +22,8 @@ class EngineSettings(Settings):
     max_waiting: PositiveInt = 4096  # more are refused
     step_tokens: PositiveInt = 2048  # prompt tokens read in one step, beside those that decode
     context: PositiveInt | None = None  # None: the model's
+    # Seconds that prompts wait at most to be read together, where decoding is recorded.
+    gather_s: NonNegativeFloat = 0.05
     mtp_steps: NonNegativeInt = Field(default=0, le=5)  # tokens drafted ahead
     prefix_cache: bool = True
     graphs: bool | None = None  # steps recorded once and repeated; None: where a device can

@@ -4,16 +4,19 @@ On a CPU nothing is recorded: the work is done again from the same inputs. So th
 the inputs say; that a device repeats what it recorded is seen on a GPU (test_graphs_on_gpu).
 """
 
+from itertools import pairwise
+from queue import SimpleQueue
+
 import numpy as np
 import pytest
 import torch
 
-from paddock.engine import EngineSettings, capacity
+from paddock.engine import Engine, EngineSettings, capacity
 from paddock.engine.graphs import Asked, Graphs, Size, fill
 from paddock.engine.memory import Cache
 from paddock.engine.settings import cached_layers
 from paddock.records import Sampling
-from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
+from tests.engine.nets import VOCAB, assert_greedy, copy_of, engine, greedy, network, prompts
 
 PROMPTS = prompts(12)
 COUNT = 12
@@ -93,6 +96,65 @@ def test_weights_in_another_place_do_not():
             network("counting"), PROMPTS[0], serving.answer(greedy(PROMPTS[0], COUNT)).completion
         )
         assert not set(map(id, old.values())) & set(map(id, graphs_of(serving)._inputs.values()))
+
+
+def test_only_decoding_is_recorded():
+    """Reading what is left of a prompt is a batch as well, of any of sixteen sizes."""
+    with engine(network("sparse"), graphs=True, page_tokens=4) as serving:
+        for length in (5, 9, 14):
+            for _ in range(2):  # the second time behind what was kept of the first
+                serving.answer(greedy(tuple(range(length)), 4))
+        assert {size.queries for size in graphs_of(serving)._inputs} == {1}
+
+
+class Ticking:
+    """A clock of steps: one that reads takes 30 ms, one that decodes 1."""
+
+    def __init__(self):
+        self.now, self.reading = 0.0, []
+
+    def __call__(self):
+        return self.now
+
+    def around(self, runner):
+        run = runner.run
+
+        def timed(plan, *rest):
+            reads = not plan.decodes
+            self.reading.append(reads)
+            self.now += 0.030 if reads else 0.001
+            return run(plan, *rest)
+
+        runner.run = timed
+
+
+@pytest.mark.parametrize(("gather_s", "reads"), [(0.05, 2), (0.01, 4), (0.0, 7)])
+def test_prompts_wait_to_be_read_together_while_others_decode(gather_s, reads):
+    clock, answers = Ticking(), SimpleQueue()
+    later = [tuple((5 * i + j) % VOCAB for j in range(9)) for i in range(6)]
+    settings = {"page_tokens": 4, "context": 128, "stop_ids": (), "gather_s": gather_s}
+    chosen = EngineSettings(cache_bytes=1 << 22, graphs=True, **settings)
+    with Engine(network("dense"), None, chosen, clock=clock) as serving:
+        clock.around(serving._worker.runner)
+
+        def deliver(delta):
+            """Called on the engine's thread: every fifth token of the first another prompt."""
+            step = len(clock.reading)
+            if step % 5 == 0 and step <= 5 * len(later):
+                serving.submit(greedy(later[step // 5 - 1], 2), answers.put)
+            if delta.answer is not None:
+                answers.put(delta)
+
+        serving.submit(greedy(PROMPTS[0], 60), deliver, streamed=True)
+        found = [answers.get(timeout=60).answer.completion for _ in range(7)]
+        assert serving.audit() == []
+    lengths = sorted(len(done.token_ids) for done in found)
+    assert lengths == [2] * 6 + [60]
+    (whole,) = (done for done in found if len(done.token_ids) == 60)
+    assert_greedy(network("dense"), PROMPTS[0], whole)
+    at = [step for step, read in enumerate(clock.reading) if read]
+    assert len(at) == reads
+    assert all(b - a > 1000 * min(gather_s, 0.03) for a, b in pairwise(at))
 
 
 def test_where_they_are_not_wanted_there_are_none():
