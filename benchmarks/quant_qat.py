@@ -70,7 +70,7 @@ def losses_of(run: Path, folder: Path) -> list[tuple[float, int]]:
     corpus = open_corpus(run_of(run), Tokenizer.load(run / "tokenizer"), lambda _: None)
     network, found = load_pretrained(folder), []
     context = settings_of(run).stream.context
-    for batch in held_out_batches(corpus, network, context=context, tokens=TOKENS):
+    for _, batch in held_out_batches(corpus, network, context=context, tokens=TOKENS):
         hidden_TD = network(batch.token_T, batch.layout).hidden_TD
         target_T = batch.targets(1)
         loss_T = lm_loss(hidden_TD, network.head.weight, target_T)

@@ -284,8 +284,9 @@ def figures_of(run: Path, *, context: int) -> Figures:
 def _measured(run: Path, settings: TrainSettings, context: int) -> Figures:
     network, (corpus, tokenizer) = load_pretrained(newest_model(run)), corpus_of(run)
     dense = settings.stage in ("pretrain", "midtrain")
-    loss = held_out_loss(network, corpus, dense=dense, context=context, tokens=60_000)
-    assert loss is not None
+    held_out = held_out_loss(network, corpus, dense=dense, context=context, tokens=60_000)
+    assert held_out is not None
+    loss = held_out.nats
     if settings.stage == "pretrain":  # its rows are shorter than a needle's document
         return Figures(loss=loss)
     count = lambda text: len(tokenizer.encode(text, specials=False))  # noqa: E731
@@ -295,7 +296,7 @@ def _measured(run: Path, settings: TrainSettings, context: int) -> Figures:
     if dense:
         return Figures(loss=loss, needles=needles)
     batches = held_out_batches(corpus, network, context=context, tokens=100_000)
-    long = next(b for b in batches if max(span.keys for span in b.layout.spans) > context // 2)
+    long = next(b for _, b in batches if max(span.keys for span in b.layout.spans) > context // 2)
     return Figures(
         loss=loss, needles=needles, recall=tuple(layer.mass for layer in recall(network, long))
     )

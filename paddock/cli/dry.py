@@ -72,8 +72,7 @@ def _reinforced(step: "Step") -> str:
 
 def _check_worlds(settings: "RLSettings") -> None:
     """Every world's own settings; its files need not be there yet."""
-    from paddock.config import Recipe, resolve
-    from paddock.envs.registry import kind_of
+    from paddock.envs import world_settings
 
     for task in settings.tasks.values():
-        resolve(kind_of(task.world).load(), Recipe(dict(task.settings), {}))
+        world_settings(task.world, task.settings)

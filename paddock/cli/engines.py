@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from paddock.engine import Engine, EngineSettings
-    from paddock.model import ModelConfig
+    from paddock.model import ModelConfig, Network
     from paddock.text import Renderer, Tokenizer, Version
 
 CACHE_BYTES = 1 << 28  # where nothing is said, on the CPU
@@ -83,14 +83,15 @@ def engines_for(
     for i, place in enumerate(places):
         network = load_pretrained(model.folder, dtype, place)
         share = sum(1 for other in places[i:] if other == place)
-        chosen = _sized(model, place, network, settings, share) if fits else settings
+        chosen = sized(model, place, network, settings, share) if fits else settings
         found.append(Engine(network, model.tokenizer, chosen))
     return found
 
 
-def _sized(
-    model: Model, place: str, network: Any, settings: "EngineSettings", share: int
+def sized(
+    model: Model, place: str, network: "Network", settings: "EngineSettings", share: int = 1
 ) -> "EngineSettings":
+    """With a cache of what memory there is, shared with so many others that are still to come."""
     from paddock.engine.settings import bytes_per_token
 
     itemsize = network.embed.weight.element_size()

@@ -38,10 +38,12 @@ def run(
 
     Finished stages are skipped; what each is worth is measured on the same held-out tasks.
     """
+    from paddock.cli.skills import refuse_wrong
     from paddock.dashboard import write_story
     from paddock.journal import Journal
 
     recipes, wanted = load_plan(plan, sets or [])
+    refuse_wrong(wanted.skills)
     folder = out or Path("runs") / recipes.resolve().name
     every = steps(wanted, recipes, folder)
     todo = _until(every, to)

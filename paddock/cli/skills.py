@@ -2,19 +2,20 @@
 
 import asyncio
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.engines import Model, devices, engines_for, open_model, precision
+from paddock.cli.engines import Model, devices, open_model, precision, sized
 from paddock.cli.errors import UserError
 from paddock.cli.plan import SkillPlan
 from paddock.config import Recipe, load_recipe, resolve
 from paddock.records import Message, Sampling, Verdict, encode
 
 if TYPE_CHECKING:
+    from paddock.data import LongContextSource
     from paddock.engine import Engine
     from paddock.envs import Episode
     from paddock.evals import Evaluation
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from paddock.train import TrainSettings
 
 EXAMPLES = 2  # dialogues kept of a skill
+AT_ONCE = 64  # episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +54,41 @@ class Result:
 
 def measure(skills: list[SkillPlan], run: Path, *, seed: int) -> Iterator[Result]:
     """Each skill of a run's newest checkpoint. The weights are read once."""
+    if not skills:
+        return
+    network = _network_of(run)
     for skill in skills:
         if skill.kind != "world":
-            yield _read(skill, run)
+            yield _read(skill, run, network)
     worlds = [skill for skill in skills if skill.kind == "world"]
     if worlds:
         model = open_model(run, None)
-        with engine_of(model, said=_trained_in(run)) as engine:
+        with engine_of(model, network) as engine:
             for skill in worlds:
                 yield _result(skill.name, evaluated(model, engine, skill, seed))
+
+
+def refuse_wrong(skills: Iterable[SkillPlan]) -> None:
+    """A skill that cannot be measured is an error before the first stage, not after it."""
+    from paddock.envs import world_settings
+
+    for skill in skills:
+        try:
+            if skill.kind == "needles":
+                _needle_source(skill)
+            elif skill.kind == "world":
+                world_settings(skill.world, skill.settings)
+        except ValueError as error:
+            raise UserError(f"skill {skill.name!r}: {error}") from error
+
+
+def _network_of(run: Path) -> "Network":
+    from paddock.checkpoint import load_pretrained
+    from paddock.checkpoint.training import newest_model
+
+    folder = newest_model(run)
+    (place,) = devices(None, 1)
+    return load_pretrained(folder, precision(folder, place, _trained_in(run)), place)
 
 
 def _trained_in(run: Path) -> str | None:
@@ -70,16 +98,17 @@ def _trained_in(run: Path) -> str | None:
     return values.get("machine", {}).get("dtype")  # type: ignore[no-any-return]
 
 
-def engine_of(model: Model, *, at_once: int = 64, said: str | None = None) -> "Engine":
-    """One engine for a model, sized for many short episodes."""
-    from paddock.engine import EngineSettings
+def engine_of(model: Model, network: "Network | None" = None) -> "Engine":
+    """One engine for a model, sized for many short episodes; its weights are read unless given."""
+    from paddock.checkpoint import load_pretrained
+    from paddock.engine import Engine, EngineSettings
 
     (place,) = devices(None, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
-    settings = EngineSettings(max_running=at_once, stop_ids=stops or None)
-    dtype = precision(model.folder, place, said)
-    (engine,) = engines_for(model, [place], dtype, settings, fits=True)
-    return engine
+    settings = EngineSettings(max_running=AT_ONCE, stop_ids=stops or None)
+    if network is None:
+        network = load_pretrained(model.folder, precision(model.folder, place, None), place)
+    return Engine(network, model.tokenizer, sized(model, place, network, settings))
 
 
 def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "Evaluation":
@@ -135,14 +164,8 @@ def _plain(message: Message) -> dict[str, Any]:
     return {name: value for name, value in encode(message).items() if value}
 
 
-def _read(skill: SkillPlan, run: Path) -> Result:
+def _read(skill: SkillPlan, run: Path, network: "Network") -> Result:
     """Skills of a network that need no conversation."""
-    from paddock.checkpoint import load_pretrained
-    from paddock.checkpoint.training import newest_model
-
-    folder = newest_model(run)
-    (place,) = devices(None, 1)
-    network = load_pretrained(folder, precision(folder, place, _trained_in(run)), place)
     recipe = tomllib.loads((run / "recipe.toml").read_text())
     dense = recipe.get("stage") in ("pretrain", "midtrain", "warmup")
     return (_loss if skill.kind == "loss" else _needles)(skill, run, network, dense)
@@ -170,21 +193,27 @@ def _loss(skill: SkillPlan, run: Path, network: "Network", dense: bool) -> Resul
     loss = held_out_loss(network, corpus, dense=dense, context=context, tokens=tokens)
     if loss is None:
         raise UserError(f"skill {skill.name!r}: nothing was held out of that text")
-    return Result(skill=skill.name, score=loss, better="lower", told=f"{tokens:,} tokens")
+    return Result(skill=skill.name, score=loss.nats, better="lower", told=f"{tokens:,} tokens")
 
 
 def _needles(skill: SkillPlan, run: Path, network: "Network", dense: bool) -> Result:
-    """The share of needles found in long documents; the settings are a longcontext source's."""
-    from paddock.data import LongContextSource, Reading
+    """The share of needles found in long documents."""
+    from paddock.data import Reading
     from paddock.train.evaluate import found_needles
 
     settings, tokenizer = _text(skill, run)
-    values = {key: value for key, value in skill.settings.items() if key != "text"}
-    values |= {"name": skill.name, "count": skill.tasks, "held_out": True}
-    source = resolve(LongContextSource, Recipe(values, {}))
     reading = Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
     begin = [tokenizer.id_of(token) or 0 for token in settings.corpus.begin]
-    tasks = source.tasks(reading)
+    tasks = _needle_source(skill).tasks(reading)
     share = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
     error = (share * (1 - share) / skill.tasks) ** 0.5
     return Result(skill=skill.name, score=share, error=error, told=f"{skill.tasks} needles")
+
+
+def _needle_source(skill: SkillPlan) -> "LongContextSource":
+    """The settings of such a skill are those of a longcontext source, and whose text it knows."""
+    from paddock.data import LongContextSource
+
+    values = {key: value for key, value in skill.settings.items() if key != "text"}
+    values |= {"name": "needles", "count": skill.tasks, "held_out": True}
+    return resolve(LongContextSource, Recipe(values, {}))

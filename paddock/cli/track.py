@@ -45,7 +45,9 @@ def _numbers(moment: "Moment") -> dict[str, float]:
     numbers |= {"grad_norm": report.grad_norm, "lr": report.lr, "imbalance": report.imbalance}
     numbers["tokens_per_second"] = report.tokens / moment.seconds
     if moment.held_out is not None:
-        numbers["loss/held_out"] = moment.held_out
+        numbers["loss/held_out"] = moment.held_out.nats
+        for source, nats in moment.held_out.by_source.items():
+            numbers[f"held_out/{source}"] = nats
     return numbers
 
 

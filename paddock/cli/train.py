@@ -156,7 +156,7 @@ class Progress:
         self._seconds.append(moment.seconds)
         self._tokens.append(moment.report.tokens)
         if moment.held_out is not None:
-            self._held_out = f"{moment.held_out:.4f}"
+            self._held_out = f"{moment.held_out.nats:.4f}"
         cells = self._cells(moment)
         if self._console.is_terminal:
             made = table(*cells)

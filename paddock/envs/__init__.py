@@ -25,7 +25,15 @@ worker.py    functions of others in a process that may be killed
 world.py     what a world is, and how one episode in it is played
 """
 
-from paddock.envs.registry import KINDS, Kind, WorldError, WorldSettings, kind_of, open_world
+from paddock.envs.registry import (
+    KINDS,
+    Kind,
+    WorldError,
+    WorldSettings,
+    kind_of,
+    open_world,
+    world_settings,
+)
 from paddock.envs.tools import Tool, ToolRefused, answer_calls
 from paddock.envs.world import (
     Env,
@@ -60,4 +68,5 @@ __all__ = [
     "open_world",
     "play",
     "scripted",
+    "world_settings",
 ]

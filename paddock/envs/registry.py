@@ -140,6 +140,14 @@ def kind_of(name: str) -> Kind:
 def open_world(name: str, changes: Mapping[str, Any] | None = None) -> World:
     """The world of that name, its settings changed as said."""
     try:
-        return resolve(kind_of(name).load(), Recipe(dict(changes or {}), {})).world()
+        return world_settings(name, changes).world()
+    except ConfigError as error:
+        raise WorldError(f"world {name!r}: {error}") from error
+
+
+def world_settings(name: str, changes: Mapping[str, Any] | None = None) -> WorldSettings:
+    """How that world would be opened; refuses what there is not, and settings that are wrong."""
+    try:
+        return resolve(kind_of(name).load(), Recipe(dict(changes or {}), {}))
     except ConfigError as error:
         raise WorldError(f"world {name!r}: {error}") from error

@@ -3,6 +3,7 @@
 T tokens, A tokens of an answer, S keys, Q sparse queries, K kept keys, E experts, H heads, D width.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -21,29 +22,46 @@ from paddock.train.batch import TokenBatch, on_device
 
 def held_out_batches(
     corpus: Corpus, network: Network, *, context: int, tokens: int
-) -> Iterator[TokenBatch]:
-    """At most about `tokens` of held-out text."""
-    documents, seen = corpus.split("held_out"), 0
+) -> Iterator[tuple[str, TokenBatch]]:
+    """About `tokens` of held-out text, as much of each source that has so much, and where it is
+    from."""
+    sources = {name: found for name, found in corpus.split("held_out").items() if len(found)}
     device = network.embed.weight.device
-    for batch in once(documents, context=context, batch_tokens=max(context, 8192)):
-        yield from on_device(batch, device)
-        seen += len(batch.token_T)
-        if seen >= tokens:
-            return
+    for name, documents in sources.items():
+        left = tokens // len(sources)
+        size = max(context, min(left, 8192))
+        for batch in once({name: documents}, context=context, batch_tokens=size):
+            for part in on_device(batch, device):
+                yield name, part
+            left -= len(batch.token_T)
+            if left <= 0:
+                break
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Nats a token of text that nobody learnt: of all of it, and of each source."""
+
+    nats: float
+    by_source: dict[str, float]
 
 
 @torch.no_grad()
 def held_out_loss(
     network: Network, corpus: Corpus, *, dense: bool, context: int, tokens: int
-) -> float | None:
-    """Mean nats a token over at most `tokens` of held-out text; None if nothing is held out."""
-    total, count = 0.0, 0
-    for batch in held_out_batches(corpus, network, context=context, tokens=tokens):
+) -> HeldOut | None:
+    """Over about `tokens` of held-out text; None if nothing is held out."""
+    total: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for name, batch in held_out_batches(corpus, network, context=context, tokens=tokens):
         hidden_TD = network(batch.token_T, batch.layout, ask=Ask(dense=dense)).hidden_TD
         target_T = batch.targets(1)
-        total += float(lm_loss(hidden_TD, network.head.weight, target_T).sum())
-        count += int((target_T >= 0).sum())
-    return total / count if count else None
+        total[name] += float(lm_loss(hidden_TD, network.head.weight, target_T).sum())
+        count[name] += int((target_T >= 0).sum())
+    if not count.total():
+        return None
+    by_source = {name: total[name] / count[name] for name in count if count[name]}
+    return HeldOut(total.total() / count.total(), by_source)
 
 
 def unigram_entropy(corpus: Corpus, vocab: int, *, most: int = 20_000_000) -> float:
@@ -73,9 +91,8 @@ def acceptance(
     Greedy on both sides, over held-out text; a draft further ahead counts only where all nearer
     ones were right, as in speculative decoding. Depth d divides by the drafts still alive at d - 1.
     """
-    return accepted(
-        network, held_out_batches(corpus, network, context=context, tokens=tokens), depths
-    )
+    batches = held_out_batches(corpus, network, context=context, tokens=tokens)
+    return accepted(network, (batch for _, batch in batches), depths)
 
 
 @torch.no_grad()

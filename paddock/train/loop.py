@@ -21,7 +21,7 @@ from paddock.data import Corpus, Stream, Tokenizer
 from paddock.journal import Journal
 from paddock.optim import Constant, Cosine, Linear, Schedule
 from paddock.parallel import Mesh, MeshSizes, open_mesh
-from paddock.train.evaluate import held_out_loss, unigram_entropy
+from paddock.train.evaluate import HeldOut, held_out_loss, unigram_entropy
 from paddock.train.objective import BaseObjective
 from paddock.train.plan import peak_flops, plan
 from paddock.train.run import (
@@ -39,6 +39,8 @@ from paddock.train.settings import OptimSettings, TrainSettings
 from paddock.train.stages import stage_of
 from paddock.train.step import StepReport, Trainer
 
+NATS = "held out, nats a token by source"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
@@ -48,7 +50,7 @@ class Moment:
     steps: int
     report: StepReport
     seconds: float  # this step took
-    held_out: float | None = None  # nats a token, where it was measured
+    held_out: HeldOut | None = None  # where it was measured
 
 
 Watch = Callable[[Moment], None]
@@ -204,7 +206,10 @@ def due(step: int, every: int, steps: int) -> bool:
 
 def record(journal: Journal | Unwritten, moment: Moment) -> None:
     report = moment.report
-    extra = {} if moment.held_out is None else {"held_out": moment.held_out}
+    extra = {}
+    if moment.held_out is not None:
+        extra = {"held_out": moment.held_out.nats}
+        journal.event("evaluated", step=moment.step, scores={NATS: moment.held_out.by_source})
     journal.metric(
         moment.step,
         **report.parts,

@@ -125,6 +125,24 @@ def test_a_world_that_is_set_wrongly_is_found_before_the_run(plan):
     assert "colour" in found.output
 
 
+@pytest.mark.parametrize(
+    ("skill", "complaint"),
+    [
+        ('kind = "needles"\nsettings = { text = "first", task = "nail" }', "nail"),
+        ('world = "mathh"', "no world is called 'mathh'"),
+        ('world = "math"\nsettings = { colour = 1 }', "colour"),
+    ],
+)
+def test_a_skill_that_cannot_be_measured_is_found_before_the_run(plan, skill, complaint):
+    more = f'[[skills]]\nname = "its own name"\nsince = "first"\n{skill}\n'
+    (plan / "plan.toml").write_text(PLAN + more)
+    found = run(plan)
+    assert found.exit_code == 1
+    assert "its own name" in found.output
+    assert complaint in found.output
+    assert not (plan.parent / "run").exists()
+
+
 @pytest.mark.parametrize("option", ["--to", "--redo"])
 def test_a_stage_that_is_not_there_is_named_with_those_that_are(plan, option):
     found = run(plan, option, "third")

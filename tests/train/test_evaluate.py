@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ import torch
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import newest_model
 from paddock.data import Corpus, LongTask, ReasoningSource, Tokenizer, corpus_key
+from paddock.journal import follow
 from paddock.model import Ask, Layout
 from paddock.train import train
 from paddock.train.batch import TokenBatch
@@ -44,18 +46,51 @@ def raised(tmp_path_factory):
 
 def test_training_beats_knowing_how_frequent_each_token_is(raised):
     network, corpus, tokenizer = raised
-    loss = held_out_loss(network, corpus, dense=True, context=32, tokens=2000)
+    found = held_out_loss(network, corpus, dense=True, context=32, tokens=2000)
+    loss = found.nats
+    assert min(found.by_source.values()) <= loss <= max(found.by_source.values())
     entropy = unigram_entropy(corpus, tokenizer.vocab_size)
     assert loss < entropy < math.log(tokenizer.vocab_size)
     newborn = born(network.config)
-    assert held_out_loss(newborn, corpus, dense=True, context=32, tokens=2000) > entropy
+    assert held_out_loss(newborn, corpus, dense=True, context=32, tokens=2000).nats > entropy
+
+
+def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
+    """And not the first source alone, however much there is of it."""
+    families = ("chains", "records", "lookups", "facts")
+    chosen = settings(
+        network_folder(tmp_path / "born"),
+        steps=2,
+        corpus={
+            "sources": tuple(
+                ReasoningSource(name=name, family=name, count=400 * (4 - place))
+                for place, name in enumerate(families)
+            ),
+            "held_out": 0.2,
+        },
+        evaluate={"every": 1, "tokens": 600},
+    )
+    run = run_in(tmp_path / "run", chosen)
+    train(run, say=lambda _: None, watch=lambda _: None)
+    tokenizer = Tokenizer.load(run.folder / "tokenizer")
+    corpus = Corpus(run.corpora / corpus_key(chosen.corpus, tokenizer), tokenizer=tokenizer)
+    network = load_pretrained(newest_model(run.folder))
+    read = Counter()
+    for name, batch in held_out_batches(corpus, network, context=32, tokens=600):
+        read[name] += len(batch.token_T)
+    assert [*read] == ["chains", "records", "lookups"]  # of facts nothing can be held out
+    assert all(200 <= tokens < 400 for tokens in read.values())
+    found = held_out_loss(network, corpus, dense=True, context=32, tokens=600)
+    events = [event for event, _ in follow(run.folder / "events.jsonl")]
+    (told,) = [e["scores"] for e in events if e["kind"] == "evaluated" and e["step"] == 2]
+    assert told["held out, nats a token by source"] == pytest.approx(found.by_source)
 
 
 @torch.no_grad()
 def test_a_draft_is_kept_if_the_network_would_have_said_it_and_all_before_it_were(raised):
     network, corpus, _ = raised
     tries, hits = [0, 0, 0], [0, 0, 0]
-    for batch in held_out_batches(corpus, network, context=32, tokens=300):
+    for _, batch in held_out_batches(corpus, network, context=32, tokens=300):
         for span in batch.layout.spans:
             ids = batch.token_T[span.query_slice]
             layout = Layout.packed([len(ids)])
