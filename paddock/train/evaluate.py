@@ -3,7 +3,7 @@
 T tokens, A tokens of an answer, S keys, Q sparse queries, K kept keys, E experts, H heads, D width.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def held_out_loss(
     network: Network, corpus: Corpus, *, dense: bool, context: int, tokens: int
 ) -> HeldOut | None:
     """Over about `tokens` of held-out text; None if nothing is held out."""
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     count: Counter[str] = Counter()
     for name, batch in held_out_batches(corpus, network, context=context, tokens=tokens):
         hidden_TD = network(batch.token_T, batch.layout, ask=Ask(dense=dense)).hidden_TD
@@ -61,7 +61,7 @@ def held_out_loss(
     if not count.total():
         return None
     by_source = {name: total[name] / count[name] for name in count if count[name]}
-    return HeldOut(total.total() / count.total(), by_source)
+    return HeldOut(sum(total.values()) / count.total(), by_source)
 
 
 def unigram_entropy(corpus: Corpus, vocab: int, *, most: int = 20_000_000) -> float:
