@@ -5,6 +5,8 @@ jailed, or its lack of a jail be accepted in so many words.
 """
 
 import random
+import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.util import find_spec
@@ -21,6 +23,9 @@ from paddock.envs.worker import WorkerError, jail_works, shared
 from paddock.envs.world import Split
 
 _TRIES = 200
+_AHEAD = 16  # problems made before anyone asks for them
+# To evaluate numbers and signs changes nothing; everything else might.
+_HARMLESS = re.compile(r"[\d\s+\-.,/:]{0,200}")
 
 
 class GymSettings(AskSettings):
@@ -58,6 +63,9 @@ class GymProblems:
             "paddock.envs.gym:work", count=settings.workers, preload="reasoning_gym"
         )
         self._find = lru_cache(maxsize=4096)(self._searched)
+        self._coming: dict[tuple[Split, int], Future[Problem]] = {}
+        self._furthest: dict[Split, int] = {}
+        self._maker = ThreadPoolExecutor(1, "paddock-gym")
         self._ask("make", 0)  # an unknown generator or setting is told now
 
     def size(self, split: Split) -> int | None:  # noqa: ARG002
@@ -67,7 +75,17 @@ class GymProblems:
         return index
 
     def at(self, split: Split, row: int) -> Problem:
-        return self._find(split, row)
+        """Whoever asks for one problem asks for the next ones soon, and is not to wait for them."""
+        made = self._coming.pop((split, row), None)
+        problem = self._find(split, row) if made is None else made.result()
+        furthest = self._furthest.get(split, row)
+        if row > furthest:
+            self._coming.clear()  # nobody went on from there
+        first = max(row, furthest) + 1
+        for further in range(first, row + _AHEAD + 1):
+            self._coming[split, further] = self._maker.submit(self._find, split, further)
+            self._furthest[split] = further
+        return problem
 
     async def check(self, answer: str, problem: Problem) -> Score:
         """What the generator's own scorer says."""
@@ -76,7 +94,8 @@ class GymProblems:
         call = ("score", *self._of, int(problem.hidden), answer)
         seconds = self._settings.scorer_seconds
         # Apart: an answer that is evaluated must not reach the next one's scorer.
-        return Score(await self._workers.call(*call, seconds=seconds, apart=True))
+        apart = _HARMLESS.fullmatch(answer) is None
+        return Score(await self._workers.call(*call, seconds=seconds, apart=apart))
 
     def _searched(self, split: Split, row: int) -> Problem:
         chance = random.Random(f"{self._settings.seed}/{row}")

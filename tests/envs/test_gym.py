@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from paddock.envs import WorldError, gym, open_world
@@ -99,3 +101,30 @@ def test_without_a_jail_it_must_be_said_so(monkeypatch):
     monkeypatch.setattr(gym, "jail_works", lambda: False)
     with pytest.raises(WorldError, match="say unisolated = true"):
         GymSettings(dataset="chain_sum").world()
+
+
+def test_problems_made_ahead_are_those_asked_for_in_any_order():
+    def problems(rows):
+        world = gym_world("chain_sum")
+        return {row: world.task(row).messages for row in rows}
+
+    forward = problems(range(45))
+    assert problems([44, 3, 20, 21, 40, 0, 1, 2]).items() <= forward.items()
+
+
+@pytest.mark.parametrize(
+    ("answer", "apart"),
+    [("12", False), (" -1,200.5 ", False), ("3/4", False), ("12 * 3", True), ("x", True)],
+)
+def test_only_what_could_do_something_is_scored_in_a_process_of_its_own(answer, apart, monkeypatch):
+    problems = gym_world("chain_sum").problems
+    asked, call = [], problems._workers.call
+
+    async def watched(*arguments, **how):
+        asked.append(how["apart"])
+        return await call(*arguments, **how)
+
+    monkeypatch.setattr(problems._workers, "call", watched)
+    score = asyncio.run(problems.check(answer, problems.at("train", 0)))
+    assert 0 <= score.value < 1
+    assert asked == [apart]
