@@ -77,7 +77,13 @@ async def ours(folder: Path, task: str, steps: int) -> None:
     ahead = 1 if task == "single" else 2
     settings = RLSettings.model_validate_json(json.dumps(_settings(folder, steps, ahead)))
     learner = open_learner(settings, folder / "not-finite.npz")
-    sizes = EngineSettings(max_running=256, cache_bytes=1 << 27, context=128, stop_ids=())
+    sizes = EngineSettings(
+        max_running=256,
+        cache_bytes=1 << 27,
+        context=128,
+        stop_ids=(),
+        page_tokens=4,  # a group shares its prompt, which has twelve
+    )
     began = worked = 0.0
     rewards: list[float] = []  # of the batch at the trainer
 
