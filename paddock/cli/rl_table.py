@@ -71,7 +71,7 @@ def _cells(moment: "Moment") -> dict[str, str]:
     lags = moment.lags or (0,)
     cells["lag"] = f"{sum(lags) / len(lags):.1f} (max {max(lags)})"
     cells["trainer idle"] = f"{moment.idle_share:.0%}"
-    cells["engine idle"] = "" if moment.busy_share is None else f"{1 - moment.busy_share:.0%}"
+    cells["engine idle"] = "" if moment.engine_idle is None else f"{moment.engine_idle:.0%}"
     cells["tokens/s"] = f"{study.tokens / max(moment.seconds, 1e-9):,.0f}"
     cells["gap"] = f"{study.mean('gap'):.1e}"
     cells["masked"] = f"{study.mean('masked'):.1%}"

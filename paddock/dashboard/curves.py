@@ -36,16 +36,38 @@ LOOKS = {
     "memory_bytes": Look("Memory", "GiB", zero=True, noisy=False),
     "speed": Look("Speed", "tokens a second, without evaluation", zero=True),
     "mfu": Look("MFU", "% of the chip's peak", zero=True),
+    "reward": Look("Reward", "mean of all attempts"),
+    "rewards": Look("Reward by task", "mean of its attempts"),
+    "entropy": Look("Entropy", "nats a token, of what was sampled", zero=True),
+    "gap": Look("Trainer and engine apart", "nats a token", zero=True),
+    "gap_kl": Look("Trainer and engine apart", "KL divergence, estimated", zero=True),
+    "masked": Look("Masked", "share of the trained tokens", zero=True),
+    "flat": Look("Flat groups", "share in which all earned the same", zero=True),
+    "truncated": Look("Truncated", "share of the attempts", zero=True),
+    "staleness": Look("Staleness", "updates, mean of the batch", zero=True),
+    "staleness_max": Look("Staleness, the oldest", "updates", zero=True, noisy=False),
+    "trainer_idle": Look("Trainer idle", "share of the time", zero=True),
+    "engine_idle": Look("Engine idle", "share of the time", zero=True),
+    "pushed_s": Look("Handing over weights", "seconds an update", zero=True),
+    "policy_loss": Look("Policy loss"),
 }
+REWARD = "reward_"  # begins the name of a task's own
 
 
 def look(metric: str) -> Look:
+    if metric.startswith(REWARD):
+        return Look(f"Reward, {metric.removeprefix(REWARD)}", "mean of its attempts")
     return LOOKS.get(metric, Look(metric.replace("_", " ")))
 
 
 def smoothing(points: int) -> float:
     """A hundredth of a run: enough to see the trend, too little to hide a bump."""
     return float(max(1, round(points / 100)))
+
+
+def smoothing_of(run: RunFolder) -> float:
+    """Rewards of a few attempts jump, and there are few updates: a twentieth of them."""
+    return smoothing(len(run.lines) * (5 if "reward" in run.metrics else 1))
 
 
 def final(curve: Series) -> tuple[float, str]:
@@ -60,10 +82,20 @@ def final(curve: Series) -> tuple[float, str]:
     return fmean(curve.y[-points:]), said
 
 
+def ends(curve: Series) -> tuple[float, float]:
+    """Where a noisy curve begins and ends: means of its first and last twentieth.
+
+    >>> ends(Series(name="a", x=range(40), y=[0.0, 0.2, *[0.5] * 36, 0.8, 1.0]))
+    (0.1, 0.9)
+    """
+    points = max(1, round(len(curve.y) / 20))
+    return fmean(curve.y[:points]), fmean(curve.y[-points:])
+
+
 def chart(run: RunFolder, shown: Look, curves: list[Series], *rules: Rule) -> Html:
     """Curves of one run. Its own axis begins at zero where the curves do not begin late."""
     x = Axis("tokens" if run.tokens else "steps", zero=not begins_late(curves))
-    smooth = smoothing(len(run.lines)) if shown.noisy else 0
+    smooth = smoothing_of(run) if shown.noisy else 0
     return line_chart(shown.title, curves, x=x, y=shown.axis, rules=rules, smooth=smooth)
 
 

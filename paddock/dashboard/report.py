@@ -12,12 +12,14 @@ from typing import Any
 from paddock.dashboard.bars import heat_map, share_bar
 from paddock.dashboard.curves import (
     NATS,
+    REWARD,
     chart,
+    ends,
     final,
     last_half,
     look,
     metric_chart,
-    smoothing,
+    smoothing_of,
     speed,
     utilisation,
 )
@@ -50,7 +52,7 @@ def report(run: RunFolder, now: float) -> Iterator[Html]:
     yield joined(tag("p", f"Note: {text}.", class_="note") for text in notes(run, status))
     if run.lines:
         yield tiles(headline(run))
-        yield section("Learning", smooth_switch(smoothing(len(run.lines))), *learning(run))
+        yield section("Learning", smooth_switch(smoothing_of(run)), *learning(run))
     yield evaluation(run)
     if run.lines:
         yield section("Further curves", tag("div", joined(further(run)), class_="grid"))
@@ -88,6 +90,13 @@ def headline(run: RunFolder) -> Iterator[tuple[str, str, str]]:
         if name in run.metrics:
             value, said = final(run.curve(name))
             yield look(name).title.lower(), short(value), said
+    for name in rewarded(run):
+        first, last = ends(run.curve(name))
+        yield (
+            look(name).title.lower(),
+            f"{first:.2f} \N{RIGHTWARDS ARROW} {last:.2f}",
+            "first and last twentieth",
+        )
     if run.tokens:
         yield "tokens", short(run.tokens[-1]), f"{run.steps_done:,} steps"
     if (fast := speed(run)).y:
@@ -101,10 +110,13 @@ def headline(run: RunFolder) -> Iterator[tuple[str, str, str]]:
 
 def learning(run: RunFolder) -> Iterator[Html]:
     """The losses that share a unit, the whole run and its last half; the indexer's own where it is
-    all that learns."""
+    all that learns; rewards, of each task where there are several."""
     if "loss" not in run.metrics:
         if "indexer" in run.metrics:
             yield metric_chart(run, "indexer")
+        if rewards := rewarded(run):
+            curves = [replace(run.curve(name), name=name.removeprefix(REWARD)) for name in rewards]
+            yield chart(run, look("reward" if len(curves) == 1 else "rewards"), curves)
         return
     entropy = run.positive("corpus", "unigram_entropy")
     rules = [Rule("unigram entropy", entropy)] if entropy else []
@@ -115,9 +127,17 @@ def learning(run: RunFolder) -> Iterator[Html]:
         yield chart(run, later, [last_half(curve) for curve in curves])
 
 
+def rewarded(run: RunFolder) -> list[str]:
+    """The metrics that say what was earned, of each task; of all where tasks are not told apart."""
+    tasks = [name for name in run.metrics if name.startswith(REWARD)]
+    return tasks or [name for name in run.metrics if name == "reward"]
+
+
 def further(run: RunFolder) -> Iterator[Html]:
     """Every other metric in a picture of its own, also those this page has never heard of."""
-    shown = set(LANGUAGE) if "loss" in run.metrics else {"indexer", "held_out"}
+    shown = set(LANGUAGE) if "loss" in run.metrics else {"indexer", "held_out", *rewarded(run)}
+    if len(rewarded(run)) == 1:
+        shown.add("reward")  # the same
     for name in run.metrics:
         if name not in shown:
             yield metric_chart(run, name)

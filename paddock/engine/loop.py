@@ -167,7 +167,7 @@ class Worker:
         took = now - started
         self.counters.steps += 1
         self.counters.busy_s += took
-        if self.runner.graphs is not None and not plan.decodes:
+        if self.runner.graphs is not None and plan.reads:
             self.scheduler.pause_reading(now=now, took=took)
         self._deliver(plan, before, ended, now)
 

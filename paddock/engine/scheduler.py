@@ -70,9 +70,14 @@ class Plan:
         return cls(tuple(parts), batched)
 
     @property
+    def reads(self) -> bool:
+        """Whether anyone has more than the newest token to be read."""
+        return any(part.stop - part.start > 1 for part in self.parts)
+
+    @property
     def decodes(self) -> bool:
         """Whether all there is to do is one token each, and as many drafts."""
-        return self.batched == len(self.parts) and all(p.stop - p.start == 1 for p in self.parts)
+        return self.batched == len(self.parts) and not self.reads
 
     @property
     def sequences(self) -> Iterator[Sequence]:

@@ -41,6 +41,11 @@ class Moment:
     def idle_share(self) -> float:
         return min(1.0, self.waited_s / max(self.seconds, 1e-9))
 
+    @property
+    def engine_idle(self) -> float | None:
+        """A step counts as work when it is over, so that there may seem to be more than time."""
+        return None if self.busy_share is None else max(0.0, 1 - self.busy_share)
+
     def numbers(self) -> dict[str, float]:
         """For the journal."""
         parts = dict.fromkeys(name for report in self.study.reports for name in report.parts)
@@ -49,8 +54,8 @@ class Moment:
             numbers["reward"] = self.tally.reward
         numbers |= {f"reward_{task}": reward for task, reward in self.tally.rewards.items()}
         numbers |= {f"failed_{kind}": count for kind, count in self.tally.failures.items()}
-        if self.busy_share is not None:
-            numbers["engine_idle"] = 1 - self.busy_share
+        if self.engine_idle is not None:
+            numbers["engine_idle"] = self.engine_idle
         for last in self.study.reports[-1:]:
             numbers |= {"grad_norm": last.grad_norm, "lr": last.lr}
         return numbers | {

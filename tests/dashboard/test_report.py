@@ -172,12 +172,37 @@ def test_a_warm_up_shows_what_learns(tmp_path):
     assert chart(page_of(run), "Indexer loss nats a query")["series"][0]["y"] == [7, 3.5]
 
 
+def test_rewards_of_several_tasks_share_a_picture(tmp_path):
+    run = tmp_path / "run"
+    with Journal(run) as journal:
+        for step in range(1, 41):
+            sums, tools = step / 80, (0.25 if step < 21 else 0.75)
+            reward = (sums + tools) / 2
+            journal.metric(step, reward=reward, reward_sums=sums, reward_tools=tools, flat=0.5)
+    main = page_of(run)
+    shown = chart(main, "Reward by task mean of its attempts")["series"]
+    assert [series["name"] for series in shown] == ["sums", "tools"]
+    assert tile(main, "reward, tools").startswith("0.25 \N{RIGHTWARDS ARROW} 0.75")
+    assert tile(main, "reward, sums").startswith("0.02 \N{RIGHTWARDS ARROW} 0.49")
+    chart(main, "Flat groups share in which all earned the same")
+
+
+def test_the_reward_of_the_only_task_is_shown_once(tmp_path):
+    run = tmp_path / "run"
+    with Journal(run) as journal:
+        for step in (1, 2):
+            journal.metric(step, reward=0.5, reward_tools=0.5)
+    chart(page_of(run), "Reward mean of all attempts")
+    captions = [words(caption) for caption in page_of(run).iter("figcaption")]
+    assert sum("eward" in caption for caption in captions) == 1
+
+
 def test_a_metric_nobody_announced_has_a_picture(tmp_path):
     run = write_run(tmp_path / "run", [])
     with Journal(run) as journal:
-        journal.metric(1, reward_mean=0.5)
-        journal.metric(2, reward_mean=0.7)
-    found = chart(page_of(run), "reward mean")
+        journal.metric(1, good_mood=0.5)
+        journal.metric(2, good_mood=0.7)
+    found = chart(page_of(run), "good mood")
     assert found["label"] == "steps"  # no tokens were counted
     assert found["series"][0]["x"] == [1, 2]
 

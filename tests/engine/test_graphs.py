@@ -120,7 +120,7 @@ class Ticking:
         run = runner.run
 
         def timed(plan, *rest):
-            reads = not plan.decodes
+            reads = plan.reads
             self.reading.append(reads)
             self.now += 0.030 if reads else 0.001
             return run(plan, *rest)
