@@ -17,12 +17,12 @@ from torch import Tensor
 
 from paddock.config import ConfigError
 from paddock.engine.memory import Cache, StepMemory, upload
-from paddock.engine.settings import RECURRENT, EngineSettings
+from paddock.engine.settings import EngineSettings
 from paddock.kernels.graphs import Pool, Recording, can_record
 from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
 from paddock.kernels.twins import has_triton
-from paddock.model import Ask, Batch, Layout, ModelConfig, Network, Step
+from paddock.model import RECURRENT, Ask, Batch, Layout, ModelConfig, Network, Step
 from paddock.model.rope import angles
 
 ROOM = 1024  # keys of the smallest room, for networks without an indexer

@@ -7,10 +7,9 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from paddock.config import ConfigError, Settings
-from paddock.model import ModelConfig
+from paddock.model import RECURRENT, ModelConfig
 from paddock.model.cost import streams
 
-RECURRENT = ("gdn", "simple_gdn")
 NARROW = 256
 
 

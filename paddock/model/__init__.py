@@ -17,7 +17,7 @@ step.py      what all layers are told, and what they report
 surgery.py   a new attention from an old one's weights
 """
 
-from paddock.model.config import ModelConfig
+from paddock.model.config import RECURRENT, ModelConfig
 from paddock.model.glm import Network, Output
 from paddock.model.memory import Batch, GrowingMemory, Layout, Memory, NoMemory
 from paddock.model.presets import PRESETS, preset
@@ -25,6 +25,7 @@ from paddock.model.step import Ask, LayerNotes, Selection, Step
 
 __all__ = [
     "PRESETS",
+    "RECURRENT",
     "Ask",
     "Batch",
     "GrowingMemory",

@@ -19,6 +19,7 @@ IndexerKind = Literal["full", "shared"]
 RopeLayout = Literal["interleaved", "halves"]
 
 LATENT: tuple[AttentionKind, ...] = ("mla", "dsa")
+RECURRENT: tuple[AttentionKind, ...] = ("gdn", "simple_gdn")  # keep a state, not rows
 
 
 class LatentSettings(Settings):

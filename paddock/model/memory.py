@@ -56,6 +56,10 @@ class Layout:
 
     With a `cut` the queries are one rank's piece of a packed row, and the keys are those of the
     whole row. A document may go on behind the last query here; `ends` says where it does end.
+
+    With `query_T` documents share beginnings (`Layout.branching`): spans speak of whole documents,
+    `slot_S` says which token of the step each of their queries and keys is, and `query_T` which
+    query speaks for each token. Only attention sees a shared token more than once.
     """
 
     position_T: Tensor
@@ -64,6 +68,7 @@ class Layout:
     cut: Cut | None = None
     ends: tuple[int, ...] | None = None  # of the spans' documents, among the keys
     batch: Batch | None = None
+    query_T: Tensor | None = None
 
     @classmethod
     def packed(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "Layout":
@@ -76,6 +81,38 @@ class Layout:
             np.array([span.query for span in spans], np.int64), lengths
         )
         return cls(torch.from_numpy(position_T).to(device), tuple(spans))
+
+    @classmethod
+    def branching(
+        cls,
+        lengths: Sequence[int],
+        shared: Sequence[tuple[int, int]],
+        device: torch.device | str = "cpu",
+    ) -> "Layout":
+        """Whole documents, each of which begins as an earlier one does: `shared` are that one's
+        number and how many tokens they have in common, none for a document of its own.
+
+        >>> layout = Layout.branching([3, 4], [(0, 0), (0, 2)])
+        >>> layout.position_T.tolist(), layout.slot_S.tolist()
+        ([0, 1, 2, 2, 3], [0, 1, 2, 0, 1, 3, 4])
+        """
+        whole = cls.packed(lengths)
+        slot_S = np.empty(whole.tokens, np.int64)
+        tokens, own = 0, []
+        for span, (other, common) in zip(whole.spans, shared, strict=True):
+            start, earlier = span.query, whole.spans[other].query
+            slot_S[start : start + common] = slot_S[earlier : earlier + common]
+            new = span.queries - common
+            slot_S[start + common : start + span.queries] = np.arange(tokens, tokens + new)
+            own.append(np.arange(start + common, start + span.queries))
+            tokens += new
+        query_T = torch.from_numpy(np.concatenate(own)).to(device)
+        return cls(
+            whole.position_T.to(device)[query_T],
+            whole.spans,
+            slot_S=torch.from_numpy(slot_S).to(device),
+            query_T=query_T,
+        )
 
     def piece(self, cut: Cut) -> "Layout":
         """This rank's part of a packed row.
@@ -117,15 +154,31 @@ class Layout:
     def parted(self, x_T: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What belongs to the loose spans and what to the batch; None where there is nothing."""
         if self.batch is None:
-            return x_T, None
+            return self.queries(x_T), None
         loose = self.loose_tokens
         return (x_T[:loose], x_T[loose:]) if loose else (None, x_T)
+
+    def queries(self, x_T: Tensor) -> Tensor:
+        """What each query of the spans is, where tokens of the step stand for several."""
+        if self.query_T is None:
+            return x_T
+        assert self.slot_S is not None
+        return _taken(x_T, self.slot_S)
+
+    def own(self, x_S: Tensor) -> Tensor:
+        """Of what was found for every query, what each token of the step takes."""
+        return x_S if self.query_T is None else _taken(x_S, self.query_T)
 
     def keys(self, storage: Tensor) -> Tensor:
         """The stored rows of the loose spans, in the order they speak of."""
         if self.cut is not None:
             return self.cut.gather(storage)
-        return storage if self.slot_S is None else storage[self.slot_S]
+        return storage if self.slot_S is None else _taken(storage, self.slot_S)
+
+
+def _taken(x: Tensor, place_N: Tensor) -> Tensor:
+    """Rows by number. On a CPU one way is twice as fast; on a GPU its gradients come by atomics."""
+    return x.index_select(0, place_N) if x.device.type == "cpu" else x[place_N]
 
 
 class Memory(Protocol):

@@ -3,7 +3,7 @@
 S tokens of packed documents, T of them this rank's own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from paddock.model import Layout
 from paddock.parallel import SOLO, Axis, Cut
 
 IGNORED = -100
+SHARED_LEAST = 0.1  # of a document, and of all, below which it is not worth gathering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class TokenBatch:
     layout: Layout
     columns: Mapping[str, Tensor] = field(default_factory=dict)  # of S rows
     weight_S: Tensor | None = None  # how much each target counts; None: all the same
+    branches: Layout | None = None  # the same documents with common beginnings once
 
     @property
     def token_T(self) -> Tensor:
@@ -133,4 +135,36 @@ def on_device(
             layout if context.size == 1 else layout.piece(Cut(context, layout.tokens)),
             {name: torch.from_numpy(said[part]).to(device) for name, said in columns.items()},
             None if weight_T is None else torch.from_numpy(weight_T[part]).to(device),
+            branches(batch.token_T[part], lengths, device)
+            if columns and context.size == 1
+            else None,
         )
+
+
+def branches(
+    token_S: NDArray[np.int32], lengths: Sequence[int], device: torch.device
+) -> Layout | None:
+    """Documents side by side with what each has in common with the first of its neighbours; None if
+    that is not worth it.
+
+    >>> found = branches(np.array([5, 6, 7, 5, 6, 8, 9, 5, 6, 8]), (3, 4, 3), torch.device("cpu"))
+    >>> found.slot_S.tolist()
+    [0, 1, 2, 0, 1, 3, 4, 0, 1, 5]
+    """
+    documents = np.split(token_S, np.cumsum(lengths)[:-1])
+    shared, first = [], 0
+    for number, document in enumerate(documents):
+        common = 0 if number == first else _common(documents[first], document)
+        if common < SHARED_LEAST * len(document):
+            first, common = number, 0
+        shared.append((first, common))
+    if sum(common for _, common in shared) < SHARED_LEAST * len(token_S):
+        return None
+    return Layout.branching(lengths, shared, device)
+
+
+def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """How many tokens two documents begin with alike."""
+    size = min(len(one), len(other))
+    differ = np.flatnonzero(one[:size] != other[:size])
+    return int(differ[0]) if len(differ) else size

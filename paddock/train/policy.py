@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paddock.kernels.lm_loss import logprobs_of
-from paddock.model import Network
+from paddock.model import RECURRENT, Layout, Network
 from paddock.model.moe import Router, Routing
 from paddock.records import Sample
 from paddock.train.batch import ColumnBatch, Counts, TokenBatch, on_device
@@ -118,12 +118,27 @@ def gap_parts(logp_N: Tensor, rollout_N: Tensor) -> dict[str, Tensor]:
 
 def sampled_logprobs(network: Network, batch: TokenBatch) -> Tensor:
     """[T] of each token's successor where that is trained, at the temperature it was sampled at."""
-    hidden_TD = network(batch.token_T, batch.layout).hidden_TD
+    hidden_TD = _hidden(network, batch)
     temperature_T = batch.ahead_of(batch.columns["temperature"], 1, nothing=1.0)
     if bool((temperature_T != 1).any()):
         # Logits are linear in the hidden state, so that one division serves any kernel.
         hidden_TD = hidden_TD / temperature_T.unsqueeze(1).to(hidden_TD.dtype)
     return logprobs_of(hidden_TD, network.head.weight, batch.targets(1))
+
+
+def _hidden(network: Network, batch: TokenBatch) -> Tensor:
+    """The states of all tokens; what samples of a group begin with alike is computed once."""
+    branches = shared_beginnings(network, batch)
+    if branches is None:
+        return network(batch.token_T, batch.layout).hidden_TD
+    assert branches.query_T is not None
+    return branches.queries(network(batch.token_S[branches.query_T], branches).hidden_TD)
+
+
+def shared_beginnings(network: Network, batch: TokenBatch) -> Layout | None:
+    """None where nothing is shared, and for layers that keep a state: it does not branch."""
+    recurrent = any(kind in RECURRENT for kind in network.config.attention)
+    return None if recurrent else batch.branches
 
 
 @torch.no_grad()
@@ -244,6 +259,7 @@ class Apart:
     def __init__(self, asked: bool) -> None:
         self.asked = asked
         self.tokens: list[Tensor] = []  # of each layer, those with another choice
+        self.every: Callable[[Tensor], Tensor] = lambda x_T: x_T  # shared ones as often as they are
 
     def share(self, tokens: int) -> Tensor:
         return torch.stack(self.tokens).float().mean() / tokens
@@ -258,11 +274,14 @@ def routed_as_said(network: Network, batch: TokenBatch, *, replay: bool) -> Iter
         yield apart
         return
     said_SLK = batch.columns["experts"]
-    cut = batch.layout.cut
-    said_TLK = (said_SLK if cut is None else said_SLK[cut.here]).long()
+    cut, branches = batch.layout.cut, shared_beginnings(network, batch)
+    here = slice(None) if cut is None else cut.here
+    said_TLK = said_SLK[here if branches is None else branches.query_T].long()
     routers = [m for layer in network.layers for m in layer.modules() if isinstance(m, Router)]
     if said_TLK.shape[1] != len(routers):
         raise ValueError(f"experts of {said_TLK.shape[1]} layers for {len(routers)} routers")
+    if branches is not None:
+        apart.every = branches.queries
     handles = [
         router.register_forward_hook(_rerouted(said_TLK[:, place], apart, replay))
         for place, router in enumerate(routers)
@@ -282,7 +301,7 @@ def _rerouted(
     def hook(router: nn.Module, _: Any, own: Routing) -> Routing:
         assert isinstance(router, Router)
         differs_T = (own.expert_TK != said_TK).any(1) & known_T1.squeeze(1)
-        apart.tokens.append(differs_T.sum())
+        apart.tokens.append(apart.every(differs_T).sum())
         if not replay:
             return own
         expert_TK = torch.where(known_T1, said_TK, own.expert_TK)

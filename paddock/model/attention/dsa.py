@@ -71,7 +71,7 @@ class DSA(MLA):
         if batch_THD is not None:
             absorbed_THC = self.absorb(batch_THD)
             pieces.append(self.attend_batch(absorbed_THC, stored_SC, layout, selection))
-        out_THV = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        out_THV = layout.own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         notes = LayerNotes(indexer_loss=loss, selection=selection if step.ask.choices else None)
         return self.o(out_THV.flatten(1)), selection, notes
 
@@ -114,7 +114,8 @@ class DSA(MLA):
         """The same with the keys of the loose spans, in their order."""
         if new is None or not layout.loose:
             return None
-        return IndexSide(new.query_THD, layout.keys(new.key_SD), new.weight_TH)
+        query_THD, weight_TH = layout.queries(new.query_THD), layout.queries(new.weight_TH)
+        return IndexSide(query_THD, layout.keys(new.key_SD), weight_TH)
 
     def index(self, x_TD: Tensor, projected: Projected, step: Step) -> IndexSide | None:
         """The indexer's view of this step, keys of the past included."""

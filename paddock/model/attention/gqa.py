@@ -54,7 +54,7 @@ class GQA(nn.Module):
             )
         if batch_THD is not None:
             pieces.append(self.attend_batch(batch_THD, key_SGD, value_SGD, layout))
-        out_THD = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        out_THD = layout.own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         return self.o(out_THD.flatten(1)), selection, LayerNotes()
 
     def attend_batch(

@@ -91,7 +91,7 @@ class MLA(nn.Module):
             pieces.append(self.dense(loose_THD, layout.keys(stored_SC), layout.loose))
         if batch_THD is not None:
             pieces.append(self.dense_batch(self.absorb(batch_THD), stored_SC, layout))
-        out_THV = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        out_THV = layout.own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         return self.o(out_THV.flatten(1)), selection, LayerNotes()
 
     def project(self, x_TD: Tensor, step: Step) -> Projected:
