@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 
 import pytest
 
@@ -94,7 +95,15 @@ def test_a_tool_call_is_shown_and_its_result_answered(page):
     assert page.inner_text(".assistant:nth-of-type(3) > .text") == "12 C in Oslo."
 
 
-def test_a_reply_can_be_stopped_and_the_chat_started_over(page, live):
+def test_a_reply_can_be_stopped_and_the_chat_started_over(page, live, monkeypatch):
+    runner = live.engines[0]._worker.runner
+    run = runner.run
+
+    def slowly(*step):
+        time.sleep(0.03)  # or the reply may be over before a busy browser has clicked
+        return run(*step)
+
+    monkeypatch.setattr(runner, "run", slowly)
     page.fill("#temperature", "2")
     page.evaluate(
         """() => { const make = request; request = () => ({...make(), ignore_eos: true}); }"""
