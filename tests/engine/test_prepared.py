@@ -7,6 +7,7 @@ what it can get, and the reference computes.
 import pytest
 import torch
 
+from paddock.engine import Reload
 from paddock.kernels import latent_prepare
 from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
@@ -14,6 +15,8 @@ from paddock.model import Batch, Layout
 from paddock.model.attention.mla import MLA
 from paddock.model.config import RopeSettings
 from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
+from tests.engine.new_weights import assert_new
+from tests.engine.test_weights import other
 from tests.model.networks import born, latent_config
 
 PROMPTS = prompts(6)
@@ -54,6 +57,19 @@ def test_replies_are_those_of_greedy_decoding(kind, joined, prepared):
     assert set(prepared) == set(range(4))
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert_greedy(network_of(kind), prompt, answer.completion)
+
+
+def test_new_weights_reach_what_was_laid_together(prepared):
+    own = copy_of(network("sparse"))
+    own.lay_together()
+    with engine(own) as serving:
+        serving.answers(map(greedy, PROMPTS))
+        Reload(serving).from_network(other(), version=7, mode="retract")
+        assert_new(serving)
+    assert set(prepared) == set(range(4))
+    assert own.layers[0].attention.q_a.weight.untyped_storage().data_ptr() == (
+        own.layers[0].attention.kv_a.weight.untyped_storage().data_ptr()
+    )
 
 
 def test_drafts_are_prepared_too(prepared):
