@@ -6,10 +6,11 @@ jailed, or its lack of a jail be accepted in so many words.
 
 import random
 import re
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.util import find_spec
+from threading import Thread
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -63,9 +64,8 @@ class GymProblems:
             "paddock.envs.gym:work", count=settings.workers, preload="reasoning_gym"
         )
         self._find = lru_cache(maxsize=4096)(self._searched)
-        self._coming: dict[tuple[Split, int], Future[Problem]] = {}
-        self._furthest: dict[Split, int] = {}
-        self._maker = ThreadPoolExecutor(1, "paddock-gym")
+        self._last: dict[Split, int] = {}  # row that was asked for
+        self._made: dict[Split, int] = {}  # row up to which problems are being made ahead
         self._ask("make", 0)  # an unknown generator or setting is told now
 
     def size(self, split: Split) -> int | None:  # noqa: ARG002
@@ -75,17 +75,21 @@ class GymProblems:
         return index
 
     def at(self, split: Split, row: int) -> Problem:
-        """Whoever asks for one problem asks for the next ones soon, and is not to wait for them."""
-        made = self._coming.pop((split, row), None)
-        problem = self._find(split, row) if made is None else made.result()
-        furthest = self._furthest.get(split, row)
-        if row > furthest:
-            self._coming.clear()  # nobody went on from there
-        first = max(row, furthest) + 1
-        for further in range(first, row + _AHEAD + 1):
-            self._coming[split, further] = self._maker.submit(self._find, split, further)
-            self._furthest[split] = further
+        """Whoever asks for one problem after the other is not to wait for the next ones."""
+        problem = self._find(split, row)
+        goes_on = row - 1 == self._last.get(split)
+        self._last[split] = row
+        if goes_on and self._made.get(split, row) < row + _AHEAD // 2:
+            rows = range(max(row, self._made.get(split, row)) + 1, row + _AHEAD + 1)
+            self._made[split] = rows[-1]
+            # No part of a pool: what nobody waits for must not keep the process from ending.
+            Thread(target=self._make, args=(split, rows), name="paddock-gym", daemon=True).start()
         return problem
+
+    def _make(self, split: Split, rows: range) -> None:
+        with suppress(Exception):  # whoever asks for that one is told
+            for row in rows:
+                self._find(split, row)
 
     async def check(self, answer: str, problem: Problem) -> Score:
         """What the generator's own scorer says."""

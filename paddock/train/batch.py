@@ -135,36 +135,46 @@ def on_device(
             layout if context.size == 1 else layout.piece(Cut(context, layout.tokens)),
             {name: torch.from_numpy(said[part]).to(device) for name, said in columns.items()},
             None if weight_T is None else torch.from_numpy(weight_T[part]).to(device),
-            branches(batch.token_T[part], lengths, device)
+            branches(_alike(batch, columns)[part], lengths, device)
             if columns and context.size == 1
             else None,
         )
 
 
+def _alike(batch: Batch, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.int32]:
+    """[S, ...] what two tokens must agree in to be one: themselves, and the experts that the engine
+    chose for them, which differ between versions of the weights."""
+    token_S1 = batch.token_T.astype(np.int32)[:, None]
+    if "experts" not in columns:
+        return token_S1
+    experts_SX = columns["experts"].reshape(len(token_S1), -1).astype(np.int32)
+    return np.concatenate((token_S1, experts_SX), axis=1)
+
+
 def branches(
-    token_S: NDArray[np.int32], lengths: Sequence[int], device: torch.device
+    row_SX: NDArray[np.int32], lengths: Sequence[int], device: torch.device
 ) -> Layout | None:
     """Documents side by side with what each has in common with the first of its neighbours; None if
     that is not worth it.
 
-    >>> found = branches(np.array([5, 6, 7, 5, 6, 8, 9, 5, 6, 8]), (3, 4, 3), torch.device("cpu"))
-    >>> found.slot_S.tolist()
+    >>> row_SX = np.array([[5], [6], [7], [5], [6], [8], [9], [5], [6], [8]], np.int32)
+    >>> branches(row_SX, (3, 4, 3), torch.device("cpu")).slot_S.tolist()
     [0, 1, 2, 0, 1, 3, 4, 0, 1, 5]
     """
-    documents = np.split(token_S, np.cumsum(lengths)[:-1])
+    documents = np.split(row_SX, np.cumsum(lengths)[:-1])
     shared, first = [], 0
     for number, document in enumerate(documents):
         common = 0 if number == first else _common(documents[first], document)
         if common < SHARED_LEAST * len(document):
             first, common = number, 0
         shared.append((first, common))
-    if sum(common for _, common in shared) < SHARED_LEAST * len(token_S):
+    if sum(common for _, common in shared) < SHARED_LEAST * len(row_SX):
         return None
     return Layout.branching(lengths, shared, device)
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """How many tokens two documents begin with alike."""
+    """How many rows two documents begin with alike."""
     size = min(len(one), len(other))
-    differ = np.flatnonzero(one[:size] != other[:size])
+    differ = np.flatnonzero((one[:size] != other[:size]).any(1))
     return int(differ[0]) if len(differ) else size

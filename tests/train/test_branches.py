@@ -111,7 +111,9 @@ def test_only_the_network_sees_fewer_tokens():
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_named_experts_are_followed_and_counted_as_often_as_they_are_met(replay):
+@pytest.mark.parametrize("alike", [10, 4, 0], ids="{} with the same experts".format)
+def test_named_experts_are_followed_and_counted_as_often_as_they_are_met(replay, alike):
+    """Engines of two versions may have chosen differently for the same prompt."""
     network, generator = KINDS["sparse"](), np.random.default_rng(3)
 
     def chosen(count):
@@ -124,9 +126,11 @@ def test_named_experts_are_followed_and_counted_as_often_as_they_are_met(replay)
     lessons = []
     for number in range(3):
         tokens = np.concatenate((begin, generator.integers(0, VOCAB, 6)))
-        experts = np.concatenate((said, chosen(6)))
+        experts = np.concatenate((said[:alike], chosen(16 - alike)))
         lessons.append(lesson(number, tokens, 10, expert_SLK=experts))
     found = []
+    shared = both_ways(lessons)[0].branches
+    assert shared.tokens == 48 - 2 * alike if alike else shared is None
     for batch in both_ways(lessons):
         with routed_as_said(network, batch, replay=replay) as apart, torch.no_grad():
             logp_T = sampled_logprobs(network, batch)
@@ -135,7 +139,7 @@ def test_named_experts_are_followed_and_counted_as_often_as_they_are_met(replay)
 
 
 def test_what_is_not_worth_it_is_left_alone():
-    tokens = np.arange(40, dtype=np.int32)
+    tokens = np.arange(40, dtype=np.int32)[:, None]
     assert branches(tokens, (20, 20), CPU) is None
     assert branches(np.concatenate((tokens[:1], tokens)), (20, 21), CPU) is None
 
