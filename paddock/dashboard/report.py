@@ -159,8 +159,26 @@ def evaluation(run: RunFolder) -> Html:
         parts.append(
             table(head, rows if len(rows) <= 12 else [*rows[:2], ("...",) * 3, *rows[-9:]], words=0)
         )
+    parts += by_source(run)
     parts += scores(run)
     return section("Evaluation", tag("div", *parts, class_="grid")) if parts else Html()
+
+
+def by_source(run: RunFolder) -> Iterator[Html]:
+    """The held-out loss of each source, when it was first and last measured."""
+    found = [
+        (event.get("step", "?"), event["nats"])
+        for event in run.events
+        if event.get("kind") == "held_out" and isinstance(event.get("nats"), Mapping)
+    ]
+    told = [found[0], found[-1]] if len(found) > 1 else found
+
+    def cell(value: object) -> str:
+        return "" if (nats := number(value)) is None else f"{nats:.3f}"
+
+    if told:
+        rows = [(name, *(cell(nats.get(name)) for _, nats in told)) for name in told[-1][1]]
+        yield table(("held out, nats a token", *(f"step {step}" for step, _ in told)), rows)
 
 
 def scores(run: RunFolder) -> Iterator[Html]:

@@ -39,8 +39,6 @@ from paddock.train.settings import OptimSettings, TrainSettings
 from paddock.train.stages import stage_of
 from paddock.train.step import StepReport, Trainer
 
-NATS = "held out, nats a token by source"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
@@ -209,7 +207,7 @@ def record(journal: Journal | Unwritten, moment: Moment) -> None:
     extra = {}
     if moment.held_out is not None:
         extra = {"held_out": moment.held_out.nats}
-        journal.event("evaluated", step=moment.step, scores={NATS: moment.held_out.by_source})
+        journal.event("held_out", step=moment.step, nats=moment.held_out.by_source)
     journal.metric(
         moment.step,
         **report.parts,

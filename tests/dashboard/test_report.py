@@ -207,6 +207,19 @@ def test_a_metric_nobody_announced_has_a_picture(tmp_path):
     assert found["series"][0]["x"] == [1, 2]
 
 
+def test_held_out_loss_is_told_of_each_source_first_and_last(tmp_path):
+    run = write_run(tmp_path / "run", [1.0], held_out={1: 0.75})
+    with Journal(run) as journal:
+        journal.event("held_out", step=[0], nats=7)  # no table of anything
+        for step in (1, 2, 3):
+            journal.event("held_out", step=step, nats={"code": 3.0 / step, "sums": NAN, "<b>": 2})
+    (found,) = [t for t in map(words, page_of(run).iter("table")) if "held out" in t]
+    assert (
+        found
+        == "held out, nats a token step 1 step 3 code 3.000 1.000 sums nan nan <b> 2.000 2.000"
+    )
+
+
 def test_evaluations_are_tables(tmp_path):
     run = write_run(tmp_path / "run", [1.0], held_out={1: 0.75})
     with Journal(run) as journal:

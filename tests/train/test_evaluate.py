@@ -82,8 +82,8 @@ def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
     assert all(200 <= tokens < 400 for tokens in read.values())
     found = held_out_loss(network, corpus, dense=True, context=32, tokens=600)
     events = [event for event, _ in follow(run.folder / "events.jsonl")]
-    (told,) = [e["scores"] for e in events if e["kind"] == "evaluated" and e["step"] == 2]
-    assert told["held out, nats a token by source"] == pytest.approx(found.by_source)
+    (told,) = [e["nats"] for e in events if e["kind"] == "held_out" and e["step"] == 2]
+    assert told == pytest.approx(found.by_source)
 
 
 @torch.no_grad()
