@@ -3,8 +3,8 @@
     python -m benchmarks.kernels [SECTION ...] [--json FILE]
 
 Prints a line as each figure is taken, a table at the end and, with --json, a JSON line per figure.
-Needs torch, triton and paddock alone. Arms take turns, device events time them, medians are
-reported; a section that fails says so and the next one runs.
+Needs torch, triton and paddock, `module` also transformers. Arms take turns, device events time
+them, medians are reported; a section that fails says so and the next one runs.
 """
 
 import argparse
@@ -28,6 +28,7 @@ SECTIONS = {
     "scores": "benchmarks.kernels_scores",
     "topk": "benchmarks.kernels_topk",
     "attention": "benchmarks.kernels_attention",
+    "module": "benchmarks.kernels_module",
     "decode": "benchmarks.kernels_decode",
     "grouped": "benchmarks.kernels_grouped",
     "prepare": "benchmarks.kernels_prepare",
