@@ -81,6 +81,10 @@ class SessionPolicy:
         reading.feed(last_delta(answer))
         self._turns += 1
         self.session.record(opening, answer.completion, reading.message)
+        if answer.completion.finish == "length" and reading.message.tool_calls:
+            # Answered, they would pay: a policy that never ends its turn would learn to go on.
+            what = f"cut off after {len(answer.completion.token_ids)} tokens: no call is answered"
+            raise Stopped("policy", "reply", what)
         return reading.message
 
     async def _answer(self, opening: Opening) -> Answer:

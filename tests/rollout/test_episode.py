@@ -1,6 +1,7 @@
 """Attempts at tasks: worlds in words, sessions in tokens, failures as outcomes."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from paddock.records import (
     Task,
     Verdict,
 )
+from paddock.rl.reward import was_truncated
 from paddock.rollout.client import Answered, AskRefused, EngineLost, InProcess, Whole
 from paddock.rollout.context import discard_all, in_turn, keep_recent
 from paddock.rollout.episode import Player
@@ -82,14 +84,18 @@ def attempt(generate, world=None, *, seed=1, session="s", **more):
 
 
 def test_an_attempt_is_what_the_engine_has_in_its_log():
+    whole = 0
     for number in range(30):
         engine = Chancy(seed=number)
         (found,) = attempt(engine, Talk(turns=4), session=f"s{number}")
-        assert found.outcome == Verdict(reward=1.0)
+        if engine.log[-1].completion.finish == "stop":
+            assert found.outcome == Verdict(reward=1.0)
+            whole += 1
         assert (found.task_id, found.group_id, found.session_id) == ("talk/0", "g", f"s{number}")
         assert [turn.completion for turn in found.turns] == [e.completion for e in engine.log]
         last = engine.log[-1]
         assert found.token_ids == last.prompt + last.completion.token_ids
+    assert whole > 10
 
 
 class Noting(InProcess):
@@ -236,6 +242,23 @@ def test_the_room_that_is_left_bounds_a_reply_and_then_ends_the_attempt():
     assert all(prompt + count <= room for prompt, count in asked)
     assert asked[0][1] == 40 and asked[-1][1] <= 40
     assert found.outcome.kind == "policy" and "no room" in found.outcome.what
+
+
+def test_the_calls_of_a_reply_without_end_are_not_answered():
+    """Or calling again and again until the limit would be as good as one call and a stop."""
+
+    class Endless(Calling):
+        def made_up(self, ask):
+            done = super().made_up(ask)
+            return replace(done, finish="length") if len(self.log) == 1 else done
+
+    engine = Endless()
+    (found,) = attempt(engine, Talk(turns=5))
+    assert len(engine.log) == len(found.turns) == 2, "one turn ended well, the next did not"
+    assert found.outcome.policy_is_to_blame
+    assert "cut off" in found.outcome.what
+    assert found.turns[-1].completion == engine.log[-1].completion, "it is trained on, for its cost"
+    assert was_truncated((found,))
 
 
 # --- context management -------------------------------------------------------------------------
