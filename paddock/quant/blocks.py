@@ -1,16 +1,16 @@
 """One layer into integers. E experts, F outputs, D inputs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from paddock.model.block import Block
 from paddock.model.moe import MoE
-from paddock.quant.calibrate import Seen, Watch
+from paddock.quant.calibrate import Seen, Watch, side_by_side, together
 from paddock.quant.layers import IntegerExperts, IntegerLinear, replace_module
 from paddock.quant.recipe import QuantSettings, integer_linears
-from paddock.quant.w4a8 import Grid, QuantError, Quantized, quantize
+from paddock.quant.w4a8 import QuantError, Quantized, quantize
 
 
 def quantize_block(block: Block, settings: QuantSettings, watch: Watch) -> dict[str, Quantized]:
@@ -23,22 +23,32 @@ def quantize_block(block: Block, settings: QuantSettings, watch: Watch) -> dict[
     if isinstance(block.mlp, MoE):
         given = {"gate_up": watch.inputs, "down": watch.experts}
         for name, stack in block.mlp.experts.named_parameters():
-            found[f"mlp.experts.{name}"] = _quantize_stack(stack, settings.expert_grid, given[name])
+            found[f"mlp.experts.{name}"] = _quantize_stack(stack, settings, given[name])
     return found
 
 
-def _quantize_stack(stack_EFD: Tensor, grid: Grid, seen: Mapping[int, Seen]) -> Quantized:
-    """Expert by expert: what refining keeps in memory is several times a matrix."""
-    each = []
-    for expert, weight_FD in enumerate(stack_EFD):
-        some = seen.get(expert)
-        rows_ND = some.rounded_ND if some is not None and some.count else None
-        each.append(quantize(weight_FD, grid, rows_ND))
-    return Quantized(
-        torch.stack([one.integer_XFD for one in each]),
-        torch.stack([one.scale_XFG for one in each]),
-        grid.bits,
-    )
+def _quantize_stack(
+    stack_EFD: Tensor, settings: QuantSettings, seen: Mapping[int, Seen]
+) -> Quantized:
+    grid, (E, F, D) = settings.expert_grid, stack_EFD.shape
+    integer_EFD = torch.empty_like(stack_EFD, dtype=torch.int8)
+    scale_EFG = stack_EFD.new_empty(E, F, D // grid.columns(D))
+    for some, rows_XND in _given(stack_EFD, settings, seen):
+        found = quantize(stack_EFD[some], grid, rows_XND)
+        integer_EFD[some], scale_EFG[some] = found.integer_XFD, found.scale_XFG
+    return Quantized(integer_EFD, scale_EFG, grid.bits)
+
+
+def _given(
+    stack_EFD: Tensor, settings: QuantSettings, seen: Mapping[int, Seen]
+) -> Iterator[tuple[list[int], Tensor | None]]:
+    """A few experts at a time, and what they were given; those that no text came to last."""
+    met = [e for e, some in sorted(seen.items()) if some.count]
+    for experts in together(stack_EFD, met, settings.rows):
+        yield experts, side_by_side([seen[expert].rounded_ND for expert in experts])
+    others = [e for e in range(len(stack_EFD)) if e not in met]
+    for experts in together(stack_EFD, others, settings.rows):
+        yield experts, None
 
 
 def install(block: Block, found: dict[str, Quantized]) -> None:

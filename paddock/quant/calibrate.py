@@ -8,20 +8,24 @@ whose output is closest to the exact one is kept, s = 1 among them.
     attention, dense    norm -> linear, s = max|x|^a / max|W|^(1 - a)   (flexible SmoothQuant)
     and shared parts    value -> o, up -> down
 
-T tokens, N kept rows, D channels, F outputs or inner, E experts, R rows sorted by expert.
+T tokens, N kept rows, D channels, F outputs or inner, E experts, R rows sorted by expert, X nothing
+or the experts that are searched at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from paddock.kernels.grouped_gemm import grouped_gemm
 from paddock.kernels.moe_permute import by_expert, spread
 from paddock.kernels.swiglu import swiglu_of
 from paddock.kernels.w4a8_gemm import quantize_rows
+from paddock.kernels.workspace import chunks, scratch
 from paddock.model.attention.gqa import GQA
 from paddock.model.attention.mla import MLA
 from paddock.model.block import Block
@@ -71,8 +75,7 @@ class Seen:
     @property
     def rounded_ND(self) -> Tensor:
         """The rows as an integer product will see them."""
-        rounded = quantize_rows(self.rows_ND)
-        return rounded.integer_RD.float() * rounded.scale_R.unsqueeze(-1)
+        return _rounded(self.rows_ND)
 
     def divide(self, scale_D: Tensor) -> None:
         """The rows after smoothing by these scales."""
@@ -152,20 +155,39 @@ def smooth(block: Block, watch: Watch, settings: QuantSettings) -> list[Choice]:
 
 def _smooth_experts(experts: Experts, watch: Watch, settings: QuantSettings) -> list[Choice]:
     inner = experts.gate_up.shape[1] // 2
+    met = [expert for expert, seen in sorted(watch.experts.items()) if seen.count]
     found = []
-    for expert, seen in sorted(watch.experts.items()):
-        if not seen.count:
-            continue
-        down_DF = experts.down[expert]
-        strengths = ((alpha, seen.mean_D**alpha) for alpha in _alphas(settings))
-        choice, scale_F = best(
-            f"{EXPERTS}.{expert}.down", seen, (down_DF,), settings.expert_grid, strengths
+    for some in together(experts.down, met, settings.rows):
+        each = [watch.experts[expert] for expert in some]
+        rows_ENF = side_by_side([seen.rows_ND for seen in each])
+        mean_EF = torch.stack([seen.mean_D for seen in each])
+        choices, scale_EF = _search(
+            [f"{EXPERTS}.{expert}.down" for expert in some],
+            _Trial(rows_ENF, [experts.down[some]], settings.expert_grid),
+            ((alpha, mean_EF**alpha) for alpha in _alphas(settings)),
         )
-        experts.gate_up[expert, inner:].div_(scale_F.unsqueeze(-1))
-        down_DF.mul_(scale_F)
-        seen.divide(scale_F)
-        found.append(choice)
+        for expert, seen, scale_F in zip(some, each, scale_EF, strict=True):
+            experts.gate_up[expert, inner:].div_(scale_F.unsqueeze(-1))
+            experts.down[expert].mul_(scale_F)
+            seen.divide(scale_F)
+        found += choices
     return found
+
+
+def together(stack_EFD: Tensor, experts: list[int], rows: int) -> Iterator[list[int]]:
+    """Experts that are searched at once, each with so many rows: as many as scratch memory takes,
+    for each round of refining is a dozen launches. A CPU's cache is full with one, and its products
+    of many matrices may round otherwise."""
+    _, F, D = stack_EFD.shape
+    held = 4 * F * (6 * D + 5 * rows)  # bytes: weights and outputs are there several times
+    budget = 0 if stack_EFD.device.type == "cpu" else scratch(stack_EFD.device)
+    for part in chunks(len(experts), held, budget):
+        yield experts[part]
+
+
+def side_by_side(rows: Sequence[Tensor]) -> Tensor:
+    """[E, N, D] of what each expert was given. Who was given less has zeros, which never err."""
+    return pad_sequence(list(rows), batch_first=True)
 
 
 def _smooth_norms(block: Block, watch: Watch, settings: QuantSettings) -> Iterator[Choice]:
@@ -239,30 +261,60 @@ def best(
     strengths: Iterable[tuple[float, Tensor]],
 ) -> tuple[Choice, Tensor]:
     """The strength whose rounded product is closest to the exact one, and its scales."""
-    rows_ND = seen.rows_ND
-    exact = [rows_ND @ weight.float().T for weight in weights]
-    ones_D = torch.ones_like(seen.peak_D)
-    before = error = _error(rows_ND, weights, exact, grid, ones_D)
-    found: tuple[float | None, Tensor] = None, ones_D
-    for alpha, raw_D in strengths:
-        scale_D = _tame(raw_D)
-        here = _error(rows_ND, weights, exact, grid, scale_D)
-        if here < error:
-            error, found = here, (alpha, scale_D)
-    return Choice(place, found[0], before, error), found[1]
+    (choice,), scale_D = _search([place], _Trial(seen.rows_ND, weights, grid), strengths)
+    return choice, scale_D
 
 
-def _error(
-    rows_ND: Tensor, weights: Sequence[Tensor], exact: Sequence[Tensor], grid: Grid, scale_D: Tensor
-) -> float:
-    """Squared, relative to the exact outputs, summed over the weights."""
-    rounded = quantize_rows(rows_ND / scale_D)
-    x_ND = rounded.integer_RD.float() * rounded.scale_R.unsqueeze(-1)
-    total = 0.0
-    for weight, wanted in zip(weights, exact, strict=True):
-        out = x_ND @ quantize(weight.float() * scale_D, grid, x_ND).weight_XFD.T
-        total += float((out - wanted).square().sum() / wanted.square().sum().clamp_min(1e-30))
-    return total
+class _Trial:
+    """Rows and the weights that read them; of several experts each has its own."""
+
+    def __init__(self, rows_XND: Tensor, weights: Sequence[Tensor], grid: Grid) -> None:
+        self.rows_XND, self._grid = rows_XND, grid
+        self._weights = [weight.float() for weight in weights]
+        self._exact = [rows_XND @ weight.mT for weight in self._weights]
+        self._size = [_energy(exact).clamp_min(1e-30) for exact in self._exact]
+
+    def error(self, scale_XD: Tensor) -> Tensor:
+        """Squared, relative to the exact outputs, summed over the weights, in float64."""
+        scale_X1D = scale_XD.unsqueeze(-2)
+        x_XND = _rounded(self.rows_XND / scale_X1D)
+        total_X = torch.zeros_like(scale_XD[..., 0], dtype=torch.float64)
+        for weight, wanted, size_X in zip(self._weights, self._exact, self._size, strict=True):
+            out = x_XND @ quantize(weight * scale_X1D, self._grid, x_XND).weight_XFD.mT
+            total_X += _energy(out - wanted) / size_X
+        return total_X
+
+
+def _energy(out_XNF: Tensor) -> Tensor:
+    return out_XNF.square().sum((-2, -1))
+
+
+def _rounded(rows_XND: Tensor) -> Tensor:
+    """What int8 makes of rows."""
+    rounded = quantize_rows(rows_XND.flatten(0, -2))
+    return (rounded.integer_RD.float() * rounded.scale_R.unsqueeze(-1)).view_as(rows_XND)
+
+
+def _search(
+    places: Sequence[str], trial: _Trial, strengths: Iterable[tuple[float, Tensor]]
+) -> tuple[list[Choice], Tensor]:
+    """Of each place the best strength, and its scales."""
+    scale_XD = torch.ones_like(trial.rows_XND[..., 0, :])
+    before_X = error_X = trial.error(scale_XD)
+    alpha_X = torch.full_like(error_X, torch.nan)
+    for alpha, raw_XD in strengths:
+        tried_XD = _tame(raw_XD)
+        here_X = trial.error(tried_XD)
+        closer_X = here_X < error_X
+        error_X = torch.where(closer_X, here_X, error_X)
+        alpha_X = torch.where(closer_X, alpha, alpha_X)
+        scale_XD = torch.where(closer_X.unsqueeze(-1), tried_XD, scale_XD)
+    columns = (found_X.reshape(-1).tolist() for found_X in (alpha_X, before_X, error_X))
+    choices = [
+        Choice(place, None if isnan(alpha) else alpha, before, error)
+        for place, alpha, before, error in zip(places, *columns, strict=True)
+    ]
+    return choices, scale_XD
 
 
 def _balanced(
@@ -274,17 +326,20 @@ def _balanced(
         yield alpha, (tie or _untied)(alpha * log_x_D - (1 - alpha) * log_w_D).exp()
 
 
-def _log(size_D: Tensor) -> Tensor:
+def _log(size_XD: Tensor) -> Tensor:
     """Of channels' sizes; a silent one counts as the median of the others."""
-    loud = size_D[size_D > 0]
-    typical = loud.median() if len(loud) else size_D.new_ones(())
-    return torch.where(size_D > 0, size_D, typical).log()
+    loud_XD = size_XD > 0
+    ranked_XD = torch.where(loud_XD, size_XD, torch.inf).sort(-1).values
+    middle_X1 = (loud_XD.sum(-1, keepdim=True) - 1).clamp_min(0) // 2
+    median_X1 = ranked_XD.gather(-1, middle_X1)
+    typical_X1 = torch.where(loud_XD.any(-1, keepdim=True), median_X1, 1.0)
+    return torch.where(loud_XD, size_XD, typical_X1).log()
 
 
-def _tame(scale_D: Tensor) -> Tensor:
+def _tame(scale_XD: Tensor) -> Tensor:
     """Around one, and never so far from it that half precision would suffer."""
-    log_D = _log(scale_D)
-    return (log_D - log_D.mean()).clamp(-7.0, 7.0).exp()
+    log_XD = _log(scale_XD)
+    return (log_XD - log_XD.mean(-1, keepdim=True)).clamp(-7.0, 7.0).exp()
 
 
 def _untied(log_D: Tensor) -> Tensor:

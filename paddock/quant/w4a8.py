@@ -66,12 +66,12 @@ class Quantized:
 
 
 @torch.no_grad()
-def quantize(weight_XFD: Tensor, grid: Grid, rows_ND: Tensor | None = None) -> Quantized:
+def quantize(weight_XFD: Tensor, grid: Grid, rows_XND: Tensor | None = None) -> Quantized:
     """Round to the nearest, halves to even, in float32. Deterministic: the same weights give the
     same integers wherever this is called from.
 
-    Refining scales takes `rows_ND`, inputs that a matrix [F, D] will meet: what then counts is how
-    far outputs are, and without them how far weights are.
+    Refining scales takes `rows_XND`, inputs that each matrix [F, D] will meet: what then counts is
+    how far outputs are, and without them how far weights are.
 
     >>> found = quantize(torch.tensor([[0.7, -0.34, 0.05]]), Grid(bits=4))
     >>> found.integer_XFD.tolist()
@@ -80,17 +80,18 @@ def quantize(weight_XFD: Tensor, grid: Grid, rows_ND: Tensor | None = None) -> Q
     columns = grid.columns(weight_XFD.shape[-1])
     weight_XFGC = weight_XFD.detach().float().unflatten(-1, (-1, columns))
     largest_XFG1 = weight_XFGC.abs().amax(-1, keepdim=True)
+    limit_XFG1 = torch.full_like(largest_XFG1, grid.limit)  # a GPU would multiply by 1 / limit
     # A group of zeros has no scale of its own, and any will do.
-    scale_XFG1 = torch.where(largest_XFG1 > 0, largest_XFG1 / grid.limit, 1.0)
+    scale_XFG1 = torch.where(largest_XFG1 > 0, largest_XFG1 / limit_XFG1, 1.0)
     integer_XFGC = _rounded(weight_XFGC, scale_XFG1, grid.limit)
     if grid.refinements:
-        view = _same if rows_ND is None else _outputs(rows_ND, columns)
+        view = _same if rows_XND is None else _outputs(rows_XND, columns)
         scale_XFG1, integer_XFGC = _refined(weight_XFGC, scale_XFG1, integer_XFGC, grid, view)
     return Quantized(integer_XFGC.flatten(-2).to(torch.int8), scale_XFG1.squeeze(-1), grid.bits)
 
 
 def _rounded(weight_XFGC: Tensor, scale_XFG1: Tensor, limit: int) -> Tensor:
-    return (weight_XFGC / scale_XFG1).round().clamp(-limit, limit)
+    return (weight_XFGC / scale_XFG1).round_().clamp_(-limit, limit)
 
 
 View = Callable[[Tensor], Tensor]
@@ -100,12 +101,12 @@ def _same(weight_XFGC: Tensor) -> Tensor:
     return weight_XFGC
 
 
-def _outputs(rows_ND: Tensor, columns: int) -> View:
+def _outputs(rows_XND: Tensor, columns: int) -> View:
     """What each group of a matrix adds to the outputs of some rows."""
-    rows_GCN = rows_ND.float().unflatten(-1, (-1, columns)).permute(1, 2, 0)
+    rows_XGCN = rows_XND.float().unflatten(-1, (-1, columns)).transpose(-3, -2).mT
 
-    def view(weight_FGC: Tensor) -> Tensor:
-        return torch.bmm(weight_FGC.transpose(0, 1), rows_GCN).transpose(0, 1)
+    def view(weight_XFGC: Tensor) -> Tensor:
+        return (weight_XFGC.transpose(-3, -2) @ rows_XGCN).transpose(-3, -2)
 
     return view
 
@@ -114,10 +115,11 @@ def _refined(
     weight_XFGC: Tensor, scale_XFG1: Tensor, integer_XFGC: Tensor, grid: Grid, view: View
 ) -> tuple[Tensor, Tensor]:
     """SSZ: the best scale for the integers, the nearest integers for the scale, in turn; a group
-    takes a round's result only if it is closer, and all stop when none is."""
+    takes a round's result only if it is closer, and a matrix stops when none of its groups is."""
     wanted, seen = view(weight_XFGC), view(integer_XFGC)
     error_XFG1 = (wanted - scale_XFG1 * seen).square().sum(-1, keepdim=True)
     next_scale_XFG1, next_XFGC = scale_XFG1, integer_XFGC
+    going_X111: Tensor | bool = True
     for _ in range(grid.refinements):
         over_XFG1 = (seen * wanted).sum(-1, keepdim=True)
         under_XFG1 = seen.square().sum(-1, keepdim=True)
@@ -127,8 +129,9 @@ def _refined(
         next_XFGC = _rounded(weight_XFGC, next_scale_XFG1, grid.limit)
         seen = view(next_XFGC)
         found_XFG1 = (wanted - next_scale_XFG1 * seen).square().sum(-1, keepdim=True)
-        closer_XFG1 = found_XFG1 < error_XFG1 * (1 - 1e-10)
-        if not closer_XFG1.any():
+        closer_XFG1 = (found_XFG1 < error_XFG1 * (1 - 1e-10)) & going_X111
+        going_X111 = closer_XFG1.any((-3, -2, -1), keepdim=True)
+        if not going_X111.any():
             break
         scale_XFG1 = torch.where(closer_XFG1, next_scale_XFG1, scale_XFG1)
         integer_XFGC = torch.where(closer_XFG1, next_XFGC, integer_XFGC)
