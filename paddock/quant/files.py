@@ -56,12 +56,12 @@ def released(
         return
     for piece in pieces(name, tuple(tensor.integer_XFD.shape), config):
         stem = piece.released.removesuffix(".weight")
-        integer_FD = place(tensor.integer_XFD, piece).cpu()
+        integer_FD = place(tensor.integer_XFD, piece)
         yield f"{stem}.weight_scale", place(tensor.scale_XFG, piece).cpu().contiguous().clone()
         if tensor.bits == 8:
-            yield f"{stem}.weight", integer_FD.contiguous().clone()
+            yield f"{stem}.weight", integer_FD.cpu().contiguous().clone()
         else:
-            yield f"{stem}.weight_packed", pack_words(integer_FD)
+            yield f"{stem}.weight_packed", pack_words(integer_FD).cpu()
             yield f"{stem}.weight_shape", torch.tensor(integer_FD.shape)
 
 

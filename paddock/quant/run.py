@@ -286,7 +286,7 @@ class _Work:
         places = module.state_dict()
         for piece in self.plan:
             if piece.ours.startswith(f"{prefix}."):
-                tensor = self.tensors.tensor(piece.released)
+                tensor = self.tensors.tensor(piece.released).to(self.device)
                 refuse_non_finite(tensor, piece.released, self.source)
                 place(places[piece.ours.removeprefix(f"{prefix}.")], piece).copy_(tensor)
 

@@ -96,7 +96,7 @@ class Streams:
     def read(self, layer: int, batch: int, side: Side, device: torch.device) -> State:
         found = load_file(self._file(layer, batch, side))
         # Copied: products of the same numbers round differently where memory is aligned otherwise.
-        tensors = {name: tensor.clone().to(device) for name, tensor in found.items()}
+        tensors = {name: tensor.to(device, copy=True) for name, tensor in found.items()}
         selection = None
         if "query" in tensors:
             selection = Selection(tensors["query"], tensors["index"])
