@@ -49,7 +49,7 @@ def quantize(  # noqa: PLR0913  one option each
         typer.Option("--world", help="A world to measure both models in; may be repeated."),
     ] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks of each world.")] = 200,
-    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="Default: the accelerator, else cpu.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")
     ] = False,
@@ -61,6 +61,7 @@ def quantize(  # noqa: PLR0913  one option each
     and is read by the compressed-tensors library.
     """
     from paddock.checkpoint.training import newest_model
+    from paddock.cli.engines import devices
     from paddock.config import dump
     from paddock.quant import quantize_folder
     from paddock.quant.run import refuse_integers
@@ -75,12 +76,13 @@ def quantize(  # noqa: PLR0913  one option each
     refuse_integers(source)
     amounts = Amounts(calibrate=tokens, held_out=measure, needles=needles, length=length)
     passages = _passages(folder, source, texts or [], settings, amounts)
+    (place,) = devices(device, 1)
     with Bar() as bar:
         report = quantize_folder(
-            source, out, settings, passages=passages, device=device, say=bar.say
+            source, out, settings, passages=passages, device=place, say=bar.say
         )
     if worlds:
-        report["worlds"] = in_worlds(worlds, tasks, source, out)
+        report["worlds"] = in_worlds(worlds, tasks, source, out, place)
         (out / "quantization.json").write_text(json.dumps(report, indent=2) + "\n")
     if settings.needs_text and not report.get("tokens"):
         show("nothing was held out of that text, so nothing was measured on any")
@@ -120,13 +122,17 @@ def _passages(
     return passages_from(named, Tokenizer.load(source), amounts) if named else []
 
 
-def in_worlds(worlds: list[str], tasks: int, source: Path, out: Path) -> list[dict[str, Any]]:
+def in_worlds(
+    worlds: list[str], tasks: int, source: Path, out: Path, place: str | None = None
+) -> list[dict[str, Any]]:
     """Both models at the same held-out tasks, with the same chance."""
-    before, after = (played(worlds, tasks, folder) for folder in (source, out))
+    before, after = (played(worlds, tasks, folder, place) for folder in (source, out))
     return [{"world": world, **compared(before[world], after[world])} for world in worlds]
 
 
-def played(worlds: list[str], tasks: int, folder: Path) -> dict[str, dict[str, float]]:
+def played(
+    worlds: list[str], tasks: int, folder: Path, place: str | None = None
+) -> dict[str, dict[str, float]]:
     """Of each world, the reward at each task that could be judged. A world with fewer tasks is
     played several times."""
     from paddock.cli.engines import open_model
@@ -135,7 +141,7 @@ def played(worlds: list[str], tasks: int, folder: Path) -> dict[str, dict[str, f
     from paddock.envs import open_world
 
     model, found = open_model(folder, None), {}
-    with engine_of(model) as engine:
+    with engine_of(model, device=place) as engine:
         for world in worlds:
             size = open_world(world, {}).size("test") or tasks
             often = max(1, tasks // size)

@@ -98,12 +98,14 @@ def _trained_in(run: Path) -> str | None:
     return values.get("machine", {}).get("dtype")  # type: ignore[no-any-return]
 
 
-def engine_of(model: Model, network: "Network | None" = None) -> "Engine":
+def engine_of(
+    model: Model, network: "Network | None" = None, *, device: str | None = None
+) -> "Engine":
     """One engine for a model, sized for many short episodes; its weights are read unless given."""
     from paddock.checkpoint import load_pretrained
     from paddock.engine import Engine, EngineSettings
 
-    (place,) = devices(None, 1)
+    (place,) = devices(device, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
     settings = EngineSettings(max_running=AT_ONCE, stop_ids=stops or None)
     if network is None:

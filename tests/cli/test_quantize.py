@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import newest_model
+from paddock.cli import engines
 from paddock.cli.__main__ import app
 from paddock.cli.plan import done_before, load_plan, steps
 from paddock.cli.quantize import compared
@@ -21,6 +22,7 @@ from paddock.quant.workshop import digest
 from paddock.text import Tokenizer
 from paddock.train import train
 from tests.cli.plans import plan_in
+from tests.quant.elsewhere import ELSEWHERE, Pretending
 from tests.train.tiny import network_folder, run_in, settings
 
 QUICK = ["--set", "alphas=2", "--set", "rows=16"]
@@ -54,6 +56,21 @@ def test_a_run_is_quantized_with_its_own_text_and_reported(run, tmp_path):
         gap = (exact.logits([5, 6, 7]) - integers.logits([5, 6, 7])).abs().max()
     assert 0 < float(gap) < 1
     assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_it_runs_where_there_is_an_accelerator(run, tmp_path, monkeypatch):
+    """Unless it is told where."""
+    monkeypatch.setattr(engines, "devices", lambda name, _: [name or str(ELSEWHERE)])
+    with Pretending():
+        found = quantize(run, tmp_path / "there", *QUICK, *LITTLE)
+    assert found.exit_code == 0, found.output
+    assert quantize(run, tmp_path / "here", *QUICK, *LITTLE, "--device", "cpu").exit_code == 0
+    there, here = (
+        json.loads((tmp_path / name / "quantization.json").read_text())
+        for name in ("there", "here")
+    )
+    assert (there["device"], here["device"]) == (ELSEWHERE.type, "cpu")
+    assert there["nats"] == pytest.approx(here["nats"], abs=2e-3)
 
 
 def test_a_checkpoint_is_quantized_with_given_text(run, tmp_path):

@@ -19,7 +19,8 @@ NETWORKS = {
 
 def watched(network, layer, settings):
     """A layer that has read text, and what it gave back."""
-    token_T, layout = tokens(120), Layout.packed([60, 60])
+    device = network.embed.weight.device
+    token_T, layout = tokens(120).to(device), Layout.packed([60, 60], device)
     step, x_TD = network.step(layout), network.embed(token_T)
     block = network.layers[layer]
     watch = Watch(block, settings, batches=1)
