@@ -112,7 +112,7 @@ class _Work:
         made = self.shop.made(plan)
         if made is not None:
             return made
-        with self.shop.claimed():
+        with self.shop.claimed(), self.shop.streams.writing():
             return self._run(plan, batches, say)
 
     def _run(self, plan: dict[str, Any], batches: list[Batch], say: Say) -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """Text on its way through the layers, twice: as the exact network and as the quantized one see it.
 
-Only one batch is ever in memory; between two layers all of them lie on disk, so that a run that was
-stopped goes on with the same bits. T tokens, D hidden, Q sparse queries, K kept keys.
+Only one batch is ever in memory, and one on its way to disk; between two layers all of them lie
+there, so that a run that was stopped goes on with the same bits.
+
+T tokens, D hidden, Q sparse queries, K kept keys.
 """
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,13 +92,31 @@ class State:
 
 
 class Streams:
-    """States of every batch, on both sides, before each layer."""
+    """States of every batch, on both sides, before each layer.
+
+    Writing takes as long as a GPU takes for a layer, so it goes on beside it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._written: tuple[Path, Future[None]] | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Until the block ends, with everything on disk then."""
+        with ThreadPoolExecutor(1) as self._writer:
+            yield
+
+    def settle(self) -> None:
+        """Wait until everything is on disk."""
+        if self._written is not None:
+            self._written[1].result()
 
     def read(self, layer: int, batch: int, side: Side, device: torch.device) -> State:
-        found = load_file(self._file(layer, batch, side))
+        file = self._file(layer, batch, side)
+        if self._written is not None and self._written[0] == file:
+            self.settle()
+        found = load_file(file)
         # Copied: products of the same numbers round differently where memory is aligned otherwise.
         tensors = {name: tensor.to(device, copy=True) for name, tensor in found.items()}
         selection = None
@@ -106,11 +128,10 @@ class Streams:
         tensors = {"hidden": state.hidden_TD}
         if state.selection is not None:
             tensors |= {"query": state.selection.query_Q, "index": state.selection.index_QK}
+        near = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        self.settle()
         file = self._file(layer, batch, side)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(".partial")
-        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, draft)
-        os.replace(draft, file)
+        self._written = file, self._writer.submit(_save, near, file)
 
     def forget(self, layer: int) -> None:
         """What lay before a layer that is done."""
@@ -118,3 +139,10 @@ class Streams:
 
     def _file(self, layer: int, batch: int, side: Side) -> Path:
         return self._folder / f"{layer:04d}" / f"{batch:05d}.{side}"
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(".partial")
+    save_file(tensors, draft)
+    os.replace(draft, file)

@@ -76,6 +76,7 @@ class Workshop:
         return read_json(done) if done.is_file() else {"layers": None, "found": []}
 
     def note(self, progress: Mapping[str, Any]) -> None:
+        self.streams.settle()
         write_json(self.folder / PROGRESS, progress)
 
     def write_shard(self, number: int, tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -20,6 +20,7 @@ from paddock.quant import (
     quantize_folder,
 )
 from paddock.quant import run as running
+from paddock.quant import stream as streaming
 from paddock.quant.layers import IntegerExperts, IntegerLinear
 from paddock.quant.rotate import TurnedMTP
 from tests.engine.nets import engine, greedy, prompts
@@ -221,6 +222,24 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, target, stopped
     if stopped_at == "layer 2: integers":
         assert seen[0] == "layer 2: reading weights"  # what was done is not done again
     assert [path.name for path in tmp_path.iterdir()] == ["q"]
+
+
+def test_a_disk_that_is_full_stops_it_until_there_is_room(source, target, tmp_path, monkeypatch):
+    """Though states are written while the next ones are computed."""
+    calls, saved = [], streaming.save_file
+
+    def full(tensors, file):
+        calls.append(file)
+        if len(calls) == 20:
+            raise OSError("no space left")
+        saved(tensors, file)
+
+    monkeypatch.setattr(streaming, "save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        quantize_folder(source, tmp_path / "q", QUICK, passages=text())
+    assert len(calls) == 20 and not (tmp_path / "q").exists()
+    quantize_folder(source, tmp_path / "q", QUICK, passages=text())
+    assert contents(tmp_path / "q") == contents(target)
 
 
 def test_done_is_done(source, target):
