@@ -215,7 +215,7 @@ def _turn_latents(attention: MLA, turns: Turns) -> None:
         turn_columns((attention.q_b.weight, *further), turns.query)
     value_up_HVL = attention.kv_b.weight.unflatten(0, (mla.heads, -1))[:, mla.nope :]
     turn_rows(value_up_HVL, turns.value)
-    turn_columns((attention.o.weight.unflatten(1, (mla.heads, -1)),), turns.value)
+    turn_columns((_by_head(attention.o.weight, mla.heads),), turns.value)
 
 
 def _turn_values(attention: GQA, turns: Turns) -> None:
@@ -223,9 +223,14 @@ def _turn_values(attention: GQA, turns: Turns) -> None:
     turn_rows(attention.v.weight.unflatten(0, (gqa.kv_heads, -1)), turns.value)
     if attention.v.bias is not None:
         turn_columns((attention.v.bias.unflatten(0, (gqa.kv_heads, -1)),), turns.value)
-    turn_columns((attention.o.weight.unflatten(1, (gqa.heads, -1)),), turns.value)
+    turn_columns((_by_head(attention.o.weight, gqa.heads),), turns.value)
     if attention.o.bias is not None:
         turn_columns((attention.o.bias,), turns.residual)
+
+
+def _by_head(weight_DF: Tensor, heads: int) -> Tensor:
+    """[H, D, V]: what each head's values are read with."""
+    return weight_DF.unflatten(1, (heads, -1)).transpose(0, 1)
 
 
 @torch.no_grad()
