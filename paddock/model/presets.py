@@ -77,8 +77,8 @@ GLM47_FLASH = ModelConfig(
     pad=154820,
 )
 
-# One GPU: 716 M parameters, 231 M of them active. Born like nano, for its width: with 0.02 everywhere
-# the layers shout over the embeddings, and looking back for a key is not learnt in a thousand steps.
+# One GPU: 716 M parameters, 231 M of them active. Born like nano, for its width: with 0.02
+# everywhere the layers shout over the embeddings, and to look back for a key is hardly learnt.
 SMALL = ModelConfig(
     family="glm_moe_dsa",
     vocab=32_768,
