@@ -144,7 +144,9 @@ def _measure(plan: "Plan", step: Step, folder: Path, journal: "Journal") -> None
     name = step.stage.name
     before = measured_before(folder)
     todo = [skill for skill in plan.skills_after(name) if (name, skill.name) not in before]
-    for result in measure(todo, step.out, seed=plan.seed):
+    # Integers say nothing of what the rest is computed in: as the model they were.
+    like = step.model if step.stage.verb == "quantize" else None
+    for result in measure(todo, step.out, seed=plan.seed, like=like):
         journal.event("skill", stage=name, **result.as_event())
         show(f"      {result}")
 

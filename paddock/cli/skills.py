@@ -52,11 +52,14 @@ class Result:
         }
 
 
-def measure(skills: list[SkillPlan], run: Path, *, seed: int) -> Iterator[Result]:
-    """Each skill of a run's newest checkpoint. The weights are read once."""
+def measure(
+    skills: list[SkillPlan], run: Path, *, seed: int, like: Path | None = None
+) -> Iterator[Result]:
+    """Each skill of a run's newest checkpoint, in the precision of that run or of one `like` it.
+    The weights are read once."""
     if not skills:
         return
-    network = _network_of(run)
+    network = _network_of(run, _trained_in(like or run))
     for skill in skills:
         if skill.kind != "world":
             yield _read(skill, run, network)
@@ -82,13 +85,13 @@ def refuse_wrong(skills: Iterable[SkillPlan]) -> None:
             raise UserError(f"skill {skill.name!r}: {error}") from error
 
 
-def _network_of(run: Path) -> "Network":
+def _network_of(run: Path, dtype: str | None) -> "Network":
     from paddock.checkpoint import load_pretrained
     from paddock.checkpoint.training import newest_model
 
     folder = newest_model(run)
     (place,) = devices(None, 1)
-    return load_pretrained(folder, precision(folder, place, _trained_in(run)), place)
+    return load_pretrained(folder, precision(folder, place, dtype), place)
 
 
 def _trained_in(run: Path) -> str | None:

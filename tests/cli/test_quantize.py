@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import newest_model
-from paddock.cli import engines
+from paddock.cli import engines, skills
 from paddock.cli.__main__ import app
 from paddock.cli.plan import done_before, load_plan, steps
 from paddock.cli.quantize import compared
@@ -204,10 +204,13 @@ def texts_of(*runs):
     return batches_of(passages, QuantSettings().batch_tokens)
 
 
-def test_a_plan_may_end_in_integers(plan):
+def test_a_plan_may_end_in_integers(plan, monkeypatch):
+    read, opened = [], skills._network_of
+    monkeypatch.setattr(skills, "_network_of", lambda *how: read.append(how) or opened(*how))
     found = story_of(plan)
     assert found.exit_code == 0, found.output
     out = plan.parent / "run"
+    assert read == [(out / name, "float32") for name in ("first", "small")], "not as it was trained"
     assert f"paddock quantize {out / 'first'} {out / 'small'} --recipe" in found.output
     first, small = read_story(out).stages
     assert small.scores["loss"] == pytest.approx(first.scores["loss"], abs=0.2)
