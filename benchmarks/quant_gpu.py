@@ -1,18 +1,21 @@
 """The W4A8 product on one GPU against bfloat16 in the same run; memory and decoding with it.
 
     python -m benchmarks.quant gpu
-    python -m benchmarks.quant_gpu [product|experts|decode|tiles ...]
+    python -m benchmarks.quant_gpu [product|experts|decode|whole|tiles ...]
 
-`tiles` times other ways of cutting the product than those that `fused` has in its tables. Every arm
-is a graph in which many weights take turns; a row that fails says so, and the next one runs.
+`whole` times the whole recipe on the small preset, part by part. `tiles` times other ways of cutting
+the product than those that `fused` has in its tables. Of the others every arm is a graph in which
+many weights take turns; a row that fails says so, and the next one runs.
 """
 
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,12 +36,17 @@ from paddock.kernels.w4a8_gemm import (
 )
 from paddock.kernels.w4a8_gemm.fused import Tile
 from paddock.model import Network, preset
-from paddock.quant import RECIPES, quantize_folder
+from paddock.quant import RECIPES, Passage, quantize_folder
+from paddock.quant.run import Moment
+from paddock.quant.stream import Purpose
 
 SHAPES = {"gate and up": (4096, 6144), "down": (6144, 2048)}
 ROWS = (1, 4, 16, 64, 256, 1024)
 TOKENS = (1, 8, 64)  # of 256 experts, 8 of them each
 EXPERTS, CHOSEN = 256, 8
+TEXT: dict[Purpose, int] = {"calibrate": 65_536, "held_out": 32_768}  # as the verb takes it
+VOCAB, LENGTHS = 4096, (2048, 700, 300, 1500)
+MOST_SECONDS = 60
 COPIES_BYTES = 1 << 30  # so many different weights take turns that no cache holds them
 
 # Outputs, rows, columns, slices, warps, stages: what to choose from for at most so many rows. Tiles
@@ -73,7 +81,7 @@ EXPERT_CANDIDATES = [Tile(64, 16, 128, 1, 4, 6), Tile(64, 8, 128, 1, 4, 4)]
 def gpu_claims() -> list[Claim]:
     if not torch.cuda.is_available():
         return [Claim(name="W4A8 product", target=">= 2.3x up to 64 rows", measured="needs a GPU")]
-    return [*product_claims(), *expert_claims(), *decode_claims()]
+    return [*product_claims(), *expert_claims(), *decode_claims(), *whole_claims()]
 
 
 def product_claims() -> list[Claim]:
@@ -227,6 +235,44 @@ def _decoding(folder: Path, batch: int) -> tuple[float, int]:
     return statistics.median(rates[2:]), held  # in the first two all sizes of step are recorded
 
 
+def whole_claims(device: str = "cuda") -> list[Claim]:
+    """How long the small preset, newborn, takes to become integers, with the vocabulary of
+    recipes/small and random text."""
+    spent: Counter[str] = Counter()
+    what, since = "opening", 0.0
+
+    def say(moment: Moment) -> None:
+        nonlocal what, since
+        spent[what] += time.perf_counter() - since
+        what, since = moment.what.split(": ")[-1], time.perf_counter()
+
+    with TemporaryDirectory() as home:
+        source, small = Path(home) / "small", preset("small").model_copy(update={"vocab": VOCAB})
+        save_pretrained(Network.born(small, 0), source, dtype="bfloat16")
+        since = time.perf_counter()
+        quantize_folder(source, Path(home) / "q", passages=_text(), device=device, say=say)
+        say(Moment(1, 1, "done"))
+    seconds = sum(spent.values())
+    parts = ", ".join(f"{what} {took:.1f}" for what, took in spent.items())
+    return [
+        Claim(
+            name=f"seconds to quantize small on {device}",
+            target=f"<= {MOST_SECONDS}",
+            measured=f"{seconds:.0f} ({parts})",
+            holds=seconds <= MOST_SECONDS,
+        )
+    ]
+
+
+def _text() -> list[Passage]:
+    chance, lengths, made = torch.Generator().manual_seed(0), cycle(LENGTHS), []
+    for purpose, tokens in TEXT.items():
+        while sum(len(p.ids) for p in made if p.purpose == purpose) < tokens:
+            ids = torch.randint(0, VOCAB, (next(lengths),), generator=chance)
+            made.append(Passage(ids=tuple(ids.tolist()), purpose=purpose))
+    return made
+
+
 def tile_lines() -> Iterator[str]:
     """A line for each way of cutting each product: microseconds with rounding and alone, and how
     fast the weights came in."""
@@ -283,6 +329,7 @@ SECTIONS: dict[str, Callable[[], list[Claim]]] = {
     "product": product_claims,
     "experts": expert_claims,
     "decode": decode_claims,
+    "whole": whole_claims,
 }
 
 
