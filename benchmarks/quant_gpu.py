@@ -3,9 +3,9 @@
     python -m benchmarks.quant gpu
     python -m benchmarks.quant_gpu [product|experts|decode|whole|tiles ...]
 
-`whole` times the whole recipe on the small preset, part by part. `tiles` times other ways of cutting
-the product than those that `fused` has in its tables. Of the others every arm is a graph in which
-many weights take turns; a row that fails says so, and the next one runs.
+`whole` times the whole recipe on the small preset, part by part. `tiles` times other ways of
+cutting the product than those that `fused` has in its tables. Of the others every arm is a graph in
+which many weights take turns; a row that fails says so, and the next one runs.
 """
 
 import statistics
