@@ -77,6 +77,8 @@ def quantize(  # noqa: PLR0913  one option each
     amounts = Amounts(calibrate=tokens, held_out=measure, needles=needles, length=length)
     passages = _passages(folder, source, texts or [], settings, amounts)
     (place,) = devices(device, 1)
+    if device is None and place.startswith("mps"):
+        place = "cpu"  # errors are summed in float64, which it does not have
     with Bar() as bar:
         report = quantize_folder(
             source, out, settings, passages=passages, device=place, say=bar.say
