@@ -138,8 +138,8 @@ def curves(arms: Arms, metric: str) -> Iterator[Html]:
 
 
 def _chart(title: str, drawn: list[Series], arms: Arms, y: Axis) -> Html:
-    counted = all(run.tokens for runs in arms.values() for run in runs)
-    x = Axis("tokens" if counted else "steps", zero=not begins_late(drawn))
+    along = {run.progress[0] for runs in arms.values() for run in runs}
+    x = Axis(along.pop() if len(along) == 1 else "steps", zero=not begins_late(drawn))
     return line_chart(title, drawn, x=x, y=y)
 
 

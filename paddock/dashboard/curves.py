@@ -94,7 +94,7 @@ def ends(curve: Series) -> tuple[float, float]:
 
 def chart(run: RunFolder, shown: Look, curves: list[Series], *rules: Rule) -> Html:
     """Curves of one run. Its own axis begins at zero where the curves do not begin late."""
-    x = Axis("tokens" if run.tokens else "steps", zero=not begins_late(curves))
+    x = Axis(run.progress[0], zero=not begins_late(curves))
     smooth = smoothing_of(run) if shown.noisy else 0
     return line_chart(shown.title, curves, x=x, y=shown.axis, rules=rules, smooth=smooth)
 
@@ -117,6 +117,17 @@ def metric_chart(run: RunFolder, metric: str) -> Html:
     return chart(run, look(metric), [curve])
 
 
+def rewarded(run: RunFolder) -> list[str]:
+    """The metrics that say what was earned, of each task; of all where tasks are not told apart."""
+    tasks = [name for name in run.metrics if name.startswith(REWARD)]
+    return tasks or [name for name in run.metrics if name == "reward"]
+
+
+def reward_chart(run: RunFolder) -> Html:
+    curves = [replace(run.curve(name), name=name.removeprefix(REWARD)) for name in rewarded(run)]
+    return chart(run, look("reward" if len(curves) == 1 else "rewards"), curves)
+
+
 def last_half(curve: Series) -> Series:
     """From the middle on, along x."""
     first = next((i for i, x in enumerate(curve.x) if x >= curve.x[-1] / 2), 0)
@@ -128,8 +139,8 @@ def speed(run: RunFolder) -> Series:
     """Tokens a second of the steps that did nothing else."""
     found = [
         (x, line)
-        for x, line in zip(run.tokens, run.lines, strict=False)  # no tokens, no speed
-        if line.get("seconds", 0) > 0 and "held_out" not in line
+        for x, line in zip(run.progress[1], run.lines, strict=True)
+        if run.tokens and line.get("seconds", 0) > 0 and "held_out" not in line
     ]
     return Series(
         name="tokens a second",

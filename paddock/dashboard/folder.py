@@ -63,6 +63,15 @@ class RunFolder:
         return found
 
     @cached_property
+    def progress(self) -> tuple[str, list[float]]:
+        """What curves are drawn over, and how far each line has come: tokens, or steps where those
+        are not counted. Of reinforcement, updates: long replies are no sign of much learning."""
+        steps = [line["step"] for line in self.lines]
+        if "policy_loss" in self.metrics or "reward" in self.metrics:
+            return "updates", steps
+        return ("tokens", self.tokens) if self.tokens else ("steps", steps)
+
+    @cached_property
     def metrics(self) -> list[str]:
         """Names of the curves, in the order in which they first appear."""
         return [
@@ -72,10 +81,10 @@ class RunFolder:
         ]
 
     def curve(self, metric: str, name: str | None = None) -> Series:
-        """A metric over tokens, or over steps where tokens are not counted. It has marks where it
-        was measured now and then only."""
-        tokens = self.tokens or [line["step"] for line in self.lines]
-        found = [(x, line) for x, line in zip(tokens, self.lines, strict=True) if metric in line]
+        """A metric over the run's progress. It has marks where it was measured now and then
+        only."""
+        along = zip(self.progress[1], self.lines, strict=True)
+        found = [(x, line) for x, line in along if metric in line]
         return Series(
             name=name or metric.replace("_", " "),
             x=[x for x, _ in found],

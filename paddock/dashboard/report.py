@@ -12,13 +12,14 @@ from typing import Any
 from paddock.dashboard.bars import heat_map, share_bar
 from paddock.dashboard.curves import (
     NATS,
-    REWARD,
     chart,
     ends,
     final,
     last_half,
     look,
     metric_chart,
+    reward_chart,
+    rewarded,
     smoothing_of,
     speed,
     utilisation,
@@ -114,9 +115,8 @@ def learning(run: RunFolder) -> Iterator[Html]:
     if "loss" not in run.metrics:
         if "indexer" in run.metrics:
             yield metric_chart(run, "indexer")
-        if rewards := rewarded(run):
-            curves = [replace(run.curve(name), name=name.removeprefix(REWARD)) for name in rewards]
-            yield chart(run, look("reward" if len(curves) == 1 else "rewards"), curves)
+        if rewarded(run):
+            yield reward_chart(run)
         return
     entropy = run.positive("corpus", "unigram_entropy")
     rules = [Rule("unigram entropy", entropy)] if entropy else []
@@ -125,12 +125,6 @@ def learning(run: RunFolder) -> Iterator[Html]:
     if len(run.lines) >= 100:
         later = replace(NATS, title="Loss, the last half")
         yield chart(run, later, [last_half(curve) for curve in curves])
-
-
-def rewarded(run: RunFolder) -> list[str]:
-    """The metrics that say what was earned, of each task; of all where tasks are not told apart."""
-    tasks = [name for name in run.metrics if name.startswith(REWARD)]
-    return tasks or [name for name in run.metrics if name == "reward"]
 
 
 def further(run: RunFolder) -> Iterator[Html]:
@@ -155,7 +149,7 @@ def evaluation(run: RunFolder) -> Html:
             (f"{step:,.0f}", short(x), f"{y:.4f}")
             for step, x, y in zip(held_out.step, held_out.x, held_out.y, strict=True)
         ]
-        head = ("step", "tokens" if run.tokens else "steps", "held-out loss, nats a token")
+        head = ("step", run.progress[0], "held-out loss, nats a token")
         parts.append(
             table(head, rows if len(rows) <= 12 else [*rows[:2], ("...",) * 3, *rows[-9:]], words=0)
         )

@@ -140,6 +140,7 @@ def curve(run: RunFolder, metric: str, *, smooth: float) -> Mapping[str, Any]:
     """A metric of a run as columns to draw; of many points, those that a picture shows."""
     found = run.curve(metric)
     shown = look(metric)
+    seen = dict(zip((line["step"] for line in run.lines), run.tokens, strict=False))
     average = smoothed(found.y, smooth) if smooth > 1 and not found.marks else []
     kept = thinned(found.x, found.y, POINTS // 4)
     timed = [line for line in run.lines if "time" in line]
@@ -149,7 +150,7 @@ def curve(run: RunFolder, metric: str, *, smooth: float) -> Mapping[str, Any]:
         "unit": shown.unit,
         "log": shown.log,
         "step": [found.step[i] for i in kept],
-        "tokens": [found.x[i] for i in kept] if run.tokens else [],
+        "tokens": [seen[found.step[i]] for i in kept] if seen else [],
         "seconds": [times.get(found.step[i]) for i in kept],
         "y": [found.y[i] for i in kept],
         "smooth": [average[i] for i in kept] if average else [],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.dashboard.bars import heat_map, share_bar
-from paddock.dashboard.curves import metric_chart
+from paddock.dashboard.curves import metric_chart, reward_chart
 from paddock.dashboard.folder import ReportError, RunFolder, number, read_run
 from paddock.dashboard.html import Html, folded, joined, page, section, table, tag, tiles
 from paddock.dashboard.scale import short, span
@@ -15,7 +15,13 @@ from paddock.journal import EVENTS, follow
 
 REPORT = "report.html"
 # Of each kind of stage, the curves that tell its story; those a run does not have are left out.
-TELLING = ("held_out", "loss", "indexer", "reward", "staleness", "entropy", "teacher_gap")
+TELLING = (
+    *("held_out", "loss", "indexer", "reward", "staleness", "entropy", "teacher_gap", "gap"),
+    *("trainer_idle", "engine_idle"),
+)
+
+
+EXCERPT = 300  # characters of a long reply that are shown at either end
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,7 @@ def _curves(run: RunFolder) -> Iterator[Html]:
     for name in TELLING:
         # A dot or a flat line tells nothing.
         if name in run.metrics and len({*run.curve(name).y}) > 2:
-            yield metric_chart(run, name)
+            yield reward_chart(run) if name == "reward" else metric_chart(run, name)
 
 
 def _example(example: Mapping[str, Any]) -> Html:
@@ -180,8 +186,19 @@ def _message(message: Mapping[str, Any]) -> Html:
     parts = [tag("b", f"{message.get('role', '')} ")]
     if message.get("reasoning"):
         parts.append(tag("i", f"{message['reasoning']} "))
-    parts.append(tag("span", str(message.get("content", ""))))
+    parts.append(tag("span", _excerpt(str(message.get("content", "")))))
     for call in message.get("tool_calls") or []:
         told = json.dumps(call.get("arguments", {}), ensure_ascii=False)
         parts.append(tag("code", f" {call.get('name')}({told})"))
     return tag("p", joined(parts))
+
+
+def _excerpt(text: str) -> str:
+    """
+    >>> len(_excerpt("never " * 1000)), _excerpt("now")
+    (628, 'now')
+    """
+    if len(text) <= 2 * EXCERPT + 50:
+        return text
+    left_out = len(text) - 2 * EXCERPT
+    return f"{text[:EXCERPT]} ... ({left_out:,} characters) ... {text[-EXCERPT:]}"

@@ -187,6 +187,17 @@ def test_rewards_of_several_tasks_share_a_picture(tmp_path):
     chart(main, "Flat groups share in which all earned the same")
 
 
+def test_reinforcement_is_drawn_over_updates_whatever_the_replies_length(tmp_path):
+    run = tmp_path / "run"
+    with Journal(run) as journal:
+        for step in (1, 2, 3):
+            journal.metric(step, policy_loss=0.1, reward=0.1 * step, tokens=10**step, seconds=2.0)
+    drawn = chart(page_of(run), "Reward mean of all attempts")
+    assert drawn["series"][0]["x"] == [1, 2, 3]
+    fast = chart(page_of(run), "Speed tokens a second")["series"][0]
+    assert (fast["x"], fast["y"]) == ([1, 2, 3], [5, 50, 500])
+
+
 def test_the_reward_of_the_only_task_is_shown_once(tmp_path):
     run = tmp_path / "run"
     with Journal(run) as journal:

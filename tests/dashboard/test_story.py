@@ -65,6 +65,15 @@ def test_the_page_holds_the_story_and_escapes_what_models_say(folder):
     assert "Its run folder is gone" in text  # of sft, which has none here
 
 
+def test_a_stage_with_several_tasks_shows_the_reward_of_each(folder):
+    with Journal(folder / "general") as journal:
+        for step in range(5):
+            journal.metric(step, reward=step / 5, reward_sums=step / 4, reward_tools=step / 6)
+    text = write_story(folder).read_text()
+    assert "Reward by task" in text
+    assert "updates" in text
+
+
 def test_a_folder_without_a_plan_is_refused(tmp_path):
     with pytest.raises(ReportError, match="no run of a plan"):
         read_story(tmp_path)
