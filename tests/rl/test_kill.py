@@ -16,7 +16,8 @@ from paddock.journal import Ledger
 from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, numbers, recipe_in
 
 DRIVE = """
-import sys, torch
+import signal, sys, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if tests run in the background
 torch.set_num_threads(1)
 from pathlib import Path
 from tests.rl.vault_runs import register
@@ -97,7 +98,7 @@ def test_running_free_nothing_is_skipped_and_nothing_trained_twice(start, tmp_pa
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_run_goes_on(start, tmp_path):
     recipe, out = recipe_in(tmp_path, start), tmp_path / "run"
-    process = begun(recipe, out, "tasks.vault.settings.delay_s=0.3", "steps=12")
+    process = begun(recipe, out, "tasks.vault.settings.delay_s=0.3", "steps=40")
     while not (out / "metrics.jsonl").is_file() or not numbers(out):
         assert process.poll() is None, process.communicate()[1].decode()
         time.sleep(0.01)
@@ -109,7 +110,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on(start, tmp_path):
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said.decode()
     assert "Traceback" not in said.decode()
-    finished(begun(recipe, out, "tasks.vault.settings.delay_s=0.3", "steps=12"))
+    finished(begun(recipe, out, "tasks.vault.settings.delay_s=0.3", "steps=40"))
     with Ledger(out / LEDGER) as ledger:
         assert ledger.balance().holds
 
