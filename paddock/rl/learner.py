@@ -67,12 +67,20 @@ def open_learner(settings: RLSettings, evidence: Path) -> "Learner":
     frozen = (".indexer.", "mtp.") if settings.freeze_indexer else ("mtp.",)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(not any(part in f".{name}" for part in frozen))
-    network.to(open_device(settings.machine)).train()
+    network.to(open_device(_machine(settings))).train()
     objective = PolicyObjective(
         PolicyLoss(settings.loss), replay=settings.replay_experts == "replay"
     )
     steps = _Steps(settings.optim, settings.machine, LossSettings(mtp_depths=1))
     return Learner(Trainer(network, objective, steps, evidence), objective, settings)
+
+
+def _machine(settings: RLSettings) -> MachineSettings:
+    """In lock-step with one thread to an operation unless more are asked for: several do not round
+    alike every time."""
+    if settings.pace.lockstep and settings.machine.threads is None:
+        return settings.machine.model_copy(update={"threads": 1})
+    return settings.machine
 
 
 class Learner:
@@ -90,6 +98,8 @@ class Learner:
         takes part in exactly one, and the gradients themselves bear witness."""
         if not groups:  # a recorded batch, by rules that leave nothing of it
             return self._idle(tokens=0)
+        # Again, in this thread: engines may have asked for other numbers of threads since.
+        open_device(_machine(self.settings))
         count = min(self.settings.pace.updates_per_batch, len(groups))
         shares = [_flat(some) for some in _split(groups, count)]
         per, replay = self.settings.loss.per, self.objective.replay
