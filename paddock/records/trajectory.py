@@ -70,6 +70,8 @@ class Completion:
     @property
     def sampled(self) -> tuple[bool, ...]:
         """Of each token, whether the policy chose it."""
+        if not self.forced:
+            return (True,) * len(self.token_ids)
         forced = frozenset(self.forced)
         return tuple(position not in forced for position in range(len(self.token_ids)))
 
@@ -143,7 +145,8 @@ class Trajectory:
         flags: list[bool] = []
         for turn in self.turns:
             flags += [False] * len(turn.added_ids)
-            flags += [turn.trained and sampled for sampled in turn.completion.sampled]
+            sampled = turn.completion.sampled
+            flags += sampled if turn.trained else [False] * len(sampled)
         return tuple(flags)
 
     @property

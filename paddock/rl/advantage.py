@@ -4,7 +4,8 @@ G attempts of a group, T tokens of an attempt.
 """
 
 from collections.abc import Sequence
-from statistics import fmean, pstdev
+from math import fsum, sqrt
+from statistics import fmean
 from typing import Literal, TypeVar
 
 Baseline = Literal["std", "mean"]
@@ -29,7 +30,8 @@ def group_advantages(reward_G: Sequence[float], *, baseline: Baseline) -> list[f
     if is_flat(reward_G):
         return [0.0] * len(reward_G)
     mean = fmean(reward_G)
-    scale = pstdev(reward_G) if baseline == "std" else 1.0
+    spread = sqrt(fsum((reward - mean) ** 2 for reward in reward_G) / len(reward_G))
+    scale = spread if baseline == "std" else 1.0
     return [(reward - mean) / scale for reward in reward_G]
 
 

@@ -7,6 +7,7 @@ that fills up a group keeps the id of what it copies.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal, Protocol
 
 from paddock.records import Failure, Sample, Trajectory
@@ -22,10 +23,16 @@ class Judgement:
     """What a group is good for. `why` says why it is not trained; nothing: it is."""
 
     why: Why
-    samples: tuple[Sample, ...] = ()
+    picked: tuple[tuple[Attempt, float], ...] = ()  # attempts to train, with their advantages
     rewards: tuple[float, ...] = ()  # of the valid attempts, before any was repeated
     failures: Mapping[str, int] = field(default_factory=dict)  # attempts without a reward, by kind
     truncated: int = 0
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """Made when asked for: most who judge only want to know why not."""
+        every = (samples_of(attempt, advantage) for attempt, advantage in self.picked)
+        return tuple(chain.from_iterable(every))
 
 
 def judge(attempts: Sequence[Attempt], size: int, rule: CreditSettings) -> Judgement:
@@ -50,10 +57,10 @@ def judge(attempts: Sequence[Attempt], size: int, rule: CreditSettings) -> Judge
         and not (rule.truncated == "exclude" and was_truncated(attempt))
     ]
 
-    def found(why: Why, samples: Sequence[Sample] = ()) -> Judgement:
+    def found(why: Why, picked: Sequence[tuple[Attempt, float]] = ()) -> Judgement:
         return Judgement(
             why=why,
-            samples=tuple(samples),
+            picked=tuple(picked),
             rewards=tuple(reward for _, reward in rewarded),
             failures=dict(failures),
             truncated=truncated,
@@ -65,13 +72,14 @@ def judge(attempts: Sequence[Attempt], size: int, rule: CreditSettings) -> Judge
     if is_flat([reward for _, reward in group]) and not rule.keep_flat:
         return found("flat")
     advantages = group_advantages([reward for _, reward in group], baseline=rule.baseline)
-    samples = [
-        sample
+    picked = [
+        (attempt, advantage)
         for (attempt, _), advantage in zip(group, advantages, strict=True)
         if not (rule.truncated == "mask" and was_truncated(attempt))
-        for sample in samples_of(attempt, advantage)
     ]
-    return found("", samples) if samples else found("nothing to train")
+    if not any(any(branch.trained) for attempt, _ in picked for branch in attempt):
+        return found("nothing to train")
+    return found("", picked)
 
 
 def samples_of(attempt: Attempt, advantage: float) -> list[Sample]:
@@ -89,7 +97,7 @@ def _sample(branch: Trajectory, trained: tuple[bool, ...], advantage: float) -> 
         tokens=branch.token_ids,
         logprobs=branch.logprobs,
         trained=trained,
-        advantages=tuple(advantage if flag else 0.0 for flag in trained),
+        advantages=tuple([advantage if flag else 0.0 for flag in trained]),
         oldest_version=oldest,
     )
 

@@ -4,6 +4,7 @@ Synchronous, one-step-off and fully asynchronous are settings of the queue it ta
 """
 
 import asyncio
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -133,6 +134,14 @@ class Loop:
 
     async def run(self) -> None:
         """Until the queue is empty or the goal is reached."""
+        gc.collect()
+        gc.freeze()  # or all that was loaded is looked through, again and again, by either thread
+        try:
+            await self._run()
+        finally:
+            gc.unfreeze()
+
+    async def _run(self) -> None:
         settings, learner = self.learner.settings, self.learner
         recent: deque[float] = deque(maxlen=settings.goal_batches)
         recent.extend(learner.facts.get("rewards", ()))
