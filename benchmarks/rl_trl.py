@@ -8,21 +8,24 @@ worlds of a turn answering in parallel). Ours runs ahead of the trainer by one b
 tools. Both: AdamW, the same rate, advantages in deviations of the group, clip 0.2 / 0.28, no KL,
 one update a batch, float32, the same cores, and one thread an operation: they are that small. (Two
 gain TRL 2 % on two idle cores; where another process takes one of them, they wait for each other
-and cost it eightfold.) Ours has the engine on a thread of its own. Each runs until three batches in
-a row earned what is wanted, which takes some 40 steps; what else the machine has to do shows in
-CPU-seconds against seconds.
+and cost it eightfold.) Ours has the engine in a process of its own; its CPU-seconds are counted.
+Each runs until three batches in a row earned what is wanted, which takes some 40 steps; what else
+the machine has to do shows in CPU-seconds against seconds.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.rl_trl_task import (
     ADDED,
@@ -39,6 +42,9 @@ from benchmarks.rl_trl_task import (
     reward_of,
 )
 from benchmarks.table import Claim, print_claims
+
+if TYPE_CHECKING:
+    from paddock.engine import Engine, EngineSettings
 
 STEPS = 60  # at most
 WANTED = 0.7  # reward, mean of three steps
@@ -60,10 +66,16 @@ def model_in(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
 
 
+def engine_in(folder: Path, sizes: "EngineSettings") -> "Engine":
+    from paddock.checkpoint import load_pretrained
+    from paddock.engine import Engine
+
+    return Engine(load_pretrained(folder), None, sizes)
+
+
 async def ours(folder: Path, task: str, steps: int) -> None:
     """Prints what the peer prints."""
-    from paddock.checkpoint import load_pretrained
-    from paddock.engine import Engine, EngineFailed, EngineSettings, Reload, Request, RequestRefused
+    from paddock.engine import EngineApart, EngineFailed, EngineSettings, Request, RequestRefused
     from paddock.journal import Ledger
     from paddock.rl.collect import Collector
     from paddock.rl.learn import Loop, Moment
@@ -97,13 +109,13 @@ async def ours(folder: Path, task: str, steps: int) -> None:
     def watch(_: Moment) -> None:
         line = {
             "seconds": time.perf_counter() - began,
-            "cpu": time.process_time() - worked,
+            "cpu": time.process_time() + _worked_s(engine.pid) - worked,
             "reward": sum(rewards) / len(rewards),
         }
         print(json.dumps(line), flush=True)
 
     with (
-        Engine(load_pretrained(folder), None, sizes) as engine,
+        EngineApart(partial(engine_in, folder, sizes)) as engine,
         Ledger(":memory:") as ledger,
         tempfile.TemporaryDirectory() as out,
     ):
@@ -113,16 +125,23 @@ async def ours(folder: Path, task: str, steps: int) -> None:
         orchestrator = Orchestrator({"even": work}, settings.pace, ledger, seed=0)
         async with Seen(orchestrator, batches=steps) as collector:
             collector.resume(0)
-            began, worked = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
+            worked = time.process_time() + _worked_s(engine.pid)
             loop = Loop(
                 queue=collector,
                 learner=learner,
-                publish=Reload(engine).publisher(),
+                publish=engine.publish,
                 checkpoints=Path(out),
                 sifter=sifter,
                 watch=watch,
             )
             await loop.run()
+
+
+def _worked_s(pid: int) -> float:
+    """CPU-seconds of another process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _settings(folder: Path, steps: int, ahead: int) -> dict:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from random import Random
 
 VOCAB = 700
@@ -17,6 +18,7 @@ def confine(cores: int) -> None:
     os.sched_setaffinity(0, mine[:cores])
 
 
+@cache
 def prompt_of(number: int) -> list[int]:
     chance = Random(number)
     return [chance.randrange(4, VOCAB) for _ in range(12)]

@@ -1,10 +1,11 @@
-"""Who samples for an RL run, and who teaches it: engines in this process, or servers elsewhere."""
+"""Who samples for an RL run, and who teaches it: engines of its own, or servers elsewhere."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from paddock.api.reply import Answer
     from paddock.checkpoint.wire import Parcel, Publish
-    from paddock.engine import Engine, Reload, Stats
+    from paddock.engine import Engine, EngineApart, EngineSettings, Stats
     from paddock.rl.distill import Score
     from paddock.rl.settings import EnginesSettings, RLSettings
     from paddock.rollout.client import Ask, Generate
@@ -38,7 +39,7 @@ class Samplers:
     context: int | None  # tokens of a prompt and its reply; None: the servers say
     busy_s: Callable[[], float] | None = None  # worked so far, over all of them, divided by them
     pressure: "Callable[[], Awaitable[Pressure]] | None" = None
-    engines: "tuple[Engine, ...]" = ()  # embedded
+    engines: "tuple[Engine | EngineApart, ...]" = ()  # embedded
 
 
 Row = Callable[..., None]  # a line of a file: its name, its fields
@@ -115,13 +116,17 @@ def _drafted(every: "Sequence[Stats]") -> list[tuple[int, int]]:
 
 @asynccontextmanager
 async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> AsyncIterator[Samplers]:
-    from paddock.engine import EngineFailed, Reload, Request, RequestRefused
+    from paddock.engine import EngineFailed, Request, RequestRefused
     from paddock.rollout.client import InProcess
     from paddock.rollout.concurrency import Pressure
     from paddock.rollout.fleet import Fleet, Replica
 
-    engines = _engines(model, settings, replicas=settings.engines.replicas)
-    reloads = [Reload(engine) for engine in engines]
+    asked = settings.engines
+    engines: Sequence[Engine | EngineApart]
+    if asked.apart:
+        engines = await asyncio.to_thread(_engines_apart, model, settings)
+    else:
+        engines = _engines(model, settings, replicas=asked.replicas)
     each = [
         InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
         for engine in engines
@@ -141,25 +146,19 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
         gauge.see(stats)
         return sum(s.counters.busy_s for s in stats) / len(stats)
 
-    def alive(engine: "Engine") -> Callable[[float], Awaitable[bool]]:
-        async def is_alive(_: float) -> bool:
-            return engine.healthy
-
-        return is_alive
-
     async with AsyncExitStack() as stack:
         for engine in engines:
             stack.callback(engine.close)
         generate: Generate = each[0]
-        if len(engines) > 1:
+        if len(engines) > 1 or asked.apart:  # which comes back when it has died
             replicas = [
-                Replica(f"engine-{i}", one, alive(engine))
+                Replica(f"engine-{i}", one, partial(_alive, engine))
                 for i, (one, engine) in enumerate(zip(each, engines, strict=True))
             ]
             generate = await stack.enter_async_context(Fleet(replicas))
         yield Samplers(
             generate=generate,
-            publish=_publisher(reloads, settings.engines),
+            publish=_publisher(engines, asked),
             context=engines[0].capacity.context,
             busy_s=busy_s,
             pressure=pressure,
@@ -167,12 +166,45 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
         )
 
 
+async def _alive(engine: "Engine | EngineApart", _: float) -> bool:
+    """A process that is gone is followed by another. When that has failed too often it counts as
+    alive: whoever asks it next is told what happened, and the run ends."""
+    from paddock.engine import Engine
+
+    if isinstance(engine, Engine):
+        return engine.healthy
+    engine.revive_soon()
+    return engine.hopeless or await engine.beats()
+
+
 def _engines(model: Model, settings: "RLSettings", *, replicas: int) -> "list[Engine]":
+    places = devices(settings.machine.device, replicas)
+    dtype = settings.engines.dtype or settings.machine.dtype
+    return engines_for(model, places, dtype, _engine_settings(model, settings), fits=False)
+
+
+def _engines_apart(model: Model, settings: "RLSettings") -> "list[EngineApart]":
+    from paddock.engine import EngineApart
+
+    dtype = settings.engines.dtype or settings.machine.dtype
+    chosen, found = _engine_settings(model, settings), []
+    for place in devices(settings.machine.device, settings.engines.replicas):
+        found.append(EngineApart(partial(_engine_at, model.folder, place, dtype, chosen)))
+    return found
+
+
+def _engine_at(folder: Path, place: str, dtype: str, settings: "EngineSettings") -> "Engine":
+    """In a process of its own."""
+    (engine,) = engines_for(open_model(folder, None), [place], dtype, settings, fits=False)
+    return engine
+
+
+def _engine_settings(model: Model, settings: "RLSettings") -> "EngineSettings":
     from paddock.engine import EngineSettings
 
     asked = settings.engines
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
-    chosen = EngineSettings(
+    return EngineSettings(
         cache_bytes=asked.cache_bytes,
         context=asked.context,
         max_running=asked.max_running,
@@ -181,30 +213,38 @@ def _engines(model: Model, settings: "RLSettings", *, replicas: int) -> "list[En
         stop_ids=stops or None,
         seed=settings.seed % (1 << 30),
     )
-    places = devices(settings.machine.device, replicas)
-    return engines_for(model, places, asked.dtype or settings.machine.dtype, chosen, fits=False)
 
 
-def _publisher(reloads: "Sequence[Reload]", asked: "EnginesSettings") -> "Publish":
+def _publisher(engines: "Sequence[Engine | EngineApart]", asked: "EnginesSettings") -> "Publish":
     """Hands a version to every engine, and makes sure that they serve what was handed over."""
-    from paddock.checkpoint.folder import CheckpointError
+    pushes = [_push(engine, asked) for engine in engines]
 
     def publish(parcels: "Iterable[Parcel]") -> None:
         found = list(parcels)
-        for reload in reloads:
-            reload.publisher(asked.push)(found)
-            for parcel in found if asked.verify_push else ():
-                for name in reload.other_than(parcel.tensors):
-                    raise CheckpointError(
-                        f"version {parcel.version}: the engine serves another '{name}' than it "
-                        "was given"
-                    )
+        for push in pushes:
+            push(found)
 
     return publish
 
 
+def _push(engine: "Engine | EngineApart", asked: "EnginesSettings") -> "Publish":
+    from paddock.engine import EngineApart, Reload
+
+    if isinstance(engine, EngineApart):
+        return partial(engine.publish, mode=asked.push, verify=asked.verify_push)
+    reload = Reload(engine)
+
+    def push(parcels: "Iterable[Parcel]") -> None:
+        found = list(parcels)
+        reload.publisher(asked.push)(found)
+        if asked.verify_push:
+            reload.verify(found)
+
+    return push
+
+
 @asynccontextmanager
-async def held(engine: "Engine") -> AsyncIterator[None]:
+async def held(engine: "Engine | EngineApart") -> AsyncIterator[None]:
     """Within, the engine begins nothing: what is asked meanwhile is begun together."""
     await asyncio.to_thread(engine.pause, "in_place")
     try:

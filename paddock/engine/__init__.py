@@ -1,5 +1,8 @@
 """Requests in, tokens out: the engine that serves a network and rolls out its policy.
 
+apart.py      an engine in a process of its own
+apart_child.py  the process it lives in
+asking.py     asking an engine from asyncio
 delivery.py   weights on their way into a network that serves
 engine.py     the engine as everyone else sees it
 grammar.py    replies that belong to a language
@@ -22,6 +25,7 @@ thinking.py   how long a reply may think
 """
 
 import paddock.quant  # noqa: F401  so that folders of integers are served too
+from paddock.engine.apart import EngineApart
 from paddock.engine.delivery import Delivery, Update
 from paddock.engine.engine import Engine
 from paddock.engine.loop import PauseMode
@@ -45,6 +49,7 @@ __all__ = [
     "Delivery",
     "Delta",
     "Engine",
+    "EngineApart",
     "EngineFailed",
     "EngineSettings",
     "Histogram",

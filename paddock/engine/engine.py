@@ -1,19 +1,17 @@
 """The engine as everyone else sees it."""
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
+from paddock.engine.asking import Asking
 from paddock.engine.grammar import Grammars
 from paddock.engine.loop import Load, PauseMode, Worker
 from paddock.engine.request import (
@@ -34,7 +32,7 @@ from paddock.records import Completion, Sampling
 from paddock.text import Tokenizer
 
 
-class Engine:
+class Engine(Asking):
     """Requests in, tokens out. Safe to use from any thread and any event loop.
 
     The network belongs to the engine from here on: its thread alone may run or change it. Without a
@@ -50,6 +48,7 @@ class Engine:
         version: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        super().__init__()
         self.settings = settings or EngineSettings()
         self.tokenizer, self.config, self.clock = tokenizer, network.config, clock
         network.eval()
@@ -60,7 +59,6 @@ class Engine:
         self._serial = count()
         self._ids: set[str] = set()
         self._lock = Lock()
-        self._mail: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mail] = WeakKeyDictionary()
         self._grammars: Grammars | None = None
 
     # --- asking -----------------------------------------------------------------------------------
@@ -87,20 +85,6 @@ class Engine:
             for name in inboxes:
                 self.abort(name)
             raise
-
-    async def respond(self, request: Request) -> Answer:
-        """The answer to one request, in asyncio. Cancelling the task aborts the request."""
-        async with aclosing(self._listen(request, streamed=False)) as deltas:
-            async for delta in deltas:
-                if delta.answer is not None:
-                    return delta.answer
-        raise AssertionError("a stream ends with an answer")
-
-    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
-        """What each step adds; the last delta carries the answer. Leaving early aborts it."""
-        async with aclosing(self._listen(request, streamed=True)) as deltas:
-            async for delta in deltas:
-                yield delta
 
     def submit(self, request: Request, deliver: Deliver, *, streamed: bool = False) -> str:
         """Hand in a request; returns its id. `deliver` is called on the engine's thread, must not
@@ -206,26 +190,6 @@ class Engine:
     def _do(self, run: Callable[[], Any]) -> Any:
         return self._worker.call(run).result()
 
-    async def _listen(self, request: Request, *, streamed: bool) -> AsyncGenerator[Delta, None]:
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[Delta | EngineFailed] = asyncio.Queue()
-        mail = self._mail.setdefault(loop, _Mail())
-
-        def deliver(delta: Delta | EngineFailed) -> None:
-            mail.send(loop, inbox, delta)
-
-        name, over = self.submit(request, deliver, streamed=streamed), False
-        try:
-            while not over:
-                delta = await inbox.get()
-                over = isinstance(delta, EngineFailed) or delta.answer is not None
-                if isinstance(delta, EngineFailed):
-                    raise delta
-                yield delta
-        finally:
-            if not over:
-                self.abort(name)
-
     def _default_stops(self) -> Iterable[int]:
         if self.settings.stop_ids is not None:
             return self.settings.stop_ids
@@ -314,37 +278,6 @@ class Engine:
     def _seed(self, serial: int) -> int:
         """For a request that brought none: its own, and another engine's are different."""
         return (self.settings.seed << 32) + serial
-
-
-class _Mail:
-    """What the engine's thread has for one event loop. The loop is woken once for all that piles up
-    meanwhile: a wake-up costs more than a delta, and lets the loop's thread in between two of them.
-    """
-
-    def __init__(self) -> None:
-        self._pile: deque[tuple[asyncio.Queue[Delta | EngineFailed], Delta | EngineFailed]] = (
-            deque()
-        )
-        self._called = False
-
-    def send(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        inbox: asyncio.Queue[Delta | EngineFailed],
-        delta: Delta | EngineFailed,
-    ) -> None:
-        if loop.is_closed():
-            return
-        self._pile.append((inbox, delta))
-        if not self._called:
-            self._called = True
-            loop.call_soon_threadsafe(self._hand_out)
-
-    def _hand_out(self) -> None:
-        self._called = False  # before looking: who comes later calls again
-        while self._pile:
-            inbox, delta = self._pile.popleft()
-            inbox.put_nowait(delta)
 
 
 def _whole(delta: Delta | EngineFailed) -> Answer:

@@ -192,6 +192,15 @@ class Reload:
             found = torch.stack(wrong).tolist() if wrong else []
             return [name for (name, _, _), bad in zip(pairs, found, strict=True) if bad]
 
+    def verify(self, parcels: Iterable[Parcel]) -> None:
+        """That the engine serves what was handed over, every tensor of it."""
+        for parcel in parcels:
+            for name in self.other_than(parcel.tensors):
+                raise CheckpointError(
+                    f"version {parcel.version}: the engine serves another '{name}' than it was "
+                    "given"
+                )
+
     def values(self, name: str, most: int) -> list[float]:
         """The first `most` numbers of a tensor."""
         if name not in self._places.tensors:

@@ -101,11 +101,12 @@ class TeacherSettings(Settings):
 
 
 class EnginesSettings(Settings):
-    """Who samples: engines in this process, or servers that are there already."""
+    """Who samples: engines of this run, or servers that are there already."""
 
     urls: tuple[str, ...] = ()  # none: embedded
     admin_key: str | None = None  # of the servers' control routes
     replicas: PositiveInt = 1  # embedded
+    apart: bool = False  # embedded, each in a process of its own: no interpreter's lock in common
     max_running: PositiveInt = 64
     cache_bytes: PositiveInt = 1 << 28
     context: PositiveInt | None = None  # None: the model's

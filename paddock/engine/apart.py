@@ -1,0 +1,275 @@
+"""An engine in a process of its own, so that sampling and learning share no interpreter's lock.
+
+To its owner it looks like an `Engine`. What they say to each other is pickled, several messages at
+a time: both are the same program, and nobody else can reach their pipe. Weights do not go through
+the pipe but lie in memory that both see: shared memory, or the accelerator's, by its handles.
+
+A process that dies is noticed at once; what it was asked fails with `EngineFailed`. `revive` starts
+another, which gets the newest weights before anybody may ask it.
+"""
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from itertools import count
+from logging import getLogger
+from multiprocessing.connection import Connection
+from threading import Lock, Thread
+from types import TracebackType
+from typing import Any, Self
+
+import torch.multiprocessing as multiprocessing  # so that tensors travel by reference
+
+from paddock.checkpoint.wire import Parcel
+from paddock.engine.apart_child import Aborted, Asked, Bundle, Called, live
+from paddock.engine.asking import Asking, Take
+from paddock.engine.engine import Engine
+from paddock.engine.loop import PauseMode
+from paddock.engine.request import Delta, EngineFailed, Request
+from paddock.engine.settings import Capacity
+from paddock.engine.stats import Stats
+
+log = getLogger("paddock.engine")
+
+LEAVING_S = 10.0  # for a process to end by itself
+TRIES = 3  # processes in a row that die before they are born, and no other is started
+
+
+class EngineApart(Asking):
+    """`build` makes the engine over there: a function that pickle finds by its name, or a partial
+    of one. Returns when the engine is there, or raises EngineFailed with what went wrong."""
+
+    def __init__(self, build: Callable[[], Engine]) -> None:
+        super().__init__()
+        self._build = build
+        self._serial = count()
+        self._lock = Lock()  # of what waits, and of the pipe's near end
+        self._pushing = Lock()  # of the newest weights
+        self._newest: tuple[list[Bundle], PauseMode, bool] | None = None
+        self._last_stats: Stats | None = None
+        self._failures = 0
+        self._reviving: Thread | None = None
+        self._closed = False
+        self.broken: str | None = "the engine has not begun"
+        self._begin()
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def submit(self, request: Request, deliver: Take, *, streamed: bool = False) -> str:
+        key = next(self._serial)
+        self._expect(key, deliver)
+        self._post(Asked(key, request, streamed))
+        return str(key)
+
+    def abort(self, request_id: str) -> None:
+        """Of an id that `submit` returned."""
+        with self._lock:
+            waiting = self._waiting.pop(int(request_id), None)
+        if waiting is not None:
+            self._post(Aborted(int(request_id)))
+
+    # --- steering ---------------------------------------------------------------------------------
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        self._call("pause", mode).result()
+
+    def resume(self) -> None:
+        self._call("resume").result()
+
+    def stats(self) -> Stats:
+        """Numbers of this moment; the last ones, from when it lived, while it does not live."""
+        try:
+            self._last_stats = self._call("stats").result()
+        except EngineFailed:
+            if self._last_stats is None:
+                raise
+        assert self._last_stats is not None
+        return self._last_stats
+
+    def audit(self) -> list[str]:
+        return list(self._call("audit").result())
+
+    def publish(
+        self, parcels: Iterable[Parcel], mode: PauseMode = "in_place", *, verify: bool = False
+    ) -> None:
+        """A whole version; returns when it serves. With `verify` every tensor is compared with
+        what was sent. An engine that is not alive has it when it is again."""
+        bundles = [Bundle.of(parcel) for parcel in parcels]
+        with self._pushing:
+            self._newest = (bundles, mode, verify)
+            if self.broken is None:
+                try:
+                    self._call("publish", *self._newest).result()
+                except EngineFailed:
+                    if self.broken is None:
+                        raise
+
+    async def beats(self) -> bool:
+        """Whether it answers."""
+        try:
+            return bool(await asyncio.wrap_future(self._call("beats")))
+        except EngineFailed:
+            return False
+
+    @property
+    def healthy(self) -> bool:
+        return self.broken is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process there is now."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no other process is started any more."""
+        return self._failures >= TRIES
+
+    def revive_soon(self) -> None:
+        """Start another process if this one is gone and none is on its way. Does not block."""
+        if self.broken is None or self.hopeless or self._closed:
+            return
+        if self._reviving is None or not self._reviving.is_alive():
+            self._reviving = Thread(target=self.revive, name="paddock-revive", daemon=True)
+            self._reviving.start()
+
+    def revive(self) -> None:
+        """Start another process, and give it the newest weights."""
+        self._end_process()
+        try:
+            self._begin()
+        except EngineFailed as error:
+            self._failures += 1
+            log.warning("an engine's process could not be started anew: %s", error)
+
+    def close(self) -> None:
+        """End every request and the process. Further requests are refused."""
+        self._closed = True
+        self._break("the engine was closed")
+        self._end_process()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- within -----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=live, args=(theirs, self._build), name="paddock-engine", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._waiting: dict[int, Take] = {}
+        self._out: deque[Asked | Aborted | Called] = deque()
+        self._flushing = False
+        try:
+            born = self._pipe.recv()
+        except (EOFError, OSError):
+            born = EngineFailed(f"the engine's process {self._how_it_ended()} before it began")
+        if isinstance(born, Exception):
+            self._end_process()
+            self.broken = str(born)
+            raise born
+        self.capacity: Capacity = born
+        Thread(target=self._read, args=(self._pipe,), name="paddock-pipe", daemon=True).start()
+        with self._pushing:
+            if self._newest is not None:
+                self._call("publish", *self._newest, unborn=True).result()
+            with self._lock:
+                self.broken, self._failures = None, 0
+
+    def _expect(self, key: int, deliver: Take, unborn: bool = False) -> None:
+        with self._lock:
+            if self.broken is not None and not unborn:
+                if self.hopeless:
+                    raise RuntimeError(f"the engine's process died {TRIES} times: {self.broken}")
+                raise EngineFailed(self.broken)
+            self._waiting[key] = deliver
+
+    def _call(self, what: str, *arguments: Any, unborn: bool = False) -> "Future[Any]":
+        """A method of the child's; the future is set when it returns."""
+        future: Future[Any] = Future()
+
+        def deliver(found: Any) -> None:
+            if isinstance(found, Exception):
+                future.set_exception(found)
+            else:
+                future.set_result(found.value)
+
+        key = next(self._serial)
+        self._expect(key, deliver, unborn)
+        self._out.append(Called(key, what, arguments))
+        self._flush()  # at once: whoever calls may wait on an event loop's own thread
+        return future
+
+    def _post(self, message: Asked | Aborted) -> None:
+        """What an event loop posts in one turn goes out together."""
+        self._out.append(message)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._flush()
+            return
+        if not self._flushing:
+            self._flushing = True
+            loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            self._flushing = False
+            messages = [self._out.popleft() for _ in range(len(self._out))]
+            try:
+                if messages:
+                    self._pipe.send(messages)
+            except (OSError, ValueError):  # closed: whoever reads tells those who wait
+                pass
+
+    def _read(self, pipe: Connection) -> None:
+        while True:
+            try:
+                arrived = pipe.recv()
+            except (EOFError, OSError):
+                break
+            for key, found in arrived:
+                over = not isinstance(found, Delta) or found.answer is not None
+                with self._lock:
+                    take = self._waiting.pop(key, None) if over else self._waiting.get(key)
+                if take is not None:
+                    take(found)
+        if pipe is self._pipe and not self._closed:
+            self._break(f"the engine's process {self._how_it_ended()}")
+
+    def _break(self, why: str) -> None:
+        with self._lock:
+            self.broken = why
+            waiting, self._waiting = self._waiting, {}
+            self._out.clear()
+        for take in waiting.values():
+            take(EngineFailed(why))
+
+    def _how_it_ended(self) -> str:
+        self._process.join(LEAVING_S)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with code {code}"
+
+    def _end_process(self) -> None:
+        self._pipe.close()
+        self._process.join(LEAVING_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()

@@ -1,0 +1,211 @@
+"""The far end of an `EngineApart`: what is said through the pipe, and the process that hears it."""
+
+import gc
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from logging import getLogger
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from operator import attrgetter
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from paddock.checkpoint.folder import CheckpointError
+from paddock.checkpoint.wire import Parcel
+from paddock.engine.engine import Engine
+from paddock.engine.loop import PauseMode
+from paddock.engine.reload import Reload
+from paddock.engine.request import Answer, Delta, EngineFailed, Request, RequestRefused
+from paddock.engine.stats import Stats
+from paddock.records import Completion, Sampling, Segment
+
+log = getLogger("paddock.engine")
+
+ALIGNED = 16  # bytes
+
+
+def _travels_fast(kind: type) -> None:
+    """Records go by their fields' values: what dataclasses with slots do by themselves takes three
+    times as long, and a batch is hundreds of them."""
+    names = [field.name for field in fields(kind)]
+    values = attrgetter(*names) if len(names) > 1 else lambda record: (getattr(record, names[0]),)
+    ForkingPickler.register(kind, lambda record: (_record, (kind, values(record))))
+
+
+def _record(kind: type, values: tuple[Any, ...]) -> Any:
+    """As it was: nothing is checked or made anew."""
+    made: Any = object.__new__(kind)
+    for name, value in zip(kind.__slots__, values, strict=True):  # type: ignore[attr-defined]
+        object.__setattr__(made, name, value)
+    return made
+
+
+for _kind in (Request, Sampling, Delta, Answer, Completion, Segment):
+    _travels_fast(_kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    key: int
+    request: Request
+    streamed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    key: int
+    what: str  # a method of Child
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """A parcel in one piece of memory, which another process can be shown."""
+
+    version: int
+    bytes_N: Tensor
+    places: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]  # name, dtype, shape, offset
+
+    @classmethod
+    def of(cls, parcel: Parcel) -> Self:
+        places, size, device = [], 0, torch.device("cpu")
+        for name, tensor in parcel.tensors.items():
+            places.append((name, tensor.dtype, tuple(tensor.shape), size))
+            size += -(-tensor.nbytes // ALIGNED) * ALIGNED
+            device = tensor.device
+        bytes_N = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
+        if device.type == "cpu":
+            bytes_N.share_memory_()
+        bundle = cls(parcel.version, bytes_N, tuple(places))
+        with torch.no_grad():
+            for name, view in bundle.tensors().items():
+                view.copy_(parcel.tensors[name])
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return bundle
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views of the one piece."""
+        found = {}
+        for name, dtype, shape, offset in self.places:
+            size = torch.Size(shape).numel() * dtype.itemsize
+            found[name] = self.bytes_N[offset : offset + size].view(dtype).view(shape)
+        return found
+
+
+def live(pipe: Connection, build: Callable[[], Engine]) -> None:
+    """The child's whole life: until its owner closes the pipe, or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner ends it
+    try:
+        engine = build()
+    except Exception as error:
+        log.exception("the engine could not be built")
+        pipe.send(EngineFailed(f"{type(error).__name__}: {error}"))
+        return
+    pipe.send(engine.capacity)
+    gc.collect()
+    gc.freeze()  # or all that was loaded is looked through again and again, while requests wait
+    with engine:
+        Child(pipe, engine).run()
+    gc.unfreeze()
+
+
+class Child:
+    def __init__(self, pipe: Connection, engine: Engine) -> None:
+        self.pipe, self.engine, self.reload = pipe, engine, Reload(engine)
+        self._names: dict[int, str] = {}  # of requests, as the engine calls them
+        self._outbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._chores = ThreadPoolExecutor(1)  # calls, in turn, while requests come in
+
+    def run(self) -> None:
+        Thread(target=self._send, daemon=True).start()
+        while True:
+            try:
+                messages = self.pipe.recv()
+            except (EOFError, OSError):
+                return
+            for message in messages:
+                match message:
+                    case Asked():
+                        self._ask(message)
+                    case Aborted(key):
+                        self.engine.abort(self._names.get(key, ""))
+                    case Called(key, "beats"):
+                        self._outbox.put((key, Returned(self.engine.healthy)))
+                    case Called():
+                        self._chores.submit(self._do, message)
+
+    def _ask(self, asked: Asked) -> None:
+        def deliver(delta: Delta | Exception) -> None:
+            if isinstance(delta, Exception) or delta.answer is not None:
+                self._names.pop(asked.key, None)
+            self._outbox.put((asked.key, delta))
+
+        try:
+            self._names[asked.key] = ""  # it may be over before `submit` returns
+            name = self.engine.submit(asked.request, deliver, streamed=asked.streamed)
+        except (RequestRefused, EngineFailed) as error:
+            deliver(error)
+            return
+        if asked.key in self._names:
+            self._names[asked.key] = name
+
+    def _do(self, called: Called) -> None:
+        try:
+            found: Any = Returned(getattr(self, called.what)(*called.arguments))
+        except (CheckpointError, RequestRefused, EngineFailed) as error:
+            found = type(error)(str(error))
+        except Exception as error:
+            log.exception("%s failed", called.what)
+            found = EngineFailed(f"{called.what}: {type(error).__name__}: {error}")
+        self._outbox.put((called.key, found))
+
+    def _send(self) -> None:
+        """Everything there is, at once."""
+        while True:
+            messages = [self._outbox.get()]
+            try:
+                while True:
+                    messages.append(self._outbox.get_nowait())
+            except Empty:
+                pass
+            try:
+                self.pipe.send(messages)
+            except OSError:
+                return
+
+    # --- what may be called -----------------------------------------------------------------------
+
+    def pause(self, mode: PauseMode) -> None:
+        self.engine.pause(mode)
+
+    def resume(self) -> None:
+        self.engine.resume()
+
+    def stats(self) -> Stats:
+        return self.engine.stats()
+
+    def audit(self) -> list[str]:
+        return self.engine.audit()
+
+    def publish(self, bundles: list[Bundle], mode: PauseMode, verify: bool) -> None:
+        parcels = [Parcel(bundle.version, bundle.tensors()) for bundle in bundles]
+        self.reload.publisher(mode)(parcels)
+        if verify:
+            self.reload.verify(parcels)

@@ -1,0 +1,89 @@
+"""Asking an engine from asyncio, wherever the engine itself is."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from weakref import WeakKeyDictionary
+
+from paddock.engine.request import Answer, Delta, Request
+
+Take = Callable[[Delta | Exception], None]
+
+
+class Asking:
+    """The base of engines: whole answers and streams, out of `submit` and `abort`."""
+
+    def __init__(self) -> None:
+        self._mail: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mail] = WeakKeyDictionary()
+
+    def submit(self, request: Request, deliver: Take, *, streamed: bool = False) -> str:
+        """Hand in a request; returns its id. `deliver` must not block, and gets a delta a step if
+        `streamed`, else the last one alone, or what went wrong."""
+        raise NotImplementedError
+
+    def abort(self, request_id: str) -> None:
+        raise NotImplementedError
+
+    async def respond(self, request: Request) -> Answer:
+        """The answer to one request, in asyncio. Cancelling the task aborts the request."""
+        async with aclosing(self._listen(request, streamed=False)) as deltas:
+            async for delta in deltas:
+                if delta.answer is not None:
+                    return delta.answer
+        raise AssertionError("a stream ends with an answer")
+
+    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """What each step adds; the last delta carries the answer. Leaving early aborts it."""
+        async with aclosing(self._listen(request, streamed=True)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def _listen(self, request: Request, *, streamed: bool) -> AsyncGenerator[Delta, None]:
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        mail = self._mail.setdefault(loop, _Mail())
+
+        def deliver(delta: Delta | Exception) -> None:
+            mail.send(loop, inbox, delta)
+
+        name, over = self.submit(request, deliver, streamed=streamed), False
+        try:
+            while not over:
+                delta = await inbox.get()
+                over = isinstance(delta, Exception) or delta.answer is not None
+                if isinstance(delta, Exception):
+                    raise delta
+                yield delta
+        finally:
+            if not over:
+                self.abort(name)
+
+
+class _Mail:
+    """What the engine's thread has for one event loop. The loop is woken once for all that piles up
+    meanwhile: a wake-up costs more than a delta, and lets the loop's thread in between two of them.
+    """
+
+    def __init__(self) -> None:
+        self._pile: deque[tuple[asyncio.Queue[Delta | Exception], Delta | Exception]] = deque()
+        self._called = False
+
+    def send(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        inbox: asyncio.Queue[Delta | Exception],
+        delta: Delta | Exception,
+    ) -> None:
+        if loop.is_closed():
+            return
+        self._pile.append((inbox, delta))
+        if not self._called:
+            self._called = True
+            loop.call_soon_threadsafe(self._hand_out)
+
+    def _hand_out(self) -> None:
+        self._called = False  # before looking: who comes later calls again
+        while self._pile:
+            inbox, delta = self._pile.popleft()
+            inbox.put_nowait(delta)

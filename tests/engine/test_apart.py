@@ -1,0 +1,222 @@
+"""An engine in a process of its own says what one in this process says, and may die."""
+
+import asyncio
+import os
+import signal
+import time
+from functools import partial
+from multiprocessing import parent_process
+
+import pytest
+import torch
+
+from paddock.checkpoint import CheckpointError
+from paddock.checkpoint.wire import Parcel
+from paddock.engine import EngineApart, EngineFailed, Request, RequestRefused
+from paddock.engine.apart import TRIES
+from paddock.engine.apart_child import Bundle
+from paddock.records import Sampling
+from tests.engine.nets import copy_of, engine, network
+from tests.engine.nets import prompts as drawn
+from tests.engine.new_weights import HEAD, tensors
+from tests.engine.test_weights import other
+
+PROMPTS = drawn(12, seed=8)
+
+
+def sparse():
+    torch.set_num_threads(1)
+    return engine(copy_of(network("sparse")))
+
+
+def only_once(marker):
+    """An engine, the first time."""
+    if marker.exists():
+        raise OSError("no memory left")
+    marker.touch()
+    return sparse()
+
+
+def in_the_child():
+    assert parent_process() is not None
+    raise ValueError("the folder has no weights")
+
+
+@pytest.fixture(scope="module")
+def apart():
+    with EngineApart(sparse) as found:
+        yield found
+        assert found.audit() == []
+
+
+@pytest.fixture
+def mortal():
+    with EngineApart(sparse) as found:
+        yield found
+
+
+def sampled(prompt, seed, count=12):
+    sampling = Sampling(max_new_tokens=count, seed=seed, ignore_eos=True)
+    return Request(token_ids=prompt, sampling=sampling)
+
+
+async def everything(found, requests):
+    return await asyncio.gather(*map(found.respond, requests))
+
+
+async def deltas(found, request):
+    return [delta async for delta in found.stream(request)]
+
+
+def asked(*, version):
+    """The replies of an engine in this process that serves the weights of that version."""
+    with engine(copy_of(network("sparse") if version == 0 else other())) as here:
+        here.swap(lambda _: None, version)
+        return asyncio.run(everything(here, [sampled(p, i) for i, p in enumerate(PROMPTS)]))
+
+
+def assert_same(answers, expected):
+    for found, wanted in zip(answers, expected, strict=True):
+        assert found.completion.token_ids == wanted.completion.token_ids
+        assert found.completion.versions == wanted.completion.versions
+        assert found.completion.logprobs == pytest.approx(wanted.completion.logprobs, abs=1e-6)
+        assert found.prompt_tokens == wanted.prompt_tokens
+
+
+def test_it_says_what_an_engine_here_says(apart):
+    requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
+    assert_same(asyncio.run(everything(apart, requests)), asked(version=0))
+
+
+def test_a_stream_comes_piece_by_piece(apart):
+    every = asyncio.run(deltas(apart, sampled(PROMPTS[0], 0)))
+    assert len(every) > 3
+    done = every[-1].answer.completion
+    assert tuple(i for delta in every for i in delta.token_ids) == done.token_ids
+    assert all(delta.answer is None for delta in every[:-1])
+
+
+def test_what_no_engine_could_answer_is_refused_with_the_numbers(apart):
+    with pytest.raises(RequestRefused, match="token id 100000, outside"):
+        asyncio.run(apart.respond(sampled((1, 100000), 0)))
+    assert asyncio.run(apart.beats())
+
+
+def test_whoever_goes_away_leaves_nothing_behind(apart):
+    async def leave():
+        asking = asyncio.create_task(apart.respond(sampled(PROMPTS[0], 0, count=80)))
+        await asyncio.sleep(0.05)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        async for _ in apart.stream(sampled(PROMPTS[1], 0, count=80)):
+            break
+
+    asyncio.run(leave())
+    deadline = time.monotonic() + 20
+    while apart.stats().running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert apart.stats().running == 0
+    assert apart.audit() == []
+
+
+def test_while_paused_it_begins_nothing(apart):
+    async def paused():
+        await asyncio.to_thread(apart.pause, "in_place")
+        asking = asyncio.create_task(apart.respond(sampled(PROMPTS[0], 0)))
+        done, _ = await asyncio.wait([asking], timeout=0.3)
+        assert not done
+        await asyncio.to_thread(apart.resume)
+        return await asking
+
+    assert len(asyncio.run(paused()).completion.token_ids) == 12
+
+
+def test_new_weights_serve_and_damaged_ones_do_not(mortal):
+    requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
+    half = dict(list(tensors().items())[::2])
+    with pytest.raises(CheckpointError, match="is missing"):
+        mortal.publish([Parcel(7, half)])
+    broken = tensors() | {HEAD: tensors()[HEAD].detach().clone().fill_(float("nan"))}
+    with pytest.raises(CheckpointError, match=HEAD):
+        mortal.publish([Parcel(7, broken)])
+    assert mortal.stats().version == 0
+    assert_same(asyncio.run(everything(mortal, requests)), asked(version=0))
+    mortal.publish([Parcel(7, tensors())], verify=True)
+    assert mortal.stats().version == 7
+    assert_same(asyncio.run(everything(mortal, requests)), asked(version=7))
+
+
+def test_what_was_sent_does_not_change_with_the_trainer(mortal):
+    """The trainer goes on writing where it wrote what it handed over."""
+    live = {name: tensor.detach().clone() for name, tensor in tensors().items()}
+    mortal.publish([Parcel(7, live)])
+    for tensor in live.values():
+        tensor.fill_(float("nan"))
+    requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
+    assert_same(asyncio.run(everything(mortal, requests)), asked(version=7))
+
+
+def test_a_bundle_holds_what_the_parcel_held():
+    made = {"a": torch.arange(3.0), "b": torch.ones(2, 5, dtype=torch.bfloat16), "c": torch.ones(0)}
+    found = Bundle.of(Parcel(3, made)).tensors()
+    assert found.keys() == made.keys()
+    for name, tensor in made.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_a_killed_process_is_noticed_at_once_and_followed_by_another(mortal):
+    """What it was asked fails, the next one has the newest weights before it is asked."""
+
+    async def killed():
+        asking = [
+            asyncio.create_task(mortal.respond(sampled(prompt, i, count=80)))
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        await asyncio.sleep(0.05)
+        os.kill(mortal.pid, signal.SIGKILL)
+        async with asyncio.timeout(2):
+            return await asyncio.gather(*asking, return_exceptions=True)
+
+    mortal.publish([Parcel(7, tensors())])
+    first = mortal.pid
+    outcomes = asyncio.run(killed())
+    assert all(isinstance(outcome, EngineFailed) for outcome in outcomes)
+    assert "was killed by SIGKILL" in str(outcomes[0])
+    assert not mortal.healthy
+    assert not asyncio.run(mortal.beats())
+    mortal.publish([Parcel(8, tensors())])  # kept for whoever follows
+    mortal.revive_soon()
+    mortal._reviving.join()
+    assert mortal.healthy and mortal.pid != first
+    assert mortal.stats().version == 8
+    answer = asyncio.run(mortal.respond(sampled(PROMPTS[0], 0)))
+    assert [segment.version for segment in answer.completion.versions] == [8]
+
+
+def test_a_process_that_cannot_begin_says_why():
+    with pytest.raises(EngineFailed, match="ValueError: the folder has no weights"):
+        EngineApart(in_the_child)
+
+
+def test_one_that_cannot_be_followed_is_given_up(tmp_path):
+    with EngineApart(partial(only_once, tmp_path / "marker")) as found:
+        os.kill(found.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while found.healthy and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for _ in range(TRIES):
+            assert not found.hopeless
+            found.revive()
+        assert found.hopeless
+        with pytest.raises(RuntimeError, match=r"died 3 times: OSError: no memory left"):
+            asyncio.run(found.respond(sampled(PROMPTS[0], 0)))
+
+
+def test_it_ends_with_its_owner():
+    found = EngineApart(sparse)
+    process = found._process
+    found.close()
+    assert process.exitcode == 0
+    with pytest.raises(EngineFailed, match="closed"):
+        found.stats()

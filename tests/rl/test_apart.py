@@ -1,0 +1,57 @@
+"""`paddock rl` with its engine in a process of its own."""
+
+import os
+import signal
+from threading import Event, Thread
+
+from paddock.cli.rl import conduct
+from paddock.cli.rl_feed import LEDGER
+from paddock.engine import EngineApart
+from paddock.journal import Ledger
+from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, Hashes, numbers, recipe_in
+
+
+def test_apart_or_not_the_weights_are_the_same_bit_for_bit(start, tmp_path, monkeypatch):
+    hashes, found = Hashes(monkeypatch), {}
+    recipe = recipe_in(tmp_path, start)
+    for apart in ("false", "true"):
+        sets = [*LOCKSTEP, *ONE_STEP_OFF, "steps=3", f"engines.apart={apart}"]
+        conduct(recipe, tmp_path / apart, sets)
+        found[apart] = hashes.take()
+    assert found["true"] == found["false"]
+    assert len(found["true"]) == 3
+
+
+def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypatch):
+    """Killed while it answers; another takes its place, with the weights of that moment, and every
+    attempt ends exactly once."""
+    begun, born = Event(), []
+    submit, begin = EngineApart.submit, EngineApart._begin
+
+    def seen(self, *args, **kwargs):
+        name = submit(self, *args, **kwargs)
+        if self.stats().version >= 2:
+            begun.set()
+        return name
+
+    def counted(self):
+        begin(self)
+        born.append(self.pid)
+
+    def kill():
+        begun.wait()
+        os.kill(born[0], signal.SIGKILL)
+
+    monkeypatch.setattr(EngineApart, "submit", seen)
+    monkeypatch.setattr(EngineApart, "_begin", counted)
+    killer = Thread(target=kill, daemon=True)
+    killer.start()
+    sets = [*ONE_STEP_OFF, "steps=5", "engines.apart=true", "credit.keep_flat=true"]
+    conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+    killer.join()
+    assert len(born) == 2
+    assert sorted(numbers(tmp_path / "run")) == [1, 2, 3, 4, 5]
+    with Ledger(tmp_path / "run" / LEDGER) as ledger:
+        balance = ledger.balance()
+    assert balance.in_flight == 0
+    assert not balance.failed
