@@ -268,3 +268,12 @@ def test_what_happened_is_written_down(through):
     ):
         assert name in line, name
     assert (run / "report.html").is_file()
+
+
+def test_more_threads_in_the_environment_change_no_bit(through, start, tmp_path, monkeypatch):
+    """Several threads do not round alike every time: in lock-step there is one."""
+    monkeypatch.setattr("paddock.train.run.CORES", 2)
+    _, expected = through
+    hashes = Hashes(monkeypatch)
+    conduct(recipe_in(tmp_path, start), tmp_path / "run", [*LOCKSTEP, *ONE_STEP_OFF])
+    assert hashes.take() == expected
