@@ -13,6 +13,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import count
 from logging import getLogger
 from multiprocessing.connection import Connection
@@ -268,8 +269,10 @@ class EngineApart(Asking):
         return f"ended with code {code}"
 
     def _end_process(self) -> None:
-        self._pipe.close()
+        with self._lock, suppress(OSError):
+            self._pipe.send(None)  # closing is not heard there while this end is being read from
         self._process.join(LEAVING_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        self._pipe.close()

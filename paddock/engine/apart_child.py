@@ -140,6 +140,8 @@ class Child:
                 messages = self.pipe.recv()
             except (EOFError, OSError):
                 return
+            if messages is None:
+                return
             for message in messages:
                 match message:
                     case Asked():

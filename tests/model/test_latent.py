@@ -98,12 +98,17 @@ def test_asking_for_dense_attention_ignores_the_indexer():
     torch.testing.assert_close(sparse.head(asked), dense.logits(tokens(60)))
 
 
-def test_masking_and_gathering_are_the_same_attention():
-    network, token_T = born(latent_config()), tokens(60)
-    masked = network.logits(token_T)  # gradients wanted, and a text within reach of the mask
+def test_masking_and_gathering_are_the_same_attention(monkeypatch):
+    network, token_T = born(latent_config()), tokens(60)  # a text within reach of the mask
+    attention = network.layers[0].attention
+    query_THD = torch.ones(60, 1, 1)
+    assert attention.masking_is_cheaper(query_THD, [Span(0, 60, 0, 60)], [Span(8, 52, 0, 60)])
+    assert not attention.masking_is_cheaper(
+        query_THD, [Span(0, 60, 4, 64)], [Span(8, 52, 4, 64)]
+    )  # behind a past
     with torch.no_grad():
+        masked = network.logits(token_T)
+        monkeypatch.setattr("paddock.model.attention.dsa.MASKED_UP_TO", 0)
         gathered = network.logits(token_T)
-    torch.testing.assert_close(masked.detach(), gathered, atol=1e-5, rtol=1e-5)
-    assert network.layers[0].attention.masking_is_cheaper(
-        [Span(0, 60, 0, 60)], [Span(8, 52, 0, 60)]
-    )
+    assert not torch.equal(masked, gathered)  # another way to the same
+    torch.testing.assert_close(masked, gathered, atol=1e-5, rtol=1e-5)

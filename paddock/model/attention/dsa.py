@@ -30,7 +30,8 @@ from paddock.model.step import LayerNotes, Selection, Step
 
 # In multiples of top-k. Forward and backward, masked against gathered: on a CPU (nano, one core)
 # 38 / 62 ms at 4 times top-k, 99 / 142 at 8, 234 / 240 at 16, 735 / 587 at 32; on an H200 (small,
-# one layer) 6.6 / 8.9 ms at 4 times and 41 / 12 at 32. The forward alone is never slower gathered.
+# one layer) 6.6 / 8.9 ms at 4 times and 41 / 12 at 32. Nano's whole forward on a CPU, at 8 times,
+# without gradients: 2.1 / 3.0 s with one thread, 1.3 / 1.9 with two. On a GPU it gathers.
 MASKED_UP_TO = 8
 
 
@@ -62,7 +63,7 @@ class DSA(MLA):
         pieces, loss = [], None
         if loose_THD is not None:
             row_SC = layout.keys(stored_SC)
-            if loose_THD.requires_grad and self.masking_is_cheaper(spans, long):
+            if self.masking_is_cheaper(loose_THD, spans, long):
                 pieces.append(self.masked(loose_THD, row_SC, spans, selection))
             else:
                 pieces.append(self.attend(loose_THD, row_SC, short, selection))
@@ -162,11 +163,16 @@ class DSA(MLA):
         )
         return self.emit(out_NHL)
 
-    def masking_is_cheaper(self, spans: Sequence[Span], long: Sequence[Span]) -> bool:
-        """Documents only a few times longer than top-k: the backward of a dense product under a
-        mask beats that of gathering top-k rows for every query."""
-        return bool(long) and all(
-            span.past == 0 and span.keys <= MASKED_UP_TO * self.topk for span in spans
+    def masking_is_cheaper(
+        self, query_THD: Tensor, spans: Sequence[Span], long: Sequence[Span]
+    ) -> bool:
+        """Documents only a few times longer than top-k: a dense product under a mask beats that of
+        rows gathered for every query, backward everywhere, forward on a CPU."""
+        wanted = query_THD.requires_grad or query_THD.device.type == "cpu"
+        return (
+            wanted
+            and bool(long)
+            and all(span.past == 0 and span.keys <= MASKED_UP_TO * self.topk for span in spans)
         )
 
     def masked(
