@@ -10,7 +10,6 @@ another, which gets the newest weights before anybody may ask it.
 
 import asyncio
 import signal
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -46,7 +45,8 @@ class EngineApart(Asking):
         super().__init__()
         self._build = build
         self._serial = count()
-        self._lock = Lock()  # of what waits, and of the pipe's near end
+        self._lock = Lock()  # of who waits
+        self._sending = Lock()  # of the pipe's near end
         self._pushing = Lock()  # of the newest weights
         self._newest: tuple[list[Bundle], PauseMode, bool] | None = None
         self._last_stats: Stats | None = None
@@ -142,8 +142,9 @@ class EngineApart(Asking):
         self._end_process()
         try:
             self._begin()
-        except EngineFailed as error:
+        except Exception as error:
             self._failures += 1
+            self._break(f"{error}")
             log.warning("an engine's process could not be started anew: %s", error)
 
     def close(self) -> None:
@@ -174,7 +175,7 @@ class EngineApart(Asking):
         self._process.start()
         theirs.close()
         self._waiting: dict[int, Take] = {}
-        self._out: deque[Asked | Aborted | Called] = deque()
+        self._out: list[Asked | Aborted | Called] = []
         self._flushing = False
         try:
             born = self._pipe.recv()
@@ -190,7 +191,10 @@ class EngineApart(Asking):
             if self._newest is not None:
                 self._call("publish", *self._newest, unborn=True).result()
             with self._lock:
-                self.broken, self._failures = None, 0
+                self.broken = None
+            if not self._process.is_alive():  # and was seen to die before that line
+                raise EngineFailed(f"the engine's process {self._how_it_ended()}")
+            self._failures = 0
 
     def _expect(self, key: int, deliver: Take, unborn: bool = False) -> None:
         with self._lock:
@@ -212,13 +216,15 @@ class EngineApart(Asking):
 
         key = next(self._serial)
         self._expect(key, deliver, unborn)
-        self._out.append(Called(key, what, arguments))
+        with self._lock:
+            self._out.append(Called(key, what, arguments))
         self._flush()  # at once: whoever calls may wait on an event loop's own thread
         return future
 
     def _post(self, message: Asked | Aborted) -> None:
         """What an event loop posts in one turn goes out together."""
-        self._out.append(message)
+        with self._lock:
+            self._out.append(message)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -229,9 +235,11 @@ class EngineApart(Asking):
             loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        with self._lock:
-            self._flushing = False
-            messages = [self._out.popleft() for _ in range(len(self._out))]
+        with self._sending:
+            with self._lock:
+                self._flushing = False
+                messages = list(self._out)
+                self._out.clear()
             try:
                 if messages:
                     self._pipe.send(messages)
@@ -269,7 +277,7 @@ class EngineApart(Asking):
         return f"ended with code {code}"
 
     def _end_process(self) -> None:
-        with self._lock, suppress(OSError):
+        with self._sending, suppress(OSError):
             self._pipe.send(None)  # closing is not heard there while this end is being read from
         self._process.join(LEAVING_S)
         if self._process.is_alive():
