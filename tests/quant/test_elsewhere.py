@@ -126,7 +126,7 @@ def test_experts_are_smoothed_together_as_each_alone():
         found = smooth(there, watch, settings)
         down = there.mlp.experts.down.cpu()
     assert [(c.place, c.alpha) for c in found] == [(c.place, c.alpha) for c in alone]
-    # Attention gathers there and masks here: a row rounds otherwise in its last bit, an integer flips.
+    # Attention gathers there and masks here: rows round otherwise, and an integer flips.
     assert [c.error for c in found] == pytest.approx([c.error for c in alone], rel=1e-3)
     torch.testing.assert_close(down, block.mlp.experts.down.detach())
 
