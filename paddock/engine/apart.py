@@ -17,8 +17,7 @@ from itertools import count
 from logging import getLogger
 from multiprocessing.connection import Connection
 from threading import Lock, Thread
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch.multiprocessing as multiprocessing  # so that tensors travel by reference
 
@@ -152,17 +151,6 @@ class EngineApart(Asking):
         self._closed = True
         self._break("the engine was closed")
         self._end_process()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- within -----------------------------------------------------------------------------------
 

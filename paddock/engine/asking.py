@@ -4,6 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from types import TracebackType
+from typing import Self
 from weakref import WeakKeyDictionary
 
 from paddock.engine.request import Answer, Delta, Request
@@ -24,6 +26,20 @@ class Asking:
 
     def abort(self, request_id: str) -> None:
         raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     async def respond(self, request: Request) -> Answer:
         """The answer to one request, in asyncio. Cancelling the task aborts the request."""

@@ -8,8 +8,7 @@ from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
 from threading import Lock
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from paddock.engine.asking import Asking
 from paddock.engine.grammar import Grammars
@@ -173,17 +172,6 @@ class Engine(Asking):
     def close(self) -> None:
         """End every request and the thread. Further requests are refused."""
         self._worker.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- within -----------------------------------------------------------------------------------
 
