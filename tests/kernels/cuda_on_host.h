@@ -98,8 +98,10 @@ inline unsigned __reduce_max_sync(unsigned, unsigned x) {
   for (int i = 0; i < 32; i++) top = all[i] > top ? all[i] : top;
   return top;
 }
+inline unsigned __reduce_min_sync(unsigned, unsigned x) { return ~__reduce_max_sync(0, ~x); }
 inline unsigned atomicAdd(unsigned* at, unsigned x) { unsigned old = *at; *at += x; return old; }
 inline unsigned atomicMax(unsigned* at, unsigned x) { unsigned old = *at; if (x > old) *at = x; return old; }
+inline unsigned atomicMin(unsigned* at, unsigned x) { unsigned old = *at; if (x < old) *at = x; return old; }
 inline unsigned atomicOr(unsigned* at, unsigned x) { unsigned old = *at; *at |= x; return old; }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(int x) { return x ? std::countr_zero((unsigned)x) + 1 : 0; }
@@ -107,6 +109,8 @@ inline int __clz(int x) { return std::countl_zero((unsigned)x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); } // NaN becomes 0
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
 template <class T> T max(T a, T b) { return a < b ? b : a; }

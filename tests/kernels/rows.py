@@ -12,6 +12,11 @@ KINDS = {
     "many ties": lambda chance, n: (chance.normal(size=n) * 20).round(),
     "plateau of zeros": lambda chance, n: relu(chance.normal(size=n) - 2.5),
     "plateau elsewhere": lambda chance, n: relu(chance.normal(size=n) - 1.0) + 3.7,
+    "plateau under a slope": lambda chance, n: relu(chance.normal(size=n) - 0.9),
+    "one of them huge": lambda chance, n: np.where(
+        np.arange(n) == n // 3, 1e30, chance.normal(size=n)
+    ),
+    "far from zero": lambda chance, n: 1e3 + 1e-3 * chance.normal(size=n),
     "one value": lambda chance, n: np.full(n, -1.25),
     "both zeros": lambda chance, n: np.where(chance.random(n) < 0.5, -0.0, 0.0),
     "wide range": lambda chance, n: np.exp(chance.normal(size=n) * 8) - 1,

@@ -10,9 +10,9 @@ from torch import Tensor
 from paddock.kernels.compile import Kernel, compiled, most_shared_bytes, nvrtc
 from paddock.kernels.twins import allowed
 
-MOST = 4096  # CAP of the source
-THREADS = 512
-SHARED_BYTES = 4 * (8192 + 2 * 2048 + 32 + 8)  # sizeof(Shared) of the source; a bitmap comes behind
+MOST = 4096
+SHORT_THREADS, LONG_THREADS = 256, 512
+WHOLE = 8192  # of the source: up to here a row is held as it is, without a bitmap
 
 
 def suits(device: torch.device, longest: int, k: int) -> bool:
@@ -24,7 +24,7 @@ def suits(device: torch.device, longest: int, k: int) -> bool:
         and torch.cuda.get_device_capability(device) >= (8, 0)
         and nvrtc() is not None
         and 1 <= k <= MOST
-        and _shared_bytes(longest) <= most_shared_bytes(device)
+        and shared_bytes(longest) <= most_shared_bytes(device)
     )
 
 
@@ -35,7 +35,7 @@ def topk(
     *,
     start_T: Tensor | None,
     out_TK: Tensor,
-    threads: int = THREADS,
+    threads: int | None = None,
 ) -> Tensor:
     """Query t keeps k of its entries [0, visible_T[t]); `start_T` is added to their indices.
 
@@ -49,17 +49,25 @@ def topk(
     if T:
         start = c_void_p(None) if start_T is None else start_T
         arguments = (score_TS, c_longlong(score_TS.stride(0)), visible_T, start, out_TK, c_int(k))
-        kernel(score_TS.device, threads).launch(T, threads, _shared_bytes(S), arguments)
+        threads = threads or (LONG_THREADS if S > WHOLE else SHORT_THREADS)
+        chosen = kernel(score_TS.device, threads, S > WHOLE)
+        chosen.launch(T, threads, shared_bytes(S), arguments)
     return out_TK
 
 
 @cache
-def kernel(device: torch.device, threads: int) -> Kernel:
+def kernel(device: torch.device, threads: int, long: bool) -> Kernel:
+    """For rows up to WHOLE, or for rows of any length."""
     major, minor = torch.cuda.get_device_capability(device)
     source = Path(__file__).with_name("topk.cu").read_text()
-    code, _ = compiled(source, f"sm_{major}{minor}", [f"-DTHREADS={threads}"])
+    options = [f"-DTHREADS={threads}", f"-DLONG={int(long)}"]
+    code, _ = compiled(source, f"sm_{major}{minor}", options)
     return Kernel(code, "topk_rows", device, most_shared_bytes(device))
 
 
-def _shared_bytes(longest: int) -> int:
-    return SHARED_BYTES + 4 * -(-longest // 32)
+def shared_bytes(longest: int) -> int:
+    """sizeof(Shared) of the source and, for longer rows, a bitmap of a row, which may begin at any
+    of four floats."""
+    long = longest > WHOLE
+    held = 4 * ((2 if long else 1) * WHOLE + 2 * 2048 + 4 * 32 + 12)
+    return held + (4 * -(-(longest + 3) // 32) if long else 0)

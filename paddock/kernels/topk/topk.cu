@@ -1,16 +1,17 @@
 // Exact, deterministic top-k of the visible part of every row; the contract is in __init__.py.
 //
 // One block a row of L visible entries, of which K < L are kept:
-//   1. Candidates. L <= ROOM: the whole row, in shared memory. Longer: a strided sample gives a value `lo` a little
-//      below the K-th largest, and one pass over the row keeps what is greater and counts what is equal. A poor guess is
-//      corrected once by the count it gave; after that the K-th value itself is found by radix passes over the row.
-//   2. The K-th value among the candidates, by histograms of 11 bits, until the bin that holds it has few entries.
-//   3. A bitmap over the row says who is kept. Of the entries in that last bin the best are ranked (value, then index);
-//      a long run of equal values is instead walked from the row's beginning until enough of them are kept.
-//   4. Popcounts and a prefix sum place the set bits: ascending.
+//   1. Candidates. L <= WHOLE: the whole row, in shared memory. Longer: a strided sample gives a value `lo` a little
+//      below the K-th largest, and one pass over the row marks in a bitmap what is not below it. Where the sample hits
+//      the same value twice, which may be a plateau, the pass marks what is greater and counts what is equal. A poor
+//      guess is corrected once by the count it gave; after that the K-th value itself is found by radix passes.
+//   2. The K-th value among the candidates, by one histogram of equal steps between their smallest and largest: steps,
+//      not digits, since the scores of a row share a few exponents, and a hot bin is a queue of atomics. Few entries in
+//      its bin are ranked; many are a plateau, or else radix passes tell them apart.
+//   3. All that is greater and the first that are equal are written in the order of the row.
 // Shared-memory atomics run in any order, but only sets and counts come out of them, so the answer is always the same.
 //
-// Entries are compared as unsigned keys in the order of the floats: -0.0 equals 0.0, NaN equals -inf.
+// -0.0 equals 0.0, NaN equals -inf. Where bits of entries are compared they are unsigned keys in the order of the floats.
 // No header is included: NVRTC compiles this file as it is.
 
 typedef unsigned int u32;
@@ -20,20 +21,24 @@ typedef long long i64;
 #ifndef THREADS
 #define THREADS 512
 #endif
+#ifndef LONG
+#define LONG 1 // 0: no row is longer than WHOLE; then more blocks share a multiprocessor
+#endif
 constexpr int WARPS = THREADS / 32;
-constexpr int ROOM = 8192;      // shared-memory words for a whole row, or for candidates and their positions
-constexpr int CAP = ROOM / 2;   // candidates of a longer row; K may not exceed it
+constexpr int WHOLE = 8192;            // rows up to here are candidates as they are
+constexpr int CAP = 8192;              // candidates of a longer row; K is at most half of it
+constexpr int ROOM = LONG ? 2 * CAP : WHOLE; // shared-memory words: a whole row, or candidates and their positions
 constexpr int DIGIT = 11, BINS = 1 << DIGIT;
-constexpr int FEW = 256;        // entries that are ranked by comparing each with each
-constexpr int SAMPLED_K = 2048; // above it the window between K and CAP is too narrow for a guess
+constexpr int FEW = 32;                // entries that are ranked by comparing each with each
 constexpr u32 ALL = 0xffffffffu;
-constexpr u32 LOWEST = 0x007fffffu; // the key of -inf
 
 struct Shared {
-  u32 buf[ROOM];
+  float buf[ROOM]; // entries, as `tidy` leaves them; or, behind those, positions
   u32 hist[2][BINS];
-  u32 part[32];
-  u32 kept, equal, bin, above, inside, top, listed, unused;
+  float few[FEW];
+  u32 part[32], low[32], high[32];
+  u32 bin, above, inside, listed, least, greater, same, equal;
+  float value, unused[3];
 };
 extern __shared__ uint4 memory[]; // one Shared, then the bitmap
 static_assert(sizeof(Shared) % 16 == 0, "the bitmap begins on a whole uint4");
@@ -44,9 +49,10 @@ __device__ __forceinline__ u32* bitmap() { return (u32*)(memory + sizeof(Shared)
 
 __device__ __forceinline__ float lowest() { return __int_as_float((int)0xff800000); }
 
-__device__ __forceinline__ u32 key_of(float x) {
-  x = fmaxf(x, lowest()) + 0.0f; // NaN becomes -inf, -0.0 becomes 0.0
-  int i = __float_as_int(x);
+__device__ __forceinline__ float tidy(float x) { return fmaxf(x, lowest()) + 0.0f; } // no NaN, no -0.0
+
+__device__ __forceinline__ u32 key_of(float tidied) {
+  int i = __float_as_int(tidied);
   return (u32)(i ^ ((i >> 31) | (int)0x80000000));
 }
 
@@ -105,250 +111,302 @@ __device__ __forceinline__ void find_bin(int now, u32 need) {
 
 __device__ __forceinline__ u32 above(u32 key, int shift) { return (u32)((u64)key >> shift); } // shift may be 32
 
-struct Found {
-  u32 prefix; // the need-th largest entry e has above(e, shift) == prefix
-  int shift;
-  u32 need;   // how many of the entries with this prefix belong to the largest
-  u32 count;  // how many entries have this prefix
+struct Kth { // the K-th largest, how many entries are greater, and how many equal it
+  float value;
+  u32 greater, equal;
 };
 
-// Narrow down the need-th largest of n keys, each below 2^width, until at most `enough` share its prefix.
-// The keys are s.buf[i] - base or, given x, those of x[i]. Not inlined: four copies of it would crowd the instruction cache.
-__device__ __noinline__ Found select(const float* x, u32 base, int n, int width, u32 need, u32 enough) {
+// By radix passes, whatever the entries are: the n of s.buf or, given x, those of x.
+__device__ __noinline__ Kth by_digits(const float* x, int n, u32 need) {
   Shared& s = shared();
   for (int i = threadIdx.x; i < BINS / 4; i += THREADS) ((uint4*)s.hist[0])[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
-  Found f = {0, width, need, (u32)n};
-  for (int now = 0; f.shift > 0 && f.count > enough; now ^= 1) {
-    int digit = min(f.shift, DIGIT), over = f.shift;
-    f.shift -= digit;
+  u32 prefix = 0, greater = 0;
+  int shift = 32;
+  for (int now = 0; shift > 0; now ^= 1) {
+    int digit = min(shift, DIGIT), over = shift;
+    shift -= digit;
     u32 mask = (1u << digit) - 1;
     for (int i = threadIdx.x; i < n; i += THREADS) {
-      u32 key = x ? key_of(x[i]) : s.buf[i] - base;
-      if (above(key, over) == f.prefix) atomicAdd(&s.hist[now][(key >> f.shift) & mask], 1u);
+      u32 key = key_of(x ? tidy(x[i]) : s.buf[i]);
+      if (above(key, over) == prefix) atomicAdd(&s.hist[now][(key >> shift) & mask], 1u);
     }
     __syncthreads();
-    find_bin(now, f.need);
-    f.need -= s.above;
-    f.count = s.inside;
-    f.prefix = f.prefix << digit | s.bin;
+    find_bin(now, need - greater);
+    greater += s.above;
+    prefix = prefix << digit | s.bin;
   }
-  return f;
+  return {float_of(prefix), greater, s.inside};
 }
 
-__device__ __forceinline__ void put(bool taken, u32 at, float x, int i) {
-  Shared& s = shared();
-  if (taken && at < CAP) s.buf[at] = key_of(x), s.buf[CAP + at] = (u32)i;
-}
-
-// Entries i, ..., i + 3 of the row, the next four in the next lane, and so on: those greater than `floor` become
-// candidates. Returns how many equal it.
-__device__ __forceinline__ u32 sift(float4 v, int i, float floor) {
-  Shared& s = shared();
-  u32 ma = __ballot_sync(ALL, v.x > floor), mb = __ballot_sync(ALL, v.y > floor);
-  u32 mc = __ballot_sync(ALL, v.z > floor), md = __ballot_sync(ALL, v.w > floor);
-  if (ma | mb | mc | md) {
-    u32 lane = threadIdx.x & 31, before = (1u << lane) - 1, at = 0;
-    // One atomic a warp: single ones on the same word would queue up.
-    if (lane == 0) at = atomicAdd(&s.kept, (u32)(__popc(ma) + __popc(mb) + __popc(mc) + __popc(md)));
-    at = __shfl_sync(ALL, at, 0);
-    put(v.x > floor, at + __popc(ma & before), v.x, i);
-    put(v.y > floor, (at += __popc(ma)) + __popc(mb & before), v.y, i + 1);
-    put(v.z > floor, (at += __popc(mb)) + __popc(mc & before), v.z, i + 2);
-    put(v.w > floor, (at += __popc(mc)) + __popc(md & before), v.w, i + 3);
+// The smallest and largest entry this thread has seen.
+struct Range {
+  float low = -lowest(), high = lowest();
+  __device__ __forceinline__ float widen(float x) {
+    low = fminf(low, x), high = fmaxf(high, x);
+    return x;
   }
-  return (fmaxf(v.x, lowest()) == floor) + (fmaxf(v.y, lowest()) == floor) + (fmaxf(v.z, lowest()) == floor) +
-         (fmaxf(v.w, lowest()) == floor);
+};
+
+// Never falls as x rises, whatever the scale (not negative) and the shift are: the order of bins is an order of entries.
+// 2^23 makes a whole number of what is added to it, more cheaply than a conversion.
+__device__ __forceinline__ u32 bin_of(float x, float scale, float shift) {
+  float share = __saturatef(__fmaf_rn(x, scale, shift));
+  return (u32)__float_as_int(__fmaf_rn(share, (float)(BINS - 1), 8388608.0f)) & (BINS - 1);
 }
 
-// One pass over the row: entries greater than lo become candidates (any order), entries equal to it are counted.
-__device__ __noinline__ void pass(const float* x, int L, u32 lo) {
+// The need-th largest of the entries s.buf[0, n), which the threads have seen between them.
+__device__ __noinline__ Kth kth(int n, u32 need, Range seen) {
   Shared& s = shared();
+  int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+  u32 low = __reduce_min_sync(ALL, key_of(seen.low)), high = __reduce_max_sync(ALL, key_of(seen.high));
+  if (lane == 0) s.low[warp] = low, s.high[warp] = high;
+  if (t == 0) s.listed = 0, s.least = ALL, s.same = 0;
+  for (int i = t; i < BINS / 4; i += THREADS) ((uint4*)s.hist[0])[i] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+  low = __reduce_min_sync(ALL, lane < WARPS ? s.low[lane] : ALL);
+  high = __reduce_max_sync(ALL, lane < WARPS ? s.high[lane] : 0);
+  float scale = __fdividef(1.0f, float_of(high) - float_of(low)), shift = -float_of(low) * scale;
+#pragma unroll 4
+  for (int i = t; i < n; i += THREADS) atomicAdd(&s.hist[0][bin_of(s.buf[i], scale, shift)], 1u);
+  __syncthreads();
+  find_bin(0, need);
+  u32 bin = s.bin, over = s.above, inside = s.inside;
+  float least = -lowest();
+#pragma unroll 4
+  for (int i = t; i < n; i += THREADS) {
+    float x = s.buf[i];
+    if (bin_of(x, scale, shift) == bin) {
+      least = fminf(least, x);
+      if (inside <= FEW) s.few[atomicAdd(&s.listed, 1u)] = x;
+    }
+  }
+  if (inside > FEW) { // a plateau, most likely, with nothing below it or nothing at all beside it
+    low = __reduce_min_sync(ALL, key_of(least));
+    if (lane == 0) atomicMin(&s.least, low);
+    __syncthreads();
+    least = float_of(s.least);
+    u32 equal = 0;
+    for (int i = t; i < n; i += THREADS) equal += s.buf[i] == least;
+    equal = __reduce_add_sync(ALL, equal);
+    if (lane == 0) atomicAdd(&s.same, equal);
+    __syncthreads();
+    equal = s.same, over += inside - equal;
+    return need > over ? Kth{least, over, equal} : by_digits(nullptr, n, need);
+  }
+  __syncthreads();
+  if (t < inside) {
+    u32 greater = over, equal = 0;
+    for (u32 j = 0; j < inside; j++) greater += s.few[j] > s.few[t], equal += s.few[j] == s.few[t];
+    if (greater < need && need <= greater + equal) s.value = s.few[t], s.greater = greater, s.same = equal;
+  }
+  __syncthreads();
+  return {s.value, s.greater, s.same};
+}
+
+// Of the entries s.buf[0, n) all that are greater than k's and the first that equal it, in their order, K together:
+// where they stand in the row goes to `out`. Entry i stands at place[i] or, without `place`, at i.
+__device__ __forceinline__ void write(int n, int K, Kth k, const u32* place, int* out, int start) {
+  Shared& s = shared();
+  constexpr int WORDS = CAP / 32;
+  static_assert(WHOLE <= CAP && WORDS <= THREADS && WORDS <= BINS / 2, "a word a thread, where histograms were");
+  u32 *over = s.hist[0], *same = s.hist[0] + WORDS, *before = s.hist[1], need = K - k.greater;
+  int t = threadIdx.x, lane = t & 31, words = (n + 31) / 32;
+#pragma unroll 4
+  for (int i0 = t & ~31; i0 < n; i0 += THREADS) {
+    float x = s.buf[min(i0 + lane, n - 1)];
+    u32 a = __ballot_sync(ALL, i0 + lane < n && x > k.value), b = __ballot_sync(ALL, i0 + lane < n && x == k.value);
+    if (lane == 0) over[i0 >> 5] = a, same[i0 >> 5] = b;
+  }
+  __syncthreads();
+  u32 total, both = t < words ? (u32)__popc(over[t]) << 16 | (u32)__popc(same[t]) : 0; // neither passes 2^16
+  both = exclusive(both, total);
+  if (t < words) before[t] = both;
+  __syncthreads();
+#pragma unroll 4
+  for (int i0 = t & ~31; i0 < n; i0 += THREADS) {
+    int i = i0 + lane, word = i0 >> 5;
+    u32 a = over[word], b = same[word], behind = (1u << lane) - 1;
+    u32 equal = (before[word] & 0xffffu) + __popc(b & behind);
+    bool taken = a >> lane & 1 || (b >> lane & 1 && equal < need);
+    u32 at = (before[word] >> 16) + __popc(a & behind) + min(equal, need);
+    if (taken) out[at] = (place ? (int)place[i] : i) + start;
+  }
+}
+
+// Which of four entries belong to the candidates, as bits; adds to `equal` those that equal the floor.
+template <bool TIES> __device__ __forceinline__ u32 sift(float4 v, float floor, u32& equal) {
+  if (!TIES) return (v.x >= floor) | (v.y >= floor) << 1 | (v.z >= floor) << 2 | (v.w >= floor) << 3;
+  equal += (fmaxf(v.x, lowest()) == floor) + (fmaxf(v.y, lowest()) == floor) + (fmaxf(v.z, lowest()) == floor) +
+           (fmaxf(v.w, lowest()) == floor);
+  return (v.x > floor) | (v.y > floor) << 1 | (v.z > floor) << 2 | (v.w > floor) << 3;
+}
+
+// One pass over the row. Candidates are marked: entry i by bit i + shift, where four entries that are read at once have
+// four bits of one word. With TIES they are the entries greater than the floor, and those equal to it are counted in
+// s.equal; without, the entries not less than the floor, which is not -inf.
+template <bool TIES> __device__ __noinline__ void pass(const float* x, int L, int shift, float floor) {
   constexpr int AHEAD = 4;                         // loads in flight a thread
-  float floor = float_of(lo);
-  int head = (int)((16 - ((u64)x & 15)) & 15) / 4; // entries before the first 16-byte boundary
-  int fours = (L - head) / 4, whole = fours / (THREADS * AHEAD) * (THREADS * AHEAD), i = threadIdx.x;
+  u32 *bits = bitmap(), equal = 0;
+  int head = -shift & 3, fours = (L - head) / 4, whole = fours / (THREADS * AHEAD) * (THREADS * AHEAD), i = threadIdx.x;
   const float4* x4 = (const float4*)(x + head);
-  u32 equal = 0;
+  int first = (head + shift) / 4, to = 4 * ((first + i) & 7); // in fours: the first one, and this thread's bits of a word
   for (; i < whole; i += THREADS * AHEAD) {
     float4 v[AHEAD];
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) v[j] = x4[i + j * THREADS];
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++) equal += sift(v[j], head + 4 * (i + j * THREADS), floor);
+    for (int j = 0; j < AHEAD; j++) {
+      u32 hits = sift<TIES>(v[j], floor, equal);
+      if (hits) atomicOr(&bits[(first + i + j * THREADS) >> 3], hits << to);
+    }
   }
-  for (; (i & ~31) < fours; i += THREADS) {        // the same for all lanes of a warp
-    float4 v = i < fours ? x4[i] : make_float4(lowest(), lowest(), lowest(), lowest());
-    u32 same = sift(v, head + 4 * i, floor);
-    if (i < fours) equal += same;
+  for (; i < fours; i += THREADS) {
+    u32 hits = sift<TIES>(x4[i], floor, equal);
+    if (hits) atomicOr(&bits[(first + i) >> 3], hits << to);
   }
   int rest = L - head - 4 * fours;                 // the few entries around the whole fours
   if (threadIdx.x < head + rest) {
     i = threadIdx.x < head ? threadIdx.x : 4 * fours + threadIdx.x;
-    if (x[i] > floor) put(true, atomicAdd(&s.kept, 1u), x[i], i);
-    else equal += fmaxf(x[i], lowest()) == floor;
+    float4 alone = {x[i], __int_as_float(0x7fc00000), __int_as_float(0x7fc00000), __int_as_float(0x7fc00000)};
+    u32 more = 0, hit = sift<TIES>(alone, floor, more);
+    if (hit) atomicOr(&bits[(i + shift) >> 5], 1u << ((i + shift) & 31));
+    if (TIES) equal += fmaxf(x[i], lowest()) == floor;
   }
-  equal = __reduce_add_sync(ALL, equal);
-  if ((threadIdx.x & 31) == 0 && equal) atomicAdd(&s.equal, equal);
+  if (TIES) {
+    equal = __reduce_add_sync(ALL, equal);
+    if ((threadIdx.x & 31) == 0 && equal) atomicAdd(&shared().equal, equal);
+  }
   __syncthreads();
 }
 
-// Candidates of a long row: at most CAP entries greater than the returned lo, which with those equal to lo make K.
-__device__ __forceinline__ u32 candidates(const float* x, int L, int K) {
-  Shared& s = shared();
-  int t = threadIdx.x;
-  // Sample so many that the number of candidates comes out between K and CAP for all but about 1 in 1000 rows.
-  int samples = min(max((int)((float)L * K / 65536.0f) + 1, 512), ROOM), stride = L / samples;
-  float expected = __fdividef((float)K * samples, (float)L);
-  u32 want = (u32)(expected + 3.2f * expected * rsqrtf(expected) + 2.0f);
-  for (int attempt = 0;; attempt++) {
-    Found f;
-    if (K <= SAMPLED_K && attempt < 2) {
-      for (int i = t; i < samples; i += THREADS) s.buf[i] = key_of(x[(i64)i * stride]);
-      // A crowded prefix may be a plateau: then the guess must be its exact value.
-      f = select(nullptr, 0, samples, 32, want, 8);
-    } else {
-      f = select(x, 0, L, 32, K, 0);
-    }
-    u32 lo = max(f.prefix << f.shift, LOWEST);
-    pass(x, L, lo);
-    u32 kept = s.kept, enough = kept + s.equal;
-    if (kept <= CAP && enough >= K) return lo;
-    __syncthreads();
-    if (t == 0) s.kept = 0, s.equal = 0;
-    float right = 0.5f * (K + CAP), got = kept > CAP ? kept : max(enough, 1u);
-    u32 better = (u32)__fdividef(want * right, got);
-    want = kept > CAP ? max(min(better, want - 1), 1u) : min(max(better, want + 1), (u32)samples);
-  }
-}
-
-// Keep the first `need` entries equal to `value`, in the order of the row.
-template <class Key>
-__device__ __forceinline__ void keep_first(Key key, int L, u32 value, u32 need) {
-  u32* bits = bitmap();
-  u32 taken = 0;
+// Mark the first `need` entries equal to `value`, in the order of the row.
+__device__ __forceinline__ void mark_first(const float* x, int L, int shift, float value, u32 need) {
+  u32 *bits = bitmap(), taken = 0;
   for (int i0 = 0; i0 < L && taken < need; i0 += THREADS * 4) {
     int i = i0 + 4 * threadIdx.x;
     u32 same = 0;
 #pragma unroll
-    for (int j = 0; j < 4; j++) same |= (u32)(i + j < L && key(i + j) == value) << j;
+    for (int j = 0; j < 4; j++) same |= (u32)(i + j < L && tidy(x[i + j]) == value) << j;
     u32 total, before = taken + exclusive(__popc(same), total);
     u32 room = need > before ? need - before : 0;
     while ((u32)__popc(same) > room) same ^= 1u << (31 - __clz((int)same));
-    if (same) atomicOr(&bits[i >> 5], same << (i & 31));
+    for (; same; same &= same - 1) {
+      int bit = i + shift + __ffs((int)same) - 1;
+      atomicOr(&bits[bit >> 5], 1u << (bit & 31));
+    }
     taken += total;
     __syncthreads();
   }
 }
 
-// The entries with the last prefix, ranked by value and then by index: the best `need` are kept.
-__device__ __forceinline__ void keep_best(u32 count, u32 need) {
-  Shared& s = shared();
-  u32* bits = bitmap();
-  const u32 *key = s.hist[0], *at = s.hist[0] + FEW;
-  for (u32 i = threadIdx.x; i < count; i += THREADS) {
-    u32 rank = 0;
-    for (u32 j = 0; j < count && need < count; j++) rank += key[j] > key[i] || (key[j] == key[i] && at[j] < at[i]);
-    if (rank < need) atomicOr(&bits[at[i] >> 5], 1u << (at[i] & 31));
+// The words of the bitmap that belong to this thread's warp.
+struct Stretch {
+  int begin, end;
+  __device__ __forceinline__ Stretch(int words) {
+    int per = (words + WARPS - 1) / WARPS, warp = threadIdx.x >> 5;
+    begin = min(warp * per, words), end = min(begin + per, words);
   }
-}
+};
 
-__device__ __forceinline__ void list(u32 key, int i) {
+// How many bits are set; s.part says how many by warp.
+__device__ __forceinline__ u32 count_bits(int words) {
   Shared& s = shared();
-  u32 at = atomicAdd(&s.listed, 1u);
-  s.hist[0][at] = key, s.hist[0][FEW + at] = (u32)i;
-}
-
-// The whole row is in s.buf.
-__device__ __forceinline__ void keep_of_row(int L, int K) {
-  Shared& s = shared();
-  u32* bits = bitmap();
-  Found f = select(nullptr, 0, L, 32, K, FEW);
-  bool few = f.count <= FEW;
-  for (int i0 = threadIdx.x & ~31; i0 < L; i0 += THREADS) {
-    int i = i0 + (threadIdx.x & 31);
-    u32 k = i < L ? s.buf[i] : 0, high = above(k, f.shift);
-    u32 word = __ballot_sync(ALL, i < L && high > f.prefix);
-    if (i == i0) bits[i >> 5] = word;
-    if (few && i < L && high == f.prefix) list(k, i);
-  }
-  __syncthreads();
-  if (few) keep_best(f.count, f.need);
-  else keep_first([&](int i) { return s.buf[i]; }, L, f.prefix, f.need);
-}
-
-__device__ __forceinline__ void keep_of_candidates(const float* x, int L, int K) {
-  Shared& s = shared();
-  u32* bits = bitmap();
-  int t = threadIdx.x, words = (L + 31) / 32;
-  for (int i = t; i < words; i += THREADS) bits[i] = 0;
-  u32 lo = candidates(x, L, K);
-  int n = s.kept;
-  u32 value = lo, need = K - n;
-  bool few = false;
-  Found f = {0, 32, 0, 0};
-  if (n >= K) {
-    u32 top = 0;
-    for (int i = t; i < n; i += THREADS) top = max(top, s.buf[i]);
-    top = __reduce_max_sync(ALL, top);
-    if ((t & 31) == 0) atomicMax(&s.top, top);
-    __syncthreads();
-    // Digits of the distance from lo: candidates share sign and exponent, and one hot bin would queue up.
-    f = select(nullptr, lo, n, 32 - __clz((int)((s.top - lo) | 1)), K, FEW);
-    value = lo + f.prefix, need = f.need, few = f.count <= FEW;
-  }
-  bool all = n < K;
-  for (int i = t; i < n; i += THREADS) {
-    u32 k = s.buf[i], at = s.buf[CAP + i], high = above(k - lo, f.shift);
-    if (all || high > f.prefix) atomicOr(&bits[at >> 5], 1u << (at & 31));
-    else if (few && high == f.prefix) list(k, (int)at);
-  }
-  __syncthreads();
-  if (few) keep_best(f.count, need);
-  else if (need) keep_first([&](int i) { return key_of(x[i]); }, L, value, need);
-}
-
-// Write the positions of the set bits in ascending order.
-__device__ __forceinline__ void place(int L, int K, int* out, int start) {
-  Shared& s = shared();
-  u32* bits = bitmap();
-  int t = threadIdx.x, lane = t & 31, warp = t >> 5, words = (L + 31) / 32;
-  int per = (words + WARPS - 1) / WARPS, begin = min(warp * per, words), end = min(begin + per, words);
+  int lane = threadIdx.x & 31;
+  Stretch mine(words);
   u32 sum = 0;
-  for (int i = begin + lane; i < end; i += 32) sum += __popc(bits[i]);
+  for (int i = mine.begin + lane; i < mine.end; i += 32) sum += __popc(bitmap()[i]);
   sum = __reduce_add_sync(ALL, sum);
-  if (lane == 0) s.part[warp] = sum;
+  if (lane == 0) s.part[threadIdx.x >> 5] = sum;
   __syncthreads();
-  u32 at = __reduce_add_sync(ALL, lane < warp ? s.part[lane] : 0);
-  for (int i0 = begin; i0 < end; i0 += 32) {
-    u32 word = i0 + lane < end ? bits[i0 + lane] : 0, many = __popc(word), run = inclusive(many);
-    u32 to = at + run - many;
-    for (; word; word &= word - 1) s.buf[to++] = (i0 + lane) * 32 + __ffs((int)word) - 1;
+  return __reduce_add_sync(ALL, lane < WARPS ? s.part[lane] : 0);
+}
+
+// After count_bits: the positions of the set bits, ascending, to `to`.
+__device__ __forceinline__ void unpack(int words, int shift, u32* to) {
+  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  Stretch mine(words);
+  u32 at = __reduce_add_sync(ALL, lane < warp ? shared().part[lane] : 0);
+  for (int i0 = mine.begin; i0 < mine.end; i0 += 32) {
+    u32 word = i0 + lane < mine.end ? bitmap()[i0 + lane] : 0, many = __popc(word), run = inclusive(many);
+    u32 next = at + run - many;
+    for (; word; word &= word - 1) to[next++] = (i0 + lane) * 32 + __ffs((int)word) - 1 - shift;
     at += __shfl_sync(ALL, run, 31);
   }
   __syncthreads();
-  for (int i = t; i < K; i += THREADS) out[i] = (int)s.buf[i] + start;
+}
+
+__device__ __forceinline__ void keep_of_row(const float* x, int L, int K, int* out, int start) {
+  Shared& s = shared();
+  Range seen;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < L; i += THREADS) s.buf[i] = seen.widen(tidy(x[i]));
+  write(L, K, kth(L, K, seen), nullptr, out, start);
+}
+
+// The want-th largest of a sample, which is read in fours: memory hands out no less.
+__device__ __forceinline__ Kth guess(const float* x, int stride, int samples, u32 want) {
+  Range seen;
+  for (int i = threadIdx.x; i < samples; i += THREADS) {
+    shared().buf[i] = seen.widen(tidy(x[(i64)(i & ~3) * stride + (i & 3)]));
+  }
+  return kth(samples, want, seen);
+}
+
+__device__ __forceinline__ void keep_of_long_row(const float* x, int L, int K, int* out, int start) {
+  Shared& s = shared();
+  int t = threadIdx.x, shift = (int)((u64)x & 15) / 4, words = (L + shift + 31) / 32;
+  // Sample so many that the number of candidates comes out between K and CAP for all but about 1 in 10,000 rows.
+  float hoped = K <= CAP / 4 ? 24.0f : 96.0f; // of the K largest in the sample
+  int samples = min(max((int)(hoped * L / K), 512), 4096), stride = L / samples;
+  float expected = __fdividef((float)K * samples, (float)L);
+  u32 want = (u32)(expected + 4.0f * expected * rsqrtf(expected) + 2.0f), n;
+  float lo;
+  for (int attempt = 0;; attempt++) {
+    for (int i = t; i < words; i += THREADS) bitmap()[i] = 0;
+    if (t == 0) s.equal = 0;
+    bool sampled = attempt < 2;
+    Kth k = sampled ? guess(x, stride, samples, want) : by_digits(x, L, K);
+    lo = k.value;
+    if (sampled && k.equal == 1 && lo > lowest()) pass<false>(x, L, shift, lo);
+    else pass<true>(x, L, shift, lo);
+    n = count_bits(words);
+    u32 enough = n + s.equal;
+    if (n <= CAP && enough >= K) break;
+    __syncthreads();
+    float right = 0.5f * (K + CAP), got = n > CAP ? n : max(enough, 1u);
+    u32 better = (u32)__fdividef(want * right, got);
+    want = n > CAP ? max(min(better, want - 1), 1u) : min(max(better, want + 1), (u32)samples);
+  }
+  if (n < K) {
+    __syncthreads();
+    mark_first(x, L, shift, lo, K - n);
+    count_bits(words);
+  }
+  u32* place = (u32*)s.buf + CAP;
+  unpack(words, shift, place);
+  if (n <= K) {
+    for (int i = t; i < K; i += THREADS) out[i] = (int)place[i] + start;
+    return;
+  }
+  Range seen;
+#pragma unroll 4
+  for (int i = t; i < n; i += THREADS) s.buf[i] = seen.widen(tidy(x[place[i]]));
+  write(n, K, kth(n, K, seen), place, out, start);
 }
 
 // score [rows, stride] fp32; visible [rows]; start [rows] or null, added to every index; out [rows, K].
-extern "C" __global__ void __launch_bounds__(THREADS, THREADS == 512 ? 3 : 1024 / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, (LONG ? 1024 : 1536) / THREADS)
 topk_rows(const float* score, i64 stride, const int* visible, const int* start, int* out, int K) {
-  int row = gridDim.x - 1 - blockIdx.x, t = threadIdx.x; // a causal block ends with its longest rows: those first
-  int L = visible[row];
-  if (L <= K) {
-    int from = start ? start[row] : 0;
-    for (int i = t; i < K; i += THREADS) out[(i64)row * K + i] = i < L ? from + i : -1;
-    return;
-  }
+  int row = gridDim.x - 1 - blockIdx.x; // a causal block ends with its longest rows: those first
+  int L = visible[row], from = start ? start[row] : 0;
   const float* x = score + row * stride;
-  Shared& s = shared();
-  if (L <= ROOM) {
-#pragma unroll 8
-    for (int i = t; i < L; i += THREADS) s.buf[i] = key_of(x[i]);
+  out += (i64)row * K;
+  if (L <= K) {
+    for (int i = threadIdx.x; i < K; i += THREADS) out[i] = i < L ? from + i : -1;
+  } else if (!LONG || L <= WHOLE) {
+    keep_of_row(x, L, K, out, from);
+  } else {
+    keep_of_long_row(x, L, K, out, from);
   }
-  if (t == 0) s.kept = 0, s.equal = 0, s.top = 0, s.listed = 0; // seen by all after the first barrier of select
-  if (L <= ROOM) keep_of_row(L, K);
-  else keep_of_candidates(x, L, K);
-  __syncthreads();
-  place(L, K, out + (i64)row * K, start ? start[row] : 0);
 }
