@@ -15,7 +15,6 @@ T queries, H heads, C row width, V value columns, S rows, K kept per query.
 """
 
 import argparse
-import statistics
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.kernels import medians
 from benchmarks.table import Claim, print_claims
 from paddock.kernels.sparse_mla.problem import Attended, Problem
 
@@ -117,16 +117,8 @@ def race(arms: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, fl
         except Exception as error:
             said = str(error).strip().splitlines() or [""]
             print(f"    {name}: {type(error).__name__}: {said[-1][:200]}", flush=True)
-    times: dict[str, list[float]] = {name: [] for name in running}
-    for _ in range(rounds):
-        for name, arm in running.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            arm()
-            end.record()
-            torch.cuda.synchronize()
-            times[name].append(start.elapsed_time(end))
-    return {name: statistics.median(each) for name, each in times.items()}
+    taken = medians([*running.values()], repeats=rounds, warm=0)
+    return dict(zip(running, taken, strict=True))
 
 
 def report(title: str, times: dict[str, float], flops: float | None) -> None:
@@ -152,11 +144,9 @@ def forward_arms(problem: Problem) -> dict[str, Callable[[], Attended]]:
 
     arms: dict[str, Callable[[], Attended]] = {"triton": lambda: triton.forward(problem)}
     few = problem.query_THC.shape[1] <= 32
-    for paired in (False, True):
-        name = "gluon paired" if paired else "gluon lockstep"
-        arms[name] = lambda paired=paired: gluon.forward(problem, paired=paired, united=False)
-        if few:
-            arms[f"{name} united"] = lambda paired=paired: gluon.forward(problem, paired=paired)
+    arms["gluon"] = lambda: gluon.forward(problem, united=False)
+    if few:
+        arms["gluon united"] = lambda: gluon.forward(problem)
     return arms
 
 
@@ -406,8 +396,7 @@ def packed(
 
 GROUPS = (
     "test_triton",
-    "test_gluon and lockstep",
-    "test_gluon and paired",
+    "test_gluon",
     "test_rows",
     "test_the_door",
     "test_far",

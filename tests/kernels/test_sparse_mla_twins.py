@@ -38,9 +38,9 @@ def test_triton_attends_and_differentiates(name, fixed, interpreted):
     assert_same(interpreted[name, fixed], PLAIN[name])
 
 
-@pytest.mark.parametrize(("name", "paired", "united"), ARMS)
-def test_gluon_attends_and_differentiates(name, paired, united, interpreted):
-    assert_same(interpreted[name, paired, united], HOPPER[name])
+@pytest.mark.parametrize(("name", "deterministic", "united"), ARMS)
+def test_gluon_attends_and_differentiates(name, deterministic, united, interpreted):
+    assert_same(interpreted[name, deterministic, united], HOPPER[name])
 
 
 @pytest.mark.parametrize("together", [2, 8])
@@ -113,7 +113,13 @@ def built(kernel, types: dict[str, str], constants: dict[str, object], warps: in
 
 
 HALVES = dict.fromkeys(["QUERY", "ROW", "OUT", "GRAD", "DQUERY"], "*bf16")
-TYPES = HALVES | {"LISTS": "*i32", "COUNT": "*i32", "LSE": "*fp32", "scale": "fp32"}
+TYPES = HALVES | {
+    "LISTS": "*i32",
+    "COUNT": "*i32",
+    "WHOLE": "*i32",
+    "LSE": "*fp32",
+    "scale": "fp32",
+}
 TYPES |= {"T": "i32", "H": "i32", "U": "i32", "DELTA": "*fp32", "UNIT": "*fp32"}
 
 
@@ -133,7 +139,7 @@ def test_the_forward_kernel_fits_a_hopper_chip(V, HP, stages, products):
     """Two warpgroups: each scores a tile (V/16 + 4 products) and adds the values of two (8)."""
     from paddock.kernels.sparse_mla.gluon import forward_kernel
 
-    constants = {"V": V, "R": 64, "HP": HP, "STAGES": stages, "PAIRED": True, "REGISTERS": 56}
+    constants = {"V": V, "R": 64, "HP": HP, "STAGES": stages, "REGISTERS": 56}
     types = {name: TYPES[name] for name in forward_kernel.arg_names if name in TYPES}
     assert_lean(built(forward_kernel, types, constants, warps=4), products)
 

@@ -1,13 +1,10 @@
 """Sparse latent attention on Hopper, forward: some warps gather, the others multiply.
 
 Four warps copy the rows a program's list names into shared memory, 64 at a time; eight warps
-multiply. A row is copied once and serves as key and as value. Two ways to split the products over
-the two warpgroups:
-
-    lockstep   both score the same 64 keys, half each, then each adds up half of the value columns.
-               One softmax for both, during which nothing is multiplied.
-    paired     each scores its own 64 keys and hands the probabilities over; each adds up half of
-               the value columns for all keys. One's softmax runs under the other's products.
+multiply. A row is copied once and serves as key and as value. Of the two warpgroups that multiply
+each scores its own 64 keys and hands the probabilities over; each adds up half of the value columns
+for all keys. One's softmax runs under the other's products. (Both on the same keys, half each, with
+one softmax for both: 388 instead of 474 TFLOP/s.)
 
 V value columns of a row, R the columns after them. M = 64 query rows, HP heads a query is rounded
 up to, G = M / HP queries of a program, BK = 64 keys of a tile, U slots of a list.
@@ -22,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -110,59 +106,6 @@ def per_row(x, acc):
 
 
 @gluon.jit
-def multiply_in_lockstep(
-    OUT, LSE, first, block, T, H, tiles, scale,
-    query_v, query_r, keys, rests, words, probs, full, empty, HP: gl.constexpr,
-):  # fmt: skip
-    """Both warpgroups on the same tile. Scores of the next tile queue behind P.V of this one."""
-    V: gl.constexpr = keys.shape[2]
-    STAGES: gl.constexpr = keys.shape[0]
-    SL: gl.constexpr = product_layout(BK, 2)
-    OL: gl.constexpr = product_layout(V, 2)
-    row = gl.arange(0, M, gl.SliceLayout(1, SL))
-    top = gl.full([M], LOWEST, gl.float32, gl.SliceLayout(1, SL))
-    total = gl.full([M, BK], 0.0, gl.float32, SL)  # every thread its own, added up at the end
-    zero = gl.full([M, BK], 0.0, gl.float32, SL)
-    acc = warpgroup_mma_init(gl.full([M, V], 0.0, gl.float32, OL))
-    unit = scale * LOG2_E
-    mbarrier.wait(full.index(0), 0, pred=tiles > 0)
-    fence_async_shared()
-    s = warpgroup_mma(query_r, rests.index(0).permute([1, 0]), zero, use_acc=False, is_async=True)
-    s = warpgroup_mma(query_v, keys.index(0).permute([1, 0]), s, is_async=True)
-    s = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[s]))
-    for i in range(tiles):
-        b = i % STAGES
-        n = (i + 1) % STAGES
-        x, o = warpgroup_mma_wait(0, deps=[s, acc])
-        kept = kept_by(words.index(b).load(gl.SliceLayout(0, SL)), row, HP)
-        x = gl.where(kept, x * unit, float("-inf"))
-        higher = gl.maximum(top, gl.max(x, 1))
-        shrink = gl.exp2(top - higher)
-        p = gl.exp2(x - gl.expand_dims(higher, 1))
-        total = total * gl.expand_dims(shrink, 1) + p
-        probs.store(p.to(probs.dtype))
-        o = o * per_row(shrink, o)
-        top = higher
-        fence_async_shared()
-        acc = warpgroup_mma(probs, keys.index(b), o, is_async=True)
-        mbarrier.wait(full.index(n), ((i + 1) // STAGES) & 1, pred=i + 1 < tiles)
-        fence_async_shared()
-        s = warpgroup_mma(
-            query_r, rests.index(n).permute([1, 0]), zero, use_acc=False, is_async=True
-        )
-        s = warpgroup_mma(query_v, keys.index(n).permute([1, 0]), s, is_async=True)
-        # P.V is done when at most the two score products are in flight; its tile is then free.
-        # `top` stands in as the dependency: an accumulator that moves while a product is in
-        # flight, or a partial wait across the loop's edge, serialises every product (ptxas C7514).
-        top = warpgroup_mma_wait(2, deps=[top])
-        thread_barrier()
-        mbarrier.arrive(empty.index(b), count=1)
-    x, o = warpgroup_mma_wait(0, deps=[s, acc])
-    total = write_lse(LSE, top, gl.sum(total, 1), first, block, T, H, HP)
-    write_rows(OUT, o / per_row(total, o), first, block, T, H, V, 0, HP)
-
-
-@gluon.jit
 def score(i, query_v, query_r, keys, rests, full):
     """Scores of tile `i` [M, BK], once it has landed."""
     STAGES: gl.constexpr = keys.shape[0]
@@ -191,16 +134,17 @@ def add_values(i, acc, keys, probs, empty, W: gl.constexpr):
 
 @gluon.jit
 def own_tile(
-    i, x, top, total, acc, unit, keys, words, probs, tops, empty, ready, spent,
+    i, x, whole, top, total, acc, unit, keys, words, probs, tops, empty, ready, spent,
     HP: gl.constexpr, W: gl.constexpr,
 ):  # fmt: skip
     """Softmax of the scores `x` of tile `i`, published for the other warpgroup, then its values."""
     row = gl.arange(0, M, top.type.layout)
-    word = words.index(i % keys.shape[0]).load(gl.SliceLayout(0, x.type.layout))
-    x = gl.where(kept_by(word, row, HP), x * unit, float("-inf"))
-    higher = gl.maximum(top, gl.max(x, 1))
+    if (i + 1) * BK > whole:  # in front of that every query keeps every slot
+        word = words.index(i % keys.shape[0]).load(gl.SliceLayout(0, x.type.layout))
+        x = gl.where(kept_by(word, row, HP), x, float("-inf"))
+    higher = gl.maximum(top, gl.max(x, 1) * unit)
     shrink = gl.exp2(top - higher)
-    p = gl.exp2(x - gl.expand_dims(higher, 1))
+    p = gl.exp2(x * unit - gl.expand_dims(higher, 1))
     total = total * shrink + gl.sum(p, 1)
     acc = acc * per_row(shrink, acc)
     # The other warpgroup has added the values of its tile before this one; so have we.
@@ -232,8 +176,8 @@ def others_tile(
 
 @gluon.jit
 def multiply_half(
-    OUT, LSE, first, block, T, H, tiles, scale,
-    query_v, query_r, keys, rests, words, probs, tops, full, empty, ready, spent, ends,
+    OUT, LSE, first, block, T, H, tiles, whole, scale,
+    query_v, query_r, keys, rests, words, probs, tops, asked, full, empty, ready, spent, ends,
     HP: gl.constexpr, W: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup of a pair: the first scores even tiles, the second odd ones."""
@@ -244,6 +188,7 @@ def multiply_half(
     total = gl.full([M], 0.0, gl.float32, gl.SliceLayout(1, SL))
     acc = gl.full([M, V // 2], 0.0, gl.float32, OL)
     unit = scale * LOG2_E
+    mbarrier.wait(asked.index(0), 0)
     for i in tl.range(W, tiles, 2, disable_licm=True):
         x = score(i, query_v, query_r, keys, rests, full)
         if W == 1:
@@ -251,8 +196,9 @@ def multiply_half(
                 i - 1, top, total, acc, keys, probs, tops, full, empty, ready, W
             )
         top, total, acc = own_tile(
-            i, x, top, total, acc, unit, keys, words, probs, tops, empty, ready, spent, HP, W
-        )
+            i, x, whole, top, total, acc, unit, keys, words, probs, tops, empty, ready, spent,
+            HP, W,
+        )  # fmt: skip
         if W == 0:
             top, total, acc = others_tile(
                 i + 1, top, total, acc, keys, probs, tops, full, empty, ready, W
@@ -271,10 +217,19 @@ def multiply_half(
 
 
 @gluon.jit
+def barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    """So many, each of which opens when so many have arrived."""
+    made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(count):
+        mbarrier.init(made.index(i), count=arrivals)
+    return made
+
+
+@gluon.jit
 def forward_kernel(
-    QUERY, ROW, LISTS, COUNT, OUT, LSE, scale, T, H, U,
+    QUERY, ROW, LISTS, COUNT, WHOLE, OUT, LSE, scale, T, H, U,
     V: gl.constexpr, R: gl.constexpr, HP: gl.constexpr, STAGES: gl.constexpr,
-    PAIRED: gl.constexpr, REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     G: gl.constexpr = M // HP
     blocks = (H + HP - 1) // HP
@@ -282,6 +237,8 @@ def forward_kernel(
     block = program % blocks
     group = (program // blocks).to(gl.int64)
     first = group * G
+    count = gl.load(COUNT + group)  # on their way while the rest is set up
+    whole = gl.load(WHOLE + group)
     dtype: gl.constexpr = QUERY.dtype.element_ty
     query_v = gl.allocate_shared_memory(dtype, [M, V], tile_layout(V))
     query_r = gl.allocate_shared_memory(dtype, [M, R], tile_layout(R))
@@ -290,59 +247,38 @@ def forward_kernel(
     probs = gl.allocate_shared_memory(dtype, [M, BK], tile_layout(BK))
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     words = gl.allocate_shared_memory(gl.int32, [STAGES, BK], FLAT)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=128)  # every copying thread, once its copies landed
-        mbarrier.init(empty.index(i), count=2 if PAIRED else 1)
+    tops = gl.allocate_shared_memory(gl.float32, [4, M], FLAT)
+    # Every copying thread arrives once its copies have landed.
+    asked = barriers(1, 32 * gl.num_warps())
+    full = barriers(STAGES, 128)
+    empty = barriers(STAGES, 2)
+    ready = barriers(2, 1)
+    spent = barriers(2, 1)
+    ends = barriers(2, 1)
+    thread_barrier()
+    # Queries arrive while the first keys are gathered.
     copy_queries(QUERY, query_v, first, block, T, H, V + R, 0, HP)
     copy_queries(QUERY, query_r, first, block, T, H, V + R, V, HP)
-    async_copy.commit_group()
-    async_copy.wait_group(0)
-    fence_async_shared()
-    tiles = (gl.load(COUNT + group) + BK - 1) // BK
+    async_copy.mbarrier_arrive(asked.index(0), increment_count=False)
+    WORKER: gl.constexpr = (3 * EVEN_SHARE - REGISTERS) // 16 * 8
+    tiles = (count + 2 * BK - 1) // (2 * BK) * 2
     LIST = LISTS + group * U
-    if PAIRED:
-        WORKER: gl.constexpr = (3 * EVEN_SHARE - REGISTERS) // 16 * 8
-        tiles = (tiles + 1) // 2 * 2
-        tops = gl.allocate_shared_memory(gl.float32, [4, M], FLAT)
-        ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        spent = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        ends = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(2):
-            mbarrier.init(ready.index(i), count=1)
-            mbarrier.init(spent.index(i), count=1)
-            mbarrier.init(ends.index(i), count=1)
-        thread_barrier()
-        # Written out: a tuple that is named or added to loses its constants.
-        gl.warp_specialize(
-            [
-                (multiply_half, (
-                    OUT, LSE, first, block, T, H, tiles, scale, query_v, query_r, keys, rests,
-                    words, probs, tops, full, empty, ready, spent, ends, HP, 0,
-                )),
-                (multiply_half, (
-                    OUT, LSE, first, block, T, H, tiles, scale, query_v, query_r, keys, rests,
-                    words, probs, tops, full, empty, ready, spent, ends, HP, 1,
-                )),
-                (gather_tiles, (ROW, LIST, tiles, U - BK, keys, rests, words, full, empty, G)),
-            ],
-            [4, 4],
-            [WORKER, REGISTERS],
-        )  # fmt: skip
-    else:
-        thread_barrier()
-        gl.warp_specialize(
-            [
-                (multiply_in_lockstep, (
-                    OUT, LSE, first, block, T, H, tiles, scale, query_v, query_r, keys, rests,
-                    words, probs, full, empty, HP,
-                )),
-                (gather_tiles, (ROW, LIST, tiles, U - BK, keys, rests, words, full, empty, G)),
-            ],
-            [4],
-            [REGISTERS],
-        )  # fmt: skip
+    # Written out: a tuple that is named or added to loses its constants.
+    gl.warp_specialize(
+        [
+            (multiply_half, (
+                OUT, LSE, first, block, T, H, tiles, whole, scale, query_v, query_r, keys,
+                rests, words, probs, tops, asked, full, empty, ready, spent, ends, HP, 0,
+            )),
+            (multiply_half, (
+                OUT, LSE, first, block, T, H, tiles, whole, scale, query_v, query_r, keys,
+                rests, words, probs, tops, asked, full, empty, ready, spent, ends, HP, 1,
+            )),
+            (gather_tiles, (ROW, LIST, tiles, U - BK, keys, rests, words, full, empty, G)),
+        ],
+        [4, 4],
+        [WORKER, REGISTERS],
+    )  # fmt: skip
 
 
 def stages(problem: Problem) -> int:
@@ -352,9 +288,7 @@ def stages(problem: Problem) -> int:
     return 4 if 4 * tile <= room else room // tile
 
 
-def forward(
-    problem: Problem, *, paired: bool = True, united: bool = True, registers: int = 56
-) -> Attended:
+def forward(problem: Problem, *, united: bool = True, registers: int = 56) -> Attended:
     """Output and log-sum-exp of every query; tensors contiguous, halves.
 
     `registers` are those of a copying thread.
@@ -369,6 +303,7 @@ def forward(
         problem.row_SC,
         lists.word_NU,
         lists.count_N,
+        lists.whole_N,
         out_THV,
         lse_TH,
         problem.scale,
@@ -379,8 +314,7 @@ def forward(
         R=problem.rest,
         HP=lists.heads,
         STAGES=stages(problem),
-        PAIRED=paired,
         REGISTERS=registers,
-        num_warps=4 if paired else 8,
+        num_warps=4,
     )
     return Attended(out_THV, lse_TH)

@@ -11,6 +11,7 @@ G = M / HP, BK = 64 keys of a tile, U slots of a list, N lists.
 
 from dataclasses import dataclass
 
+import torch
 import triton
 from torch import Tensor
 from torch.nn import functional as F
@@ -125,7 +126,8 @@ class Lists:
     """Which rows each program visits."""
 
     word_NU: Tensor
-    count_N: Tensor
+    count_N: Tensor  # slots to visit
+    whole_N: Tensor  # leading ones that every query of the program keeps
     heads: int  # HP
 
     @classmethod
@@ -135,11 +137,12 @@ class Lists:
         H = problem.query_THC.shape[1]
         if united and H <= TILE // 2:
             heads = max(8, triton.next_power_of_2(H))
-            return cls(*unions(index_TK, len(problem.row_SC), TILE // heads), heads)
+            word_NU, count_N = unions(index_TK, len(problem.row_SC), TILE // heads)
+            return cls(word_NU, count_N, torch.zeros_like(count_N), heads)
         short = -index_TK.shape[1] % LIST_MULTIPLE
         if short:
             index_TK = F.pad(index_TK, (0, short), value=-1)
-        return cls(index_TK, counts(index_TK), TILE)
+        return cls(index_TK, *counts(index_TK), TILE)
 
     def programs(self, problem: Problem) -> int:
         return len(self.count_N) * triton.cdiv(problem.query_THC.shape[1], self.heads)

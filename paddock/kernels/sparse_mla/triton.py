@@ -31,16 +31,20 @@ UNION_MARKS = 256 << 20
 
 
 @triton.jit
-def count_kernel(INDEX, COUNT, T, K, BT: tl.constexpr, BK: tl.constexpr):
-    """COUNT[t]: slots up to and including the last one that names a key."""
+def count_kernel(INDEX, COUNT, WHOLE, T, K, BT: tl.constexpr, BK: tl.constexpr):
+    """COUNT[t]: slots up to and including the last one that names a key. WHOLE[t]: those before the
+    first one that names none."""
     t = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     last = tl.zeros([BT], tl.int32)
+    gap = tl.zeros([BT], tl.int32) + K
     for start in range(0, K, BK):
         slot = start + tl.arange(0, BK)
         inside = (t < T)[:, None] & (slot < K)[None, :]
         index = tl.load(INDEX + t[:, None] * K + slot[None, :], mask=inside, other=-1)
         last = tl.maximum(last, tl.max(tl.where(index >= 0, slot[None, :] + 1, 0), 1))
+        gap = tl.minimum(gap, tl.min(tl.where(index >= 0, K, slot[None, :]), 1))
     tl.store(COUNT + t, last, mask=t < T)
+    tl.store(WHOLE + t, gap, mask=t < T)
 
 
 @triton.jit
@@ -284,12 +288,13 @@ def padded(width: int) -> int:
     return max(16, triton.next_power_of_2(width)) if width else 0
 
 
-def counts(index_TK: Tensor) -> Tensor:
-    """[T] int32: how many leading slots of a row must be visited."""
+def counts(index_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """[T] int32 each: how many leading slots of a row must be visited, and how many leading ones
+    all name a key."""
     T, K = index_TK.shape
-    count_T = torch.empty(T, dtype=torch.int32, device=index_TK.device)
-    count_kernel[(triton.cdiv(T, 4),)](index_TK, count_T, T, K, BT=4, BK=1024)
-    return count_T
+    count_T, whole_T = index_TK.new_empty(2, T, dtype=torch.int32)
+    count_kernel[(triton.cdiv(T, 4),)](index_TK, count_T, whole_T, T, K, BT=4, BK=1024)
+    return count_T, whole_T
 
 
 def unions(index_TK: Tensor, rows: int, together: int) -> tuple[Tensor, Tensor]:
@@ -327,7 +332,7 @@ def forward(problem: Problem, tile: Tile | None = None) -> Attended:
         query_THC,
         problem.row_SC,
         problem.index_TK,
-        counts(problem.index_TK),
+        counts(problem.index_TK)[0],
         out_THV,
         lse_TH,
         problem.scale,
@@ -356,7 +361,7 @@ def backward(
         query_THC,
         problem.row_SC,
         problem.index_TK,
-        counts(problem.index_TK),
+        counts(problem.index_TK)[0],
         grad_THV,
         attended.lse_TH,
         deltas(attended.out_THV, grad_THV),
