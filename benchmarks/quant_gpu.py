@@ -1,14 +1,14 @@
 """The W4A8 product on one GPU against bfloat16 in the same run; memory and decoding with it.
 
     python -m benchmarks.quant gpu
-    python -m benchmarks.quant_gpu [product|experts|decode|whole|tiles ...]
+    python -m benchmarks.quant_gpu [product|experts|decode|layers|whole|tiles ...]
 
-`whole` times the whole recipe on the small preset, part by part. `tiles` times other ways of
-cutting the product than those that `fused` has in its tables. Of the others every arm is a graph in
-which many weights take turns; a row that fails says so, and the next one runs.
+`decode` and `layers` are in benchmarks.quant_served. `whole` times the whole recipe on the small
+preset, part by part. `tiles` times other ways of cutting the product than those that `fused` has in
+its tables. Of the others every arm is a graph in which many weights take turns; a row that fails
+says so, and the next one runs.
 """
 
-import statistics
 import sys
 import time
 from collections import Counter
@@ -22,8 +22,9 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
+from benchmarks.quant_served import decode_claims, layer_claims
 from benchmarks.table import Claim, print_claims, times_better
-from paddock.checkpoint import load_pretrained, save_pretrained
+from paddock.checkpoint import save_pretrained
 from paddock.kernels.w4a8_gemm import (
     Rows,
     Weight,
@@ -36,7 +37,7 @@ from paddock.kernels.w4a8_gemm import (
 )
 from paddock.kernels.w4a8_gemm.fused import Tile
 from paddock.model import Network, preset
-from paddock.quant import RECIPES, Passage, quantize_folder
+from paddock.quant import Passage, quantize_folder
 from paddock.quant.run import Moment
 from paddock.quant.stream import Purpose
 
@@ -81,7 +82,13 @@ EXPERT_CANDIDATES = [Tile(64, 16, 128, 1, 4, 6), Tile(64, 8, 128, 1, 4, 4)]
 def gpu_claims() -> list[Claim]:
     if not torch.cuda.is_available():
         return [Claim(name="W4A8 product", target=">= 2.3x up to 64 rows", measured="needs a GPU")]
-    return [*product_claims(), *expert_claims(), *decode_claims(), *whole_claims()]
+    return [
+        *product_claims(),
+        *expert_claims(),
+        *decode_claims(),
+        *layer_claims(),
+        *whole_claims(),
+    ]
 
 
 def product_claims() -> list[Claim]:
@@ -189,52 +196,6 @@ def _expert_claim(tokens: int) -> Claim:
     return replace(claim, measured=f"{claim.measured}; product alone {alone:.1f}")
 
 
-def decode_claims() -> list[Claim]:
-    """Memory and decoding speed of the small preset, newborn, before and after."""
-    rows = []
-    with TemporaryDirectory() as home:
-        source, out = Path(home) / "small", Path(home) / "q"
-        save_pretrained(Network.born(preset("small"), 0), source, dtype="bfloat16")
-        quantize_folder(source, out, RECIPES["rtn"], device="cuda")
-        for batch in (1, 16):
-            found = [_decoding(folder, batch) for folder in (source, out)]
-            ratio = found[1][0] / found[0][0]
-            rows.append(
-                Claim(
-                    name=f"small, {batch} sequences: tokens/s of decoding, W4A8 against bfloat16",
-                    measured=f"{ratio:.2f}x ({found[1][0]:.0f} against {found[0][0]:.0f}); memory "
-                    f"{found[1][1] / 2**20:.0f} against {found[0][1] / 2**20:.0f} MiB",
-                )
-            )
-    return rows
-
-
-def _decoding(folder: Path, batch: int) -> tuple[float, int]:
-    """Tokens a second, and the weights' bytes on the device."""
-    from paddock.engine import Engine, EngineSettings, Request
-    from paddock.records import Sampling
-
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    network = load_pretrained(folder, "bfloat16", "cuda")
-    held = torch.cuda.memory_allocated() - before
-    settings = EngineSettings(cache_bytes=1 << 30, context=1024, stop_ids=())
-    asked = [
-        Request(
-            token_ids=tuple(range(i, i + 64)),
-            sampling=Sampling(temperature=0.0, max_new_tokens=128),
-        )
-        for i in range(batch)
-    ]
-    with Engine(network, None, settings) as engine:
-        rates = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            engine.answers(asked)
-            rates.append(batch * 128 / (time.perf_counter() - begin))
-    return statistics.median(rates[2:]), held  # in the first two all sizes of step are recorded
-
-
 def whole_claims(device: str = "cuda") -> list[Claim]:
     """How long the small preset, newborn, takes to become integers, with the vocabulary of
     recipes/small and random text."""
@@ -329,6 +290,7 @@ SECTIONS: dict[str, Callable[[], list[Claim]]] = {
     "product": product_claims,
     "experts": expert_claims,
     "decode": decode_claims,
+    "layers": layer_claims,
     "whole": whole_claims,
 }
 

@@ -16,6 +16,7 @@ from paddock.model.block import Block
 from paddock.model.config import LATENT, ModelConfig
 from paddock.model.init import initialize
 from paddock.model.memory import Layout, Memory, NoMemory
+from paddock.model.moe import GatedMLP
 from paddock.model.mtp import MTP
 from paddock.model.norm import RMSNorm
 from paddock.model.roles import parameter_roles
@@ -138,7 +139,7 @@ class Network(nn.Module):
         """Weights that decoding reads with the same input, one behind the other in memory. They
         keep their names and their values, and nothing else of the network notices."""
         for module in self.modules():
-            if isinstance(module, MLA):
+            if isinstance(module, MLA | GatedMLP):
                 module.lay_together()
 
     def parameter_roles(self) -> list[NamedParameter]:

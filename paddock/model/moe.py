@@ -17,6 +17,7 @@ from paddock.kernels.spans import Span
 from paddock.kernels.swiglu import swiglu, swiglu_of
 from paddock.kernels.wide_linear import wide_linear
 from paddock.model.config import ExpertSettings
+from paddock.model.together import lay_together, products
 from paddock.parallel import SOLO, Axis, Trip
 
 
@@ -30,7 +31,15 @@ class GatedMLP(nn.Module):
         self.down = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down(swiglu(self.gate(x_TD), self.up(x_TD)))  # type: ignore[no-any-return]
+        if x_TD.is_cuda and not torch.is_grad_enabled():
+            gate_TF, up_TF = products(x_TD, (self.gate, self.up))
+        else:
+            gate_TF, up_TF = self.gate(x_TD), self.up(x_TD)
+        return self.down(swiglu(gate_TF, up_TF))  # type: ignore[no-any-return]
+
+    def lay_together(self) -> None:
+        """Weights that meet the same input, one behind the other in memory."""
+        lay_together((self.gate, self.up))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

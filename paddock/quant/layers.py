@@ -11,8 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from paddock.kernels.moe_permute import by_expert, gather
-from paddock.kernels.swiglu import swiglu_of
-from paddock.kernels.w4a8_gemm import Weight, integer_grouped, integer_linear, quantize_rows
+from paddock.kernels.w4a8_gemm import (
+    Weight,
+    integer_grouped,
+    integer_linear,
+    quantize_gated,
+    quantize_rows,
+)
 from paddock.model.moe import Routing
 from paddock.quant.w4a8 import Quantized
 
@@ -33,9 +38,16 @@ class IntegerLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        weight = Weight(self.integer, self.scale, self.packed)
-        out_TF = integer_linear(quantize_rows(x_TD), weight, x_TD.dtype)
+        out_TF = self.product(x_TD, self.integer, self.scale)
         return out_TF if self.bias is None else out_TF + self.bias.to(out_TF.dtype)
+
+    def by_output(self) -> tuple[Tensor, ...] | None:
+        """What it holds, outputs first: others of its kind may lie behind it (see `together`)."""
+        return (self.integer, self.scale) if self.bias is None else None
+
+    def product(self, x_TD: Tensor, integer: Tensor, scale: Tensor) -> Tensor:
+        weight = Weight(integer, scale, self.packed)
+        return integer_linear(quantize_rows(x_TD), weight, x_TD.dtype)
 
 
 class IntegerExperts(nn.Module):
@@ -59,9 +71,9 @@ class IntegerExperts(nn.Module):
         order = by_expert(routing.expert_TK, routing.score_TE.shape[1])
         up = Weight(self.gate_up, self.gate_up_scale, self.up_packed)
         back = Weight(self.down, self.down_scale, self.down_packed)
-        rows = quantize_rows(x_TD)[order.token_R]  # rounded once a token, not once an expert
-        inner_RF = swiglu_of(integer_grouped(rows, up, order.counts_E, x_TD.dtype))
-        answer_RD = integer_grouped(quantize_rows(inner_RF), back, order.counts_E, x_TD.dtype)
+        counts_E, rows = order.counts_E, quantize_rows(x_TD)  # once a token, not once an expert
+        inner = quantize_gated(integer_grouped(rows, up, counts_E, x_TD.dtype, order.token_R))
+        answer_RD = integer_grouped(inner, back, counts_E, x_TD.dtype)
         return gather(answer_RD, routing.weight_TK, order)
 
 

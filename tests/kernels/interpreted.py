@@ -233,6 +233,16 @@ def rows_are_sorted_by_expert_and_then_by_token():
 
 
 @case
+def few_rows_are_sorted_at_once():
+    from paddock.kernels.moe_permute import fused, reference
+
+    expert = order_of(40, 10, 3)
+    found, expected = fused.by_expert(expert, 12), reference.by_expert(expert, 12)
+    names = ("token_R", "slot_TK", "counts_E")
+    return [float((getattr(found, n) != getattr(expected, n)).sum()) for n in names]
+
+
+@case
 def rows_spread():
     from paddock.kernels.moe_permute import fused, reference
 

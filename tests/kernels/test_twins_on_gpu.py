@@ -141,6 +141,12 @@ def test_experts_and_their_rows(experts, k):
     for name in ("token_R", "slot_TK", "counts_E"):
         assert torch.equal(getattr(order, name).cpu(), getattr(expected, name)), name
     assert torch.equal(moe_permute.load_of(expert, experts), order.counts_E)
+    few, wanted = (
+        sort(expert[:9], experts)
+        for sort in (moe_permute.by_expert, moe_permute.reference.by_expert)
+    )
+    for name in ("token_R", "slot_TK", "counts_E"):
+        assert torch.equal(getattr(few, name), getattr(wanted, name)), name
     x, answer = leaf(3000, 136), leaf(3000 * k, 136)
     weight = torch.rand(3000, k, device="cuda", requires_grad=True)
     assert max(distances(lambda x: moe_permute.spread(x, order), (x,))) < 4e-3

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paddock.kernels.swiglu import swiglu_of
 from paddock.kernels.w4a8_gemm import (
     Rows,
     Weight,
@@ -18,13 +19,14 @@ from paddock.kernels.w4a8_gemm import (
     integer_grouped,
     integer_linear,
     pack_halves,
+    quantize_gated,
     quantize_rows,
     reference,
     unpack_halves,
 )
 from paddock.kernels.w4a8_gemm.fused import ONE, ONE_NARROW, STACK, Tile
 from tests.kernels.compiled import compiled
-from tests.kernels.w4a8_cases import CASES, CUTS, ROWS, Product
+from tests.kernels.w4a8_cases import CASES, CUTS, GATED, ROWS, SCATTERED, Product, elsewhere
 
 ROOT = Path(__file__).parents[2]
 SHARED_BYTES = 227 << 10  # of a program on a Hopper chip
@@ -119,6 +121,27 @@ def test_the_twin_rounds_as_the_reference_does(name, interpreted):
     assert torch.equal(interpreted[f"{name}, scales"], rows.scale_R)
 
 
+@pytest.mark.parametrize("name", GATED)
+def test_the_twin_rounds_what_passes_a_gate(name, interpreted):
+    rows = quantize_rows(swiglu_of(GATED[name]))
+    apart = interpreted[f"{name}, rounded"].int() - rows.integer_RD.int()
+    assert apart.abs().max() <= 1  # an exponential may differ in its last bit
+    assert apart.ne(0).float().mean() < 1e-3
+    torch.testing.assert_close(interpreted[f"{name}, scales"], rows.scale_R, rtol=1e-6, atol=0)
+    assert torch.equal(quantize_gated(GATED[name]).integer_RD, rows.integer_RD)
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+def test_rows_may_stand_elsewhere(name, interpreted):
+    case = SCATTERED[name]
+    rows, weight = case.inputs_of()
+    source = elsewhere(rows.count)
+    expected = integer_grouped(rows, weight, case.counts, torch.float32)
+    there = (rows[source.argsort()], weight, case.counts, torch.float32, source)
+    assert torch.equal(integer_grouped(*there), expected)
+    torch.testing.assert_close(interpreted[f"{name}, scattered"], expected, rtol=1e-5, atol=1e-3)
+
+
 def test_a_tile_is_fitted_to_the_weight():
     wide = Tile(32, 16, 128, slices=8, warps=8, stages=4)
     one = Product((1,), 6144, 8).inputs_of()[1]  # 3072 bytes a row: 24 blocks of 128
@@ -161,9 +184,9 @@ def product_on_a_hopper_chip(tile, folder, *, experts=1, groups=1):
     constants |= {"BF": tile.outputs, "BN": tile.rows, "BK": tile.columns, "SLICES": tile.slices}
     constants["WORDS"] = True
     if experts == 1:
-        constants["counts"] = None
+        constants |= {"counts": None, "source": None}
     else:
-        held["counts"] = "*i64"
+        held |= {"counts": "*i64", "source": "*i64"}
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     made = compiled(twin.multiply, held, constants, folder, **options)
     return made, opcodes_of(folder / "cubin")
@@ -204,7 +227,7 @@ def test_a_hopper_chip_rounds_without_spilling(part, tmp_path):
     from paddock.kernels.w4a8_gemm import triton as twin
 
     held = {"x": "*bf16", "integer": "*i8", "scale": "*fp32", "x_row": "i32"}
-    constants = {"D": 6144, "BD": 8192, "BP": part}
+    constants = {"D": 6144, "BD": 8192, "BP": part, "GATED": part == 1024}
     assert compiled(twin.round_rows, held, constants, tmp_path, num_warps=8).spilled == 0
 
 
@@ -263,6 +286,27 @@ def test_a_chain_of_products_in_a_graph_is_the_references_bit_for_bit():
         expected = chain(reference.integer_grouped, reference.quantize_rows)
         assert expected.abs().amax() > 0
         assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SCATTERED)
+def test_on_a_gpu_too_rows_may_stand_elsewhere(name):
+    case = SCATTERED[name]
+    rows, weight = case.inputs_of("cuda")
+    source = elsewhere(rows.count).cuda()
+    expected = integer_grouped(rows, weight, case.counts, torch.float32)
+    there = (rows[source.argsort()], weight, case.counts, torch.float32, source)
+    assert torch.equal(integer_grouped(*there), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 33, 65])
+@pytest.mark.parametrize("inner", [96, 2048])
+def test_a_gpu_rounds_what_passes_a_gate_as_two_launches_do(rows, inner):
+    both = torch.randn(rows, 2 * inner, device="cuda", dtype=torch.bfloat16) * 2
+    found, expected = quantize_gated(both), quantize_rows(swiglu_of(both))
+    assert torch.equal(found.integer_RD, expected.integer_RD)
+    assert torch.equal(found.scale_R, expected.scale_R)
 
 
 @pytest.mark.gpu

@@ -75,6 +75,19 @@ ROWS = {
     "many rows": torch.randn(70, 1100, generator=torch.Generator().manual_seed(3)),
 }
 
+GATED = {
+    "gates of few rows": torch.randn(3, 5000, generator=torch.Generator().manual_seed(4)),
+    "gates of many rows": torch.randn(70, 74, generator=torch.Generator().manual_seed(5)),
+}
+# Rows that do not stand where they are multiplied.
+SCATTERED = {
+    name: CASES[name] for name in ("one matrix, int8", "experts, some idle", "groups of 32")
+}
+
+
+def elsewhere(rows: int) -> torch.Tensor:
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(6))
+
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)  # what is not written is NaN
@@ -86,6 +99,14 @@ if __name__ == "__main__":
             fitted = tile.fitted(weight)
             how = (rows, weight, case.counts, torch.float32, fitted)
             found[f"{name}, {cut}"] = fused.multiply(*how)
+    for name, case in SCATTERED.items():
+        rows, weight = case.inputs_of()
+        source = elsewhere(rows.count)
+        how = (rows[source.argsort()], weight, case.counts, torch.float32, source)
+        found[f"{name}, scattered"] = fused.integer_grouped(*how)
+    for name, x in GATED.items():
+        rounded = fused.quantize_gated(x)
+        found[f"{name}, rounded"], found[f"{name}, scales"] = rounded.integer_RD, rounded.scale_R
     for name, x in ROWS.items():
         rounded = fused.quantize_rows(x)
         found[f"{name}, rounded"], found[f"{name}, scales"] = rounded.integer_RD, rounded.scale_R

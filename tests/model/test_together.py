@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from paddock.model import Layout
-from paddock.model.attention.together import lay_together, products, together
+from paddock.model.together import lay_together, products, together
+from paddock.quant.layers import IntegerLinear
+from paddock.quant.w4a8 import Grid, quantize
 from tests.model.networks import born, latent_config, tokens
 
 
@@ -48,6 +50,8 @@ def test_a_network_keeps_names_values_and_what_it_says():
         own = block.attention
         assert together([own.q_a.weight, own.kv_a.weight, own.indexer.key.weight]) is not None
         assert together([own.q_b.weight, own.indexer.query.weight]) is not None
+        dense = block.mlp if hasattr(block.mlp, "gate") else block.mlp.shared
+        assert together([dense.gate.weight, dense.up.weight]) is not None
     assert memory(network.parameters()) == memory(plain.parameters())
     state = plain.state_dict()
     assert network.state_dict().keys() == state.keys()
@@ -86,6 +90,22 @@ def test_what_cannot_be_one_product_is_left_alone():
         before = [x.data_ptr() for linear in linears for x in linear.parameters()]
         lay_together(linears)
         assert before == [x.data_ptr() for linear in linears for x in linear.parameters()]
+
+
+@torch.no_grad()
+def test_maps_of_integers_are_one_product_bit_for_bit_and_others_beside_them_stay():
+    integers = [
+        IntegerLinear(quantize(linear.weight, Grid(bits=8))) for linear in maps(32, 64, inputs=64)
+    ]
+    linears, x = [*integers, *maps(6, inputs=64)], torch.randn(5, 64)
+    apart = products(x, linears)
+    lay_together(linears)
+    assert together([linear.integer for linear in integers]) is not None
+    found = products(x, linears)
+    assert found[0].untyped_storage().data_ptr() == found[1].untyped_storage().data_ptr()
+    for one, other, linear in zip(found, apart, linears, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(linear(x), other)
 
 
 def test_trained_weights_stay_together_and_learn():

@@ -32,7 +32,7 @@ def moves(x: Tensor) -> bool:
 
 @torch.no_grad()
 def by_expert(expert_TK: Tensor, experts: int) -> Order:
-    """A counting sort: count in blocks of tokens, add up, place."""
+    """A counting sort: count in blocks of tokens, add up, place; one block does so by itself."""
     from . import triton as twin
 
     T, K = expert_TK.shape
@@ -42,10 +42,13 @@ def by_expert(expert_TK: Tensor, experts: int) -> Order:
     blocks = -(-T // tokens)
     sizes = {"K": K, "E": experts, "BE": width, "TOKENS": tokens}
     counts_EB = torch.empty(experts, blocks, dtype=torch.int64, device=expert_TK.device)
-    twin.count[(blocks,)](expert_TK, counts_EB, T, blocks, **sizes)
-    start_EB = counts_EB.flatten().cumsum(0).view_as(counts_EB) - counts_EB
     slot_TK = torch.empty_like(expert_TK)
     token_R = expert_TK.new_empty(T * K)
+    if blocks == 1:
+        twin.sort[(1,)](expert_TK, counts_EB, slot_TK, token_R, T, **sizes)
+        return Order(token_R, slot_TK, counts_EB.squeeze(1))
+    twin.count[(blocks,)](expert_TK, counts_EB, T, blocks, **sizes)
+    start_EB = counts_EB.flatten().cumsum(0).view_as(counts_EB) - counts_EB
     twin.place[(blocks,)](expert_TK, start_EB, slot_TK, token_R, T, blocks, **sizes)
     return Order(token_R, slot_TK, counts_EB.sum(1))
 

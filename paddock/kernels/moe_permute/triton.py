@@ -38,10 +38,33 @@ def place(
 ):  # fmt: skip
     """Where each row of one block goes, given where each expert's rows of it begin."""
     block = tl.program_id(0)
-    t = block * TOKENS + tl.arange(0, TOKENS)
     e = tl.arange(0, BE)
     chosen = _chosen(expert, block, T, K, BE, TOKENS)
     first = tl.load(start + e * BLOCKS + block, mask=e < E, other=0)
+    _put(expert, chosen, first, slot, token, block, T, K, BE, TOKENS)
+
+
+@triton.jit
+def sort(
+    expert, counts, slot, token, T,
+    K: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Both, of the only block there is."""
+    e = tl.arange(0, BE)
+    chosen = _chosen(expert, 0, T, K, BE, TOKENS)
+    found = tl.sum(chosen, 0).to(tl.int64)
+    tl.store(counts + e, found, mask=e < E)
+    _put(expert, chosen, tl.cumsum(found, 0) - found, slot, token, 0, T, K, BE, TOKENS)
+
+
+@triton.jit
+def _put(
+    expert, chosen, first, slot, token, block, T,
+    K: tl.constexpr, BE: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Rows of one block behind the first of each expert's, in the order of their tokens."""
+    t = block * TOKENS + tl.arange(0, TOKENS)
+    e = tl.arange(0, BE)
     place = first[None, :] + (tl.cumsum(chosen, 0) - chosen).to(tl.int64)
     for k in range(K):
         name = tl.load(expert + t * K + k, mask=t < T, other=-1)

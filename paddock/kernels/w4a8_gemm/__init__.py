@@ -1,8 +1,10 @@
 """Products of int8 activations with int4 or int8 weights, one matrix per expert or one in all.
 
     quantize_rows(x_RD)                            -> Rows: integers in [-127, 127], a scale per row
+    quantize_gated(both_RG)                        -> Rows of silu(gate) * up (see kernels.swiglu)
     integer_linear(rows, weight, dtype)            -> out_RF, rows times one matrix
     integer_grouped(rows, weight, counts_E, dtype) -> out_RF, rows sorted by expert
+    integer_grouped(rows, weight, counts_E, dtype, source_R)  the same of rows[source_R]
 
     out[r, f] = row_scale[r] * sum_g scale[f, g] * sum_{d in g} row[r, d] * weight[f, d]
 
@@ -21,6 +23,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paddock.kernels.swiglu import swiglu_of
+
 from . import fused, reference
 from .reference import Rows, Weight, pack_halves, unpack_halves
 
@@ -31,16 +35,25 @@ def quantize_rows(x_RD: Tensor) -> Rows:
     return reference.quantize_rows(x_RD)
 
 
+def quantize_gated(both_RG: Tensor) -> Rows:
+    if fused.rounds(both_RG):
+        return fused.quantize_gated(both_RG)
+    return reference.quantize_rows(swiglu_of(both_RG))
+
+
 def integer_linear(rows: Rows, weight: Weight, dtype: torch.dtype) -> Tensor:
     return integer_grouped(rows, weight.as_stack(), (rows.count,), dtype)
 
 
 def integer_grouped(
-    rows: Rows, weight: Weight, counts_E: Sequence[int] | Tensor, dtype: torch.dtype
+    rows: Rows,
+    weight: Weight,
+    counts_E: Sequence[int] | Tensor,
+    dtype: torch.dtype,
+    source_R: Tensor | None = None,
 ) -> Tensor:
-    if fused.suits(rows, weight):
-        return fused.integer_grouped(rows, weight, counts_E, dtype)
-    return reference.integer_grouped(rows, weight, counts_E, dtype)
+    twin = fused if fused.suits(rows, weight) else reference
+    return twin.integer_grouped(rows, weight, counts_E, dtype, source_R)
 
 
 __all__ = [
@@ -49,6 +62,7 @@ __all__ = [
     "integer_grouped",
     "integer_linear",
     "pack_halves",
+    "quantize_gated",
     "quantize_rows",
     "unpack_halves",
 ]

@@ -106,26 +106,39 @@ def shifts_words(device: torch.device) -> bool:
 
 
 def quantize_rows(x_RD: Tensor) -> Rows:
+    return _rounded(x_RD, x_RD.shape[1], gated=False)
+
+
+def quantize_gated(both_RG: Tensor) -> Rows:
+    return _rounded(both_RG, both_RG.shape[1] // 2, gated=True)
+
+
+def _rounded(x_RX: Tensor, D: int, *, gated: bool) -> Rows:
     from . import triton as twin
 
-    R, D = x_RD.shape
-    if x_RD.stride(-1) != 1:
-        x_RD = x_RD.contiguous()
-    integer_RD = torch.empty(R, D, dtype=torch.int8, device=x_RD.device)
-    scale_R = torch.empty(R, dtype=torch.float32, device=x_RD.device)
+    R = len(x_RX)
+    if x_RX.stride(-1) != 1:
+        x_RX = x_RX.contiguous()
+    integer_RD = torch.empty(R, D, dtype=torch.int8, device=x_RX.device)
+    scale_R = torch.empty(R, dtype=torch.float32, device=x_RX.device)
     width = 1 << (D - 1).bit_length()
     part = min(width, SHARED_PART) if R <= SHARED_ROWS else width
     twin.round_rows[(R, -(-D // part))](
-        x_RD, integer_RD, scale_R, x_RD.stride(0), D=D, BD=width, BP=part,
+        x_RX, integer_RD, scale_R, x_RX.stride(0), D=D, BD=width, BP=part, GATED=gated,
         num_warps=4 if width <= 2048 else 8,
     )  # fmt: skip
     return Rows(integer_RD, scale_R)
 
 
 def integer_grouped(
-    rows: Rows, weight: Weight, counts_E: Sequence[int] | Tensor, dtype: torch.dtype
+    rows: Rows,
+    weight: Weight,
+    counts_E: Sequence[int] | Tensor,
+    dtype: torch.dtype,
+    source_R: Tensor | None = None,
 ) -> Tensor:
-    return multiply(rows, weight, counts_E, dtype, tile_for(rows.count, weight))
+    R = rows.count if source_R is None else len(source_R)
+    return multiply(rows, weight, counts_E, dtype, tile_for(R, weight), source_R)
 
 
 def multiply(
@@ -134,17 +147,21 @@ def multiply(
     counts_E: Sequence[int] | Tensor,
     dtype: torch.dtype,
     tile: Tile,
+    source_R: Tensor | None = None,
 ) -> Tensor:
     """The product cut as `tile` says, which fits the weight."""
     from . import triton as twin
 
     (R, D), (E, F, _) = rows.integer_RD.shape, weight.integer.shape
+    if source_R is not None:
+        assert source_R.is_contiguous()
+        R = len(source_R)
     device = rows.integer_RD.device
     out_RF = torch.empty(R, F, dtype=dtype, device=device)
     # At most so many blocks of rows have any: an expert's last one may be half empty.
     blocks = -(-R // tile.rows) if E == 1 else min(R, E) + R // tile.rows
     twin.multiply[(blocks, -(-F // tile.outputs))](
-        rows.integer_RD.contiguous(), rows.scale_R, weight.integer, weight.scale_XFG,
+        rows.integer_RD.contiguous(), rows.scale_R, source_R, weight.integer, weight.scale_XFG,
         None if E == 1 else _counted(counts_E, device), out_RF, R, F,
         D=D, E=E, BE=1 << (E - 1).bit_length(), G=weight.scale_XFG.shape[-1],
         PACKED=weight.packed, BF=tile.outputs, BN=tile.rows, BK=tile.columns, SLICES=tile.slices,

@@ -91,9 +91,14 @@ def quantize_rows(x_RD: Tensor) -> Rows:
 
 
 def integer_grouped(
-    rows: Rows, weight: Weight, counts_E: Sequence[int] | Tensor, dtype: torch.dtype
+    rows: Rows,
+    weight: Weight,
+    counts_E: Sequence[int] | Tensor,
+    dtype: torch.dtype,
+    source_R: Tensor | None = None,
 ) -> Tensor:
     """[R, F]; see the package's contract."""
+    rows = rows if source_R is None else rows[source_R]
     counts = counts_E.tolist() if isinstance(counts_E, Tensor) else list(counts_E)
     if sum(counts) != rows.count or len(counts) != weight.integer.shape[0]:
         raise ValueError(f"counts {counts} do not cover {rows.count} rows")

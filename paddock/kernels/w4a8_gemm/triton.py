@@ -15,16 +15,30 @@ SHRINK = tl.constexpr(0.0625)  # halves of bytes are taken times 16
 
 
 @triton.jit
-def round_rows(x, integer, scale, x_row, D: tl.constexpr, BD: tl.constexpr, BP: tl.constexpr):
+def _numbers(x, d, D: tl.constexpr, GATED: tl.constexpr):
+    """Of one row; with GATED silu(gate) * up of a row that has D of each, rounded as a layer of its
+    own would round it."""
+    value = tl.load(x + d, mask=d < D, other=0.0).to(tl.float32)
+    if GATED:
+        up = tl.load(x + D + d, mask=d < D, other=0.0).to(tl.float32)
+        value = (value * tl.sigmoid(value) * up).to(x.dtype.element_ty).to(tl.float32)
+    return value
+
+
+@triton.jit
+def round_rows(
+    x, integer, scale, x_row,
+    D: tl.constexpr, BD: tl.constexpr, BP: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
     """BP columns of one row a program: the row's largest number becomes 127."""
     r = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BD)
-    row = tl.load(x + r * x_row + d, mask=d < D, other=0.0).to(tl.float32)
+    row = _numbers(x + r * x_row, d, D, GATED)
     if BP == BD:
         value = row
     else:
         d = tl.program_id(1) * BP + tl.arange(0, BP)
-        value = tl.load(x + r * x_row + d, mask=d < D, other=0.0).to(tl.float32)
+        value = _numbers(x + r * x_row, d, D, GATED)
     largest = tl.max(tl.abs(row), axis=0)
     step = tl.where(largest > 0, tl.div_rn(largest, 127.0), 1.0)
     ratio = tl.div_rn(value, step)
@@ -154,12 +168,12 @@ def _apart(
 
 @triton.jit(do_not_specialize=["R"])
 def multiply(
-    rows, row_scale, weight, scale, counts, out, R, F,
+    rows, row_scale, source, weight, scale, counts, out, R, F,
     D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr,
     BF: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICES: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """A block of outputs of one expert's rows."""
+    """A block of outputs of one expert's rows, which stand at `source` where that is given."""
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     output = tl.where(f < F, f, 0).to(tl.int64)  # what is outside is read from inside, not written
     expert, first, end = _place(counts, tl.program_id(0), R, E, BE, BN)
@@ -167,17 +181,20 @@ def multiply(
         output += expert.to(tl.int64) * F
         n = first + tl.arange(0, BN)
         row = tl.where(n < end, n, first).to(tl.int64)
+        read = row
+        if source is not None:
+            read = tl.load(source + row).to(tl.int64)
         if SLICES == 1:
             whole, total = _together(
-                rows, weight, scale, output, row, n < end, D, G, PACKED, BF, BN, BK, WORDS
+                rows, weight, scale, output, read, n < end, D, G, PACKED, BF, BN, BK, WORDS
             )
         else:
             whole, total = _apart(
-                rows, weight, scale, output, row, n < end, D, G, PACKED, BF, BN, BK, SLICES, WORDS
+                rows, weight, scale, output, read, n < end, D, G, PACKED, BF, BN, BK, SLICES, WORDS
             )
         if G == 1:
             shrink: tl.constexpr = SHRINK if PACKED else 1.0
             total = whole.to(tl.float32) * (tl.load(scale + output) * shrink)[:, None]
-        total *= tl.load(row_scale + row)[None, :]
+        total *= tl.load(row_scale + read)[None, :]
         inside = (f < F)[:, None] & (n < end)[None, :]
         tl.store(out + row[None, :] * F + f[:, None], total.to(out.dtype.element_ty), mask=inside)

@@ -21,12 +21,12 @@ from paddock.kernels.index_kl import IndexSide
 from paddock.kernels.latent_decode import latent_decode, latent_decode_table
 from paddock.kernels.spans import Span
 from paddock.model.attention.indexer import Indexer
-from paddock.model.attention.together import lay_together, products
 from paddock.model.config import ModelConfig
 from paddock.model.memory import Layout
 from paddock.model.norm import RMSNorm
 from paddock.model.rope import ROTATE, softmax_scale
 from paddock.model.step import LayerNotes, Selection, Step
+from paddock.model.together import lay_together, products
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,123 @@
+"""Networks of integers behind the engine on one GPU: memory and decoding, before and after.
+
+See benchmarks.quant_gpu. `decode` is the small preset, whose steps are mostly launches; `layers` is
+three layers as wide as GLM-5's, whose steps are mostly reading weights.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from benchmarks.table import Claim
+from paddock.checkpoint import load_pretrained, save_pretrained
+from paddock.model import Network, preset
+from paddock.model.block import Block
+from paddock.model.moe import MoE
+from paddock.quant import RECIPES, quantize, quantize_folder
+from paddock.quant.blocks import install
+from paddock.quant.recipe import integer_linears
+from paddock.quant.w4a8 import Quantized
+
+EXPERTS = 256
+LAYER_STEPS = ((1, 4096), (8, 4096), (32, 4096), (8, 32_768))
+
+
+def decode_claims() -> list[Claim]:
+    """Memory and decoding speed of the small preset, newborn, before and after."""
+    rows = []
+    with TemporaryDirectory() as home:
+        source, out = Path(home) / "small", Path(home) / "q"
+        save_pretrained(Network.born(preset("small"), 0), source, dtype="bfloat16")
+        quantize_folder(source, out, RECIPES["rtn"], device="cuda")
+        for batch in (1, 16):
+            found = [_decoding(folder, batch) for folder in (source, out)]
+            ratio = found[1][0] / found[0][0]
+            rows.append(
+                Claim(
+                    name=f"small, {batch} sequences: tokens/s of decoding, W4A8 against bfloat16",
+                    measured=f"{ratio:.2f}x ({found[1][0]:.0f} against {found[0][0]:.0f}); memory "
+                    f"{found[1][1] / 2**20:.0f} against {found[0][1] / 2**20:.0f} MiB",
+                )
+            )
+    return rows
+
+
+def _decoding(folder: Path, batch: int) -> tuple[float, int]:
+    """Tokens a second, and the weights' bytes on the device."""
+    from paddock.engine import Engine, EngineSettings, Request
+    from paddock.records import Sampling
+
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    network = load_pretrained(folder, "bfloat16", "cuda")
+    held = torch.cuda.memory_allocated() - before
+    settings = EngineSettings(cache_bytes=1 << 30, context=1024, stop_ids=())
+    asked = [
+        Request(
+            token_ids=tuple(range(i, i + 64)),
+            sampling=Sampling(temperature=0.0, max_new_tokens=128),
+        )
+        for i in range(batch)
+    ]
+    with Engine(network, None, settings) as engine:
+        rates = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            engine.answers(asked)
+            rates.append(batch * 128 / (time.perf_counter() - begin))
+    return statistics.median(rates[2:]), held  # in the first two all sizes of step are recorded
+
+
+def layer_claims() -> list[Claim]:
+    """Steps of three layers as wide as GLM-5's, random weights, before and after."""
+    from benchmarks.serve_gpu import filled, step_ms, three_layers
+
+    network = filled(three_layers(EXPERTS))
+    held: list[float] = []
+    found: list[list[float]] = []
+    for turn in ("bfloat16", "W4A8"):
+        if turn == "W4A8":
+            _round_layers(network)
+        network.lay_together()
+        held.append(sum(x.nbytes for x in _everything(network.layers)))
+        found.append([step_ms(network, batch, length) for batch, length in LAYER_STEPS])
+        torch.cuda.empty_cache()
+    return [
+        Claim(
+            name=f"three wide layers, a step of {batch} x {length // 1024}K, against bfloat16",
+            measured=f"{before / after:.2f}x ({after:.2f} against {before:.2f} ms); layers "
+            f"{held[1] / 2**30:.1f} against {held[0] / 2**30:.1f} GiB",
+        )
+        for (batch, length), before, after in zip(LAYER_STEPS, *found, strict=True)
+    ]
+
+
+def _everything(module: torch.nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _round_layers(network: Network) -> None:
+    """To the nearest, layer by layer where they lie."""
+    settings = RECIPES["rtn"]
+    for block in network.layers:
+        assert isinstance(block, Block)
+        found = {
+            f"{name}.weight": quantize(linear.weight, settings.linear_grid)
+            for name, linear in integer_linears(block).items()
+        }
+        if isinstance(block.mlp, MoE):
+            for name, stack in block.mlp.experts.named_parameters():
+                parts = [quantize(part, settings.expert_grid) for part in stack.split(16)]
+                found[f"mlp.experts.{name}"] = Quantized(
+                    torch.cat([part.integer_XFD for part in parts]),
+                    torch.cat([part.scale_XFG for part in parts]),
+                    settings.expert_grid.bits,
+                )
+        install(block, found)
+        torch.cuda.empty_cache()
