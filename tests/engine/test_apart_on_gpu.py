@@ -1,0 +1,64 @@
+"""An engine in a process of its own on the trainer's GPU: weights go by the device's handles."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from paddock.checkpoint.wire import Parcel
+from paddock.engine import EngineApart
+from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
+from tests.engine.new_weights import tensors
+from tests.engine.test_weights import other
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = prompts(4, seed=8)
+
+
+def sparse():
+    return engine(copy_of(network("sparse")).cuda(), graphs=False)
+
+
+def assert_says(found, serving, version):
+    for prompt in PROMPTS:
+        done = asyncio.run(found.respond(greedy(prompt, 16))).completion
+        assert_greedy(serving, prompt, done)
+        assert [segment.version for segment in done.versions] == [version]
+
+
+def on_device():
+    return {name: tensor.detach().cuda() for name, tensor in tensors().items()}
+
+
+def test_weights_of_the_trainers_gpu_serve_and_outlive_a_process():
+    with EngineApart(sparse) as apart:
+        assert_says(apart, network("sparse"), 0)
+        live = on_device()
+        apart.publish([Parcel(7, live)], verify=True)
+        for tensor in live.values():  # the trainer goes on writing where it wrote
+            tensor.fill_(float("nan"))
+        torch.cuda.synchronize()
+        assert_says(apart, other(), 7)
+        os.kill(apart.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while apart.healthy and time.monotonic() < deadline:
+            time.sleep(0.01)
+        apart.revive()
+        assert_says(apart, other(), 7)
+        assert apart.audit() == []
+
+
+def test_every_update_leaves_the_device_as_full_as_before():
+    """The memory of the version before is given back once the next one is there."""
+    with EngineApart(sparse) as apart:
+        taken = []
+        for version in range(1, 9):
+            apart.publish([Parcel(version, on_device())])
+            torch.cuda.ipc_collect()
+            taken.append(torch.cuda.memory_allocated())
+        assert apart.stats().version == 8
+        assert taken[-1] <= taken[2]
