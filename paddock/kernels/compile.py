@@ -135,11 +135,11 @@ class Kernel:
     ) -> None:
         """On PyTorch's current stream. `arguments` are ctypes values, or tensors of the device."""
         values = [c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments]
-        pointers = (c_void_p * len(values))(*(ctypes.addressof(x) for x in values))
-        shape = (c_uint(n) for n in (blocks, 1, 1, threads, 1, 1, shared_bytes))
+        pointers = (c_void_p * len(values))(*map(ctypes.addressof, values))
+        shape = (blocks, 1, 1, threads, 1, 1, shared_bytes)
         with torch.cuda.device(self._device):
             _enter(self._device)
-            stream = c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+            stream = torch.cuda.current_stream(self._device).cuda_stream
             self._ask("cuLaunchKernel", self._function, *shape, stream, pointers, None)
 
     def _ask(self, function: str, *arguments: object) -> None:
@@ -163,7 +163,9 @@ def most_shared_bytes(device: torch.device) -> int:
 
 @cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    library = ctypes.CDLL("libcuda.so.1")
+    library.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, *[c_void_p] * 3]
+    return library
 
 
 def _enter(device: torch.device) -> None:
