@@ -15,6 +15,7 @@ roles.py     what each parameter is for
 rope.py      rotation angles, stretched or not
 step.py      what all layers are told, and what they report
 surgery.py   a new attention from an old one's weights
+together.py  linear maps of one input as one product
 """
 
 from paddock.model.config import RECURRENT, ModelConfig

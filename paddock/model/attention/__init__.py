@@ -5,7 +5,6 @@ gdn.py       Gated DeltaNet and its simplified form: a state instead of a past
 gqa.py       grouped-query attention, full or through a window
 indexer.py   the cheap heads that choose
 mla.py       latent attention, expanded and absorbed
-together.py  linear maps of one input as one product
 """
 
 from torch import nn
