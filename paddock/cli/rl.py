@@ -110,6 +110,18 @@ def _machine(learner: "Learner") -> dict[str, object]:
     }
 
 
+def _learner(settings: "RLSettings", folder: Path, debug: Debug | None) -> "Learner":
+    """Who learns, or with `rollout-only` looks on, where the last checkpoint left off."""
+    from paddock.rl.learner import Onlooker, open_learner
+    from paddock.train.run import CHECKPOINTS
+
+    learner = open_learner(settings, folder / "not-finite.npz")
+    if debug == "rollout-only":
+        learner = Onlooker(learner.trainer, learner.objective, settings)
+    learner.restore(folder / CHECKPOINTS)
+    return learner
+
+
 async def _run(
     settings: "RLSettings", folder: Path, debug: Debug | None, replay: Path | None
 ) -> None:
@@ -120,17 +132,13 @@ async def _run(
     from paddock.cli.rl_table import Watcher
     from paddock.journal import Journal
     from paddock.rl.learn import Loop
-    from paddock.rl.learner import Onlooker, open_learner
     from paddock.rl.tally import Sifter
     from paddock.train.run import CHECKPOINTS, claim
 
     assert settings.start.folder is not None
     model = open_model(Path(settings.start.folder), settings.template)
     claim(folder, settings, may_change=MAY_CHANGE)
-    learner = open_learner(settings, folder / "not-finite.npz")
-    if debug == "rollout-only":
-        learner = Onlooker(learner.trainer, learner.objective, settings)
-    learner.restore(folder / CHECKPOINTS)
+    learner = _learner(settings, folder, debug)
     sifter = Sifter(settings)
     async with AsyncExitStack() as stack:
         journal = stack.enter_context(Journal(folder))
