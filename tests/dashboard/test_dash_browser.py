@@ -67,8 +67,16 @@ def page(browser, url, scheme):
     context.close()
 
 
+PATIENCE_MS = 120_000  # cores may be busy with other tests
+DRAWN = """name => {
+  const { ready, address } = document.getElementById("main").dataset;
+  return ready === name && address === location.hash;
+}"""
+
+
 def arrived(page, name):
-    page.wait_for_selector(f"#main[data-ready={name}]")
+    """The page is drawn, and for the present address: that changes before its page is told."""
+    page.wait_for_function(DRAWN, arg=name, timeout=PATIENCE_MS)
     if "PADDOCK_SHOTS" in os.environ:  # to be looked at
         page.wait_for_timeout(400)
         night = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
@@ -218,7 +226,7 @@ def test_a_telephone_need_not_scroll_sideways(browser, url):
         ("network", "network?run=rl"),
     ):
         page.goto(f"{url}/#/{query}")
-        page.wait_for_selector(f"#main[data-ready={name}]")
+        arrived(page, name)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= 390, name
     context.close()

@@ -41,7 +41,7 @@ async function tabs(page, run) {
 }
 
 async function show() {
-  const visit = ++shown;
+  const visit = ++shown, address = location.hash;
   const { page, query } = where();
   refresh = null;
   tabs(page, query.run).catch(() => {}); // the page itself says what is wrong
@@ -56,7 +56,7 @@ async function show() {
   } catch (error) {
     if (visit === shown) inside.append(h("p", { class: "note" }, error.message));
   }
-  if (visit === shown) main.dataset.ready = page || "runs";
+  if (visit === shown) Object.assign(main.dataset, { ready: page || "runs", address });
 }
 
 let busy = false;
