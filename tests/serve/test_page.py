@@ -62,7 +62,7 @@ def shot(page, name):
 
 
 def test_a_reply_with_folded_thoughts_and_probabilities(page):
-    assert "tiny, context 512 tokens" in page.inner_text("#model")
+    page.wait_for_selector("#model >> text=tiny, context 512 tokens")
     say(page, "Say hello.")
     assert page.inner_text(".assistant > .text") == "Hello there, friend!"
     assert not page.is_visible("details .text")
@@ -92,6 +92,7 @@ def test_a_tool_call_is_shown_and_its_result_answered(page):
     shot(page, "call")
     page.click(".call button")
     page.wait_for_selector(".assistant:nth-of-type(3) .facts")
+    page.wait_for_selector("#send:enabled")
     assert page.inner_text(".assistant:nth-of-type(3) > .text") == "12 C in Oslo."
 
 
