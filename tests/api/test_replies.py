@@ -106,7 +106,7 @@ CHAT = asked(ChatBody, {"messages": [{"role": "user", "content": "x"}], "logprob
 FRAME = Frame(id="c", model="m", created=1, version=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(CUTS)
 def test_a_chat_stream_adds_up_however_it_is_cut(cuts):
     found, stream = reading(), ChatStream(CHAT, 0, FRAME, SPELLING)
@@ -138,7 +138,7 @@ def test_a_chat_stream_adds_up_however_it_is_cut(cuts):
     assert spelled.decode() == TOKENIZER.decode(IDS)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(CUTS)
 def test_blocks_of_a_message_stream_add_up_however_they_are_cut(cuts):
     found, stream = reading(), MessageStream("m", "model", 9)
@@ -175,7 +175,7 @@ def test_blocks_of_a_message_stream_add_up_however_they_are_cut(cuts):
 RESPOND = asked(ResponsesBody, {"input": "x", "include": ["message.output_text.logprobs"]}, respond)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(CUTS)
 def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
     frame = ResponseFrame(id="resp_1", model="m", created=1, ask=RESPOND, spelling=SPELLING)
@@ -205,7 +205,7 @@ def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
 # --- ends -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text("ab", max_size=12), st.sampled_from(["ab", "aab", "bb", "b"]), CUTS)
 def test_a_stop_text_is_cut_away_however_it_is_cut(text, stop, cuts):
     """The engine ends a reply with the token that completes a stop text."""

@@ -64,7 +64,7 @@ trees = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(trees)
 def test_what_is_dumped_resolves_to_the_same_settings(tree):
     assert resolve(Tree, Recipe(tomllib.loads(dump(tree)), {})) == tree

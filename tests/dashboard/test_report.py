@@ -321,7 +321,7 @@ EVENTS = st.lists(
 
 
 @given(LINES, EVENTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_the_files_hold_there_is_a_page(lines, events):
     with TemporaryDirectory() as folder:
         run = Path(folder)

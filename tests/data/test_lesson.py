@@ -273,7 +273,7 @@ def test_a_mark_of_nothing_takes_nothing_away():
 
 
 @given(thought=WORDS, content=WORDS, data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_character_of_a_mark_is_ever_learnt(thought, content, data):
     """Whatever the text: take the marked characters out of the learnt tokens' reach, exactly."""
     part = data.draw(st.sampled_from(["reasoning", "content"]))

@@ -85,7 +85,7 @@ class Holding(RuleBasedStateMachine):
 
 
 TestHolding = Holding.TestCase
-TestHolding.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHolding.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def filled(*texts):

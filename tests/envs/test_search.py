@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.envs import WorldError, open_world, play
@@ -50,7 +50,6 @@ def by_definition(pages, query):
     return scores
 
 
-@settings(deadline=None)
 @given(st.lists(text_of, min_size=1, max_size=12), text_of, st.integers(1, 5), st.integers(1, 5))
 def test_search_is_bm25_however_pages_came_in(texts, query, batch, k):
     pages, query = pages_of(texts), " ".join(query)

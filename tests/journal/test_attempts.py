@@ -35,7 +35,7 @@ OUTCOMES = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(turns(), max_size=3), min_size=1, max_size=3), OUTCOMES)
 def test_an_attempt_reads_back_equal(branches, outcome):
     attempt = tuple(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.kernels.swiglu import swiglu_of
@@ -35,7 +35,6 @@ CUT_CASES = {
 }
 
 
-@settings(deadline=None)  # the first call loads things
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**16))
 def test_packing_two_to_a_byte_loses_nothing(rows, half, seed):
     chance = torch.Generator().manual_seed(seed)

@@ -38,7 +38,7 @@ def in_chunks(network: Network, token_T: torch.Tensor, sizes: list[int]) -> torc
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=8), seed=st.integers(0, 99))
 @torch.no_grad()
 def test_any_chunking_equals_one_forward(name, sizes, seed):

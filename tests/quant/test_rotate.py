@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.model import Ask, Layout
@@ -26,7 +26,6 @@ NETWORKS = {
 }
 
 
-@settings(deadline=None)  # the first call loads things
 @given(st.integers(1, 100), st.integers(0, 1000))
 def test_a_turn_is_orthonormal_at_every_size(size, seed):
     turn = Turn.of(size, torch.Generator().manual_seed(seed))

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.quant import Grid, QuantError, quantize
@@ -77,7 +77,6 @@ def test_columns_must_be_whole_groups():
         quantize(matrix(), Grid(group=48))
 
 
-@settings(deadline=None)  # the first call loads things
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**16))
 def test_words_hold_what_the_compressed_tensors_library_reads(rows, columns, seed):
     from compressed_tensors.compressors.pack_quantized import helpers

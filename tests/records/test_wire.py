@@ -101,13 +101,13 @@ ATTEMPT = Trajectory(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(messages | tasks | trajectories | st.just(SAMPLE))
 def test_every_record_survives_the_wire_unchanged(record):
     assert decode(type(record), json.loads(json.dumps(encode(record), allow_nan=False))) == record
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(trajectories)
 def test_every_record_survives_a_process_boundary_unchanged(record):
     assert pickle.loads(pickle.dumps(record)) == record

@@ -55,7 +55,7 @@ def tokens(rows):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=ROWS)
 def test_values_and_gradients_are_those_worked_out_by_hand(name, rows):
     ours, theirs = CASES[name]

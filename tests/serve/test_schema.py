@@ -44,7 +44,6 @@ def test_every_request_is_answered(small, mode):
         @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
             max_examples=4,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
             phases=[Phase.generate],
