@@ -228,8 +228,8 @@ class _Reader:
 
     def _weight(self, name: str, shape: tuple[int, ...], device: torch.device) -> Quantized | None:
         """Our tensor `name` put together, if its pieces are integers."""
-        parts = list(pieces(name, shape, self._config))
-        if f"{parts[0].released}_scale" not in self._tensors.names:
+        parts = list(pieces(name, shape, self._config))  # none of a head that is the embedding
+        if not parts or f"{parts[0].released}_scale" not in self._tensors.names:
             return None
         bits = 4 if f"{parts[0].released}_packed" in self._tensors.names else 8
         integer = torch.empty(shape, dtype=torch.int8, device=device)

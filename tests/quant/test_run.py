@@ -299,6 +299,16 @@ def test_groups_are_stored_and_read(source, tmp_path):
     assert torch.equal(experts.down_scale, quantize(down, Grid(group=8)).scale_XFG)
 
 
+@pytest.mark.parametrize("recipe", [QUICK, RECIPES["rtn"]])
+def test_a_head_that_is_the_embedding_is_read_again(recipe, tmp_path):
+    tied = network(tied=True)
+    source = folder_of(tied, tmp_path / "tied")
+    report = quantize_folder(source, tmp_path / "q", recipe, passages=text())
+    found = load_pretrained(tmp_path / "q")
+    assert found.config.tied is not recipe.rotate
+    assert report["nats"] == pytest.approx([nats_of(tied), nats_of(found)], abs=5e-3)
+
+
 def test_bfloat16_stays_bfloat16(tmp_path):
     source = folder_of(network().cast(torch.bfloat16), tmp_path / "half")
     quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
