@@ -97,6 +97,11 @@ class _Work:
         self.made = self.config.model_copy(update={"tied": tied})
         if not settings.linears and "moe" not in self.config.mlp:
             raise QuantError(f"{source}: has no experts, and the recipe leaves all else alone")
+        if self.config.family == "paddock" and "moe" in self.config.mlp:
+            raise QuantError(
+                f"{source}: the family 'paddock' stores a layer's experts as one tensor, and "
+                "integers are stored matrix by matrix; save it as a released family first"
+            )
         refuse_shapes(self.network.layers, settings)
         self.dtype = _stored_dtype(self.tensors, self.plan)
         self.shop = Workshop(target, self.config.layers + 2)

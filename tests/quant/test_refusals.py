@@ -71,6 +71,15 @@ def test_odd_columns_cannot_be_packed(tmp_path):
     assert load_pretrained(tmp_path / "q").layers[1].mlp.experts.down.shape[-1] == 15
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_experts_in_one_tensor_are_refused_before_any_work(bits, tmp_path):
+    save_pretrained(network(family="paddock"), tmp_path / "own")
+    recipe = RECIPES["rtn"].model_copy(update={"expert_bits": bits})
+    with pytest.raises(QuantError, match="experts as one tensor"):
+        quantize_folder(tmp_path / "own", tmp_path / "q", recipe)
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
 def changed(source, folder, change):
     """A copy of a checkpoint with other weights."""
     shutil.copytree(source, folder)
