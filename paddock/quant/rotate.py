@@ -104,25 +104,28 @@ class Turns:
     residual: Turn
     query: Turn | None
     latent: Turn | None
-    value: Turn
+    value: Turn | None  # of a head of latent attention
+    grouped: Turn | None  # and of grouped attention: a network may have both
 
     @classmethod
     def of(cls, config: ModelConfig, seed: int) -> "Turns":
         if strange := sorted(set(config.attention) - set(TURNABLE)):
             raise QuantError(f"'{strange[0]}' layers cannot be turned; these can: {TURNABLE}")
         chance = torch.Generator().manual_seed(seed)
+        mla, gqa = config.mla, config.gqa
+        sizes = (
+            None if mla is None else mla.q_rank,
+            None if mla is None else mla.kv_rank,
+            None if mla is None else mla.value,
+            None if gqa is None else gqa.dim,
+        )
         residual = Turn.of(config.hidden, chance)
-        if config.mla is None:
-            assert config.gqa is not None
-            return cls(residual, None, None, Turn.of(config.gqa.dim, chance))
-        mla = config.mla
-        query = None if mla.q_rank is None else Turn.of(mla.q_rank, chance)
-        return cls(residual, query, Turn.of(mla.kv_rank, chance), Turn.of(mla.value, chance))
+        return cls(residual, *(None if size is None else Turn.of(size, chance) for size in sizes))
 
     def to(self, device: torch.device) -> "Turns":
-        query = None if self.query is None else self.query.to(device)
-        latent = None if self.latent is None else self.latent.to(device)
-        return Turns(self.residual.to(device), query, latent, self.value.to(device))
+        others = (self.query, self.latent, self.value, self.grouped)
+        moved = (None if turn is None else turn.to(device) for turn in others)
+        return Turns(self.residual.to(device), *moved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,6 +209,7 @@ def turn_block(block: Block, turns: Turns) -> None:
 def _turn_latents(attention: MLA, turns: Turns) -> None:
     mla = attention.mla
     assert turns.latent is not None
+    assert turns.value is not None
     turn_rows(attention.kv_a.weight[: mla.kv_rank], turns.latent)
     turn_columns((attention.kv_b.weight,), turns.latent)
     if turns.query is not None:
@@ -220,10 +224,11 @@ def _turn_latents(attention: MLA, turns: Turns) -> None:
 
 def _turn_values(attention: GQA, turns: Turns) -> None:
     gqa = attention.gqa
-    turn_rows(attention.v.weight.unflatten(0, (gqa.kv_heads, -1)), turns.value)
+    assert turns.grouped is not None
+    turn_rows(attention.v.weight.unflatten(0, (gqa.kv_heads, -1)), turns.grouped)
     if attention.v.bias is not None:
-        turn_columns((attention.v.bias.unflatten(0, (gqa.kv_heads, -1)),), turns.value)
-    turn_columns((_by_head(attention.o.weight, gqa.heads),), turns.value)
+        turn_columns((attention.v.bias.unflatten(0, (gqa.kv_heads, -1)),), turns.grouped)
+    turn_columns((_by_head(attention.o.weight, gqa.heads),), turns.grouped)
     if attention.o.bias is not None:
         turn_columns((attention.o.bias,), turns.residual)
 

@@ -20,6 +20,13 @@ NETWORKS = {
     "dense, no query latent": latent_config(attention=("mla",) * 4, indexer=None, mla=NO_Q_RANK),
     "tied": latent_config(tied=True),
     "grouped": grouped_config("gqa", "swa"),
+    "latent and grouped layers": latent_config(
+        family="paddock",
+        attention=("mla", "gqa", "mla", "swa"),
+        indexer=None,
+        gqa={"heads": 6, "kv_heads": 3, "dim": 12, "window": 6},
+        mtp=None,
+    ),
     "grouped with biases": grouped_config(
         "gqa", gqa={"heads": 4, "kv_heads": 2, "dim": 8, "bias": "all", "qk_norm": True}
     ),
