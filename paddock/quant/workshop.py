@@ -29,6 +29,7 @@ REPORT, RECIPE = "quantization.json", "recipe.toml"
 
 class Workshop:
     def __init__(self, target: Path, shards: int) -> None:
+        target = target.resolve()  # through a link to the folder it means
         self.target, self.folder = target, target.parent / f".{target.name}.quantizing"
         self.shards = [SHARD.format(i, shards) for i in range(1, shards + 1)]
         self.streams = Streams(self.folder / STREAMS)

@@ -122,6 +122,22 @@ def test_a_target_that_is_there_is_refused(source, tmp_path):
         quantize_folder(source, source, RECIPES["rtn"])
 
 
+def test_an_empty_folder_is_a_target_however_it_is_called(source, tmp_path, monkeypatch):
+    for name in ("meant", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "meant")
+    (tmp_path / "dangling").symlink_to(tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "here")
+    for called, meant in (
+        (tmp_path / "link", "meant"),
+        (tmp_path / "dangling", "new"),
+        (".", "here"),
+    ):
+        quantize_folder(source, called, RECIPES["rtn"])
+        assert load_pretrained(tmp_path / meant).config.layers == 4
+    assert not list(tmp_path.rglob("*.quantizing"))
+
+
 def test_going_on_with_another_recipe_is_refused(source, tmp_path):
     def kill(_):
         raise KeyboardInterrupt
