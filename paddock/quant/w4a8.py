@@ -81,8 +81,9 @@ def quantize(weight_XFD: Tensor, grid: Grid, rows_XND: Tensor | None = None) -> 
     weight_XFGC = weight_XFD.detach().float().unflatten(-1, (-1, columns))
     largest_XFG1 = weight_XFGC.abs().amax(-1, keepdim=True)
     limit_XFG1 = torch.full_like(largest_XFG1, grid.limit)  # a GPU would multiply by 1 / limit
-    # A group of zeros has no scale of its own, and any will do.
-    scale_XFG1 = torch.where(largest_XFG1 > 0, largest_XFG1 / limit_XFG1, 1.0)
+    scale_XFG1 = largest_XFG1 / limit_XFG1
+    # A group of zeros, or of what divides to zero, has no scale of its own, and any will do.
+    scale_XFG1 = torch.where(scale_XFG1 > 0, scale_XFG1, 1.0)
     integer_XFGC = _rounded(weight_XFGC, scale_XFG1, grid.limit)
     if grid.refinements:
         view = _same if rows_XND is None else _outputs(rows_XND, columns)

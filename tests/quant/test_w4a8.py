@@ -20,10 +20,12 @@ def test_a_number_is_never_further_than_half_a_step_away(grid):
     assert ((found.weight_XFD - weight).abs() <= step / 2 * (1 + 1e-5)).all()
 
 
-def test_zeros_stay_zeros():
+@pytest.mark.parametrize("nothing", [0.0, 1e-45])  # the smallest float32: a seventh of it is zero
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zeros_stay_zeros(nothing, bits):
     weight = matrix()
-    weight[2] = 0
-    found = quantize(weight, Grid(refinements=20))
+    weight[2] = nothing
+    found = quantize(weight, Grid(bits=bits, refinements=20))
     assert not found.weight_XFD[2].any()
     assert found.scale_XFG.isfinite().all() and (found.scale_XFG > 0).all()
 
