@@ -18,6 +18,7 @@ from paddock.checkpoint.load import (
     check_names,
     open_checkpoint,
     quant_method,
+    read_pieces,
     without_absent_mtp,
 )
 from paddock.checkpoint.names import Piece, place
@@ -266,11 +267,8 @@ class _Work:
         self._fill("norm", norm)
         head = nn.Linear(config.hidden, config.vocab, bias=False, device=self.device)
         self._fill("embed" if config.tied else "head", head)
-        further = [
-            (piece.released, self.tensors.tensor(piece.released).clone())
-            for piece in self.plan
-            if piece.ours.startswith("mtp.")
-        ]
+        mtp = [piece for piece in self.plan if piece.ours.startswith("mtp.")]
+        further = [(piece.released, t.clone()) for piece, t in read_pieces(self.tensors, mtp)]
         if self.turns is not None:
             turn = self.turns.residual
             if config.mtp is not None:

@@ -97,6 +97,7 @@ def changed(source, folder, change):
             lambda t: t["model.layers.2.mlp.experts.1.up_proj.weight"].fill_(float("nan")),
             "holds nan",
         ),
+        (lambda t: t["model.layers.4.eh_proj.weight"].fill_(float("nan")), "eh_proj.*holds nan"),
         (lambda t: t.pop("model.layers.2.self_attn.o_proj.weight"), "o_proj.weight"),
         (
             lambda t: t.update({"model.layers.2.self_attn.o_proj.weight": torch.zeros(3, 3)}),
