@@ -123,6 +123,10 @@ class _Work:
 
     def _run(self, plan: dict[str, Any], batches: list[Batch], say: Say) -> dict[str, Any]:
         progress = self.shop.open(plan)
+        whole = self.shop.whole(plan)
+        if whole is not None:  # it was killed while it tidied up: there may be no states any more
+            self.shop.deliver()
+            return whole
         layers = self.config.layers
         if progress["layers"] is None:
             self._begin(batches)

@@ -100,7 +100,7 @@ class Workshop:
         beside: Iterable[Path],
         recipe: str,
     ) -> None:
-        """Index, configuration, report, recipe and further files; then the folder takes its
+        """Index, configuration, further files, recipe and report; then the folder takes its
         name."""
         tensors = self.opened()
         homes = {name: tensors.file(name) for name in sorted(tensors.names)}
@@ -110,11 +110,21 @@ class Workshop:
         for file in beside:
             if file.name not in (REPORT, RECIPE):
                 shutil.copy2(file, self.folder / file.name)
-        write_json(self.folder / REPORT, report)
         (self.folder / RECIPE).write_text(recipe)
+        write_json(self.folder / REPORT, report)  # last: where it is, everything else is too
+        self.deliver()
+
+    def whole(self, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The report of a folder that this very plan made and that lacks nothing but its name."""
+        file = self.folder / REPORT
+        report = read_json(file) if file.is_file() else {}
+        return report if all(report.get(key) == value for key, value in plan.items()) else None
+
+    def deliver(self) -> None:
+        """What is whole, without its tools, under its name."""
         shutil.rmtree(self.folder / STREAMS, ignore_errors=True)
         for name in (PROGRESS, PLAN):
-            (self.folder / name).unlink()
+            (self.folder / name).unlink(missing_ok=True)
         os.replace(self.folder, self.target)
 
 

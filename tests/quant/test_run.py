@@ -18,6 +18,7 @@ from paddock.quant import (
     QuantSettings,
     quantize,
     quantize_folder,
+    workshop,
 )
 from paddock.quant import run as running
 from paddock.quant import stream as streaming
@@ -221,6 +222,30 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, target, stopped
     assert contents(tmp_path / "q") == contents(target)
     if stopped_at == "layer 2: integers":
         assert seen[0] == "layer 2: reading weights"  # what was done is not done again
+    assert [path.name for path in tmp_path.iterdir()] == ["q"]
+
+
+@pytest.mark.parametrize("step", ["rmtree", "unlink"])
+def test_a_run_that_was_killed_while_it_tidied_up_loses_nothing(
+    source, target, step, tmp_path, monkeypatch
+):
+    owner = {"rmtree": workshop.shutil, "unlink": workshop.Path}[step]
+    done, tidied = getattr(owner, step), ("streams", "progress.json")
+
+    def kill(path, *others, **options):
+        done(path, *others, **options)
+        if path.name in tidied:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, step, kill)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_folder(source, tmp_path / "q", QUICK, passages=text())
+    monkeypatch.undo()
+    seen = []
+    report = quantize_folder(source, tmp_path / "q", QUICK, passages=text(), say=seen.append)
+    assert not seen
+    assert report == json.loads((target / "quantization.json").read_text())
+    assert contents(tmp_path / "q") == contents(target)
     assert [path.name for path in tmp_path.iterdir()] == ["q"]
 
 
