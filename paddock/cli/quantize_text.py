@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,7 +162,8 @@ def _source(path: Path) -> "FileSource":
         return JsonlSource(name="text", path=str(path))
     if name.endswith(".parquet"):
         return ParquetSource(name="text", path=str(path))
-    return FolderSource(name="text", path=str(path.parent), patterns=(path.name,))
+    # A file's name is no pattern, whatever is in it.
+    return FolderSource(name="text", path=str(path.parent), patterns=(escape(path.name),))
 
 
 def _needles(

@@ -90,6 +90,15 @@ def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
     assert "needles of 3" in found.output
 
 
+def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
+    (tmp_path / "book1.txt").write_text("5 6 7 " * 40)
+    (tmp_path / "book[1].txt").write_text("a word . " * 40)
+    amounts = Amounts(calibrate=500, held_out=0, needles=0, length=1000)
+    tokenizer = Tokenizer.load(newest_model(run))
+    (found,) = passages_from([tmp_path / "book[1].txt"], tokenizer, amounts)
+    assert tokenizer.decode(found.ids).startswith("a word")
+
+
 def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
     """A checkpoint that does not say what it was trained on is given a run's text and a file's."""
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
