@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paddock.cli.errors import UserError
 
 if TYPE_CHECKING:
-    from paddock.data import Documents, LongContextSource, Tokenizer
+    from paddock.data import Documents, LongContextSource, Reading, Tokenizer
     from paddock.data.corpus import FileSource
     from paddock.quant import Passage
     from paddock.quant.stream import Purpose
@@ -107,10 +107,10 @@ def passages_from_text(path: Path, tokenizer: "Tokenizer", amounts: Amounts) -> 
     from paddock.data import LongContextSource
     from paddock.quant import Passage
 
-    source = _source(path)
+    source, reading = _source(path), _reading(tokenizer)
     left: dict[Purpose, int] = {"calibrate": amounts.calibrate, "held_out": amounts.held_out}
     found: list[Passage] = []
-    for number, ids in enumerate(_pieces(source, tokenizer, amounts.length)):
+    for number, ids in enumerate(_pieces(source, reading, tokenizer, amounts.length)):
         if all(tokens <= 0 for tokens in left.values()):
             break
         purpose: Purpose = "held_out" if number % EVERY == EVERY - 1 else "calibrate"
@@ -118,7 +118,9 @@ def passages_from_text(path: Path, tokenizer: "Tokenizer", amounts: Amounts) -> 
             found.append(Passage(ids=ids, purpose=purpose))
             left[purpose] -= len(ids)
     if amounts.calibrate and not any(one.purpose == "calibrate" for one in found):
-        raise UserError(f"{path}: holds no document of {SHORTEST} tokens or more")
+        why = ", ".join(f"{reason} ({count})" for reason, count in reading.drops.items())
+        left_out = f"; left out: {why}" if why else ""
+        raise UserError(f"{path}: holds no document of {SHORTEST} tokens or more{left_out}")
     if amounts.needles:
         hidden = LongContextSource(
             name="needles",
@@ -132,13 +134,16 @@ def passages_from_text(path: Path, tokenizer: "Tokenizer", amounts: Amounts) -> 
     return found
 
 
-def _pieces(
-    source: "FileSource", tokenizer: "Tokenizer", length: int
-) -> "Iterator[tuple[int, ...]]":
-    """Documents as tokens, long ones cut: a book is many texts."""
+def _reading(tokenizer: "Tokenizer") -> "Reading":
     from paddock.data import Reading
 
-    reading = Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
+    return Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
+
+
+def _pieces(
+    source: "FileSource", reading: "Reading", tokenizer: "Tokenizer", length: int
+) -> "Iterator[tuple[int, ...]]":
+    """Documents as tokens, long ones cut: a book is many texts."""
     for document in source.documents(reading):
         ids = tokenizer.encode(document.text, specials=False)
         for start in range(0, len(ids), length):
@@ -169,12 +174,10 @@ def _source(path: Path) -> "FileSource":
 def _needles(
     source: "LongContextSource", tokenizer: "Tokenizer", begin: list[int]
 ) -> "Iterator[Passage]":
-    from paddock.data import Reading
     from paddock.quant import Passage
     from paddock.train.evaluate import _asked as asked
 
-    reading = Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
-    for task in source.tasks(reading):
+    for task in source.tasks(_reading(tokenizer)):
         question = asked(task, tokenizer, begin)
         answers = tuple((answer.start, answer.stop) for answer in question.answers)
         yield Passage(ids=tuple(question.ids), purpose="needles", answers=answers)

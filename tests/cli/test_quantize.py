@@ -90,6 +90,20 @@ def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
     assert "needles of 3" in found.output
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("latin.txt", "un été à la campagne".encode("latin-1"), "encoding (1)"),
+        ("body.jsonl", b'{"body": "a word"}\n' * 2, "no text in 'text' (2)"),
+    ],
+)
+def test_text_that_is_all_left_out_is_refused_with_the_reason(run, tmp_path, name, content, why):
+    (tmp_path / name).write_bytes(content)
+    found = quantize(newest_model(run), tmp_path / "out", "--text", tmp_path / name)
+    assert found.exit_code == 1
+    assert f"tokens or more; left out: {why}" in found.output
+
+
 def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
     (tmp_path / "book1.txt").write_text("5 6 7 " * 40)
     (tmp_path / "book[1].txt").write_text("a word . " * 40)
