@@ -89,6 +89,15 @@ def test_both_ways_the_logits_agree(name, tmp_path):
     assert distance(their_logits(theirs_again), expected) <= TOLERANCE
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_shared_experts_that_are_none_are_read(tmp_path):
+    """They write them all the same, as matrices without a number."""
+    theirs = peer(FAMILY, SPARSE | {"n_shared_experts": 0})
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs")
+    assert distance(our_logits(ours), their_logits(theirs)) <= TOLERANCE
+
+
 def test_a_network_born_here_is_understood_there(tmp_path):
     config = ModelConfig(
         family="glm_moe_dsa",
