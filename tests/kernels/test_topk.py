@@ -1,3 +1,5 @@
+from math import isnan
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +10,8 @@ from paddock.kernels.topk import best, index_topk, reference, topk
 
 
 def by_hand(scores: list[float], visible: int, k: int) -> list[int]:
-    order = sorted(range(visible), key=lambda s: (-scores[s], s))
+    worth = [float("-inf") if isnan(score) else score for score in scores]
+    order = sorted(range(visible), key=lambda s: (-worth[s], s))
     kept = sorted(order[:k])
     return kept + [-1] * (k - len(kept))
 
@@ -42,6 +45,27 @@ def test_a_diverged_row_still_gets_indices(find):
     nan = float("nan")
     scores = torch.tensor([[nan] * 3, [1.0, nan, 2.0], [1.0, 3.0, 2.0]])
     assert find(scores, 2).tolist() == [[0, 1], [0, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("find", [reference._by_topk, reference._by_partition])
+def test_a_diverged_row_does_not_make_up_for_a_tie_in_another(find):
+    """One row keeps too few and the other too many; together they are as many as wanted."""
+    scores = torch.tensor([[5.0, 3.0, 3.0, 1.0], [float("nan"), 5.0, 3.0, 1.0]])
+    assert find(scores, 2).tolist() == [[0, 1], [1, 2]]
+
+
+strange = st.sampled_from([float("nan"), float("inf"), float("-inf"), 0.0, 1.0])
+
+
+@given(st.lists(st.lists(strange, min_size=7, max_size=7), min_size=1, max_size=12), st.data())
+def test_the_rule_holds_where_scores_are_no_numbers(rows, data):
+    visible = [data.draw(st.integers(1, 7)) for _ in rows]
+    k = data.draw(st.integers(1, 6))
+    scores = torch.tensor(rows)
+    found = topk(scores, torch.tensor(visible), k).tolist()
+    assert found == [by_hand(row, n, k) for row, n in zip(rows, visible, strict=True)]
+    for find in (reference._by_topk, reference._by_partition):
+        assert find(scores, k).tolist() == [by_hand(row, 7, k) for row in rows]
 
 
 def test_scoring_and_selecting_in_chunks_is_selecting_from_all_scores():

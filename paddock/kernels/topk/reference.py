@@ -47,10 +47,12 @@ def _by_partition(score_TS: Tensor, k: int) -> Tensor:
     """The same by numpy, whose vectorised selection is several times faster on a CPU."""
     score = score_TS.numpy()
     T, S = score.shape
-    kept = score >= np.partition(score, S - k, axis=1)[:, S - k, None]
+    upper = np.partition(score, S - k, axis=1)[:, S - k :]
+    kept = score >= upper[:, :1]
     index = np.flatnonzero(kept)
-    if len(index) != T * k:  # ties, or NaN, which is greater than nothing
-        rows = kept.sum(1) != k
+    nan = np.isnan(upper)  # sorted above all numbers, and greater than none
+    if len(index) != T * k or nan.any():
+        rows = nan.any(1) | (kept.sum(1) != k)  # ties keep more
         fixed = _lowest_of_ties(score_TS[torch.from_numpy(rows)], k).numpy()
         kept[rows] = False
         kept[np.flatnonzero(rows)[:, None], fixed] = True
@@ -85,8 +87,9 @@ def _row_by_row(score_TS: Tensor, visible_T: Tensor, k: int) -> Tensor:
         if len(seen) <= k:
             index[t, : len(seen)] = np.arange(len(seen))
             continue
-        kept = (seen >= np.partition(seen, len(seen) - k)[len(seen) - k]).nonzero()[0]
-        if len(kept) != k:  # ties, or NaN
+        upper = np.partition(seen, len(seen) - k)[len(seen) - k :]
+        kept = (seen >= upper[0]).nonzero()[0]
+        if len(kept) != k or np.isnan(upper).any():
             kept = _lowest_of_ties(score_TS[t : t + 1, :visible], k).numpy()[0]
         index[t] = kept
     return torch.from_numpy(index)
