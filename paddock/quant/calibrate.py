@@ -29,13 +29,15 @@ from paddock.kernels.workspace import chunks, scratch
 from paddock.model.attention.gqa import GQA
 from paddock.model.attention.mla import MLA
 from paddock.model.block import Block
+from paddock.model.config import AttentionKind
 from paddock.model.moe import Experts, GatedMLP, MoE, Routing
 from paddock.quant.recipe import QuantSettings, integer_linears
 from paddock.quant.rotate import Read, reads
-from paddock.quant.w4a8 import Grid, quantize
+from paddock.quant.w4a8 import Grid, QuantError, quantize
 
 Tie = Callable[[Tensor], Tensor]
 EXPERTS = "mlp.experts"
+SMOOTHABLE = ("mla", "dsa", "gqa", "swa", "simple_gdn")  # from values to o there are sums alone
 
 
 class Seen:
@@ -136,6 +138,16 @@ class Watch:
         for kept, rows_R in ((self.inputs, x_RD), (self.experts, inner_RF)):
             for expert, rows_N in enumerate(rows_R.split(counts)):
                 kept.setdefault(expert, self._new()).add(rows_N)
+
+
+def refuse_kinds(kinds: Iterable[AttentionKind], settings: QuantSettings) -> None:
+    """Before any work: what smoothing would change."""
+    strange = sorted(set(kinds) - set(SMOOTHABLE)) if settings.smooth and settings.linears else []
+    if strange:
+        raise QuantError(
+            f"'{strange[0]}' layers cannot be smoothed; these can: {SMOOTHABLE}; set 'smooth' to "
+            "false"
+        )
 
 
 @torch.no_grad()

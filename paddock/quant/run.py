@@ -27,7 +27,7 @@ from paddock.model.block import Block
 from paddock.model.moe import MoE
 from paddock.model.norm import RMSNorm
 from paddock.quant.blocks import install, quantize_block, refuse_shapes
-from paddock.quant.calibrate import Choice, Watch, smooth
+from paddock.quant.calibrate import Choice, Watch, refuse_kinds, smooth
 from paddock.quant.files import modules_by_fate, quantization_config, released, turn_names
 from paddock.quant.measure import Tally, weigh
 from paddock.quant.recipe import QuantSettings
@@ -103,6 +103,7 @@ class _Work:
                 f"{source}: the family 'paddock' stores a layer's experts as one tensor, and "
                 "integers are stored matrix by matrix; save it as a released family first"
             )
+        refuse_kinds(self.config.attention, settings)
         refuse_shapes(self.network.layers, settings)
         self.dtype = _stored_dtype(self.tensors, self.plan)
         self.shop = Workshop(target, self.config.layers + 2)

@@ -14,6 +14,7 @@ NETWORKS = {
     "sparse": latent_config(),
     "dense": latent_config(attention=("mla",) * 4, indexer=None),
     "grouped": grouped_config("gqa", "gqa", gqa=BIASES),
+    "windowed, recurrent": grouped_config("swa", "simple_gdn"),
 }
 
 

@@ -17,6 +17,7 @@ from paddock.quant import (
     quantize_folder,
     rotate,
 )
+from tests.model.networks import born, grouped_config
 from tests.quant.texts import QUICK, network, text
 
 
@@ -69,6 +70,16 @@ def test_odd_columns_cannot_be_packed(tmp_path):
     wide = RECIPES["rtn"].model_copy(update={"expert_bits": 8})
     quantize_folder(tmp_path / "odd", tmp_path / "q", wide)
     assert load_pretrained(tmp_path / "q").layers[1].mlp.experts.down.shape[-1] == 15
+
+
+def test_layers_that_smoothing_would_change_are_refused_before_any_work(tmp_path):
+    save_pretrained(born(grouped_config("gdn", "gqa")), tmp_path / "recurrent")
+    still = QUICK.model_copy(update={"rotate": False})
+    with pytest.raises(QuantError, match="'gdn' layers cannot be smoothed"):
+        quantize_folder(tmp_path / "recurrent", tmp_path / "q", still, passages=text())
+    assert [path.name for path in tmp_path.iterdir()] == ["recurrent"]
+    plain = still.model_copy(update={"smooth": False})
+    quantize_folder(tmp_path / "recurrent", tmp_path / "q", plain, passages=text())
 
 
 @pytest.mark.parametrize("bits", [4, 8])
