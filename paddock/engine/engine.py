@@ -179,10 +179,12 @@ class Engine(Asking):
         return self._worker.call(run).result()
 
     def _default_stops(self) -> Iterable[int]:
-        if self.settings.stop_ids is not None:
-            return self.settings.stop_ids
-        own = self.tokenizer.specials.stops if self.tokenizer is not None else ()
-        return (*self.config.eos, *own)
+        named = self.settings.stop_ids
+        if named is None:
+            own = self.tokenizer.specials.stops if self.tokenizer is not None else ()
+            named = (*self.config.eos, *own)
+        # A small vocabulary may lack what its configuration names; nobody will ever say that.
+        return (token for token in named if 0 <= token < self.config.vocab)
 
     def _check(self, request: Request) -> None:
         """Refuse, with the numbers, what can have no answer."""

@@ -70,6 +70,14 @@ def test_the_models_own_ends_can_be_ignored_and_put_off():
         assert whole[2] not in reply[:5]
 
 
+@pytest.mark.parametrize("beyond", [-1, VOCAB, 151336])
+def test_an_end_that_the_vocabulary_lacks_ends_nothing(beyond):
+    with engine(born(latent_config(eos=(beyond,))), stop_ids=None) as serving:
+        assert not serving.stop_ids
+        wanted = Sampling(temperature=0.0, max_new_tokens=4, min_new_tokens=2)
+        assert len(serving.generate(PROMPTS[0], wanted).token_ids) == 4
+
+
 def test_stop_texts_are_found_across_tokens():
     stops = StopTexts(("o wor", "ll", "zzz"), tokenizer())
     tokens = ids("hello world")
