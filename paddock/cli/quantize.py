@@ -60,6 +60,7 @@ def quantize(  # noqa: PLR0913  one option each
     itself what it was trained on; OUT appears when it is whole, is served by `paddock serve OUT`,
     and is read by the compressed-tensors library.
     """
+    from paddock.checkpoint import read_config
     from paddock.checkpoint.training import newest_model
     from paddock.cli.engines import devices
     from paddock.config import dump
@@ -74,7 +75,8 @@ def quantize(  # noqa: PLR0913  one option each
         raise UserError(f"{folder}: no such folder")
     source = newest_model(folder)
     refuse_integers(source)
-    amounts = Amounts(calibrate=tokens, held_out=measure, needles=needles, length=length)
+    within = min(length, read_config(source).context)  # nothing longer will ever be served
+    amounts = Amounts(calibrate=tokens, held_out=measure, needles=needles, length=within)
     passages = _passages(folder, source, texts or [], settings, amounts)
     (place,) = devices(device, 1)
     if device is None and place.startswith("mps"):

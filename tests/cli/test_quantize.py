@@ -82,6 +82,16 @@ def test_a_checkpoint_is_quantized_with_given_text(run, tmp_path):
     assert json.loads((tmp_path / "out" / "quantization.json").read_text())["tokens"] > 60
 
 
+def test_no_document_is_longer_than_the_model_reads(run, tmp_path):
+    (tmp_path / "book.txt").write_text("a word and another word . \n" * 800)
+    words = [newest_model(run), tmp_path / "out", "--text", tmp_path / "book.txt", *QUICK]
+    found = quantize(*words, "--tokens", 300, "--measure", 300, "--needles", 0, "--length", 1000)
+    assert found.exit_code == 0, found.output
+    report = json.loads((tmp_path / "out" / "quantization.json").read_text())
+    assert report["tokens"] == 2 * 255  # of a model that reads 256
+    assert "2048" not in report["divergence"]
+
+
 def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
     words = [newest_model(run), tmp_path / "out", "--text", tmp_path / "book.txt", *QUICK]
