@@ -161,6 +161,8 @@ def refuse_unknown(data: Mapping[str, Any], path: Path) -> None:
         raise CheckpointError(f"{where} is not of {INTEGERS}")
     if said.get("kv_cache_scheme"):
         raise CheckpointError(f"{where}.kv_cache_scheme: a quantized cache is not known")
+    if said.get("transform_config"):  # its weights compute something else without them
+        raise CheckpointError(f"{where}.transform_config: turns while serving are not known")
     groups = said.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise CheckpointError(f"{where}.config_groups is missing or empty")

@@ -244,3 +244,14 @@ def test_schemes_that_are_not_known_are_refused(target, tmp_path, path, value, m
     file.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
         load_pretrained(tmp_path / "other")
+
+
+def test_turns_that_would_have_to_be_made_while_serving_are_refused(target, tmp_path):
+    shutil.copytree(target, tmp_path / "other")
+    file = tmp_path / "other" / "config.json"
+    config = json.loads(file.read_text())
+    turns = {"R4": {"type": "hadamard", "apply": [{"targets": ["down_proj"], "location": "input"}]}}
+    config["quantization_config"]["transform_config"] = {"config_groups": turns}
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="transform_config: turns while serving"):
+        load_pretrained(tmp_path / "other")
