@@ -167,19 +167,28 @@ def refuse_unknown(data: Mapping[str, Any], path: Path) -> None:
     if not isinstance(groups, dict) or not groups:
         raise CheckpointError(f"{where}.config_groups is missing or empty")
     for name, group in groups.items():
-        weights, given = group.get("weights") or {}, group.get("input_activations")
         place = f"{where}.config_groups.{name}"
+        scheme = _object(group, place)  # the library also knows schemes by name alone
+        weights = _object(scheme.get("weights"), f"{place}.weights")
+        given = _object(scheme.get("input_activations"), f"{place}.input_activations")
         if weights.get("num_bits") not in (4, 8):
             raise CheckpointError(f"{place}.weights.num_bits is {weights.get('num_bits')!r}")
         for part, found, known in (
             ("weights", weights, WEIGHTS),
-            ("input_activations", given or {}, ACTIVATIONS),
+            ("input_activations", given, ACTIVATIONS),
         ):
             for key, value in known.items():
                 if found.get(key, False if key == "dynamic" else None) != value:
                     raise CheckpointError(
                         f"{place}.{part}.{key} is {found.get(key)!r}; only {value!r} is known"
                     )
+
+
+def _object(value: Any, place: str) -> dict[str, Any]:
+    """null is an empty one."""
+    if value is not None and not isinstance(value, dict):
+        raise CheckpointError(f"{place} is {value!r}; it must be an object")
+    return value or {}
 
 
 class _Reader:

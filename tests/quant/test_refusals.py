@@ -231,13 +231,16 @@ def test_damage_is_named(target, tmp_path, change, message):
         (("weights", "num_bits"), 3, "num_bits is 3"),
         (("input_activations", "strategy"), "tensor", "only 'token' is known"),
         (("input_activations",), None, "input_activations.num_bits is None; only 8 is known"),
+        (("input_activations",), [8], r"input_activations is \[8\]; it must be an object"),
+        (("weights",), "int4", "weights is 'int4'; it must be an object"),
+        ((), ["Linear"], r"group_0 is \['Linear'\]; it must be an object"),
     ],
 )
 def test_schemes_that_are_not_known_are_refused(target, tmp_path, path, value, message):
     shutil.copytree(target, tmp_path / "other")
     file = tmp_path / "other" / "config.json"
     config = json.loads(file.read_text())
-    place = config["quantization_config"]["config_groups"]["group_0"]
+    place, path = config["quantization_config"]["config_groups"], ("group_0", *path)
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
