@@ -33,6 +33,11 @@ class Constraint:
         return self._close_id is None
 
     @property
+    def satisfiable(self) -> bool:
+        """Whether there is anything to begin with, now or when the reply is done thinking."""
+        return bool(self._matcher.is_terminated() or self._mask().any())
+
+    @property
     def finished(self) -> bool:
         """Whether there is nothing left to say."""
         return self.active and bool(self._matcher.is_terminated())
@@ -120,7 +125,10 @@ class Grammars:
             raise RequestRefused(f"the {grammar.kind} is no grammar: {why[-1:]}") from None
         never_V = torch.zeros(self._vocab, dtype=torch.bool)
         never_V[sorted(self._mute - set(stops))] = True  # the library lets some of them through
-        return Constraint(matcher, never_V, thinking)
+        constraint = Constraint(matcher, never_V, thinking)
+        if not constraint.satisfiable:  # the library compiles rules that only name each other
+            raise RequestRefused(f"the {grammar.kind} allows no reply at all")
+        return constraint
 
 
 def _vocabulary_kind(tokenizer: Tokenizer) -> tuple[str, bool]:

@@ -130,6 +130,18 @@ def test_what_is_no_grammar_is_refused(grammar):
         assert engine.audit() == []
 
 
+@pytest.mark.parametrize("stops", [(STOP,), ()])
+@pytest.mark.parametrize(
+    "grammar", [Grammar("json_schema", '{"$ref": "#"}'), Grammar("ebnf", "root ::= root")]
+)
+def test_a_language_without_words_is_refused(grammar, stops):
+    with serving(stop_ids=stops) as engine:
+        with pytest.raises(RequestRefused, match="allows no reply"):
+            engine.answer(asking(grammar, 0))
+        empty = engine.answer(asking(Grammar("regex", "a?"), 0))  # the empty word is one
+        assert said(empty) in ("", "a")
+
+
 def test_without_a_tokenizer_there_is_no_grammar():
     asked = Sampling(grammar=Grammar("regex", "a"))
     refused = pytest.raises(RequestRefused, match="need an engine with a tokenizer")
