@@ -63,6 +63,8 @@ def fitted(ask: Ask, length: int, most: int) -> Sampling:
     """What is to be sampled, if a prompt of `length` tokens and its reply have room in a context of
     `most`; else an error with the numbers."""
     sampling, wanted = ask.sampling, ask.sampling.max_new_tokens
+    if isinstance(ask, Talk) and ask.must_call:
+        sampling = replace(sampling, grammar=None)  # a format is for words; a call has its own
     fits = isinstance(ask, Talk) and ask.fits_context
     if length >= most:
         raise ApiError(

@@ -168,6 +168,19 @@ def test_a_call_can_be_required(client, choice):
     assert json.loads(done.message.tool_calls[0].function.arguments)["city"] == "Oslo"
 
 
+def test_a_format_is_for_words_and_not_for_a_call_that_is_required(client):
+    done = client.chat.completions.create(
+        model="tiny",
+        messages=OSLO,
+        tools=TOOLS,
+        temperature=0,
+        tool_choice="required",
+        response_format={"type": "json_object"},
+    ).choices[0]
+    assert done.finish_reason == "tool_calls"
+    assert json.loads(done.message.tool_calls[0].function.arguments)["city"] == "Oslo"
+
+
 def test_tools_can_be_forbidden(client):
     with_none = client.chat.completions.create(
         model="tiny", messages=HELLO, tools=TOOLS, tool_choice="none", temperature=0
