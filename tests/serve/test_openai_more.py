@@ -77,6 +77,19 @@ def test_completions_echo_with_logprobs(client, live):
     )
 
 
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_streamed_echo_has_the_scores_of_its_prompt(client, length):
+    asked = {"model": "m", "prompt": "one two three", "echo": True, "logprobs": 1}
+    asked |= {"max_tokens": length, "temperature": 0}
+    whole = client.completions.create(**asked).choices[0]
+    parts = [part.choices[0] for part in client.completions.create(**asked, stream=True)]
+    assert "".join(part.text for part in parts) == whole.text
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        streamed = [each for part in parts for each in getattr(part.logprobs, name)]
+        assert streamed == pytest.approx(getattr(whole.logprobs, name), abs=1e-5), name
+    assert parts[-1].finish_reason == whole.finish_reason
+
+
 def test_completions_stream(client):
     ask = {"model": "m", "prompt": "one two", "max_tokens": 6, "temperature": 0}
     chunks = list(

@@ -125,11 +125,15 @@ class OpenAI:
     ) -> AsyncIterator[dict[str, Any]]:
         streams = [CompletionStream(form, i) for i, form in enumerate(forms)]
         answers: dict[int, Answer] = {}
+        scored = _extras(forms[0].ask).prompt_logprobs_from is not None
         async with call.deltas() as deltas:
             async for i, delta in deltas:
-                yield around | {"choices": [streams[i].push(delta)]}
                 if delta.answer is not None:
                     answers[i] = delta.answer
+                if not scored:
+                    yield around | {"choices": [streams[i].push(delta)]}
+                elif i in answers:  # the prompt's scores go first, and are known with the answer
+                    yield around | {"choices": [forms[i].choice(answers[i], i)]}
         if forms[0].ask.shows_usage:
             ordered = [answers[i] for i in sorted(answers)]
             used = usage(ordered, prompts=prompts, scores_only=forms[0].ask.scores_only)
