@@ -11,7 +11,7 @@ from paddock.api import thinking
 from paddock.api.ask import Talk
 from paddock.api.body import Body
 from paddock.api.errors import ApiError
-from paddock.api.knobs import checked, grammar_from, texts_from
+from paddock.api.knobs import NAMES, checked, grammar_from, texts_from
 from paddock.api.openai_chat import choice_of, conversation, known_tools
 from paddock.records import Sampling, ToolSpec
 
@@ -62,6 +62,7 @@ def messages(body: MessagesBody, defaults: Sampling, server: thinking.Wish) -> T
         only_tool=tools.only,
         thinking=wish.thinking,
         sampling=checked(
+            NAMES | {"stop_texts": "stop_sequences"},
             max_new_tokens=body.max_tokens,
             temperature=float(_given(body.temperature, defaults.temperature)),
             top_p=float(_given(body.top_p, defaults.top_p)),

@@ -9,7 +9,7 @@ from paddock.api import thinking
 from paddock.api.ask import Talk
 from paddock.api.body import Body
 from paddock.api.errors import ApiError
-from paddock.api.knobs import checked, grammar_from
+from paddock.api.knobs import NAMES, checked, grammar_from
 from paddock.api.openai_chat import choice_of, conversation, known_tools
 from paddock.records import Sampling
 
@@ -73,6 +73,7 @@ def respond(body: ResponsesBody, defaults: Sampling, server: thinking.Wish) -> R
         only_tool=only,
         thinking=wish.thinking,
         sampling=checked(
+            NAMES | {"max_new_tokens": "max_output_tokens"},
             max_new_tokens=body.max_output_tokens,
             temperature=float(temperature),
             top_p=float(top_p),

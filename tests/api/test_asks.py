@@ -203,6 +203,15 @@ def test_replies_of_the_responses_api_are_kept_apart():
     assert (two.reasoning, two.content, two.tool_calls) == ("Two.", "Done.", ())
 
 
+def test_a_knob_is_complained_of_by_the_name_it_was_given():
+    with pytest.raises(ApiError, match="max_output_tokens: 0 is less") as caught:
+        respond(read(ResponsesBody, {"input": "x", "max_output_tokens": 0}), DEFAULTS, SERVER)
+    assert caught.value.param == "max_output_tokens"
+    said = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    with pytest.raises(ApiError, match="stop_sequences: "):
+        messages(read(MessagesBody, said | {"stop_sequences": [""]}), DEFAULTS, SERVER)
+
+
 @pytest.mark.parametrize(
     ("choice", "tools", "must", "only"),
     [
