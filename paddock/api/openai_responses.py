@@ -32,6 +32,8 @@ class ResponsesBody(Body):
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
     background: bool | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
@@ -44,11 +46,13 @@ class Respond(Talk):
 
 
 def respond(body: ResponsesBody, defaults: Sampling, server: thinking.Wish) -> Respond:
-    if body.previous_response_id is not None:
-        raise ApiError(
-            "previous_response_id: this server keeps no responses; send the conversation whole",
-            param="previous_response_id",
-        )
+    for name in ("previous_response_id", "conversation"):
+        if getattr(body, name) is not None:
+            raise ApiError(
+                f"{name}: this server keeps no responses; send the conversation whole", param=name
+            )
+    if body.prompt is not None:
+        raise ApiError("prompt: this server keeps no prompts; send its text", param="prompt")
     if body.background:
         raise ApiError("background: this server keeps no responses", param="background")
     wish = thinking.first(

@@ -203,6 +203,15 @@ def test_replies_of_the_responses_api_are_kept_apart():
     assert (two.reasoning, two.content, two.tool_calls) == ("Two.", "Done.", ())
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [{"previous_response_id": "r"}, {"conversation": {"id": "c"}}, {"prompt": {"id": "p"}}],
+)
+def test_what_this_server_does_not_keep_cannot_be_referred_to(kept):
+    with pytest.raises(ApiError, match="keeps no"):
+        respond(read(ResponsesBody, {"input": "x"} | kept), DEFAULTS, SERVER)
+
+
 def test_a_knob_is_complained_of_by_the_name_it_was_given():
     with pytest.raises(ApiError, match="max_output_tokens: 0 is less") as caught:
         respond(read(ResponsesBody, {"input": "x", "max_output_tokens": 0}), DEFAULTS, SERVER)
