@@ -58,7 +58,14 @@ def resolve(cls: type[_S], recipe: Recipe) -> _S:
     by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for problem in problems:
         by_path.setdefault(_path(cls, recipe.values, problem["loc"]), []).append(problem)
-    raise ConfigError("\n".join(_line(cls, recipe, *item) for item in by_path.items()))
+    # A list is called too short once all of its items are wrong: only they are worth a line.
+    inside = {path[:length] for path in by_path for length in range(len(path))}
+    told = {
+        path: found
+        for path, found in by_path.items()
+        if path not in inside or any(each["type"] != "too_short" for each in found)
+    }
+    raise ConfigError("\n".join(_line(cls, recipe, *item) for item in told.items()))
 
 
 def _line(cls: type[Settings], recipe: Recipe, path: KeyPath, problems: list[ErrorDetails]) -> str:

@@ -128,6 +128,7 @@ def test_a_neighbour_is_found_wherever_it_is(values, problem):
         ({"named": [1]}, "'named' must be a table, got [1]"),
         ({"layers": "mla"}, "'layers' must be a list, got \"mla\""),
         ({"layers": ["mla", 2]}, "'layers[1]' must be text, got 2"),
+        ({"layers": [2]}, "'layers[0]' must be text, got 2"),
         ({"layers": []}, "'layers' must be a list of at least 1, got []"),
         ({"size": [4]}, "'size' must be a whole number or text, got [4]"),
         ({"optim": {"lr": "1"}}, "'optim.lr' must be a number, got \"1\""),
