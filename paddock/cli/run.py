@@ -47,12 +47,14 @@ def run(
     folder = out or Path("runs") / recipes.resolve().name
     every = steps(wanted, recipes, folder)
     todo = _until(every, to)
+    undone = _since(every, redo)  # those behind --to as well: they come of it
     if dry_run:
-        _show_plan(wanted, todo, folder)
+        _show_plan(wanted, todo, folder, {step.stage.name for step in undone})
         return
     with Journal(folder) as journal:
-        if redo is not None:
-            _undo(every, redo, journal)  # those behind --to as well: they come of it
+        for step in undone:
+            journal.event("stage_undone", stage=step.stage.name)
+            shutil.rmtree(step.out, ignore_errors=True)
         _refuse_changed(todo, folder)
         journal.event("plan", stages=[s.stage.name for s in todo], seed=wanted.seed)
         for number, step in enumerate(todo, start=1):
@@ -72,13 +74,13 @@ def _until(every: list[Step], last: str | None) -> list[Step]:
     return every[: names.index(last) + 1]
 
 
-def _undo(every: list[Step], first: str, journal: "Journal") -> None:
+def _since(every: list[Step], first: str | None) -> list[Step]:
     names = [step.stage.name for step in every]
+    if first is None:
+        return []
     if first not in names:
         raise UserError(f"--redo {first}: the stages are {', '.join(names)}")
-    for step in every[names.index(first) :]:
-        journal.event("stage_undone", stage=step.stage.name)
-        shutil.rmtree(step.out, ignore_errors=True)
+    return every[names.index(first) :]
 
 
 def _refuse_changed(todo: list[Step], folder: Path) -> None:
@@ -151,13 +153,14 @@ def _measure(plan: "Plan", step: Step, folder: Path, journal: "Journal") -> None
         show(f"      {result}")
 
 
-def _show_plan(plan: "Plan", todo: list[Step], folder: Path) -> None:
+def _show_plan(plan: "Plan", todo: list[Step], folder: Path, undone: set[str]) -> None:
     from paddock.cli.dry import described
 
     done = done_before(folder)
     for number, step in enumerate(todo, start=1):
-        state = "done" if done.get(step.stage.name) == step.digest else "to do"
-        show(f"[{number}/{len(todo)}] {step.stage.name}: {step.stage.about} ({state})")
+        name = step.stage.name
+        state = "done" if name not in undone and done.get(name) == step.digest else "to do"
+        show(f"[{number}/{len(todo)}] {name}: {step.stage.about} ({state})")
         show(f"      {step.command}")
         for line in described(step, plan.cluster):
             show(f"      {line}")

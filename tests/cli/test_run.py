@@ -144,10 +144,20 @@ def test_a_skill_that_cannot_be_measured_is_found_before_the_run(plan, skill, co
 
 
 @pytest.mark.parametrize("option", ["--to", "--redo"])
-def test_a_stage_that_is_not_there_is_named_with_those_that_are(plan, option):
-    found = run(plan, option, "third")
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_stage_that_is_not_there_is_named_with_those_that_are(plan, option, dry):
+    found = run(plan, option, "third", *dry)
     assert found.exit_code == 1
     assert "the stages are first, second" in found.output
+    assert not (plan.parent / "run").exists()
+
+
+def test_a_dry_run_says_what_would_be_done_anew_and_throws_nothing_away(plan):
+    assert run(plan, "--to", "first").exit_code == 0
+    assert "first: from nothing (done)" in run(plan, "--dry-run").output
+    found = run(plan, "--dry-run", "--redo", "first")
+    assert "first: from nothing (to do)" in found.output
+    assert list(done_before(plan.parent / "run")) == ["first"]
 
 
 def test_a_plan_that_contradicts_itself_is_refused(plan):
