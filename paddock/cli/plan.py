@@ -1,6 +1,7 @@
 """A plan: stages in order, what is measured after each, and what of it is already done."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -105,12 +106,15 @@ class Step:
 
     @property
     def command(self) -> str:
-        changes = "".join(f" --set {change}" for change in self.sets)
+        words: list[str | Path] = ["paddock", self.stage.verb]
         if self.stage.verb == "quantize":
-            texts = "".join(f" --text {text}" for text in self.texts)
-            whole = f"paddock quantize {self.model} {self.out} --recipe {self.recipe}"
-            return f"{whole}{texts} --needles 0{changes}"
-        return f"paddock {self.stage.verb} {self.recipe} --out {self.out}{changes}"
+            words += [self.model, self.out, "--recipe", self.recipe]
+            words += [word for text in self.texts for word in ("--text", text)]
+            words += ["--needles", "0"]
+        else:
+            words += [self.recipe, "--out", self.out]
+        words += [word for change in self.sets for word in ("--set", change)]
+        return shlex.join(map(str, words))
 
 
 def load_plan(path: Path, sets: list[str]) -> tuple[Path, Plan]:
@@ -140,7 +144,11 @@ def steps(plan: Plan, recipes: Path, out: Path) -> list[Step]:
 
 
 def _sets(stage: StagePlan, out: Path | str, seed: int) -> tuple[str, ...]:
-    return tuple(change.format(out=out, seed=seed) for change in (*stage.sets, "seed={seed}"))
+    told = {"{out}": str(out), "{seed}": str(seed)}  # other braces are TOML's tables
+    changes = [*stage.sets, "seed={seed}"]
+    for name, value in told.items():
+        changes = [change.replace(name, value) for change in changes]
+    return tuple(changes)
 
 
 def done_before(out: Path) -> dict[str, str]:

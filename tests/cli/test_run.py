@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -158,6 +159,17 @@ def test_a_dry_run_says_what_would_be_done_anew_and_throws_nothing_away(plan):
     found = run(plan, "--dry-run", "--redo", "first")
     assert "first: from nothing (to do)" in found.output
     assert list(done_before(plan.parent / "run")) == ["first"]
+
+
+def test_a_change_may_be_a_table_and_its_command_can_be_pasted(plan):
+    table = "stream.mixture.weights={chains = 1.0}"
+    text = PLAN.replace('"optim.lr=1e-4"', f'"{table}"')
+    (plan / "plan.toml").write_text(text)
+    recipes, wanted = load_plan(plan, [])
+    _, second = steps(wanted, recipes, Path("my runs"))
+    assert second.sets == ("start.folder=my runs/first", table, "seed=0")
+    words = shlex.split(second.command)
+    assert table in words and "start.folder=my runs/first" in words
 
 
 def test_a_plan_that_contradicts_itself_is_refused(plan):
