@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sysconfig
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ from paddock.data.chance import key
 
 Kind = Literal["text", "code"]
 Drops = Counter[str]  # documents left out, by reason
+UNPACKING = (EOFError, OSError, zlib.error)  # what reading a damaged .gz raises
 
 
 class DataError(ValueError):
@@ -220,10 +222,10 @@ def files_of(source: SourceSettings, path: str, suffixes: tuple[str, ...]) -> li
 
 
 def _whole_lines(lines: Iterable[bytes], drops: Drops) -> Iterator[bytes]:
-    """The lines of a file that may have been cut off while it was packed."""
+    """The lines of a file that may have been cut off while it was packed, or damaged since."""
     try:
         yield from lines
-    except (EOFError, gzip.BadGzipFile, OSError):
+    except UNPACKING:
         drops["truncated file"] += 1
 
 

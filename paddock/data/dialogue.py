@@ -12,12 +12,12 @@ people keep notes in their data.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from paddock.data.corpus import DataError, opened
+from paddock.data.corpus import UNPACKING, DataError, opened
 from paddock.records import Dialogue, Message, ThinkingMode, Untrained, WireError, decode
 from paddock.text import MessageError, messages_from, tools_from
 from paddock.text.template import tool_dict
@@ -45,7 +45,7 @@ def read_dialogues(file: Path, *, thinking: ThinkingMode = "interleaved") -> Ite
     """The dialogues of a JSONL file, packed (.gz) or not, each line in either shape. `thinking` is
     the mode of those that say none. DataError names the file, the line and the field."""
     with opened(file) as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(_whole(lines, file), 1):
             if not line.strip():
                 continue
             where = f"{file}:{number}"
@@ -138,6 +138,13 @@ def message_json(message: Message) -> dict[str, Any]:
     if message.tool_call_id is not None:
         found["tool_call_id"] = message.tool_call_id
     return found
+
+
+def _whole(lines: Iterable[bytes], file: Path) -> Iterator[bytes]:
+    try:
+        yield from lines
+    except UNPACKING as error:
+        raise DataError(f"{file}: cut off or damaged: {error}") from None
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -68,6 +68,14 @@ def test_a_packed_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
     assert drops["truncated file"] == 1
 
 
+def test_a_packed_file_that_is_damaged_is_counted_too(tmp_path):
+    packed = bytearray(gzip.compress(b'{"text": "one"}\n' * 5000))
+    packed[10] = 0xFF  # a kind of block that there is not
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    _, drops = read(JsonlSource(name="j", path=str(tmp_path / "a.jsonl.gz")))
+    assert drops == {"truncated file": 1}
+
+
 def test_parquet_is_read_by_column(tmp_path):
     import pyarrow
     from pyarrow import parquet

@@ -105,6 +105,16 @@ def test_packed_files_and_empty_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "harm", [lambda b: b[:-9], lambda b: b[:10] + b"\xff" + b[11:], lambda _: b"{}"]
+)
+def test_a_packed_file_that_is_damaged_is_named(tmp_path, harm):
+    packed = gzip.compress(json.dumps(chat("a", "b")).encode())
+    (tmp_path / "d.jsonl.gz").write_bytes(harm(packed))
+    with pytest.raises(DataError, match=r"d\.jsonl\.gz: cut off or damaged: "):
+        list(read_dialogues(tmp_path / "d.jsonl.gz"))
+
+
+@pytest.mark.parametrize(
     ("line", "complaint"),
     [
         ('{"messages": [', "no JSON"),
