@@ -232,7 +232,7 @@ def _whole_lines(lines: Iterable[bytes], drops: Drops) -> Iterator[bytes]:
 def _field(line: bytes, field: str, drops: Drops) -> str | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter of a line that is nested too deeply
         drops["malformed"] += 1
         return None
     text = record.get(field) if isinstance(record, dict) else None

@@ -150,7 +150,7 @@ def _whole(lines: Iterable[bytes], file: Path) -> Iterator[bytes]:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"expected an object, got {found!r:.80}")

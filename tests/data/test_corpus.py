@@ -51,12 +51,12 @@ def test_a_folder_that_is_not_there_or_has_nothing_is_an_error(tmp_path):
 
 
 def test_jsonl_is_read_packed_or_not_and_bad_lines_are_counted(tmp_path):
-    lines = [json.dumps({"text": "one"}), "{broken", json.dumps({"other": 1}), "[1]"]
+    lines = [json.dumps({"text": "one"}), "{broken", "[" * 100_000, json.dumps({"other": 1}), "[1]"]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "two"}\n'))
     found, drops = read(JsonlSource(name="j", path=str(tmp_path)))
     assert found == [("a.jsonl:1", "one"), ("b.jsonl.gz:1", "two")]
-    assert drops == {"malformed": 1, "no text in 'text'": 2}
+    assert drops == {"malformed": 2, "no text in 'text'": 2}
 
 
 def test_a_packed_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):

@@ -118,6 +118,7 @@ def test_a_packed_file_that_is_damaged_is_named(tmp_path, harm):
     ("line", "complaint"),
     [
         ('{"messages": [', "no JSON"),
+        ("[" * 100_000, "no JSON"),
         ("[1]", "expected an object, got [1]"),
         ({"prompt": "a"}, "neither 'messages' (OpenAI) nor 'conversations' (ShareGPT)"),
         (chat("a"), "messages: none of 1 is a reply"),
