@@ -35,9 +35,11 @@ async def _answer(tools: Mapping[str, Tool], call: ToolCall) -> Message:
         tool = tools.get(call.name)
         if tool is None:
             raise ToolRefused(f"there is no tool {call.name!r}; there are {', '.join(tools)}")
-        said = await tool.run(**checked(call.arguments, tool.spec))
+        said: object = await tool.run(**checked(call.arguments, tool.spec))
     except ToolRefused as error:
         said = f"error: {error}"
+    if not isinstance(said, str):
+        raise TypeError(f"{call.name} gave {said!r:.80}, not text")
     return Message(role="tool", content=said, tool_call_id=call.id)
 
 

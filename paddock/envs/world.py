@@ -166,8 +166,13 @@ class _Attempt:
             answers = await self._blaming("world", "respond", env.respond(reply))
             if not answers:
                 break
+            if not _are_messages(answers):
+                raise Stopped("world", "respond", f"it gave {answers!r:.80}, not messages")
             self.messages += [cut(answer, limits.output_bytes) for answer in answers]
-        return await self._blaming("grader", "grade", env.grade())
+        verdict: object = await self._blaming("grader", "grade", env.grade())
+        if not isinstance(verdict, Verdict):
+            raise Stopped("grader", "grade", f"it gave {verdict!r:.80}, not a Verdict")
+        return verdict
 
     async def _blaming(self, kind: FailureKind, where: str, step: Awaitable[T]) -> T:
         self.where = where
@@ -177,6 +182,11 @@ class _Attempt:
             raise
         except Exception as error:
             raise Stopped(kind, where, _said(error)) from error
+
+
+def _are_messages(answers: object) -> bool:
+    """Worlds are written by many, not all of whom check types: what they give is looked at."""
+    return isinstance(answers, tuple | list) and all(isinstance(a, Message) for a in answers)
 
 
 def cut(message: Message, most: int) -> Message:

@@ -88,6 +88,20 @@ def test_a_crash_is_a_failure_with_its_reason_and_never_a_zero(step, kind):
     assert not outcome.policy_is_to_blame
 
 
+@pytest.mark.parametrize(
+    ("step", "gave", "kind", "what"),
+    [
+        ("grade", 1.0, "grader", "it gave 1.0, not a Verdict"),
+        ("grade", None, "grader", "it gave None, not a Verdict"),
+        ("respond", "More.", "world", "it gave 'More.', not messages"),
+        ("respond", ("More.",), "world", "it gave ('More.',), not messages"),
+    ],
+)
+def test_what_is_neither_messages_nor_a_verdict_is_a_failure(step, gave, kind, what):
+    outcome = run(Scripted(**{step: gave})).outcome
+    assert outcome == Failure(kind=kind, where=step, what=what)
+
+
 @pytest.mark.parametrize("step", ["start", "respond", "grade"])
 def test_a_step_that_hangs_runs_into_the_limit(step):
     env = Scripted(limits=replace(LIMITS, seconds=0.05), **{step: asyncio.Event().wait})
@@ -168,6 +182,14 @@ def test_a_wrong_call_is_answered_in_words(call, said):
 
     (answer,) = asyncio.run(answer_calls([Tool(SPEC, look)], call))
     assert answer == Message(role="tool", content=said, tool_call_id="c1")
+
+
+def test_a_tool_that_gives_no_text_breaks_its_world():
+    async def look(key):
+        return len(key)
+
+    with pytest.raises(TypeError, match="look gave 3, not text"):
+        asyncio.run(answer_calls([Tool(SPEC, look)], ask(key="oak")))
 
 
 def test_an_unknown_world_is_named_with_those_there_are():
