@@ -7,7 +7,7 @@ from math import comb, sqrt
 from statistics import fmean
 
 from paddock.envs import Episode
-from paddock.records import Verdict
+from paddock.records import Failure, Verdict
 
 
 class EvalError(ValueError):
@@ -52,7 +52,11 @@ def score(groups: Sequence[Sequence[Episode]], *, passing: float = 1.0) -> Score
             judged.append(kept)
     attempts = [pair for kept in judged for pair in kept]
     if 2 * len(attempts) < sum(len(group) for group in groups) or not attempts:
-        told = ", ".join(f"{count} x {why}" for why, count in failures.most_common(3))
+        ends = [(reason(e), e.outcome) for group in groups for e in group]
+        words = {why: " ".join(end.what.split()) for why, end in ends if isinstance(end, Failure)}
+        told = ", ".join(
+            f"{count} x {why} ({words[why]:.200})" for why, count in failures.most_common(3)
+        )
         raise EvalError(f"only {len(attempts)} attempts could be judged: {told or 'none was made'}")
     means = [fmean(reward for reward, _ in kept) for kept in judged]
     counts = [(len(kept), sum(reward >= passing for reward, _ in kept)) for kept in judged]
