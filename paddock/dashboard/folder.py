@@ -106,13 +106,17 @@ class RunFolder:
     def status(self, now: float) -> str:
         """'finished', 'running' or 'stopped': a run that has been silent for far longer than its
         steps take does not run."""
-        kinds = [e.get("kind") for e in self.events if e.get("kind") in ("started", "finished")]
+        begins, ends = ("started", "plan"), ("finished", "plan_done")
+        kinds = [e.get("kind") for e in self.events if e.get("kind") in (*begins, *ends)]
         planned = self.steps_planned
-        if kinds and kinds[-1] == "finished":
+        if kinds and kinds[-1] in ends:
             return "finished"
         if not kinds and planned is not None and self.steps_done >= planned:
             return "finished"  # its events are lost, its steps are not
         last = max((record.get("time", 0.0) for record in (*self.lines, *self.events)), default=0.0)
+        if "plan" in kinds:  # it is silent while a stage goes on, and the stage is not
+            stages = (_stamp(file) for file in self.path.glob(f"*/{METRICS}"))
+            last = max([last, *(stamp[2] / 1e9 for stamp in stages if stamp is not None)])
         seconds = [line["seconds"] for line in self.lines[-50:] if "seconds" in line]
         patience = max(120.0, 20 * median(seconds) if seconds else 600.0)
         return "running" if now - last < patience else "stopped"

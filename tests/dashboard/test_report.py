@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -89,6 +90,21 @@ def test_a_slow_run_is_given_time(tmp_path):
         journal.metric(1, loss=1.0, seconds=300.0)
     assert read_run(run).status(2000.0 + 3000) == "running"
     assert read_run(run).status(2000.0 + 7000) == "stopped"
+
+
+def test_a_plan_runs_while_a_stage_of_it_does_and_is_finished_at_its_end(tmp_path):
+    plan = tmp_path / "plan"
+    with Journal(plan, clock=lambda: 2000.0) as journal:
+        journal.event("plan", stages=["first"], seed=0)
+        assert read_run(plan).status(2000.0 + 7000) == "stopped"
+        (plan / "first").mkdir()
+        (plan / "first" / "metrics.jsonl").touch()
+        os.utime(plan / "first" / "metrics.jsonl", (8900.0, 8900.0))
+        assert read_run(plan).status(2000.0 + 7000) == "running"
+        journal.event("plan_done")
+        assert read_run(plan).status(DAYS_LATER) == "finished"
+        journal.event("plan", stages=["first"], seed=0)  # called again, and killed
+        assert read_run(plan).status(DAYS_LATER) == "stopped"
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
