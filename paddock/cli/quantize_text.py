@@ -75,8 +75,9 @@ def run_of(folder: Path) -> "Run":
     try:
         settings = resolve(TrainSettings, load_recipe(folder / "recipe.toml", []))
     except ConfigError as error:
+        why = str(error).splitlines()[0]  # the others are of the same mistake: no such recipe
         raise UserError(
-            f"{folder}: its recipe does not say what text it was trained on ({error}); name some "
+            f"{folder}: its recipe does not say what text it was trained on ({why}); name some "
             "with --text"
         ) from None
     return Run(folder=folder, corpora=folder.parent / "corpora", settings=settings)

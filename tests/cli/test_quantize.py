@@ -1,6 +1,7 @@
 """The quantizing verb, from the front door."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -177,6 +178,15 @@ def test_what_makes_no_sense_is_explained(run, tmp_path, words, message):
     assert message in found.output
     assert "Traceback" not in found.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_another_kind_is_one_line(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "rl")
+    recipe = 'stage = "reasoning"\nsteps = 1\n[pace]\nbatch_groups = 1\n[start]\nfolder = "x"\n'
+    (other / "recipe.toml").write_text(recipe)
+    found = quantize(other, tmp_path / "out")
+    (line,) = found.output.splitlines()
+    assert "does not say what text it was trained on" in line and line.endswith("with --text")
 
 
 def test_a_folder_is_never_quantized_twice(run, tmp_path):
