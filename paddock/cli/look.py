@@ -41,7 +41,10 @@ def look(
     tokenizer = Tokenizer.load(folder)
     ids: Sequence[int]
     if text is not None:
-        ids = tokenizer.encode(text.read_text("utf-8"), specials=False)
+        try:
+            ids = tokenizer.encode(text.read_text("utf-8"), specials=False)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{text}: no text in UTF-8: {error.reason}") from None
     else:
         ids = longest_attempt(run) or held_out_row(run, tokenizer)
     if len(ids) < 2:

@@ -51,6 +51,9 @@ def test_what_cannot_be_read_is_said(run, tmp_path):
     (tmp_path / "empty.txt").touch()
     found = told(run, "--text", tmp_path / "empty.txt")
     assert found.exit_code == 1 and "nothing to read" in found.output
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    found = told(run, "--text", tmp_path / "picture.png")
+    assert found.exit_code == 1 and "picture.png: no text in UTF-8" in found.output
     found = told(tmp_path)
     assert found.exit_code == 1 and "error: " in found.output
     with Journal(run):
