@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -55,7 +56,9 @@ def chat(
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, or what a pipe holds."""
+    """What the user types, or what a pipe holds. Bytes that are no UTF-8 become U+FFFD."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     while True:
         try:
             line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()

@@ -105,6 +105,11 @@ def test_chat_reads_lines_and_remembers(folder):
     ]
 
 
+def test_chat_reads_bytes_that_are_no_text(folder):
+    done = CliRunner().invoke(app, ["chat", str(folder), "--max-tokens", "2"], input=b"\xff\xfe\n")
+    assert done.exit_code == 0, done.exception
+
+
 def test_a_run_answers_with_its_newest_checkpoint(folder, tmp_path):
     for step, source in (("step-00000001", None), ("step-00000002", folder)):
         model = tmp_path / "run" / "checkpoints" / step / "model"
