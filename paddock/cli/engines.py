@@ -57,6 +57,10 @@ def devices(name: str | None, replicas: int) -> list[str]:
     import torch
 
     if name is not None:
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+            raise UserError(f"device '{name}': {str(error).splitlines()[0]}") from None
         return [name] * replicas
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:

@@ -90,6 +90,13 @@ def test_a_folder_that_cannot_chat_is_refused(folder, tmp_path, verb):
     assert "has no chat template" in said(str(bare))
 
 
+@pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
+def test_a_device_that_is_not_there_is_one_line(folder, device):
+    done = CliRunner().invoke(app, ["serve", str(folder), "--port", "0", "--device", device])
+    assert done.exit_code == 1
+    assert f"error: device '{device}': " in done.output
+
+
 def test_chat_reads_lines_and_remembers(folder):
     lines = "Say hello.\n/thoughts\n/new\n/think off\nCount.\n\n/wat\n/quit\nnever read\n"
     done = CliRunner().invoke(app, ["chat", str(folder), "--temperature", "0"], input=lines)
