@@ -123,7 +123,14 @@ def _passages(
             f"{folder}: is no run, so it does not say what text to calibrate with; name some "
             "with --text, or take --recipe rtn"
         )
-    return passages_from(named, Tokenizer.load(source), amounts) if named else []
+    if not named:
+        return []
+    try:
+        return passages_from(named, Tokenizer.load(source), amounts)
+    except UserError:
+        if texts or settings.needs_text:
+            raise
+        return []  # a run by reinforcement knows no text, and none is needed
 
 
 def in_worlds(

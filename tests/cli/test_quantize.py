@@ -187,6 +187,8 @@ def test_a_run_of_another_kind_is_one_line(run, tmp_path):
     found = quantize(other, tmp_path / "out")
     (line,) = found.output.splitlines()
     assert "does not say what text it was trained on" in line and line.endswith("with --text")
+    found = quantize(other, tmp_path / "out", "--recipe", "rtn")
+    assert found.exit_code == 0, found.output
 
 
 def test_a_folder_is_never_quantized_twice(run, tmp_path):
