@@ -64,21 +64,23 @@ def sampling_from(
     top_k = knobs.top_k if knobs.top_k is None or knobs.top_k > 0 else None
     if knobs.top_k is None:
         top_k = defaults.top_k
+    least = defaults.min_new_tokens
+    biases = defaults.logit_bias if knobs.logit_bias is None else biases_from(knobs.logit_bias)
     return checked(
         max_new_tokens=most,
-        min_new_tokens=given(knobs.min_tokens, 0),
+        min_new_tokens=given(knobs.min_tokens, least if most is None else min(least, most)),
         temperature=float(given(knobs.temperature, defaults.temperature)),
         top_p=float(given(knobs.top_p, defaults.top_p)),
         top_k=top_k,
         min_p=float(given(knobs.min_p, defaults.min_p)),
         repetition_penalty=float(given(knobs.repetition_penalty, defaults.repetition_penalty)),
-        frequency_penalty=float(given(knobs.frequency_penalty, 0.0)),
-        presence_penalty=float(given(knobs.presence_penalty, 0.0)),
-        logit_bias=biases_from(knobs.logit_bias),
-        stop_ids=tuple(knobs.stop_token_ids or ()),
-        stop_texts=texts_from(knobs.stop),
-        ignore_eos=bool(knobs.ignore_eos),
-        seed=seed_from(knobs.seed),
+        frequency_penalty=float(given(knobs.frequency_penalty, defaults.frequency_penalty)),
+        presence_penalty=float(given(knobs.presence_penalty, defaults.presence_penalty)),
+        logit_bias=biases,
+        stop_ids=tuple(given(knobs.stop_token_ids, defaults.stop_ids)),
+        stop_texts=defaults.stop_texts if knobs.stop is None else texts_from(knobs.stop),
+        ignore_eos=given(knobs.ignore_eos, defaults.ignore_eos),
+        seed=given(seed_from(knobs.seed), defaults.seed),
         thinking_budget=thinking_budget,
         grammar=grammar,
     )

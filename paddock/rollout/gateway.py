@@ -160,7 +160,13 @@ class _Gateway:
         if matcher is None:
             raise ApiError(f"matcher: none of {', '.join(MATCHERS)}", param="matcher")
         most = own.sampling.max_new_tokens if body.max_tokens is None else body.max_tokens
-        sampling = sampling_from(body, most=most, defaults=own.sampling)
+        sampling = sampling_from(
+            body,
+            most=most,
+            defaults=own.sampling,
+            grammar=own.sampling.grammar,
+            thinking_budget=own.sampling.thinking_budget,
+        )
         wish = from_template_kwargs(body.chat_template_kwargs).over(Wish(thinking=own.thinking))
         return Rules(sampling=sampling, thinking=wish.thinking, matcher=matcher)
 
