@@ -9,7 +9,7 @@ import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -39,6 +39,7 @@ from paddock.rollout.match import MATCHERS
 from paddock.text import MessageError
 
 PATH = "/sessions/{session}"
+_Talk = TypeVar("_Talk", bound=Talk)
 _LEFT_BEHIND = 50_000  # objects, some hundred turns' worth
 UNJUDGED = Failure(kind="grader", where="export", what="nobody has judged it yet")
 
@@ -192,6 +193,7 @@ class _Gateway:
         live = self._live(http)
         sent, value = _sent(live, value)
         ask = chat(read(ChatBody, value), live.rules.sampling, Wish(thinking=live.rules.thinking))
+        ask = _stopping(live, ask)
         sent = sent or Sent(ask.messages)
         frame = self.speaker.chat_frame(ask, 0)
         return self._turn(live, ask, sent, lambda p: OneChatVoice(self.speaker, ask, p, frame))
@@ -200,14 +202,14 @@ class _Gateway:
         live = self._live(http)
         wish = Wish(thinking=live.rules.thinking)
         ask = respond(read(ResponsesBody, value), live.rules.sampling, wish)
-        sent, ask = Sent(ask.messages), replace(ask, messages=())
+        sent, ask = Sent(ask.messages), replace(_stopping(live, ask), messages=())
         return self._turn(live, ask, sent, lambda p: ResponsesVoice(self.speaker, ask, p))
 
     def messages(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         wish = Wish(thinking=live.rules.thinking)
         ask = anthropic.messages(read(MessagesBody, value), live.rules.sampling, wish)
-        sent, ask = Sent(ask.messages), replace(ask, messages=())
+        sent, ask = Sent(ask.messages), replace(_stopping(live, ask), messages=())
         return self._turn(live, ask, sent, lambda p: MessagesVoice(self.speaker, ask, p))
 
     async def count(self, http: Request, value: Any) -> Any:
@@ -225,6 +227,13 @@ class _Gateway:
         payload = await turn.whole()
         telling = live.telling()
         return Delivered(payload, received=turn.received, over=lambda: live.settle(telling))
+
+
+def _stopping(live: Live, ask: _Talk) -> _Talk:
+    """What ends a reply by the session's rules is held back from its client, too: a client that
+    heard it would send back another reply than the one that was recorded."""
+    stops = dict.fromkeys((*live.rules.sampling.stop_texts, *ask.sampling.stop_texts))
+    return replace(ask, sampling=replace(ask.sampling, stop_texts=tuple(stops)))
 
 
 def _sent(live: Live, value: Any) -> tuple[Sent | None, Any]:

@@ -1,11 +1,16 @@
 """What a gateway's rules are worth to its sessions, and to the clients of these."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import pytest
 
 from paddock.records import Bias, Grammar, Sampling
 from paddock.rollout.live import Rules
-from tests.rollout.engines import Chancy
-from tests.rollout.test_gateway import gateway, opened
+from paddock.text import Special
+from tests.rollout.agents import AGENTS
+from tests.rollout.engines import Chancy, Scripted, completion, tokenizer
+from tests.rollout.talks import ids_of
+from tests.rollout.test_gateway import VARIANTS, exported, gateway, opened
 
 
 def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
@@ -30,3 +35,27 @@ def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
         assert sessions["as-ruled"].rules.sampling == own.sampling
         changed = replace(own.sampling, max_new_tokens=3, min_new_tokens=3, stop_texts=(), seed=5)
         assert sessions["other"].rules.sampling == changed
+
+
+@dataclass
+class Matching(Scripted):
+    """Says which text ended its reply, as an engine does."""
+
+    async def respond(self, ask):
+        answer = await super().respond(ask)
+        said = tokenizer().decode(answer.completion.token_ids)
+        return replace(answer, matched=next(t for t in ask.sampling.stop_texts if t in said))
+
+
+@pytest.mark.parametrize(("name", "stream"), VARIANTS)
+def test_a_text_that_ends_replies_by_the_sessions_rules_is_not_told(name, stream):
+    ended = completion(ids_of("hm", Special.THINK_CLOSE, "so END"))
+    with gateway(Matching([ended, ended])) as (url, _):
+        opened(url, "s", stop=["END"])
+        agent = AGENTS[name](url, "s", stream=stream)
+        for said in ("Hi", "Sure?"):
+            agent.say(said)
+            agent.turn()
+        heard = str(agent.items if name == "responses" else agent.messages)
+        assert "so " in heard and "END" not in heard
+        assert [len(found["turns"]) for found in exported(url, "s")] == [2]
