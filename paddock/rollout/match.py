@@ -6,7 +6,7 @@ a session need not keep its texts for it.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
 from typing import Any, Literal, NamedTuple
@@ -41,7 +41,7 @@ def exact(message: Message) -> Any:
 def loose(message: Message) -> Any:
     """Content without blanks around it; calls by name and by the value of their arguments, however
     it was spelled. Ids of calls are names that clients may change."""
-    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    calls = [(call.name, _value(call.arguments)) for call in message.tool_calls]
     return message.role, message.content.strip(), calls
 
 
@@ -139,6 +139,19 @@ def _renamed(call: ToolCall, taken: set[str]) -> ToolCall:
         name += "'"
     taken.add(name)
     return replace(call, id=name)
+
+
+def _value(spelled: Any) -> Any:
+    """JSON has one kind of number: JavaScript sends 2 back for 2.0.
+
+    >>> _value({"near": [2.0, 2.5, True]})
+    {'near': [2, 2.5, True]}
+    """
+    if isinstance(spelled, float):
+        return int(spelled) if spelled.is_integer() else spelled
+    if isinstance(spelled, Mapping):
+        return {key: _value(item) for key, item in spelled.items()}
+    return [_value(item) for item in spelled] if isinstance(spelled, list) else spelled
 
 
 def _spelled(call: ToolCall) -> str:

@@ -169,6 +169,9 @@ REWRITES = {
     "keys in another order": (
         lambda r: changed_call(r, arguments={"days": 2, "city": "Oslo"}), False, True,
     ),
+    "a whole number as a float": (
+        lambda r: changed_call(r, arguments={"city": "Oslo", "days": 2.0}), False, True,
+    ),
     "thoughts left out": (lambda r: replace(r, reasoning=None), False, True),
     "blanks around content": (lambda r: replace(r, content=f"  {r.content}\n"), False, True),
     "ids of calls renamed": (lambda r: changed_call(r, id="other"), False, True),
