@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from paddock.records import Message, ToolCall, ToolSpec, encode
-from paddock.text import Thinking
+from paddock.text import Special, Thinking
 
 Digest = bytes
 
@@ -111,13 +111,29 @@ def entries(messages: Sequence[Message]) -> list[Entry]:
     """
     found: list[Entry] = []
     before = ""
-    for end, message in enumerate(messages, start=1):
+    for end, message in enumerate(map(parted, messages), start=1):
         if before == message.role == "assistant":
             found[-1] = Entry(joined(found[-1].message, message), end)
         else:
             found.append(Entry(message, end))
         before = message.role
     return found
+
+
+def parted(message: Message) -> Message:
+    """A reply whose thoughts stand inside its content, where some clients are told them and others
+    put them, with the thoughts apart.
+
+    >>> said = parted(Message(role="assistant", content="<think>hm</think>so"))
+    >>> said.reasoning, said.content
+    ('hm', 'so')
+    """
+    inside = message.role == "assistant" and message.content.startswith(Special.THINK_OPEN)
+    if not inside or message.reasoning or Special.THINK_CLOSE not in message.content:
+        return message
+    said = message.content.removeprefix(Special.THINK_OPEN)
+    thought, _, content = said.partition(Special.THINK_CLOSE)
+    return replace(message, reasoning=thought or None, content=content)
 
 
 def joined(one: Message, other: Message) -> Message:

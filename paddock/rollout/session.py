@@ -21,6 +21,7 @@ from paddock.rollout.match import (
     digest,
     entries,
     opening_of,
+    parted,
     thoughts_of,
 )
 from paddock.rollout.tree import Node, Tree
@@ -153,6 +154,7 @@ class Session:
         """Keep a turn that its client has received. A turn without a token is none."""
         if not completion.token_ids:
             return None
+        said = parted(reply)  # as it will be looked for
         node = Node(
             parent=opening.parent,
             number=len(self.tree.nodes),
@@ -162,8 +164,8 @@ class Session:
             versions=completion.versions,
             finish=completion.finish,
             forced=completion.forced,
-            key=digest(self.matcher.key(reply), opening.key),
-            thoughts=thoughts_of(reply),
+            key=digest(self.matcher.key(said), opening.key),
+            thoughts=thoughts_of(said),
             entries=opening.entries + 1,
             forked=opening.forked,
         )

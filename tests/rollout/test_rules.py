@@ -7,7 +7,7 @@ import pytest
 from paddock.records import Bias, Grammar, Sampling
 from paddock.rollout.live import Rules
 from paddock.text import Special
-from tests.rollout.agents import AGENTS
+from tests.rollout.agents import AGENTS, ChatAgent
 from tests.rollout.engines import Chancy, Scripted, completion, tokenizer
 from tests.rollout.talks import ids_of
 from tests.rollout.test_gateway import VARIANTS, exported, gateway, opened
@@ -58,4 +58,18 @@ def test_a_text_that_ends_replies_by_the_sessions_rules_is_not_told(name, stream
             agent.turn()
         heard = str(agent.items if name == "responses" else agent.messages)
         assert "so " in heard and "END" not in heard
+        assert [len(found["turns"]) for found in exported(url, "s")] == [2]
+
+
+@pytest.mark.parametrize("matcher", ["strict", "loose"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_is_told_thoughts_as_content_goes_on_where_it_was(stream, matcher):
+    ended = completion(ids_of("hm", Special.THINK_CLOSE, "so", Special.USER))
+    with gateway(Scripted([ended, ended])) as (url, _):
+        opened(url, "s", matcher=matcher)
+        agent = ChatAgent(url, "s", stream=stream)
+        for said in ("Hi", "Sure?"):
+            agent.say(said)
+            agent.turn(extra_body={"separate_reasoning": False})
+        assert agent.messages[1]["content"] == "<think>hm</think>so"
         assert [len(found["turns"]) for found in exported(url, "s")] == [2]

@@ -173,6 +173,10 @@ REWRITES = {
         lambda r: changed_call(r, arguments={"city": "Oslo", "days": 2.0}), False, True,
     ),
     "thoughts left out": (lambda r: replace(r, reasoning=None), False, True),
+    "thoughts inside content": (
+        lambda r: replace(r, reasoning=None, content=f"<think>{r.reasoning}</think>{r.content}"),
+        True, True,
+    ),
     "blanks around content": (lambda r: replace(r, content=f"  {r.content}\n"), False, True),
     "ids of calls renamed": (lambda r: changed_call(r, id="other"), False, True),
     "other thoughts": (lambda r: replace(r, reasoning="Thought."), False, False),
@@ -196,6 +200,14 @@ def test_what_counts_as_the_same_reply(name, matcher):
     assert (opening.forked == "") == same
     assert len(session.trajectories(**JUDGED)) == (1 if same else 2)
     assert_each_token_trained_once(session)
+
+
+def test_a_reply_that_spells_the_markers_of_thoughts_is_found_again():
+    session = Session("s", renderer())
+    spelled = ids_of("<think>x</think>y", Special.USER)
+    _, _, reply = say(session, [user()], spelled, thinking=SILENT)
+    assert (reply.content, reply.reasoning) == ("<think>x</think>y", None)
+    assert session.begin([user(), reply, user()], tools=SPEC, thinking=SILENT).parent
 
 
 def test_no_arguments_and_an_empty_object_are_the_same():
