@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
+    FiniteFloat,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -13,7 +14,7 @@ from pydantic import (
 )
 
 from paddock.config import Settings
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.settings import Pace, TaskSettings, Weight
 from paddock.train.settings import KeepSettings, MachineSettings, OptimSettings, StartSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -22,10 +23,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class RewardSettings(Settings):
     """What an attempt earns besides what its world says."""
 
-    policy_failure: float = 0.0  # for breaking off by its own doing
+    policy_failure: FiniteFloat = 0.0  # for breaking off by its own doing
     overlong_from: PositiveInt | None = None  # sampled tokens that cost nothing
     overlong_at: PositiveInt | None = None  # and those that cost all of the penalty
-    overlong_penalty: NonNegativeFloat = 0.0
+    overlong_penalty: Weight = 0.0
 
     @model_validator(mode="after")
     def _a_slope(self) -> Self:
@@ -63,7 +64,7 @@ class LossSettings(Settings):
 class SamplingSettings(Settings):
     """How the policy is sampled; None: as long as the context allows."""
 
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_new_tokens: PositiveInt | None = None  # of one turn
     thinking_budget: NonNegativeInt | None = None
@@ -78,7 +79,7 @@ class RLTask(TaskSettings):
     sampling: SamplingSettings | None = None  # None: the run's
     credit: CreditSettings | None = None  # likewise
     teacher: str | None = None
-    teaching: NonNegativeFloat = 1.0  # what a nat of the teacher's lead counts
+    teaching: Weight = 1.0  # what a nat of the teacher's lead counts
 
     @model_validator(mode="after")
     def _a_teacher_teaches(self) -> Self:
@@ -148,7 +149,9 @@ class RLSettings(Settings):
     replay_experts: Literal["no", "compare", "replay"] = "no"
     keep: KeepSettings = KeepSettings(every=50)
     alerts: AlertSettings = AlertSettings()
-    goal: float | None = None  # mean reward of `goal_batches` batches at which the run is over
+    goal: FiniteFloat | None = (
+        None  # mean reward of `goal_batches` batches at which the run is over
+    )
     goal_batches: PositiveInt = 3
 
     @model_validator(mode="after")
@@ -167,21 +170,12 @@ class RLSettings(Settings):
 def _complaints(s: RLSettings) -> Iterator[str]:
     if not s.tasks:
         yield "there are no 'tasks'"
+    elif not any(task.ratio for task in s.tasks.values()):
+        yield "every one of the 'tasks' has the 'ratio' 0: there is nothing to train on"
     if s.start.folder is None:
         yield "'start.folder' is missing: RL goes on from a model that can already chat"
     for name, task in s.tasks.items():
-        if task.teacher is not None and task.teacher not in s.teachers:
-            known = ", ".join(s.teachers) or "none"
-            yield f"'tasks.{name}.teacher': no teacher '{task.teacher}'; there are {known}"
-        if task.teacher is not None and s.sampling_of(name).temperature != 1:
-            yield (
-                f"'tasks.{name}' has a teacher, who scores at temperature 1, but samples at "
-                f"{s.sampling_of(name).temperature:g}"
-            )
-        if task.group_size == 1 and task.teacher is None:
-            yield f"'tasks.{name}.group_size' is 1 and there is no teacher: nothing to compare with"
-        if task.teacher is not None and not s.credit_of(name).keep_flat:
-            yield f"'tasks.{name}' has a teacher, so its 'credit.keep_flat' must be true"
+        yield from _complaints_of(name, task, s)
     if s.steps % s.pace.updates_per_batch:
         yield (
             f"'steps' {s.steps} are no whole batches of 'pace.updates_per_batch' "
@@ -192,3 +186,18 @@ def _complaints(s: RLSettings) -> Iterator[str]:
             f"'keep.every' {s.keep.every} must be a multiple of 'pace.publish_every' "
             f"{s.pace.publish_every}: engines go on from a checkpoint's weights"
         )
+
+
+def _complaints_of(name: str, task: RLTask, s: RLSettings) -> Iterator[str]:
+    if task.teacher is not None and task.teacher not in s.teachers:
+        known = ", ".join(s.teachers) or "none"
+        yield f"'tasks.{name}.teacher': no teacher '{task.teacher}'; there are {known}"
+    if task.teacher is not None and s.sampling_of(name).temperature != 1:
+        yield (
+            f"'tasks.{name}' has a teacher, who scores at temperature 1, but samples at "
+            f"{s.sampling_of(name).temperature:g}"
+        )
+    if task.group_size == 1 and task.teacher is None:
+        yield f"'tasks.{name}.group_size' is 1 and there is no teacher: nothing to compare with"
+    if task.teacher is not None and not s.credit_of(name).keep_flat:
+        yield f"'tasks.{name}' has a teacher, so its 'credit.keep_flat' must be true"

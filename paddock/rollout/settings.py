@@ -1,10 +1,12 @@
 """How rollouts are paced, and what a task of a run may use up."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from paddock.config import Settings
+
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Pace(Settings):
@@ -68,7 +70,7 @@ input_type=dict]
 class TaskSettings(Settings):
     """One of the tasks that a run mixes."""
 
-    ratio: NonNegativeFloat = 1.0  # of all groups trained, relative to the other tasks
+    ratio: Weight = 1.0  # of all groups trained, relative to the other tasks
     group_size: PositiveInt = 8
     concurrency: PositiveInt | None = None  # attempts at once, at most
     attempt_s: PositiveFloat = 600.0  # after which an attempt is given up, whatever holds it

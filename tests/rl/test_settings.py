@@ -1,3 +1,5 @@
+from math import inf, nan
+
 import pytest
 
 from paddock.config import ConfigError, Recipe, dump, load_recipe, resolve
@@ -87,6 +89,11 @@ TAUGHT = {"tools": {"teacher": "old"}}
         ({"pace": {"updates_per_batch": 3, "max_staleness": 5}}, "'steps' 8 are no whole batches"),
         ({"pace": {"publish_every": 4}, "keep": {"every": 6}}, "must be a multiple of"),
         ({"tasks": {"tools": None}}, "there are no 'tasks'"),
+        ({"tasks": {"tools": {"ratio": 0}}}, "every one of the 'tasks' has the 'ratio' 0"),
+        ({"tasks": {"tools": {"ratio": inf}}}, "'tasks.tools.ratio' must be a finite number"),
+        ({"sampling": {"temperature": inf}}, "'sampling.temperature' must be a finite number"),
+        ({"credit": {"reward": {"policy_failure": nan}}}, "must be a finite number, got nan"),
+        ({"goal": nan}, "'goal' must be a finite number"),
         ({"tasks": {"tools": {"wrld": "x"}}}, "did you mean 'tasks.tools.world'?"),
         ({"tasks": {"tools": {"group_size": 1}}}, "nothing to compare with"),
         ({"tasks": {"tools": {"teacher": "old"}}}, "no teacher 'old'; there are none"),
