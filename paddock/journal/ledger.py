@@ -146,7 +146,10 @@ class Ledger:
 
     def __init__(self, path: str | Path) -> None:
         self._base = sqlite3.connect(path, isolation_level=None, timeout=30.0)
-        self._base.execute("PRAGMA journal_mode = WAL")
+        try:
+            self._base.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"{path}: {error}") from None
         self._base.execute("PRAGMA synchronous = NORMAL")
         self._base.executescript(_SCHEMA + LESSONS)
         found = self.fact("format")

@@ -7,6 +7,8 @@ from typing import Protocol, TypeVar
 
 from paddock.journal import Entry, Ledger, LedgerError
 from paddock.journal.attempts import unpack
+from paddock.journal.ledger import FORMAT
+from paddock.journal.view import LedgerView
 from paddock.rollout.group import Group
 
 T = TypeVar("T")
@@ -76,13 +78,14 @@ def lag_of(group: Group, update: int) -> int:
 
 class Replay:
     """The batches that a ledger says were trained, again and in the same order: a Queue without
-    engines or worlds."""
+    engines or worlds. The ledger is another run's, perhaps one that goes on: it is only read."""
 
     def __init__(self, path: str | Path, *, first: int = 0) -> None:
         """From the batch on that begins with update `first`."""
-        if not Path(path).exists():
-            raise LedgerError(f"{path}: there is no ledger")
-        self._ledger = Ledger(path)
+        self._ledger = LedgerView(path)
+        if (found := self._ledger.fact("format")) != FORMAT:
+            self._ledger.close()
+            raise LedgerError(f"{path}: the ledger has format {found}, this reads format {FORMAT}")
         self._batches = iter(self._ledger.batches(first))
 
     async def next_batch(self) -> Batch | None:

@@ -181,6 +181,12 @@ def test_a_ledger_of_another_format_is_refused(tmp_path):
         Ledger(path)
 
 
+def test_a_file_that_is_no_database_is_refused_by_name(tmp_path):
+    (tmp_path / "ledger.sqlite").write_text("half a ledger\n" * 100)
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite: file is not a database"):
+        Ledger(tmp_path / "ledger.sqlite")
+
+
 def test_others_can_read_meanwhile(ledger, tmp_path):
     finished(ledger, 0, 0)
     with ledger.together():

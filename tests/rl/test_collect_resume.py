@@ -178,9 +178,25 @@ def test_the_trainer_can_be_run_again_from_the_ledger_alone(tmp_path):
 
 
 def test_a_replay_of_nothing_is_refused(tmp_path):
-    with pytest.raises(LedgerError, match="there is no ledger"):
+    with pytest.raises(LedgerError, match="no such ledger"):
         Replay(tmp_path / "ledger.sqlite")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("said", ["", "x", "no ledger at all\n" * 100])
+def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(tmp_path, said):
+    file = tmp_path / "notes.txt"
+    file.write_text(said)
+    with pytest.raises(LedgerError, match=r"notes\.txt: "):
+        Replay(file)
+    assert (file.read_text(), list(tmp_path.iterdir())) == (said, [file])
+
+
+def test_a_replay_of_a_ledger_of_another_format_is_refused(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.note("format", 99)
+    with pytest.raises(LedgerError, match="has format 99, this reads format 1"):
+        Replay(tmp_path / "ledger.sqlite")
 
 
 async def _hashed(weights, batch):
