@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paddock.rl.settings import EnginesSettings, RLSettings
     from paddock.rollout.client import Ask, Generate
     from paddock.rollout.concurrency import Pressure
+    from paddock.rollout.remote import Server
     from paddock.train.policy import Lesson
 
 MOST_SESSIONS = 16384  # whose experts are kept
@@ -256,6 +257,17 @@ async def held(engine: "Engine | EngineApart") -> AsyncIterator[None]:
 # --- servers --------------------------------------------------------------------------------------
 
 
+async def _answering(server: "Server", setting: str) -> None:
+    """Nothing, if the server is there: better said now than after the first batch."""
+    try:
+        answers = await server.healthy(5.0)
+    except ValueError:
+        what = f"{server.url!r:.200} is no address, such as http://127.0.0.1:8000"
+        raise UserError(f"'{setting}': {what}") from None
+    if not answers:
+        raise UserError(f"'{setting}': {server.url} does not answer")
+
+
 @asynccontextmanager
 async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samplers]:
     """Servers that are there already, ours or any that speaks SGLang's dialect."""
@@ -268,9 +280,8 @@ async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samp
     loop = asyncio.get_running_loop()
     async with pool() as http:
         servers = {url: Server(url.rstrip("/"), http, asked.admin_key) for url in asked.urls}
-        for url, server in servers.items():
-            if not await server.healthy(5.0):
-                raise UserError(f"'engines.urls': {url} does not answer")
+        for server in servers.values():
+            await _answering(server, "engines.urls")
         weights = HttpWeights(servers)
         replicas = [
             Replica(url, HttpGenerate(server, context=context), server.healthy)
@@ -310,7 +321,9 @@ async def teachers(settings: "RLSettings", model: Model) -> AsyncIterator[dict[s
         http = await stack.enter_async_context(pool())
         for name, teacher in settings.teachers.items():
             if teacher.url is not None:
-                found[name] = HttpScore(Server(teacher.url.rstrip("/"), http))
+                server = Server(teacher.url.rstrip("/"), http)
+                await _answering(server, f"teachers.{name}.url")
+                found[name] = HttpScore(server)
                 continue
             assert teacher.folder is not None
             theirs = open_model(Path(teacher.folder), settings.template)

@@ -1,7 +1,10 @@
 """A run whose engine and teacher are servers, reached over HTTP alone."""
 
+import pytest
+
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.wire import checksums
+from paddock.cli.errors import UserError
 from paddock.cli.rl import conduct
 from paddock.engine import Reload
 from tests.rl.vault_runs import SYNCHRONOUS, numbers, recipe_in
@@ -47,3 +50,22 @@ def test_a_server_may_teach(start, tmp_path):
         conduct(recipe_in(tmp_path, start, text), tmp_path / "run", [])
     # Its teacher is the student itself, before the first update.
     assert abs(numbers(tmp_path / "run")[1]["teacher_gap"]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:9", "http://127.0.0.1:9 does not answer"),
+        ("127.0.0.1:8000", "'127.0.0.1:8000' is no address, such as http://"),
+        ("http://", "is no address"),
+        ("http://127.0.0.1:99999", "is no address"),
+    ],
+)
+def test_a_server_that_is_not_there_is_named_before_anything_is_rolled_out(
+    start, tmp_path, url, said
+):
+    taught = recipe_in(tmp_path / "taught", start, TAUGHT.replace("URL", url))
+    with pytest.raises(UserError, match=f"'teachers.far.url': .*{said}"):
+        conduct(taught, tmp_path / "run", [])
+    with pytest.raises(UserError, match=f"'engines.urls': .*{said}"):
+        conduct(recipe_in(tmp_path, start), tmp_path / "other", [f'engines.urls=["{url}"]'])
