@@ -1,9 +1,11 @@
-"""How many threads an operation takes is the machine's business, and the run's."""
+"""How many threads an operation takes, and where, is the machine's business, and the run's."""
 
+import pytest
 import torch
 
 from paddock.train.run import CORES, open_device
 from paddock.train.settings import MachineSettings
+from paddock.train.step import TrainingError
 
 
 def test_a_run_says_how_many_threads_it_takes_and_the_next_one_is_free_again():
@@ -15,3 +17,8 @@ def test_a_run_says_how_many_threads_it_takes_and_the_next_one_is_free_again():
         assert torch.get_num_threads() == CORES
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_device_that_is_not_there_is_refused_by_name():
+    with pytest.raises(TrainingError, match=r"'machine\.device' is 'tpu', but this machine has"):
+        open_device(MachineSettings(device="tpu"))
