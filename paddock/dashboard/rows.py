@@ -11,27 +11,37 @@ from paddock.dashboard.folder import number
 
 ROLLOUTS, ENGINE, NETWORK = "rollouts.jsonl", "engine.jsonl", "network.jsonl"
 PAGE_BYTES = 512 * 1024  # read at once
+ROW_BYTES = 32 << 20  # of one row at most
 Row = Mapping[str, Any]
 
 
 def page(path: Path, before: int | None = None) -> tuple[list[Row], int]:
-    """Whole rows that end before byte `before` (the end, if None), at most `PAGE_BYTES` of them,
-    and where the page before this one ends; 0: this one begins the file. Lines that are no rows
-    are left out."""
+    """Whole rows that end before byte `before` (the end, if None), at most `PAGE_BYTES` of them
+    unless one alone is longer, and where the page before this one ends; 0: this one begins the
+    file. Lines that are no rows are left out."""
     try:
         size = os.stat(path).st_size
     except OSError:
         return [], 0
     end = size if before is None else min(before, size)
-    start = max(0, end - PAGE_BYTES)
-    with path.open("rb") as file:
-        file.seek(start)
-        data = file.read(end - start)
+    length = PAGE_BYTES
+    start, data = _end_of(path, end, length)
+    # A row may be longer than a page: the indexer's picks in a long text are megabytes.
+    while start > 0 and data.find(b"\n") == data.rfind(b"\n") and length < ROW_BYTES:
+        length *= 2
+        start, data = _end_of(path, end, length)
     if start > 0:  # begins in the middle of a line, most likely
         cut = data.find(b"\n") + 1
         start, data = (start + cut, data[cut:]) if cut else (end, b"")
     whole = data[: data.rfind(b"\n") + 1]
     return [row for line in whole.splitlines() if (row := _row(line)) is not None], start
+
+
+def _end_of(path: Path, end: int, length: int) -> tuple[int, bytes]:
+    start = max(0, end - length)
+    with path.open("rb") as file:
+        file.seek(start)
+        return start, file.read(end - start)
 
 
 def _row(line: bytes) -> Row | None:

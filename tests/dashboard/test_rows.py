@@ -28,6 +28,20 @@ def test_pages_follow_each_other_without_a_gap_or_a_row_twice(tmp_path, monkeypa
     assert max(sizes) <= 10
 
 
+@pytest.mark.parametrize("torn", ["", '{"time": 3'])
+def test_a_row_that_is_longer_than_a_page_is_shown(tmp_path, monkeypatch, torn):
+    monkeypatch.setattr(rows, "PAGE_BYTES", 1000)
+    path = tmp_path / "network.jsonl"
+    wide = [{"time": i, "picks": "A" * 5000} for i in range(3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in wide) + torn)
+    found, before = [], None
+    while before != 0:
+        page, before = rows.page(path, before)
+        assert page
+        found = page + found
+    assert found == wide
+
+
 def test_a_torn_or_damaged_line_is_left_out(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"time": 1}\n{"time": \n[3]\n\xff\n{"time": 4}\n{"time": 5', "latin-1")
