@@ -6,7 +6,9 @@ this machine by its address are answered, so that no page from elsewhere can ask
 """
 
 import base64
+import sqlite3
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,8 +81,16 @@ class Sight:
 
     @contextmanager
     def ledger(self, name: str) -> Iterator[LedgerView]:
-        with LedgerView(self.shelf.folder(name) / LEDGER) as view:
-            yield view
+        path = self.shelf.folder(name) / LEDGER
+        try:
+            with LedgerView(path) as view:
+                yield view
+        except (
+            sqlite3.Error,
+            zlib.error,
+            UnicodeDecodeError,
+        ) as error:  # of a copy that broke off, say
+            raise LedgerError(f"{path} is damaged: {error}") from None
 
 
 def tokenizer_places(run: Path) -> Iterator[Path]:

@@ -254,6 +254,19 @@ def test_what_is_not_there_is_said(ask, path, query, why):
     assert why in ask(path, 404, run="rl", **query)["error"]
 
 
+@pytest.mark.parametrize("share", [0.5, 0.99])
+def test_a_ledger_that_was_not_copied_whole_is_named(folder, tmp_path, share):
+    whole = (folder / "rl" / "ledger.sqlite").read_bytes()
+    (tmp_path / "rl").mkdir()
+    (tmp_path / "rl" / "metrics.jsonl").write_bytes((folder / "rl" / "metrics.jsonl").read_bytes())
+    (tmp_path / "rl" / "ledger.sqlite").write_bytes(whole[: int(share * len(whole))])
+    client = client_of(tmp_path)
+    answers = [client.get(path, params=query) for path, query in ASKED]
+    assert {answer.status_code for answer in answers} == {200, 404}
+    told = [answer.json()["error"] for answer in answers if answer.status_code == 404]
+    assert any("ledger.sqlite" in error for error in told)
+
+
 def test_the_timeline_has_lanes_and_gaps(ask):
     found = ask("/api/timeline", run="rl")
     assert len(found["bars"]) == 12
