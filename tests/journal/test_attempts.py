@@ -74,3 +74,12 @@ def test_a_token_takes_little_room():
 def test_another_format_is_refused():
     with pytest.raises(ValueError, match="written in format 9, this reads format 1"):
         unpack(b"\x09" + bytes(20))
+
+
+@pytest.mark.parametrize("reward", [True, 1, np.float32(1.0), np.bool_(True), np.int64(1)])
+def test_a_reward_of_any_kind_of_number_reads_back(reward):
+    verdict = Verdict(reward=reward, parts={"right": reward})
+    said = Trajectory(task_id="t", group_id="g", session_id="s", turns=(), outcome=verdict)
+    (found,) = unpack(pack([said]))
+    assert found.outcome == Verdict(reward=1.0, parts={"right": 1.0})
+    assert type(verdict.reward) is float
