@@ -98,7 +98,7 @@ class Stopped(Exception):
 
     def __init__(self, kind: FailureKind, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
-        self.failure = Failure(kind=kind, where=where, what=what)
+        self.failure = Failure(kind=kind, where=where, what=writable(what))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ async def play(env: Env, policy: Policy, *, clock: Callable[[], float] = time.mo
 class _Attempt:
     def __init__(self, env: Env, policy: Policy) -> None:
         self.env, self.policy = env, policy
-        self.messages = list(env.task.messages)
+        self.messages = [_writable(message) for message in env.task.messages]
         self.turns = 0
         self.where = "start"
 
@@ -195,6 +195,7 @@ def cut(message: Message, most: int) -> Message:
     >>> cut(Message(role="user", content="x" * 100), 50).content
     'xxxxxxxxxxx\\n... 78 bytes left out ...\\nxxxxxxxxxxx'
     """
+    message = _writable(message)
     raw = message.content.encode()
     if len(raw) <= most:
         return message
@@ -205,5 +206,21 @@ def cut(message: Message, most: int) -> Message:
     return replace(message, content=f"{ends[0]}\n... {lost} bytes left out ...\n{ends[1]}")
 
 
+def writable(text: str) -> str:
+    """The text as UTF-8 can say it. Halves of surrogate pairs, which names of files and JSON hold
+    now and then, no tokenizer and no ledger takes.
+
+    >>> writable("caf\\udce9"), writable("café")
+    ('caf?', 'café')
+    """
+    return text.encode(errors="replace").decode()
+
+
+def _writable(message: Message) -> Message:
+    said = writable(message.content)
+    return message if said == message.content else replace(message, content=said)
+
+
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = writable(str(error))
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -79,6 +79,20 @@ def test_what_the_world_says_is_cut_to_the_budget():
     assert answer.endswith("é")
 
 
+HALF = "caf\udce9"  # what os.listdir makes of a name in Latin-1
+
+
+def test_what_no_tokenizer_and_no_ledger_can_write_is_mended():
+    env = Scripted(respond=(Message(role="user", content=HALF),), grade=OSError(HALF))
+    env.task = replace(env.task, messages=(Message(role="user", content=HALF),))
+    episode = run(env)
+    assert {m.content for m in episode.messages if m.role == "user"} == {"caf?"}
+    assert episode.outcome == Failure(kind="grader", where="grade", what="OSError: caf?")
+    for step in (Stopped("world", "disk", HALF), TimeoutError(HALF)):
+        outcome = run(Scripted(respond=step)).outcome
+        assert outcome.what.encode().endswith(b"caf?")
+
+
 @pytest.mark.parametrize(
     ("step", "kind"), [("start", "world"), ("respond", "world"), ("grade", "grader")]
 )
