@@ -36,7 +36,7 @@ from paddock.rollout.atif import atif
 from paddock.rollout.client import AskRefused, EngineLost
 from paddock.rollout.live import Live, Rules, Sent, Sessions, TurnUnderway, begin
 from paddock.rollout.match import MATCHERS
-from paddock.text import MessageError
+from paddock.text import ChatTemplateError, MessageError
 
 PATH = "/sessions/{session}"
 _Talk = TypeVar("_Talk", bound=Talk)
@@ -251,6 +251,8 @@ def explained(error: Exception) -> ApiError:
     """What a client is told of an error, those of engines among them."""
     if isinstance(error, AskRefused):
         error = ApiError(str(error))
+    if isinstance(error, ChatTemplateError):
+        error = ApiError(f"messages: {error}", param="messages")
     if isinstance(error, EngineLost):
         error = ApiError(f"no engine could answer: {error}", status=503, code="engine_failed")
     return dialect.explained(error)

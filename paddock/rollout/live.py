@@ -23,7 +23,7 @@ from paddock.records import Message, Sampling
 from paddock.rollout.client import Ask, Generate, last_delta, turn_seed
 from paddock.rollout.match import LOOSE, Digest, Matcher, digests
 from paddock.rollout.session import PRESERVED, Opening, Past, Session
-from paddock.text import ChatTemplateError, Renderer, Thinking
+from paddock.text import Renderer, Thinking
 from paddock.text.messages import Conversation
 
 LONG = 1 << 14  # characters whose tokens are worth a thread of their own
@@ -240,17 +240,14 @@ async def begin(sessions: Sessions, live: Live, talk: Talk, sent: Sent) -> TurnU
 
 async def _opened(live: Live, talk: Talk, sent: Sent) -> Opening:
     session = live.session
-    try:
-        found = session.found(
-            sent.messages, tools=talk.tools, thinking=talk.reply_thinking, past=sent.past
-        )
-        live.hear(sent, found.past)
-        forced = talk.call_opening(session.renderer.tokenizer)
-        if found.letters > LONG:
-            return await asyncio.to_thread(session.opened, found, forced)
-        return session.opened(found, forced)
-    except ChatTemplateError as error:
-        raise ApiError(f"messages: {error}", param="messages") from None
+    found = session.found(
+        sent.messages, tools=talk.tools, thinking=talk.reply_thinking, past=sent.past
+    )
+    live.hear(sent, found.past)
+    forced = talk.call_opening(session.renderer.tokenizer)
+    if found.letters > LONG:
+        return await asyncio.to_thread(session.opened, found, forced)
+    return session.opened(found, forced)
 
 
 def _refuse(talk: Talk) -> None:

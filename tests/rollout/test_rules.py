@@ -6,8 +6,8 @@ import pytest
 
 from paddock.records import Bias, Grammar, Sampling
 from paddock.rollout.live import Rules
-from paddock.text import Special
-from tests.rollout.agents import AGENTS, ChatAgent
+from paddock.text import FolderRenderer, Special, Template
+from tests.rollout.agents import AGENTS, HTTP, ChatAgent
 from tests.rollout.engines import Chancy, Scripted, completion, tokenizer
 from tests.rollout.talks import ids_of
 from tests.rollout.test_gateway import VARIANTS, exported, gateway, opened
@@ -73,3 +73,13 @@ def test_a_client_that_is_told_thoughts_as_content_goes_on_where_it_was(stream, 
             agent.turn(extra_body={"separate_reasoning": False})
         assert agent.messages[1]["content"] == "<think>hm</think>so"
         assert [len(found["turns"]) for found in exported(url, "s")] == [2]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "messages/count_tokens"])
+def test_what_a_template_will_not_say_is_refused_at_every_door(path):
+    picky = Template("{{ raise_exception('no system here') }}", name="picky")
+    with gateway(Chancy(), FolderRenderer(tokenizer(), picky)) as (url, _):
+        opened(url, "s")
+        body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+        refused = HTTP.post(f"{url}/sessions/s/v1/{path}", json=body)
+    assert refused.status_code == 400 and "no system here" in refused.text
