@@ -58,7 +58,10 @@ def claim(folder: Path, settings: Settings, *, may_change: Collection[str]) -> N
     begun = recipe.is_file() and any((folder / CHECKPOINTS).glob("step-*"))
 
     def learnt(recipe_text: str) -> dict[str, object]:
-        found = tomllib.loads(recipe_text)
+        try:
+            found = tomllib.loads(recipe_text)
+        except tomllib.TOMLDecodeError as error:  # of a machine that died while it was written
+            raise TrainingError(f"{recipe} is damaged: {error}; put it back or remove it") from None
         return {name: value for name, value in found.items() if name not in may_change}
 
     if begun and learnt(recipe.read_text()) != learnt(text):

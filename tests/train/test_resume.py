@@ -15,6 +15,7 @@ from paddock.checkpoint import CheckpointError, load_pretrained
 from paddock.checkpoint.training import checkpoints, load_training, newest_model, prune
 from paddock.config import dump
 from paddock.train import TrainingError, train
+from paddock.train.run import claim
 from tests.train.tiny import network_folder, run_in, settings
 
 STEPS = 8
@@ -94,6 +95,14 @@ def test_a_folder_with_other_settings_is_refused(straight):
     chosen = settings(straight / "born", steps=STEPS + 1)
     with pytest.raises(TrainingError, match="holds a run with other settings"):
         train(run_in(straight / "run", chosen), say=quiet, watch=quiet)
+
+
+def test_a_recipe_that_was_written_by_half_is_named(straight, tmp_path):
+    chosen = settings(straight / "born", steps=STEPS)
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (tmp_path / "recipe.toml").write_text(dump(chosen)[:40].rstrip() + '\nkind = "mu')
+    with pytest.raises(TrainingError, match=r"recipe\.toml is damaged: "):
+        claim(tmp_path, chosen, may_change=())
 
 
 def test_old_checkpoints_are_pruned_by_rule(straight, tmp_path):
