@@ -85,11 +85,7 @@ class Sight:
         try:
             with LedgerView(path) as view:
                 yield view
-        except (
-            sqlite3.Error,
-            zlib.error,
-            UnicodeDecodeError,
-        ) as error:  # of a copy that broke off, say
+        except (sqlite3.Error, zlib.error, UnicodeDecodeError) as error:  # a copy broke off, say
             raise LedgerError(f"{path} is damaged: {error}") from None
 
 

@@ -149,9 +149,7 @@ class RLSettings(Settings):
     replay_experts: Literal["no", "compare", "replay"] = "no"
     keep: KeepSettings = KeepSettings(every=50)
     alerts: AlertSettings = AlertSettings()
-    goal: FiniteFloat | None = (
-        None  # mean reward of `goal_batches` batches at which the run is over
-    )
+    goal: FiniteFloat | None = None  # mean reward of `goal_batches` batches that ends the run
     goal_batches: PositiveInt = 3
 
     @model_validator(mode="after")

@@ -189,13 +189,13 @@ def refuse_impossible(config: ModelConfig, parallel: ParallelSettings) -> None:
 def open_device(machine: MachineSettings) -> torch.device:
     """The device of a run, with as many threads to an operation as it asks for."""
     torch.set_num_threads(machine.threads or CORES)
-    wanted, found = machine.device, torch.accelerator.current_accelerator(check_available=True)
-    here = ("cpu",) if found is None else (found.type, "cpu")
-    if wanted is not None and wanted.partition(":")[0] not in here:
-        raise TrainingError(
-            f"'machine.device' is '{wanted}', but this machine has {' and '.join(here)}"
-        )
-    return pick_device(wanted)
+    try:
+        device = pick_device(machine.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+        why = str(error).splitlines()[0]
+        raise TrainingError(f"'machine.device' '{machine.device}': {why}") from None
+    return device
 
 
 def pick_device(wanted: str | None) -> torch.device:

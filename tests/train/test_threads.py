@@ -19,6 +19,7 @@ def test_a_run_says_how_many_threads_it_takes_and_the_next_one_is_free_again():
         torch.set_num_threads(before)
 
 
-def test_a_device_that_is_not_there_is_refused_by_name():
-    with pytest.raises(TrainingError, match=r"'machine\.device' is 'tpu', but this machine has"):
-        open_device(MachineSettings(device="tpu"))
+@pytest.mark.parametrize("name", ["tpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused_by_name(name):
+    with pytest.raises(TrainingError, match=f"'machine.device' '{name}': [^\n]+$"):
+        open_device(MachineSettings(device=name))
