@@ -96,7 +96,8 @@ class Parser:
         self._thought: list[str] = []  # since the last <think>
         self._thought_tokens = self._reasoning_tokens = 0
         self._content: list[str] = []
-        self._blank = ""  # after a call, until it is known whether more than blanks follow
+        self._after_call = False  # and nothing but blanks has followed it yet
+        self._blank = ""  # those blanks, until it is known whether more follows
         self._calls: list[ToolCall] = []
         self._call = _Call()
         self._state = _State.CONTENT
@@ -196,10 +197,10 @@ class Parser:
                 self._notes.append(f"text between the parts of a call of {call.name!r:.80}")
 
     def _say(self, text: str) -> None:
-        if self._calls and not text.strip():
+        if self._after_call and not text.strip():
             self._blank += text
             return
-        text, self._blank = self._blank + text, ""
+        text, self._blank, self._after_call = self._blank + text, "", False
         self._content.append(text)
         self._events.append(ContentText(text))
 
@@ -290,6 +291,7 @@ class Parser:
         self._calls.append(
             ToolCall(id=self._call_id(index), name=call.name, arguments=call.arguments)
         )
+        self._after_call = True
         self._state = _State.CONTENT
 
     def _json_call(self) -> dict[str, Any]:

@@ -324,6 +324,14 @@ def test_however_tokens_are_cut_the_reply_is_the_same(tokens, prompt, finish, to
     assert made == [(c.id, c.name, dict(c.arguments)) for c in message.tool_calls]
 
 
+def test_blanks_behind_what_follows_a_call_stay_wherever_tokens_are_cut():
+    tokens = ids("<tool_call>now</tool_call>\nDone.\n<tool_call>now</tool_call>\n")
+    for at in range(len(tokens)):
+        parser = Parser(TOKENIZER, tools=SPECS, prompt=SHUT)
+        events = [*parser.feed(tokens[:at]), *parser.feed(tokens[at:]), *parser.finish("stop")]
+        assert parser.parsed.message.content == rebuilt(events)[1] == "\nDone.\n"
+
+
 def schema_of(arguments):
     """A tool of which the schema tells text from the rest."""
     text = {key: {"type": "string"} for key, value in arguments.items() if isinstance(value, str)}
