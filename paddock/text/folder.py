@@ -182,7 +182,10 @@ class FolderRenderer:
         start = 0
         for found in [*self._marker.finditer(text), None]:
             plain = text[start : found.start() if found else None].replace(_GUARD, "")
-            ids += self.tokenizer.encode(plain, specials=False)
+            if start:
+                ids += self.tokenizer.encode_behind(plain)
+            else:
+                ids += self.tokenizer.encode(plain, specials=False)
             if found:
                 ids += self.tokenizer.encode(found[0], specials=True)
                 start = found.end()

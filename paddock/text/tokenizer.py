@@ -146,6 +146,10 @@ class Tokenizer:
         inner = self._inner if specials else self._plain
         return inner.encode(text, add_special_tokens=False).ids
 
+    def encode_behind(self, text: str) -> list[int]:
+        """Without specials, the text as it is encoded behind an added token."""
+        return self._plain_behind.encode(text, add_special_tokens=False).ids
+
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Each text as `encode` without specials would have it, on all cores."""
         return [e.ids for e in self._plain.encode_batch_fast(texts, add_special_tokens=False)]
@@ -170,6 +174,16 @@ class Tokenizer:
             if getattr(self._inner, part) is not None:
                 setattr(plain, part, getattr(self._inner, part))
         return plain
+
+    @cached_property
+    def _plain_behind(self) -> tokenizers.Tokenizer:
+        """The same where no text comes first: with "first", only that one gets a blank."""
+        cut = json.dumps(self._json["pre_tokenizer"])
+        never = cut.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+        if never == cut:
+            return self._plain
+        rules = {**json.loads(self._plain.to_str()), "pre_tokenizer": json.loads(never)}
+        return tokenizers.Tokenizer.from_str(json.dumps(rules))
 
     @cached_property
     def _blank_before_each_run(self) -> bool:

@@ -178,6 +178,20 @@ def test_no_text_can_spell_a_marker(files):
     assert text == ours.template.render(turns, tools=[spec], add_generation_prompt=True)
 
 
+def test_a_marker_that_is_text_changes_no_other_token(tmp_path):
+    """Also where a tokenizer puts a blank before a text that comes first, and only there."""
+    template = "{{ '<s>' }}{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    files = tokenizer_from_gguf(write_gguf(tmp_path / "m.gguf", "llama")).files()
+    ours = renderer(files, template)
+    past = (user("The pony"), reply("ran in the paddock"))
+    quiet = ours.prompt((*past, user("so"))).token_ids
+    start = list(quiet).index(ours.tokenizer.end, quiet.index(ours.tokenizer.end) + 1)
+    loud = ours.prompt((*past, user("</s>"))).token_ids
+    assert loud[: start + 1] == quiet[: start + 1]
+    assert loud.count(ours.tokenizer.end) == quiet.count(ours.tokenizer.end) == 3
+    assert ours.tokenizer.decode(loud[start:]) == "</s></s></s>"
+
+
 def test_a_template_that_forgets_is_refused_with_the_place(files):
     ours = renderer(files, FORGETS)
     thought = (user("a"), reply("b", "Hm."), user("c"), reply("d", "So."))
