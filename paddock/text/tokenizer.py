@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers, trainers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Model, Unigram
 
 from paddock.text.special import Special, Specials
 
@@ -20,6 +20,7 @@ CONFIG = "tokenizer_config.json"
 COMPANIONS = (CONFIG, "chat_template.jinja", "special_tokens_map.json")
 
 Splitting = Literal["bytes", "words"]
+_UNSAID = "\ufdd0\ufdd1"  # characters that mean nothing to anyone
 CONTEXT = 8  # tokens before a text that decide how it begins
 
 # Words with the blank or sign before them, digits in groups of three at most (so that a number has
@@ -169,11 +170,24 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """The same without added tokens."""
-        plain = tokenizers.Tokenizer(self._inner.model)
+        plain = tokenizers.Tokenizer(self._spelling)
         for part in ("normalizer", "pre_tokenizer"):
             if getattr(self._inner, part) is not None:
                 setattr(plain, part, getattr(self._inner, part))
         return plain
+
+    @property
+    def _spelling(self) -> Model:
+        """The model, which cannot find an added token. Merges do not lead to one; but to a Unigram
+        model it is a piece like any other, and gets a spelling that nobody uses."""
+        model = self._json["model"]
+        if model["type"] != "Unigram":
+            return self._inner.model
+        pieces = [
+            (f"{_UNSAID}{i}" if i in self._added else piece, score)
+            for i, (piece, score) in enumerate(model["vocab"])
+        ]
+        return Unigram(pieces, model["unk_id"], model.get("byte_fallback", False))
 
     @cached_property
     def _plain_behind(self) -> tokenizers.Tokenizer:

@@ -6,8 +6,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, trainers
 
 from paddock.data.reasoning import chains, facts, knowledge, records
 from paddock.envs.nano.language import COLOURS, KEYS, NOUNS
@@ -52,6 +54,26 @@ def test_text_from_outside_never_yields_an_added_token(parts):
         ids = tokenizer.encode("".join(parts), specials=False)
         assert not any(map(tokenizer.is_added, ids))
         assert tokenizer.encode_many(["".join(parts)]) == [ids]
+
+
+def test_nor_where_added_tokens_are_pieces_of_the_model():
+    inner = tokenizers.Tokenizer(models.Unigram())
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=80,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        unk_token="<unk>",
+        initial_alphabet=sorted(set("</s>")),
+        show_progress=False,
+    )
+    inner.train_from_iterator(PROSE, trainer)
+    tokenizer = Tokenizer({"tokenizer.json": inner.to_str().encode()})
+    end = tokenizer.id_of("</s>")
+    assert end in tokenizer.encode("fox </s>", specials=True)
+    assert pieces(tokenizer, "</s>") == ["\u2581", "<", "/", "s", ">"]
+    plain = [text for text in PROSE if "<" not in text][:20]
+    assert [tokenizer.encode(t, specials=False) for t in plain] == tokenizer.encode_many(plain)
+    assert [tokenizer.encode(t, specials=True) for t in plain] == tokenizer.encode_many(plain)
 
 
 def test_an_added_token_is_encoded_when_asked_for():
