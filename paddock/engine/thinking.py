@@ -1,6 +1,7 @@
 """How long a reply may think: a budget of reasoning tokens, after which </think> is put there."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Self
 
 from paddock.text import Special, Specials
@@ -9,12 +10,21 @@ from paddock.text import Special, Specials
 class Thinking:
     """Whether a reply is thinking, and how much it has thought.
 
-    Thinking begins with <think>, in the prompt or in the reply, and ends with </think>. A role in
-    the prompt ends whatever was open before it.
+    Thinking begins with <think>, in the prompt or in the reply, and ends with </think> or, since a
+    call is no thought, with <tool_call>. A role in the prompt ends whatever was open before it.
     """
 
-    def __init__(self, open_id: int, close_id: int, *, is_open: bool, budget: int | None) -> None:
+    def __init__(
+        self,
+        open_id: int,
+        close_id: int,
+        *,
+        is_open: bool,
+        budget: int | None,
+        call_id: int | None = None,
+    ) -> None:
         self.open_id, self.close_id, self.budget = open_id, close_id, budget
+        self.call_id = call_id
         self.is_open = is_open
         self.tokens = 0  # of reasoning, in the reply, without the two that mark it
 
@@ -33,12 +43,13 @@ class Thinking:
         open_id, close_id = specials[Special.THINK_OPEN], specials[Special.THINK_CLOSE]
         if is_open is None:
             is_open = _open_at_end(prompt, specials)
-        return cls(open_id, close_id, is_open=is_open, budget=budget)
+        call_id = specials.ids.get(Special.TOOL_CALL_OPEN)
+        return cls(open_id, close_id, is_open=is_open, budget=budget, call_id=call_id)
 
     def push(self, token: int) -> None:
         """The reply goes on with `token`."""
         if self.is_open:
-            self.is_open = token != self.close_id
+            self.is_open = token not in (self.close_id, self.call_id)
             self.tokens += self.is_open
         else:
             self.is_open = token == self.open_id
@@ -52,8 +63,7 @@ class Thinking:
         """Of the rows that follow 0, 1, ... of the drafts, those whose token must be </think>."""
         if self.budget is None:
             return []
-        ahead = Thinking(self.open_id, self.close_id, is_open=self.is_open, budget=self.budget)
-        ahead.tokens = self.tokens
+        ahead = copy(self)
         rows = [0] if ahead.must_close else []
         for row, draft in enumerate(drafts, start=1):
             ahead.push(draft)
@@ -64,7 +74,8 @@ class Thinking:
 
 def _open_at_end(prompt: Sequence[int], specials: Specials) -> bool:
     roles = (Special.SYSTEM, Special.USER, Special.ASSISTANT, Special.OBSERVATION)
-    ends = {specials[token] for token in (*roles, Special.THINK_CLOSE) if token in specials}
+    others = (Special.THINK_CLOSE, Special.TOOL_CALL_OPEN)
+    ends = {specials[token] for token in (*roles, *others) if token in specials}
     for token in reversed(prompt):
         if token == specials[Special.THINK_OPEN]:
             return True

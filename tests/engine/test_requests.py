@@ -116,6 +116,7 @@ OPEN, CLOSE = Special.THINK_OPEN, Special.THINK_CLOSE
         ("<|user|>hi<|assistant|></think>", False),
         ("<|user|>hi<|assistant|><think>hello</think>", False),
         ("<|assistant|><think>hello<|user|>", False),
+        ("<|user|>hi<|assistant|><think>hello<tool_call>hello", False),
         ("hello", False),
     ],
 )
@@ -151,6 +152,24 @@ def test_thinking_the_reply_opens_itself_counts_too():
     thinking = Thinking.after(ids("hello"), specials, budget=2)
     assert thinking.forced_rows([specials[OPEN], 5, 6, 7]) == [3, 4]
     assert thinking.forced_rows([specials[OPEN], 5, specials[CLOSE], 7]) == []
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
+    specials = tokenizer().specials
+    silent = tuple(Bias(specials[mark], -100.0) for mark in (OPEN, CLOSE))
+    sampling = Sampling(temperature=0.0, max_new_tokens=9, thinking_budget=1, logit_bias=silent)
+    prompt = ids("<|user|>hi<|assistant|><think><tool_call>he")
+    with serving(mtp_steps=steps) as engine:
+        answer = engine.answer(Request(token_ids=prompt, sampling=sampling))
+    assert answer.completion.forced == ()
+    assert answer.reasoning_tokens == 0
+    thinking = Thinking.after(ids("<think>"), specials, budget=2)
+    called = [5, specials[Special.TOOL_CALL_OPEN], 6, 7, 8]
+    assert thinking.forced_rows(called) == []
+    for token in called:
+        thinking.push(token)
+    assert (thinking.is_open, thinking.tokens) == (False, 1)
 
 
 # --- log-probabilities ----------------------------------------------------------------------------
