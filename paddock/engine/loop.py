@@ -338,6 +338,9 @@ class Worker:
             if mode == "retract":
                 self.scheduler.retract(sequence)
             sequence.mixed = mode == "in_place"
+        for sequence in self.scheduler.waiting:
+            if not sequence.written:
+                sequence.score_anew()
         self.scheduler.forget()
         with torch.no_grad():
             load(self.network)

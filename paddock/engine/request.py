@@ -183,6 +183,10 @@ class Sequence:
             return None
         return start + len(self.prompt_logprobs)
 
+    def score_anew(self) -> None:
+        """The prompt will be read by other weights: no score of the old ones stays."""
+        self.prompt_logprobs, self.prompt_top, self.prompt_asked = [], [], []
+
     def append(self, token: int, logprob: float, version: int) -> None:
         self.tokens.append(token)
         self.logprobs.append(logprob)

@@ -3,6 +3,7 @@ one version ever answers for another."""
 
 import asyncio
 from functools import cache
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from paddock.engine import Request
 from paddock.records import Sampling
 from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
-from tests.model.networks import born, latent_config
+from tests.model.networks import born, latent_config, tokens
 
 PROMPTS = prompts(6, seed=8)
 
@@ -78,6 +79,30 @@ def test_retracted_requests_go_on_as_if_the_new_weights_had_read_it_all(steps):
         assert sum(after) > 0
         assert sum(answer.retractions for answer in answers) > 0
         assert serving.audit() == []
+
+
+def test_a_prompt_that_is_read_anew_is_scored_anew():
+    """Half of it was read when the weights changed: none of its scores is the old weights'."""
+    prompt = tuple(tokens(60, seed=5).tolist())
+    scored = SimpleQueue()
+
+    def deliver(delta):  # on the engine's thread, between two steps
+        worker = serving._worker
+        reading = [s.computed for s in worker.scheduler.running if s.id == "scored"]
+        if worker.scheduler.version == 0 and reading and 16 <= reading[0] < 50:
+            worker.call(lambda: worker.swap(load_other, 1, "retract"))
+
+    with engine(copy_of(network("sparse")), step_tokens=4) as serving:
+        serving.pause()
+        serving.submit(greedy(PROMPTS[0], 60), deliver, streamed=True)
+        request = greedy(prompt, 1, id="scored", prompt_logprobs_from=0, top_logprobs=1)
+        serving.submit(request, scored.put)
+        serving.resume()
+        answer = scored.get().answer
+    assert answer.retractions == 1
+    got = torch.tensor(answer.prompt_logprobs[1:])
+    torch.testing.assert_close(got, logprobs_of(other(), prompt[:1], prompt[1:]), atol=1e-5, rtol=0)
+    assert len(answer.prompt_top) == len(prompt)
 
 
 @pytest.mark.parametrize("steps", [0, 2])
