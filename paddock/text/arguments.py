@@ -86,7 +86,7 @@ def kinds_of(parameters: JsonObject, key: str) -> frozenset[str]:
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if schema is None:
         schema = parameters.get("additionalProperties")
-    return frozenset(_kinds(schema, parameters, _SCHEMA_LEVELS))
+    return frozenset(_kinds(schema, parameters, _SCHEMA_LEVELS, set()))
 
 
 def typed(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
@@ -141,9 +141,11 @@ def _spelled(text: str, *, literal: bool) -> Any:
         raise ValueError("no literal") from None
 
 
-def _kinds(schema: object, root: JsonObject, levels: int) -> Iterator[str]:
-    if not isinstance(schema, Mapping) or not levels:
+def _kinds(schema: object, root: JsonObject, levels: int, seen: set[int]) -> Iterator[str]:
+    """`seen` are the parts that were looked at: many that refer to each other are no more work."""
+    if not isinstance(schema, Mapping) or not levels or id(schema) in seen:
         return
+    seen.add(id(schema))
     said = schema.get("type")
     if said is not None:
         yield from (kind for kind in _listed(said) if isinstance(kind, str))
@@ -152,8 +154,8 @@ def _kinds(schema: object, root: JsonObject, levels: int) -> Iterator[str]:
     yield from (_KINDS[type(value)] for value in values)
     for key in ("anyOf", "oneOf", "allOf"):
         for option in _listed(schema.get(key, [])):
-            yield from _kinds(option, root, levels - 1)
-    yield from _kinds(_referred(schema.get("$ref"), root), root, levels - 1)
+            yield from _kinds(option, root, levels - 1, seen)
+    yield from _kinds(_referred(schema.get("$ref"), root), root, levels - 1, seen)
 
 
 def _listed(value: object) -> list[Any]:

@@ -111,6 +111,20 @@ def test_types_are_found_wherever_a_schema_hides_them(key, kinds):
     assert kinds_of(SCHEMA, key) == kinds
 
 
+def test_a_schema_that_refers_to_itself_many_times_is_looked_at_once():
+    class Watched(dict):
+        looks = 0
+
+        def get(self, *key):
+            Watched.looks += 1
+            return super().get(*key)
+
+    knot = Watched(anyOf=[{"$ref": "#/$defs/Knot"}] * 3 + [{"type": "string"}])
+    schema = {"properties": {"x": {"$ref": "#/$defs/Knot"}}, "$defs": {"Knot": knot}}
+    assert kinds_of(schema, "x") == {"string"}
+    assert Watched.looks < 10
+
+
 def test_other_arguments_may_have_a_type_too():
     assert kinds_of({"additionalProperties": {"type": "string"}}, "x") == {"string"}
     assert kinds_of({"properties": 3, "additionalProperties": True}, "x") == set()
