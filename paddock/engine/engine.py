@@ -74,14 +74,14 @@ class Engine(Asking):
 
     def answers(self, requests: Iterable[Request]) -> list[Answer]:
         """Many at once, in the order they were asked. Blocks."""
-        inboxes: dict[str, SimpleQueue[Delta | EngineFailed]] = {}
+        asked: list[tuple[str, SimpleQueue[Delta | EngineFailed]]] = []  # an id may come again
         try:
             for request in requests:
                 inbox: SimpleQueue[Delta | EngineFailed] = SimpleQueue()
-                inboxes[self.submit(request, inbox.put)] = inbox
-            return [_whole(inbox.get()) for inbox in inboxes.values()]
+                asked.append((self.submit(request, inbox.put), inbox))
+            return [_whole(inbox.get()) for _, inbox in asked]
         except BaseException:
-            for name in inboxes:
+            for name, _ in asked:
                 self.abort(name)
             raise
 

@@ -334,6 +334,19 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
         assert engine_.answer(greedy((1,), 2, id="x")).id == "x"
 
 
+def test_an_id_that_was_free_again_has_two_answers():
+    with engine(network("sparse")) as engine_:
+
+        def asked():
+            yield greedy((1,), 2, id="x")
+            while engine_._ids:  # until the first is answered
+                engine_.stats()
+            yield greedy((1, 2), 3, id="x")
+
+        lengths = [len(answer.completion.token_ids) for answer in engine_.answers(asked())]
+    assert lengths == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("config", "settings", "why"),
     [
