@@ -230,10 +230,11 @@ class Detokenizer:
         self, tokenizer: Tokenizer, *, skip_special: bool = False, behind: Sequence[int] = ()
     ) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special
-        self._context = list(behind[-CONTEXT:])  # said; a decoder may look at the token before
-        # Half a character: nothing is behind it.
-        if self._context and self._decode(self._context).endswith("\ufffd"):
-            self._context = []
+        # Said; a decoder may look at the token before. One that begins within a character, of at
+        # most four tokens, may be all U+FFFD. If it ends within one, nothing is behind it.
+        starts = (list(behind[-CONTEXT - more :]) for more in range(4))
+        whole = (tokens for tokens in starts if not self._decode(tokens).endswith("\ufffd"))
+        self._context = next(whole, [])
         self._pending: list[int] = []
         self._said = 0  # characters of the pending tokens
 

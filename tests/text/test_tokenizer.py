@@ -154,6 +154,14 @@ def test_text_behind_other_text_keeps_its_blank():
     assert growing.push(last) + growing.flush() == " four" != words.decode([last])
 
 
+@pytest.mark.parametrize("character", ["\u00e9", "\u6f22", "\U0001f98c"])
+def test_text_behind_characters_of_many_tokens_keeps_its_blank(character):
+    words = train(["one two three four"] * 9, vocab=700, splitting="words")
+    *before, last = words.encode(character * 9 + " four", specials=False)
+    growing = Detokenizer(words, behind=before)
+    assert growing.push(last) + growing.flush() == " four"
+
+
 def test_text_behind_half_a_character_begins_anew():
     tokenizer = byte_tokenizer()
     half, *_ = tokenizer.encode("\U0001f98c", specials=False)
