@@ -256,7 +256,9 @@ class Engine(Asking):
                 is_open=request.thinking_open,
             )
             if sampling.stop_texts:
-                sequence.stop_texts = StopTexts(sampling.stop_texts, self.tokenizer)
+                sequence.stop_texts = StopTexts(
+                    sampling.stop_texts, self.tokenizer, prompt=request.token_ids
+                )
             if sampling.grammar is not None:
                 if self._grammars is None:
                     self._grammars = Grammars(self.tokenizer, self.config.vocab)

@@ -11,9 +11,11 @@ class StopTexts:
     The reply is not trimmed: whoever shows it knows best what to cut away.
     """
 
-    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, texts: Sequence[str], tokenizer: Tokenizer, *, prompt: Sequence[int] = ()
+    ) -> None:
         self.texts = tuple(texts)
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, behind=prompt)  # its first blank counts
         self._longest = max(map(len, texts))
         self._tail = ""  # the last of what was read, in which a text may have begun
 

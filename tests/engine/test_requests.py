@@ -89,6 +89,16 @@ def test_stop_texts_are_found_across_tokens():
     assert "o wor" not in tokenizer().decode(tokens[: found.index("o wor")])
 
 
+def test_a_stop_text_may_begin_with_the_blank_that_a_reply_begins_with():
+    words = train(["one two three four"] * 9, vocab=300, splitting="words")
+    prompt, (four,) = words.encode("one two", specials=False), words.encode("four", specials=False)
+    only = (Bias(four, 100.0),)
+    sampling = Sampling(temperature=0.0, max_new_tokens=3, stop_texts=(" four",), logit_bias=only)
+    with engine(speaker(), words) as engine_:
+        answer = engine_.answer(Request(token_ids=tuple(prompt), sampling=sampling))
+    assert (answer.completion.token_ids, answer.matched) == ((four,), " four")
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_stop_text_ends_the_reply(steps):
     prompt = ids("hello")
