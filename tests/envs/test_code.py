@@ -1,3 +1,4 @@
+import asyncio
 import gzip
 import json
 
@@ -6,7 +7,8 @@ import pytest
 from paddock.envs import WorldError, open_world, scripted
 from paddock.envs.answers import code
 from paddock.envs.code.generate import source
-from paddock.envs.code.grade import HiddenTests
+from paddock.envs.code.grade import HiddenTests, by_tests
+from paddock.envs.problems import Problem
 from paddock.envs.rows import RowError
 from paddock.envs.sandbox import SandboxError, SandboxSettings, chosen
 from paddock.records import Failure, Message, ToolCall
@@ -102,6 +104,14 @@ CHEATS = {
         "import __main__, builtins\n__main__.same = builtins.all = lambda *rest: True\n"
         "def {name}(x): return [1]"
     ),
+    "replaces what runs the tests": (
+        "import builtins\nempty = compile('', '', 'exec')\n"
+        "builtins.compile, builtins.exec = lambda *rest: empty, lambda *rest: None"
+    ),
+    "replaces what reports": (
+        "import __main__, json\njson.dumps = lambda *rest, **more: '[]'\n"
+        "__main__._tried = __main__._run = lambda *rest: ''"
+    ),
     "breaks": "def {name}(x): return x[",
     "another name": "def other(x): return x",
 }
@@ -125,6 +135,25 @@ def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
     (found,) = outcomes(world, [world.task(0)], lambda task: world.saying("while True: pass"))
     assert found.reward == 0
     assert found.note == "correct: over 1 s"
+
+
+@boxed
+def test_a_function_cannot_replace_the_judge_of_the_next_test():
+    world = open_world("code", {"level": 3, "partly": True})
+    task = world.task(0)
+    name = HiddenTests.of(world.problem(task)).checks[0].split("(")[1]
+    answer = f"def {name}(x):\n    globals()['same'] = lambda *rest: True"
+    assert rewards(world, [task], lambda t: world.saying(answer)) == [0.0]
+
+
+@boxed
+def test_many_long_complaints_are_a_bad_answer_and_not_a_broken_grader():
+    check = by_tests(SandboxSettings(), seconds=20, warm=0)
+    tests = HiddenTests(checks=("f()",) * 300)
+    problem = Problem(question="", answer="", hidden=tests.text())
+    score = asyncio.run(check("raise ValueError('\u00e9' * 299)", problem))
+    assert score.value == 0
+    assert score.note.startswith("300 of 300 failed: ValueError: ")
 
 
 @boxed

@@ -55,7 +55,7 @@ def by_tests(
 
     async def check(answer: str, problem: Problem) -> Score:
         tests = HiddenTests.of(problem)
-        # The program does not know this word, so it cannot say it before the tests have run.
+        # The program is not told this word, so it cannot say it before the tests have run.
         word = secrets.token_hex(16)
         work = {"word": word, "program": tests.program(answer), "checks": tests.checks}
         async with pool.box() as box:
@@ -75,9 +75,8 @@ def _passed(output: str, word: str, count: int) -> tuple[int, str]:
     _, found, report = output.rpartition(word)
     if not found:
         return 0, "the program ended before its tests did"
-    complaints = json.loads(report.splitlines()[0])
-    failed = [text for text in complaints if text]
-    return count - len(failed), f"{len(failed)} of {count} failed: {failed[0]}" if failed else ""
+    failed, _, first = report.splitlines()[0].partition(" ")
+    return count - int(failed), f"{failed} of {count} failed: {first}" if int(failed) else ""
 
 
 @cache
