@@ -14,7 +14,7 @@ FormName = Literal["boxed", "number", "tag", "line", "whole", "code"]
 
 # A brace behind a backslash is a character of the answer: \{1, 2\} is a set.
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
-_NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?")
+_NUMBER = re.compile(r"[-\u2212]?\$?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:\s*/\s*\d+)?")
 _MARKED = re.compile(r"####\s*(\S[^\n]*)")
 
 
@@ -110,7 +110,8 @@ FORMS: dict[FormName, Form] = {
     "whole": Form("", lambda text: text.strip() or None, lambda a: a),
 }
 
-_FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\s*\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_MIXED = re.compile(r"([-+]?)\s*(\d+)\s+(\d+)\s*/\s*(\d+)")
 _VALUE = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
 _LONGEST = 200  # characters; nothing plainly numeric is longer, and huge numbers cost time
 
@@ -120,14 +121,20 @@ def value(text: str) -> Fraction | None:
 
     >>> [value(said) for said in ("1,234", "$0.50", r"-\frac{1}{2}", "6/4.", "x + 1", "1/0")]
     [Fraction(1234, 1), Fraction(1, 2), Fraction(-1, 2), Fraction(3, 2), None, None]
+    >>> value("-1 3/4") == value(r"-1\frac{3}{4}") == Fraction(-7, 4)
+    True
     """
     if len(text) > _LONGEST:
         return None
     text = text.strip().strip("$").replace("\\$", "").replace("\\!", "").replace("\\%", "%")
+    text = text.replace("\u2212", "-")  # the minus sign that is not a hyphen
     if re.fullmatch(r"[-+]?\$?\d{1,3}(,\d{3})+(\.\d+)?%?\.?", text):
         text = text.replace(",", "")
-    text = _FRACTION.sub(r"\1\2/\3", re.sub(r"\s+", "", text)).replace("$", "")
-    text = text.rstrip(".").removesuffix("%")
+    text = _FRACTION.sub(r" \1/\2", text).replace("$", "").rstrip(". ").removesuffix("%").strip()
+    if mixed := _MIXED.fullmatch(text):  # before spaces go: 1 3/4 is not 13/4
+        sign, whole, above, below = mixed.groups()
+        text = f"{sign}{int(whole) * int(below) + int(above)}/{below}"
+    text = re.sub(r"\s+", "", text)
     if not _VALUE.fullmatch(text):
         return None
     above, _, below = text.partition("/")
