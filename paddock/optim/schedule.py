@@ -7,7 +7,7 @@ reached its end stays there.
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from math import cos, pi
+from math import cos, isclose, pi
 from typing import Protocol
 
 
@@ -99,10 +99,14 @@ class Stairs:
 
 
 def _share(x: float, start: float, end: float) -> float:
-    """How much of the way from start to end lies behind x; a way of no length does."""
-    return min(max((x - start) / (end - start), 0.0), 1.0) if start < end else 1.0
+    """How much of the way from start to end lies behind x; one of no length does once x is there.
+
+    >>> [_share(x, 5, 5) for x in (4, 5)]
+    [0.0, 1.0]
+    """
+    return min(max((x - start) / (end - start), 0.0), 1.0) if start < end else float(x >= end)
 
 
 def _check_order(start: float, end: float) -> None:
-    if start > end:
+    if start > end and not isclose(start, end):  # shares of a run that add up to it, rounded
         raise ValueError(f"the descent would begin at {start}, after its end at {end}")

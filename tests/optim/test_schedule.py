@@ -40,6 +40,21 @@ def test_flat_then_linear():
     assert {x: schedule.at(x) for x in points} == pytest.approx(points)
 
 
+def test_flat_to_the_end_is_flat_until_the_end():
+    schedule = Linear(warmup=2, flat=8, end=10, final=0.2)
+    assert [schedule.at(x) for x in (1, 2, 9, 10)] == pytest.approx([0.5, 1, 1, 0.2])
+    assert [Cosine(warmup=10, end=10, final=0.2).at(x) for x in (5, 10)] == pytest.approx(
+        [0.5, 0.2]
+    )
+
+
+def test_shares_that_add_up_to_a_run_do_so_whatever_its_length():
+    for steps in range(1, 200):
+        schedule = Linear(warmup=0.1 * steps, flat=0.9 * steps, end=steps, final=0.2)
+        assert schedule.at(0.5 * steps) == 1.0
+        assert schedule.at(steps) == pytest.approx(0.2)
+
+
 def test_a_cosine_is_halfway_down_halfway_along():
     assert Cosine(warmup=20, end=100, final=0.2).at(60) == pytest.approx(0.6)
 
