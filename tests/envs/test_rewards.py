@@ -17,7 +17,7 @@ from paddock.envs.rewards import (
     read_anchors,
     verdict,
 )
-from paddock.envs.rewards.rules import json_like
+from paddock.envs.rewards.rules import json_like, overlap
 from paddock.envs.rows import RowError
 from paddock.records import Failure, Message, Verdict
 from tests.envs.judges import graded, serving
@@ -73,6 +73,7 @@ def test_two_parts_of_one_name_are_refused():
         ({"kind": "json", "like": {"required": ["a"]}}, '```json\n{"a": 1}\n```', 1),
         ({"kind": "json", "like": {"required": ["a"]}}, '{"b": 1}', 0),
         ({"kind": "json"}, "[", 0),
+        ({"kind": "json"}, "[" * 100_000, 0),
     ],
 )
 def test_rules_score_a_reply_in_a_world(tmp_path, rule, said, value):
@@ -298,3 +299,8 @@ def test_an_outcome_model_without_a_number_is_a_failure(tmp_path, reply, said):
     assert isinstance(found, Failure)
     assert (found.kind, found.where) == ("grader", "outcome model")
     assert said in found.what
+
+
+def test_the_words_of_long_texts_are_compared_in_linear_time():
+    numbers = " ".join(map(str, range(200_000)))
+    assert overlap(numbers, numbers) == 1.0  # were it quadratic: after half an hour

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def overlap(text: str, reference: str) -> float:
     0.6666666666666666
     """
     said, right = (re.findall(r"\w+", side.lower()) for side in (text, reference))
-    shared = sum(min(said.count(word), right.count(word)) for word in set(said))
+    shared = (Counter(said) & Counter(right)).total()
     return 2 * shared / (len(said) + len(right)) if shared else 0.0
 
 
@@ -57,7 +58,10 @@ def length(text: str, *, full: int, none: int) -> float:
 def json_in(text: str) -> Any:
     """The JSON that a text is, or that its last fence holds. ValueError: there is none."""
     fenced = _FENCE.findall(text)
-    return json.loads(fenced[-1] if fenced else text)
+    try:
+        return json.loads(fenced[-1] if fenced else text)
+    except RecursionError:  # thousands of brackets; a model that repeats itself says such things
+        raise ValueError("nested too deeply") from None
 
 
 def json_like(text: str, schema: dict[str, Any]) -> float:
