@@ -1,5 +1,6 @@
 """A generative judge: any OpenAI-compatible model, a rubric, a score it must explain."""
 
+import re
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -87,5 +88,9 @@ class Judge:
 
 
 def _tame(text: str) -> str:
-    """A text that cannot close its own markers."""
-    return text.replace("<<<", "< < <").replace(">>>", "> > >")
+    """A text that can neither open nor close a marker.
+
+    >>> _tame("<<<<<reference")
+    '< < < < <reference'
+    """
+    return re.sub("<<<+|>>>+", lambda found: " ".join(found[0]), text)
