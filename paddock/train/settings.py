@@ -45,6 +45,14 @@ class OptimSettings(Settings):
     flat: Share = 0.0  # of the steps, before a linear schedule descends
     final: Share = 0.2  # of the peak, at the end
 
+    @model_validator(mode="after")
+    def _fits_the_run(self) -> Self:
+        if self.schedule == "linear" and self.warmup + self.flat > 1 + 1e-9:
+            raise ValueError(
+                f"'warmup' {self.warmup:g} and 'flat' {self.flat:g} are more than the whole run"
+            )
+        return self
+
 
 class LossSettings(Settings):
     mtp: Weight = 0.3

@@ -9,6 +9,7 @@ from paddock.model import Network, preset
 from paddock.train import TrainSettings
 from paddock.train.plan import gathered, plan, rank_tokens
 from paddock.train.run import start_config
+from paddock.train.settings import OptimSettings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -71,3 +72,9 @@ def test_a_folder_that_exists_is_read_and_not_guessed(tmp_path: Path) -> None:
 def test_like_needs_a_folder() -> None:
     with pytest.raises(ValueError, match="there is none"):
         settings("nano/pretrain.toml", "start.like=nano")
+
+
+def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_made() -> None:
+    with pytest.raises(ValueError, match=r"'warmup' 0\.5 and 'flat' 0\.9 are more than"):
+        OptimSettings(schedule="linear", warmup=0.5, flat=0.9)
+    assert OptimSettings(schedule="linear", warmup=0.1, flat=0.9).flat == 0.9
