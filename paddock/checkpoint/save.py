@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -62,7 +63,7 @@ def save_pretrained(
         for name, content in further.items():
             (fresh / name).write_bytes(content)
         _keep_what_else_is_there(target, fresh)
-        _flush(fresh)
+        flush(fresh)
         _replace(target, fresh)
         _flush_one(target.parent)
 
@@ -143,7 +144,7 @@ def _write(network: Network, folder: Path, dtype: torch.dtype | None, shard_byte
         tensors = {name: part.to("cpu", stored).clone() for name, part, stored in shard}
         for name, tensor in tensors.items():
             refuse_non_finite(tensor, name, "the network")
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        write_tensors(tensors, folder / file)
         total += sum(tensor.nbytes for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
@@ -151,6 +152,14 @@ def _write(network: Network, folder: Path, dtype: torch.dtype | None, shard_byte
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     config["dtype"] = str(dtype or network.embed.weight.dtype).removeprefix("torch.")
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """A safetensors file. Of a full disk the library says neither where nor by an OSError."""
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise CheckpointError(f"{file}: cannot be written: {error}") from None
 
 
 # A released name, the part of our tensor it is, and the dtype it is stored in.
@@ -191,7 +200,8 @@ def _keep_what_else_is_there(target: Path, fresh: Path) -> None:
             shutil.copy2(path, fresh / path.name, follow_symlinks=False)
 
 
-def _flush(folder: Path) -> None:
+def flush(folder: Path) -> None:
+    """Everything in it is on the disk, not only on its way there."""
     for path in (*folder.rglob("*"), folder):
         if not path.is_symlink():
             _flush_one(path)

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from paddock.checkpoint.folder import CheckpointError, read_json
 from paddock.checkpoint.load import load_pretrained
-from paddock.checkpoint.save import save_pretrained
+from paddock.checkpoint.save import flush, save_pretrained, write_tensors
 from paddock.model import Network
 
 MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
@@ -50,13 +50,15 @@ def save_training(
     fresh.mkdir(parents=True)
     try:
         save_pretrained(network, fresh / MODEL, beside=beside or {})
-        save_file(dict(optimizer), fresh / OPTIMIZER)
+        write_tensors(dict(optimizer), fresh / OPTIMIZER)
         (fresh / STATE).write_text(json.dumps({"step": step, **facts}))
+        flush(fresh)  # a name that outlives a power cut must not outlive what it names
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
-    except BaseException:
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be written: {error}") from None
+    finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        raise
     return target
 
 

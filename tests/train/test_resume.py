@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,13 @@ import pytest
 import torch
 
 from paddock.checkpoint import CheckpointError, load_pretrained
-from paddock.checkpoint.training import checkpoints, load_training, newest_model, prune
+from paddock.checkpoint.training import (
+    checkpoints,
+    load_training,
+    newest_model,
+    prune,
+    save_training,
+)
 from paddock.config import dump
 from paddock.train import TrainingError, train
 from paddock.train.run import claim
@@ -131,3 +138,30 @@ def test_a_truncated_optimizer_state_is_refused_by_name(straight, tmp_path):
     state.write_bytes(state.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
         load_training(newest)
+
+
+@pytest.mark.parametrize("most", [100, 300_000, 400_000])  # bytes of a file: model, optimizer, state
+def test_a_full_disk_is_said_and_leaves_what_was_there(straight, tmp_path, most):
+    state = load_training(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
+    save_training(tmp_path, 1, state.network, state.optimizer, facts={})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"step-00000002.*: cannot be written: .*large"):
+            save_training(tmp_path, 2, state.network, state.optimizer, facts={"x": "y" * 10**6})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(straight, tmp_path, monkeypatch):
+    state = load_training(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
+    flushed, fsync = set(), os.fsync
+
+    def seen(handle):
+        flushed.add(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    target = save_training(tmp_path, 1, state.network, state.optimizer, facts={})
+    assert {path.name for path in target.rglob("*") if path.is_file()} <= flushed
