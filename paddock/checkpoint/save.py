@@ -160,6 +160,7 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise CheckpointError(f"{file}: cannot be written: {error}") from None
+    file.chmod(0o644)  # the library makes private files; a checkpoint's are ordinary ones
 
 
 # A released name, the part of our tensor it is, and the dtype it is stored in.

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from paddock.checkpoint.folder import CONFIG, INDEX, SHARD, TensorFolder, read_json
+from paddock.checkpoint.save import write_tensors
 from paddock.quant.stream import Batch, Streams
 from paddock.quant.w4a8 import QuantError
 
@@ -83,7 +83,7 @@ class Workshop:
     def write_shard(self, number: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         file = self.folder / self.shards[number - 1]
         draft = file.with_suffix(".partial")
-        save_file(dict(tensors), draft, metadata={"format": "pt"})
+        write_tensors(dict(tensors), draft)
         os.replace(draft, file)
 
     def opened(self) -> TensorFolder:
