@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ def rows(path: str | Path) -> Iterator[Row]:
     try:
         raw = file.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise RowError(f"cannot read {file}: {error}") from None
     if text.lstrip().startswith("["):
         for place, entry in enumerate(_json(str(file), text), start=1):
@@ -58,7 +59,7 @@ def rows(path: str | Path) -> Iterator[Row]:
 def _json(where: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RowError(f"{where}: not JSON: {error}") from None
 
 

@@ -20,6 +20,7 @@ def test_lines_lists_and_gzip_are_all_rows(tmp_path):
     ("text", "said"),
     [
         ('{"a": "x"}\n{oops', r"a.jsonl:2: not JSON"),
+        ("[" * 100_000, r"a.jsonl: not JSON"),
         ('{"a": "x"}\n3', r"a.jsonl:2: not an object"),
         ('{"b": "x"}', r"a.jsonl:1: 'a' or 'c' is missing"),
         ('{"a": 3}', r"a.jsonl:1: 'a' is 3, not text"),
@@ -35,9 +36,11 @@ def test_a_wrong_row_is_named_with_its_place(tmp_path, text, said):
 def test_a_missing_file_and_a_broken_archive_are_told(tmp_path):
     with pytest.raises(RowError, match="cannot read"):
         list(rows(tmp_path / "none"))
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"{}")[:-9])
-    with pytest.raises(RowError, match="cannot read"):
-        list(rows(tmp_path / "a.gz"))
+    packed = gzip.compress(b"{}")
+    for broken in (packed[:-9], bytes([*packed[:10], packed[10] ^ 0xFF, *packed[11:]])):
+        (tmp_path / "a.gz").write_bytes(broken)
+        with pytest.raises(RowError, match="cannot read"):
+            list(rows(tmp_path / "a.gz"))
 
 
 def test_a_list_of_texts_is_checked(tmp_path):
