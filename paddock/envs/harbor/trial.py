@@ -206,6 +206,7 @@ class Trial:
             try:
                 for folder in step.tests:
                     await place.box.put(folder, TESTS)
+                return
             except SandboxError as error:
                 if attempt:
                     raise _sandbox_failed("verify", str(error), "AddTestsDirError") from error

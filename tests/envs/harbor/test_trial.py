@@ -89,6 +89,23 @@ def test_stale_rewards_and_stale_tests_do_not_count(backend, tmp_path):
     assert tried(simple(tmp_path / "a"), doing(cheat)) == {"reward": 0.0}
 
 
+@bwrap
+def test_tests_are_uploaded_once(backend, tmp_path):
+    targets = []
+
+    async def work(place):
+        put = place.box.put
+
+        async def counted(source, target):
+            targets.append(target)
+            await put(source, target)
+
+        place.box.put = counted
+
+    tried(simple(tmp_path / "a"), work)
+    assert targets == ["/tests"]
+
+
 FAULTS = {
     "RewardFileNotFoundError": "#!/bin/bash\necho nothing to see\n",
     "RewardFileEmptyError": "#!/bin/bash\n: > /logs/verifier/reward.txt\n",
