@@ -60,7 +60,8 @@ class PythonSession:
 
     async def _started(self) -> Process:
         if self._interpreter is None:
-            argv = [*self.python, "-c", INSIDE.read_text()]
+            most = self.box.settings.limits.output_bytes // 2 - LENGTH.size  # see runner: `room`
+            argv = [*self.python, "-c", INSIDE.read_text(), str(most)]
             self._interpreter = await self.box.spawn(argv, env=self.env)
             self._heard = b""
         return self._interpreter

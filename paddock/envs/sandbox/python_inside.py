@@ -1,8 +1,9 @@
 """A program of its own: the interpreter of a `PythonSession`, inside the sandbox.
 
 It reads a length and a piece of code, runs it in the namespace of the pieces before, and answers on
-what was stderr: a length and the traceback, empty if there was none. All that the code prints, also
-by programs it starts, goes to stdout. Standard library only.
+what was stderr: a length and the traceback, empty if there was none. Its argument is how many bytes
+of an answer come through. All that the code prints, also by programs it starts, goes to stdout.
+Standard library only.
 """
 
 import ast
@@ -45,6 +46,15 @@ def run(source: str, name: str, names: dict[str, object]) -> str:
     return ""
 
 
+def fitting(error: bytes, most: int) -> bytes:
+    """An answer that comes through whole: of a longer one the beginning and the end."""
+    if len(error) <= most:
+        return error
+    gap = b"\n... cut ...\n"
+    half = (most - len(gap)) // 2
+    return error[:half] + gap + error[-half:]
+
+
 def exactly(read: Callable[[int], bytes], size: int) -> bytes | None:
     data = b""
     while len(data) < size:
@@ -55,7 +65,7 @@ def exactly(read: Callable[[int], bytes], size: int) -> bytes | None:
     return data
 
 
-def main() -> None:
+def main(most: int) -> None:
     asked, answers = os.dup(0), os.dup(2)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -71,14 +81,15 @@ def main() -> None:
         if source is None:
             return
         count += 1
-        error = run(source.decode(), NAME.format(count), names).encode()
+        error = run(source.decode(), NAME.format(count), names).encode(errors="backslashreplace")
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+        error = fitting(error, most)
         reply = LENGTH.pack(len(error)) + error
         while reply:
             reply = reply[os.write(answers, reply) :]
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv.pop()))  # what runs here has no arguments

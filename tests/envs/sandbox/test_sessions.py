@@ -28,6 +28,25 @@ def test_python_stays(backend):
     assert "SyntaxError" in syntax.error
 
 
+@both
+def test_a_long_error_is_cut_and_ends_no_interpreter(backend):
+    async def work(box):
+        session = PythonSession(box)
+        pieces = [
+            "x = 7",
+            "raise ValueError('a' * 100_000)",
+            "raise ValueError('\\ud800')",
+            "import sys; x, sys.argv",
+        ]
+        return [await session.run(piece, 10) for piece in pieces]
+
+    _, long, odd, after = in_box(work, backend=backend)
+    assert long.error.startswith("Traceback")
+    assert "\n... cut ...\n" in long.error
+    assert odd.error.endswith("ValueError: \\ud800\n")
+    assert after.output == "(7, ['-c'])\n"
+
+
 @only_bwrap
 def test_python_that_hangs_ends_or_floods_is_told(backend):
     async def work(box):
