@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 RUN_S = 20
+MOST_BYTES = 1 << 22  # of what is read; no puzzle asks for so much
 
 
 def text(path: str, value: Any) -> bool:
@@ -51,6 +52,8 @@ def archive(path: str, value: Any) -> bool:
     """The archive holds exactly these files with these texts; folders do not count."""
     with tarfile.open(path) as packed:
         files = [entry for entry in packed.getmembers() if entry.isfile()]
+        if sum(entry.size for entry in files) > MOST_BYTES:  # packed, they may have been few
+            return False
         found = {os.path.normpath(f.name): packed.extractfile(f).read().decode() for f in files}  # type: ignore[union-attr]
     return found == value
 
@@ -89,7 +92,7 @@ def _read(path: str) -> str:
     if not os.path.isfile(path):
         raise FileNotFoundError(path)
     with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(1 << 22)
+        return file.read(MOST_BYTES)
 
 
 def _trimmed(whole: str) -> list[str]:
@@ -106,7 +109,7 @@ def holds(expect: dict[str, Any]) -> bool:
     """What the player left may be anything: whatever it makes go wrong, it does not hold."""
     try:
         return HOW[expect["how"]](expect["path"], expect["value"])
-    except (OSError, ValueError, subprocess.SubprocessError, tarfile.TarError, KeyError, EOFError):
+    except Exception:  # also what tar's helpers raise of damaged data, each its own kind
         return False
 
 

@@ -1,0 +1,32 @@
+import io
+import tarfile
+import tracemalloc
+
+from paddock.envs.terminal.check_inside import holds
+
+
+def packed(path, mode, text):
+    with tarfile.open(path, mode) as archive:
+        entry = tarfile.TarInfo("a.txt")
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text))
+    return {"how": "archive", "path": str(path), "value": {"a.txt": text.decode()}}
+
+
+def test_an_archive_that_was_damaged_does_not_hold(tmp_path):
+    expect = packed(tmp_path / "a.tar.xz", "w:xz", b"".join(b"%d," % n for n in range(100_000)))
+    assert holds(expect)
+    data = bytearray((tmp_path / "a.tar.xz").read_bytes())
+    data[1000] ^= 0xFF
+    (tmp_path / "a.tar.xz").write_bytes(data)
+    assert not holds(expect)
+
+
+def test_an_archive_of_too_much_is_not_read(tmp_path):
+    expect = packed(tmp_path / "a.tar.gz", "w:gz", bytes(1 << 26)) | {"value": {"a.txt": ""}}
+    tracemalloc.start()
+    try:
+        assert not holds(expect)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
