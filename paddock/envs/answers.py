@@ -12,17 +12,22 @@ from typing import Literal
 
 FormName = Literal["boxed", "number", "tag", "line", "whole", "code"]
 
-# A brace behind a backslash is a character of the answer: \{1, 2\} is a set.
-_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
+# A brace behind a backslash is a character of the answer: \{1, 2\} is a set. Behind two it is none:
+# they end a row of a matrix.
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!(?<!\\)\\)[{}]")
+_BARE = re.compile(r"\\(?:boxed|fbox)\s+([-+]?\d[\d.,/]*)")  # as a few solutions of MATH have it
 _NUMBER = re.compile(r"[-\u2212]?\$?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:\s*/\s*\d+)?")
 _MARKED = re.compile(r"####\s*(\S[^\n]*)")
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last box whose braces balance.
+    r"""What stands in the last box whose braces balance; where there is none, the number in the
+    last box without any.
 
     >>> boxed(r"first \boxed{1}, so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
+    >>> boxed(r"the answer is $\boxed 2$.")
+    '2'
     >>> boxed(r"\boxed{1} and \boxed{never closed")
     '1'
     """
@@ -33,7 +38,10 @@ def boxed(text: str) -> str | None:
             open_braces.append(match.end() if match[0].startswith("\\") else None)
         elif open_braces and (start := open_braces.pop()) is not None and start > begin:
             begin, end = start, match.start()
-    return text[begin:end].strip() if end >= 0 else None
+    if end >= 0:
+        return text[begin:end].strip()
+    bare = _BARE.findall(text)
+    return bare[-1].rstrip(".,/") if bare else None
 
 
 def tagged(text: str) -> str | None:

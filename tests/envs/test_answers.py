@@ -14,6 +14,12 @@ from paddock.envs.answers import FORMS, boxed, last_line, last_number, number, s
         (r"\boxed{1} \boxed{2", "1"),
         (r"} \boxed{3} }", "3"),
         (r"\boxed{}", ""),
+        (r"\boxed{\begin{pmatrix}1\\{2}\end{pmatrix}}", r"\begin{pmatrix}1\\{2}\end{pmatrix}"),
+        (r"\boxed{\cases{1\\2\\}}", r"\cases{1\\2\\}"),
+        (r"so $x = \boxed 2$, not 3.", "2"),
+        (r"\boxed -1,234.5.", "-1,234.5"),
+        (r"\boxed 1 or \boxed{2}", "2"),
+        (r"Put it in \boxed on the last line", None),
         ("no box {1}", None),
     ],
 )
