@@ -156,11 +156,13 @@ def _write(network: Network, folder: Path, dtype: torch.dtype | None, shard_byte
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     """A safetensors file. Of a full disk the library says neither where nor by an OSError."""
+    file.touch()
+    mode = file.stat().st_mode  # as its owner wants files to be; the library makes private ones
     try:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise CheckpointError(f"{file}: cannot be written: {error}") from None
-    file.chmod(0o644)  # the library makes private files; a checkpoint's are ordinary ones
+    file.chmod(mode)
 
 
 # A released name, the part of our tensor it is, and the dtype it is stored in.

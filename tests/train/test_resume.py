@@ -140,9 +140,7 @@ def test_a_truncated_optimizer_state_is_refused_by_name(straight, tmp_path):
         load_training(newest)
 
 
-@pytest.mark.parametrize(
-    "most", [100, 300_000, 400_000]
-)  # bytes of a file: model, optimizer, state
+@pytest.mark.parametrize("most", [100, 300_000, 400_000])  # bytes: model, optimizer, state
 def test_a_full_disk_is_said_and_leaves_what_was_there(straight, tmp_path, most):
     state = load_training(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
     save_training(tmp_path, 1, state.network, state.optimizer, facts={})
