@@ -15,6 +15,7 @@ from paddock.records import Failure, FailureKind, Message, Outcome, Task, ToolSp
 
 Split = Literal["train", "test"]  # no task of one is a task of the other
 T = TypeVar("T")
+CLOSE_S = 120.0  # a container engine takes its time; what takes longer hangs
 
 
 class World(Protocol):
@@ -113,9 +114,16 @@ class Episode:
     leak: str = ""  # what closing the environment complained about, if it did
 
 
-async def play(env: Env, policy: Policy, *, clock: Callable[[], float] = time.monotonic) -> Episode:
+async def play(
+    env: Env,
+    policy: Policy,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    close_s: float = CLOSE_S,
+) -> Episode:
     """One attempt, from start to verdict, within the task's limits. The environment is closed in
-    the end, also if the caller gives up. A reply after which no turn is left is still graded."""
+    the end, also if the caller gives up; whoever waits for the verdict waits no longer for that
+    than `close_s`. A reply after which no turn is left is still graded."""
     attempt = _Attempt(env, policy)
     began = clock()
     leak = ""
@@ -123,9 +131,10 @@ async def play(env: Env, policy: Policy, *, clock: Callable[[], float] = time.mo
         outcome = await attempt.run()
     finally:
         try:
-            await asyncio.shield(env.close())
+            async with asyncio.timeout(close_s) as closing:
+                await asyncio.shield(env.close())
         except Exception as error:
-            leak = _said(error)
+            leak = f"over {close_s:g} s to close" if closing.expired() else _said(error)
     return Episode(
         task=env.task,
         messages=tuple(attempt.messages),
