@@ -242,6 +242,14 @@ def test_tools_search_open_and_find():
     assert call(tools, "search", query="x", k=0).startswith("error: search: argument 'k' is 0")
 
 
+def test_a_page_whose_id_has_brackets_can_be_opened():
+    index = Index()
+    index.add([Page(id=name, title=name, text="Oak.") for name in ("list[int]", "[x]")])
+    tools = search_tools(index)
+    for said in ("list[int]", "[list[int]]", " [x]", "[[x]]"):
+        assert call(tools, "open", page=said).endswith("Oak.")
+
+
 def test_pages_and_questions_of_ones_own(tmp_path):
     pages = [{"id": "a", "title": "Oak", "text": "The oak of Elmtown is 300 years old."}]
     asked = [{"question": "How old is the oak of Elmtown?", "answer": "300"}]

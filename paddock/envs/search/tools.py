@@ -65,7 +65,10 @@ def search_tools(index: Index) -> tuple[Tool, ...]:
 
 
 def _page(index: Index, page_id: str) -> Page:
-    found = index.page(page_id.strip("[] "))
+    """The page of an id, said as it is, in the brackets that search shows it in, or nearly so."""
+    shown = page_id.strip().removeprefix("[").removesuffix("]")
+    said = (page_id, page_id.strip(), shown, page_id.strip("[] "))
+    found = next((page for each in said if (page := index.page(each))), None)
     if found is None:
         raise ToolRefused(f"there is no page {page_id!r}; search gives ids")
     return found
