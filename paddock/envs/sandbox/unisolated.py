@@ -5,6 +5,7 @@ name, and it warns.
 """
 
 import asyncio
+import os
 import shutil
 import socket
 import subprocess
@@ -61,7 +62,7 @@ class Unisolated(Running):
             raise SandboxError(f"no runner after {self.settings.start_s:g} s") from None
 
     def _absolute(self, path: str) -> str:
-        whole = Path(self.workspace, path)
+        whole = Path(os.path.normpath(Path(self.workspace, path)))
         if not whole.is_relative_to(self.workspace):
             raise SandboxError(f"without a sandbox {path} is this machine's own; use the workspace")
         return str(whole)
