@@ -160,6 +160,13 @@ def test_a_source_of_which_nothing_is_left_is_an_error_that_says_why(tmp_path):
     assert [p.suffix for p in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
+def test_a_source_that_is_held_out_to_the_last_document_says_so(tmp_path):
+    source = jsonl(tmp_path, [story(i) for i in range(3)])
+    settings = CorpusSettings(sources=(source,), held_out=0.999999)
+    with pytest.raises(DataError, match="source 'lines': all 3 documents are held out"):
+        prepare(settings, byte_tokenizer(), tmp_path / "corpora")
+
+
 def test_a_binary_file_in_a_text_folder_is_counted_and_the_rest_is_kept(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text(story(7))

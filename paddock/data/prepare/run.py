@@ -160,7 +160,8 @@ class _Kitchen:
             documents, size = self._write_texts(source, writers, reading, progress)
         splits = {split: writer.close() for split, writer in writers.items()}
         if not splits["train"]:
-            raise DataError(f"source '{source.name}': {_nothing_left(reading.drops)}")
+            held = f"all {documents} documents are held out" if documents else ""
+            raise DataError(f"source '{source.name}': {held or _nothing_left(reading.drops)}")
         drops = dict(sorted(reading.drops.items()))
         return SourceEntry(documents=documents, bytes=size, drops=drops, splits=splits)
 
