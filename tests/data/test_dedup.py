@@ -47,3 +47,9 @@ def test_short_texts_have_signatures_too(text):
     copies = Copies(Dedup(exact=False))
     assert copies.reason(text) is None
     assert copies.reason(text) == "near copy"
+
+
+@pytest.mark.parametrize("name", ["similarity", "shingle_words", "bands", "rows"])
+def test_rules_by_which_everything_or_nothing_is_a_copy_are_refused(name):
+    with pytest.raises(ValueError, match=name):
+        Dedup(**{name: 0})

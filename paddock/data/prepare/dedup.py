@@ -7,10 +7,12 @@ are kept in memory, a few KB a document: for corpora of millions, not of billion
 import re
 from collections import defaultdict
 from hashlib import blake2b
+from typing import Annotated
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
 
 from paddock.config import Settings
 
@@ -22,10 +24,11 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 class Dedup(Settings):
     exact: bool = True
     near: bool = True
-    similarity: float = 0.8  # share of shingles in common (Jaccard) from which on texts are copies
-    shingle_words: int = 5
-    bands: int = 16  # 16 x 8 hashes find what is 0.8 similar 95 times in 100
-    rows: int = 8
+    # Share of shingles in common (Jaccard) from which on texts are copies.
+    similarity: Annotated[float, Field(gt=0, le=1)] = 0.8
+    shingle_words: PositiveInt = 5
+    bands: PositiveInt = 16  # 16 x 8 hashes find what is 0.8 similar 95 times in 100
+    rows: PositiveInt = 8
 
 
 class Copies:
