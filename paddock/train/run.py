@@ -69,7 +69,9 @@ def claim(folder: Path, settings: Settings, *, may_change: Collection[str]) -> N
             f"{folder} holds a run with other settings (see {recipe}); "
             "choose another folder with --out, or remove it"
         )
-    recipe.write_text(text)
+    draft = recipe.with_name(f".{RECIPE}.partial")
+    draft.write_text(text)
+    draft.replace(recipe)  # a full disk must not empty the recipe of a run under way
 
 
 def tokenizer_of(run: Run, say: Say) -> Tokenizer:

@@ -112,6 +112,19 @@ def test_a_recipe_that_was_written_by_half_is_named(straight, tmp_path):
         claim(tmp_path, chosen, may_change=())
 
 
+def test_a_full_disk_does_not_lock_a_run_out_of_its_folder(straight, tmp_path):
+    shutil.copytree(straight / "run", tmp_path / "run")
+    run = run_in(tmp_path / "run", settings(straight / "born", steps=STEPS))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            run.open()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    run.open()
+
+
 def test_old_checkpoints_are_pruned_by_rule(straight, tmp_path):
     assert list(checkpoints(straight / "run" / "checkpoints")) == [6, 8]
     for step in range(1, 8):
