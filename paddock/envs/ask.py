@@ -44,6 +44,10 @@ class AskSettings(WorldSettings):
     ) -> "AskWorld":
         if (tools or self.python) and self.turns < 2:
             raise WorldError(f"with tools there must be more than {self.turns} turns")
+        also = tuple(part.part() for part in self.also)
+        names = ["correct", "formed", *(part.name for part in also)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise WorldError(f"also: two parts are called {twice[0]!r}; give one another 'name'")
         return AskWorld(
             name=name,
             label=self.label,
@@ -51,7 +55,7 @@ class AskSettings(WorldSettings):
             form=FORMS[self.form],
             check=check,
             weights={"correct": self.correct, "formed": self.formed},
-            also=tuple(part.part() for part in self.also),
+            also=also,
             limits=Budget(turns=self.turns, seconds=self.seconds, output_bytes=20_000),
             tools=tools,
             lend=lending_python(self.python) if self.python else None,

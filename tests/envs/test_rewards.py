@@ -312,3 +312,11 @@ def test_an_outcome_model_without_a_number_is_a_failure(tmp_path, reply, said):
 def test_the_words_of_long_texts_are_compared_in_linear_time():
     numbers = " ".join(map(str, range(200_000)))
     assert overlap(numbers, numbers) == 1.0  # were it quadratic: after half an hour
+
+
+def test_parts_that_are_called_the_same_are_refused_when_a_world_is_opened():
+    oak, elm = ({"kind": "contains", "words": [word]} for word in ("oak", "elm"))
+    for also in ([oak, elm], [oak | {"name": "formed"}]):
+        with pytest.raises(WorldError, match=r"also: two parts are called '(contains|formed)'"):
+            open_world("math", {"also": also})
+    open_world("math", {"also": [oak, elm | {"name": "elm"}]})
