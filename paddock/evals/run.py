@@ -8,7 +8,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from paddock.config import Settings
 from paddock.envs import Episode, Split, World
-from paddock.evals.score import Score, score
+from paddock.evals.score import EvalError, Score, score
 from paddock.records import Task
 
 Plays = Callable[[Task, int], Awaitable[Episode]]  # a task, and which attempt at it this is
@@ -45,6 +45,9 @@ async def evaluate(
     indices = range(settings.first, settings.first + settings.tasks)
     size = world.size(settings.split)
     chosen = [world.task(i, settings.split) for i in indices if size is None or i < size]
+    if not chosen:
+        has = f"world '{world.name}' has {size} {settings.split} tasks"
+        raise EvalError(f"{has}, none from number {settings.first} on: there is nothing to play")
     gate = asyncio.Semaphore(settings.at_once)
 
     async def one(task: Task, attempt: int) -> Episode:

@@ -157,3 +157,13 @@ def test_a_player_that_stops_is_scored_zero():
     world = Counting()
     found = asyncio.run(evaluate(world, plays(world, stops), EvalSettings(tasks=3)))
     assert found.score.mean == 0.0
+
+
+@pytest.mark.parametrize(("size", "first"), [(0, 0), (3, 3)])
+def test_a_world_without_tasks_to_play_is_told(size, first):
+    async def never(task, attempt):
+        raise AssertionError
+
+    settings = EvalSettings(tasks=2, first=first)
+    with pytest.raises(EvalError, match=f"world 'count' has {size} test tasks, none from"):
+        asyncio.run(evaluate(Counting(size), never, settings))
