@@ -141,7 +141,8 @@ class Worker:
             while True:
                 message = self._inbox.get(block=False)
                 if isinstance(message, Command):
-                    message.done.set_exception(why)
+                    if message.done.set_running_or_notify_cancel():
+                        message.done.set_exception(why)
                 elif message is not None:
                     self._send(message, why)
 
@@ -271,7 +272,8 @@ class Worker:
         except Exception:
             log.exception("request %s: its client could not take what it was sent", sequence.id)
             sequence.streamed = False
-            self.call(lambda: self.abort(sequence.id, "its client failed"))
+            with suppress(EngineFailed):  # with a closed engine it has ended anyway
+                self.call(lambda: self.abort(sequence.id, "its client failed"))
 
     def _wipe(self, sequence: Sequence) -> None:
         """Rows that are no numbers must not outlive their sequence: whoever gets its pages

@@ -2,6 +2,9 @@
 
 import asyncio
 from functools import cache
+from queue import SimpleQueue
+from threading import Event, Thread
+from time import sleep
 
 import pytest
 import torch
@@ -409,3 +412,19 @@ def test_a_closed_engine_answers_nothing_and_hangs_nobody():
         closed.answer(greedy((1, 2), 4))
     with pytest.raises(EngineFailed, match="closed"):
         closed.stats()
+
+
+def test_when_an_engine_closes_nobody_waits_because_of_another_client():
+    closing, heard, begun, go = engine(network("sparse")), SimpleQueue(), Event(), Event()
+    closing.call(lambda network: begun.set() or go.wait())
+    begun.wait()
+    closed = Thread(target=closing.close)
+    closed.start()
+    while not closing._worker._inbox.qsize():  # the end is on its way; who comes now is behind it
+        sleep(0.001)
+    closing.submit(greedy((1, 2), 4), lambda delta: {}["nobody takes it"])
+    closing.call(lambda network: None).cancel()
+    closing.submit(greedy((1, 2), 4), heard.put)
+    go.set()
+    closed.join()
+    assert isinstance(heard.get(block=False), EngineFailed)
