@@ -197,6 +197,8 @@ class EngineApart(Asking):
         future: Future[Any] = Future()
 
         def deliver(found: Any) -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever called has lost patience
             if isinstance(found, Exception):
                 future.set_exception(found)
             else:
@@ -244,8 +246,8 @@ class EngineApart(Asking):
                 over = not isinstance(found, Delta) or found.answer is not None
                 with self._lock:
                     take = self._waiting.pop(key, None) if over else self._waiting.get(key)
-                if take is not None:
-                    take(found)
+                if take is not None and not _taken(take, found) and not over:
+                    self.abort(str(key))
         if pipe is self._pipe and not self._closed:
             self._break(f"the engine's process {self._how_it_ended()}")
 
@@ -255,7 +257,7 @@ class EngineApart(Asking):
             waiting, self._waiting = self._waiting, {}
             self._out.clear()
         for take in waiting.values():
-            take(EngineFailed(why))
+            _taken(take, EngineFailed(why))
 
     def _how_it_ended(self) -> str:
         self._process.join(LEAVING_S)
@@ -272,3 +274,13 @@ class EngineApart(Asking):
             self._process.kill()
             self._process.join()
         self._pipe.close()
+
+
+def _taken(take: Take, found: Any) -> bool:
+    """A client that fails to take what it asked for is no reason for the others to suffer."""
+    try:
+        take(found)
+    except Exception:
+        log.exception("a client could not take what it was sent")
+        return False
+    return True

@@ -119,6 +119,20 @@ def test_whoever_goes_away_leaves_nothing_behind(apart):
     assert apart.audit() == []
 
 
+def test_whoever_loses_patience_or_fails_does_not_make_it_deaf(apart):
+    async def main():
+        beat = asyncio.create_task(apart.beats())
+        await asyncio.sleep(0)
+        beat.cancel()  # before the answer is there
+        await asyncio.gather(beat, return_exceptions=True)
+        apart.submit(sampled(PROMPTS[0], 0), lambda delta: {}["nobody takes it"], streamed=True)
+        async with asyncio.timeout(60):
+            answer = await apart.respond(sampled(PROMPTS[1], 1))
+            return len(answer.completion.token_ids), await apart.beats()
+
+    assert asyncio.run(main()) == (12, True)
+
+
 def test_while_paused_it_begins_nothing(apart):
     async def paused():
         await asyncio.to_thread(apart.pause, "in_place")
