@@ -2,9 +2,6 @@
 
 import asyncio
 from functools import cache
-from queue import SimpleQueue
-from threading import Event, Thread
-from time import sleep
 
 import pytest
 import torch
@@ -347,19 +344,6 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
         assert engine_.answer(greedy((1,), 2, id="x")).id == "x"
 
 
-def test_an_id_that_was_free_again_has_two_answers():
-    with engine(network("sparse")) as engine_:
-
-        def asked():
-            yield greedy((1,), 2, id="x")
-            while engine_._ids:  # until the first is answered
-                engine_.stats()
-            yield greedy((1, 2), 3, id="x")
-
-        lengths = [len(answer.completion.token_ids) for answer in engine_.answers(asked())]
-    assert lengths == [2, 3]
-
-
 @pytest.mark.parametrize(
     ("config", "settings", "why"),
     [
@@ -412,19 +396,3 @@ def test_a_closed_engine_answers_nothing_and_hangs_nobody():
         closed.answer(greedy((1, 2), 4))
     with pytest.raises(EngineFailed, match="closed"):
         closed.stats()
-
-
-def test_when_an_engine_closes_nobody_waits_because_of_another_client():
-    closing, heard, begun, go = engine(network("sparse")), SimpleQueue(), Event(), Event()
-    closing.call(lambda network: begun.set() or go.wait())
-    begun.wait()
-    closed = Thread(target=closing.close)
-    closed.start()
-    while not closing._worker._inbox.qsize():  # the end is on its way; who comes now is behind it
-        sleep(0.001)
-    closing.submit(greedy((1, 2), 4), lambda delta: {}["nobody takes it"])
-    closing.call(lambda network: None).cancel()
-    closing.submit(greedy((1, 2), 4), heard.put)
-    go.set()
-    closed.join()
-    assert isinstance(heard.get(block=False), EngineFailed)

@@ -2,9 +2,12 @@
 
 import asyncio
 import time
+from queue import SimpleQueue
+from threading import Event, Thread
 
 import pytest
 
+from paddock.engine import EngineFailed
 from tests.engine.nets import assert_greedy, engine, greedy, network, prompts
 
 PROMPTS = prompts(6)
@@ -96,3 +99,32 @@ def test_a_busy_loop_is_woken_once_for_all_replies(serving, monkeypatch):
 
     for prompt, answer in zip(PROMPTS, asyncio.run(main()), strict=True):
         assert_greedy(network("counting"), prompt, answer.completion)
+
+
+def test_an_id_that_was_free_again_has_two_answers():
+    with engine(network("sparse")) as engine_:
+
+        def asked():
+            yield greedy((1,), 2, id="x")
+            while engine_._ids:  # until the first is answered
+                engine_.stats()
+            yield greedy((1, 2), 3, id="x")
+
+        lengths = [len(answer.completion.token_ids) for answer in engine_.answers(asked())]
+    assert lengths == [2, 3]
+
+
+def test_when_an_engine_closes_nobody_waits_because_of_another_client():
+    closing, inbox, begun, go = engine(network("sparse")), SimpleQueue(), Event(), Event()
+    closing.call(lambda network: begun.set() or go.wait())
+    begun.wait()
+    closed = Thread(target=closing.close)
+    closed.start()
+    while not closing._worker._inbox.qsize():  # the end is on its way; who comes now is behind it
+        time.sleep(0.001)
+    closing.submit(greedy((1, 2), 4), lambda delta: {}["nobody takes it"])
+    closing.call(lambda network: None).cancel()
+    closing.submit(greedy((1, 2), 4), inbox.put)
+    go.set()
+    closed.join()
+    assert isinstance(inbox.get(block=False), EngineFailed)
