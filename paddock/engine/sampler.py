@@ -218,7 +218,7 @@ def _forbid(logits_RV: Tensor, wishes: list[Wish]) -> None:
             logits_RV[row].masked_fill_(~wish.mask.to(logits_RV.device), float("-inf"))
         early = wish.index < wish.sequence.request.sampling.min_new_tokens
         if early and wish.sequence.stop_ids:
-            stops = torch.tensor(sorted(wish.sequence.stop_ids), device=logits_RV.device)
+            stops = sorted(wish.sequence.stop_ids)  # no tensor: masks and logits live apart
             if wish.mask is None or int(wish.mask.sum()) > int(wish.mask[stops].sum()):
                 logits_RV[row, stops] = float("-inf")
 

@@ -148,6 +148,16 @@ def test_biases_and_ends_that_come_too_early():
     assert found.tolist() == [[-math.inf, 2.5, 0, -1, 0], [0, 2.5, 0, -1, 0]]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_grammar_that_allows_nothing_but_the_end_may_end_early(device):
+    sequence = asking(Sampling(min_new_tokens=3), stop_ids=frozenset({0}))
+    over = torch.tensor([True, False, False])  # grammars are asked on the CPU, wherever logits are
+    more = torch.tensor([True, False, True])
+    wishes = [Wish(0, sequence, [], over), Wish(1, sequence, [], more)]
+    found = fulfil(torch.zeros(2, 3, device=device), torch.ones(2, 1, device=device), wishes)
+    assert found.tolist() == [[0, -math.inf, -math.inf], [-math.inf, -math.inf, 0]]
+
+
 def test_wishes_do_not_touch_the_reported_probability():
     logits_1V = torch.randn(1, VOCAB)
     wish = Wish(0, asking(Sampling(logit_bias=(Bias(5, 100.0),), top_k=1)), [])
