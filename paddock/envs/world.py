@@ -11,7 +11,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
-from paddock.records import Failure, FailureKind, Message, Outcome, Task, ToolSpec, Verdict
+from paddock.records import (
+    Failure,
+    FailureKind,
+    Message,
+    Outcome,
+    Task,
+    ToolSpec,
+    Verdict,
+    mended,
+)
 
 Split = Literal["train", "test"]  # no task of one is a task of the other
 T = TypeVar("T")
@@ -99,7 +108,7 @@ class Stopped(Exception):
 
     def __init__(self, kind: FailureKind, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
-        self.failure = Failure(kind=kind, where=where, what=writable(what))
+        self.failure = Failure(kind=kind, where=where, what=mended(what))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,21 +224,12 @@ def cut(message: Message, most: int) -> Message:
     return replace(message, content=f"{ends[0]}\n... {lost} bytes left out ...\n{ends[1]}")
 
 
-def writable(text: str) -> str:
-    """The text as UTF-8 can say it. Halves of surrogate pairs, which names of files and JSON hold
-    now and then, no tokenizer and no ledger takes.
-
-    >>> writable("caf\\udce9"), writable("café")
-    ('caf?', 'café')
-    """
-    return text.encode(errors="replace").decode()
-
-
 def _writable(message: Message) -> Message:
-    said = writable(message.content)
+    """As every tokenizer and ledger takes it: names of files and JSON hold half surrogate pairs."""
+    said = mended(message.content)
     return message if said == message.content else replace(message, content=said)
 
 
 def _said(error: BaseException) -> str:
-    said = writable(str(error))
+    said = mended(str(error))
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

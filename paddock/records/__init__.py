@@ -17,7 +17,7 @@ from paddock.records.sample import Sample
 from paddock.records.sampling import Bias, Grammar, GrammarKind, Sampling
 from paddock.records.task import Budget, Failure, FailureKind, Outcome, Task, Verdict
 from paddock.records.trajectory import Completion, Finish, Segment, Trajectory, Turn
-from paddock.records.wire import JsonObject, WireError, decode, encode
+from paddock.records.wire import JsonObject, WireError, decode, encode, mended
 
 __all__ = [
     "Bias",
@@ -51,4 +51,5 @@ __all__ = [
     "WireError",
     "decode",
     "encode",
+    "mended",
 ]

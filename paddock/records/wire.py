@@ -161,3 +161,18 @@ def _either(hints: tuple[Any, ...], value: Any, path: str) -> Any:
         names = " or ".join(hint.__name__ for hint in hints)
         raise WireError(f"{path}: expected {names}, got {short(value)}")
     return _decoder(possible[0])(value, path)
+
+
+def mended(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot.
+
+    >>> mended("\\ud83d\\ude00 \\ud800") == "\U0001f600 \ufffd"
+    True
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paddock.records import JsonObject, WireError
+from paddock.records import JsonObject, WireError, mended
 from paddock.records.wire import json_object
 
 RAW = "arguments"  # the key under which arguments that are no JSON object are kept
@@ -22,21 +22,6 @@ _KINDS: dict[type, str] = {
     dict: "object",
     type(None): "null",
 }
-
-
-def mended(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot.
-
-    >>> mended("\\ud83d\\ude00 \\ud800") == "\U0001f600 \ufffd"
-    True
-    """
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def plain(value: object) -> Any:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, overload
 
-from paddock.records import Message, Role, ToolCall, ToolSpec
-from paddock.text.arguments import arguments_from, mended, plain
+from paddock.records import Message, Role, ToolCall, ToolSpec, mended
+from paddock.text.arguments import arguments_from, plain
 
 _ROLES: dict[str, Role] = {
     "system": "system",

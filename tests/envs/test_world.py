@@ -86,11 +86,11 @@ def test_what_no_tokenizer_and_no_ledger_can_write_is_mended():
     env = Scripted(respond=(Message(role="user", content=HALF),), grade=OSError(HALF))
     env.task = replace(env.task, messages=(Message(role="user", content=HALF),))
     episode = run(env)
-    assert {m.content for m in episode.messages if m.role == "user"} == {"caf?"}
-    assert episode.outcome == Failure(kind="grader", where="grade", what="OSError: caf?")
+    assert {m.content for m in episode.messages if m.role == "user"} == {"caf\ufffd"}
+    assert episode.outcome == Failure(kind="grader", where="grade", what="OSError: caf\ufffd")
     for step in (Stopped("world", "disk", HALF), TimeoutError(HALF)):
         outcome = run(Scripted(respond=step)).outcome
-        assert outcome.what.encode().endswith(b"caf?")
+        assert outcome.what.encode().endswith("caf\ufffd".encode())
 
 
 @pytest.mark.parametrize(

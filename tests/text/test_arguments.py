@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.records import ToolCall, WireError
-from paddock.text.arguments import arguments_from, from_json, kinds_of, mended, plain, typed
+from paddock.records import ToolCall, WireError, mended
+from paddock.text.arguments import arguments_from, from_json, kinds_of, plain, typed
 
 NUMBER, TEXT = frozenset({"number"}), frozenset({"string"})
 JSON = st.recursive(
