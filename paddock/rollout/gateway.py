@@ -232,7 +232,10 @@ class _Gateway:
 def _stopping(live: Live, ask: _Talk) -> _Talk:
     """What ends a reply by the session's rules is held back from its client, too: a client that
     heard it would send back another reply than the one that was recorded."""
-    stops = dict.fromkeys((*live.rules.sampling.stop_texts, *ask.sampling.stop_texts))
+    own = live.rules.sampling.stop_texts
+    if not own:  # as most: this is asked every turn
+        return ask
+    stops = dict.fromkeys((*own, *ask.sampling.stop_texts))
     return replace(ask, sampling=replace(ask.sampling, stop_texts=tuple(stops)))
 
 
