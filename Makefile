@@ -14,9 +14,10 @@ help:  ## this list
 demo: $(READY)  ## the whole recipe on this machine, minutes
 	$(BIN)/paddock run recipes/nano
 
-# One thread a worker: workers already fill the cores. A file stays on one worker for its fixtures.
+# A file stays on one worker for its fixtures; the longest files begin first (tests/conftest.py).
 test: $(READY)  ## every test that needs no GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 8 \
+		--dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## format check, lint, types
 	$(BIN)/ruff format --check .

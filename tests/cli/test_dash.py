@@ -44,7 +44,7 @@ def test_it_says_where_it_listens_answers_there_and_ends_on_demand(dashboard, tm
     (run,) = httpx.get(f"{said[1]}/api/runs").json()["runs"]
     assert run["run"] == "nano/sft"
     running.send_signal(signal.SIGINT)
-    assert running.wait(timeout=20) == 0
+    assert running.wait(timeout=120) == 0
     assert running.stdout.read() == "stopped\n"
 
 
@@ -56,7 +56,7 @@ def test_the_demo_needs_no_run_and_goes_when_it_ends(dashboard):
     assert {run["status"] for run in runs} == {"finished"}
     assert folder.is_dir()
     running.send_signal(signal.SIGINT)
-    assert running.wait(timeout=20) == 0
+    assert running.wait(timeout=120) == 0
     assert not folder.exists()
 
 

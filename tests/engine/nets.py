@@ -1,11 +1,14 @@
 """Networks to serve, and what they would say if nobody batched, cached or drafted anything."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from queue import SimpleQueue
 
 import torch
 from torch.nn import functional as F
 
-from paddock.engine import Engine, EngineSettings, Request
+from paddock.engine import Answer, Engine, EngineSettings, Request
 from paddock.model import Layout, Network
 from paddock.model.config import InitSettings
 from paddock.records import Completion, Sampling
@@ -97,3 +100,38 @@ def greedy(prompt: tuple[int, ...], count: int = 12, **changes) -> Request:
     return Request(
         token_ids=prompt, sampling=Sampling(temperature=0.0, max_new_tokens=count), **changes
     )
+
+
+def answers_at_once(serving: Engine, requests: list[Request]) -> list[Answer]:
+    """The answers to requests that are all there before the first step, however slowly they come:
+    what they compete for (pages, slots) then does not depend on the machine."""
+    serving.pause("in_place")
+    inboxes: list[SimpleQueue] = [SimpleQueue() for _ in requests]
+    for request, inbox in zip(requests, inboxes, strict=True):
+        serving.submit(request, inbox.put)
+    serving.resume()
+    return [inbox.get().answer for inbox in inboxes]
+
+
+@contextmanager
+def frozen_once_begun(serving: Engine, count: int = 1) -> Iterator[None]:
+    """The engine takes no further step once `count` of the requests submitted in here have had a
+    token, so none can end before the test has done something to it. Goes on afterwards."""
+    submit, begun = serving.submit, set()
+
+    def watched(request, deliver, *, streamed=False):
+        def freeze(delta):  # on the engine's thread, between two steps
+            if len(begun) < count:
+                begun.add(id(deliver))
+                serving._worker.paused = len(begun) == count
+            if streamed or isinstance(delta, Exception) or delta.answer is not None:
+                deliver(delta)
+
+        return submit(request, freeze, streamed=True)
+
+    serving.submit = watched
+    try:
+        yield
+    finally:
+        del serving.submit
+        serving.resume()

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from functools import partial
 from multiprocessing import parent_process
 
@@ -20,6 +19,7 @@ from tests.engine.nets import copy_of, engine, network
 from tests.engine.nets import prompts as drawn
 from tests.engine.new_weights import HEAD, tensors
 from tests.engine.test_weights import other
+from tests.patience import PATIENCE_S, until, until_async
 
 PROMPTS = drawn(12, seed=8)
 
@@ -104,18 +104,18 @@ def test_what_no_engine_could_answer_is_refused_with_the_numbers(apart):
 
 def test_whoever_goes_away_leaves_nothing_behind(apart):
     async def leave():
+        await asyncio.to_thread(apart.pause, "in_place")  # or it may be answered before
         asking = asyncio.create_task(apart.respond(sampled(PROMPTS[0], 0, count=80)))
-        await asyncio.sleep(0.05)
+        await until_async(lambda: apart.stats().waiting)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.to_thread(apart.resume)
         async for _ in apart.stream(sampled(PROMPTS[1], 0, count=80)):
             break
 
     asyncio.run(leave())
-    deadline = time.monotonic() + 20
-    while apart.stats().running and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert apart.stats().running == 0
+    until(lambda: not apart.stats().running)
+    assert apart.stats().waiting == 0
     assert apart.audit() == []
 
 
@@ -183,13 +183,14 @@ def test_a_killed_process_is_noticed_at_once_and_followed_by_another(mortal):
     """What it was asked fails, the next one has the newest weights before it is asked."""
 
     async def killed():
+        await asyncio.to_thread(mortal.pause, "in_place")  # or some may be answered before
         asking = [
             asyncio.create_task(mortal.respond(sampled(prompt, i, count=80)))
             for i, prompt in enumerate(PROMPTS)
         ]
-        await asyncio.sleep(0.05)
+        await until_async(lambda: mortal.stats().waiting == len(PROMPTS))
         os.kill(mortal.pid, signal.SIGKILL)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             return await asyncio.gather(*asking, return_exceptions=True)
 
     mortal.publish([Parcel(7, tensors())])
@@ -216,9 +217,7 @@ def test_a_process_that_cannot_begin_says_why():
 def test_one_that_cannot_be_followed_is_given_up(tmp_path):
     with EngineApart(partial(only_once, tmp_path / "marker")) as found:
         os.kill(found.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while found.healthy and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: not found.healthy)
         for _ in range(TRIES):
             assert not found.hopeless
             found.revive()

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from paddock.engine import EngineApart
 from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
 from tests.engine.new_weights import tensors
 from tests.engine.test_weights import other
+from tests.patience import until
 
 pytestmark = pytest.mark.gpu
 
@@ -44,9 +44,7 @@ def test_weights_of_the_trainers_gpu_serve_and_outlive_a_process():
         torch.cuda.synchronize()
         assert_says(apart, other(), 7)
         os.kill(apart.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while apart.healthy and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: not apart.healthy)
         apart.revive()
         assert_says(apart, other(), 7)
         assert apart.audit() == []

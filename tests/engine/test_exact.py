@@ -8,6 +8,7 @@ import torch
 from paddock.engine import Request
 from paddock.records import Sampling
 from tests.engine.nets import (
+    answers_at_once,
     assert_greedy,
     assert_scores,
     copy_of,
@@ -52,7 +53,7 @@ def test_greedy_replies_do_not_depend_on_how_they_are_served(kind, condition):
     settings = settings_for(kind, **CONDITIONS[condition])
     with engine(network(kind), **settings) as serving:
         asked = PROMPTS if condition == "batch of 32" else FEW
-        check(kind, serving.answers([greedy(prompt, COUNT) for prompt in asked]))
+        check(kind, answers_at_once(serving, [greedy(prompt, COUNT) for prompt in asked]))
         if condition == "no pages to spare":
             assert serving.stats().retractions > 0
         assert serving.audit() == []
@@ -76,7 +77,7 @@ def test_drafts_change_nothing_but_the_time(kind, steps):
 @pytest.mark.parametrize("condition", ["chunks", "few at a time", "no pages to spare"])
 def test_drafts_under_pressure(condition):
     with engine(network("counting"), mtp_steps=3, **CONDITIONS[condition]) as serving:
-        check("counting", serving.answers([greedy(prompt, COUNT) for prompt in FEW]))
+        check("counting", answers_at_once(serving, [greedy(prompt, COUNT) for prompt in FEW]))
         if condition == "no pages to spare":
             assert serving.stats().retractions > 0
         assert serving.audit() == []

@@ -16,7 +16,16 @@ from paddock.engine.graphs import Asked, Graphs, Size, fill
 from paddock.engine.memory import Cache
 from paddock.engine.settings import cached_layers
 from paddock.records import Sampling
-from tests.engine.nets import VOCAB, assert_greedy, copy_of, engine, greedy, network, prompts
+from tests.engine.nets import (
+    VOCAB,
+    answers_at_once,
+    assert_greedy,
+    copy_of,
+    engine,
+    greedy,
+    network,
+    prompts,
+)
 
 PROMPTS = prompts(12)
 COUNT = 12
@@ -27,7 +36,7 @@ def graphs_of(serving):
 
 
 def check(kind, serving):
-    answers = serving.answers([greedy(prompt, COUNT) for prompt in PROMPTS])
+    answers = answers_at_once(serving, [greedy(prompt, COUNT) for prompt in PROMPTS])
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert_greedy(network(kind), prompt, answer.completion)
 

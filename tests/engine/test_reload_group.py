@@ -61,7 +61,7 @@ def in_threads(*acts):
 def test_a_trainer_broadcasts_to_two_replicas(serving):
     """The sequence of slime: join, pause, flush until it is done, buckets, continue, compare."""
     with engine(copy_of(network("sparse"))) as twin, trainer(world=3) as (orders, port):
-        both = [Reload(each, timeout_s=20) for each in (serving, twin)]
+        both = [Reload(each, timeout_s=60) for each in (serving, twin)]
         in_threads(*(partial(r.join, Group(port, i, 3)) for i, r in enumerate(both, start=1)))
         for each in (serving, twin):
             each.answers(map(greedy, PROMPTS))
@@ -85,7 +85,7 @@ def test_a_trainer_broadcasts_to_two_replicas(serving):
 
 
 def test_what_is_announced_wrongly_is_received_refused_and_the_group_goes_on(serving):
-    reload = Reload(serving, timeout_s=20)
+    reload = Reload(serving, timeout_s=60)
     with trainer(world=2) as (orders, port):
         reload.join(Group(port, 1))
         for name, dtype, shape, why in [

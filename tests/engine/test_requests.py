@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import cache
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -12,8 +13,17 @@ from paddock.engine.stops import StopTexts
 from paddock.engine.thinking import Thinking
 from paddock.records import Bias, Sampling
 from paddock.text import Special, Tokenizer, train
-from tests.engine.nets import assert_greedy, engine, greedy, network, prompts
+from tests.engine.nets import (
+    answers_at_once,
+    assert_greedy,
+    engine,
+    frozen_once_begun,
+    greedy,
+    network,
+    prompts,
+)
 from tests.model.networks import VOCAB, born, grouped_config, latent_config
+from tests.patience import until_async
 
 PROMPTS = prompts(6, seed=2)
 
@@ -246,12 +256,11 @@ def test_deltas_add_up_to_the_answer():
 
 def test_leaving_a_stream_aborts_its_request():
     async def main(engine):
-        async for _ in engine.stream(greedy(PROMPTS[0], 80)):
-            break
-        for _ in range(200):
-            if not engine.stats().running:
-                return engine.stats()
-            await asyncio.sleep(0.01)
+        with frozen_once_begun(engine):
+            async for _ in engine.stream(greedy(PROMPTS[0], 80)):
+                break
+            await until_async(lambda: not engine.stats().running)
+        return engine.stats()
 
     with engine(network("sparse")) as streaming:
         stats = asyncio.run(main(streaming))
@@ -260,17 +269,18 @@ def test_leaving_a_stream_aborts_its_request():
 
 
 def test_an_aborted_request_keeps_what_it_wrote():
-    async def main(engine):
-        seen = []
-        async for delta in engine.stream(greedy(PROMPTS[0], 80, id="long")):
-            seen += delta.token_ids
-            if len(seen) >= 3:
-                engine.abort("long")
-            if delta.answer is not None:
-                return seen, delta.answer
+    seen, done = [], SimpleQueue()
+
+    def deliver(delta):  # on the engine's thread, between two steps
+        seen.extend(delta.token_ids)
+        if len(seen) == 3:
+            streaming.abort("long")
+        if delta.answer is not None:
+            done.put(delta.answer)
 
     with engine(network("sparse")) as streaming:
-        seen, answer = asyncio.run(main(streaming))
+        streaming.submit(greedy(PROMPTS[0], 80, id="long"), deliver, streamed=True)
+        answer = done.get()
     assert answer.completion.finish == "abort"
     assert answer.completion.token_ids == tuple(seen)
     assert 3 <= len(seen) < 80
@@ -292,7 +302,7 @@ def test_the_important_go_first():
 def test_the_unimportant_make_room():
     with engine(network("sparse"), pages=32, context=100, prefix_cache=False) as busy:
         ask = [greedy((i, 2, 3), 60, priority=int(i == 3)) for i in range(4)]
-        answers = busy.answers(ask)
+        answers = answers_at_once(busy, ask)
         assert answers[3].retractions == 0
         assert sum(answer.retractions for answer in answers[:3]) > 0
         for request, answer in zip(ask, answers, strict=True):

@@ -8,7 +8,7 @@ import pytest
 
 from paddock.engine import Request, RequestRefused
 from paddock.records import Sampling
-from tests.engine.nets import copy_of, engine, network, prompts
+from tests.engine.nets import answers_at_once, copy_of, engine, greedy, network, prompts
 from tests.model.networks import VOCAB, born, latent_config
 
 
@@ -92,7 +92,7 @@ def test_nothing_is_left_behind(steps):
     )
     with serving:
         asyncio.run(main(serving))
-        serving.answer(Request(token_ids=(1,), sampling=Sampling(max_new_tokens=1)))
+        answers_at_once(serving, [greedy(prompt, 25) for prompt in prompts(6, seed=1)])
         stats = serving.stats()
         assert serving.healthy
         assert serving.audit() == []

@@ -8,7 +8,15 @@ from threading import Event, Thread
 import pytest
 
 from paddock.engine import EngineFailed
-from tests.engine.nets import assert_greedy, engine, greedy, network, prompts
+from tests.engine.nets import (
+    assert_greedy,
+    engine,
+    frozen_once_begun,
+    greedy,
+    network,
+    prompts,
+)
+from tests.patience import until, until_async
 
 PROMPTS = prompts(6)
 COUNT = 12
@@ -50,14 +58,13 @@ def test_a_pause_keeps_nothing_back(serving):
                 first.set()
             return delta.answer
 
-        task = asyncio.create_task(listen())
-        await first.wait()
-        await asyncio.to_thread(serving.pause, "in_place")
-        await asyncio.to_thread(serving.stats)
-        await asyncio.sleep(0.05)
-        (sequence,) = serving._worker.live.values()
-        assert len(tokens) == sequence.written < 80
-        await asyncio.to_thread(serving.resume)
+        with frozen_once_begun(serving):
+            task = asyncio.create_task(listen())
+            await first.wait()
+            await asyncio.to_thread(serving.pause, "in_place")
+            (sequence,) = serving._worker.live.values()
+            await until_async(lambda: len(tokens) == sequence.written)
+            assert sequence.written < 80
         answer = await task
         assert tuple(tokens) == answer.completion.token_ids
 
@@ -91,9 +98,7 @@ def test_a_busy_loop_is_woken_once_for_all_replies(serving, monkeypatch):
         tasks = [asyncio.create_task(serving.respond(greedy(p, COUNT))) for p in PROMPTS]
         await asyncio.sleep(0)  # all have asked
         serving.resume()
-        until = time.monotonic() + 30
-        while serving.stats().counters.finished < len(PROMPTS) and time.monotonic() < until:
-            time.sleep(0.005)  # the loop is busy
+        until(lambda: serving.stats().counters.finished == len(PROMPTS))  # the loop is busy
         assert len(woken) == 1
         return await asyncio.gather(*tasks)
 

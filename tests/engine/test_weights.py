@@ -10,7 +10,15 @@ import torch
 
 from paddock.engine import Request
 from paddock.records import Sampling
-from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
+from tests.engine.nets import (
+    assert_greedy,
+    copy_of,
+    engine,
+    frozen_once_begun,
+    greedy,
+    network,
+    prompts,
+)
 from tests.model.networks import born, latent_config, tokens
 
 PROMPTS = prompts(6, seed=8)
@@ -37,10 +45,11 @@ def swapped(mode, *, steps=0, prompts=PROMPTS, count=60):
                 if delta.answer is not None:
                     return delta.answer
 
-        tasks = [asyncio.create_task(reply(i)) for i in range(len(prompts))]
-        for event in begun:
-            await event.wait()
-        await asyncio.to_thread(serving.swap, load_other, 1, mode)
+        with frozen_once_begun(serving, len(prompts)):
+            tasks = [asyncio.create_task(reply(i)) for i in range(len(prompts))]
+            for event in begun:
+                await event.wait()
+            await asyncio.to_thread(serving.swap, load_other, 1, mode)
         return await asyncio.gather(*tasks)
 
     serving = engine(copy_of(network("sparse")), mtp_steps=steps)
@@ -167,15 +176,15 @@ def test_a_pause_changes_no_reply(mode):
                 if delta.answer is not None:
                     return delta.answer
 
-        tasks = [asyncio.create_task(reply(prompt)) for prompt in PROMPTS]
-        await begun.wait()
-        await asyncio.to_thread(serving.pause, mode)
-        steps = serving.stats().counters.steps
-        await asyncio.sleep(0.03)
-        assert serving.stats().counters.steps == steps
-        assert serving.stats().paused
-        assert (serving.stats().running == 0) == (mode == "retract")
-        serving.resume()
+        with frozen_once_begun(serving):
+            tasks = [asyncio.create_task(reply(prompt)) for prompt in PROMPTS]
+            await begun.wait()
+            await asyncio.to_thread(serving.pause, mode)
+            steps = serving.stats().counters.steps
+            await asyncio.sleep(0.03)
+            assert serving.stats().counters.steps == steps
+            assert serving.stats().paused
+            assert (serving.stats().running == 0) == (mode == "retract")
         return await asyncio.gather(*tasks)
 
     with engine(network("counting"), mtp_steps=2) as serving:

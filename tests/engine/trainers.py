@@ -42,7 +42,7 @@ def _train(orders, port, world, seed, name, backend):
     from tests.model.networks import born, latent_config
 
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=20 if backend == "gloo" else 60)
+    timeout = timedelta(seconds=60)
     weights = dict(outgoing(born(latent_config(), seed=seed)))
     weights["model.norm.weight.long"] = torch.ones(40)
     if backend == "nccl":

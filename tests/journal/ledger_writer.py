@@ -1,8 +1,9 @@
 """A process that writes a ledger until it is killed.
 
-    python -m tests.journal.ledger_writer LEDGER WITNESS
+    python -m tests.journal.ledger_writer LEDGER WITNESS CALLS
 
-Every move is told to the witness once the ledger has it. Groups are trained four at a time.
+Every move is told to the witness once the ledger has it. Groups are trained four at a time. It dies
+after so many Python calls: at a moment that was drawn, however fast the machine is.
 """
 
 import os
@@ -11,6 +12,7 @@ from random import Random
 
 from paddock.journal import Entry, Ledger
 from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
+from tests.killing import die_after
 
 
 def attempt(entry, member, rng):
@@ -30,7 +32,7 @@ def attempt(entry, member, rng):
     )
 
 
-def main(path, witness):
+def main(path, witness, calls):
     ledger = Ledger(path)
     told = os.open(witness, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     tell = lambda *words: os.write(told, (" ".join(map(str, words)) + "\n").encode())  # noqa: E731
@@ -38,7 +40,7 @@ def main(path, witness):
     rng = Random(len(entries))
     numbers = {task: sum(e.task == task for e in entries) for task in ("a", "b")}
     update = len(ledger.batches())
-    tell("alive")
+    die_after(int(calls))
     for ordinal in range(len(entries), 1_000_000):
         task = rng.choice(["a", "b"])
         entry = Entry(ordinal=ordinal, task=task, number=numbers[task], size=2, issued=update)

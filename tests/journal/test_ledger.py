@@ -1,7 +1,7 @@
+import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from random import Random
 
@@ -197,25 +197,18 @@ def test_others_can_read_meanwhile(ledger, tmp_path):
         assert reader.balance().issued == 2
 
 
-def kill_after(delay_s, path, witness):
-    """Let the writer live so long, then kill -9 it."""
-    command = [sys.executable, "-m", "tests.journal.ledger_writer", path, witness]
-    before = witness.stat().st_size if witness.exists() else 0
-    writer = subprocess.Popen(command, cwd=Path(paddock.__file__).parents[1])
-    deadline = time.monotonic() + 60
-    while not witness.exists() or witness.stat().st_size == before:
-        assert writer.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
-    time.sleep(delay_s)
-    writer.kill()
-    writer.wait()
+def killed_after(calls, path, witness):
+    """Let the writer make so many Python calls, then kill -9 it."""
+    command = [sys.executable, "-m", "tests.journal.ledger_writer", path, witness, str(calls)]
+    done = subprocess.run(command, cwd=Path(paddock.__file__).parents[1])
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_a_killed_writer_has_written_every_move_it_made_and_no_half_one(tmp_path):
     path, witness = tmp_path / "ledger.sqlite", tmp_path / "witness"
     rng = Random(7)
     for _ in range(5):
-        kill_after(rng.uniform(0.02, 0.25), path, witness)
+        killed_after(rng.randint(20_000, 60_000), path, witness)
         check(path, [line.split() for line in witness.read_text().splitlines()])
 
 

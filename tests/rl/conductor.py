@@ -1,14 +1,15 @@
-"""A conductor in a process of its own, to be killed: `python -m tests.rl.conductor FOLDER SEED`.
+"""A conductor in a process of its own: `python -m tests.rl.conductor FOLDER SEED CALLS`.
 
 In lock-step, one step off; a checkpoint every other update, as a file that appears whole or not at
-all. Says `alive` when it begins and `done` with its weights when all is trained.
+all. It dies after so many Python calls (0: not at all), or says `done`, its weights and how many
+calls it made when all is trained.
 """
 
 import json
 import sys
-import time
 from pathlib import Path
 
+from tests.killing import die_after
 from tests.rl.test_collect_resume import Disk, live, lockstep
 from tests.rollout.virtual import run
 
@@ -27,15 +28,13 @@ class File(Disk):
         fresh = self.file.with_suffix(".partial")
         fresh.write_text(json.dumps(self.saved))
         fresh.replace(self.file)
-        time.sleep(0.02)  # time to die in
 
 
-def main(folder, seed):
+def main(folder, seed, calls):
     pace, tasks, engine, step_s = lockstep(1, delays=int(seed))
-    sys.stdout.write("alive\n")
-    sys.stdout.flush()
+    made = die_after(int(calls))
     learner, _ = run(live(File(Path(folder)), pace, tasks, engine, batches=BATCHES, step_s=step_s))
-    sys.stdout.write(f"done {learner.weights}\n")
+    sys.stdout.write(f"done {learner.weights} {made()}\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from threading import Event, Thread
 
 from paddock.cli.rl import conduct
 from paddock.cli.rl_feed import LEDGER
@@ -25,31 +24,25 @@ def test_apart_or_not_the_weights_are_the_same_bit_for_bit(start, tmp_path, monk
 def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypatch):
     """Killed while it answers; another takes its place, with the weights of that moment, and every
     attempt ends exactly once."""
-    begun, born = Event(), []
+    born, killed = [], []
     submit, begin = EngineApart.submit, EngineApart._begin
 
     def seen(self, *args, **kwargs):
         name = submit(self, *args, **kwargs)
-        if self.stats().version >= 2:
-            begun.set()
+        if not killed and self.stats().version >= 2:
+            killed.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
         return name
 
     def counted(self):
         begin(self)
         born.append(self.pid)
 
-    def kill():
-        begun.wait()
-        os.kill(born[0], signal.SIGKILL)
-
     monkeypatch.setattr(EngineApart, "submit", seen)
     monkeypatch.setattr(EngineApart, "_begin", counted)
-    killer = Thread(target=kill, daemon=True)
-    killer.start()
     sets = [*ONE_STEP_OFF, "steps=5", "engines.apart=true", "credit.keep_flat=true"]
     conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
-    killer.join()
-    assert len(born) == 2
+    assert len(born) == 2 and killed == born[:1]
     assert sorted(numbers(tmp_path / "run")) == [1, 2, 3, 4, 5]
     with Ledger(tmp_path / "run" / LEDGER) as ledger:
         balance = ledger.balance()

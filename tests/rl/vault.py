@@ -5,8 +5,8 @@ that they did. So a schooled network opens the vault now and then, and has to fi
 """
 
 import asyncio
+from collections import Counter
 from functools import cache
-from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -28,7 +28,6 @@ LOOK = ToolSpec(
 )
 LIMITS = Budget(turns=3, seconds=30, output_bytes=200)
 KEEPS = Thinking(clear_thinking=False)
-ATTEMPTS = count()  # luck is each attempt's own
 NUMBERS = [str(n) for n in range(10)]
 
 
@@ -46,6 +45,7 @@ class VaultWorld:
 
     def __init__(self, settings=None):
         self.settings = settings or VaultSettings()
+        self.opened = Counter()  # luck is each attempt's own, whatever ran before or beside it
 
     def size(self, split):
         return None
@@ -59,16 +59,16 @@ class VaultWorld:
         return Random(f"{name}/{self.settings.seed}/vault").choice(NUMBERS)
 
     def open(self, task):
-        return VaultEnv(task, self.settings)
+        self.opened[task.id] += 1
+        return VaultEnv(task, self.settings, Random(f"{task.id}/{self.opened[task.id]}"))
 
 
 class VaultEnv:
     tools = (LOOK,)
 
-    def __init__(self, task, settings):
-        self.task, self.settings = task, settings
+    def __init__(self, task, settings, chance):
+        self.task, self.settings, self.chance = task, settings, chance
         self.said, self.opened = "", False
-        self.chance = Random(f"{task.id}/{next(ATTEMPTS)}")
 
     async def start(self):
         if self.chance.random() < self.settings.breaks:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paddock.rollout.connections import Connections
+from tests.patience import PATIENCE_S, until_async
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (
@@ -57,7 +58,7 @@ async def server(answer, *, per_connection=10**6, stalls=False):
 
 
 async def ask(http, url, **more):
-    said = {"headers": {}, "patience_s": 5.0, **more}
+    said = {"headers": {}, "patience_s": PATIENCE_S, **more}
     async with http.request("POST", f"{url}/path?q=1", **said) as response:
         return response.status, await response.read()
 
@@ -105,13 +106,11 @@ def test_leaving_early_closes_the_connection():
     async def work():
         lines = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n"
         async with server([lines, b""], stalls=True) as (url, wire), Connections() as http:
-            said = {"headers": {}, "patience_s": 5.0}
+            said = {"headers": {}, "patience_s": PATIENCE_S}
             async with http.request("GET", url, **said) as response:
                 assert await anext(response.lines()) == b"one"
             wire.release.set()
-            async with asyncio.timeout(5):
-                while not wire.gone:
-                    await asyncio.sleep(0.01)
+            await until_async(lambda: wire.gone)
 
     run(work)
 
@@ -122,7 +121,7 @@ def test_lines_come_whole_however_they_are_cut():
         parts = [b"%x\r\n%s\r\n" % (1, bytes([b])) for b in text]
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         async with server([head, *parts, b"0\r\n\r\n"]) as (url, _), Connections() as http:
-            async with http.request("GET", url, headers={}, patience_s=5.0) as response:
+            async with http.request("GET", url, headers={}, patience_s=PATIENCE_S) as response:
                 found = [line async for line in response.lines()]
             assert found == text.split(b"\n")
 

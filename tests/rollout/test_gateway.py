@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from paddock.rollout.client import EngineLost, InProcess
 from paddock.rollout.gateway import build_gateway
 from paddock.rollout.live import GatewaySettings, Rules, Sessions
 from paddock.text import Special, Tokenizer, renderer_for
+from tests.patience import until
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent, MessagesAgent
 from tests.rollout.engines import Chancy, Scripted, completion, renderer
 from tests.rollout.talks import ids_of
@@ -133,13 +133,6 @@ def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, 
 
 
 # --- who leaves early -----------------------------------------------------------------------------
-
-
-def until(holds, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 class Freezing(InProcess):

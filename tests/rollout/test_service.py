@@ -23,6 +23,7 @@ from paddock.rollout.remote import pool
 from paddock.rollout.schedule import Assignment
 from paddock.rollout.service import Registry, RemoteAttempt, build_service
 from paddock.rollout.settings import Pace, TaskSettings
+from tests.patience import PATIENCE_S, until_async
 from tests.rollout.engines import renderer, tokenizer
 from tests.rollout.virtual import Engine, Learner
 
@@ -87,12 +88,6 @@ def start(port, url):
     return subprocess.Popen(command, cwd=Path(paddock.__file__).parents[1])
 
 
-async def until(what, *, limit_s=60.0):
-    async with asyncio.timeout(limit_s):
-        while not what():
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
     async def main():
@@ -106,23 +101,23 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
             pace = Pace(batch_groups=4, pipeline_depth=1, max_staleness=2, rest_batches=1)
             service = start(port, url)
             try:
-                await until(lambda: registry.offering("echo"))
+                await until_async(lambda: registry.offering("echo"))
                 async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
                     learner = Learner(collect, local, step_s=lambda: 0.01)
-                    await asyncio.wait_for(learner.run(3), 60)
+                    await asyncio.wait_for(learner.run(3), PATIENCE_S)
                     learning = asyncio.ensure_future(learner.run(6))
-                    await until(lambda: attempt._running.total() > 0)
+                    await until_async(lambda: attempt._running.total() > 0)
                     service.kill()  # in the middle of an attempt
-                    await asyncio.wait_for(learning, 60)
+                    await asyncio.wait_for(learning, PATIENCE_S)
                     down = collect.snapshot().tasks["echo"]
-                    await until(lambda: not registry.offering("echo"))  # it is silent
+                    await until_async(lambda: not registry.offering("echo"))  # it is silent
                     service = start(port, url)
-                    await until(lambda: registry.offering("echo"))
+                    await until_async(lambda: registry.offering("echo"))
                     for _ in range(30):
-                        await asyncio.wait_for(learner.run(1), 60)
+                        await asyncio.wait_for(learner.run(1), PATIENCE_S)
                         if not collect.snapshot().tasks["echo"].aside:
                             break
-                    await asyncio.wait_for(learner.run(2), 60)
+                    await asyncio.wait_for(learner.run(2), PATIENCE_S)
                     return engine, learner, ledger, down, collect.snapshot().tasks["echo"]
             finally:
                 service.kill()
@@ -227,9 +222,9 @@ def test_an_attempt_that_is_given_up_is_given_up_by_the_service_too():
         async with conductor() as (_, registry, attempt, _), served(service) as url:
             registry.register("echo", url)
             doing = asyncio.ensure_future(attempt(given()))
-            await asyncio.wait_for(begun.wait(), 10)
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
             doing.cancel()
-            await asyncio.wait_for(left.wait(), 10)
+            await asyncio.wait_for(left.wait(), PATIENCE_S)
             assert len(attempt.sessions) == 0
 
     asyncio.run(main())

@@ -17,6 +17,7 @@ from paddock.checkpoint import load_pretrained
 from paddock.engine import Engine, EngineSettings
 from paddock.serve import Keys, ServeSettings, build_app
 from paddock.text import Renderer, Tokenizer, renderer_for
+from tests.patience import PATIENCE_S, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,8 @@ class Live:
 
     def settle(self) -> None:
         """Until nothing is being answered."""
-        deadline = time.monotonic() + 20
-        while self.hall.live or any(e.stats().running + e.stats().waiting for e in self.engines):
-            assert time.monotonic() < deadline, f"still live: {self.hall.live}"
-            time.sleep(0.01)
+        busy = lambda e: e.stats().running + e.stats().waiting  # noqa: E731
+        until(lambda: not self.hall.live and not any(map(busy, self.engines)))
 
     def audit(self) -> list[str]:
         """What is left over that should not be, once nothing is being answered."""
@@ -57,7 +56,7 @@ class Live:
             every = (task.get_coro().__qualname__ for task in asyncio.all_tasks())
             return [name for name in every if "uvicorn" not in name and "Server" not in name]
 
-        found = asyncio.run_coroutine_threadsafe(ours(), self.loops[0]).result(timeout=20)
+        found = asyncio.run_coroutine_threadsafe(ours(), self.loops[0]).result(timeout=PATIENCE_S)
         found.remove("Live.tasks.<locals>.ours")
         return found
 
@@ -107,6 +106,6 @@ def listening(app: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(timeout=20)
+        thread.join(timeout=PATIENCE_S)
         sock.close()
         assert not thread.is_alive(), "the server did not stop"

@@ -6,6 +6,8 @@ import time
 import pytest
 
 from paddock.serve.replicas import preference
+from tests.engine.nets import frozen_once_begun
+from tests.patience import until
 from tests.serve.live import serving
 
 SLOW = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
@@ -32,18 +34,16 @@ class Asking:
 
 
 def running(live, count=1):
-    deadline = time.monotonic() + 20
-    while sum(e.stats().running for e in live.engines) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    until(lambda: sum(e.stats().running for e in live.engines) >= count)
 
 
 def test_abort_by_name(live):
-    asking = Asking(live, SLOW | {"rid": "doomed"})
-    running(live)
-    assert live.post("/abort_request", {"rid": "someone else"}).json()["aborted"] == 0
-    assert live.post("/abort_request", {"rid": "doomed"}).json()["aborted"] == 1
-    meta = asking.done()["meta_info"]
+    with frozen_once_begun(live.engines[0]):
+        asking = Asking(live, SLOW | {"rid": "doomed"})
+        running(live)
+        assert live.post("/abort_request", {"rid": "someone else"}).json()["aborted"] == 0
+        assert live.post("/abort_request", {"rid": "doomed"}).json()["aborted"] == 1
+        meta = asking.done()["meta_info"]
     assert meta["finish_reason"]["type"] == "abort" and meta["completion_tokens"] < 150
 
 
@@ -51,8 +51,7 @@ def test_a_request_that_is_aborted_before_it_was_read_has_no_scores(live):
     live.post("/pause_generation", {"mode": "in_place"})
     scored = SLOW | {"rid": "waits", "return_logprob": True, "logprob_start_len": 0}
     asking = Asking(live, scored | {"top_logprobs_num": 1})
-    while "waits" not in live.hall.live:
-        time.sleep(0.002)
+    until(lambda: "waits" in live.hall.live)
     live.post("/abort_request", {"rid": "waits"})
     meta = asking.done()["meta_info"]
     live.post("/continue_generation", {})
@@ -62,26 +61,28 @@ def test_a_request_that_is_aborted_before_it_was_read_has_no_scores(live):
 
 def test_abort_of_all_replies_to_one_request(live):
     body = SLOW | {"rid": "many", "sampling_params": SLOW["sampling_params"] | {"n": 3}}
-    asking = Asking(live, body)
-    running(live, 3)
-    assert live.post("/abort_request", {"rid": "many"}).json()["aborted"] == 3
+    with frozen_once_begun(live.engines[0], 3):
+        asking = Asking(live, body)
+        running(live, 3)
+        assert live.post("/abort_request", {"rid": "many"}).json()["aborted"] == 3
     assert {r["meta_info"]["finish_reason"]["type"] for r in asking.done()} == {"abort"}
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 def test_pause_and_continue(live, mode):
-    asking = Asking(live, SLOW)
-    running(live)
-    assert live.post("/pause_generation", {"mode": mode}).json()["status"] == "ok"
     (engine,) = live.engines
-    before = engine.stats().counters.generated_tokens
-    late = Asking(live, QUICK)
-    time.sleep(0.05)
-    assert engine.stats().counters.generated_tokens == before
-    assert live.get("/health_generate").status_code == 200
-    if mode != "abort":
-        assert live.get("/flush_cache").status_code == 400
-    assert live.post("/continue_generation", {}).json()["status"] == "ok"
+    with frozen_once_begun(engine):
+        asking = Asking(live, SLOW)
+        running(live)
+        assert live.post("/pause_generation", {"mode": mode}).json()["status"] == "ok"
+        before = engine.stats().counters.generated_tokens
+        late = Asking(live, QUICK)
+        time.sleep(0.05)
+        assert engine.stats().counters.generated_tokens == before
+        assert live.get("/health_generate").status_code == 200
+        if mode != "abort":
+            assert live.get("/flush_cache").status_code == 400
+        assert live.post("/continue_generation", {}).json()["status"] == "ok"
     assert late.done()["meta_info"]["completion_tokens"] == 2
     meta = asking.done()["meta_info"]
     assert meta["finish_reason"]["type"] == ("abort" if mode == "abort" else "length")
@@ -97,11 +98,12 @@ def test_the_cache_is_flushed_once_nothing_uses_it(live):
     long = {"input_ids": list(range(20, 60)), "sampling_params": {"max_new_tokens": 1}}
     live.post("/generate", long)
     assert live.post("/generate", long).json()["meta_info"]["cached_tokens"] == 32
-    asking = Asking(live, SLOW)
-    running(live)
-    busy = live.get("/flush_cache")
-    assert busy.status_code == 400 and not busy.json()["success"]
-    live.post("/abort_request", {"abort_all": True})
+    with frozen_once_begun(live.engines[0]):
+        asking = Asking(live, SLOW)
+        running(live)
+        busy = live.get("/flush_cache")
+        assert busy.status_code == 400 and not busy.json()["success"]
+        live.post("/abort_request", {"abort_all": True})
     assert live.post("/flush_cache?timeout=10", {}).json()["success"]
     asking.done()
     assert live.post("/generate", long).json()["meta_info"]["cached_tokens"] == 0

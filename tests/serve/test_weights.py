@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from base64 import b64encode
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import torch
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.wire import Parcel, checksums, outgoing, pack
 from paddock.engine import Reload
+from tests.engine.nets import frozen_once_begun
+from tests.patience import until
 from tests.serve.live import serving
 from tests.serve.test_peers import free_port
 
@@ -88,11 +89,11 @@ def test_weights_change_under_a_running_request(live, folder):
     thread = threading.Thread(
         target=lambda: found.update(live.post("/generate", slow | {"routed_dp_rank": 0}).json())
     )
-    thread.start()
-    while not live.engines[0].stats().running:
-        time.sleep(0.002)
     body = {"serialized_named_tensors": [parcel(other(folder))], "weight_version": "8"}
-    assert live.post("/update_weights_from_tensor", body).json()["num_paused_requests"] == 1
+    with frozen_once_begun(live.engines[0]):
+        thread.start()
+        until(lambda: live.engines[0].stats().running)
+        assert live.post("/update_weights_from_tensor", body).json()["num_paused_requests"] == 1
     thread.join(timeout=60)
     versions = found["meta_info"]["weight_versions"]
     assert [version for _, version in versions] == ["0", "8"] and versions[1][0] > 0

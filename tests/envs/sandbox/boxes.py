@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddock.envs.sandbox import Limits, SandboxSettings, bwrap, container, open_sandbox
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 SMALL = Limits(
@@ -104,9 +105,9 @@ def running(marker):
     return found
 
 
-def eventually(true, seconds=20.0):
+def eventually(true):
     """Whether something becomes true while others take their time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while not true() and time.monotonic() < deadline:
         time.sleep(0.02)
     return bool(true())

@@ -105,7 +105,7 @@ def test_without_isolation_commands_run_in_a_folder_of_their_own(tmp_path):
         for outside in (str(tmp_path / "out"), "../out"):
             with pytest.raises(SandboxError, match="this machine's own"):
                 await box.put(b"x", outside)
-        done = await box.exec("pwd; cat a/b; setsid sleep 444 & sleep 60", timeout_s=0.7)
+        done = await box.exec("pwd; cat a/b; setsid sleep 444 & sleep 60", timeout_s=2.0)
         return box.workspace, done, await box.read("a/b")
 
     workspace, done, data = in_box(work, **UNISOLATED)

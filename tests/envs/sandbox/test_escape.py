@@ -1,6 +1,5 @@
 """Each a way out that must not be one, and after each the machine is as it was."""
 
-import asyncio
 import os
 import secrets
 import socket
@@ -336,7 +335,7 @@ def test_root_inside_is_nobody_outside(backend):
 
     async def work(box):
         sleeper = await box.spawn(["bash", "-c", f"exec -a {mark} sleep 60"])
-        await asyncio.sleep(0.3)
+        assert eventually(lambda: running(mark))
         (pid,) = running(mark)
         owner = Path(f"/proc/{pid}").stat().st_uid
         await sleeper.kill()
