@@ -27,6 +27,7 @@ from paddock.model.attention.mla import MLA, Projected
 from paddock.model.config import ModelConfig
 from paddock.model.memory import Layout
 from paddock.model.step import LayerNotes, Selection, Step
+from paddock.parallel import is_gathered
 
 # In multiples of top-k. Forward and backward, masked against gathered: on a CPU (nano, one core)
 # 38 / 62 ms at 4 times top-k, 99 / 142 at 8, 234 / 240 at 16, 735 / 587 at 32; on an H200 (small,
@@ -90,11 +91,18 @@ class DSA(MLA):
         return self.o(out_THV.flatten(1)), selection, notes
 
     def chooses(self, long: Sequence[Span], step: Step) -> bool:
-        """Whether anyone asks the indexer. Of a row cut among ranks some may and others not, but
-        they gather its keys together."""
+        """Whether anyone asks the indexer. Ranks that gather its keys or its weights together all
+        ask or none does, whatever documents each of them has."""
+        if step.ask.dense:
+            return step.ask.indexer_loss
         batch = step.layout.batch
-        beyond = batch is not None and not step.ask.dense and batch.columns > self.topk
-        return bool(long) or beyond or step.ask.indexer_loss or step.layout.cut is not None
+        beyond = batch is not None and batch.columns > self.topk
+        joint = step.layout.cut is not None or self._gathers_weights
+        return bool(long) or beyond or step.ask.indexer_loss or joint
+
+    @property
+    def _gathers_weights(self) -> bool:
+        return self.indexer is not None and is_gathered(self.indexer.weights)
 
     def index_new(
         self, x_TD: Tensor, projected: Projected, step: Step, *, wanted: bool = True
