@@ -25,7 +25,7 @@ from paddock.kernels.topk import index_topk_spans, index_topk_table
 from paddock.model.attention.indexer import Indexer
 from paddock.model.attention.mla import MLA, Projected
 from paddock.model.config import ModelConfig
-from paddock.model.memory import Layout
+from paddock.model.memory import Layout, NoMemory
 from paddock.model.step import LayerNotes, Selection, Step
 from paddock.parallel import is_gathered
 
@@ -107,9 +107,9 @@ class DSA(MLA):
     def index_new(
         self, x_TD: Tensor, projected: Projected, step: Step, *, wanted: bool = True
     ) -> IndexSide | None:
-        """The indexer's view of the new tokens, its keys being the storage of all of them. Keys are
-        kept even where no opinion is `wanted` yet: later tokens will choose among them."""
-        if self.indexer is None:
+        """The indexer's view of the new tokens, its keys being the storage of all of them. Memory
+        keeps keys even where no opinion is `wanted` yet: later tokens will choose among them."""
+        if self.indexer is None or (not wanted and isinstance(step.memory, NoMemory)):
             return None
         key_TD = self.indexer.keys(x_TD, step)
         stored_SD = step.memory.extend(self.layer, "index", key_TD)
