@@ -167,6 +167,7 @@ def bench_train(
     stream = settings.stream
     tokens = stream.batch_tokens // stream.context * stream.context
     peak = peak_flops(device)
+    share = None if peak is None else mfu(planned.flops_token, tokens / seconds, peak)
     found = {
         "recipe": str(recipe),
         "device": str(device),
@@ -178,7 +179,7 @@ def bench_train(
         "peak_bytes": _peak_bytes(),
         "flops_a_token": planned.flops_token,
         "peak_flops": peak,
-        "mfu": None if peak is None else mfu(planned.flops_token, tokens / seconds, peak),
+        "mfu": share,
     }
     if as_json:
         typer.echo(json.dumps(found))
@@ -189,7 +190,7 @@ def bench_train(
     made.add_row("a step", f"{tokens:,} tokens, {seconds:.3g} s")
     made.add_row("tokens a second", f"{tokens / seconds:,.0f}")
     made.add_row("memory, at most", size(_peak_bytes()))
-    made.add_row("MFU", _share_of_peak(found["mfu"], peak))
+    made.add_row("MFU", _share_of_peak(share, peak))
     show(made)
 
 

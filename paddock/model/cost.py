@@ -233,6 +233,9 @@ def training_flops(config: ModelConfig, length: int, learning: Learning) -> floa
     times = 3 if learning.language else 1
     layers = [*range(config.layers), *[config.mtp_layer] * learning.mtp_depths]
     total = sum(_layer_training_flops(config, i, length, learning) for i in layers)
+    if config.mtp is not None and config.mtp.share_index and learning.mtp_depths:
+        once = _index_training_flops(config, config.mtp_layer, length, learning)
+        total -= (learning.mtp_depths - 1) * once
     total += 2 * times * 2 * config.hidden**2 * learning.mtp_depths  # of the join
     if learning.language:
         total += 3 * 2 * _head(config) * (1 + learning.mtp_depths)
@@ -261,19 +264,26 @@ def _layer_training_flops(
     times = 3 if learning.language else 1
     pairs, matrices = _layer_pairs(config, layer, learning.dense), _matrices(config, layer)
     attended = causal_pairs(length, pairs.most)
-    total = times * (2 * (matrices.total - matrices.indexer) + pairs.state)
+    total = float(times * (2 * (matrices.total - matrices.indexer) + pairs.state))
     total += times * pairs.attention * attended / length
+    return total + _index_training_flops(config, layer, length, learning)
+
+
+def _index_training_flops(
+    config: ModelConfig, layer: int, length: int, learning: Learning
+) -> float:
+    pairs, matrices = _layer_pairs(config, layer, learning.dense), _matrices(config, layer)
     if not pairs.index or (learning.dense and not learning.indexer):
-        return total
+        return 0.0
     # To choose keys, queries that see more than top-k score all of them.
     most = length if pairs.most is None else min(length, pairs.most)
     scored = causal_pairs(length) - causal_pairs(most)
     if learning.indexer:  # scores of the others, and gradients of every candidate's
-        scored += causal_pairs(most) + 2 * attended
+        scored += causal_pairs(most) + 2 * causal_pairs(length, pairs.most)
     elif length <= most:
-        return total  # nobody chooses
+        return 0.0  # nobody chooses
     projected = 2 * matrices.indexer * (2 if learning.indexer else 1)
-    return total + projected + pairs.index * scored / length
+    return projected + pairs.index * scored / length
 
 
 def _head(config: ModelConfig) -> int:

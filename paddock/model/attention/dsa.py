@@ -2,7 +2,8 @@
 
 A query that sees no more than top-k keys attends to all of them; choosing would change nothing.
 The others attend to their choice in absorbed form. A layer without an indexer of its own reuses
-the choice of the last layer below that has one.
+the choice of the last layer below that has one. The MTP layer reuses its own of depth 1 at later
+depths, where it is given it (`mtp.share_index`).
 
 T tokens, S keys or rows of storage, H heads, C row width, V value dims, Q sparse queries, K kept
 keys; of a batch N queries.
@@ -41,6 +42,7 @@ class DSA(MLA):
         super().__init__(config, layer)
         assert config.indexer is not None
         self.topk = config.indexer.topk
+        self.is_mtp = layer == config.mtp_layer  # what it is given is its own choice at depth 1
         if config.has_indexer(layer):
             self.indexer = Indexer(config)
 
@@ -53,12 +55,13 @@ class DSA(MLA):
         stored_SC = step.memory.extend(self.layer, "row", projected.row_TC)
         spans = layout.loose
         short, long = (spans, ()) if step.ask.dense else split_by_reach(spans, self.topk)
-        new = self.index_new(x_TD, projected, step, wanted=self.chooses(long, step))
+        reused = self.is_mtp and selection is not None
+        new = self.index_new(x_TD, projected, step, wanted=not reused and self.chooses(long, step))
         index = self.loose_index(new, layout)
         if new is not None:
             loose = None if index is None else choose(index, long, self.topk)
             selection = self.with_batch(loose, new, step)
-        elif self.indexer is not None:
+        elif self.indexer is not None and not reused:
             selection = _nothing(self.topk, x_TD.device)
         loose_THD, batch_THD = layout.parted(projected.query_THD)
         pieces, loss = [], None
