@@ -4,7 +4,7 @@
     python -m benchmarks.train_step --profile     where the time of a step goes
 
 Same configuration, same batch, one run, arms taking turns, medians. Tokens/s, peak memory and MFU
-(forward and backward FLOPs of the sparse network, see paddock.model.cost). A shape that one arm
+(needed FLOPs of the sparse network, see paddock.model.cost). A shape that one arm
 cannot hold in memory is reported for the other alone.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.step_profile import print_profile, synchronize
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.data import Batch
 from paddock.model import ModelConfig, Network, preset
-from paddock.model.cost import flops
+from paddock.model.cost import Learning, mfu, training_flops
 from paddock.train import Trainer, TrainSettings
 from paddock.train.objective import BaseObjective
 from paddock.train.plan import peak_flops
@@ -152,8 +152,9 @@ def claims(
             memory = f", {one[1] / 2**30:.1f} GiB" if one and one[1] else ""
             text = "out of memory" if rates[arm] is None else f"{rates[arm]:,.0f} tokens/s{memory}"
             if arm != "transformers" and peak and rates[arm]:
-                work = 3 * flops(config, context // 2).total
-                text += f", MFU {rates[arm] * work / peak:.1%}"
+                work = training_flops(config, context, Learning())  # the indexer rests
+                share = mfu(work, rates[arm], peak)
+                text += f", MFU {share:.1%} of {peak / 1e12:.0f} TFLOP/s"
             rows.append(Claim(name=f"{name} {shape} {dtype}: {arm}", measured=text))
         ours, theirs = rates.get("adamw"), rates.get("transformers")
         if ours and theirs:

@@ -50,7 +50,6 @@ SILENT = frozenset(
         "is_llama_config",
         "rope_interleaved",
         "transformers.js_config",
-        "index_share_for_mtp_iteration",
         "moe_router_dtype",
         "keys_to_ignore_at_inference",
         "tokenizer_class",

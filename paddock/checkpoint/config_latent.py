@@ -36,6 +36,7 @@ ARCHITECTURES = {
 LEADING_DENSE = {"glm_moe_dsa": 3, "glm4_moe_lite": 1, "deepseek_v3": 3}
 # How far ahead the MTP layer was trained to look; released files do not say.
 MTP_DEPTHS = {"glm_moe_dsa": 3, "glm4_moe_lite": 1, "deepseek_v3": 1}
+SHARE_INDEX = "index_share_for_mtp_iteration"
 MLP_KINDS: dict[str, MlpKind] = {"dense": "dense", "sparse": "moe"}
 INDEXER_KINDS: dict[str, IndexerKind] = {
     "full": "full",
@@ -130,9 +131,12 @@ def _read_mtp(r: Reader, family: Family) -> MtpSettings | None:
     key, alias = "num_nextn_predict_layers", "num_mtp_layers"
     count = max(r.take(key, WHOLE, 0), r.take(alias, WHOLE, 0))
     depths = r.take("mtp_depths", COUNT, MTP_DEPTHS[family])
+    shared = r.take(SHARE_INDEX, FLAG, False)
+    if shared and family != "glm_moe_dsa":
+        r.refuse(f"'{SHARE_INDEX}' is True, but the family has no indexer")
     if count > 1:
         r.refuse(f"'{key}' is {count}; at most one layer, used at every depth, is known")
-    return MtpSettings(depths=depths) if count else None
+    return MtpSettings(depths=depths, share_index=shared) if count else None
 
 
 def write_latent(config: ModelConfig) -> Json:
@@ -161,6 +165,8 @@ def write_latent(config: ModelConfig) -> Json:
         data["mlp_layer_types"] = ["sparse" if k == "moe" else "dense" for k in config.mlp]
     if config.mtp is not None:
         data["mtp_depths"] = config.mtp.depths
+        if config.mtp.share_index:
+            data[SHARE_INDEX] = True
     if moe is not None:
         data |= {
             "n_routed_experts": moe.experts,

@@ -152,6 +152,7 @@ def bench_train(
     """Tokens a second, memory and MFU of a recipe's step: fresh weights, full rows of random
     tokens, one process."""
     from paddock.config import load_recipe, resolve
+    from paddock.model.cost import mfu
     from paddock.train import TrainSettings
     from paddock.train.plan import peak_flops, plan
     from paddock.train.run import pick_device, start_config
@@ -166,6 +167,7 @@ def bench_train(
     stream = settings.stream
     tokens = stream.batch_tokens // stream.context * stream.context
     peak = peak_flops(device)
+    share = None if peak is None else mfu(planned.flops_token, tokens / seconds, peak)
     found = {
         "recipe": str(recipe),
         "device": str(device),
@@ -175,7 +177,9 @@ def bench_train(
         "seconds_a_step": seconds,
         "tokens_a_second": tokens / seconds,
         "peak_bytes": _peak_bytes(),
-        "mfu": None if peak is None else tokens / seconds * planned.flops_token / peak,
+        "flops_a_token": planned.flops_token,
+        "peak_flops": peak,
+        "mfu": share,
     }
     if as_json:
         typer.echo(json.dumps(found))
@@ -186,9 +190,14 @@ def bench_train(
     made.add_row("a step", f"{tokens:,} tokens, {seconds:.3g} s")
     made.add_row("tokens a second", f"{tokens / seconds:,.0f}")
     made.add_row("memory, at most", size(_peak_bytes()))
-    mfu = "the chip's peak is not known" if found["mfu"] is None else f"{found['mfu']:.1%}"
-    made.add_row("MFU", mfu)
+    made.add_row("MFU", _share_of_peak(share, peak))
     show(made)
+
+
+def _share_of_peak(share: float | None, peak: float | None) -> str:
+    if share is None or peak is None:
+        return "the chip's peak is not known"
+    return f"{share:.1%} of {peak / 1e12:.0f} TFLOP/s (dense bfloat16)"
 
 
 def _too_much(planned: "Plan") -> str:

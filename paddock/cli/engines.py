@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 1 << 28  # where nothing is said, on the CPU
 OF_FREE_MEMORY = 0.8  # likewise, on an accelerator, once the weights are there
+# Prompt tokens of a step where nothing is said, for devices of at least so many bytes.
+STEP_TOKENS = ((60 << 30, 8192), (35 << 30, 4096), (0, 2048))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,25 @@ def sized(
         cache = int(_free_bytes(network.embed.weight.device) * OF_FREE_MEMORY / share)
         least = min(least, cache)
     return settings.model_copy(update={"cache_bytes": max(cache, least)})
+
+
+def step_tokens(place: str) -> int:
+    """Prompt tokens to prefill in one step, by the device's memory: a larger chunk keeps a larger
+    chip busy and takes more room for activations."""
+    import torch
+
+    if place == "cpu":
+        return tokens_for(0)
+    _, total = torch.accelerator.get_memory_info(torch.device(place))
+    return tokens_for(int(total))
+
+
+def tokens_for(total_bytes: int) -> int:
+    """
+    >>> [tokens_for(gib << 30) for gib in (0, 24, 48, 80, 141)]
+    [2048, 2048, 4096, 8192, 8192]
+    """
+    return next(tokens for least, tokens in STEP_TOKENS if total_bytes >= least)
 
 
 def _free_bytes(device: "torch.device") -> int:

@@ -17,6 +17,7 @@ from paddock.cli.engines import (
     precision,
     preferred,
 )
+from paddock.cli.engines import step_tokens as tokens_of_a_step
 from paddock.cli.errors import UserError
 from paddock.cli.numbers import count, parse_size, size
 from paddock.cli.sockets import bound, url_of
@@ -49,6 +50,10 @@ def serve(  # noqa: PLR0913  the command line
     pages: Annotated[int | None, typer.Option(min=1, help="The same, in pages.")] = None,
     context: Annotated[int | None, typer.Option(min=2, help="Tokens of a request at most.")] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Requests answered at once.")] = 32,
+    step_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Prompt tokens of one step. Default: by the device's memory."),
+    ] = None,
     served_name: Annotated[str | None, typer.Option(help="Default: the folder's.")] = None,
     template_version: Annotated[
         Literal["5", "5.1", "5.2", "5.3"] | None,
@@ -77,6 +82,7 @@ def serve(  # noqa: PLR0913  the command line
         pages=pages,
         context=context,
         max_running=max_running,
+        step_tokens=step_tokens or tokens_of_a_step(devices(device, dp)[0]),
         mtp_steps=mtp,
         replay=replay,
         stop_ids=stops or None,
@@ -170,6 +176,7 @@ def _introduce(
         "context": f"{found.context:,} tokens",
         "cache": f"{found.tokens:,} tokens in {found.pages:,} pages, {cache} a replica",
         "requests": f"{most} at once a replica, {whole} of them at full context",
+        "prefill": f"{engines[0].settings.step_tokens:,} prompt tokens a step",
         "drafts": f"{engines[0].settings.mtp_steps} tokens ahead",
         "chat page": url,
         "OpenAI": f"{url}/v1",

@@ -90,7 +90,7 @@ def _plan_table(planned: "Plan") -> Table:
     made.add_row("parameters", count(planned.parameters))
     made.add_row("active without embeddings", count(planned.active))
     made.add_row("tokens", count(planned.tokens))
-    made.add_row("FLOPs a token, forward and backward", f"{planned.flops_token:.3g}")
+    made.add_row("FLOPs needed a token, forward and backward", f"{planned.flops_token:.3g}")
     made.add_row("FLOPs in all", f"{planned.flops:.3g}")
     made.add_row("weights" if alone else "weights gathered at a time", size(planned.weight_bytes))
     made.add_row("exact weights, gradients, optimizer", size(planned.state_bytes))
@@ -172,6 +172,7 @@ class Progress:
         return ended or time.monotonic() - self._said_at >= 10
 
     def _cells(self, moment: "Moment") -> dict[str, str]:
+        from paddock.model.cost import mfu
         from paddock.train.loop import memory_bytes
 
         rate = sum(self._tokens) / sum(self._seconds)
@@ -181,7 +182,7 @@ class Progress:
         cells |= {"held out": self._held_out, "lr": f"{moment.report.lr:.2e}"}
         cells |= {"grad": f"{moment.report.grad_norm:.2f}", "tokens/s": f"{rate:,.0f}"}
         if self._peak is not None:
-            cells["MFU"] = f"{rate * self._planned.flops_token / self._peak:.1%}"
+            cells["MFU"] = f"{mfu(self._planned.flops_token, rate, self._peak):.1%}"
         cells |= {"memory": size(memory_bytes()), "left": _span(left)}
         return cells
 

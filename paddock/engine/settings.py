@@ -73,6 +73,13 @@ def capacity(settings: EngineSettings, config: ModelConfig, itemsize: int) -> Ca
         )
     if settings.mtp_steps and config.mtp is None:
         raise ConfigError(f"'mtp_steps' is {settings.mtp_steps}, but the model has no MTP layer")
+    if settings.mtp_steps > 1 and config.mtp is not None and config.mtp.share_index:
+        raise ConfigError(
+            f"'mtp_steps' must be at most 1, got {settings.mtp_steps}: the model says "
+            f"'index_share_for_mtp_iteration' (later drafts attend to the keys that the first "
+            f"selected), which the engine does not do; set it to false in config.json to draft "
+            f"without it"
+        )
     if settings.mtp_steps and recurrent:
         raise ConfigError(
             f"'mtp_steps' must be 0: a draft cannot be taken out of the state of "

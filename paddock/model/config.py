@@ -122,6 +122,7 @@ class MtpSettings(Settings):
     """Multi-token prediction: one layer, used at several depths."""
 
     depths: PositiveInt = 3
+    share_index: bool = False  # depths after the first attend to the keys that the first selected
 
 
 class ModelConfig(Settings):

@@ -3,7 +3,7 @@
 Nothing is allocated; a test counts a network on the meta device and finds the same numbers.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 
 from paddock.model.config import (
@@ -182,6 +182,12 @@ def cache_bytes(config: ModelConfig, itemsize: int = 2) -> CacheBytes:
 
 
 # --- arithmetic -----------------------------------------------------------------------------------
+#
+# One definition of the FLOPs that are needed, for estimates and for MFU alike (docs/scaling.md has
+# it as a formula). A multiply-add counts as two. Attention counts the query-key pairs that are
+# attended, causal and at most top-k a query where it is sparse, at the width of expanded heads. Not
+# counted, whatever is executed: pairs behind a mask, the wider dot products of the absorbed form,
+# anything computed a second time for the backward pass, norms, softmax, routing, the optimizer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,36 +204,122 @@ class Flops:
 
 
 def flops(config: ModelConfig, context: int, *, dense: bool = False) -> Flops:
-    """Of a token that sees `context` keys, without MTP.
-
-    Latent attention to everything is counted in its expanded form, attention to a choice in the
-    absorbed form, since those are the forms that run. `dense`: as if no indexer left anything out.
-    """
-    active = active_parameters(config)
-    router_bias = 0 if config.moe is None else config.moe.experts * config.mlp.count("moe")
-    head = config.vocab * config.hidden
-    weights = 2 * (active.without_embeddings - active.norms - router_bias + head)
-    layers = [_attention_flops(config, i, context, dense) for i in range(config.layers)]
+    """Of a token that sees `context` keys, without MTP. `dense`: as if no indexer left anything
+    out."""
+    layers = [_layer_pairs(config, i, dense) for i in range(config.layers)]
     return Flops(
-        weights=weights,
-        attention=sum(attention for attention, _ in layers),
-        indexer=sum(indexer for _, indexer in layers),
+        weights=2 * (sum(_matrices(config, i).total for i in range(config.layers)) + _head(config)),
+        attention=sum(p.attention * min(context, p.most or context) + p.state for p in layers),
+        indexer=sum(p.index * context for p in layers if p.most and context > p.most),
     )
 
 
-def _attention_flops(config: ModelConfig, layer: int, context: int, dense: bool) -> tuple[int, int]:
-    kind = config.attention_of(layer)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """What a training step computes besides the forward pass of the main network."""
+
+    dense: bool = False  # sparse layers attend to every key
+    language: bool = True  # the language loss, and gradients of everything but the indexer
+    indexer: bool = False  # the indexer's own loss, and its gradients
+    mtp_depths: int = 0
+
+
+def training_flops(config: ModelConfig, length: int, learning: Learning) -> float:
+    """Forward and backward for a token, on average over a document of `length` tokens.
+
+    A backward pass costs twice the forward. The indexer has none without its own loss; with it, its
+    projections need no gradient of their inputs, and only candidate keys are differentiated.
+    """
+    times = 3 if learning.language else 1
+    layers = [*range(config.layers), *[config.mtp_layer] * learning.mtp_depths]
+    total = sum(_layer_training_flops(config, i, length, learning) for i in layers)
+    if config.mtp is not None and config.mtp.share_index and learning.mtp_depths:
+        once = _index_training_flops(config, config.mtp_layer, length, learning)
+        total -= (learning.mtp_depths - 1) * once
+    total += 2 * times * 2 * config.hidden**2 * learning.mtp_depths  # of the join
+    if learning.language:
+        total += 3 * 2 * _head(config) * (1 + learning.mtp_depths)
+    return total
+
+
+def mfu(flops_token: float, tokens_a_second: float, peak: float) -> float:
+    """Model FLOPs utilisation: the share of the chips' `peak` (FLOP/s) that needed work takes."""
+    return flops_token * tokens_a_second / peak
+
+
+def causal_pairs(length: int, most: int | None = None) -> int:
+    """Query-key pairs of a document in which a query sees itself and what is before it, at most
+    `most` keys.
+
+    >>> causal_pairs(4), causal_pairs(4, 2)
+    (10, 7)
+    """
+    within = length if most is None else min(length, most)
+    return within * (within + 1) // 2 + (length - within) * within
+
+
+def _layer_training_flops(
+    config: ModelConfig, layer: int, length: int, learning: Learning
+) -> float:
+    times = 3 if learning.language else 1
+    pairs, matrices = _layer_pairs(config, layer, learning.dense), _matrices(config, layer)
+    attended = causal_pairs(length, pairs.most)
+    total = float(times * (2 * (matrices.total - matrices.indexer) + pairs.state))
+    total += times * pairs.attention * attended / length
+    return total + _index_training_flops(config, layer, length, learning)
+
+
+def _index_training_flops(
+    config: ModelConfig, layer: int, length: int, learning: Learning
+) -> float:
+    pairs, matrices = _layer_pairs(config, layer, learning.dense), _matrices(config, layer)
+    if not pairs.index or (learning.dense and not learning.indexer):
+        return 0.0
+    # To choose keys, queries that see more than top-k score all of them.
+    most = length if pairs.most is None else min(length, pairs.most)
+    scored = causal_pairs(length) - causal_pairs(most)
+    if learning.indexer:  # scores of the others, and gradients of every candidate's
+        scored += causal_pairs(most) + 2 * causal_pairs(length, pairs.most)
+    elif length <= most:
+        return 0.0  # nobody chooses
+    projected = 2 * matrices.indexer * (2 if learning.indexer else 1)
+    return projected + pairs.index * scored / length
+
+
+def _head(config: ModelConfig) -> int:
+    return config.vocab * config.hidden
+
+
+def _matrices(config: ModelConfig, layer: int) -> Parameters:
+    """What one token is multiplied with in a layer."""
+    met = _layer(config, layer, None if config.moe is None else config.moe.active)
+    experts = 0 if config.moe is None or config.mlp_of(layer) == "dense" else config.moe.experts
+    norm = 2 * config.indexer.dim if config.indexer and met.indexer else 0
+    return replace(met, norms=0, router=met.router - experts, indexer=met.indexer - norm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pairs:
+    """Forward FLOPs of a layer's attention: of a pair that is attended, of one that the indexer
+    scores, of a state that stands for a past; and how many keys a query attends to at most."""
+
+    attention: int = 0
+    index: int = 0
+    state: int = 0
+    most: int | None = None
+
+
+def _layer_pairs(config: ModelConfig, layer: int, dense: bool) -> _Pairs:
+    kind, gqa = config.attention_of(layer), config.gqa
     if kind in LATENT:
         mla, indexer = config.mla, config.indexer
         assert mla is not None
-        if kind == "mla" or dense or indexer is None or context <= indexer.topk:
-            return 2 * mla.heads * (mla.qk + mla.value) * context, 0
-        kept = 2 * mla.heads * (mla.row + mla.kv_rank) * indexer.topk
-        scored = 2 * indexer.heads * indexer.dim * context if config.has_indexer(layer) else 0
-        return kept, scored
-    gqa = config.gqa
+        attention = 2 * mla.heads * (mla.qk + mla.value)
+        if kind == "mla" or indexer is None:
+            return _Pairs(attention=attention)
+        index = 2 * indexer.heads * indexer.dim if config.has_indexer(layer) else 0
+        return _Pairs(attention=attention, index=index, most=None if dense else indexer.topk)
     assert gqa is not None
     if kind in ("gdn", "simple_gdn"):
-        return 6 * gqa.heads * gqa.dim**2, 0
-    seen = min(context, gqa.window) if kind == "swa" and gqa.window else context
-    return 4 * gqa.heads * gqa.dim * seen, 0
+        return _Pairs(state=6 * gqa.heads * gqa.dim**2)
+    return _Pairs(attention=4 * gqa.heads * gqa.dim, most=gqa.window if kind == "swa" else None)

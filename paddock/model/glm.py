@@ -113,9 +113,12 @@ class Network(nn.Module):
         `token_S` are the tokens of all keys: the next one may be another rank's.
         """
         assert self.mtp is not None
+        assert self.config.mtp is not None
+        shared: Selection | None = None
         for depth in range(1, depths + 1):
             ahead_T = _shifted(token_S, step.layout, depth)
-            hidden_TD, notes = self.mtp(hidden_TD, self.embed(ahead_T), step)
+            hidden_TD, selection, notes = self.mtp(hidden_TD, self.embed(ahead_T), step, shared)
+            shared = selection if self.config.mtp.share_index else None
             yield hidden_TD, notes
 
     def draft(self, hidden_TD: Tensor, next_T: Tensor, step: Step) -> Tensor:
@@ -124,7 +127,7 @@ class Network(nn.Module):
         step's memory, which therefore must be given every token once the next one is known.
         """
         assert self.mtp is not None
-        state_TD, _ = self.mtp(hidden_TD, self.embed(next_T), step)
+        state_TD, _, _ = self.mtp(hidden_TD, self.embed(next_T), step)
         return state_TD  # type: ignore[no-any-return]
 
     def cast(self, dtype: torch.dtype) -> "Network":

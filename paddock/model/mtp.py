@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from paddock.model.block import Block
 from paddock.model.config import ModelConfig
 from paddock.model.norm import RMSNorm
-from paddock.model.step import LayerNotes, Step
+from paddock.model.step import LayerNotes, Selection, Step
 
 
 class MTP(nn.Module):
@@ -25,11 +25,16 @@ class MTP(nn.Module):
         self.norm = RMSNorm(config.hidden, config.norm_eps)
 
     def forward(
-        self, hidden_TD: Tensor, next_embed_TD: Tensor, step: Step
-    ) -> tuple[Tensor, LayerNotes]:
-        """Normed states, ready for the shared head and for the next depth."""
+        self,
+        hidden_TD: Tensor,
+        next_embed_TD: Tensor,
+        step: Step,
+        selection: Selection | None = None,
+    ) -> tuple[Tensor, Selection | None, LayerNotes]:
+        """Normed states, ready for the shared head and for the next depth, and the keys that were
+        selected: with a `selection` of an earlier depth, those."""
         # Normed apart: the trunk's state is far larger than an embedding and would drown it.
         # Embedding first: the order of the released checkpoint.
         joined = torch.cat((self.embed_norm(next_embed_TD), self.hidden_norm(hidden_TD)), dim=-1)
-        x_TD, _, notes = self.block(self.join(joined), step, None)
-        return self.norm(x_TD), notes
+        x_TD, selection, notes = self.block(self.join(joined), step, selection)
+        return self.norm(x_TD), selection, notes

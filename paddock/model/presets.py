@@ -54,6 +54,7 @@ GLM52 = GLM5.model_copy(
         "indexer": IndexerSettings(
             heads=32, dim=128, topk=2048, layers=indexer_layers(78, freq=4, offset=3)
         ),
+        "mtp": MtpSettings(depths=3, share_index=True),
     }
 )
 

@@ -21,6 +21,7 @@ from paddock.parallel.mesh import (
     is_first,
     open_mesh,
 )
+from paddock.parallel.shard import is_gathered
 
 __all__ = [
     "ALONE",
@@ -32,5 +33,6 @@ __all__ = [
     "MeshSizes",
     "Trip",
     "is_first",
+    "is_gathered",
     "open_mesh",
 ]

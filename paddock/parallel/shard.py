@@ -30,7 +30,8 @@ def shard(
 
     `blocks` are gathered one at a time, what is in none of them together. `experts` have been split
     along the expert axis and are sharded over those that hold the same ones. `exact` modules
-    compute in float32 whatever the dtype. All of them must be called, not read.
+    compute in float32 whatever the dtype. All of them must be called, not read, and by all ranks
+    or by none (`is_gathered`).
     """
     if torch.__version__ < "2.13":
         # Older ones look for gradients in tuples and lists alone; our layers return dataclasses.
@@ -54,6 +55,11 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
+
+
+def is_gathered(module: nn.Module) -> bool:
+    """Whether a call of this module gathers its weights from all ranks: then all must call it."""
+    return isinstance(module, FSDPModule)
 
 
 def local(x: Tensor) -> Tensor:

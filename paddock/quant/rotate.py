@@ -32,7 +32,7 @@ from paddock.model.block import Block
 from paddock.model.moe import GatedMLP, MoE
 from paddock.model.mtp import MTP
 from paddock.model.norm import RMSNorm
-from paddock.model.step import LayerNotes, Step
+from paddock.model.step import LayerNotes, Selection, Step
 from paddock.quant.w4a8 import QuantError
 
 TURNABLE = ("mla", "dsa", "gqa", "swa")
@@ -282,13 +282,17 @@ class TurnedMTP(MTP):
         self.register_buffer("scale", scale_D.float(), persistent=False)
 
     def forward(
-        self, hidden_TD: Tensor, next_embed_TD: Tensor, step: Step
-    ) -> tuple[Tensor, LayerNotes]:
+        self,
+        hidden_TD: Tensor,
+        next_embed_TD: Tensor,
+        step: Step,
+        selection: Selection | None = None,
+    ) -> tuple[Tensor, Selection | None, LayerNotes]:
         turn, dtype = Turn(self.sign, self.small), hidden_TD.dtype
         plain_TD = (turn.back(hidden_TD.float()) * self.scale).to(dtype)
         embed_TD = turn.back(next_embed_TD.float()).to(dtype)
-        state_TD, notes = super().forward(plain_TD, embed_TD, step)
-        return turn.turned(state_TD.float() / self._divisor()).to(dtype), notes
+        state_TD, kept, notes = super().forward(plain_TD, embed_TD, step, selection)
+        return turn.turned(state_TD.float() / self._divisor()).to(dtype), kept, notes
 
     def _divisor(self) -> Tensor:
         """A channel that the final norm all but silences is silent in drafts too: dividing by next

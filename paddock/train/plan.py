@@ -5,7 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from paddock.model import ModelConfig
-from paddock.model.cost import active_parameters, flops, layer_parameters, parameters
+from paddock.model.cost import (
+    Learning,
+    active_parameters,
+    layer_parameters,
+    parameters,
+    training_flops,
+)
 from paddock.train.settings import TrainSettings
 from paddock.train.stages import stage_of
 
@@ -27,7 +33,7 @@ class Plan:
     parameters: int
     active: int  # without embeddings
     tokens: int
-    flops_token: float  # forward and backward
+    flops_token: float  # needed, forward and backward: see model/cost.py
     ranks: int
     weight_bytes: int  # of what is multiplied: on many ranks, the blocks gathered at a time
     state_bytes: int  # exact weights, gradients and optimizer state
@@ -53,7 +59,7 @@ def plan(settings: TrainSettings, config: ModelConfig) -> Plan:
         parameters=total,
         active=active_parameters(config).without_embeddings,
         tokens=settings.steps * stream.batch_tokens,
-        flops_token=training_flops(config, settings),
+        flops_token=flops_token(config, settings),
         ranks=ranks,
         weight_bytes=(total if ranks == 1 else gathered(config, settings)) * (2 if half else 4),
         state_bytes=total * 4 * (1 + slots + exact) // ranks,
@@ -83,17 +89,20 @@ def rank_tokens(settings: TrainSettings) -> int:
     return -(-micro // parallel.context)
 
 
-def training_flops(config: ModelConfig, settings: TrainSettings) -> float:
-    """Forward and backward, for a token in the middle of its context: three times the forward's.
-
-    An MTP depth costs its layer and the head once more.
-    """
-    dense = stage_of(settings).dense
-    forward = float(flops(config, max(1, settings.stream.context // 2), dense=dense).total)
-    if config.mtp is not None and settings.loss.mtp:
-        layer = active_parameters(config).mtp + config.vocab * config.hidden
-        forward += 2 * layer * settings.loss.mtp_depths
-    return 3 * forward
+def flops_token(config: ModelConfig, settings: TrainSettings) -> float:
+    """FLOPs that a token of this run needs, forward and backward, in rows of one document each;
+    shorter documents need less attention."""
+    stage, loss = stage_of(settings), settings.loss
+    return training_flops(
+        config,
+        settings.stream.context,
+        Learning(
+            dense=stage.dense,
+            language=stage.language,
+            indexer=stage.indexer,
+            mtp_depths=loss.mtp_depths if config.mtp is not None and loss.mtp else 0,
+        ),
+    )
 
 
 def activation_numbers(config: ModelConfig, recompute: bool) -> float:

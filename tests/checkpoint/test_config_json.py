@@ -87,7 +87,10 @@ def test_the_released_glm52_is_our_preset():
         "moe_router_dtype": "float32",
         "head_dim": 192,
     }
-    assert config_from_json(json.loads(GLM5) | changes) == preset("glm5.2")
+    found = config_from_json(json.loads(GLM5) | changes)
+    assert found == preset("glm5.2")
+    assert found.mtp.share_index
+    assert config_from_json(config_to_json(found)) == found
 
 
 def test_the_released_deepseek_is_understood():

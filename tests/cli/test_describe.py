@@ -62,7 +62,7 @@ def test_json_says_what_sparsity_buys():
     assert list(told) == ["4K", "32K", "128K", "200K"]
     ratios = [row["dense_over_sparse"] for row in told.values()]
     assert ratios == sorted(ratios)
-    assert ratios[0] < 1 < ratios[1]
+    assert 1 < ratios[0] < 1.2 < ratios[1]
     for row in told.values():
         assert row["total"] == row["weights"] + row["attention"] + row["indexer"]
 

@@ -360,6 +360,7 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
         (latent_config(), {"context": 300}, "'context' 300 exceeds the model's 256"),
         (latent_config(), {"pages": 3}, "256 tokens needs 16 pages of 16 tokens .* has 3"),
         (latent_config(mtp=None), {"mtp_steps": 1}, "the model has no MTP layer"),
+        (latent_config(mtp={"share_index": True}), {"mtp_steps": 2}, "'index_share_for_mtp_it"),
         (grouped_config("gdn"), {}, "'prefix_cache' must be false: gdn layers"),
     ],
 )

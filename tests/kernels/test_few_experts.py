@@ -30,3 +30,11 @@ def test_many_rows_large_experts_and_gradients_are_not_its_business(monkeypatch)
         assert not few_experts.suits(torch.randn(8, 10), few, *stacks)
         monkeypatch.undo()
     assert not few_experts.suits(torch.randn(8, 10), few, *stacks)
+
+
+@torch.no_grad()
+def test_more_rows_than_one_program_should_compare_go_to_the_grouped_products():
+    stacks = torch.randn(128, 4, 2), torch.randn(128, 2, 2)  # few rows an expert, small experts
+    for tokens, few in ((128, True), (129, False)):
+        expert = torch.zeros(tokens, 2, dtype=torch.int64)
+        assert few_experts.suits(torch.randn(tokens, 2), expert, *stacks) == few

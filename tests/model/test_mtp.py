@@ -1,6 +1,6 @@
 import torch
 
-from paddock.model import Layout
+from paddock.model import Ask, Layout
 from tests.model.networks import born, latent_config, tokens
 
 NETWORK = born(latent_config())
@@ -51,3 +51,24 @@ def test_one_parameter_set_serves_all_depths():
     parts = [gradient(slice(d, d + 1)) for d in range(3)]
     assert all(bool(part.any()) for part in parts)
     torch.testing.assert_close(gradient(slice(0, 3)), sum(parts), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_depths_that_share_the_index_attend_to_what_the_first_selected():
+    shared = born(latent_config(mtp={"depths": 3, "share_index": True}))
+    layout, token_T = Layout.packed([30]), tokens(30)
+    hidden_TD = shared(token_T, layout).hidden_TD
+
+    def selections(network):
+        step = network.step(layout, ask=Ask(choices=True, indexer_loss=True))
+        ahead = list(network.look_ahead(hidden_TD, token_T, step, 3))
+        kept = [notes.selection.index_QK.tolist() for _, notes in ahead]
+        return kept, [notes.indexer_loss is not None for _, notes in ahead]
+
+    (first, *later), learns = selections(shared)
+    assert len(first) == 30 - 8  # queries that see more than eight keys
+    assert later == [first, first]
+    assert learns == [True, False, False]  # the indexer runs once
+    (first, *later), learns = selections(NETWORK)
+    assert first not in later
+    assert learns == [True] * 3

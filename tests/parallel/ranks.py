@@ -2,25 +2,32 @@
 
 import multiprocessing
 import os
-import socket
 import time
 from multiprocessing.connection import wait
+
+from torch.distributed import TCPStore
 
 from paddock.journal import follow
 
 # Children are forked from a server that has loaded torch once and computed nothing yet.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.parallel.ranks", "paddock.train"])
-TIMEOUT_S = 120
+TIMEOUT_S = 300  # a busy machine takes its time
 
 
 def on_ranks(count, work, *arguments):
     """Call `work(*arguments)` on so many ranks; raises if one fails, and leaves none behind."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    all_on_ranks(count, [(work, *arguments)])
+
+
+def all_on_ranks(count, calls):
+    """One call after the other in the same processes, each with a process group of its own."""
+    # Ranks meet at stores of this process, as torchrun's do: ports that nobody else can take, and
+    # the next group may begin while another rank still leaves the last one.
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in calls]
+    ports = [store.port for store in stores]
     children = [
-        FORKS.Process(target=_rank, args=(rank, count, port, work, arguments), daemon=True)
+        FORKS.Process(target=_rank, args=(rank, count, ports, calls), daemon=True)
         for rank in range(count)
     ]
     try:
@@ -46,13 +53,15 @@ def _wait(children, deadline):
                 raise RuntimeError(f"a rank ended with {child.exitcode}")
 
 
-def _rank(rank, count, port, work, arguments):
+def _rank(rank, count, ports, calls):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     import torch
 
     torch.set_num_threads(1)
-    work(*arguments)
+    for port, (work, *arguments) in zip(ports, calls, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        work(*arguments)
 
 
 def quiet(_):

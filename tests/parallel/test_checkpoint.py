@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from paddock.config import dump
 from paddock.model.config import ExpertSettings
-from paddock.train.settings import ParallelSettings
-from tests.parallel.ranks import curve, on_ranks, quiet, raise_network
+from paddock.train.settings import MachineSettings, ParallelSettings
+from tests.parallel.ranks import all_on_ranks, curve, quiet, raise_network
 from tests.train.tiny import network_folder, run_in, settings
 
 STEPS = 4  # a checkpoint at 3
@@ -22,12 +22,16 @@ STEPS = 4  # a checkpoint at 3
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A run of two ranks, each with half of the experts."""
+    """Runs of two ranks, each with half of the experts, by dtype."""
     folder = tmp_path_factory.mktemp("written")
     start = network_folder(folder / "born", moe=ExpertSettings(experts=8, active=2, inner=16))
-    chosen = settings(start, steps=STEPS, parallel=ParallelSettings(expert=2))
-    on_ranks(2, raise_network, run_in(folder / "run", chosen))
-    return run_in(folder / "run", chosen)
+    runs = {}
+    for dtype in ("float32", "bfloat16"):
+        machine, parallel = MachineSettings(dtype=dtype), ParallelSettings(expert=2)
+        chosen = settings(start, steps=STEPS, machine=machine, parallel=parallel)
+        runs[dtype] = run_in(folder / dtype, chosen)
+    all_on_ranks(2, [(raise_network, run) for run in runs.values()])
+    return runs
 
 
 def tensors(folder):
@@ -51,38 +55,45 @@ def write_again(run):
         save(run, trainer, stream, tokenizer, 99)
 
 
-def elsewhere(run, folder, **sizes):
-    """A copy of the run, to be gone on with on another mesh."""
-    shutil.copytree(run.folder, folder / "run")
-    shutil.copytree(run.corpora, folder / "corpora")
-    chosen = run.settings.model_copy(update={"parallel": ParallelSettings(**sizes)})
-    return replace(run, folder=folder / "run", corpora=folder / "corpora", settings=chosen)
+def elsewhere(runs, folder, **sizes):
+    """Copies of the runs, to be gone on with on another mesh."""
+    parallel, copies = ParallelSettings(**sizes), {}
+    for dtype, run in runs.items():
+        shutil.copytree(run.folder, folder / dtype)
+        shutil.copytree(run.corpora, folder / "corpora", dirs_exist_ok=True)
+        chosen = run.settings.model_copy(update={"parallel": parallel})
+        copies[dtype] = run_in(folder / dtype, chosen)
+    return copies
 
 
 @pytest.mark.parametrize(
     ("ranks", "sizes"), [(1, {}), (2, {"data": 2}), (4, {"expert": 2, "context": 2})]
 )
 def test_weights_and_optimizer_come_back_bit_for_bit(written, tmp_path, ranks, sizes):
-    run = elsewhere(written, tmp_path, **sizes)
-    on_ranks(ranks, write_again, run)
-    before = tensors(written.checkpoints / f"step-{STEPS:08d}")
-    after = tensors(run.checkpoints / "step-00000099")
-    assert before.keys() == after.keys()
-    assert any(name.endswith("/momentum") for name in before)
-    for name, tensor in before.items():
-        assert torch.equal(tensor, after[name]), name
+    copies = elsewhere(written, tmp_path, **sizes)
+    all_on_ranks(ranks, [(write_again, run) for run in copies.values()])
+    for dtype, run in copies.items():
+        before = tensors(written[dtype].checkpoints / f"step-{STEPS:08d}")
+        after = tensors(run.checkpoints / "step-00000099")
+        assert before.keys() == after.keys()
+        assert any(name.endswith("/momentum") for name in before)
+        for name, tensor in before.items():
+            assert torch.equal(tensor, after[name]), (dtype, name)
 
 
 def test_a_run_goes_on_with_more_ranks_as_if_nothing_had_happened(written, tmp_path):
-    run = elsewhere(written, tmp_path, data=2, context=2)
-    shutil.rmtree(run.checkpoints / f"step-{STEPS:08d}")
-    on_ranks(4, raise_network, run)
-    *_, last, again = curve(run)
-    assert again == pytest.approx(last, abs=1e-5)
+    copies = elsewhere(written, tmp_path, data=2, context=2)
+    for run in copies.values():
+        shutil.rmtree(run.checkpoints / f"step-{STEPS:08d}")
+    all_on_ranks(4, [(raise_network, run) for run in copies.values()])
+    for dtype, apart in (("float32", 1e-5), ("bfloat16", 0.05)):
+        *_, last, again = curve(copies[dtype])
+        assert again == pytest.approx(last, abs=apart)
 
 
 def test_torchrun_trains_a_recipe_and_one_rank_speaks(written, tmp_path):
-    (tmp_path / "recipe.toml").write_text(dump(written.settings))
+    exact = written["float32"]
+    (tmp_path / "recipe.toml").write_text(dump(exact.settings))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "-m", "paddock.cli", "train"]
     command += [str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run")]
@@ -90,8 +101,8 @@ def test_torchrun_trains_a_recipe_and_one_rank_speaks(written, tmp_path):
     done = finished(command)
     assert done.count("done:") == 1
     assert "Traceback" not in done
-    run = replace(written, folder=tmp_path / "run")
-    assert curve(run) == pytest.approx(curve(written), abs=1e-5)
+    run = replace(exact, folder=tmp_path / "run")
+    assert curve(run) == pytest.approx(curve(exact), abs=1e-5)
 
 
 def finished(command, timeout_s=120):

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
     command = [sys.executable, "-m", "paddock.cli", "serve", str(folder), "--port", "0"]
     command += ["--dp", "2", "--context", "256", "--memory", "4MB", "--served-name", "pony"]
+    command += ["--step-tokens", "300"]
     environment = os.environ | {"PADDOCK_API_KEY": "secret"}
     with (tmp_path / "log").open("w+") as log:
         process = subprocess.Popen(
@@ -36,6 +37,7 @@ def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
             told = "".join(said)
             url = re.search(r"chat page +(http\S+)", told)[1]
             assert "pony: glm_moe_dsa" in told and "2 replicas" in told
+            assert "300 prompt tokens a step" in told
             assert "256 tokens" in told and "curl http://127.0.0.1:" in told
             assert re.search(r"cache +[\d,]+ tokens in [\d,]+ pages", told)
             body = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0}

@@ -12,8 +12,8 @@ from paddock.data import (
     TokenizerSettings,
     dialogue_json,
 )
-from paddock.train.settings import LossSettings, ParallelSettings
-from tests.parallel.ranks import curve, on_ranks, raise_network
+from paddock.train.settings import LossSettings, MachineSettings, ParallelSettings
+from tests.parallel.ranks import all_on_ranks, curve, raise_network
 from tests.train.tiny import network_folder, run_in, settings
 
 
@@ -32,7 +32,7 @@ def home(tmp_path_factory):
     return folder
 
 
-def learnt(home, name, **sizes):
+def to_learn(home, name, dtype, **sizes):
     talk = DialogueSource(name="talk", path=str(home / "talk.jsonl"))
     chosen = settings(
         home / "born",
@@ -42,16 +42,26 @@ def learnt(home, name, **sizes):
         corpus=CorpusSettings(sources=(talk,), held_out=0.1),
         stream=StreamSettings(mode="best_fit", context=128, batch_tokens=256, whole=True),
         loss=LossSettings(mtp_depths=1),
+        machine=MachineSettings(dtype=dtype),
         parallel=ParallelSettings(**sizes),
     )
-    run = run_in(home / name, chosen)
-    on_ranks(chosen.parallel.ranks, raise_network, run)
-    return run
+    return run_in(home / f"{name}-{dtype}", chosen)
+
+
+def learnt(runs):
+    """One after the other in the same processes."""
+    all_on_ranks(runs[0].settings.parallel.ranks, [(raise_network, run) for run in runs])
+    return runs
 
 
 def test_two_ranks_have_the_curve_of_one(home):
-    one = learnt(home, "one")
-    for name, sizes in (("context", {"context": 2}), ("data", {"data": 2})):
-        many = learnt(home, name, **sizes)
+    apart = {"float32": 1e-5, "bfloat16": 0.05}
+    alone = learnt([to_learn(home, "one", dtype) for dtype in apart])
+    ways = {"context": {"context": 2}, "data": {"data": 2}}
+    shared = [(name, dtype) for name in ways for dtype in apart]
+    together = learnt([to_learn(home, name, dtype, **ways[name]) for name, dtype in shared])
+    ones = dict(zip(apart, alone, strict=True))
+    for (name, dtype), many in zip(shared, together, strict=True):
         for part in ("loss", "mtp", "grad_norm"):
-            assert curve(many, part) == pytest.approx(curve(one, part), abs=1e-5), (name, part)
+            one = pytest.approx(curve(ones[dtype], part), abs=apart[dtype])
+            assert curve(many, part) == one, (name, dtype, part)

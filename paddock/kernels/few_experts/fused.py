@@ -7,7 +7,9 @@ from torch import Tensor
 from paddock.kernels.twins import usable
 from paddock.kernels.workspace import scratch
 
-MOST_ROWS = 1024  # of one program that sorts them
+# One program sorts the rows by comparing each with all others. Beyond this its share of the time
+# grows with the square of the rows, while sorting for the grouped products hardly does.
+MOST_ROWS = 256
 # Gathered weights against products of whole blocks, on a CPU core: 35 / 224 us for 1 token of nano,
 # 330 / 623 for 16 (four rows an expert); 9 / 11 ms for 1 token of small, whose four experts no
 # longer fit the scratch, and 83 / 38 ms for 4.

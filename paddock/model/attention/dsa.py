@@ -2,7 +2,8 @@
 
 A query that sees no more than top-k keys attends to all of them; choosing would change nothing.
 The others attend to their choice in absorbed form. A layer without an indexer of its own reuses
-the choice of the last layer below that has one.
+the choice of the last layer below that has one. The MTP layer reuses its own of depth 1 at later
+depths, where it is given it (`mtp.share_index`).
 
 T tokens, S keys or rows of storage, H heads, C row width, V value dims, Q sparse queries, K kept
 keys; of a batch N queries.
@@ -25,8 +26,9 @@ from paddock.kernels.topk import index_topk_spans, index_topk_table
 from paddock.model.attention.indexer import Indexer
 from paddock.model.attention.mla import MLA, Projected
 from paddock.model.config import ModelConfig
-from paddock.model.memory import Layout
+from paddock.model.memory import Layout, NoMemory
 from paddock.model.step import LayerNotes, Selection, Step
+from paddock.parallel import is_gathered
 
 # In multiples of top-k. Forward and backward, masked against gathered: on a CPU (nano, one core)
 # 38 / 62 ms at 4 times top-k, 99 / 142 at 8, 234 / 240 at 16, 735 / 587 at 32; on an H200 (small,
@@ -40,6 +42,7 @@ class DSA(MLA):
         super().__init__(config, layer)
         assert config.indexer is not None
         self.topk = config.indexer.topk
+        self.is_mtp = layer == config.mtp_layer  # what it is given is its own choice at depth 1
         if config.has_indexer(layer):
             self.indexer = Indexer(config)
 
@@ -52,12 +55,13 @@ class DSA(MLA):
         stored_SC = step.memory.extend(self.layer, "row", projected.row_TC)
         spans = layout.loose
         short, long = (spans, ()) if step.ask.dense else split_by_reach(spans, self.topk)
-        new = self.index_new(x_TD, projected, step, wanted=self.chooses(long, step))
+        reused = self.is_mtp and selection is not None
+        new = self.index_new(x_TD, projected, step, wanted=not reused and self.chooses(long, step))
         index = self.loose_index(new, layout)
         if new is not None:
             loose = None if index is None else choose(index, long, self.topk)
             selection = self.with_batch(loose, new, step)
-        elif self.indexer is not None:
+        elif self.indexer is not None and not reused:
             selection = _nothing(self.topk, x_TD.device)
         loose_THD, batch_THD = layout.parted(projected.query_THD)
         pieces, loss = [], None
@@ -90,18 +94,25 @@ class DSA(MLA):
         return self.o(out_THV.flatten(1)), selection, notes
 
     def chooses(self, long: Sequence[Span], step: Step) -> bool:
-        """Whether anyone asks the indexer. Of a row cut among ranks some may and others not, but
-        they gather its keys together."""
+        """Whether anyone asks the indexer. Ranks that gather its keys or its weights together all
+        ask or none does, whatever documents each of them has."""
+        if step.ask.dense:
+            return step.ask.indexer_loss
         batch = step.layout.batch
-        beyond = batch is not None and not step.ask.dense and batch.columns > self.topk
-        return bool(long) or beyond or step.ask.indexer_loss or step.layout.cut is not None
+        beyond = batch is not None and batch.columns > self.topk
+        joint = step.layout.cut is not None or self._gathers_weights
+        return bool(long) or beyond or step.ask.indexer_loss or joint
+
+    @property
+    def _gathers_weights(self) -> bool:
+        return self.indexer is not None and is_gathered(self.indexer.weights)
 
     def index_new(
         self, x_TD: Tensor, projected: Projected, step: Step, *, wanted: bool = True
     ) -> IndexSide | None:
-        """The indexer's view of the new tokens, its keys being the storage of all of them. Keys are
-        kept even where no opinion is `wanted` yet: later tokens will choose among them."""
-        if self.indexer is None:
+        """The indexer's view of the new tokens, its keys being the storage of all of them. Memory
+        keeps keys even where no opinion is `wanted` yet: later tokens will choose among them."""
+        if self.indexer is None or (not wanted and isinstance(step.memory, NoMemory)):
             return None
         key_TD = self.indexer.keys(x_TD, step)
         stored_SD = step.memory.extend(self.layer, "index", key_TD)

@@ -13,6 +13,15 @@ from paddock.model.rope import ROTATE
 from paddock.model.step import Step
 
 
+class HeadWeights(nn.Linear):
+    """What each head's opinion weighs, [T, H] in float32 or better: the weights are few, and a
+    rounded one moves every score of a query. Sharded training gathers it as a module of its own
+    (`shard(exact=...)`), which happens when it is called."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return wide_linear(x_TD, self.weight)
+
+
 class Indexer(nn.Module):
     """score[t, s] = sum_h weight[t, h] relu(query[t, h] . key[s]); scales folded into the weights.
 
@@ -33,7 +42,7 @@ class Indexer(nn.Module):
         self.scale = (heads * dim) ** -0.5
         self.key = nn.Linear(config.hidden, dim, bias=False)
         self.key_norm = LayerNorm(dim, self.settings.norm_eps)
-        self.weights = nn.Linear(config.hidden, heads, bias=False)
+        self.weights = HeadWeights(config.hidden, heads, bias=False)
 
     def keys(self, x_TD: Tensor, step: Step) -> Tensor:
         """[T, D] of the new tokens."""
@@ -44,9 +53,7 @@ class Indexer(nn.Module):
         """[T, H, D] of the new tokens, and [T, H] what each head's opinion weighs."""
         heads, dim = self.settings.heads, self.settings.dim
         query_THD = self._rotated(self.query(latent_TQ.detach()).view(-1, heads, dim), step)
-        # Head weights in float32: they are few, and a rounded weight moves every score of a query.
-        weight_TH = wide_linear(x_TD.detach(), self.weights.weight)
-        return query_THD, weight_TH * self.scale
+        return query_THD, self.weights(x_TD.detach()) * self.scale
 
     def raw_key(self, raw_TD: Tensor, stored_SD: Tensor) -> latent_prepare.Key:
         """What is to become of the product with `key`, and where it is to lie."""
