@@ -12,6 +12,7 @@ describe.py  what a network weighs and costs, in tables or JSON
 distill.py   the verb that brings back what later stages forgot
 dry.py       what a plan would do, checked without doing it
 doctor.py    the verb that says what this machine offers
+ending.py    an event loop that ends in time, and a process that does
 engines.py   a model's folder as engines that are ready to answer
 env.py       the verb that lists worlds, shows one, plays in it, and checks tasks
 errors.py    what the user must change, in one line
