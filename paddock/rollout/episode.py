@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paddock.api.reply import Answer, Reading
-from paddock.envs import Episode, Stopped, World, play
+from paddock.envs import Episode, Stopped, World, blaming, play
 from paddock.records import Message, Sampling, Task, ToolSpec, Trajectory
 from paddock.rollout.client import Ask, AskRefused, EngineLost, Generate, last_delta, turn_seed
 from paddock.rollout.context import Context, Show, everything
@@ -53,7 +53,13 @@ class Player:
         session = Session(session_id, self.renderer, self.matcher)
         policy = SessionPolicy(session, self, sampling)
         try:
-            episode = await play(world.open(task), policy)
+            with blaming("world", "open"):
+                env = world.open(task)
+            episode = await play(env, policy)
+        except Stopped as stop:  # there was nothing to play in
+            episode = Episode(
+                task=task, messages=task.messages, outcome=stop.failure, turns=0, seconds=0.0
+            )
         finally:
             self.generate.end(session_id)
         return Played(episode=episode, session=session)

@@ -222,6 +222,20 @@ def test_a_world_that_breaks_leaves_what_was_sampled(breaks, turns):
     assert found.outcome.kind == "world" and len(found.turns) == turns
 
 
+@pytest.mark.parametrize("error", [KeyError("no such room"), SystemExit(0), TimeoutError("slow")])
+def test_an_environment_that_cannot_be_opened_is_a_failure(error):
+    class Shut(Talk):
+        def open(self, task):
+            raise error
+
+    engine = Broken(EngineLost("nobody asks it"))
+    (found,) = attempt(engine, Shut())
+    kind = "time" if isinstance(error, TimeoutError) else "world"
+    assert (found.outcome.kind, found.outcome.where) == (kind, "open")
+    assert type(error).__name__ in found.outcome.what
+    assert found.turns == () and engine.ended == ["s"]
+
+
 def test_the_room_that_is_left_bounds_a_reply_and_then_ends_the_attempt():
     class Rambling(Chancy):
         """Goes on for as long as it may."""
