@@ -117,7 +117,7 @@ def _drafted(every: "Sequence[Stats]") -> list[tuple[int, int]]:
 
 @asynccontextmanager
 async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> AsyncIterator[Samplers]:
-    from paddock.engine import EngineFailed, Request, RequestRefused
+    from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
     from paddock.rollout.client import InProcess
     from paddock.rollout.concurrency import Pressure
     from paddock.rollout.fleet import Fleet, Replica
@@ -129,7 +129,13 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
     else:
         engines = _engines(model, settings, replicas=asked.replicas)
     each = [
-        InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+        InProcess(
+            engine,
+            Request,
+            overlong=(ContextExceeded,),
+            refusals=(RequestRefused,),
+            failures=(EngineFailed,),
+        )
         for engine in engines
     ]
 

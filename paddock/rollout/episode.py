@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from paddock.api.reply import Answer, Reading
 from paddock.envs import Episode, Stopped, World, blaming, play
 from paddock.records import Message, Sampling, Task, ToolSpec, Trajectory
-from paddock.rollout.client import Ask, AskRefused, EngineLost, Generate, last_delta, turn_seed
+from paddock.rollout.client import (
+    Ask,
+    AskRefused,
+    ContextFull,
+    EngineLost,
+    Generate,
+    last_delta,
+    turn_seed,
+)
 from paddock.rollout.context import Context, Show, everything
 from paddock.rollout.match import LOOSE, Matcher
 from paddock.rollout.session import PRESERVED, Opening, Session
@@ -102,8 +110,10 @@ class SessionPolicy:
         )
         try:
             answer = await self.player.generate.respond(ask)
-        except AskRefused as error:
+        except ContextFull as error:
             raise Stopped("policy", "context", str(error)) from error
+        except AskRefused as error:  # settings that do not fit each other: nothing it could help
+            raise Stopped("infrastructure", "request", str(error)) from error
         except EngineLost as error:
             raise Stopped("infrastructure", "engine", str(error)) from error
         if answer.completion.finish == "abort":

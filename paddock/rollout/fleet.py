@@ -9,6 +9,7 @@ heartbeat that this process itself was too busy to hear in time says nothing abo
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from logging import getLogger
 from types import TracebackType
 from typing import Self, TypeVar
@@ -126,6 +127,7 @@ class Fleet:
                 except EngineLost as error:
                     failures += 1
                     await self._failed(replica, current, error, failures, end)
+                    current = _again(current, ask, failures)
                     continue
                 whole = with_part(before, answer, ask)
                 rest = self._broken_off(ask, whole.completion)
@@ -135,7 +137,7 @@ class Fleet:
                 failures += 1
                 if rest is not ask:
                     before = whole.completion
-                current = rest
+                current = _again(rest, ask, failures)
                 await self._pause(failures, end)
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Delta, None]:
@@ -166,7 +168,7 @@ class Fleet:
                     await self._pause(failures, end)
                 except EngineLost as error:
                     await self._failed(replica, current, error, failures, end)
-                current = self._after(ask, told.completion())
+                current = _again(self._after(ask, told.completion()), ask, failures)
 
     async def _deltas(self, replica: Replica, ask: Ask, end: float) -> AsyncGenerator[Delta, None]:
         """A replica's stream, each wait of which has an end."""
@@ -310,6 +312,12 @@ class Fleet:
         while True:
             await asyncio.sleep(self.settings.beat_s)
             self.router.rebalance(busy=tuple(self._busy))
+
+
+def _again(rest: Ask, ask: Ask, failures: int) -> Ask:
+    """What is asked next, under an id of its own: a replica that was only slow may still be busy
+    with the one before, and refuses another of the same id."""
+    return replace(rest, id=f"{ask.id}~{failures}") if ask.id else rest
 
 
 class _Counted:

@@ -19,6 +19,7 @@ from paddock.rollout.client import (
     Ask,
     AskRefused,
     BadReply,
+    ContextFull,
     EngineLost,
     Forgets,
     Said,
@@ -120,7 +121,11 @@ def _complaint(url: str, status: int, data: bytes) -> Exception:
     except (orjson.JSONDecodeError, AttributeError):
         message = data[:200].decode(errors="replace")
     text = f"{url}: {status}: {str(message)[:500]}"
-    return AskRefused(text) if status in (400, 413, 422) else EngineLost(text)
+    if status == 413 or (status in (400, 422) and "context length" in text):
+        return ContextFull(text)  # in the words of SGLang, vLLM and our own server
+    if status == 400 and "request id" in text.lower():
+        return EngineLost(text)  # SGLang says so of an id that is in use
+    return AskRefused(text) if status in (400, 422) else EngineLost(text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +181,7 @@ class HttpGenerate(Forgets):
                 raise AskRefused("max_new_tokens: not said, and the server's context is not known")
             room = self.context - len(ask.token_ids)
             if room < 1:
-                raise AskRefused(f"{len(ask.token_ids)} tokens leave no room in {self.context}")
+                raise ContextFull(f"{len(ask.token_ids)} tokens leave no room in {self.context}")
             sampling = replace(sampling, max_new_tokens=room)
         body: dict[str, Any] = {
             "input_ids": np.frombuffer(int32(ask.token_ids), dtype=np.int32),
