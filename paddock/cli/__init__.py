@@ -28,6 +28,7 @@ report.py    the verb that makes a page of a run, or of several
 rl.py        the verb that trains by reinforcement
 rl_engines.py  who samples for an RL run, and who teaches it
 rl_feed.py   what a learner is fed with
+rl_gauge.py  how engines fare in an RL run, as rows
 rl_table.py  an RL run as it goes
 run.py       the verb that runs a whole plan
 sample.py    the verb that samples answers and keeps those that a world accepts

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.cli.errors import UserError
-from paddock.cli.rl_engines import Experts, Row, Samplers, held, samplers, unwritten
+from paddock.cli.rl_engines import Experts, Samplers, held, samplers, unwritten
+from paddock.cli.rl_gauge import Row
 
 if TYPE_CHECKING:
     from paddock.checkpoint.wire import Publish

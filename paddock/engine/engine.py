@@ -160,7 +160,10 @@ class Engine(Asking):
 
     def stats(self) -> Stats:
         """Numbers of this moment (between two steps)."""
-        return self._do(self._worker.stats)  # type: ignore[no-any-return]
+        return self.stats_soon().result()
+
+    def stats_soon(self) -> "Future[Stats]":
+        return self._worker.call(self._worker.stats)
 
     def audit(self) -> list[str]:
         """What does not add up in pages, seats and requests; empty if all is well."""

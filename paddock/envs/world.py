@@ -154,11 +154,13 @@ async def play(
     *,
     clock: Callable[[], float] = time.monotonic,
     close_s: float = CLOSE_S,
+    trouble: Callable[[], str] = lambda: "",
 ) -> Episode:
     """One attempt, from start to verdict, within the task's limits. The environment is closed in
     the end, also if the caller gives up; whoever waits for the verdict waits no longer for that
-    than `close_s`. A reply after which no turn is left is still graded."""
-    attempt = _Attempt(env, policy)
+    than `close_s`. A reply after which no turn is left is still graded. `trouble` says why nobody
+    could play for the policy just now, if so: time that runs out meanwhile is not its own."""
+    attempt = _Attempt(env, policy, trouble)
     began = clock()
     leak = ""
     try:
@@ -189,8 +191,8 @@ async def _closed(env: Env) -> None:
 
 
 class _Attempt:
-    def __init__(self, env: Env, policy: Policy) -> None:
-        self.env, self.policy = env, policy
+    def __init__(self, env: Env, policy: Policy, trouble: Callable[[], str]) -> None:
+        self.env, self.policy, self.trouble = env, policy, trouble
         self.messages = [_writable(message) for message in env.task.messages]
         self.turns = 0
         self.where = "start"
@@ -204,6 +206,8 @@ class _Attempt:
             return stop.failure
         except TimeoutError as error:
             what = f"over {seconds:g} s in all" if deadline.expired() else said(error)
+            if self.where == "policy" and (why := self.trouble()):
+                return Failure(kind="infrastructure", where="engine", what=f"{what}: {why}")
             return Failure(kind="time", where=self.where, what=what)
 
     async def _verdict(self) -> Outcome:

@@ -117,6 +117,7 @@ class EnginesSettings(Settings):
     dtype: Literal["float32", "bfloat16"] | None = None  # None: the trainer's
     push: Literal["in_place", "retract"] = "in_place"  # what becomes of running requests
     verify_push: bool = True  # compare all weights after each hand-over
+    unreachable_timeout_s: PositiveFloat = 600.0  # with no engine answering, before the run ends
 
 
 class AlertSettings(Settings):

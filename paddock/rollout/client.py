@@ -58,6 +58,9 @@ class Generate(Protocol):
     def end(self, session: str) -> None:
         """The session asks no more: nothing need be kept for it."""
 
+    def trouble(self) -> str:
+        """Why nobody could answer at this moment; nothing: somebody could."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
@@ -106,6 +109,9 @@ class Forgets:
 
     def end(self, session: str) -> None:
         pass
+
+    def trouble(self) -> str:
+        return ""
 
 
 class Whole(Forgets):

@@ -63,7 +63,7 @@ class Player:
         try:
             with blaming("world", "open"):
                 env = world.open(task)
-            episode = await play(env, policy)
+            episode = await play(env, policy, trouble=self.generate.trouble)
         except Stopped as stop:  # there was nothing to play in
             episode = Episode(
                 task=task, messages=task.messages, outcome=stop.failure, turns=0, seconds=0.0

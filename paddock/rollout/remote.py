@@ -2,7 +2,14 @@
 
 import asyncio
 from base64 import b64decode, b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -251,12 +258,21 @@ class HttpScore:
             raise BadReply(f"a server's scores cannot be read: {error}") from error
 
 
+Wait = Callable[[str, Awaitable[Any]], Awaitable[Any]]
+
+
+async def _patiently(_name: str, work: Awaitable[Any]) -> Any:
+    return await work
+
+
 @dataclass(slots=True)
 class HttpWeights:
     """New weights for every server, as safetensors bytes. The last whole version is kept, for
     servers that join later."""
 
     servers: dict[str, Server]
+    # Waits for what a server answers no longer than the server is alive: a fleet's `while_alive`.
+    wait: Wait = _patiently
     version: int | None = None
     _parcels: tuple[str, ...] = field(default=(), repr=False)
 
@@ -264,13 +280,13 @@ class HttpWeights:
         """Hand one whole version to all at once; what went wrong, by server. A server refuses what
         is damaged or not whole and goes on with the weights it has."""
         self._parcels, self.version = tuple(b64encode(p).decode() for p in parcels), version
-        return await self._send(list(self.servers))
+        return await self._send(list(self.servers), self.wait)
 
     async def catch_up(self, name: str) -> bool:
         """Give a server that has just joined the last version; whether it has it now."""
-        return self.version is None or not await self._send([name])
+        return self.version is None or not await self._send([name], _patiently)
 
-    async def _send(self, names: Sequence[str]) -> dict[str, str]:
+    async def _send(self, names: Sequence[str], wait: Wait) -> dict[str, str]:
         body = {
             "serialized_named_tensors": list(self._parcels),
             "weight_version": str(self.version),
@@ -280,7 +296,7 @@ class HttpWeights:
 
         async def send(name: str) -> str:
             try:
-                await self.servers[name].post("/update_weights_from_tensor", body)
+                await wait(name, self.servers[name].post("/update_weights_from_tensor", body))
             except (EngineLost, AskRefused) as error:
                 return str(error)
             return ""

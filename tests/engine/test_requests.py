@@ -7,16 +7,8 @@ import pytest
 import torch
 
 from paddock.config import ConfigError
-from paddock.engine import (
-    ContextExceeded,
-    DuplicateId,
-    Engine,
-    EngineFailed,
-    EngineFull,
-    EngineSettings,
-    Request,
-    RequestRefused,
-)
+from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+from paddock.engine.request import DuplicateId
 from paddock.engine.stops import StopTexts
 from paddock.engine.thinking import Thinking
 from paddock.records import Bias, Sampling
@@ -351,19 +343,6 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
         engine_.resume()
         engine_.answer(greedy((1,), 9))
         assert engine_.answer(greedy((1,), 2, id="x")).id == "x"
-
-
-def test_a_full_engine_may_be_asked_again_and_what_is_too_long_may_not():
-    with engine(network("sparse"), max_running=1, max_waiting=1) as full:
-        full.pause("in_place")
-        for _ in range(2):
-            full.submit(greedy((1,), 2), lambda delta: None)
-        with pytest.raises(EngineFull, match="2 requests are waiting or running"):
-            full.submit(greedy((1,), 2), lambda delta: None)
-        with pytest.raises(ContextExceeded, match="exceeds this model's context"):
-            full.submit(greedy((1,), 10**6), lambda delta: None)
-    assert issubclass(EngineFull, EngineFailed) and issubclass(DuplicateId, EngineFailed)
-    assert not issubclass(EngineFailed, RequestRefused)
 
 
 @pytest.mark.parametrize(

@@ -255,3 +255,33 @@ def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn
     past = [*first.prompt, *ids]
     assert second.prompt.tolist()[: len(past)] == past
     assert after.completion.token_ids
+
+
+def test_weights_are_not_waited_for_where_a_server_has_fallen_silent():
+    """It takes the connection and says nothing, as one that was stopped does."""
+
+    async def run():
+        heard, alive = asyncio.Event(), True
+
+        async def silent(_reader, _writer):
+            heard.set()
+            await asyncio.sleep(3600)
+
+        async def well(_patience_s):
+            return alive
+
+        far = await asyncio.start_server(silent, "127.0.0.1", 0)
+        host, port = far.sockets[0].getsockname()
+        quick = FleetSettings(beat_s=0.01, patience_s=0.05)
+        async with pool() as http, asyncio.timeout(60):
+            server = Server(f"http://{host}:{port}", http)
+            weights = HttpWeights({"far": server})
+            async with Fleet([Replica("far", HttpGenerate(server), well)], quick) as fleet:
+                weights.wait = fleet.while_alive
+                publishing = asyncio.create_task(weights.publish([b"parcel"], 3))
+                await heard.wait()
+                alive = False
+                assert "was lost" in (await publishing)["far"]
+        far.close()
+
+    asyncio.run(run())
