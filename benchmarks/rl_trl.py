@@ -75,7 +75,14 @@ def engine_in(folder: Path, sizes: "EngineSettings") -> "Engine":
 
 async def ours(folder: Path, task: str, steps: int) -> None:
     """Prints what the peer prints."""
-    from paddock.engine import EngineApart, EngineFailed, EngineSettings, Request, RequestRefused
+    from paddock.engine import (
+        ContextExceeded,
+        EngineApart,
+        EngineFailed,
+        EngineSettings,
+        Request,
+        RequestRefused,
+    )
     from paddock.journal import Ledger
     from paddock.rl.collect import Collector
     from paddock.rl.learn import Loop, Moment
@@ -119,7 +126,13 @@ async def ours(folder: Path, task: str, steps: int) -> None:
         Ledger(":memory:") as ledger,
         tempfile.TemporaryDirectory() as out,
     ):
-        generate = InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+        generate = InProcess(
+            engine,
+            Request,
+            overlong=(ContextExceeded,),
+            refusals=(RequestRefused,),
+            failures=(EngineFailed,),
+        )
         sifter = Sifter(settings)
         work = Work(Attempts(generate, task), settings.tasks["even"], sifter)
         orchestrator = Orchestrator({"even": work}, settings.pace, ledger, seed=0)

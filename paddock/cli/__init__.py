@@ -12,6 +12,7 @@ describe.py  what a network weighs and costs, in tables or JSON
 distill.py   the verb that brings back what later stages forgot
 dry.py       what a plan would do, checked without doing it
 doctor.py    the verb that says what this machine offers
+ending.py    an event loop that ends in time, and a process that does
 engines.py   a model's folder as engines that are ready to answer
 env.py       the verb that lists worlds, shows one, plays in it, and checks tasks
 errors.py    what the user must change, in one line
@@ -27,6 +28,7 @@ report.py    the verb that makes a page of a run, or of several
 rl.py        the verb that trains by reinforcement
 rl_engines.py  who samples for an RL run, and who teaches it
 rl_feed.py   what a learner is fed with
+rl_gauge.py  how engines fare in an RL run, as rows
 rl_table.py  an RL run as it goes
 run.py       the verb that runs a whole plan
 sample.py    the verb that samples answers and keeps those that a world accepts

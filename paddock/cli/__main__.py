@@ -26,6 +26,7 @@ from paddock.cli import (
     serve,
     train,
 )
+from paddock.cli.ending import to_the_end
 from paddock.cli.errors import Explaining
 
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
@@ -80,7 +81,7 @@ def _front_door(
 
 def main() -> None:
     sys.path.append(os.getcwd())  # worlds and hooks of one's own are named by module
-    app()
+    to_the_end(app)
 
 
 if __name__ == "__main__":

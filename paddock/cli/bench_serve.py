@@ -187,7 +187,14 @@ def opened(
     model: str, load: Load, at_once: int, *, mtp: int, device: str | None, dtype: str | None
 ) -> Opened:
     """A checkpoint or a run by its folder, or a preset with fresh weights."""
-    from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+    from paddock.engine import (
+        ContextExceeded,
+        Engine,
+        EngineFailed,
+        EngineSettings,
+        Request,
+        RequestRefused,
+    )
     from paddock.rollout.client import InProcess
 
     (place,) = devices(device, 1)
@@ -199,7 +206,13 @@ def opened(
     rows = load.prompt + load.reply + 2 * mtp + 2 * settings.page_tokens
     pages = math.ceil(1.25 * at_once * rows / settings.page_tokens)
     engine = Engine(network, None, settings.model_copy(update={"pages": pages}))
-    generate = InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+    generate = InProcess(
+        engine,
+        Request,
+        overlong=(ContextExceeded,),
+        refusals=(RequestRefused,),
+        failures=(EngineFailed,),
+    )
     return Opened(generate, engine, network.config, place, dtype)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
+from paddock.cli.ending import run
 from paddock.cli.errors import UserError
 from paddock.cli.numbers import count
 from paddock.cli.tables import show, table
@@ -72,7 +73,12 @@ def conduct(
         return
     folder = out or Path("runs") / recipe.resolve().parent.name / recipe.stem
     try:
-        asyncio.run(_run(settings, folder, debug, replay))
+        run(_run(settings, folder, debug, replay))
+    except SystemExit as error:
+        raise UserError(
+            f"an environment called sys.exit({error.code!r}) in a callback or a task of its own,"
+            f" which ended the run; the same command goes on from the last checkpoint in {folder}"
+        ) from error
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on from the last checkpoint in {folder}")
         raise typer.Exit(130) from None

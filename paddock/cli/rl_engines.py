@@ -1,7 +1,6 @@
 """Who samples for an RL run, and who teaches it: engines of its own, or servers elsewhere."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.cli.engines import Model, devices, engines_for, open_model
 from paddock.cli.errors import UserError
+from paddock.cli.rl_gauge import Gauge, Row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paddock.api.reply import Answer
     from paddock.checkpoint.wire import Parcel, Publish
-    from paddock.engine import Engine, EngineApart, EngineSettings, Stats
+    from paddock.engine import Engine, EngineApart, EngineSettings
     from paddock.rl.distill import Score
     from paddock.rl.settings import EnginesSettings, RLSettings
     from paddock.rollout.client import Ask, Generate
     from paddock.rollout.concurrency import Pressure
+    from paddock.rollout.fleet import FleetSettings
     from paddock.rollout.remote import Server
     from paddock.train.policy import Lesson
 
 MOST_SESSIONS = 16384  # whose experts are kept
-LEAST_S = 0.1  # between two rows of an engine
-ROWS = 2000  # of them at most while a run grows e times older
 TAKING_S = 10.0  # for a server that is alive to take new weights after all
 
 
@@ -41,9 +40,6 @@ class Samplers:
     busy_s: Callable[[], float] | None = None  # worked so far, over all of them, divided by them
     pressure: "Callable[[], Awaitable[Pressure]] | None" = None
     engines: "tuple[Engine | EngineApart, ...]" = ()  # embedded
-
-
-Row = Callable[..., None]  # a line of a file: its name, its fields
 
 
 def unwritten(*_: Any, **__: Any) -> None:
@@ -65,59 +61,9 @@ async def samplers(
 # --- embedded -------------------------------------------------------------------------------------
 
 
-class Gauge:
-    """Writes engine.jsonl: engines' numbers whenever somebody has looked at them anyway (once a
-    second, and at every batch), ever more rarely as the run grows old: the file stays small."""
-
-    def __init__(self, row: Row, clock: Callable[[], float] = time.monotonic) -> None:
-        self._row, self._clock = row, clock
-        self._began = clock()
-        self._next = self._began
-
-    def see(self, every: "Sequence[Stats]") -> None:
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + max(LEAST_S, (now - self._began) / ROWS)
-        self._row("engine", **_moment(every))
-
-
-NOW = (
-    *("running", "waiting", "running_tokens", "waiting_tokens", "retractions"),
-    *("pages_total", "pages_used", "pages_cached", "pages_spare"),
-    *("hit_tokens", "asked_tokens", "evicted_tokens"),
-)
-EVER = (
-    *("requests", "failed", "prompt_tokens", "read_tokens", "generated_tokens"),
-    *("thinking_tokens", "drafts_proposed", "drafts_accepted", "verify_steps"),
-)
-
-
-def _moment(every: "Sequence[Stats]") -> dict[str, Any]:
-    """Over all engines; the version that the slowest of them serves."""
-    return {
-        "version": min(stats.version for stats in every),
-        "page_tokens": every[0].page_tokens,
-        "drafts_at": _drafted(every),
-        "busy_s": round(sum(stats.counters.busy_s for stats in every), 3),
-        **{name: sum(getattr(stats, name) for stats in every) for name in NOW},
-        **{name: sum(getattr(stats.counters, name) for stats in every) for name in EVER},
-    }
-
-
-def _drafted(every: "Sequence[Stats]") -> list[tuple[int, int]]:
-    """Drafts made and kept at each position."""
-    from paddock.engine.stats import Drafts
-
-    found = Drafts()
-    for stats in every:
-        found.join(stats.counters.drafted)
-    return found.at
-
-
 @asynccontextmanager
 async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> AsyncIterator[Samplers]:
-    from paddock.engine import EngineFailed, Request, RequestRefused
+    from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
     from paddock.rollout.client import InProcess
     from paddock.rollout.concurrency import Pressure
     from paddock.rollout.fleet import Fleet, Replica
@@ -129,12 +75,24 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
     else:
         engines = _engines(model, settings, replicas=asked.replicas)
     each = [
-        InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+        InProcess(
+            engine,
+            Request,
+            overlong=(ContextExceeded,),
+            refusals=(RequestRefused,),
+            failures=(EngineFailed,),
+        )
         for engine in engines
     ]
 
     async def pressure() -> Pressure:
-        stats = [await asyncio.to_thread(engine.stats) for engine in engines]
+        # Not in threads, which an engine that stands still would hold one after the other.
+        try:
+            stats = [await asyncio.wrap_future(engine.stats_soon()) for engine in engines]
+        except EngineFailed as error:
+            if not asked.apart:
+                raise
+            raise TimeoutError(str(error)) from error  # another process takes its place
         gauge.see(stats)
         return Pressure(
             used=max(s.page_usage for s in stats),
@@ -156,7 +114,7 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
                 Replica(f"engine-{i}", one, partial(_alive, engine))
                 for i, (one, engine) in enumerate(zip(each, engines, strict=True))
             ]
-            generate = await stack.enter_async_context(Fleet(replicas))
+            generate = await stack.enter_async_context(Fleet(replicas, _patience(asked)))
         yield Samplers(
             generate=generate,
             publish=_publisher(engines, asked),
@@ -165,6 +123,12 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
             pressure=pressure,
             engines=tuple(engines),
         )
+
+
+def _patience(asked: "EnginesSettings") -> "FleetSettings":
+    from paddock.rollout.fleet import FleetSettings
+
+    return FleetSettings(unreachable_timeout_s=asked.unreachable_timeout_s)
 
 
 async def _alive(engine: "Engine | EngineApart", _: float) -> bool:
@@ -218,12 +182,18 @@ def _engine_settings(model: Model, settings: "RLSettings") -> "EngineSettings":
 
 def _publisher(engines: "Sequence[Engine | EngineApart]", asked: "EnginesSettings") -> "Publish":
     """Hands a version to every engine, and makes sure that they serve what was handed over."""
+    from paddock.engine import EngineFailed
+    from paddock.rollout.health import RunAborted
+
     pushes = [_push(engine, asked) for engine in engines]
 
     def publish(parcels: "Iterable[Parcel]") -> None:
         found = list(parcels)
         for push in pushes:
-            push(found)
+            try:
+                push(found)
+            except EngineFailed as error:
+                raise RunAborted(str(error)) from error
 
     return publish
 
@@ -232,7 +202,12 @@ def _push(engine: "Engine | EngineApart", asked: "EnginesSettings") -> "Publish"
     from paddock.engine import EngineApart, Reload
 
     if isinstance(engine, EngineApart):
-        return partial(engine.publish, mode=asked.push, verify=asked.verify_push)
+        return partial(
+            engine.publish,
+            mode=asked.push,
+            verify=asked.verify_push,
+            patience_s=asked.unreachable_timeout_s,
+        )
     reload = Reload(engine)
 
     def push(parcels: "Iterable[Parcel]") -> None:
@@ -247,11 +222,17 @@ def _push(engine: "Engine | EngineApart", asked: "EnginesSettings") -> "Publish"
 @asynccontextmanager
 async def held(engine: "Engine | EngineApart") -> AsyncIterator[None]:
     """Within, the engine begins nothing: what is asked meanwhile is begun together."""
-    await asyncio.to_thread(engine.pause, "in_place")
+    from paddock.engine import EngineFailed
+    from paddock.rollout.client import EngineLost
+
     try:
-        yield
-    finally:
-        await asyncio.to_thread(engine.resume)
+        await asyncio.to_thread(engine.pause, "in_place")
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(engine.resume)
+    except EngineFailed as error:
+        raise EngineLost(str(error)) from error
 
 
 # --- servers --------------------------------------------------------------------------------------
@@ -304,7 +285,8 @@ async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samp
         def publish(parcels: "Iterable[Parcel]") -> None:
             asyncio.run_coroutine_threadsafe(hand_over(list(parcels)), loop).result()
 
-        async with Fleet(replicas, admit=weights.catch_up) as fleet:
+        async with Fleet(replicas, _patience(asked), admit=weights.catch_up) as fleet:
+            weights.wait = fleet.while_alive
             yield Samplers(generate=fleet, publish=publish, context=context)
 
 
@@ -381,6 +363,9 @@ class Experts:
 
     def end(self, session: str) -> None:
         self._generate.end(session)
+
+    def trouble(self) -> str:
+        return self._generate.trouble()
 
     def with_experts(self, lessons: "Sequence[Lesson]") -> "list[Lesson]":
         """The lessons with the experts of their tokens, where the last reply of their session

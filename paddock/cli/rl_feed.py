@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.cli.errors import UserError
-from paddock.cli.rl_engines import Experts, Row, Samplers, held, samplers, unwritten
+from paddock.cli.rl_engines import Experts, Samplers, held, samplers, unwritten
+from paddock.cli.rl_gauge import Row
 
 if TYPE_CHECKING:
     from paddock.checkpoint.wire import Publish
@@ -55,6 +56,7 @@ async def rolled_out(
     the engines' numbers now and then."""
     from paddock.journal import Ledger
     from paddock.rl.collect import Collector
+    from paddock.rollout.blocking import BlockWatch
     from paddock.rollout.orchestrator import Orchestrator
 
     async with AsyncExitStack() as stack:
@@ -75,6 +77,7 @@ async def rolled_out(
             tell=tell,
         )
         await stack.enter_async_context(collector)
+        stack.enter_context(BlockWatch(tell))
         yield Fed(
             queue=collector,
             publish=sampling.publish,
@@ -143,9 +146,17 @@ def _works(
 async def _attempt(
     player: Any, world: Any, sampling: "Sampling", given: "Assignment"
 ) -> "Sequence[Trajectory]":
+    from paddock.envs import Stopped, blaming
+    from paddock.rollout.flight import unplayed
+
+    try:
+        with blaming("world", "task"):
+            task = world.task(given.number)
+    except Stopped as stop:
+        return (unplayed(given, stop.failure),)
     found: Sequence[Trajectory] = await player.attempt(
         world,
-        world.task(given.number),
+        task,
         replace(sampling, seed=given.seed),
         session_id=given.session_id,
         group_id=given.group_id,

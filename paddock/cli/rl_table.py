@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from paddock.rl.learn import Moment
     from paddock.rl.settings import RLSettings
 
-LOUD = ("stall", "stale", "task_aside", "task_back", "ratios")  # what the orchestrator may tell
+# What the orchestrator may tell.
+LOUD = ("blocked", "group_dropped", "ratios", "stale", "stall", "task_aside", "task_back")
 
 
 class Watcher:

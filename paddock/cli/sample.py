@@ -198,7 +198,7 @@ class EnginePlayer:
         self.version = step if step.startswith("step-") else str(engine.version)
 
     def policy(self, thinking: "Thinking", sampling: Sampling) -> "Policy":
-        from paddock.engine import EngineFailed, Request, RequestRefused
+        from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
         from paddock.envs import Stopped
         from paddock.text import parse
 
@@ -207,8 +207,10 @@ class EnginePlayer:
             chosen = replace(sampling, seed=_seed(sampling.seed, len(messages)))
             try:
                 answer = await self._engine.respond(Request(token_ids=prompt, sampling=chosen))
-            except RequestRefused as error:
+            except ContextExceeded as error:
                 raise Stopped("policy", "engine", str(error)) from None
+            except RequestRefused as error:
+                raise Stopped("infrastructure", "engine", str(error)) from None
             except EngineFailed as error:
                 raise Stopped("infrastructure", "engine", str(error)) from None
             completion = answer.completion

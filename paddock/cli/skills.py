@@ -118,14 +118,20 @@ def engine_of(
 
 def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "Evaluation":
     """The model in the skill's world, sampled at temperature 1 as in training."""
-    from paddock.engine import EngineFailed, Request, RequestRefused
+    from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
     from paddock.envs import open_world
     from paddock.evals import EvalSettings, evaluate
     from paddock.rollout.client import InProcess
     from paddock.rollout.episode import Player
     from paddock.rollout.session import PRESERVED
 
-    generate = InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+    generate = InProcess(
+        engine,
+        Request,
+        overlong=(ContextExceeded,),
+        refusals=(RequestRefused,),
+        failures=(EngineFailed,),
+    )
     thinking = PRESERVED if skill.thinking else replace(PRESERVED, enable_thinking=False)
     room = engine.capacity.context
     player = Player(generate=generate, renderer=model.renderer, thinking=thinking, room=room)

@@ -32,8 +32,11 @@ from paddock.engine.loop import PauseMode
 from paddock.engine.reload import Labels, Reload
 from paddock.engine.request import (
     Answer,
+    ContextExceeded,
     Delta,
+    DuplicateId,
     EngineFailed,
+    EngineFull,
     Likely,
     Replay,
     Request,
@@ -45,12 +48,15 @@ from paddock.engine.stats import Counters, Histogram, Stats
 __all__ = [
     "Answer",
     "Capacity",
+    "ContextExceeded",
     "Counters",
     "Delivery",
     "Delta",
+    "DuplicateId",
     "Engine",
     "EngineApart",
     "EngineFailed",
+    "EngineFull",
     "EngineSettings",
     "Histogram",
     "Labels",

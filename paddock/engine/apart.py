@@ -12,10 +12,10 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import suppress
 from itertools import count
 from logging import getLogger
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
@@ -33,6 +33,7 @@ from paddock.engine.stats import Stats
 log = getLogger("paddock.engine")
 
 LEAVING_S = 10.0  # for a process to end by itself
+STATS_S = 5.0  # for it to say how it fares
 TRIES = 3  # processes in a row that die before they are born, and no other is started
 
 
@@ -45,7 +46,6 @@ class EngineApart(Asking):
         self._build = build
         self._serial = count()
         self._lock = Lock()  # of who waits
-        self._sending = Lock()  # of the pipe's near end
         self._pushing = Lock()  # of the newest weights
         self._newest: tuple[list[Bundle], PauseMode, bool] | None = None
         self._last_stats: Stats | None = None
@@ -79,29 +79,46 @@ class EngineApart(Asking):
         self._call("resume").result()
 
     def stats(self) -> Stats:
-        """Numbers of this moment; the last ones, from when it lived, while it does not live."""
+        """Numbers of this moment; the last ones, from when it lived, while it does not live or
+        does not answer."""
         try:
-            self._last_stats = self._call("stats").result()
-        except EngineFailed:
+            self._last_stats = self._call("stats").result(STATS_S)
+        except (EngineFailed, TimeoutError):
             if self._last_stats is None:
                 raise
         assert self._last_stats is not None
         return self._last_stats
 
+    def stats_soon(self) -> "Future[Stats]":
+        """Those of this moment, without waiting for them."""
+        return self._call("stats")
+
     def audit(self) -> list[str]:
         return list(self._call("audit").result())
 
     def publish(
-        self, parcels: Iterable[Parcel], mode: PauseMode = "in_place", *, verify: bool = False
+        self,
+        parcels: Iterable[Parcel],
+        mode: PauseMode = "in_place",
+        *,
+        verify: bool = False,
+        patience_s: float | None = None,
     ) -> None:
         """A whole version; returns when it serves. With `verify` every tensor is compared with
-        what was sent. An engine that is not alive has it when it is again."""
+        what was sent. An engine that is not alive has it when it is again; one that lives and has
+        not taken it within `patience_s` is an EngineFailed."""
         bundles = [Bundle.of(parcel) for parcel in parcels]
         with self._pushing:
             self._newest = (bundles, mode, verify)
             if self.broken is None:
                 try:
-                    self._call("publish", *self._newest).result()
+                    self._call("publish", *self._newest).result(patience_s)
+                except TimeoutError:
+                    version = bundles[0].version if bundles else "?"
+                    raise EngineFailed(
+                        f"the engine's process {self.pid} has not taken version {version} within"
+                        f" {patience_s:g} s: it is stopped, or hangs"
+                    ) from None
                 except EngineFailed:
                     if self.broken is None:
                         raise
@@ -165,6 +182,13 @@ class EngineApart(Asking):
         self._waiting: dict[int, Take] = {}
         self._out: list[Asked | Aborted | Called] = []
         self._flushing = False
+        self._outbox: SimpleQueue[list[Any] | None] = SimpleQueue()
+        Thread(
+            target=self._write,
+            args=(self._pipe, self._outbox),
+            name="paddock-pipe-out",
+            daemon=True,
+        ).start()
         try:
             born = self._pipe.recv()
         except (EOFError, OSError):
@@ -225,16 +249,24 @@ class EngineApart(Asking):
             loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        with self._sending:
-            with self._lock:
-                self._flushing = False
-                messages = list(self._out)
-                self._out.clear()
+        with self._lock:
+            self._flushing = False
+            messages = list(self._out)
+            self._out.clear()
+            if messages:
+                self._outbox.put(messages)
+
+    def _write(self, pipe: Connection, outbox: "SimpleQueue[list[Any] | None]") -> None:
+        """On a thread of its own: a process that stands still does not empty its pipe, and an
+        event loop that waited for it would keep no deadline."""
+        while True:
+            messages = outbox.get()
             try:
-                if messages:
-                    self._pipe.send(messages)
+                pipe.send(messages)
             except (OSError, ValueError):  # closed: whoever reads tells those who wait
-                pass
+                return
+            if messages is None:
+                return
 
     def _read(self, pipe: Connection) -> None:
         while True:
@@ -267,12 +299,11 @@ class EngineApart(Asking):
         return f"ended with code {code}"
 
     def _end_process(self) -> None:
-        with self._sending, suppress(OSError):
-            self._pipe.send(None)  # closing is not heard there while this end is being read from
+        self._outbox.put(None)  # closing is not heard there while this end is being read from
         self._process.join(LEAVING_S)
         if self._process.is_alive():
             self._process.kill()
-            self._process.join()
+            self._process.join(LEAVING_S)
         self._pipe.close()
 
 

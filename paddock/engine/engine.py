@@ -15,9 +15,12 @@ from paddock.engine.grammar import Grammars
 from paddock.engine.loop import Load, PauseMode, Worker
 from paddock.engine.request import (
     Answer,
+    ContextExceeded,
     Deliver,
     Delta,
+    DuplicateId,
     EngineFailed,
+    EngineFull,
     Request,
     RequestRefused,
     Sequence,
@@ -87,7 +90,10 @@ class Engine(Asking):
 
     def submit(self, request: Request, deliver: Deliver, *, streamed: bool = False) -> str:
         """Hand in a request; returns its id. `deliver` is called on the engine's thread, must not
-        block, and gets a delta a step if `streamed`, else the last one alone (or a failure)."""
+        block, and gets a delta a step if `streamed`, else the last one alone (or a failure).
+
+        Raises RequestRefused for what no engine with these settings could answer (ContextExceeded
+        if it is too long), EngineFailed otherwise (EngineFull, DuplicateId, or it has ended)."""
         if self._worker.broken is not None:
             raise EngineFailed(self._worker.broken)
         self._check(request)
@@ -95,9 +101,9 @@ class Engine(Asking):
         with self._lock:
             name = request.id or f"request-{serial}"
             if name in self._ids:
-                raise RequestRefused(f"a request with the id {name!r} is being answered already")
+                raise DuplicateId(f"a request with the id {name!r} is being answered already")
             if len(self._ids) >= self.settings.max_waiting + self.settings.max_running:
-                raise RequestRefused(f"{len(self._ids)} requests are waiting or running already")
+                raise EngineFull(f"{len(self._ids)} requests are waiting or running already")
             self._ids.add(name)
 
         def hand_over(delta: Delta | EngineFailed) -> None:
@@ -154,7 +160,10 @@ class Engine(Asking):
 
     def stats(self) -> Stats:
         """Numbers of this moment (between two steps)."""
-        return self._do(self._worker.stats)  # type: ignore[no-any-return]
+        return self.stats_soon().result()
+
+    def stats_soon(self) -> "Future[Stats]":
+        return self._worker.call(self._worker.stats)
 
     def audit(self) -> list[str]:
         """What does not add up in pages, seats and requests; empty if all is well."""
@@ -193,13 +202,13 @@ class Engine(Asking):
         if not prompt:
             raise RequestRefused("the prompt is empty")
         if prompt >= context:
-            raise RequestRefused(
+            raise ContextExceeded(
                 f"the prompt has {prompt} tokens, which leaves no room for a reply in this "
                 f"model's context of {context} tokens"
             )
         wanted = sampling.max_new_tokens
         if wanted is not None and prompt + wanted > context:
-            raise RequestRefused(
+            raise ContextExceeded(
                 f"the prompt has {prompt} tokens and max_new_tokens is {wanted}, together "
                 f"{prompt + wanted}, which exceeds this model's context of {context} tokens"
             )

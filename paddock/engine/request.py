@@ -22,8 +22,20 @@ class RequestRefused(ValueError):
     """A request no engine with these settings could answer; the message has the numbers."""
 
 
+class ContextExceeded(RequestRefused):
+    """The prompt, or the prompt with the reply that is asked for, exceeds the context."""
+
+
 class EngineFailed(RuntimeError):
     """The engine could not go on with a request through no fault of the request."""
+
+
+class EngineFull(EngineFailed):
+    """As many requests are waiting or running as may; it can be asked again later."""
+
+
+class DuplicateId(EngineFailed):
+    """A request with this id is being answered; it can be asked under another, or later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

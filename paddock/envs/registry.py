@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from paddock.config import ConfigError, Recipe, Settings, resolve
-from paddock.envs.world import World
+from paddock.envs.world import World, said
 
 
 class WorldError(ValueError):
@@ -50,6 +50,8 @@ class Kind:
             if module.startswith("paddock."):
                 raise  # an extra that is missing says so itself
             raise WorldError(f"world {self.settings!r} cannot be found: {error}") from None
+        except (Exception, SystemExit) as error:  # of a module that somebody else wrote
+            raise WorldError(f"world {self.settings!r} cannot be found: {said(error)}") from error
         if not (isinstance(found, type) and issubclass(found, WorldSettings)):
             raise WorldError(f"world {self.settings!r} names no WorldSettings")
         return found
@@ -139,10 +141,15 @@ def kind_of(name: str) -> Kind:
 
 def open_world(name: str, changes: Mapping[str, Any] | None = None) -> World:
     """The world of that name, its settings changed as said."""
+    settings = world_settings(name, changes)
     try:
-        return world_settings(name, changes).world()
+        return settings.world()
     except ConfigError as error:
         raise WorldError(f"world {name!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ValueError) and type(error).__module__.startswith("paddock."):
+            raise  # it says itself what to change
+        raise WorldError(f"world {name!r} cannot be opened: {said(error)}") from error
 
 
 def world_settings(name: str, changes: Mapping[str, Any] | None = None) -> WorldSettings:

@@ -7,9 +7,10 @@ says whose doing it was: a broken world is never a reward of zero.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from paddock.records import (
     Failure,
@@ -23,7 +24,6 @@ from paddock.records import (
 )
 
 Split = Literal["train", "test"]  # no task of one is a task of the other
-T = TypeVar("T")
 CLOSE_S = 120.0  # a container engine takes its time; what takes longer hangs
 
 
@@ -48,8 +48,8 @@ class World(Protocol):
 class Env(Protocol):
     """One attempt at one task, used once: start, respond until it is over, grade, close.
 
-    Each method may raise `Stopped` to say what went wrong; whatever else it raises is a failure of
-    the world, or of the grader if `grade` raised it.
+    Each method may raise `Stopped` to say what went wrong; whatever else it raises, SystemExit
+    included, is a failure of the world, or of the grader if `grade` raised it.
     """
 
     @property
@@ -91,10 +91,10 @@ def scripted(*replies: Message) -> Policy:
     """A player that says these, one a turn, whatever it hears."""
 
     async def speak(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:  # noqa: ARG001
-        said = sum(message.role == "assistant" for message in messages)
-        if said >= len(replies):
+        turn = sum(message.role == "assistant" for message in messages)
+        if turn >= len(replies):
             raise Stopped("policy", "script", f"no reply is left after {len(replies)}")
-        return replies[said]
+        return replies[turn]
 
     return speak
 
@@ -109,6 +109,31 @@ class Stopped(Exception):
     def __init__(self, kind: FailureKind, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
         self.failure = Failure(kind=kind, where=where, what=mended(what))
+
+
+@contextmanager
+def blaming(kind: FailureKind, where: str) -> Iterator[None]:
+    """Turns whatever the block raises into `Stopped`: code of an environment must not end the
+    process (SystemExit) or pass for a cancellation that nobody asked for (CancelledError). Only
+    KeyboardInterrupt and a real cancellation of the running task get through."""
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt):
+        raise
+    except TimeoutError as error:
+        raise Stopped("time", where, said(error)) from error
+    except asyncio.CancelledError as error:
+        if _is_cancelled():
+            raise
+        raise Stopped(kind, where, said(error)) from error
+    except BaseException as error:
+        raise Stopped(kind, where, said(error)) from error
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has asked the running task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +154,13 @@ async def play(
     *,
     clock: Callable[[], float] = time.monotonic,
     close_s: float = CLOSE_S,
+    trouble: Callable[[], str] = lambda: "",
 ) -> Episode:
     """One attempt, from start to verdict, within the task's limits. The environment is closed in
     the end, also if the caller gives up; whoever waits for the verdict waits no longer for that
-    than `close_s`. A reply after which no turn is left is still graded."""
-    attempt = _Attempt(env, policy)
+    than `close_s`. A reply after which no turn is left is still graded. `trouble` says why nobody
+    could play for the policy just now, if so: time that runs out meanwhile is not its own."""
+    attempt = _Attempt(env, policy, trouble)
     began = clock()
     leak = ""
     try:
@@ -141,9 +168,12 @@ async def play(
     finally:
         try:
             async with asyncio.timeout(close_s) as closing:
-                await asyncio.shield(env.close())
-        except Exception as error:
-            leak = f"over {close_s:g} s to close" if closing.expired() else _said(error)
+                await asyncio.shield(_closed(env))
+        except Stopped as stop:
+            leak = stop.failure.what
+        except TimeoutError:
+            assert closing.expired()
+            leak = f"over {close_s:g} s to close"
     return Episode(
         task=env.task,
         messages=tuple(attempt.messages),
@@ -154,9 +184,15 @@ async def play(
     )
 
 
+async def _closed(env: Env) -> None:
+    # In a task of its own, from which SystemExit would end the event loop.
+    with blaming("world", "close"):
+        await env.close()
+
+
 class _Attempt:
-    def __init__(self, env: Env, policy: Policy) -> None:
-        self.env, self.policy = env, policy
+    def __init__(self, env: Env, policy: Policy, trouble: Callable[[], str]) -> None:
+        self.env, self.policy, self.trouble = env, policy, trouble
         self.messages = [_writable(message) for message in env.task.messages]
         self.turns = 0
         self.where = "start"
@@ -169,37 +205,39 @@ class _Attempt:
         except Stopped as stop:
             return stop.failure
         except TimeoutError as error:
-            what = f"over {seconds:g} s in all" if deadline.expired() else _said(error)
+            what = f"over {seconds:g} s in all" if deadline.expired() else said(error)
+            if self.where == "policy" and (why := self.trouble()):
+                return Failure(kind="infrastructure", where="engine", what=f"{what}: {why}")
             return Failure(kind="time", where=self.where, what=what)
 
     async def _verdict(self) -> Outcome:
         env, limits = self.env, self.env.task.limits
-        await self._blaming("world", "start", env.start())
+        with self._at("start"):
+            await env.start()
         while self.turns < limits.turns:
+            with self._at("tools"):
+                tools = env.tools
             # A bug in a policy is ours and ends the run; it is not caught here.
             self.where = "policy"
-            reply = await self.policy(self.messages, env.tools)
+            reply = await self.policy(self.messages, tools)
             self.turns += 1
             self.messages.append(reply)
-            answers = await self._blaming("world", "respond", env.respond(reply))
+            with self._at("respond"):
+                answers = await env.respond(reply)
             if not answers:
                 break
             if not _are_messages(answers):
                 raise Stopped("world", "respond", f"it gave {answers!r:.80}, not messages")
             self.messages += [cut(answer, limits.output_bytes) for answer in answers]
-        verdict: object = await self._blaming("grader", "grade", env.grade())
+        with self._at("grade", "grader"):
+            verdict: object = await env.grade()
         if not isinstance(verdict, Verdict):
             raise Stopped("grader", "grade", f"it gave {verdict!r:.80}, not a Verdict")
         return verdict
 
-    async def _blaming(self, kind: FailureKind, where: str, step: Awaitable[T]) -> T:
+    def _at(self, where: str, kind: FailureKind = "world") -> AbstractContextManager[None]:
         self.where = where
-        try:
-            return await step
-        except (Stopped, TimeoutError):
-            raise
-        except Exception as error:
-            raise Stopped(kind, where, _said(error)) from error
+        return blaming(kind, where)
 
 
 def _are_messages(answers: object) -> bool:
@@ -226,10 +264,15 @@ def cut(message: Message, most: int) -> Message:
 
 def _writable(message: Message) -> Message:
     """As every tokenizer and ledger takes it: names of files and JSON hold half surrogate pairs."""
-    said = mended(message.content)
-    return message if said == message.content else replace(message, content=said)
+    text = mended(message.content)
+    return message if text == message.content else replace(message, content=text)
 
 
-def _said(error: BaseException) -> str:
-    said = mended(str(error))
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+def said(error: BaseException) -> str:
+    """An error as one line of a reason.
+
+    >>> said(KeyError("colour")), said(SystemExit())
+    ("KeyError: 'colour'", 'SystemExit')
+    """
+    text = mended(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from reprlib import repr as short
 from typing import Literal, get_args
 
 from paddock.records.message import Message
+
+GREATEST_REWARD = 1e6  # either side of zero; advantages square rewards and sum them up
 
 FailureKind = Literal["policy", "world", "grader", "infrastructure", "time"]
 
@@ -42,7 +45,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What an attempt was worth, by a grader that worked.
+    """What an attempt was worth, by a grader that worked. A reward lies in
+    [-GREATEST_REWARD, GREATEST_REWARD]; anything else is refused here, where the verdict is made.
 
     >>> Verdict(reward=0.5, parts={"tests": 1.0, "style": 0.0}).parts["tests"]
     1.0
@@ -53,8 +57,9 @@ class Verdict:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if not isfinite(self.reward):
-            raise ValueError(f"reward: {self.reward} is not finite")
+        if not -GREATEST_REWARD <= self.reward <= GREATEST_REWARD:  # NaN is not either
+            least, most = -GREATEST_REWARD, GREATEST_REWARD
+            raise ValueError(f"reward: must be in [{least:g}, {most:g}], got {short(self.reward)}")
         for name, value in self.parts.items():
             if not isfinite(value):
                 raise ValueError(f"parts: {name} is {value}, not finite")

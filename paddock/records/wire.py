@@ -123,7 +123,7 @@ def _record(cls: type[_R], value: Any, path: str) -> _R:
 
 
 def _scalar(kind: type, value: Any, path: str) -> Any:
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 1 << 1023:  # larger is no float
         return float(value)
     if type(value) is not kind:
         raise WireError(f"{path}: expected {kind.__name__}, got {short(value)}")

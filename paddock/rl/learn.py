@@ -181,7 +181,7 @@ class Loop:
 
     async def _busy(self) -> float:
         """Off the event loop: an engine answers between two steps."""
-        return await asyncio.to_thread(self.busy_s) if self.busy_s else 0.0
+        return await self.queue.watch(asyncio.to_thread(self.busy_s)) if self.busy_s else 0.0
 
     async def _lessons(self, groups: Sequence[Group]) -> list[list[Lesson]]:
         """What there is to learn from each group, teachers asked."""
@@ -211,6 +211,7 @@ class Loop:
             )
             self.queue.checkpointed(learner.updates, saved.name)
         began = self.clock()
-        await asyncio.to_thread(self.publish, learner.parcels())
+        # An engine that stands still would keep a run that has failed already.
+        await self.queue.watch(asyncio.to_thread(self.publish, learner.parcels()))
         self.queue.pushed(learner.updates)
         return self.clock() - began

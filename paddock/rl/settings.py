@@ -14,19 +14,21 @@ from pydantic import (
 )
 
 from paddock.config import Settings
+from paddock.records.task import GREATEST_REWARD
 from paddock.rollout.settings import Pace, TaskSettings, Weight
 from paddock.train.settings import KeepSettings, MachineSettings, OptimSettings, StartSettings
 
+Reward = Annotated[float, Field(ge=-GREATEST_REWARD, le=GREATEST_REWARD, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class RewardSettings(Settings):
     """What an attempt earns besides what its world says."""
 
-    policy_failure: FiniteFloat = 0.0  # for breaking off by its own doing
+    policy_failure: Reward = 0.0  # for breaking off by its own doing
     overlong_from: PositiveInt | None = None  # sampled tokens that cost nothing
     overlong_at: PositiveInt | None = None  # and those that cost all of the penalty
-    overlong_penalty: Weight = 0.0
+    overlong_penalty: Annotated[Reward, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _a_slope(self) -> Self:
@@ -115,6 +117,7 @@ class EnginesSettings(Settings):
     dtype: Literal["float32", "bfloat16"] | None = None  # None: the trainer's
     push: Literal["in_place", "retract"] = "in_place"  # what becomes of running requests
     verify_push: bool = True  # compare all weights after each hand-over
+    unreachable_timeout_s: PositiveFloat = 600.0  # with no engine answering, before the run ends
 
 
 class AlertSettings(Settings):

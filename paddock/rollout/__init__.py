@@ -1,6 +1,7 @@
 """Tasks into token-exact episodes: sessions that own their tokens, and who samples for them.
 
 atif.py          a session in the format in which agents' runs are exchanged
+blocking.py      who blocks the event loop
 carry.py         replies that break off and are gone on with
 client.py        who is asked for tokens: the seam to engines
 concurrency.py   how many attempts run at once

@@ -26,6 +26,10 @@ class AskRefused(ValueError):
     """No engine could answer this, however often it is asked; the message has the numbers."""
 
 
+class ContextFull(AskRefused):
+    """The conversation has outgrown the context: the only refusal that is the policy's doing."""
+
+
 class BadReply(ValueError):
     """A server that answers in a way that cannot be trained on; the run must not go on."""
 
@@ -53,6 +57,9 @@ class Generate(Protocol):
 
     def end(self, session: str) -> None:
         """The session asks no more: nothing need be kept for it."""
+
+    def trouble(self) -> str:
+        """Why nobody could answer at this moment; nothing: somebody could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +110,9 @@ class Forgets:
     def end(self, session: str) -> None:
         pass
 
+    def trouble(self) -> str:
+        return ""
+
 
 class Whole(Forgets):
     """The base of whoever answers in one piece: a stream is then a single delta."""
@@ -125,17 +135,21 @@ class Embedded(Protocol):
 class InProcess(Forgets):
     """An engine in this process. This room knows no engine, so its own classes are handed in:
 
-    InProcess(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+    InProcess(engine, Request, overlong=(ContextExceeded,), refusals=(RequestRefused,),
+              failures=(EngineFailed,))
     """
 
     engine: Embedded
     request: Callable[..., Any]
+    overlong: tuple[type[Exception], ...] = field(kw_only=True)  # may be among the refusals
     refusals: tuple[type[Exception], ...] = field(kw_only=True)
     failures: tuple[type[Exception], ...] = field(kw_only=True)
 
     async def respond(self, ask: Ask) -> Answer:
         try:
             answer: Answer = await self.engine.respond(self._request(ask))
+        except self.overlong as error:
+            raise ContextFull(str(error)) from None
         except self.refusals as error:
             raise AskRefused(str(error)) from None
         except self.failures as error:
@@ -147,6 +161,8 @@ class InProcess(Forgets):
             async with aclosing(self.engine.stream(self._request(ask))) as deltas:
                 async for delta in deltas:
                     yield delta
+        except self.overlong as error:
+            raise ContextFull(str(error)) from None
         except self.refusals as error:
             raise AskRefused(str(error)) from None
         except self.failures as error:

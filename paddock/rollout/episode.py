@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paddock.api.reply import Answer, Reading
-from paddock.envs import Episode, Stopped, World, play
+from paddock.envs import Episode, Stopped, World, blaming, play
 from paddock.records import Message, Sampling, Task, ToolSpec, Trajectory
-from paddock.rollout.client import Ask, AskRefused, EngineLost, Generate, last_delta, turn_seed
+from paddock.rollout.client import (
+    Ask,
+    AskRefused,
+    ContextFull,
+    EngineLost,
+    Generate,
+    last_delta,
+    turn_seed,
+)
 from paddock.rollout.context import Context, Show, everything
 from paddock.rollout.match import LOOSE, Matcher
 from paddock.rollout.session import PRESERVED, Opening, Session
@@ -53,7 +61,13 @@ class Player:
         session = Session(session_id, self.renderer, self.matcher)
         policy = SessionPolicy(session, self, sampling)
         try:
-            episode = await play(world.open(task), policy)
+            with blaming("world", "open"):
+                env = world.open(task)
+            episode = await play(env, policy, trouble=self.generate.trouble)
+        except Stopped as stop:  # there was nothing to play in
+            episode = Episode(
+                task=task, messages=task.messages, outcome=stop.failure, turns=0, seconds=0.0
+            )
         finally:
             self.generate.end(session_id)
         return Played(episode=episode, session=session)
@@ -96,8 +110,10 @@ class SessionPolicy:
         )
         try:
             answer = await self.player.generate.respond(ask)
-        except AskRefused as error:
+        except ContextFull as error:
             raise Stopped("policy", "context", str(error)) from error
+        except AskRefused as error:  # settings that do not fit each other: nothing it could help
+            raise Stopped("infrastructure", "request", str(error)) from error
         except EngineLost as error:
             raise Stopped("infrastructure", "engine", str(error)) from error
         if answer.completion.finish == "abort":

@@ -9,6 +9,7 @@ heartbeat that this process itself was too busy to hear in time says nothing abo
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from logging import getLogger
 from types import TracebackType
 from typing import Self, TypeVar
@@ -20,6 +21,7 @@ from paddock.config import Settings
 from paddock.records import Completion, Segment
 from paddock.rollout.carry import continuable, rest_of, with_part
 from paddock.rollout.client import Ask, EngineLost, Generate, Said
+from paddock.rollout.health import RunAborted
 from paddock.rollout.router import Router
 
 log = getLogger("paddock.rollout")
@@ -36,6 +38,7 @@ class FleetSettings(Settings):
     misses: PositiveInt = 2  # in a row, and a replica is dead
     deadline_s: PositiveFloat = 900.0  # of an ask, every replica it is tried on included
     most_backoff_s: PositiveFloat = 1.0
+    unreachable_timeout_s: PositiveFloat = 600.0  # with no replica alive, before the run ends
 
 
 class Replica:
@@ -73,6 +76,8 @@ class Fleet:
         self._listeners: dict[str, asyncio.Task[None]] = {}
         self._chores: list[asyncio.Task[None]] = []
         self._late = float("-inf")  # when this process was last too busy to listen
+        self._empty_since: float | None = None  # since when no replica is alive
+        self._why_gone: dict[str, str] = {}  # of each replica, the last time it was
 
     async def __aenter__(self) -> Self:
         for replica in self.replicas.values():
@@ -126,6 +131,7 @@ class Fleet:
                 except EngineLost as error:
                     failures += 1
                     await self._failed(replica, current, error, failures, end)
+                    current = _again(current, ask, failures)
                     continue
                 whole = with_part(before, answer, ask)
                 rest = self._broken_off(ask, whole.completion)
@@ -135,7 +141,7 @@ class Fleet:
                 failures += 1
                 if rest is not ask:
                     before = whole.completion
-                current = rest
+                current = _again(rest, ask, failures)
                 await self._pause(failures, end)
 
     async def stream(self, ask: Ask) -> AsyncGenerator[Delta, None]:
@@ -166,7 +172,7 @@ class Fleet:
                     await self._pause(failures, end)
                 except EngineLost as error:
                     await self._failed(replica, current, error, failures, end)
-                current = self._after(ask, told.completion())
+                current = _again(self._after(ask, told.completion()), ask, failures)
 
     async def _deltas(self, replica: Replica, ask: Ask, end: float) -> AsyncGenerator[Delta, None]:
         """A replica's stream, each wait of which has an end."""
@@ -178,6 +184,13 @@ class Fleet:
                 yield delta
                 if delta.answer is not None:
                     return
+
+    async def while_alive(self, name: str, work: Awaitable[_T]) -> _T:
+        """What `work` gives, which waits for a replica; EngineLost once that is deregistered."""
+        is_alive = name in self.router.ranks  # else nobody will say once more that it is gone
+        patience_s = self.settings.deadline_s if is_alive else self.settings.patience_s
+        end = asyncio.get_running_loop().time() + patience_s
+        return await self._wait(self.replicas[name], work, end)
 
     def end(self, session: str) -> None:
         self.router.end(session)
@@ -203,15 +216,29 @@ class Fleet:
         return rest
 
     async def _placed(self, ask: Ask, end: float) -> Replica:
-        """Whose turn it is; waits for a replica if there is none."""
+        """Whose turn it is; waits for a replica if there is none. Raises RunAborted when there has
+        been none for so long that none is to be expected."""
         async with self._changed:
             while not self.router.ranks:
+                if self._empty_since is None:
+                    self._empty_since = asyncio.get_running_loop().time()
+                given_up = self._empty_since + self.settings.unreachable_timeout_s
                 try:
-                    async with asyncio.timeout_at(end):
+                    async with asyncio.timeout_at(min(end, given_up)):
                         await self._changed.wait()
                 except TimeoutError:
-                    raise EngineLost("no replica is alive") from None
+                    if end < given_up:
+                        raise EngineLost(f"no engine is alive: {self.trouble()}") from None
+                    seconds = self.settings.unreachable_timeout_s
+                    raise RunAborted(
+                        f"no engine has answered for {seconds:g} s: {self.trouble()}"
+                    ) from None
         return self.replicas[self.router.place(ask.session, len(ask.token_ids))]
+
+    def trouble(self) -> str:
+        if self.router.ranks:
+            return ""
+        return "; ".join(f"{name}: {self._why_gone.get(name, 'gone')}" for name in self.replicas)
 
     async def _wait(self, replica: Replica, work: Awaitable[_T], end: float) -> _T:
         """What `work` gives, unless the replica dies or the deadline comes first."""
@@ -290,6 +317,9 @@ class Fleet:
         if replica.name not in self.router.ranks:
             return
         moved = self.router.leave(replica.name)
+        self._why_gone[replica.name] = why
+        if not self.router.ranks:
+            self._empty_since = asyncio.get_running_loop().time()
         log.warning("%s is gone (%s); %d sessions move", replica.name, why, len(moved))
         now = asyncio.get_running_loop().time()
         for limit in list(replica.flying):
@@ -302,7 +332,7 @@ class Fleet:
             return False
         async with self._changed:
             self.router.join(replica.name)
-            replica.missed = 0
+            replica.missed, self._empty_since = 0, None
             self._changed.notify_all()
         return True
 
@@ -310,6 +340,12 @@ class Fleet:
         while True:
             await asyncio.sleep(self.settings.beat_s)
             self.router.rebalance(busy=tuple(self._busy))
+
+
+def _again(rest: Ask, ask: Ask, failures: int) -> Ask:
+    """What is asked next, under an id of its own: a replica that was only slow may still be busy
+    with the one before, and refuses another of the same id."""
+    return replace(rest, id=f"{ask.id}~{failures}") if ask.id else rest
 
 
 class _Counted:

@@ -61,6 +61,8 @@ async def made(attempt: Attempt, given: Assignment, *, limit_s: float) -> tuple[
     """An attempt that ends in time. One that does not is cancelled and is a failure of kind time;
     if even that does not stop it, it is left behind."""
     work = asyncio.ensure_future(attempt(given))
+    if isinstance(work, asyncio.Task):  # whoever blocks the event loop is named by this
+        work.set_name(given.session_id)
     try:
         await asyncio.wait({work}, timeout=limit_s)
         if work.cancelled():
@@ -74,16 +76,18 @@ async def made(attempt: Attempt, given: Assignment, *, limit_s: float) -> tuple[
         raise
     left = "" if work.done() else f", and did not stop within {GRACE_S:g} s of being cancelled"
     work.add_done_callback(_heard)
-    return (_lost(given, f"over {limit_s:g} s{left}"),)
+    what = f"over {limit_s:g} s{left}"
+    return (unplayed(given, Failure(kind="time", where="attempt", what=what)),)
 
 
-def _lost(given: Assignment, what: str) -> Trajectory:
+def unplayed(given: Assignment, failure: Failure) -> Trajectory:
+    """An attempt of which nothing is known but why it failed."""
     return Trajectory(
         task_id=given.task_id,
         group_id=given.group_id,
         session_id=given.session_id,
         turns=(),
-        outcome=Failure(kind="time", where="attempt", what=what),
+        outcome=failure,
     )
 
 

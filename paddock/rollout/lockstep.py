@@ -116,3 +116,6 @@ class LockstepGenerate(Whole):
 
     def end(self, session: str) -> None:
         self._generate.end(session)
+
+    def trouble(self) -> str:
+        return self._generate.trouble()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from paddock.journal import Entry, Ledger, LedgerError
-from paddock.records import Trajectory
+from paddock.records import Trajectory, WireError
 from paddock.rollout.flight import Flight
 from paddock.rollout.group import Group, Work, oldest_version, why_failed
 from paddock.rollout.health import STALE, Health, RunAborted
@@ -203,7 +203,11 @@ class Orchestrator:
         if entry.task not in self.works:
             self.ledger.end(entry.ordinal, "filtered", "its task is not in the recipe any more")
             return
-        done = self.ledger.attempts(entry.ordinal)
+        try:
+            done = self.ledger.attempts(entry.ordinal)
+        except WireError as error:  # a record that no rollout could write any more
+            self._discard(entry, f"unreadable: {error}")
+            return
         flight = Flight(entry=entry, finished=entry.status == "finished")
         for branches in done.values():
             flight.stamp(oldest_version(branches))
@@ -213,6 +217,11 @@ class Orchestrator:
         self._flights[entry.ordinal] = flight
         if not flight.finished and flight.ended:  # killed before its end was written
             self._end(flight)
+
+    def _discard(self, entry: Entry, why: str) -> None:
+        """A group of the past that cannot be trained: the run goes on without it."""
+        self.ledger.end(entry.ordinal, "filtered", why)
+        self._tell("group_dropped", group=entry.ordinal, task=entry.task, why=why)
 
     # -- running ---------------------------------------------------------------------------------
 

@@ -2,7 +2,14 @@
 
 import asyncio
 from base64 import b64decode, b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +26,7 @@ from paddock.rollout.client import (
     Ask,
     AskRefused,
     BadReply,
+    ContextFull,
     EngineLost,
     Forgets,
     Said,
@@ -120,7 +128,11 @@ def _complaint(url: str, status: int, data: bytes) -> Exception:
     except (orjson.JSONDecodeError, AttributeError):
         message = data[:200].decode(errors="replace")
     text = f"{url}: {status}: {str(message)[:500]}"
-    return AskRefused(text) if status in (400, 413, 422) else EngineLost(text)
+    if status == 413 or (status in (400, 422) and "context length" in text):
+        return ContextFull(text)  # in the words of SGLang, vLLM and our own server
+    if status == 400 and "request id" in text.lower():
+        return EngineLost(text)  # SGLang says so of an id that is in use
+    return AskRefused(text) if status in (400, 422) else EngineLost(text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +188,7 @@ class HttpGenerate(Forgets):
                 raise AskRefused("max_new_tokens: not said, and the server's context is not known")
             room = self.context - len(ask.token_ids)
             if room < 1:
-                raise AskRefused(f"{len(ask.token_ids)} tokens leave no room in {self.context}")
+                raise ContextFull(f"{len(ask.token_ids)} tokens leave no room in {self.context}")
             sampling = replace(sampling, max_new_tokens=room)
         body: dict[str, Any] = {
             "input_ids": np.frombuffer(int32(ask.token_ids), dtype=np.int32),
@@ -246,12 +258,21 @@ class HttpScore:
             raise BadReply(f"a server's scores cannot be read: {error}") from error
 
 
+Wait = Callable[[str, Awaitable[Any]], Awaitable[Any]]
+
+
+async def _patiently(_name: str, work: Awaitable[Any]) -> Any:
+    return await work
+
+
 @dataclass(slots=True)
 class HttpWeights:
     """New weights for every server, as safetensors bytes. The last whole version is kept, for
     servers that join later."""
 
     servers: dict[str, Server]
+    # Waits for what a server answers no longer than the server is alive: a fleet's `while_alive`.
+    wait: Wait = _patiently
     version: int | None = None
     _parcels: tuple[str, ...] = field(default=(), repr=False)
 
@@ -259,13 +280,13 @@ class HttpWeights:
         """Hand one whole version to all at once; what went wrong, by server. A server refuses what
         is damaged or not whole and goes on with the weights it has."""
         self._parcels, self.version = tuple(b64encode(p).decode() for p in parcels), version
-        return await self._send(list(self.servers))
+        return await self._send(list(self.servers), self.wait)
 
     async def catch_up(self, name: str) -> bool:
         """Give a server that has just joined the last version; whether it has it now."""
-        return self.version is None or not await self._send([name])
+        return self.version is None or not await self._send([name], _patiently)
 
-    async def _send(self, names: Sequence[str]) -> dict[str, str]:
+    async def _send(self, names: Sequence[str], wait: Wait) -> dict[str, str]:
         body = {
             "serialized_named_tensors": list(self._parcels),
             "weight_version": str(self.version),
@@ -275,7 +296,7 @@ class HttpWeights:
 
         async def send(name: str) -> str:
             try:
-                await self.servers[name].post("/update_weights_from_tensor", body)
+                await wait(name, self.servers[name].post("/update_weights_from_tensor", body))
             except (EngineLost, AskRefused) as error:
                 return str(error)
             return ""

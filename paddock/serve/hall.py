@@ -18,8 +18,10 @@ from paddock.api.voice import Speaker
 from paddock.engine import (
     Answer,
     Delta,
+    DuplicateId,
     Engine,
     EngineFailed,
+    EngineFull,
     Labels,
     Request,
     RequestRefused,
@@ -331,6 +333,10 @@ def explained(error: Exception) -> ApiError:
     """What a client is told of an error, an engine's complaints among them."""
     if isinstance(error, RequestRefused):
         error = ApiError(str(error))
+    if isinstance(error, EngineFull):
+        error = ApiError(str(error), status=503, code="overloaded")
+    if isinstance(error, DuplicateId):
+        error = ApiError(str(error), status=409, code="duplicate_id")
     if isinstance(error, EngineFailed):
         error = ApiError(str(error), status=500, code="engine_failed")
     return dialect.explained(error)

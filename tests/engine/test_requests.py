@@ -9,6 +9,7 @@ import torch
 
 from paddock.config import ConfigError
 from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+from paddock.engine.request import DuplicateId
 from paddock.engine.stops import StopTexts
 from paddock.engine.thinking import Thinking
 from paddock.records import Bias, Sampling
@@ -347,7 +348,7 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
     with engine(network("sparse")) as engine_:
         engine_.pause("in_place")
         engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
-        with pytest.raises(RequestRefused, match="'x' is being answered"):
+        with pytest.raises(DuplicateId, match="'x' is being answered"):
             engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
         engine_.resume()
         engine_.answer(greedy((1,), 9))

@@ -15,6 +15,14 @@ class Mine(ChainSettings):
 
 class Other:
     pass
+
+class Torn(WorldSettings):
+    def world(self):
+        raise KeyError("colour")
+
+class Leaving(WorldSettings):
+    def world(self):
+        raise SystemExit(0)
 """
 
 
@@ -22,6 +30,7 @@ class Other:
 def module(tmp_path, monkeypatch):
     (tmp_path / "worlds_of_mine.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "worlds_that_leave.py").write_text("raise SystemExit(0)")
     yield "worlds_of_mine"
     sys.modules.pop("worlds_of_mine", None)
 
@@ -41,6 +50,9 @@ def test_a_world_outside_is_opened_by_module_and_settings(module):
         ("worlds_of_nobody:Mine", "No module named 'worlds_of_nobody'"),
         (":Mine", "cannot be found"),
         ("nobody", "no world is called 'nobody'"),
+        ("worlds_of_mine:Torn", "'worlds_of_mine:Torn' cannot be opened: KeyError: 'colour'"),
+        ("worlds_of_mine:Leaving", "'worlds_of_mine:Leaving' cannot be opened: SystemExit: 0"),
+        ("worlds_that_leave:Mine", "'worlds_that_leave:Mine' cannot be found: SystemExit: 0"),
     ],
 )
 def test_what_is_not_there_is_said(module, name, complaint):

@@ -102,6 +102,51 @@ def test_a_crash_is_a_failure_with_its_reason_and_never_a_zero(step, kind):
     assert not outcome.policy_is_to_blame
 
 
+ENDINGS = [SystemExit(0), SystemExit("bye"), asyncio.CancelledError(), GeneratorExit()]
+
+
+@pytest.mark.parametrize("error", ENDINGS, ids=repr)
+@pytest.mark.parametrize(
+    ("step", "kind"), [("start", "world"), ("respond", "world"), ("grade", "grader")]
+)
+def test_what_would_end_a_process_or_a_task_is_a_failure_too(step, kind, error):
+    outcome = run(Scripted(**{step: error})).outcome
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    assert outcome == Failure(kind=kind, where=step, what=said)
+
+
+@pytest.mark.parametrize("error", ENDINGS, ids=repr)
+def test_closing_may_not_end_the_process_either(error):
+    episode = run(Scripted(close=error))
+    assert episode.outcome == Verdict(reward=1.0)
+    assert episode.leak.startswith(type(error).__name__)
+
+
+def test_tools_that_cannot_be_told_are_a_failure():
+    class Toolless(Scripted):
+        @property
+        def tools(self):
+            raise SystemExit(3)
+
+        @tools.setter
+        def tools(self, _):
+            pass
+
+    assert run(Toolless()).outcome == Failure(kind="world", where="tools", what="SystemExit: 3")
+
+
+def test_what_a_step_cancels_of_its_own_is_its_failure():
+    """A worker that was shut down leaves cancelled futures behind; nobody has cancelled us."""
+
+    async def deserted():
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    outcome = run(Scripted(grade=deserted)).outcome
+    assert outcome == Failure(kind="grader", where="grade", what="CancelledError")
+
+
 @pytest.mark.parametrize(
     ("step", "gave", "kind", "what"),
     [

@@ -1,9 +1,11 @@
-from math import inf, nan
+from math import inf, isfinite, nan
 from typing import get_args
 
 import pytest
 
 from paddock.records import Budget, Failure, FailureKind, Message, Task, Verdict
+from paddock.records.task import GREATEST_REWARD
+from paddock.rl.advantage import group_advantages
 
 LIMITS = Budget(turns=4, seconds=30.0, output_bytes=4096)
 PROMPT = (Message(role="user", content="2+2?"),)
@@ -28,6 +30,19 @@ def test_a_reward_that_is_not_a_number_is_no_verdict():
         Verdict(reward=nan)
     with pytest.raises(ValueError, match=r"^parts: style is inf"):
         Verdict(reward=0.0, parts={"tests": 1.0, "style": inf})
+
+
+@pytest.mark.parametrize("reward", [1e308, -1e308, 1.01e6, 10**400], ids=lambda r: f"{r!s:.8}")
+def test_a_reward_outside_the_stated_range_is_no_verdict(reward):
+    """Squared, such a number overflows, wherever advantages are computed."""
+    with pytest.raises(ValueError, match=r"^reward: must be in \[-1e\+06, 1e\+06\], got "):
+        Verdict(reward=reward)
+
+
+def test_rewards_at_the_ends_of_the_range_have_advantages():
+    ends = [Verdict(reward=end).reward for end in (-GREATEST_REWARD, GREATEST_REWARD)]
+    for baseline in ("std", "mean"):
+        assert all(map(isfinite, group_advantages(ends, baseline=baseline)))
 
 
 def test_only_a_failure_of_the_policy_is_held_against_it():

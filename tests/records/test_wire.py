@@ -57,7 +57,7 @@ tasks = st.builds(
     limits=budgets,
 )
 outcomes = st.builds(
-    Verdict, reward=finite, parts=st.dictionaries(st.text(), finite), note=st.text()
+    Verdict, reward=st.floats(-1e6, 1e6), parts=st.dictionaries(st.text(), finite), note=st.text()
 ) | st.builds(Failure, kind=st.sampled_from(["policy", "time"]), where=st.text(), what=st.text())
 token_ids = st.lists(st.integers(0, 200_000), max_size=6).map(tuple)
 
@@ -153,6 +153,8 @@ def test_an_error_deep_inside_names_the_whole_path():
 def test_a_whole_number_is_taken_for_a_float():
     sample = decode(Sample, encode(SAMPLE) | {"logprobs": [0, -1]})
     assert sample.logprobs == (0.0, -1.0) and type(sample.logprobs[1]) is float
+    with pytest.raises(WireError, match=r"Verdict\.reward: expected float, got 1000"):
+        decode(Verdict, {"reward": 10**400})
 
 
 def test_an_outcome_is_told_by_its_keys():

@@ -2,11 +2,16 @@
 
 import os
 import signal
+from threading import Event, Thread
+
+import pytest
 
 from paddock.cli.rl import conduct
 from paddock.cli.rl_feed import LEDGER
 from paddock.engine import EngineApart
 from paddock.journal import Ledger
+from paddock.rollout.fleet import Fleet
+from paddock.rollout.health import RunAborted
 from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, Hashes, numbers, recipe_in
 
 
@@ -19,6 +24,58 @@ def test_apart_or_not_the_weights_are_the_same_bit_for_bit(start, tmp_path, monk
         found[apart] = hashes.take()
     assert found["true"] == found["false"]
     assert len(found["true"]) == 3
+
+
+class Stopping:
+    """Stops the engine's process as soon as it was asked for the first token."""
+
+    def __init__(self, monkeypatch):
+        self.pid, self.stopped = None, Event()
+        submit = EngineApart.submit
+
+        def seen(engine, *args, **kwargs):
+            name = submit(engine, *args, **kwargs)
+            if not self.stopped.is_set():
+                self.pid = engine.pid
+                os.kill(self.pid, signal.SIGSTOP)
+                self.stopped.set()
+            return name
+
+        monkeypatch.setattr(EngineApart, "submit", seen)
+
+
+def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, monkeypatch):
+    stopping, gone = Stopping(monkeypatch), Event()
+    bury = Fleet._bury
+
+    def buried(fleet, *args):
+        bury(fleet, *args)
+        if stopping.stopped.is_set():
+            gone.set()
+
+    def go_on():
+        gone.wait()
+        os.kill(stopping.pid, signal.SIGCONT)
+
+    monkeypatch.setattr(Fleet, "_bury", buried)
+    waker = Thread(target=go_on, daemon=True)
+    waker.start()
+    sets = [*ONE_STEP_OFF, "steps=2", "engines.apart=true", "credit.keep_flat=true"]
+    conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+    waker.join()
+    with Ledger(tmp_path / "run" / LEDGER) as ledger:
+        assert ledger.failures() == {} and not ledger.balance().failed
+
+
+def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp_path, monkeypatch):
+    stopping = Stopping(monkeypatch)
+    monkeypatch.setattr("paddock.engine.apart.LEAVING_S", 0.5)
+    sets = ["engines.apart=true", "engines.unreachable_timeout_s=1"]
+    why = r"no engine has answered for 1 s: engine-0: \d+ heartbeats missed"
+    with pytest.raises(RunAborted, match=why):
+        conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+    with pytest.raises(ProcessLookupError):
+        os.kill(stopping.pid, 0)
 
 
 def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 import paddock
 from paddock.journal import Ledger, LedgerError
+from paddock.journal.attempts import pack
 from paddock.records import Verdict
 from paddock.rl.collect import Collector
 from paddock.rl.queue import Replay
@@ -331,3 +332,50 @@ def test_a_conductor_that_is_killed_again_and_again_ends_with_the_same_weights(t
         with Ledger(killed / "ledger.sqlite") as ledger:
             assert ledger.balance().holds
     assert lived(killed, 99)[:-1] == expected
+
+
+def poison(ledger, ordinal):
+    """Make a group's first attempt what a grader without a range once wrote."""
+    branches = ledger.attempts(ordinal)[0]
+    for branch in branches:
+        object.__setattr__(branch.outcome, "reward", 1e308)
+    ledger._base.execute(
+        "UPDATE attempts SET packed = ?, reward = 1e308 WHERE ordinal = ? AND member = 0",
+        (pack(branches), ordinal),
+    )
+
+
+@pytest.mark.parametrize("status", ["finished", "in flight"])
+def test_a_poisoned_group_is_dropped_with_an_event_and_the_run_goes_on(tmp_path, status):
+    pace = Pace(batch_groups=2, pipeline_depth=2, max_staleness=3)
+    works = {"sums": Work(Engine(), TaskSettings(group_size=2))}
+    told = []
+
+    async def main(batches):
+        with Ledger(tmp_path / "ledger.sqlite") as ledger:
+            orchestrator = Orchestrator(
+                works, pace, ledger, seed=0, tell=lambda kind, **more: told.append((kind, more))
+            )
+            async with Collector(orchestrator) as collect:
+                if batches is None:  # one batch is ready and nothing of it is trained
+                    await collect.next_batch()
+                else:
+                    await Learner(collect, Engine()).run(batches)
+
+    run(main(None))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        poisoned = ledger.entries("finished")[0].ordinal
+        poison(ledger, poisoned)
+        if status == "in flight":  # as if killed before its end was written
+            ledger._base.execute(
+                "UPDATE groups SET status = 'in flight', ended = NULL WHERE ordinal = ?",
+                (poisoned,),
+            )
+    run(main(2))
+    dropped = [more for kind, more in told if kind == "group_dropped"]
+    assert [(more["group"], more["task"]) for more in dropped] == [(poisoned, "sums")]
+    assert "reward" in dropped[0]["why"] and "1e+308" in dropped[0]["why"]
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        (entry,) = [e for e in ledger.entries() if e.ordinal == poisoned]
+        assert entry.status == "filtered" and "1e+308" in entry.reason
+        assert len(ledger.entries("trained")) == 4 and ledger.balance().holds

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from paddock.cli.engines import open_model
+from paddock.cli.errors import UserError
 from paddock.cli.rl import conduct
 from paddock.cli.rl_engines import held, samplers
 from paddock.cli.rl_feed import LEDGER, _works
@@ -15,6 +16,7 @@ from paddock.rl.learn import lessons_of
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.tally import Sifter
 from paddock.rollout.group import Group
+from paddock.rollout.health import RunAborted
 from paddock.rollout.lockstep import LockstepGenerate, Waves
 from paddock.rollout.schedule import Assignment
 from tests.rl.vault_runs import (
@@ -216,6 +218,23 @@ def test_a_world_that_always_fails_ends_the_run_with_the_reason(start, tmp_path)
     sets = ["tasks.vault.settings.breaks=1.0", "tasks.vault.failure_budget=3"]
     with pytest.raises(ValueError, match="groups in a row failed"):
         conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+
+
+@pytest.mark.parametrize("where", ["task", "open", "grade"])
+def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_path, where):
+    sets = [f"tasks.vault.settings.exits={where}", "tasks.vault.failure_budget=2"]
+    kind = "grader" if where == "grade" else "world"
+    with pytest.raises(RunAborted, match=rf"2 groups in a row failed.*{kind} at {where}"):
+        conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+    with Ledger(tmp_path / "run" / LEDGER) as ledger:
+        found = [a for e in ledger.entries() for a in ledger.attempts(e.ordinal).values()]
+    assert {branches[0].outcome.what for branches in found} == {"SystemExit: 0"}
+
+
+def test_sys_exit_where_nobody_can_catch_it_is_an_error_and_no_success(start, tmp_path):
+    """In a callback or a task of the environment's own."""
+    with pytest.raises(UserError, match=r"sys\.exit\(0\)"):
+        conduct(recipe_in(tmp_path, start), tmp_path / "run", ["tasks.vault.settings.exits=aside"])
 
 
 def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):

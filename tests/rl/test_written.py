@@ -11,8 +11,8 @@ import torch
 
 from paddock.cli.look import LEAST, network_row
 from paddock.cli.rl import conduct
-from paddock.cli.rl_engines import ROWS, Gauge
 from paddock.cli.rl_feed import LEDGER, timed
+from paddock.cli.rl_gauge import ROWS, Gauge
 from paddock.engine import Counters, Stats
 from paddock.journal import LedgerView, follow
 from paddock.model import Ask, Layout

@@ -5,6 +5,7 @@ that they did. So a schooled network opens the vault now and then, and has to fi
 """
 
 import asyncio
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -35,9 +36,14 @@ class VaultSettings(WorldSettings):
     seed: int = 0
     delay_s: float = 0.0  # at most, of a look into a vault
     breaks: float = 0.0  # how often a vault cannot be opened at all
+    exits: str = ""  # where in its code sys.exit is called: task, open, grade, aside
 
     def world(self):
         return VaultWorld(self)
+
+    def leave(self, where):
+        if where == self.exits:
+            sys.exit(0)
 
 
 class VaultWorld:
@@ -51,6 +57,7 @@ class VaultWorld:
         return None
 
     def task(self, index, split="train"):
+        self.settings.leave("task")
         name = f"vault/{split}/{index}"
         ask = Message(role="user", content=f"Vault {self.which(name)} .")
         return Task(id=name, world="vault", messages=(ask,), limits=LIMITS)
@@ -59,6 +66,7 @@ class VaultWorld:
         return Random(f"{name}/{self.settings.seed}/vault").choice(NUMBERS)
 
     def open(self, task):
+        self.settings.leave("open")
         self.opened[task.id] += 1
         return VaultEnv(task, self.settings, Random(f"{task.id}/{self.opened[task.id]}"))
 
@@ -71,6 +79,7 @@ class VaultEnv:
         self.said, self.opened = "", False
 
     async def start(self):
+        asyncio.get_running_loop().call_soon(self.settings.leave, "aside")
         if self.chance.random() < self.settings.breaks:
             raise RuntimeError("the vault is stuck")
 
@@ -85,6 +94,7 @@ class VaultEnv:
         return await answer_calls([Tool(LOOK, look)], reply)
 
     async def grade(self):
+        self.settings.leave("grade")
         return Verdict(reward=float(self.opened and self.said == "done"))
 
     async def close(self):

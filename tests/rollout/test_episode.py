@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+from paddock.engine import (
+    ContextExceeded,
+    Engine,
+    EngineFailed,
+    EngineSettings,
+    Request,
+    RequestRefused,
+)
 from paddock.envs.context import OMITTED
 from paddock.model import Network
 from paddock.records import (
@@ -20,7 +27,7 @@ from paddock.records import (
     Verdict,
 )
 from paddock.rl.reward import was_truncated
-from paddock.rollout.client import Answered, AskRefused, EngineLost, InProcess, Whole
+from paddock.rollout.client import Answered, AskRefused, ContextFull, EngineLost, InProcess, Whole
 from paddock.rollout.context import discard_all, in_turn, keep_recent
 from paddock.rollout.episode import Player
 from paddock.rollout.session import PRESERVED
@@ -108,7 +115,13 @@ class Noting(InProcess):
 
 
 def noting(engine):
-    found = Noting(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+    found = Noting(
+        engine,
+        Request,
+        overlong=(ContextExceeded,),
+        refusals=(RequestRefused,),
+        failures=(EngineFailed,),
+    )
     object.__setattr__(found, "log", [])
     return found
 
@@ -187,7 +200,8 @@ class Broken(Whole):
     ("error", "kind", "where"),
     [
         (EngineLost("gone"), "infrastructure", "engine"),
-        (AskRefused("too long"), "policy", "context"),
+        (ContextFull("too long"), "policy", "context"),
+        (AskRefused("the 'replay' setting is off"), "infrastructure", "request"),
     ],
 )
 def test_what_goes_wrong_with_an_engine_is_an_outcome(error, kind, where):
@@ -220,6 +234,20 @@ def test_a_bug_raises():
 def test_a_world_that_breaks_leaves_what_was_sampled(breaks, turns):
     (found,) = attempt(Chancy(), Talk(turns=4, breaks=breaks))
     assert found.outcome.kind == "world" and len(found.turns) == turns
+
+
+@pytest.mark.parametrize("error", [KeyError("no such room"), SystemExit(0), TimeoutError("slow")])
+def test_an_environment_that_cannot_be_opened_is_a_failure(error):
+    class Shut(Talk):
+        def open(self, task):
+            raise error
+
+    engine = Broken(EngineLost("nobody asks it"))
+    (found,) = attempt(engine, Shut())
+    kind = "time" if isinstance(error, TimeoutError) else "world"
+    assert (found.outcome.kind, found.outcome.where) == (kind, "open")
+    assert type(error).__name__ in found.outcome.what
+    assert found.turns == () and engine.ended == ["s"]
 
 
 def test_the_room_that_is_left_bounds_a_reply_and_then_ends_the_attempt():

@@ -6,7 +6,14 @@ from collections import Counter
 
 import pytest
 
-from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+from paddock.engine import (
+    ContextExceeded,
+    Engine,
+    EngineFailed,
+    EngineSettings,
+    Request,
+    RequestRefused,
+)
 from paddock.records import Completion, Sampling, Segment
 from paddock.rollout.carry import continuable, joined, rest_of
 from paddock.rollout.client import (
@@ -219,7 +226,7 @@ def test_nobody_waits_longer_than_the_deadline():
         down.up = False
         brief = QUICK.model_copy(update={"deadline_s": 0.2})
         async with Fleet(replicas(down), brief) as fleet:
-            with pytest.raises(EngineLost, match=r"attempts|no replica"):
+            with pytest.raises(EngineLost, match=r"attempts|no engine is alive"):
                 await fleet.respond(ask())
             with pytest.raises(EngineLost):
                 await gathered(fleet, ask())
@@ -348,7 +355,13 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
                 return answer
 
         def replica(name, engine):
-            seam = Noting(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+            seam = Noting(
+                engine,
+                Request,
+                overlong=(ContextExceeded,),
+                refusals=(RequestRefused,),
+                failures=(EngineFailed,),
+            )
             return Replica(name, seam, _well)
 
         async with Fleet(map(replica, names, engines), QUICK) as fleet:

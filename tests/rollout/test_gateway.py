@@ -13,7 +13,14 @@ import openai
 import pytest
 
 from paddock.checkpoint import load_pretrained
-from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
+from paddock.engine import (
+    ContextExceeded,
+    Engine,
+    EngineFailed,
+    EngineSettings,
+    Request,
+    RequestRefused,
+)
 from paddock.records import Message, Sampling, Trajectory, Verdict, decode, encode
 from paddock.rollout.client import EngineLost, InProcess
 from paddock.rollout.gateway import build_gateway
@@ -104,7 +111,13 @@ def engine(folder):
 
 
 def _in_process(engine, kind=InProcess):
-    return kind(engine, Request, refusals=(RequestRefused,), failures=(EngineFailed,))
+    return kind(
+        engine,
+        Request,
+        overlong=(ContextExceeded,),
+        refusals=(RequestRefused,),
+        failures=(EngineFailed,),
+    )
 
 
 @pytest.fixture

@@ -1,12 +1,14 @@
 """Servers over HTTP: the same tokens as in this process, and a kill -9 in the middle of a turn."""
 
 import asyncio
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -14,9 +16,9 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.wire import Parcel, outgoing, pack
 from paddock.engine import Engine, EngineSettings, Reload, Request
 from paddock.records import Message, Sampling
-from paddock.rollout.client import Ask, AskRefused, BadReply, EngineLost
+from paddock.rollout.client import Ask, AskRefused, BadReply, ContextFull, EngineLost
 from paddock.rollout.fleet import Fleet, FleetSettings, Replica
-from paddock.rollout.remote import HttpGenerate, HttpScore, HttpWeights, Server, pool
+from paddock.rollout.remote import HttpGenerate, HttpScore, HttpWeights, Server, _complaint, pool
 from paddock.rollout.session import PRESERVED, Session
 from paddock.text import Tokenizer, parse, renderer_for
 from tests.serve.live import serving
@@ -73,13 +75,13 @@ def test_without_a_number_of_tokens_the_context_decides(live):
     assert answer.completion == live.engines[0].generate(ids, free)
     with pytest.raises(AskRefused, match="context is not known"):
         over_http(live, lambda s: HttpGenerate(s).respond(question))
-    with pytest.raises(AskRefused, match="no room"):
+    with pytest.raises(ContextFull, match="no room"):
         over_http(live, lambda s: HttpGenerate(s, context=len(ids)).respond(question))
 
 
 def test_what_a_server_refuses_is_refused_and_who_is_gone_is_lost(live):
     far_too_long = Ask(token_ids=(5,) * 600, sampling=GREEDY, session="s")
-    with pytest.raises(AskRefused, match="maximum context length"):
+    with pytest.raises(ContextFull, match="maximum context length"):
         over_http(live, lambda s: HttpGenerate(s).respond(far_too_long))
 
     async def nobody(server):
@@ -90,6 +92,36 @@ def test_what_a_server_refuses_is_refused_and_who_is_gone_is_lost(live):
 
     with pytest.raises(EngineLost, match=r"127\.0\.0\.1:9"):
         over_http(live, nobody)
+
+
+def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
+    """Our own server says 409 and 503; SGLang says 400 of an id that is in use."""
+    engine = live.engines[0]
+    engine.pause("in_place")
+    question = Ask(token_ids=prompt(live), sampling=GREEDY, session="s", id="twice")
+    name = engine.submit(Request(token_ids=(5,), id="twice"), lambda _: None)
+    try:
+        with pytest.raises(EngineLost, match=r"409: .*'twice' is being answered"):
+            over_http(live, lambda s: HttpGenerate(s).respond(question))
+        most = engine.settings.max_waiting + engine.settings.max_running
+        others = [engine.submit(Request(token_ids=(5,)), lambda _: None) for _ in range(most - 1)]
+        with pytest.raises(EngineLost, match=r"503: .*waiting or running"):
+            over_http(live, lambda s: HttpGenerate(s).respond(replace(question, id="other")))
+    finally:
+        engine.abort(name)
+        engine.abort_all()
+        engine.resume()
+    assert len(others) == most - 1
+    live.settle()
+    for status, said, kind in (
+        (400, "Duplicate request ID detected: x", EngineLost),
+        (400, "The input (900 tokens) is longer than the model's context length", ContextFull),
+        (413, "too large", ContextFull),
+        (503, "The request queue is full.", EngineLost),
+        (400, "top_p: 7 is not in (0, 1]", AskRefused),
+    ):
+        found = _complaint("u", status, json.dumps({"error": {"message": said}}).encode())
+        assert type(found) is kind, said
 
 
 def test_a_server_that_says_nothing_is_given_up(live):
@@ -223,3 +255,33 @@ def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn
     past = [*first.prompt, *ids]
     assert second.prompt.tolist()[: len(past)] == past
     assert after.completion.token_ids
+
+
+def test_weights_are_not_waited_for_where_a_server_has_fallen_silent():
+    """It takes the connection and says nothing, as one that was stopped does."""
+
+    async def run():
+        heard, alive = asyncio.Event(), True
+
+        async def silent(_reader, _writer):
+            heard.set()
+            await asyncio.sleep(3600)
+
+        async def well(_patience_s):
+            return alive
+
+        far = await asyncio.start_server(silent, "127.0.0.1", 0)
+        host, port = far.sockets[0].getsockname()
+        quick = FleetSettings(beat_s=0.01, patience_s=0.05)
+        async with pool() as http, asyncio.timeout(60):
+            server = Server(f"http://{host}:{port}", http)
+            weights = HttpWeights({"far": server})
+            async with Fleet([Replica("far", HttpGenerate(server), well)], quick) as fleet:
+                weights.wait = fleet.while_alive
+                publishing = asyncio.create_task(weights.publish([b"parcel"], 3))
+                await heard.wait()
+                alive = False
+                assert "was lost" in (await publishing)["far"]
+        far.close()
+
+    asyncio.run(run())

@@ -1,0 +1,62 @@
+"""How engines fare in an RL run, as rows of engine.jsonl."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paddock.engine import Stats
+
+LEAST_S = 0.1  # between two rows of an engine
+ROWS = 2000  # of them at most while a run grows e times older
+Row = Callable[..., None]  # a line of a file: its name, its fields
+
+
+class Gauge:
+    """Writes engine.jsonl: engines' numbers whenever somebody has looked at them anyway (once a
+    second, and at every batch), ever more rarely as the run grows old: the file stays small."""
+
+    def __init__(self, row: Row, clock: Callable[[], float] = time.monotonic) -> None:
+        self._row, self._clock = row, clock
+        self._began = clock()
+        self._next = self._began
+
+    def see(self, every: "Sequence[Stats]") -> None:
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + max(LEAST_S, (now - self._began) / ROWS)
+        self._row("engine", **_moment(every))
+
+
+NOW = (
+    *("running", "waiting", "running_tokens", "waiting_tokens", "retractions"),
+    *("pages_total", "pages_used", "pages_cached", "pages_spare"),
+    *("hit_tokens", "asked_tokens", "evicted_tokens"),
+)
+EVER = (
+    *("requests", "failed", "prompt_tokens", "read_tokens", "generated_tokens"),
+    *("thinking_tokens", "drafts_proposed", "drafts_accepted", "verify_steps"),
+)
+
+
+def _moment(every: "Sequence[Stats]") -> dict[str, Any]:
+    """Over all engines; the version that the slowest of them serves."""
+    return {
+        "version": min(stats.version for stats in every),
+        "page_tokens": every[0].page_tokens,
+        "drafts_at": _drafted(every),
+        "busy_s": round(sum(stats.counters.busy_s for stats in every), 3),
+        **{name: sum(getattr(stats, name) for stats in every) for name in NOW},
+        **{name: sum(getattr(stats.counters, name) for stats in every) for name in EVER},
+    }
+
+
+def _drafted(every: "Sequence[Stats]") -> list[tuple[int, int]]:
+    """Drafts made and kept at each position."""
+    from paddock.engine.stats import Drafts
+
+    found = Drafts()
+    for stats in every:
+        found.join(stats.counters.drafted)
+    return found.at

@@ -1,0 +1,116 @@
+"""Code that will not end does not keep a run, nor a process, that has."""
+
+import asyncio
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from paddock.cli import ending
+
+ROOT = Path(__file__).parents[2]
+STUBBORN = """
+import asyncio, time
+from paddock.cli.ending import run, to_the_end
+
+async def swallow():
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+async def main():
+    asyncio.create_task(swallow(), name="stubborn-1-0")
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)
+    await asyncio.sleep(0)
+
+def command():
+    run(main(), grace_s=0.2)
+    print("done")
+    {then}
+
+to_the_end(command)
+"""
+
+
+_tasks = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch):
+    monkeypatch.setattr(ending, "_left", [])
+
+
+def begin(work, **more):
+    _tasks.append(asyncio.create_task(work, **more))
+
+
+async def swallow(begun, over):
+    begun.set()
+    while not over.is_set():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+
+def test_what_swallows_its_cancellation_is_left_behind_by_name(caplog):
+    async def main():
+        begun = asyncio.Event()
+        begin(swallow(begun, Event()), name="vault-3-1")
+        await begun.wait()
+        return 7
+
+    assert ending.run(main(), grace_s=0.05) == 7
+    assert "vault-3-1" in caplog.text
+
+
+def test_whoever_needs_a_moment_to_let_go_has_it(caplog):
+    closed = []
+
+    async def careful():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.to_thread(closed.append, "a container")
+
+    async def main():
+        begin(careful())
+        await asyncio.sleep(0)
+
+    ending.run(main(), grace_s=60)
+    assert closed == ["a container"] and not caplog.text
+
+
+def test_what_goes_wrong_is_raised_and_others_leave_too():
+    async def rude():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            sys.exit(0)
+
+    async def main():
+        begin(rude())
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ending.run(main(), grace_s=60)
+
+
+@pytest.mark.parametrize(
+    ("then", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise KeyError('bug')", 1)]
+)
+def test_the_process_ends_with_its_code_whatever_is_left(then, code):
+    done = subprocess.run(
+        [sys.executable, "-c", STUBBORN.format(then=then)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "done\n")
+    assert ("bug" in done.stderr) == (code == 1)
