@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.cli.errors import UserError
 from paddock.cli.rl_engines import Experts, Row, Samplers, held, samplers, unwritten
+from paddock.journal import LEDGER
 
 if TYPE_CHECKING:
     from paddock.checkpoint.wire import Publish
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from paddock.rollout.schedule import Assignment
     from paddock.train.policy import Lesson
 
-LEDGER = "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)

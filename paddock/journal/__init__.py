@@ -8,7 +8,7 @@ lines.py     files of JSON lines that only grow, and reading them meanwhile
 view.py      a ledger for those who only look
 """
 
-from paddock.journal.journal import EVENTS, METRICS, Journal
+from paddock.journal.journal import EVENTS, LEDGER, METRICS, Journal
 from paddock.journal.ledger import Balance, Entry, Ledger, LedgerError, Shares
 from paddock.journal.lessons import Taught
 from paddock.journal.lines import follow
@@ -16,6 +16,7 @@ from paddock.journal.view import Ended, LedgerView
 
 __all__ = [
     "EVENTS",
+    "LEDGER",
     "METRICS",
     "Balance",
     "Ended",

@@ -73,17 +73,18 @@ def train(
     with open_mesh(sizes, open_device(run.settings.machine)) as mesh:
         if not mesh.first:
             say, watch = unheard, unheard
-        with mesh.first_alone():
-            if mesh.first:
-                run.open()
-            tokenizer = tokenizer_of(run, say)
-            corpus = open_corpus(run, tokenizer, say)
-        trainer = make_trainer(run, tokenizer, mesh)
-        shares = mesh.shares
-        stream = Stream(
-            corpus.split("train"), run.settings.stream, rank=shares.rank, world=shares.size
-        )
+        # The journal first: its lock makes sure that nobody else is writing to the folder.
         with Journal(run.folder, clock=clock) if mesh.first else Unwritten() as journal:
+            with mesh.first_alone():
+                if mesh.first:
+                    run.open()
+                tokenizer = tokenizer_of(run, say)
+                corpus = open_corpus(run, tokenizer, say)
+            trainer = make_trainer(run, tokenizer, mesh)
+            shares = mesh.shares
+            stream = Stream(
+                corpus.split("train"), run.settings.stream, rank=shares.rank, world=shares.size
+            )
             done = resume(run, trainer, stream)
             journal.event(
                 "started", step=done, of=run.settings.steps, **facts(run.settings, trainer, mesh)

@@ -10,7 +10,7 @@ from paddock.cli.engines import open_model
 from paddock.cli.rl import conduct
 from paddock.cli.rl_engines import held, samplers
 from paddock.cli.rl_feed import LEDGER, _works
-from paddock.journal import Ledger
+from paddock.journal import Journal, Ledger
 from paddock.rl.learn import lessons_of
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.tally import Sifter
@@ -250,6 +250,26 @@ def test_a_run_is_refused_in_anothers_folder(start, tmp_path):
     with pytest.raises(ValueError, match="holds a run with other settings"):
         conduct(recipe, tmp_path / "run", ["steps=2"])
     shutil.rmtree(tmp_path / "run")
+
+
+def test_rollouts_of_another_recipe_are_not_trained_though_no_checkpoint_is_there(start, tmp_path):
+    recipe = recipe_in(tmp_path, start)
+    with pytest.MonkeyPatch.context() as patch:
+        arm(patch, "study", 0)
+        with pytest.raises(Killed):
+            conduct(recipe, tmp_path / "run", [])
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        conduct(recipe, tmp_path / "run", ["sampling.temperature=0.5"])
+
+
+def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(start, tmp_path):
+    recipe, theirs = recipe_in(tmp_path, start), tmp_path / "run" / "recipe.toml"
+    with Journal(tmp_path / "run"):
+        theirs.write_text("of the run that is alive")
+        with pytest.raises(BlockingIOError, match="another writer has this run"):
+            conduct(recipe, tmp_path / "run", [])
+    assert theirs.read_text() == "of the run that is alive"
 
 
 def test_what_happened_is_written_down(through):

@@ -21,6 +21,7 @@ from paddock.checkpoint.training import (
     save_training,
 )
 from paddock.config import dump
+from paddock.journal import Journal
 from paddock.train import TrainingError, train
 from paddock.train.run import claim
 from tests.train.tiny import network_folder, run_in, settings
@@ -102,6 +103,16 @@ def test_a_folder_with_other_settings_is_refused(straight):
     chosen = settings(straight / "born", steps=STEPS + 1)
     with pytest.raises(TrainingError, match="holds a run with other settings"):
         train(run_in(straight / "run", chosen), say=quiet, watch=quiet)
+
+
+def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(straight, tmp_path):
+    run = run_in(tmp_path / "run", settings(straight / "born", steps=STEPS))
+    theirs = run.folder / "recipe.toml"
+    with Journal(run.folder):
+        theirs.write_text("of the run that is alive")
+        with pytest.raises(BlockingIOError, match="another writer has this run"):
+            train(run, say=quiet, watch=quiet)
+    assert theirs.read_text() == "of the run that is alive"
 
 
 def test_a_recipe_that_was_written_by_half_is_named(straight, tmp_path):
