@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from paddock.train.policy import Lesson
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Fed:
     queue: "Queue"

@@ -10,14 +10,14 @@ the last `train`.
 """
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from paddock.journal.attempts import pack, unpack
+from paddock.journal.database import LedgerError, connect, refuse_damaged
 from paddock.journal.lessons import SCHEMA as LESSONS
 from paddock.journal.lessons import WRITE as WRITE_LESSON
 from paddock.journal.lessons import Taught
@@ -86,10 +86,6 @@ _UNTRAIN = (
 )
 
 
-class LedgerError(ValueError):
-    """A move that the ledger does not allow, or a file that is not this run's."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A group as the ledger knows it."""
@@ -139,17 +135,15 @@ class Ledger:
     >>> ledger.end(0, "failed", "4 of 4 attempts: world at start")
     >>> ledger.end(0, "finished")
     Traceback (most recent call last):
-    paddock.journal.ledger.LedgerError: group 0 is not in flight, so it cannot become finished
+    paddock.journal.database.LedgerError: group 0 is not in flight, so it cannot become finished
     >>> ledger.balance()
     Balance(issued=1, trained=0, filtered=0, failed=1, in_flight=0)
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._base = sqlite3.connect(path, isolation_level=None, timeout=30.0)
-        try:
-            self._base.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.DatabaseError as error:
-            raise LedgerError(f"{path}: {error}") from None
+        self._base = connect(path, name=path)
+        self._base.execute("PRAGMA journal_mode = WAL")
+        refuse_damaged(self._base)
         self._base.execute("PRAGMA synchronous = NORMAL")
         self._base.executescript(_SCHEMA + LESSONS)
         found = self.fact("format")
@@ -268,10 +262,12 @@ class Ledger:
         self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._base.execute("COMMIT")
         except BaseException:
-            self._base.execute("ROLLBACK")
+            if self._base.in_transaction:  # a full disk ends it by itself
+                with suppress(LedgerError):
+                    self._base.execute("ROLLBACK")
             raise
-        self._base.execute("COMMIT")
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -315,7 +311,7 @@ class Ledger:
         return found
 
     def attempts(self, ordinal: int) -> dict[int, tuple[Trajectory, ...]]:
-        return {member: unpack(data) for member, data in self.packed(ordinal).items()}
+        return {member: unpack(data, ordinal) for member, data in self.packed(ordinal).items()}
 
     def batches(self, first: int = 0) -> list[tuple[int, int, tuple[Entry, ...]]]:
         """What was trained from an update on: the first, the one after the last, and its groups by

@@ -63,7 +63,7 @@ class Packed:
             ordinal=self.entry.ordinal,
             task=self.entry.task,
             number=self.entry.number,
-            attempts=tuple(map(unpack, self.attempts)),
+            attempts=tuple(unpack(data, self.entry.ordinal) for data in self.attempts),
         )
 
 

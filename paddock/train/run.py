@@ -60,7 +60,7 @@ def claim(folder: Path, settings: Settings, *, may_change: Collection[str]) -> N
     """
     folder.mkdir(parents=True, exist_ok=True)
     recipe, text = folder / RECIPE, dump(settings)
-    # What a resumed run takes up. Rollouts made under another recipe must not be trained under this.
+    # What a resumed run takes up: rollouts of another recipe must not be trained under this one.
     kept = any((folder / CHECKPOINTS).glob("step-*")) or (folder / LEDGER).is_file()
     begun = recipe.is_file() and kept
 
