@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from paddock.checkpoint.training import (
-    checkpoints,
-    load_training,
+    load_newest,
     optimizer_tensors,
     prune,
     restore_optimizer,
@@ -254,11 +253,10 @@ def save(run: Run, trainer: Trainer, stream: Stream, tokenizer: Tokenizer, step:
 
 def resume(run: Run, trainer: Trainer, stream: Stream) -> int:
     """Go on from the newest checkpoint, whichever ranks wrote it; returns the steps behind it."""
-    found = checkpoints(run.checkpoints)
-    if not found:
+    found = load_newest(run.checkpoints)
+    if found is None:
         return 0
-    step = max(found)
-    state = load_training(found[step])
+    step, state = found
     trainer.weights.restore(state.network)
     restore_optimizer(trainer.optimizer, state.optimizer, trainer.weights.part)
     stream.restore(state.facts["stream"])
