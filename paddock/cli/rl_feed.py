@@ -232,3 +232,6 @@ class Retold:
 
     def pushed(self, version: int) -> None:
         self.queue.pushed(version)
+
+    def complete(self) -> None:
+        self.queue.complete()

@@ -11,7 +11,7 @@ view.py      a ledger for those who only look
 
 from paddock.journal.database import LedgerError
 from paddock.journal.journal import EVENTS, LEDGER, METRICS, Journal
-from paddock.journal.ledger import Balance, Entry, Ledger, Shares
+from paddock.journal.ledger import UNUSED, Balance, Entry, Ledger, Shares
 from paddock.journal.lessons import Taught
 from paddock.journal.lines import follow
 from paddock.journal.view import Ended, LedgerView
@@ -20,6 +20,7 @@ __all__ = [
     "EVENTS",
     "LEDGER",
     "METRICS",
+    "UNUSED",
     "Balance",
     "Ended",
     "Entry",

@@ -2,8 +2,9 @@
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 Found = TypeVar("Found")
 
@@ -31,13 +32,13 @@ _REMEDIES = {
 
 
 class _Cursor(sqlite3.Cursor):
-    def execute(self, *args: Any) -> Self:
+    def execute(self, *args: Any) -> Any:
         return self._explained(super().execute, *args)
 
-    def executemany(self, *args: Any) -> Self:
+    def executemany(self, *args: Any) -> Any:
         return self._explained(super().executemany, *args)
 
-    def executescript(self, *args: Any) -> Self:
+    def executescript(self, *args: Any) -> Any:
         return self._explained(super().executescript, *args)
 
     def fetchone(self) -> Any:
@@ -89,6 +90,13 @@ def connect(
         raise
     opened.name = str(name)
     return opened
+
+
+def undo(base: sqlite3.Connection) -> None:
+    """Leave a transaction that failed; a full disk has ended it already."""
+    if base.in_transaction:
+        with suppress(LedgerError):  # what failed before it is what counts
+            base.execute("ROLLBACK")
 
 
 def refuse_damaged(base: sqlite3.Connection) -> None:

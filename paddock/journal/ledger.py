@@ -2,7 +2,8 @@
 
 A group is `in flight` until all its attempts have ended. Then it is `failed` (too few attempts have
 a verdict), `filtered` (nothing to learn from it, or too stale) or `finished`; a finished one is
-`trained` in the transaction that names the update. Each of these moves happens once; only `rewind`,
+`trained` in the transaction that names the update. What a run that is complete has not trained is
+`filtered` as unused. Each of these moves happens once; only `rewind`,
 to a checkpoint, takes some back. An update is named by how many were done before it.
 
 Whatever was written outlives a killed process at once. A power cut loses nothing that was before
@@ -11,13 +12,13 @@ the last `train`.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from paddock.journal.attempts import pack, unpack
-from paddock.journal.database import LedgerError, connect, refuse_damaged
+from paddock.journal.database import LedgerError, connect, refuse_damaged, undo
 from paddock.journal.lessons import SCHEMA as LESSONS
 from paddock.journal.lessons import WRITE as WRITE_LESSON
 from paddock.journal.lessons import Taught
@@ -25,6 +26,7 @@ from paddock.records import Failure, Trajectory, Verdict
 
 FORMAT = 1
 Status = Literal["in flight", "finished", "trained", "filtered", "failed"]
+UNUSED = "the run ended before it was trained"  # why a group is filtered when a run is complete
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -77,6 +79,7 @@ _UNDO = (
     "DELETE FROM shares WHERE written >= :updates AND NOT asked",
 )
 _UNTRAIN = (
+    "UPDATE groups SET status = 'finished', reason = '' WHERE reason = :unused",
     "UPDATE groups SET status = 'finished', trained = NULL WHERE trained >= :updates",
     "DELETE FROM updates WHERE first >= :updates",
     "DELETE FROM attempts WHERE newest > :updates AND ordinal IN"
@@ -264,9 +267,7 @@ class Ledger:
             yield
             self._base.execute("COMMIT")
         except BaseException:
-            if self._base.in_transaction:  # a full disk ends it by itself
-                with suppress(LedgerError):
-                    self._base.execute("ROLLBACK")
+            undo(self._base)
             raise
 
     # -- reading ---------------------------------------------------------------------------------
@@ -369,7 +370,7 @@ class Ledger:
         self._refuse_what_no_checkpoint_is(updates)
         with self.together():
             for statement in (*(_UNDO if whole else ()), *_UNTRAIN):
-                self._base.execute(statement, {"updates": updates})
+                self._base.execute(statement, {"updates": updates, "unused": UNUSED})
 
     def _refuse_what_no_checkpoint_is(self, updates: int) -> None:
         spans = self._base.execute("SELECT first, until FROM updates ORDER BY first").fetchall()

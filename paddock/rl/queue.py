@@ -46,6 +46,9 @@ class Queue(Protocol):
     def pushed(self, version: int) -> None:
         """From now on, engines sample with these weights."""
 
+    def complete(self) -> None:
+        """The run is complete: no batch will be asked for any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -111,4 +114,7 @@ class Replay:
         pass
 
     def pushed(self, version: int) -> None:
+        pass
+
+    def complete(self) -> None:
         pass
