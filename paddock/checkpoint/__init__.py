@@ -1,5 +1,6 @@
 """Weights on disk and on the wire, in the released layout.
 
+checksum.py        checksums of tensors, in the header of their file
 config_common.py   what all families' config.json files share
 config_grouped.py  config.json of llama, qwen2 and qwen3
 config_json.py     config.json as a configuration, and back

@@ -10,6 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from paddock.checkpoint.checksum import checksum, checksums
+
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -45,6 +47,7 @@ class TensorFolder:
         """`files` of a folder that has no index yet; None: those that it says it has."""
         self.path = path
         self._files: dict[str, Any] = {}
+        self._checksums: dict[str, str] = {}  # by tensor, where its file has them
         self._home: dict[str, str] = {}  # tensor -> file
         for file in _shards(path) if files is None else files:
             try:
@@ -53,7 +56,9 @@ class TensorFolder:
                 raise CheckpointError(
                     f"{path / file}: truncated or not a safetensors file: {error}"
                 ) from None
-            for name in self._files[file].keys():  # noqa: SIM118
+            names = list(self._files[file].keys())
+            self._checksums |= checksums(self._files[file].metadata() or {}, names)
+            for name in names:
                 if name in self._home:
                     raise CheckpointError(
                         f"tensor '{name}' is in both {self._home[name]} and {file}"
@@ -74,14 +79,20 @@ class TensorFolder:
         return tuple(self._files[self._home[name]].get_slice(name).get_shape())
 
     def stored(self, name: str) -> Tensor:
-        """The tensor as it lies in its file, of whatever type."""
+        """The tensor as it lies in its file, of whatever type; checked where it has a checksum."""
         file = self._home[name]
         try:
-            return self._files[file].get_tensor(name)  # type: ignore[no-any-return]
+            tensor: Tensor = self._files[file].get_tensor(name)
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{self.path / file}: cannot read tensor '{name}': {error}"
             ) from None
+        if name in self._checksums and checksum(tensor) != self._checksums[name]:
+            raise CheckpointError(
+                f"{self.path / file}: tensor '{name}' is damaged: its checksum differs from the one"
+                " it was written with"
+            )
+        return tensor
 
     def tensor(self, name: str) -> Tensor:
         """The tensor as numbers; block-scaled float8 is multiplied out to float32."""

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paddock.checkpoint.checksum import header
 from paddock.checkpoint.config_json import config_to_json
 from paddock.checkpoint.folder import (
     CONFIG,
@@ -155,14 +156,28 @@ def _write(network: Network, folder: Path, dtype: torch.dtype | None, shard_byte
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """A safetensors file. Of a full disk the library says neither where nor by an OSError."""
+    """A safetensors file, with checksums: the same bytes for the same tensors. Of a full disk the
+    library says neither where nor by an OSError."""
     file.touch()
     mode = file.stat().st_mode  # as its owner wants files to be; the library makes private ones
     try:
-        save_file(tensors, file, metadata={"format": "pt"})
+        save_file(tensors, file, metadata={"format": "pt", **header(tensors)})
+        _sort_header(file)
     except SafetensorError as error:
         raise CheckpointError(f"{file}: cannot be written: {error}") from None
     file.chmod(mode)
+
+
+def _sort_header(file: Path) -> None:
+    """Put the entries of a header, which the library writes in random order, into one order."""
+    with file.open("r+b") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        found = json.loads(opened.read(size))
+        found["__metadata__"] = dict(sorted(found["__metadata__"].items()))
+        text = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size, "it is what was there in another order, and spaces behind it"
+        opened.seek(8)
+        opened.write(text.ljust(size))
 
 
 # A released name, the part of our tensor it is, and the dtype it is stored in.

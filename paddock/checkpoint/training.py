@@ -7,6 +7,7 @@ or not at all, and holds no pickle.
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from paddock.checkpoint.folder import CheckpointError, read_json
-from paddock.checkpoint.load import load_pretrained
+from paddock.checkpoint.folder import CheckpointError, TensorFolder, read_json
+from paddock.checkpoint.load import load_pretrained, read_config
 from paddock.checkpoint.save import flush, save_pretrained, write_tensors
 from paddock.model import Network
 
@@ -65,11 +64,50 @@ def save_training(
 def load_training(folder: Path) -> TrainingState:
     """One checkpoint, on the CPU."""
     facts = read_json(folder / STATE)
-    try:
-        optimizer = load_file(folder / OPTIMIZER)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{folder / OPTIMIZER}: {error}") from None
+    tensors = TensorFolder(folder, [OPTIMIZER])
+    optimizer = {name: tensors.stored(name) for name in sorted(tensors.names)}
     return TrainingState(network=load_pretrained(folder / MODEL), optimizer=optimizer, facts=facts)
+
+
+def load_newest(folder: Path) -> tuple[int, TrainingState] | None:
+    """The newest checkpoint of a run, to go on from, with its step; None where there is none yet.
+
+    A damaged one is a CheckpointError that says how to go on from the newest whole one.
+    """
+    found = checkpoints(folder)
+    if not found:
+        return None
+    step = max(found)
+    try:
+        return step, load_training(found[step])
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {_way_out(found)}") from None
+
+
+def _way_out(found: Mapping[int, Path]) -> str:
+    """What to do about a damaged newest checkpoint. Older ones are read, one tensor at a time."""
+    damaged, *older = (found[step] for step in sorted(found, reverse=True))
+    remove = ["rm", "-r", str(damaged)]
+    for path in older:
+        if _is_whole(path):
+            return (
+                f"{path} is whole: to go on from it, remove what is newer with "
+                f"`{shlex.join(remove)}`, then call the same command again"
+            )
+        remove.append(str(path))
+    return "no older checkpoint is whole: put a copy back, or begin in another folder (--out)"
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        read_json(folder / STATE)
+        read_config(folder / MODEL)
+        for tensors in (TensorFolder(folder, [OPTIMIZER]), TensorFolder(folder / MODEL)):
+            for name in tensors.names:
+                tensors.stored(name)
+    except CheckpointError:
+        return False
+    return True
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:

@@ -17,6 +17,7 @@ engines.py   a model's folder as engines that are ready to answer
 env.py       the verb that lists worlds, shows one, plays in it, and checks tasks
 errors.py    what the user must change, in one line
 eval.py      the verb that measures a model in worlds
+forecast.py  how long a plan will take on this machine
 harvest.py   a file of dialogues that only grows
 look.py      the verb that writes down where a network looks
 model.py     the verb that describes, checks and converts models

@@ -134,8 +134,7 @@ def _some(every: Sequence[Any], most: int) -> list[Any]:
 
 def longest_attempt(run: Path) -> tuple[int, ...]:
     """The tokens of the longest of the newest attempts in a run's ledger; none without one."""
-    from paddock.cli.rl_feed import LEDGER
-    from paddock.journal import LedgerView
+    from paddock.journal import LEDGER, LedgerView
 
     if not (run / LEDGER).is_file():
         return ()

@@ -25,6 +25,7 @@ class StagePlan(Settings):
     verb: Verb = "train"
     recipe: str  # beside the plan
     about: str = ""  # what it is for, in a few words
+    seconds: PositiveFloat | None = None  # it took once, measuring included: for the estimate
     sets: tuple[str, ...] = ()  # as --set; {out} is the run's folder, {seed} the run's seed
     model: str = ""  # of verb "quantize": the stage whose model becomes integers
     texts: tuple[str, ...] = ()  # likewise: the stages with whose text it is calibrated

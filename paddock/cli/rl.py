@@ -143,11 +143,11 @@ async def _run(
 
     assert settings.start.folder is not None
     model = open_model(Path(settings.start.folder), settings.template)
-    claim(folder, settings, may_change=MAY_CHANGE)
-    learner = _learner(settings, folder, debug)
     sifter = Sifter(settings)
     async with AsyncExitStack() as stack:
-        journal = stack.enter_context(Journal(folder))
+        journal = stack.enter_context(Journal(folder))  # locks the folder
+        claim(folder, settings, may_change=MAY_CHANGE)
+        learner = _learner(settings, folder, debug)
         watcher = stack.enter_context(Watcher(journal, settings))
         journal.event(
             "started",

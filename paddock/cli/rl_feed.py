@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.cli.errors import UserError
 from paddock.cli.rl_engines import Experts, Samplers, held, samplers, unwritten
 from paddock.cli.rl_gauge import Row
+from paddock.journal import LEDGER
 
 if TYPE_CHECKING:
     from paddock.checkpoint.wire import Publish
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from paddock.rollout.orchestrator import Tell, Work
     from paddock.rollout.schedule import Assignment
     from paddock.train.policy import Lesson
-
-LEDGER = "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,3 +243,6 @@ class Retold:
 
     def pushed(self, version: int) -> None:
         self.queue.pushed(version)
+
+    def complete(self) -> None:
+        self.queue.complete()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paddock.cli.errors import UserError
+from paddock.cli.forecast import forecast
 from paddock.cli.plan import Step, done_before, load_plan, measured_before, steps
 from paddock.cli.tables import show, table
 from paddock.dashboard.scale import span
@@ -57,9 +58,18 @@ def run(
             shutil.rmtree(step.out, ignore_errors=True)
         _refuse_changed(todo, folder)
         journal.event("plan", stages=[s.stage.name for s in todo], seed=wanted.seed)
+        done = done_before(folder)
+        expected = forecast(every, [s for s in todo if done.get(s.stage.name) != s.digest])
+        if expected is not None:
+            show(f"expected: {span(expected.left)} on this machine")
         for number, step in enumerate(todo, start=1):
+            began, new = time.monotonic(), done.get(step.stage.name) != step.digest
             _run_stage(step, f"{number}/{len(todo)}", folder, journal)
             _measure(wanted, step, folder, journal)
+            if expected is not None and new:
+                expected.ended(step.stage.name, time.monotonic() - began)
+                if expected.left:
+                    show(f"      about {span(expected.left)} left")
         journal.event("plan_done")
     _show_story(folder)
     show(f"report: {write_story(folder)}")

@@ -9,7 +9,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from paddock.dashboard.shelf import LEDGER
+from paddock.journal import LEDGER
 
 TEXT = "ledger.sql"
 

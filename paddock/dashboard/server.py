@@ -6,9 +6,7 @@ this machine by its address are answered, so that no page from elsewhere can ask
 """
 
 import base64
-import sqlite3
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,11 +80,8 @@ class Sight:
     @contextmanager
     def ledger(self, name: str) -> Iterator[LedgerView]:
         path = self.shelf.folder(name) / LEDGER
-        try:
-            with LedgerView(path) as view:
-                yield view
-        except (sqlite3.Error, zlib.error, UnicodeDecodeError) as error:  # a copy broke off, say
-            raise LedgerError(f"{path} is damaged: {error}") from None
+        with LedgerView(path) as view:
+            yield view
 
 
 def tokenizer_places(run: Path) -> Iterator[Path]:

@@ -13,9 +13,8 @@ from typing import Any
 from paddock.dashboard.curves import look
 from paddock.dashboard.folder import LiveRun, ReportError, RunFolder
 from paddock.dashboard.series import smoothed, thinned
-from paddock.journal import EVENTS, METRICS
+from paddock.journal import EVENTS, LEDGER, METRICS
 
-LEDGER = "ledger.sqlite"
 DEPTH = 4  # folders below a given one
 MOST_RUNS = 2000
 INSIDE = {"checkpoints", "corpora", "tokenizer"}  # of a run; none lies in there

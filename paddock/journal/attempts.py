@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from paddock.journal.database import LedgerError
 from paddock.records import (
     Completion,
     Failure,
@@ -53,11 +54,21 @@ def pack(branches: Sequence[Trajectory]) -> bytes:
     return _HEAD.pack(FORMAT, len(words)) + zlib.compress(body, level=1)
 
 
-def unpack(data: bytes) -> tuple[Trajectory, ...]:
-    """What `pack` wrote."""
+def unpack(data: bytes, ordinal: int | None = None) -> tuple[Trajectory, ...]:
+    """What `pack` wrote, or a LedgerError if it is damaged; `ordinal` is its group, for that."""
+    try:
+        return _unpacked(data)
+    except LedgerError:
+        raise
+    except (ValueError, TypeError, LookupError, struct.error, zlib.error) as error:
+        group = "" if ordinal is None else f" of group {ordinal}"
+        raise LedgerError(f"the tokens of an attempt{group} are damaged: {error}") from None
+
+
+def _unpacked(data: bytes) -> tuple[Trajectory, ...]:
     form, size = _HEAD.unpack_from(data)
     if form != FORMAT:
-        raise ValueError(f"an attempt was written in format {form}, this reads format {FORMAT}")
+        raise LedgerError(f"an attempt was written in format {form}, this reads format {FORMAT}")
     body = zlib.decompress(data[_HEAD.size :])
     branches = json.loads(body[:size])
     turns = [turn for branch in branches for turn in branch["turns"]]

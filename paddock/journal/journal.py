@@ -12,6 +12,7 @@ from paddock.journal.lines import Appender
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
+LEDGER = "ledger.sqlite"  # of a run that rolls out
 LOCK = "journal.lock"
 
 

@@ -2,7 +2,8 @@
 
 A group is `in flight` until all its attempts have ended. Then it is `failed` (too few attempts have
 a verdict), `filtered` (nothing to learn from it, or too stale) or `finished`; a finished one is
-`trained` in the transaction that names the update. Each of these moves happens once; only `rewind`,
+`trained` in the transaction that names the update. What a run that is complete has not trained is
+`filtered` as unused. Each of these moves happens once; only `rewind`,
 to a checkpoint, takes some back. An update is named by how many were done before it.
 
 Whatever was written outlives a killed process at once. A power cut loses nothing that was before
@@ -10,7 +11,6 @@ the last `train`.
 """
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from paddock.journal.attempts import pack, unpack
+from paddock.journal.database import LedgerError, connect, refuse_damaged, undo
 from paddock.journal.lessons import SCHEMA as LESSONS
 from paddock.journal.lessons import WRITE as WRITE_LESSON
 from paddock.journal.lessons import Taught
@@ -25,6 +26,7 @@ from paddock.records import Failure, Trajectory, Verdict
 
 FORMAT = 1
 Status = Literal["in flight", "finished", "trained", "filtered", "failed"]
+UNUSED = "the run ended before it was trained"  # why a group is filtered when a run is complete
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -77,6 +79,7 @@ _UNDO = (
     "DELETE FROM shares WHERE written >= :updates AND NOT asked",
 )
 _UNTRAIN = (
+    "UPDATE groups SET status = 'finished', reason = '' WHERE reason = :unused",
     "UPDATE groups SET status = 'finished', trained = NULL WHERE trained >= :updates",
     "DELETE FROM updates WHERE first >= :updates",
     "DELETE FROM attempts WHERE newest > :updates AND ordinal IN"
@@ -84,10 +87,6 @@ _UNTRAIN = (
     "UPDATE groups SET status = 'in flight', ended = NULL WHERE status = 'finished' AND size >"
     " (SELECT COUNT(*) FROM attempts WHERE attempts.ordinal = groups.ordinal)",
 )
-
-
-class LedgerError(ValueError):
-    """A move that the ledger does not allow, or a file that is not this run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,17 +138,15 @@ class Ledger:
     >>> ledger.end(0, "failed", "4 of 4 attempts: world at start")
     >>> ledger.end(0, "finished")
     Traceback (most recent call last):
-    paddock.journal.ledger.LedgerError: group 0 is not in flight, so it cannot become finished
+    paddock.journal.database.LedgerError: group 0 is not in flight, so it cannot become finished
     >>> ledger.balance()
     Balance(issued=1, trained=0, filtered=0, failed=1, in_flight=0)
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._base = sqlite3.connect(path, isolation_level=None, timeout=30.0)
-        try:
-            self._base.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.DatabaseError as error:
-            raise LedgerError(f"{path}: {error}") from None
+        self._base = connect(path, name=path)
+        self._base.execute("PRAGMA journal_mode = WAL")
+        refuse_damaged(self._base)
         self._base.execute("PRAGMA synchronous = NORMAL")
         self._base.executescript(_SCHEMA + LESSONS)
         found = self.fact("format")
@@ -268,10 +265,10 @@ class Ledger:
         self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._base.execute("COMMIT")
         except BaseException:
-            self._base.execute("ROLLBACK")
+            undo(self._base)
             raise
-        self._base.execute("COMMIT")
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -315,7 +312,7 @@ class Ledger:
         return found
 
     def attempts(self, ordinal: int) -> dict[int, tuple[Trajectory, ...]]:
-        return {member: unpack(data) for member, data in self.packed(ordinal).items()}
+        return {member: unpack(data, ordinal) for member, data in self.packed(ordinal).items()}
 
     def batches(self, first: int = 0) -> list[tuple[int, int, tuple[Entry, ...]]]:
         """What was trained from an update on: the first, the one after the last, and its groups by
@@ -373,7 +370,7 @@ class Ledger:
         self._refuse_what_no_checkpoint_is(updates)
         with self.together():
             for statement in (*(_UNDO if whole else ()), *_UNTRAIN):
-                self._base.execute(statement, {"updates": updates})
+                self._base.execute(statement, {"updates": updates, "unused": UNUSED})
 
     def _refuse_what_no_checkpoint_is(self, updates: int) -> None:
         spans = self._base.execute("SELECT first, until FROM updates ORDER BY first").fetchall()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paddock.journal.database import LedgerError
+
 # A row for each branch that was trained; trained again after a rewind, it is written over.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS lessons (
@@ -43,7 +45,10 @@ class Taught:
 
     @classmethod
     def unpack(cls, update: int, data: bytes) -> "Taught":
-        body = zlib.decompress(data)
+        try:
+            body = zlib.decompress(data)
+        except zlib.error as error:
+            raise LedgerError(f"what was learnt at update {update} is damaged: {error}") from None
         count = 8 * len(body) // 33  # 32 bits a token and one more, rounded up to bytes
         ratio, advantage = np.frombuffer(body, "<f2", 2 * count).reshape(2, count)
         kept = np.unpackbits(np.frombuffer(body, np.uint8, offset=4 * count), count=count)

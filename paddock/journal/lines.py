@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from shutil import copyfile
@@ -27,12 +28,23 @@ class Appender:
     def append(self, record: dict[str, Any]) -> None:
         """Write one line. It outlives this process at once, and a power cut from `sync` on."""
         line = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
-        if os.write(self._descriptor, line) < len(line):
+        with self._named():
+            written = os.write(self._descriptor, line)
+        if written < len(line):
             self.close()  # or the next line would be glued to this one
             raise OSError(errno.ENOSPC, "no room for a whole line", str(self.path))
 
     def sync(self) -> None:
-        os.fsync(self._descriptor)
+        with self._named():
+            os.fsync(self._descriptor)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What the system says of a descriptor, said of the file."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def close(self) -> None:
         if self._descriptor >= 0:

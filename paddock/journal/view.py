@@ -5,7 +5,6 @@ more than it shows: what an attempt said lies in the same rows as what became of
 hundred thousand attempts is never read whole.
 """
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from shutil import copyfile
 from tempfile import TemporaryDirectory
 
 from paddock.journal.attempts import unpack
-from paddock.journal.ledger import Entry, Ledger, LedgerError, Status
+from paddock.journal.database import LedgerError, connect
+from paddock.journal.ledger import Entry, Ledger, Status
 from paddock.journal.lessons import Taught
 from paddock.records import Trajectory
 
@@ -46,16 +46,16 @@ class LedgerView(Ledger):
         self._copies = TemporaryDirectory()
         try:
             address = _address(Path(path), Path(self._copies.name))
-            self._base = sqlite3.connect(address, uri=True, timeout=5.0)
+            self._base = connect(address, name=path, timeout=5.0, uri=True)
             self._tables = {
                 name
                 for (name,) in self._base.execute(
                     "SELECT name FROM sqlite_master WHERE type = 'table'"
                 )
             }
-        except sqlite3.Error as error:
+        except LedgerError:
             self._copies.cleanup()
-            raise LedgerError(f"{path}: {error}") from None
+            raise
         if not {"groups", "attempts", "updates"} <= self._tables:
             self.close()
             raise LedgerError(f"{path}: no ledger, it lacks a table of groups and attempts")
@@ -138,7 +138,7 @@ class LedgerView(Ledger):
         ).fetchone()
         if row is None:
             raise LedgerError(f"group {ordinal} has no ended attempt {member}")
-        return () if row[0] is None else unpack(row[0])
+        return () if row[0] is None else unpack(row[0], ordinal)
 
     def remembered(self, ordinal: int) -> list[tuple[Trajectory, ...]]:
         """What the attempts of a group said, those that ended and were not dropped since."""
@@ -146,7 +146,7 @@ class LedgerView(Ledger):
             "SELECT packed FROM attempts WHERE ordinal = ? AND packed IS NOT NULL ORDER BY member",
             (ordinal,),
         )
-        return [unpack(data) for (data,) in rows]
+        return [unpack(data, ordinal) for (data,) in rows]
 
     def taught(self, session: str, branch: int) -> Taught | None:
         """What the trainer made of a branch; None where it was not trained, or not written down."""

@@ -56,7 +56,7 @@ class Snapshot:
 
 class Collector:
     """A Queue over live rollouts. Use it as `async with`; on leaving, what runs is cancelled and
-    stays in flight in the ledger, for the next call to take up."""
+    stays in flight in the ledger, for the next call to take up, unless the run was complete."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class Collector:
         self._resumed = False
         self._monitor: asyncio.Task[None] | None = None
         self._out: Batch | None = None  # at the trainer
+        self._left_over: list[asyncio.Task[None]] = []  # attempts that were cancelled by `complete`
         self.updates = 0
 
     async def __aenter__(self) -> Self:
@@ -83,7 +84,7 @@ class Collector:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = self._o.cancel()
+        tasks = [*self._left_over, *self._o.cancel()]
         if self._monitor is not None:
             self._monitor.cancel()
             tasks.append(self._monitor)
@@ -165,6 +166,11 @@ class Collector:
             )
         self._o.version = version
         self._o.pump_between()
+
+    def complete(self) -> None:
+        if self._monitor is not None:
+            self._monitor.cancel()  # or it may start more
+        self._left_over = self._o.complete()
 
     # -- the watcher's side ----------------------------------------------------------------------
 

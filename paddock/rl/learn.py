@@ -138,6 +138,7 @@ class Loop:
         gc.freeze()  # or all that was loaded is looked through, again and again, by either thread
         try:
             await self._run()
+            self.queue.complete()
         finally:
             gc.unfreeze()
 

@@ -10,8 +10,7 @@ import torch
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import (
-    checkpoints,
-    load_training,
+    load_newest,
     newest_model,
     optimizer_tensors,
     prune,
@@ -181,11 +180,10 @@ class Learner:
 
     def restore(self, folder: Path) -> bool:
         """Go on from the newest checkpoint, if there is one."""
-        found = checkpoints(folder)
-        if not found:
+        found = load_newest(folder)
+        if found is None:
             return False
-        self.updates = max(found)
-        state = load_training(found[self.updates])
+        self.updates, state = found
         self.facts = {name: fact for name, fact in state.facts.items() if name != "step"}
         self.trainer.weights.restore(state.network)
         self.trainer.optimizer.state.clear()

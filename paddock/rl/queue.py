@@ -46,6 +46,9 @@ class Queue(Protocol):
     def pushed(self, version: int) -> None:
         """From now on, engines sample with these weights."""
 
+    def complete(self) -> None:
+        """The run is complete: no batch will be asked for any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -63,7 +66,7 @@ class Packed:
             ordinal=self.entry.ordinal,
             task=self.entry.task,
             number=self.entry.number,
-            attempts=tuple(map(unpack, self.attempts)),
+            attempts=tuple(unpack(data, self.entry.ordinal) for data in self.attempts),
         )
 
 
@@ -111,4 +114,7 @@ class Replay:
         pass
 
     def pushed(self, version: int) -> None:
+        pass
+
+    def complete(self) -> None:
         pass

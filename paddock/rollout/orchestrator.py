@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from paddock.journal import Entry, Ledger, LedgerError
+from paddock.journal import UNUSED, Entry, Ledger, LedgerError
 from paddock.records import Trajectory, WireError
 from paddock.rollout.flight import Flight
 from paddock.rollout.group import Group, Work, oldest_version, why_failed
@@ -166,6 +166,16 @@ class Orchestrator:
     def cancel(self) -> list["asyncio.Task[None]"]:
         """Everything that runs; the ledger knows it as in flight."""
         return self.runner.cancel(self._flights.values())
+
+    def complete(self) -> list["asyncio.Task[None]"]:
+        """The run is complete: whatever is alive will not be trained, and the ledger says so.
+        Returns what was cancelled."""
+        cancelled = self.cancel()
+        with self.ledger.together():
+            for ordinal in self._flights:
+                self.ledger.end(ordinal, "filtered", UNUSED)
+        self._flights.clear()
+        return cancelled
 
     # -- issuing ---------------------------------------------------------------------------------
 

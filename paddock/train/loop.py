@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from paddock.checkpoint.training import (
-    checkpoints,
-    load_training,
+    load_newest,
     optimizer_tensors,
     prune,
     restore_optimizer,
@@ -73,17 +72,18 @@ def train(
     with open_mesh(sizes, open_device(run.settings.machine)) as mesh:
         if not mesh.first:
             say, watch = unheard, unheard
-        with mesh.first_alone():
-            if mesh.first:
-                run.open()
-            tokenizer = tokenizer_of(run, say)
-            corpus = open_corpus(run, tokenizer, say)
-        trainer = make_trainer(run, tokenizer, mesh)
-        shares = mesh.shares
-        stream = Stream(
-            corpus.split("train"), run.settings.stream, rank=shares.rank, world=shares.size
-        )
+        # The journal first: its lock makes sure that nobody else is writing to the folder.
         with Journal(run.folder, clock=clock) if mesh.first else Unwritten() as journal:
+            with mesh.first_alone():
+                if mesh.first:
+                    run.open()
+                tokenizer = tokenizer_of(run, say)
+                corpus = open_corpus(run, tokenizer, say)
+            trainer = make_trainer(run, tokenizer, mesh)
+            shares = mesh.shares
+            stream = Stream(
+                corpus.split("train"), run.settings.stream, rank=shares.rank, world=shares.size
+            )
             done = resume(run, trainer, stream)
             journal.event(
                 "started", step=done, of=run.settings.steps, **facts(run.settings, trainer, mesh)
@@ -253,11 +253,10 @@ def save(run: Run, trainer: Trainer, stream: Stream, tokenizer: Tokenizer, step:
 
 def resume(run: Run, trainer: Trainer, stream: Stream) -> int:
     """Go on from the newest checkpoint, whichever ranks wrote it; returns the steps behind it."""
-    found = checkpoints(run.checkpoints)
-    if not found:
+    found = load_newest(run.checkpoints)
+    if found is None:
         return 0
-    step = max(found)
-    state = load_training(found[step])
+    step, state = found
     trainer.weights.restore(state.network)
     restore_optimizer(trainer.optimizer, state.optimizer, trainer.weights.part)
     stream.restore(state.facts["stream"])

@@ -16,6 +16,7 @@ from paddock.checkpoint import load_pretrained, read_config
 from paddock.checkpoint.training import newest_model
 from paddock.config import Settings, dump
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare
+from paddock.journal import LEDGER
 from paddock.model import ModelConfig, Network, preset
 from paddock.model.attention.indexer import Indexer
 from paddock.model.moe import Experts
@@ -52,10 +53,16 @@ class Run:
 
 def claim(folder: Path, settings: Settings, *, may_change: Collection[str]) -> None:
     """Make a run's folder and write its recipe, or make sure that the run under way there has the
-    same one. What is under the names `may_change` does not change what is learnt."""
+    same one. What is under the names `may_change` does not change what is learnt.
+
+    Whoever calls it has opened the folder's journal, whose lock keeps a second process from writing
+    its recipe over that of a run that is alive.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     recipe, text = folder / RECIPE, dump(settings)
-    begun = recipe.is_file() and any((folder / CHECKPOINTS).glob("step-*"))
+    # What a resumed run takes up: rollouts of another recipe must not be trained under this one.
+    kept = any((folder / CHECKPOINTS).glob("step-*")) or (folder / LEDGER).is_file()
+    begun = recipe.is_file() and kept
 
     def learnt(recipe_text: str) -> dict[str, object]:
         try:

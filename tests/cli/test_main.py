@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,10 @@ def raising(error):
         (UserError("no such thing"), "error: no such thing\n"),
         (ConfigError("unknown 'a'\nunknown 'b'"), "error: unknown 'a'\nerror: unknown 'b'\n"),
         (FileNotFoundError(2, "No such file", "x.toml"), "error: x.toml: No such file\n"),
+        (  # as a write of bytes raises it: without the name of the file
+            OSError(errno.ENOSPC, "No space left on device"),
+            "error: No space left on device; free some space, then call the same command again\n",
+        ),
     ],
 )
 def test_what_the_user_must_change_is_told_without_a_traceback(error, lines):

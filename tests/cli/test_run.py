@@ -83,6 +83,17 @@ def test_what_comes_of_a_stage_that_is_run_anew_is_thrown_away_too(plan):
     assert not (plan.parent / "run" / "second").exists()
 
 
+def test_what_is_left_is_said_at_the_start_and_after_each_stage(plan):
+    text = PLAN.replace("about =", "seconds = 5\nabout =")
+    (plan / "plan.toml").write_text(text)
+    found = run(plan)
+    assert found.exit_code == 0, found.output
+    lines = found.output.splitlines()
+    assert lines[0].startswith("expected: ") and lines[0].endswith(" on this machine")
+    assert sum(line.strip().startswith("about ") and "left" in line for line in lines) == 1
+    assert "expected" not in run(plan).output  # all of it is done
+
+
 def test_a_dry_run_prints_commands_and_writes_nothing(plan):
     found = run(plan, "--dry-run")
     assert found.exit_code == 0

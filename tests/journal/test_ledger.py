@@ -1,3 +1,4 @@
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -8,7 +9,7 @@ from random import Random
 import pytest
 
 import paddock
-from paddock.journal import Entry, Ledger, LedgerError, Shares
+from paddock.journal import Entry, Ledger, LedgerError, LedgerView, Shares
 from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
 
 
@@ -185,6 +186,88 @@ def test_a_file_that_is_no_database_is_refused_by_name(tmp_path):
     (tmp_path / "ledger.sqlite").write_text("half a ledger\n" * 100)
     with pytest.raises(LedgerError, match=r"ledger\.sqlite: file is not a database"):
         Ledger(tmp_path / "ledger.sqlite")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a ledger of thirty groups."""
+    path = tmp_path_factory.mktemp("whole") / "ledger.sqlite"
+    with Ledger(path) as made:
+        for ordinal in range(30):
+            finished(made, ordinal, *range(50))
+            made.train(ordinal, ordinal + 1, [ordinal])
+    return path.read_bytes()
+
+
+def read_everything(path):
+    with Ledger(path) as ledger:
+        ledger.rewind(20, whole=False)
+        for each in ledger.entries():
+            ledger.attempts(each.ordinal)
+
+
+@pytest.mark.parametrize("spoilt", [bytes(4096), b"\xff" * 4096, Random(0).randbytes(4096)])
+def test_a_damaged_page_is_told_with_what_to_do(whole, tmp_path, spoilt):
+    path = tmp_path / "ledger.sqlite"
+    for start in range(0, len(whole), 4096):
+        path.write_bytes(whole[:start] + spoilt + whole[start + 4096 :])
+        with pytest.raises(LedgerError, match=r"ledger\.sqlite: .*: the file is damaged; put a"):
+            read_everything(path)
+        path.write_bytes(whole[: start + 100])
+        with pytest.raises(LedgerError, match=r"ledger\.sqlite: .*: the file is damaged; put a"):
+            read_everything(path)
+
+
+def test_a_damaged_view_is_told_too(whole, tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    for start in range(4096, len(whole), 4096):
+        path.write_bytes(whole[:start] + b"\xff" * 4096 + whole[start + 4096 :])
+        try:
+            with LedgerView(path) as view:
+                view.newest(30)
+                view.ended(range(30))
+                view.tasks()
+                for ordinal in range(30):
+                    view.remembered(ordinal)
+        except LedgerError:
+            continue
+
+
+@pytest.mark.parametrize("at", [0, 5, 40, -1])
+def test_damaged_tokens_are_told_with_their_group(ledger, tmp_path, at):
+    finished(ledger, 7, 0)
+    packed = bytearray(ledger.packed(7)[1])
+    packed[at] ^= 0x10
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as other:
+        other.execute("UPDATE attempts SET packed = ? WHERE member = 1", (bytes(packed),))
+    with pytest.raises(LedgerError, match=r"of group 7 |in format 17"):
+        ledger.attempts(7)
+
+
+def fill(ledger):
+    for ordinal in range(1, 100):
+        with ledger.together():
+            finished(ledger, ordinal, *range(500))
+
+
+def test_a_full_disk_is_told_and_leaves_what_was_there(ledger):
+    finished(ledger, 0, 0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limits[1]))
+    try:
+        with pytest.raises(LedgerError, match=r"ledger\.sqlite: .*free some space"):
+            fill(ledger)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert all(len(ledger.attempts(e.ordinal)) == 2 for e in ledger.entries())
+    ledger.train(0, 1, [0])  # there is room again
+    assert statuses(ledger)[0] == "trained"
+
+
+def test_a_full_database_is_told(ledger):
+    ledger._base.execute("PRAGMA max_page_count = 20")  # what SQLite itself calls a full disk
+    with pytest.raises(LedgerError, match="full: free some space, then call the same command"):
+        fill(ledger)
 
 
 def test_others_can_read_meanwhile(ledger, tmp_path):

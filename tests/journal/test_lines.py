@@ -89,6 +89,13 @@ def test_a_closed_file_is_never_taken_for_another_that_got_its_number(tmp_path):
     assert (tmp_path / "b.jsonl").read_bytes() == b""
 
 
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "a.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        Appender(tmp_path / "a.jsonl").append({"n": 1})
+    assert caught.value.filename == str(tmp_path / "a.jsonl")
+
+
 def test_a_line_the_disk_has_no_room_for_is_an_error_and_the_last_line(tmp_path):
     code = """
 import resource, signal, sys

@@ -6,12 +6,14 @@ from functools import partial
 
 import pytest
 
+from paddock.checkpoint import CheckpointError
 from paddock.cli.engines import open_model
 from paddock.cli.errors import UserError
 from paddock.cli.rl import conduct
 from paddock.cli.rl_engines import held, samplers
 from paddock.cli.rl_feed import LEDGER, _works
-from paddock.journal import Ledger
+from paddock.dashboard.episodes import Wish, overview
+from paddock.journal import UNUSED, Journal, Ledger, LedgerView
 from paddock.rl.learn import lessons_of
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.tally import Sifter
@@ -263,12 +265,62 @@ def test_a_run_that_has_reached_its_goal_is_over(start, tmp_path):
         assert list(numbers(tmp_path / "run")) == [1, 2]
 
 
+def test_of_a_complete_run_nothing_is_in_flight(start, tmp_path):
+    """It reaches its goal with the next batch begun; called again, it says the same."""
+    recipe, out = recipe_in(tmp_path, start), tmp_path / "run"
+    sets = ["steps=4", "goal=0.01", "goal_batches=1", "pace.pipeline_depth=2"]
+    for _ in range(2):
+        conduct(recipe, out, [*sets, "pace.max_staleness=2", "credit.keep_flat=true"])
+        with LedgerView(out / LEDGER) as ledger:
+            found = overview(ledger, Wish(status="filtered"))
+        assert found["balance"]["in_flight"] == 0
+        assert found["balance"]["filtered"] > 0
+        assert sum(found["balance"].values()) == 2 * found["balance"]["issued"]
+        assert {group["reason"] for group in found["groups"]} == {UNUSED}
+
+
 def test_a_run_is_refused_in_anothers_folder(start, tmp_path):
     recipe = recipe_in(tmp_path, start)
     conduct(recipe, tmp_path / "run", ["steps=1"])
     with pytest.raises(ValueError, match="holds a run with other settings"):
         conduct(recipe, tmp_path / "run", ["steps=2"])
     shutil.rmtree(tmp_path / "run")
+
+
+def test_rollouts_of_another_recipe_are_not_trained_though_no_checkpoint_is_there(start, tmp_path):
+    recipe = recipe_in(tmp_path, start)
+    with pytest.MonkeyPatch.context() as patch:
+        arm(patch, "study", 0)
+        with pytest.raises(Killed):
+            conduct(recipe, tmp_path / "run", [])
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        conduct(recipe, tmp_path / "run", ["sampling.temperature=0.5"])
+
+
+def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(start, tmp_path):
+    recipe, theirs = recipe_in(tmp_path, start), tmp_path / "run" / "recipe.toml"
+    with Journal(tmp_path / "run"):
+        theirs.write_text("of the run that is alive")
+        with pytest.raises(BlockingIOError, match="another writer has this run"):
+            conduct(recipe, tmp_path / "run", [])
+    assert theirs.read_text() == "of the run that is alive"
+
+
+def test_a_run_goes_on_bit_for_bit_from_the_checkpoint_before_a_damaged_one(
+    through, start, tmp_path, monkeypatch
+):
+    undisturbed, expected = through
+    run, recipe = shutil.copytree(undisturbed, tmp_path / "run"), recipe_in(tmp_path, start)
+    newest = max((run / "checkpoints").glob("step-*"))
+    file = newest / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"step-00000003 is whole: .*`rm -r .*step-00000004`"):
+        conduct(recipe, run, [*LOCKSTEP, *ONE_STEP_OFF])
+    shutil.rmtree(newest)
+    hashes = Hashes(monkeypatch)
+    conduct(recipe, run, [*LOCKSTEP, *ONE_STEP_OFF])
+    assert hashes.take() == {4: expected[4]}
 
 
 def test_what_happened_is_written_down(through):

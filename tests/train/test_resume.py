@@ -15,12 +15,14 @@ import torch
 from paddock.checkpoint import CheckpointError, load_pretrained
 from paddock.checkpoint.training import (
     checkpoints,
+    load_newest,
     load_training,
     newest_model,
     prune,
     save_training,
 )
 from paddock.config import dump
+from paddock.journal import Journal
 from paddock.train import TrainingError, train
 from paddock.train.run import claim
 from tests.train.tiny import network_folder, run_in, settings
@@ -104,6 +106,16 @@ def test_a_folder_with_other_settings_is_refused(straight):
         train(run_in(straight / "run", chosen), say=quiet, watch=quiet)
 
 
+def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(straight, tmp_path):
+    run = run_in(tmp_path / "run", settings(straight / "born", steps=STEPS))
+    theirs = run.folder / "recipe.toml"
+    with Journal(run.folder):
+        theirs.write_text("of the run that is alive")
+        with pytest.raises(BlockingIOError, match="another writer has this run"):
+            train(run, say=quiet, watch=quiet)
+    assert theirs.read_text() == "of the run that is alive"
+
+
 def test_a_recipe_that_was_written_by_half_is_named(straight, tmp_path):
     chosen = settings(straight / "born", steps=STEPS)
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
@@ -151,6 +163,52 @@ def test_a_truncated_optimizer_state_is_refused_by_name(straight, tmp_path):
     state.write_bytes(state.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
         load_training(newest)
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "model/model.safetensors", "state.json"])
+def test_a_damaged_newest_checkpoint_offers_the_newest_whole_one(straight, tmp_path, file):
+    shutil.copytree(straight / "run", tmp_path / "run")
+    shutil.copytree(straight / "corpora", tmp_path / "corpora")
+    run = run_in(tmp_path / "run", settings(straight / "born", steps=STEPS))
+    whole, newest = (run.checkpoints / f"step-{step:08d}" for step in (6, 8))
+    data = (newest / file).read_bytes()
+    (newest / file).write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError) as caught:
+        train(run, say=quiet, watch=quiet)
+    said = str(caught.value)
+    assert said.startswith(str(newest / file))
+    assert f"; {whole} is whole: to go on from it, remove what is newer with `" in said
+    subprocess.run(said.split("`")[1], shell=True, check=True)
+    train(run, say=quiet, watch=quiet)
+    assert_same_weights(weights(run.folder), weights(straight / "run"))
+
+
+def test_a_damaged_checkpoint_without_a_whole_one_says_so(straight, tmp_path):
+    copy = shutil.copytree(straight / "run" / "checkpoints", tmp_path / "checkpoints")
+    for path in copy.glob("*/model/model.safetensors"):
+        flip(path, path.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match="no older checkpoint is whole"):
+        load_newest(copy)
+
+
+def flip(path, at, bit=0):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "model/model.safetensors"])
+def test_a_flipped_bit_is_noticed_wherever_it_is(straight, tmp_path, file):
+    rng = random.Random(0)
+    newest = max((straight / "run" / "checkpoints").glob("step-*"))
+    for _ in range(25):
+        copy = shutil.copytree(newest, tmp_path / newest.name)
+        data = (copy / file).read_bytes()
+        header = 8 + int.from_bytes(data[:8], "little")
+        flip(copy / file, rng.randrange(header, len(data)), rng.randrange(8))
+        with pytest.raises(CheckpointError, match=rf"{file}: tensor '.*' is damaged"):
+            load_training(copy)
+        shutil.rmtree(copy)
 
 
 @pytest.mark.parametrize("most", [100, 300_000, 400_000])  # bytes: model, optimizer, state

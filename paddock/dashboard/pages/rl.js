@@ -14,7 +14,7 @@ export async function show(page, query) {
     const all = found.balance;
     facts.replaceChildren(tiles([
       ["groups issued", short(all.issued), "attempts at one task, compared with each other"],
-      ["trained", short(all.trained)], ["filtered", short(all.filtered), "nothing to learn from"],
+      ["trained", short(all.trained)], ["filtered", short(all.filtered), "nothing to learn from, too stale, or unused when the run ended"],
       ["failed", short(all.failed), "too few verdicts"], ["in flight", short(all.in_flight)],
       ["updates", short(found.updates.length)],
     ]));

@@ -1,0 +1,69 @@
+"""How long a plan will take on this machine: what its stages took when they were measured, times
+how much slower this machine is."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paddock.cli.plan import Step
+
+
+class Forecast:
+    """Seconds that are left. `slower` is a first guess, until stages of this very run say better.
+
+    >>> forecast = Forecast({"pretrain": 100, "sft": 50, "rl": 10}, slower=2.0)
+    >>> forecast.left
+    320.0
+    >>> forecast.ended("pretrain", 300.0)
+    >>> forecast.left
+    180.0
+    """
+
+    def __init__(self, seconds: Mapping[str, float], slower: float) -> None:
+        self._todo, self._slower = dict(seconds), slower
+        self._took = self._measured = 0.0
+
+    @property
+    def left(self) -> float:
+        return sum(self._todo.values()) * self._slower
+
+    def ended(self, stage: str, took: float) -> None:
+        """A stage took so long here, measuring its skills included."""
+        self._measured += self._todo.pop(stage)
+        self._took += took
+        self._slower = self._took / self._measured
+
+
+def forecast(every: Sequence["Step"], todo: Sequence["Step"]) -> Forecast | None:
+    """For the stages that are still to do; None if the plan does not say how long they took."""
+    seconds = {step.stage.name: step.stage.seconds for step in todo}
+    known = {name: value for name, value in seconds.items() if value is not None}
+    if not known or len(known) < len(seconds):
+        return None
+    return Forecast(known, _slower(every[0]))
+
+
+def _slower(step: "Step") -> float:
+    """This machine against the one where the plan was measured, by a few steps of its first stage;
+    1 where that cannot be tried."""
+    import torch
+
+    from paddock.config import load_recipe, resolve
+    from paddock.train import TrainSettings
+    from paddock.train.plan import plan
+    from paddock.train.run import pick_device, start_config
+    from paddock.train.trial import seconds_a_step, would_fit
+
+    if step.stage.verb != "train" or step.stage.seconds is None:
+        return 1.0
+    settings = resolve(TrainSettings, load_recipe(step.recipe, step.sets))
+    if settings.start.folder is not None and not Path(settings.start.folder).exists():
+        return 1.0
+    config = start_config(settings)
+    if not would_fit(plan(settings, config), pick_device(settings.machine.device)):
+        return 1.0
+    with torch.random.fork_rng():  # the run must not notice
+        # Of three, a busy machine may hold up two.
+        seconds = seconds_a_step(settings, config, steps=15)
+    return settings.steps * seconds / step.stage.seconds
