@@ -25,6 +25,8 @@ steps = 24
 folder = "{second}"
 [pace]
 batch_groups = 80
+[loss]
+teacher_clip = 5.0
 [teachers.chains]
 folder = "{first}"
 [teachers.rules]

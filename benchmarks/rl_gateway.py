@@ -33,6 +33,7 @@ from paddock.records import Completion, Message, Segment
 from paddock.rollout.session import PRESERVED, Session
 from paddock.text import GlmRenderer, Special, Tokenizer, train
 
+ADMIN_KEY = "benchmark"
 REPLY, RESULT = 60, 700  # tokens a reply has; letters that a tool answers with
 TOOL = {
     "type": "function",
@@ -108,7 +109,8 @@ def gateway_process(sock: socket.socket, engine: str, files: dict[str, bytes]) -
     from paddock.rollout.remote import HttpGenerate, Server, pool
 
     sessions = Sessions(HttpGenerate(Server(engine, pool())), GlmRenderer(Tokenizer(files)))
-    app = build_gateway(sessions, Rules(sampling=Sampling(max_new_tokens=REPLY)))
+    rules = Rules(sampling=Sampling(max_new_tokens=REPLY))
+    app = build_gateway(sessions, rules, admin_key=ADMIN_KEY)
     _serve(app, sock, lifespan="on")
 
 
@@ -173,11 +175,12 @@ async def agent(connect: Callable[[], Any], path: str, turns: int, seed: int) ->
     chance, found = Random(seed), []
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"Task {seed}: tidy up."}]
     reader, writer = await connect()
-    await _ask(reader, writer, "/sessions", orjson.dumps({"id": f"s{seed}"}))
+    body = orjson.dumps({"id": f"s{seed}"})
+    key = orjson.loads(await _ask(reader, writer, "/sessions", body, ADMIN_KEY))["api_key"]
     for turn in range(turns):
         body = orjson.dumps({"model": "m", "messages": messages, "tools": [TOOL]})
         began = time.perf_counter()
-        answer = await _ask(reader, writer, path, body)
+        answer = await _ask(reader, writer, path, body, key)
         found.append(time.perf_counter() - began)
         message = orjson.loads(answer)["choices"][0]["message"]
         messages.append({k: v for k, v in message.items() if v is not None})
@@ -189,11 +192,16 @@ async def agent(connect: Callable[[], Any], path: str, turns: int, seed: int) ->
 
 
 async def _ask(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes, key: str
 ) -> bytes:
     """A request by hand: a client library would be slower than what is measured."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {key}",
+        f"Content-Length: {len(body)}",
+    ]
+    writer.write("\r\n".join([*head, "", ""]).encode() + body)
     await writer.drain()
     status, length = await reader.readline(), 0
     while (line := await reader.readline()) != b"\r\n":

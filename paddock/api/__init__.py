@@ -7,6 +7,7 @@ body.py                    bytes into checked fields
 dialect.py                 what a handler returns or raises, told in the dialect of its path
 errors.py                  what is wrong with a request, in each dialect
 inference.py               vLLM's /inference/v1/generate
+keys.py                    how clients send API keys, and how these are compared
 knobs.py                   how clients say what is to be sampled
 native.py                  SGLang's /generate: what is asked
 native_client.py           SGLang's /generate from the other side

@@ -20,6 +20,7 @@ JSON = "application/json"
 
 Handler = Callable[[Request, Any], Awaitable[Any]]  # the request and its body's JSON value
 Payloads = AsyncIterator[dict[str, Any]]
+Admit = Callable[[Request], None]  # raises ApiError for a client that may not pass
 Explain = Callable[[Exception], ApiError]  # what a client is told of an error
 
 
@@ -109,11 +110,12 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Where handlers are put."""
+    """Where handlers are put. `admit` is asked before a body is read."""
 
     app: FastAPI
     body_bytes: int
     explain: Explain = explained
+    admit: Admit | None = None
 
     def add(
         self,
@@ -133,6 +135,8 @@ class Doors:
 
         async def door(request: Request) -> Response:
             try:
+                if self.admit is not None:
+                    self.admit(request)
                 # The handler alone holds the body, so that it can let go of it while it waits.
                 work = handler(request, await self._value(request, most, wanted=body is not None))
                 return await unless_left(request, self._response(dialect, work))

@@ -1,17 +1,22 @@
-"""What a plan would do, checked without doing it: recipes resolved, memory against the chips."""
+"""What a plan would do, checked without doing it: recipes resolved, memory against the chips,
+environments and rewards opened, data looked for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paddock.cli.errors import UserError
 from paddock.cli.numbers import count
 
 if TYPE_CHECKING:
-    from paddock.cli.plan import ClusterPlan, Step
+    from paddock.cli.plan import ClusterPlan, Plan, Step
+    from paddock.config import DataFile
     from paddock.rl.settings import RLSettings
+    from paddock.train import TrainSettings
 
 GIB = 1 << 30
+CHECKPOINT = "a checkpoint, or a run's folder: config.json, *.safetensors, tokenizer.json"
+TOKENIZER = "a tokenizer: tokenizer.json"
 
 
 def described(step: "Step", cluster: "ClusterPlan | None") -> Iterator[str]:
@@ -55,12 +60,8 @@ def _trained(step: "Step", cluster: "ClusterPlan | None") -> str:
 
 
 def _reinforced(step: "Step") -> str:
-    from paddock.config import load_recipe, resolve
-    from paddock.rl.settings import RLSettings
-    from paddock.rl.stages import staged
-
-    settings = resolve(RLSettings, staged(load_recipe(step.recipe, step.sets)))
-    _check_worlds(settings)
+    settings = _rl_settings(step)
+    open_environments(settings, f"stage {step.stage.name!r}, ")
     pace = settings.pace
     kind = "synchronous" if pace.synchronous else f"stale by {pace.max_staleness} at most"
     tasks = ", ".join(
@@ -70,9 +71,97 @@ def _reinforced(step: "Step") -> str:
     return f"{settings.steps} updates of {pace.batch_groups} groups, {kind}: {tasks}"
 
 
-def _check_worlds(settings: "RLSettings") -> None:
-    """Every world's own settings; its files need not be there yet."""
+def _rl_settings(step: "Step") -> "RLSettings":
+    from paddock.config import load_recipe, resolve
+    from paddock.rl.settings import RLSettings
+    from paddock.rl.stages import staged
+
+    return resolve(RLSettings, staged(load_recipe(step.recipe, step.sets)))
+
+
+# --- environments and data ------------------------------------------------------------------------
+
+
+def open_environments(settings: "RLSettings", where: str = "") -> None:
+    """Open every task's environment and its rewards, as far as its data is there; a UserError
+    says what is wrong with which."""
+    for name, task in settings.tasks.items():
+        _open(task.world, task.settings, f"{where}task {name!r}")
+
+
+def _open(env: str, args: Mapping[str, Any], where: str) -> None:
     from paddock.envs import world_settings
 
+    try:
+        settings = world_settings(env, args)
+        if any(file.is_missing for file in settings.data_files()):
+            settings.open_without_data()
+        elif settings.world().size("train") == 0:
+            raise UserError(f"{env!r} has no train problems")
+    except (ValueError, OSError) as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def rl_data(settings: "RLSettings") -> "Iterator[DataFile]":
+    """The files and folders that an RL stage reads."""
+    from paddock.config import DataFile
+    from paddock.envs import world_settings
+
+    for folder in (settings.start.folder, *(each.folder for each in settings.teachers.values())):
+        if folder is not None:
+            yield DataFile(path=folder, contains=CHECKPOINT)
     for task in settings.tasks.values():
-        world_settings(task.world, task.settings)
+        yield from world_settings(task.world, task.settings).data_files()
+
+
+def _train_data(settings: "TrainSettings") -> "Iterator[DataFile]":
+    from paddock.config import DataFile
+
+    if settings.start.folder is not None:
+        yield DataFile(path=settings.start.folder, contains=CHECKPOINT)
+    if settings.tokenizer.folder is not None:
+        yield DataFile(path=settings.tokenizer.folder, contains=TOKENIZER)
+    for source in (*settings.corpus.sources, *settings.tokenizer.also):
+        yield from source.data_files()
+
+
+def _stage_data(step: "Step") -> "Iterator[DataFile]":
+    from paddock.config import load_recipe, resolve
+    from paddock.train import TrainSettings
+
+    if step.stage.verb == "train":
+        yield from _train_data(resolve(TrainSettings, load_recipe(step.recipe, step.sets)))
+    elif step.stage.verb in ("rl", "distill"):
+        yield from rl_data(_rl_settings(step))
+
+
+def _skill_data(plan: "Plan") -> "Iterator[tuple[str, DataFile]]":
+    from paddock.envs import world_settings
+
+    for skill in plan.skills:
+        if skill.kind == "world":
+            for file in world_settings(skill.world, skill.settings).data_files():
+                yield f"skill {skill.name}", file
+
+
+def missing_data(plan: "Plan", todo: "Iterable[Step]") -> list[str]:
+    """In lines, what the stages and skills of a plan read that neither is there nor is made by an
+    earlier stage."""
+    todo = tuple(todo)
+    made = {step.out for step in todo}
+    read = [(step.stage.name, file) for step in todo for file in _stage_data(step)]
+    every = [*read, *_skill_data(plan)]
+    return missing((who, file) for who, file in every if Path(file.path) not in made)
+
+
+def missing(read: "Iterable[tuple[str, DataFile]]") -> list[str]:
+    """In lines, which of the files that somebody reads are not there."""
+    wanted: dict[DataFile, list[str]] = {}
+    for who, file in read:
+        if file.is_missing:
+            wanted.setdefault(file, []).append(who)
+    lines = []
+    for file, readers in wanted.items():
+        by = ", ".join(dict.fromkeys(filter(None, readers)))
+        lines.append(f"{file.path}: {file.contains}{f' (for {by})' if by else ''}")
+    return ["missing:", *(f"  {line}" for line in lines)] if lines else []

@@ -60,6 +60,7 @@ def conduct(
     replay: Path | None = None,
 ) -> None:
     """What `rl` and `distill` do."""
+    from paddock.cli.dry import missing, open_environments, rl_data
     from paddock.config import dump, load_recipe, resolve
     from paddock.dashboard import write_report
     from paddock.rl.settings import RLSettings
@@ -69,7 +70,10 @@ def conduct(
         raise UserError("--debug train-only and --replay FOLDER go together")
     settings = resolve(RLSettings, staged(load_recipe(recipe, sets)))
     if dry_run:
+        open_environments(settings)
         show(dump(settings).rstrip(), _plan(settings))
+        for line in missing(("", file) for file in rl_data(settings)):
+            show(line)
         return
     folder = out or Path("runs") / recipe.resolve().parent.name / recipe.stem
     try:

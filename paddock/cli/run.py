@@ -164,7 +164,7 @@ def _measure(plan: "Plan", step: Step, folder: Path, journal: "Journal") -> None
 
 
 def _show_plan(plan: "Plan", todo: list[Step], folder: Path, undone: set[str]) -> None:
-    from paddock.cli.dry import described
+    from paddock.cli.dry import described, missing_data
 
     done = done_before(folder)
     for number, step in enumerate(todo, start=1):
@@ -174,6 +174,8 @@ def _show_plan(plan: "Plan", todo: list[Step], folder: Path, undone: set[str]) -
         show(f"      {step.command}")
         for line in described(step, plan.cluster):
             show(f"      {line}")
+    for line in missing_data(plan, todo):
+        show(line)
 
 
 def _show_story(folder: Path) -> None:

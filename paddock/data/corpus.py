@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from paddock.config import Settings
+from paddock.config import DataFile, Settings
 from paddock.data.chance import key
 
 Kind = Literal["text", "code"]
@@ -57,6 +57,10 @@ class SourceSettings(Settings):
     def documents(self, reading: Reading) -> Iterator[Document]:
         raise NotImplementedError
 
+    def data_files(self) -> tuple[DataFile, ...]:
+        """The files and folders that it reads."""
+        return ()
+
     def holding_out(self, share: float) -> "SourceSettings | None":  # noqa: ARG002
         """For a generated source, the one of the documents it never yields."""
         return None
@@ -72,6 +76,10 @@ class FolderSource(SourceSettings):
     path: str
     patterns: tuple[str, ...] = ("**/*.txt", "**/*.md")
     holds: Kind = "text"
+
+    def data_files(self) -> tuple[DataFile, ...]:
+        contains = f"a folder with text files that match {' or '.join(self.patterns)}"
+        return (DataFile(path=self.path, contains=contains),)
 
     def files(self) -> list[Path]:
         """The files that match, relative to the folder."""
@@ -99,6 +107,10 @@ class JsonlSource(SourceSettings):
     field: str = "text"
     holds: Kind = "text"
 
+    def data_files(self) -> tuple[DataFile, ...]:
+        contains = f"JSONL, .gz or not, a file or a folder of them, with text in {self.field!r}"
+        return (DataFile(path=self.path, contains=contains),)
+
     def documents(self, reading: Reading) -> Iterator[Document]:
         for file in files_of(self, self.path, (".jsonl", ".jsonl.gz")):
             with opened(file) as lines:
@@ -116,6 +128,10 @@ class ParquetSource(SourceSettings):
     path: str
     column: str = "text"
     holds: Kind = "text"
+
+    def data_files(self) -> tuple[DataFile, ...]:
+        contains = f"Parquet, a file or a folder of them, with text in column {self.column!r}"
+        return (DataFile(path=self.path, contains=contains),)
 
     def documents(self, reading: Reading) -> Iterator[Document]:
         parquet, arrow = _extra("pyarrow.parquet"), _extra("pyarrow")

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from paddock.config import DataFile
 from paddock.data.chance import key
 from paddock.data.corpus import DataError, Document, FileSource, Reading, SourceSettings
 from paddock.data.reasoning import ReasoningSource
@@ -335,6 +336,9 @@ class LongContextSource(SourceSettings):
     times: Annotated[int, Field(gt=0)] = 1  # each needle is said
     seed: int = 0
     held_out: bool = False
+
+    def data_files(self) -> tuple[DataFile, ...]:
+        return self.material.data_files()
 
     def tasks(self, reading: Reading) -> Iterator[LongTask]:
         found = list(islice(self.material.documents(reading), self.material_documents))

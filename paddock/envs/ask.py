@@ -7,10 +7,11 @@ else, other parts of the reward and tools included, is the same for all of them.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
+from paddock.config import DataFile
 from paddock.envs.answers import FORMS, Form, FormName, same
 from paddock.envs.problems import Listed, Problem, Problems
 from paddock.envs.python import PythonSettings, lending_python
@@ -39,6 +40,16 @@ class AskSettings(WorldSettings):
     also: tuple[PartSettings, ...] = ()  # further parts of the reward
     python: PythonSettings | None = None  # a Python tool to reason with; none if left out
 
+    def data_files(self) -> tuple[DataFile, ...]:
+        return tuple(file for part in self.also for file in part.data_files())
+
+    def open_without_data(self) -> "AskWorld":
+        return self.uncalibrated().world()  # type: ignore[return-value]
+
+    def uncalibrated(self) -> Self:
+        """The same with rewards that ask about no anchors."""
+        return self.model_copy(update={"also": tuple(map(_uncalibrated, self.also))})
+
     def asking(
         self, name: str, problems: Problems, check: Check, *, tools: tuple[Tool, ...] = ()
     ) -> "AskWorld":
@@ -60,6 +71,10 @@ class AskSettings(WorldSettings):
             tools=tools,
             lend=lending_python(self.python) if self.python else None,
         )
+
+
+def _uncalibrated(part: PartSettings) -> PartSettings:
+    return part.model_copy(update={"anchors": ""}) if hasattr(part, "anchors") else part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,26 +163,52 @@ async def by_plain_text(answer: str, problem: Problem) -> Score:
 class FileSettings(AskSettings):
     """Questions of a file, graded by the parts that are asked for: rules, a model, a judge."""
 
+    row_format: ClassVar[str] = '{"question" or "prompt"}, and {"answer" or "reference"} if known'
+
     form: FormName = "whole"
-    train: str = ""  # JSONL or JSON, .gz or not: {"question" or "prompt", "answer" or "reference"}
+    train: str = ""  # JSONL or JSON, .gz or not, with rows of `row_format`
     test: str = ""
     correct: float = 0.0
 
     def world(self) -> AskWorld:
-        if not (self.correct or self.also):
-            raise WorldError("say with 'also' what an answer is worth, or with 'correct'")
-        return self.asking("ask", self.listed(question_of), by_plain_text)
+        self.check()
+        return self.over(self.listed())
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant, before any file is read."""
+        if not (self.correct or self.formed or self.also):
+            raise WorldError(
+                "say with 'also' what an answer is worth, or with 'correct' or 'formed'"
+            )
+        if not (self.train or self.test):
+            raise WorldError("name a file of problems with 'train' or 'test'")
+
+    def problem(self, row: Row) -> Problem | None:
+        """What a row says; None: it is left out."""
+        return question_of(row)
+
+    def over(self, problems: Problems) -> AskWorld:
+        """The world of these problems."""
+        return self.asking("ask", problems, by_plain_text)
+
+    def open_without_data(self) -> AskWorld:
+        self.check()
+        return self.uncalibrated().over(Listed([], []))
+
+    def data_files(self) -> tuple[DataFile, ...]:
+        contains = f"JSONL or a JSON list, .gz or not, a problem a row: {self.row_format}"
+        own = (DataFile(path=path, contains=contains) for path in (self.train, self.test) if path)
+        return (*own, *super().data_files())
 
     def shape(self) -> Mapping[str, Any]:
         # A file may lie elsewhere tomorrow and still be the same.
         names = {"train": Path(self.train).name, "test": Path(self.test).name}
         return {**super().shape(), **names}
 
-    def listed(self, read: Callable[[Row], Problem | None]) -> Listed:
-        """The problems that `read` finds in the rows of both files."""
-        if not (self.train or self.test):
-            raise WorldError("name a file of problems with 'train' or 'test'")
-        train, test = (_read(path, read) if path else [] for path in (self.train, self.test))
+    def listed(self) -> Listed:
+        """The problems of both files."""
+        files = (self.train, self.test)
+        train, test = (_read(path, self.problem) if path else [] for path in files)
         return Listed(train, test, seed=self.seed)
 
 

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import Any, ClassVar
 
-from paddock.config import ConfigError, Recipe, Settings, resolve
+from paddock.config import ConfigError, DataFile, Recipe, Settings, resolve
 from paddock.envs.world import World, said
 
 
@@ -34,6 +34,15 @@ class WorldSettings(Settings):
 
     def world(self) -> World:
         raise NotImplementedError
+
+    def data_files(self) -> tuple[DataFile, ...]:
+        """The files and folders that it reads."""
+        return ()
+
+    def open_without_data(self) -> World:
+        """The world as far as it can be made without these: what else is wrong with it is raised.
+        It has tools, graders and rewards, and no tasks."""
+        return self.world()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,8 @@ def reinforce(of: Tokens) -> Gains:
     return Gains(of.advantage_N * of.logp_N, torch.ones_like(of.logp_N, dtype=torch.bool))
 
 
-def teacher_advantages(teacher_N: Tensor, logp_N: Tensor, *, clip: float) -> Tensor:
-    """How much likelier the teacher finds a token than the student does now: equation 2, within
-    +-clip nats. A constant to the gradient."""
-    return (teacher_N - logp_N.detach()).clamp(-clip, clip)
+def teacher_advantages(teacher_N: Tensor, logp_N: Tensor, *, clip: float | None) -> Tensor:
+    """How much likelier the teacher finds a token than the student does now: equation 2, which has
+    no bound; with `clip`, within +-clip nats. A constant to the gradient."""
+    lead_N = teacher_N - logp_N.detach()
+    return lead_N if clip is None else lead_N.clamp(-clip, clip)

@@ -60,7 +60,7 @@ class LossSettings(Settings):
     above: PositiveFloat = 0.28
     beta: Annotated[float, Field(gt=1)] = 2.0  # icepop
     cap: PositiveFloat = 2.0  # tis
-    teacher_clip: PositiveFloat = 5.0  # nats of a teacher's lead that count at one token
+    teacher_clip: PositiveFloat | None = None  # bound on a teacher's lead at one token, in nats
 
 
 class SamplingSettings(Settings):

@@ -3,12 +3,17 @@
 An agent of any kind is given `/sessions/ID` for its base address (`/sessions/ID/v1` for OpenAI's
 clients) and talks OpenAI chat, OpenAI Responses or Anthropic to it, streaming or not. Whatever it
 speaks, the same conversation leaves the same tokens.
+
+Who may do what: opening a session returns the `api_key` that its agent sends with every request
+(`Authorization: Bearer` or `x-api-key`). With it the agent can take turns in its own session and
+look at that; nothing else. Sessions are opened, listed, exported and closed with the admin key,
+which agents must not have; a gateway without one leaves that to the process that it runs in.
 """
 
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -24,6 +29,7 @@ from paddock.api.ask import Talk
 from paddock.api.body import Body, read
 from paddock.api.dialect import Doors, Stream, dialect_of, refusal
 from paddock.api.errors import ApiError
+from paddock.api.keys import has_key
 from paddock.api.knobs import Knobs, sampling_from
 from paddock.api.openai_chat import ChatBody, chat
 from paddock.api.openai_responses import ResponsesBody, respond
@@ -61,8 +67,13 @@ class ExportBody(Body):
     tokens: bool | None = None
 
 
-def build_gateway(sessions: Sessions, rules: Rules | None = None) -> FastAPI:
-    """The application. `rules` are those of sessions that are opened without any."""
+def build_gateway(
+    sessions: Sessions, rules: Rules | None = None, *, admin_key: str | None = None
+) -> FastAPI:
+    """The application. `rules` are those of sessions that are opened without any; without
+    `admin_key`, sessions can be opened and closed by this process only, not over HTTP."""
+    if admin_key == "":
+        raise ValueError("admin_key must not be empty")
     app = FastAPI(
         title="Paddock sessions",
         version=__version__,
@@ -72,19 +83,21 @@ def build_gateway(sessions: Sessions, rules: Rules | None = None) -> FastAPI:
     )
     app.router.route_class = _Straight
     app.state.sessions = sessions
-    gateway = _Gateway(sessions, rules or Rules())
-    doors = Doors(app, sessions.settings.body_bytes, explained)
-    doors.add("/health", gateway.health, methods=("GET",))
-    doors.add("/sessions", gateway.create, body=SessionBody)
-    doors.add("/sessions", gateway.every, methods=("GET",))
-    doors.add(PATH, gateway.about, methods=("GET",))
-    doors.add(PATH, gateway.close, methods=("DELETE",))
-    doors.add(f"{PATH}/export", gateway.export, body=ExportBody)
-    doors.add(f"{PATH}/v1/models", gateway.models, methods=("GET",))
-    doors.add(f"{PATH}/v1/chat/completions", gateway.chat, body=ChatBody)
-    doors.add(f"{PATH}/v1/responses", gateway.respond, body=ResponsesBody)
-    doors.add(f"{PATH}/v1/messages", gateway.messages, body=MessagesBody)
-    doors.add(f"{PATH}/v1/messages/count_tokens", gateway.count, body=CountBody)
+    gateway, access = _Gateway(sessions, rules or Rules()), _Access(sessions, admin_key)
+    public = Doors(app, sessions.settings.body_bytes, explained)
+    public.add("/health", gateway.health, methods=("GET",))
+    admin = replace(public, admit=access.admin)
+    admin.add("/sessions", gateway.create, body=SessionBody)
+    admin.add("/sessions", gateway.every, methods=("GET",))
+    admin.add(PATH, gateway.close, methods=("DELETE",))
+    admin.add(f"{PATH}/export", gateway.export, body=ExportBody)
+    replace(public, admit=access.either).add(PATH, gateway.about, methods=("GET",))
+    agent = replace(public, admit=access.agent)
+    agent.add(f"{PATH}/v1/models", gateway.models, methods=("GET",))
+    agent.add(f"{PATH}/v1/chat/completions", gateway.chat, body=ChatBody)
+    agent.add(f"{PATH}/v1/responses", gateway.respond, body=ResponsesBody)
+    agent.add(f"{PATH}/v1/messages", gateway.messages, body=MessagesBody)
+    agent.add(f"{PATH}/v1/messages/count_tokens", gateway.count, body=CountBody)
     app.add_exception_handler(HTTPException, _refused)
     return app
 
@@ -111,6 +124,33 @@ async def _undisturbed(_app: FastAPI) -> AsyncIterator[None]:
         gc.unfreeze()
 
 
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """Whose key a request must be sent with. Each raises ApiError if it is not."""
+
+    sessions: Sessions
+    admin_key: str | None
+
+    def admin(self, http: Request) -> None:
+        if self.admin_key is None:
+            what = "closed: this gateway was started without an admin key"
+            raise ApiError(f"{http.url.path} is {what}", status=403)
+        if not has_key(http.headers, self.admin_key):
+            raise ApiError("the admin key is missing or wrong", status=401, code="invalid_api_key")
+
+    def agent(self, http: Request) -> None:
+        # The same answer for a session that is not there: it says nothing about other sessions.
+        session = http.path_params["session"]
+        live = self.sessions.find(session)
+        if live is None or not has_key(http.headers, live.api_key):
+            what = "the API key is missing or wrong, or the session is closed"
+            raise ApiError(f"session {session!r:.80}: {what}", status=401, code="invalid_api_key")
+
+    def either(self, http: Request) -> None:
+        if not has_key(http.headers, self.admin_key):
+            self.agent(http)
+
+
 class _Gateway:
     def __init__(self, sessions: Sessions, rules: Rules) -> None:
         self.sessions, self.rules = sessions, rules
@@ -121,12 +161,13 @@ class _Gateway:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def health(self, _http: Request, _value: Any) -> Any:
-        return {"status": "ok", "sessions": len(self.sessions)}
+        return {"status": "ok"}
 
     async def create(self, _http: Request, value: Any) -> Any:
         body = read(SessionBody, value)
         live = self.sessions.open(body.id, self._rules(body))
-        return {"id": live.session.id, "path": f"/sessions/{live.session.id}"}
+        id = live.session.id
+        return {"id": id, "path": f"/sessions/{id}", "api_key": live.api_key}
 
     async def every(self, _http: Request, _value: Any) -> Any:
         return {"sessions": [_facts(live) for live in self.sessions]}
@@ -137,7 +178,7 @@ class _Gateway:
     async def close(self, http: Request, _value: Any) -> Any:
         live = await self._settled(http)
         found = _facts(live)
-        self.sessions.close(live.session.id)
+        self.sessions.close(live)
         return found
 
     async def export(self, http: Request, value: Any) -> Any:

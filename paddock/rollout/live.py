@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from secrets import token_urlsafe
 from typing import Any
 from uuid import uuid4
 
@@ -35,6 +36,7 @@ class GatewaySettings(Settings):
     room: PositiveInt | None = None  # tokens of a prompt and its reply; None: the engine says
     most_sessions: PositiveInt = 65536
     body_bytes: PositiveInt = 64 << 20
+    turns_at_once: PositiveInt = 64  # of one session; more are refused
     settle_s: NonNegativeFloat = 2.0  # how long a turn waits for the one before to be received
 
 
@@ -76,10 +78,14 @@ class Sent:
 
 
 class Live:
-    """One session and what is under way in it."""
+    """One session and what is under way in it.
+
+    `api_key` is the secret that its agent sends. It is new whenever a session is opened, also under
+    an id that was open before, and is written down nowhere: ids may be guessed, keys may not."""
 
     def __init__(self, session: Session, rules: Rules) -> None:
         self.session, self.rules = session, rules
+        self.api_key = token_urlsafe(32)
         self.asked = 0  # turns begun
         self.running = 0
         self._heard: tuple[Digest, Past] | None = None  # what the newest turn came with
@@ -145,17 +151,22 @@ class Sessions:
         self._live[name] = live
         return live
 
-    def close(self, id: str) -> Session:
-        """The session as it ends; it can be asked no more."""
-        live = self[id]
-        del self._live[id]
-        self.generate.end(id)
-        return live.session
+    def close(self, live: Live) -> bool:
+        """End a session; it can be asked no more. False if it was closed before."""
+        if self._live.get(live.session.id) is not live:
+            return False
+        del self._live[live.session.id]
+        self.generate.end(live.session.id)
+        return True
+
+    def find(self, id: str) -> Live | None:
+        return self._live.get(id)
 
     def __getitem__(self, id: str) -> Live:
-        if id not in self._live:
+        live = self.find(id)
+        if live is None:
             raise ApiError(f"there is no session {id!r:.80}", status=404)
-        return self._live[id]
+        return live
 
     def __iter__(self) -> Iterator[Live]:
         return iter(self._live.values())
@@ -224,6 +235,9 @@ async def begin(sessions: Sessions, live: Live, talk: Talk, sent: Sent) -> TurnU
     _refuse(talk)
     await live.settled(sessions.settings.settle_s)
     opening = await _opened(live, talk, sent)
+    most = sessions.settings.turns_at_once
+    if live.running >= most:  # one agent must not fill the engines' queues
+        raise ApiError(f"{most} turns of this session are running, no more are taken", status=429)
     number, live.asked = live.asked, live.asked + 1
     sampling, room = live.rules.ruled(talk.sampling, number), sessions.settings.room
     if room is not None:

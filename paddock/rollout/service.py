@@ -3,6 +3,9 @@
 A service registers itself with the conductor and keeps saying that it is there. It is asked for one
 attempt at a time; its agent, of whatever kind, talks to a session at the conductor's gateway, which
 keeps the tokens. Back come a verdict or a failure, nothing else.
+
+Services and the conductor share a key: whoever registers a task is handed sessions and says what
+they are worth. Agents must not have it; they get the API key of their own session alone.
 """
 
 import asyncio
@@ -10,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from hmac import compare_digest
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,20 +20,30 @@ from starlette.requests import Request
 
 from paddock import __version__
 from paddock.api.body import Body, read
-from paddock.api.dialect import Doors
+from paddock.api.dialect import Admit, Doors
 from paddock.api.errors import ApiError
+from paddock.api.keys import has_key
 from paddock.records import Failure, Outcome, Trajectory, Verdict, WireError, decode, encode
 from paddock.rollout.client import AskRefused, EngineLost
 from paddock.rollout.connections import Connections
-from paddock.rollout.live import Rules, Sessions
+from paddock.rollout.live import Live, Rules, Sessions
 from paddock.rollout.remote import Server
 from paddock.rollout.schedule import Assignment
 
 HEARTBEAT_S = 1.0
 BODY_BYTES = 1 << 20
 
-# An attempt, by an agent whose base address is given; ends in an outcome.
-Rollout = Callable[[Assignment, str], Awaitable[Outcome]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEndpoint:
+    """Where an agent finds its session: what it sets as base URL and API key."""
+
+    base_url: str  # /v1/chat/completions and the others lie below it
+    api_key: str = field(repr=False)
+
+
+# An attempt, by an agent that talks to the session given; ends in an outcome.
+Rollout = Callable[[Assignment, SessionEndpoint], Awaitable[Outcome]]
 
 
 class RolloutBody(Body):
@@ -41,7 +53,8 @@ class RolloutBody(Body):
     number: int
     member: int
     seed: int
-    base_url: str  # of the session: /v1/chat/completions and the others lie below it
+    base_url: str  # see SessionEndpoint
+    api_key: str
 
 
 class RegisterBody(Body):
@@ -52,12 +65,11 @@ class RegisterBody(Body):
 # -- the service's side ----------------------------------------------------------------------------
 
 
-def build_service(tasks: Mapping[str, Rollout], *, key: str | None = None) -> FastAPI:
+def build_service(tasks: Mapping[str, Rollout], *, key: str) -> FastAPI:
     """The application of a service. A caller that leaves cancels its attempt."""
     app = FastAPI(title="Paddock tasks", version=__version__, docs_url=None, redoc_url=None)
 
-    async def play(http: Request, value: Any) -> Any:
-        _admit(http, key)
+    async def play(_http: Request, value: Any) -> Any:
         body = read(RolloutBody, value)
         if body.task not in tasks:
             there = ", ".join(tasks)
@@ -65,14 +77,14 @@ def build_service(tasks: Mapping[str, Rollout], *, key: str | None = None) -> Fa
                 f"task: no task is called {body.task!r}; there are {there}", param="task"
             )
         given = Assignment(task=body.task, number=body.number, member=body.member, seed=body.seed)
-        return {"outcome": encode(await tasks[body.task](given, body.base_url))}
+        session = SessionEndpoint(base_url=body.base_url, api_key=body.api_key)
+        return {"outcome": encode(await tasks[body.task](given, session))}
 
     async def health(_http: Request, _value: Any) -> Any:
         return {"status": "ok", "tasks": list(tasks)}
 
-    doors = Doors(app, BODY_BYTES)
-    doors.add("/rollouts", play, body=RolloutBody)
-    doors.add("/health", health, methods=("GET",))
+    Doors(app, BODY_BYTES, admit=_admit(key)).add("/rollouts", play, body=RolloutBody)
+    Doors(app, BODY_BYTES).add("/health", health, methods=("GET",))
     return app
 
 
@@ -121,22 +133,20 @@ class Registry:
     def tasks(self) -> dict[str, tuple[str, ...]]:
         return {name: self.offering(name) for name in sorted({name for name, _ in self._heard})}
 
-    def open_doors(self, app: FastAPI, *, key: str | None = None) -> None:
+    def open_doors(self, app: FastAPI, *, key: str) -> None:
         """Where services register: beside the gateway that their agents talk to."""
 
-        async def register(http: Request, value: Any) -> Any:
-            _admit(http, key)
+        async def register(_http: Request, value: Any) -> Any:
             body = read(RegisterBody, value)
             if not body.url.startswith(("http://", "https://")):
                 raise ApiError(f"url: {body.url!r:.80} is no address", param="url")
             self.register(body.name, body.url)
             return {"heartbeat_s": HEARTBEAT_S}
 
-        async def every(http: Request, _value: Any) -> Any:
-            _admit(http, key)
+        async def every(_http: Request, _value: Any) -> Any:
             return {"tasks": self.tasks()}
 
-        doors = Doors(app, BODY_BYTES)
+        doors = Doors(app, BODY_BYTES, admit=_admit(key))
         doors.add("/tasks", register, body=RegisterBody)
         doors.add("/tasks", every, methods=("GET",))
 
@@ -145,8 +155,9 @@ class Registry:
 class RemoteAttempt:
     """An Attempt that a service plays, in a session of the gateway in this process.
 
-    A service that is not there, or is lost on the way, is a failure of the infrastructure; one that
-    answers nonsense, a failure of the world.
+    A service that is not there, or is lost on the way, is a failure of the infrastructure, as is a
+    session that cannot be opened or was closed by somebody else; a service that answers nonsense is
+    a failure of the world.
     """
 
     registry: Registry
@@ -154,21 +165,28 @@ class RemoteAttempt:
     rules: Rules
     gateway: str  # the address under which services reach it
     http: Connections
-    key: str | None = None
+    key: str  # the services' own
     patience_s: float = 3600.0  # the orchestrator gives up sooner, as each task has it
     _running: Counter[str] = field(default_factory=Counter)
 
     async def __call__(self, given: Assignment) -> tuple[Trajectory, ...]:
         sampling = replace(self.rules.sampling, seed=given.seed)
-        live = self.sessions.open(given.session_id, replace(self.rules, sampling=sampling))
         try:
-            outcome = await self._outcome(given)
+            live = self.sessions.open(given.session_id, replace(self.rules, sampling=sampling))
+        except ApiError as error:
+            return (_nothing(given, _lost(str(error))),)
+        try:
+            outcome = await self._outcome(given, live)
             await live.settled(self.sessions.settings.settle_s)
         finally:
-            session = self.sessions.close(given.session_id)
-        return session.trajectories(task_id=given.task_id, group_id=given.group_id, outcome=outcome)
+            was_open = self.sessions.close(live)
+        if not was_open:
+            outcome = _lost("the session was closed before the rollout ended")
+        return live.session.trajectories(
+            task_id=given.task_id, group_id=given.group_id, outcome=outcome
+        )
 
-    async def _outcome(self, given: Assignment) -> Outcome:
+    async def _outcome(self, given: Assignment, live: Live) -> Outcome:
         """Of the service that has least to do."""
         offering = self.registry.offering(given.task)
         if not offering:
@@ -180,6 +198,7 @@ class RemoteAttempt:
             "member": given.member,
             "seed": given.seed,
             "base_url": f"{self.gateway.rstrip('/')}/sessions/{given.session_id}",
+            "api_key": live.api_key,
         }
         self._running[url] += 1
         try:
@@ -215,7 +234,22 @@ def _lost(what: str) -> Failure:
     return Failure(kind="infrastructure", where="service", what=what)
 
 
-def _admit(http: Request, key: str | None) -> None:
-    said = http.headers.get("authorization", "").removeprefix("Bearer ")
-    if key is not None and not compare_digest(said.encode(), key.encode()):
-        raise ApiError("the key is missing or wrong", status=401)
+def _nothing(given: Assignment, outcome: Outcome) -> Trajectory:
+    return Trajectory(
+        task_id=given.task_id,
+        group_id=given.group_id,
+        session_id=given.session_id,
+        turns=(),
+        outcome=outcome,
+    )
+
+
+def _admit(key: str) -> Admit:
+    if not key:
+        raise ValueError("the key of task services must not be empty")
+
+    def admit(http: Request) -> None:
+        if not has_key(http.headers, key):
+            raise ApiError("the key is missing or wrong", status=401, code="invalid_api_key")
+
+    return admit

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paddock.api.dialect import dialect_of, refusal
 from paddock.api.errors import ApiError
+from paddock.api.keys import sent_key
 from paddock.serve.doors.control import PATHS
 from paddock.serve.settings import Keys, ServeSettings
 
@@ -42,18 +43,12 @@ class Guard:
                 f"{path} is closed: on a public address control routes need an admin key",
                 status=403,
             )
-        if not self.keys.admits(_shown(headers), control=control):
+        if not self.keys.admits(sent_key(headers), control=control):
             kind = "admin " if control and self.keys.admin else ""
             return ApiError(
                 f"the {kind}key is missing or wrong", status=401, code="invalid_api_key"
             )
         return None
-
-
-def _shown(headers: Headers) -> str | None:
-    """The key, as OpenAI's clients or as Anthropic's show it."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
 
 
 def _foreign(headers: Headers) -> bool:

@@ -1,7 +1,7 @@
 from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
-from tests.rl.vault_runs import recipe_in
+from tests.rl.vault_runs import recipe_in, register
 
 
 def said(*words):
@@ -10,6 +10,7 @@ def said(*words):
 
 
 def test_a_dry_run_shows_the_whole_recipe_and_what_it_will_do(tmp_path):
+    register()
     recipe = recipe_in(tmp_path, "nowhere")
     code, text = said("rl", recipe, "--dry-run", "--set", "steps=6")
     assert code == 0, text
@@ -21,6 +22,7 @@ def test_a_dry_run_shows_the_whole_recipe_and_what_it_will_do(tmp_path):
     ):
         assert line in text
     assert "48 at least" in text  # six batches of two groups of four
+    assert " nowhere: a checkpoint, or a run's folder" in text
 
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path):

@@ -15,6 +15,9 @@ from paddock.rl.loss import (
     teacher_advantages,
     window,
 )
+from paddock.rl.objective import PolicyLoss
+from paddock.rl.settings import LossSettings
+from paddock.train.policy import PolicyTokens
 from tests.rl import golden
 
 LOGP = st.floats(-6, -0.01)
@@ -122,9 +125,25 @@ def test_a_token_far_beyond_float_range_is_a_number_still():
     assert torch.isfinite(gains.gain_N).all() and torch.isfinite(of.logp_N.grad).all()
 
 
-def test_a_teachers_advantage_is_a_clipped_constant():
+def test_a_teachers_advantage_is_a_constant_that_may_be_clipped():
     logp = torch.tensor([-1.0, -9.0, -0.1], requires_grad=True)
     teacher = torch.tensor([-0.5, -0.1, -8.0])
-    found = teacher_advantages(teacher, logp, clip=5.0)
-    assert found.tolist() == pytest.approx([0.5, 5.0, -5.0])
-    assert not found.requires_grad
+    for clip, expected in ((None, [0.5, 8.9, -7.9]), (5.0, [0.5, 5.0, -5.0])):
+        found = teacher_advantages(teacher, logp, clip=clip)
+        assert found.tolist() == pytest.approx(expected)
+        assert not found.requires_grad
+
+
+def test_by_default_a_teachers_lead_counts_whole_as_in_equation_2():
+    of = PolicyTokens(
+        logp_N=torch.tensor([-9.0]),
+        old_N=torch.tensor([-9.0]),
+        rollout_N=torch.tensor([-9.0]),
+        advantage_N=torch.zeros(1),
+        teacher_N=torch.tensor([-0.5]),
+        teaching_N=torch.ones(1),
+    )
+    for chosen, expected in ((LossSettings(), 8.5), (LossSettings(teacher_clip=5.0), 5.0)):
+        loss = PolicyLoss(chosen)
+        loss(of)
+        assert loss.heard[0].advantage_N.tolist() == [expected]

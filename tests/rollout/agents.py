@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from dataclasses import dataclass
 
 import anthropic
 import httpx
@@ -15,11 +16,23 @@ OPENAI = openai.OpenAI(api_key="none", max_retries=0)
 ANTHROPIC = anthropic.Anthropic(api_key="none", max_retries=0)
 
 
+@dataclass(frozen=True)
+class Door:
+    """A session as its agent is told of it."""
+
+    url: str
+    key: str
+
+    @property
+    def headers(self):
+        return {"Authorization": f"Bearer {self.key}"}
+
+
 class ChatAgent:
     """OpenAI's chat completions."""
 
-    def __init__(self, url, session, *, stream, tools=TOOLS, system=None):
-        self.client = OPENAI.with_options(base_url=f"{url}/sessions/{session}/v1")
+    def __init__(self, door, *, stream, tools=TOOLS, system=None):
+        self.client = OPENAI.with_options(base_url=f"{door.url}/v1", api_key=door.key)
         self.stream, self.tools = stream, tools
         self.messages = [{"role": "system", "content": system}] if system else []
 
@@ -62,8 +75,8 @@ class ChatAgent:
 class ResponsesAgent:
     """OpenAI's Responses."""
 
-    def __init__(self, url, session, *, stream, tools=TOOLS, system=None):
-        self.client = OPENAI.with_options(base_url=f"{url}/sessions/{session}/v1")
+    def __init__(self, door, *, stream, tools=TOOLS, system=None):
+        self.client = OPENAI.with_options(base_url=f"{door.url}/v1", api_key=door.key)
         self.stream, self.system, self.items = stream, system, []
         self.tools = [{"type": "function", **tool["function"]} for tool in tools]
 
@@ -94,8 +107,8 @@ class ResponsesAgent:
 class MessagesAgent:
     """Anthropic's messages."""
 
-    def __init__(self, url, session, *, stream, tools=TOOLS, system=None):
-        self.client = ANTHROPIC.with_options(base_url=f"{url}/sessions/{session}")
+    def __init__(self, door, *, stream, tools=TOOLS, system=None):
+        self.client = ANTHROPIC.with_options(base_url=door.url, api_key=door.key)
         self.stream, self.system, self.messages = stream, system, []
         self.tools = [
             {

@@ -15,13 +15,16 @@ from paddock.records import Verdict
 from paddock.rollout.remote import Server, pool
 from paddock.rollout.service import announce, build_service
 
+KEY = "services"  # shared with the conductor
 
-async def rollout(given, base_url):
+
+async def rollout(given, session):
     messages = [{"role": "user", "content": f"problem {given.number}"}]
-    async with httpx.AsyncClient(timeout=30) as http:
+    headers = {"Authorization": f"Bearer {session.api_key}"}
+    async with httpx.AsyncClient(timeout=30, headers=headers) as http:
         for _ in range(2):
             body = {"model": "m", "messages": messages}
-            reply = await http.post(f"{base_url}/v1/chat/completions", json=body)
+            reply = await http.post(f"{session.base_url}/v1/chat/completions", json=body)
             reply.raise_for_status()
             messages.append(reply.json()["choices"][0]["message"])
             messages.append({"role": "user", "content": "go on"})
@@ -30,11 +33,11 @@ async def rollout(given, base_url):
 
 
 async def main(port, conductor):
-    app = build_service({"echo": rollout})
+    app = build_service({"echo": rollout}, key=KEY)
     server = uvicorn.Server(uvicorn.Config(app, port=int(port), log_level="warning"))
     async with pool() as http:
         saying = asyncio.ensure_future(
-            announce(Server(conductor, http), {"echo": f"http://127.0.0.1:{port}"})
+            announce(Server(conductor, http, key=KEY), {"echo": f"http://127.0.0.1:{port}"})
         )
         await server.serve()
         saying.cancel()

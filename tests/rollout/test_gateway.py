@@ -27,7 +27,7 @@ from paddock.rollout.gateway import build_gateway
 from paddock.rollout.live import GatewaySettings, Rules, Sessions
 from paddock.text import Special, Tokenizer, renderer_for
 from tests.patience import until
-from tests.rollout.agents import AGENTS, HTTP, ChatAgent, MessagesAgent
+from tests.rollout.agents import AGENTS, HTTP, ChatAgent, Door, MessagesAgent
 from tests.rollout.engines import Chancy, Scripted, completion, renderer
 from tests.rollout.talks import ids_of
 from tests.serve.live import listening
@@ -37,21 +37,27 @@ from tests.text.conversations import MARKERS, WORDS, text
 VARIANTS = [(name, stream) for name in AGENTS for stream in (False, True)]
 GREEDY = Rules(sampling=Sampling(temperature=0.0))
 TOOL = {"type": "function", "function": encode(WEATHER)}
+ADMIN_KEY = "trainer-side"
+ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
 
 @contextmanager
 def gateway(generate, words=None, rules=None, **settings):
     sessions = Sessions(generate, words or renderer(), GatewaySettings(**settings))
-    with listening(build_gateway(sessions, rules)) as url:
+    with listening(build_gateway(sessions, rules, admin_key=ADMIN_KEY)) as url:
         yield url, sessions
 
 
 def opened(url, session, **more):
-    HTTP.post(f"{url}/sessions", json={"id": session, **more}).raise_for_status()
+    """Where the session's agent finds it."""
+    reply = HTTP.post(f"{url}/sessions", json={"id": session, **more}, headers=ADMIN)
+    reply.raise_for_status()
+    told = reply.json()
+    return Door(f"{url}{told['path']}", told["api_key"])
 
 
 def exported(url, session, **more):
-    reply = HTTP.post(f"{url}/sessions/{session}/export", json=more)
+    reply = HTTP.post(f"{url}/sessions/{session}/export", json=more, headers=ADMIN)
     reply.raise_for_status()
     return reply.json()["trajectories"]
 
@@ -75,9 +81,9 @@ def test_every_protocol_leaves_the_same_record():
         engine = Chancy(pieces=5)
         with gateway(engine) as (url, _):
             for number in range(6):
-                opened(url, f"s{number}")
+                door = opened(url, f"s{number}")
                 system = "Be brief." if number % 2 else None
-                agent = AGENTS[name](url, f"s{number}", stream=stream, system=system)
+                agent = AGENTS[name](door, stream=stream, system=system)
                 converse(agent, Random(number), turns=3)
             kept[name, stream] = [exported(url, f"s{number}") for number in range(6)]
     first, *others = kept.values()
@@ -92,8 +98,8 @@ def test_every_protocol_leaves_the_same_record():
 def test_a_thought_that_turned_out_to_be_the_answer_comes_back_as_it_was_told(name, stream):
     ended = completion(ids_of("just so", Special.USER))  # no </think>
     with gateway(Scripted([ended, ended])) as (url, _):
-        opened(url, "s")
-        agent = AGENTS[name](url, "s", stream=stream)
+        door = opened(url, "s")
+        agent = AGENTS[name](door, stream=stream)
         agent.say("Hi")
         agent.turn()
         agent.say("Sure?")
@@ -130,13 +136,13 @@ def real(engine):
 def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, stream):
     words = renderer_for(engine.tokenizer)
     with gateway(real, words, GREEDY, room=engine.capacity.context) as (url, sessions):
-        opened(url, "s")
-        agent = AGENTS[name](url, "s", stream=stream, tools=[TOOL])
+        door = opened(url, "s")
+        agent = AGENTS[name](door, stream=stream, tools=[TOOL])
         agent.say("Weather in Oslo?")
         (call,) = agent.turn()
         agent.answer([(call, '{"t": 12}')])
         assert agent.turn() == []
-        assert HTTP.get(f"{url}/sessions/s").json()["turns"] == 2
+        assert HTTP.get(door.url, headers=door.headers).json()["turns"] == 2
         (node, last) = sessions["s"].session.tree.nodes
         assert last.said()[1].content == "12 C in Oslo."
         assert last.parent is node
@@ -162,13 +168,14 @@ class Freezing(InProcess):
 def test_a_turn_whose_client_left_in_the_middle_is_not_recorded(engine, name):
     words, slow = renderer_for(engine.tokenizer), _in_process(engine, Freezing)
     with gateway(slow, words, GREEDY, room=engine.capacity.context) as (url, sessions):
-        opened(url, "s")
-        agent = AGENTS[name](url, "s", stream=False, tools=[TOOL])
+        door = opened(url, "s")
+        agent = AGENTS[name](door, stream=False, tools=[TOOL])
         agent.say("Weather in Oslo?")
         body = {"model": "m", "stream": True, "max_tokens": 400}
         path = {"chat": "chat/completions"}.get(name, name)
         said = {"input": agent.items} if name == "responses" else {"messages": agent.messages}
-        with HTTP.stream("POST", f"{url}/sessions/s/v1/{path}", json=body | said) as reply:
+        asked = {"json": body | said, "headers": door.headers}
+        with HTTP.stream("POST", f"{door.url}/v1/{path}", **asked) as reply:
             assert reply.status_code == 200
             parts = reply.iter_bytes()  # letting go of it is leaving
             next(parts)
@@ -177,18 +184,20 @@ def test_a_turn_whose_client_left_in_the_middle_is_not_recorded(engine, name):
         engine.resume()
         assert sessions["s"].session.tree.nodes == []
         agent.turn()
-        facts = HTTP.get(f"{url}/sessions/s").json()
+        facts = HTTP.get(door.url, headers=door.headers).json()
         assert facts["turns"] == 1, "and the session goes on"
 
 
 def test_a_client_that_left_before_the_whole_answer_has_no_turn(real, engine):
     words = renderer_for(engine.tokenizer)
     with gateway(real, words, GREEDY) as (url, sessions):
-        opened(url, "s")
+        door = opened(url, "s")
         engine.pause("in_place")
         body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 450}
         with pytest.raises(httpx.ReadTimeout):
-            HTTP.post(f"{url}/sessions/s/v1/chat/completions", json=body, timeout=0.5)
+            HTTP.post(
+                f"{door.url}/v1/chat/completions", json=body, headers=door.headers, timeout=0.5
+            )
         until(lambda: not sessions["s"].running and not engine.stats().waiting)
         engine.resume()
         assert sessions["s"].session.tree.nodes == []
@@ -197,10 +206,10 @@ def test_a_client_that_left_before_the_whole_answer_has_no_turn(real, engine):
 def test_turns_of_one_session_may_run_at_once():
     """Sub-agents share a session: their turns are branches, none is lost."""
     with gateway(Chancy(pieces=3)) as (url, sessions):
-        opened(url, "s")
+        door = opened(url, "s")
 
         def one(number):
-            agent = ChatAgent(url, "s", stream=bool(number % 2))
+            agent = ChatAgent(door, stream=bool(number % 2))
             converse(agent, Random(number), turns=3)
 
         with ThreadPoolExecutor(6) as pool:
@@ -225,8 +234,8 @@ class Looks(Scripted):
 def test_a_turn_that_waits_holds_what_is_new_and_not_its_conversation():
     engine = Looks([completion(ids_of("so", Special.USER))] * 12)
     with gateway(engine) as (url, _):
-        opened(url, "s")
-        agent = ChatAgent(url, "s", stream=False)
+        door = opened(url, "s")
+        agent = ChatAgent(door, stream=False)
         for turn in range(12):
             agent.say(f"needle {turn}")
             agent.turn()
@@ -262,11 +271,11 @@ def test_the_session_rules_over_what_shapes_the_distribution():
 def test_a_required_call_is_opened_by_us_and_not_trained(real, engine):
     words = renderer_for(engine.tokenizer)
     with gateway(real, words, GREEDY) as (url, sessions):
-        opened(url, "s")
-        agent = ChatAgent(url, "s", stream=False, tools=[TOOL])
+        door = opened(url, "s")
+        agent = ChatAgent(door, stream=False, tools=[TOOL])
         agent.say("Weather in Oslo?")
         assert len(agent.turn(tool_choice="required")) == 1
-        assert HTTP.get(f"{url}/sessions/s").json()["turns"] == 1
+        assert HTTP.get(door.url, headers=door.headers).json()["turns"] == 1
         (node,) = sessions["s"].session.tree.nodes
         opening = words.tokenizer.decode(node.added.tolist())
         assert opening.endswith("<tool_call>get_weather")
@@ -277,13 +286,13 @@ def test_a_required_call_is_opened_by_us_and_not_trained(real, engine):
 
 def test_errors_speak_the_dialect():
     with gateway(Chancy(), room=64) as (url, _):
-        opened(url, "s")
+        door = opened(url, "s")
         long, lost, hello = (
-            ChatAgent(url, "s", stream=False),
-            ChatAgent(url, "other", stream=False),
-            ChatAgent(url, "s", stream=False),
+            ChatAgent(door, stream=False),
+            ChatAgent(Door(f"{url}/sessions/other", door.key), stream=False),
+            ChatAgent(door, stream=False),
         )
-        also_long = MessagesAgent(url, "s", stream=True)
+        also_long = MessagesAgent(door, stream=True)
         for agent, said in ((long, "too long " * 50), (also_long, "too long " * 50), (lost, "Hi")):
             agent.say(said)
         hello.say("Hi")
@@ -292,15 +301,16 @@ def test_errors_speak_the_dialect():
         assert refused.value.code == "context_length_exceeded"
         with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
             also_long.turn()
-        with pytest.raises(openai.NotFoundError, match="no session 'other'"):
+        with pytest.raises(openai.AuthenticationError, match="session 'other'"):
             lost.turn()
         for more in ({"n": 2}, {"logprobs": True, "top_logprobs": 3}):
             with pytest.raises(openai.BadRequestError, match=next(reversed(more))):
                 hello.turn(**more)
-        broken = HTTP.post(f"{url}/sessions/s/v1/messages", content=b"{")
+        broken = HTTP.post(f"{door.url}/v1/messages", content=b"{", headers=door.headers)
         assert broken.json()["type"] == "error"
-        assert HTTP.post(f"{url}/sessions", json={"id": "s"}).status_code == 409
-        assert HTTP.post(f"{url}/sessions", json={"id": "a/b"}).status_code == 400
+        for id, status in (("s", 409), ("a/b", 400)):
+            refused = HTTP.post(f"{url}/sessions", json={"id": id}, headers=ADMIN)
+            assert refused.status_code == status
         assert HTTP.get(f"{url}/sessions/s/nothing").status_code == 404
 
 
@@ -310,10 +320,10 @@ def test_a_lost_engine_is_no_bug_and_no_turn():
             raise EngineLost("gone")
 
     with gateway(Lost()) as (url, sessions):
-        opened(url, "s")
+        door = opened(url, "s")
         for name in AGENTS:
             for stream in (False, True):
-                agent = AGENTS[name](url, "s", stream=stream)
+                agent = AGENTS[name](door, stream=stream)
                 agent.say("Hi")
                 with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as error:
                     agent.turn()
@@ -323,17 +333,17 @@ def test_a_lost_engine_is_no_bug_and_no_turn():
 
 def test_what_is_exported_reads_back_as_trajectories():
     with gateway(Chancy()) as (url, sessions):
-        opened(url, "s")
-        converse(ChatAgent(url, "s", stream=False), Random(1), turns=3)
+        door = opened(url, "s")
+        converse(ChatAgent(door, stream=False), Random(1), turns=3)
         outcome = encode(Verdict(reward=0.5))
         (found,) = exported(url, "s", task_id="t", group_id="g", outcome=outcome)
         trajectory = decode(Trajectory, found)
         assert trajectory.outcome == Verdict(reward=0.5)
         assert trajectory.token_ids == tuple(sessions["s"].session.tree.nodes[-1].token_ids())
-        facts = HTTP.get(f"{url}/sessions/s").json()
+        facts = HTTP.get(door.url, headers=door.headers).json()
         assert (facts["turns"], facts["branches"], facts["forks"]) == (3, 1, [])
-        assert HTTP.delete(f"{url}/sessions/s").json()["turns"] == 3
-        assert HTTP.get(f"{url}/sessions").json() == {"sessions": []}
+        assert HTTP.delete(door.url, headers=ADMIN).json()["turns"] == 3
+        assert HTTP.get(f"{url}/sessions", headers=ADMIN).json() == {"sessions": []}
 
 
 ATIF = {  # what each object may hold, as the format says
@@ -351,8 +361,8 @@ ATIF = {  # what each object may hold, as the format says
 
 def test_a_session_can_be_had_as_atif():
     with gateway(Chancy()) as (url, sessions):
-        opened(url, "s")
-        agent = ChatAgent(url, "s", stream=False, system="Be brief.")
+        door = opened(url, "s")
+        agent = ChatAgent(door, stream=False, system="Be brief.")
         converse(agent, Random(1), turns=3)
         agent.messages[2] = {"role": "assistant", "content": "rewritten"}
         agent.messages = [m for m in agent.messages if m["role"] != "tool"]

@@ -51,8 +51,8 @@ class Matching(Scripted):
 def test_a_text_that_ends_replies_by_the_sessions_rules_is_not_told(name, stream):
     ended = completion(ids_of("hm", Special.THINK_CLOSE, "so END"))
     with gateway(Matching([ended, ended])) as (url, _):
-        opened(url, "s", stop=["END"])
-        agent = AGENTS[name](url, "s", stream=stream)
+        door = opened(url, "s", stop=["END"])
+        agent = AGENTS[name](door, stream=stream)
         for said in ("Hi", "Sure?"):
             agent.say(said)
             agent.turn()
@@ -66,8 +66,8 @@ def test_a_text_that_ends_replies_by_the_sessions_rules_is_not_told(name, stream
 def test_a_client_that_is_told_thoughts_as_content_goes_on_where_it_was(stream, matcher):
     ended = completion(ids_of("hm", Special.THINK_CLOSE, "so", Special.USER))
     with gateway(Scripted([ended, ended])) as (url, _):
-        opened(url, "s", matcher=matcher)
-        agent = ChatAgent(url, "s", stream=stream)
+        door = opened(url, "s", matcher=matcher)
+        agent = ChatAgent(door, stream=stream)
         for said in ("Hi", "Sure?"):
             agent.say(said)
             agent.turn(extra_body={"separate_reasoning": False})
@@ -79,7 +79,7 @@ def test_a_client_that_is_told_thoughts_as_content_goes_on_where_it_was(stream, 
 def test_what_a_template_will_not_say_is_refused_at_every_door(path):
     picky = Template("{{ raise_exception('no system here') }}", name="picky")
     with gateway(Chancy(), FolderRenderer(tokenizer(), picky)) as (url, _):
-        opened(url, "s")
+        door = opened(url, "s")
         body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
-        refused = HTTP.post(f"{url}/sessions/s/v1/{path}", json=body)
+        refused = HTTP.post(f"{door.url}/v1/{path}", json=body, headers=door.headers)
     assert refused.status_code == 400 and "no system here" in refused.text

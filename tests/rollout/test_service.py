@@ -25,6 +25,7 @@ from paddock.rollout.service import Registry, RemoteAttempt, build_service
 from paddock.rollout.settings import Pace, TaskSettings
 from tests.patience import PATIENCE_S, until_async
 from tests.rollout.engines import renderer, tokenizer
+from tests.rollout.task_service import KEY
 from tests.rollout.virtual import Engine, Learner
 
 
@@ -69,10 +70,10 @@ async def conductor():
     engine, registry = Brief(), Registry()
     sessions = Sessions(engine, renderer())
     app = build_gateway(sessions)
-    registry.open_doors(app)
+    registry.open_doors(app, key=KEY)
     async with pool() as http, served(app) as url:
         attempt = RemoteAttempt(
-            registry=registry, sessions=sessions, rules=Rules(), gateway=url, http=http
+            registry=registry, sessions=sessions, rules=Rules(), gateway=url, http=http, key=KEY
         )
         yield engine, registry, attempt, url
 
@@ -148,7 +149,7 @@ def given():
     return Assignment.of("echo", 3, 1, seed=9)
 
 
-def attempted(service, *, key=None):
+def attempted(service, *, key=KEY):
     """One attempt by a service in this process, and how many sessions are left over."""
 
     async def main():
@@ -162,38 +163,38 @@ def attempted(service, *, key=None):
 
 
 def test_what_a_service_says_is_the_outcome():
-    async def rollout(given, base_url):
-        assert base_url.endswith("/sessions/echo-3-1")
+    async def rollout(given, session):
+        assert session.base_url.endswith("/sessions/echo-3-1")
         return Verdict(reward=given.number / 4, note=str(given.seed))
 
-    branch, left = attempted(build_service({"echo": rollout}))
+    branch, left = attempted(build_service({"echo": rollout}, key=KEY))
     assert branch.outcome == Verdict(reward=0.75, note=str(given().seed))
     assert (branch.task_id, branch.group_id, branch.session_id) == ("echo/3", "echo-3", "echo-3-1")
     assert left == 0
 
 
 def test_a_service_with_a_bug_is_a_failure_and_never_a_reward():
-    async def rollout(given, base_url):
+    async def rollout(given, session):
         raise KeyError("tests")
 
-    branch, left = attempted(build_service({"echo": rollout}))
+    branch, left = attempted(build_service({"echo": rollout}, key=KEY))
     assert branch.outcome.kind == "infrastructure" and "KeyError" in branch.outcome.what
     assert left == 0
 
 
 def test_a_service_that_has_no_such_task_is_named():
-    branch, _ = attempted(build_service({}))
+    branch, _ = attempted(build_service({}, key=KEY))
     assert branch.outcome.kind == "world"
     assert "no task is called 'echo'" in branch.outcome.what
 
 
 def test_a_key_keeps_strangers_out():
-    async def rollout(given, base_url):
+    async def rollout(given, session):
         return Verdict(reward=1.0)
 
-    service = build_service({"echo": rollout}, key="secret")
-    assert "the key is missing or wrong" in attempted(service)[0].outcome.what
-    assert attempted(service, key="secret")[0].outcome == Verdict(reward=1.0)
+    service = build_service({"echo": rollout}, key=KEY)
+    assert "the key is missing or wrong" in attempted(service, key="guess")[0].outcome.what
+    assert attempted(service)[0].outcome == Verdict(reward=1.0)
 
 
 def test_without_a_service_the_attempt_fails_at_once():
@@ -211,14 +212,14 @@ def test_an_attempt_that_is_given_up_is_given_up_by_the_service_too():
     async def main():
         begun, left = asyncio.Event(), asyncio.Event()
 
-        async def rollout(given, base_url):
+        async def rollout(given, session):
             begun.set()
             try:
                 await asyncio.sleep(1e6)
             finally:
                 left.set()
 
-        service = build_service({"echo": rollout})
+        service = build_service({"echo": rollout}, key=KEY)
         async with conductor() as (_, registry, attempt, _), served(service) as url:
             registry.register("echo", url)
             doing = asyncio.ensure_future(attempt(given()))
@@ -233,6 +234,7 @@ def test_an_attempt_that_is_given_up_is_given_up_by_the_service_too():
 def test_services_register_over_http():
     async def main():
         async with conductor() as (_, _, _, url), httpx.AsyncClient() as http:
+            http.headers["Authorization"] = f"Bearer {KEY}"
             bad = await http.post(f"{url}/tasks", json={"name": "echo", "url": "echo"})
             good = await http.post(f"{url}/tasks", json={"name": "echo", "url": "http://e:1/"})
             every = await http.get(f"{url}/tasks")

@@ -10,7 +10,8 @@ from paddock.envs.ask import AskSettings, AskWorld, Check, FileSettings
 from paddock.envs.code import generate
 from paddock.envs.code.files import problem
 from paddock.envs.code.grade import by_tests
-from paddock.envs.problems import Generated, Problem
+from paddock.envs.problems import Generated, Problem, Problems
+from paddock.envs.rows import Row
 from paddock.envs.sandbox import SandboxSettings
 
 
@@ -38,6 +39,11 @@ class CodeSettings(AskSettings):
 class CodeFileSettings(FileSettings):
     """Files in the layout of HumanEval or MBPP."""
 
+    row_format = (
+        '{"prompt", "entry_point", "test", "canonical_solution"} as in HumanEval, or {"text" or '
+        '"prompt", "code", "test_list"} as in MBPP'
+    )
+
     form: FormName = "code"
     correct: float = 1.0
     partly: bool = False
@@ -45,8 +51,11 @@ class CodeFileSettings(FileSettings):
     sandbox: SandboxSettings = SandboxSettings()
     warm: Annotated[int, Field(ge=0)] = 2
 
-    def world(self) -> AskWorld:
+    def problem(self, row: Row) -> Problem:
+        return problem(row)
+
+    def over(self, problems: Problems) -> AskWorld:
         check = by_tests(
             self.sandbox, seconds=self.test_seconds, partly=self.partly, warm=self.warm
         )
-        return self.asking("code-file", self.listed(problem), check)
+        return self.asking("code-file", problems, check)

@@ -10,7 +10,8 @@ from paddock.envs.ask import AskSettings, AskWorld, Check, FileSettings, by_plai
 from paddock.envs.math import generate
 from paddock.envs.math.equal import by_algebra
 from paddock.envs.math.files import problem
-from paddock.envs.problems import Generated, Problem
+from paddock.envs.problems import Generated, Problem, Problems
+from paddock.envs.rows import Row
 
 Checker = Literal["plain", "algebra"]
 
@@ -31,14 +32,22 @@ class MathSettings(AskSettings):
 class MathFileSettings(FileSettings):
     """Files in the layout of GSM8K or MATH."""
 
+    row_format = (
+        '{"question", "answer": "... #### 72"} as in GSM8K, or {"problem", and "solution" with a '
+        '\\boxed answer or "answer"} as in MATH'
+    )
+
     form: FormName = "boxed"
     correct: float = 1.0
     checker: Checker = "algebra"  # plain: numbers and letters only, and needs no extra
     workers: Annotated[int, Field(ge=1)] = 1  # processes that do algebra
     checker_seconds: Annotated[float, Field(gt=0)] = 10.0
 
-    def world(self) -> AskWorld:
-        return self.asking("math-file", self.listed(problem), self._check())
+    def problem(self, row: Row) -> Problem | None:
+        return problem(row)
+
+    def over(self, problems: Problems) -> AskWorld:
+        return self.asking("math-file", problems, self._check())
 
     def _check(self) -> Check:
         if self.checker == "plain":

@@ -11,6 +11,11 @@ from paddock.envs.rows import RowError, rows
 from paddock.envs.world import Stopped
 from paddock.records import Message
 
+ANCHORS = (
+    'JSONL, an answer of known worth a line: {"question", "answer", "score": 0 to 1} and, if there '
+    'is one, "reference"'
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from paddock.config import Settings
+from paddock.config import DataFile, Settings
 from paddock.envs.rewards import rules
-from paddock.envs.rewards.calibrate import Calibrated, read_anchors
+from paddock.envs.rewards.calibrate import ANCHORS, Calibrated, read_anchors
 from paddock.envs.rewards.judge import Judge
 from paddock.envs.rewards.outcome import OutcomeModel
 from paddock.envs.rewards.post import Endpoint
@@ -22,6 +22,10 @@ class _Part(Settings):
 
     def scorer(self) -> Scorer:
         raise NotImplementedError
+
+    def data_files(self) -> tuple[DataFile, ...]:
+        """The files that it reads."""
+        return ()
 
     def part(self) -> Part:
         name = self.name or str(getattr(self, "kind"))  # noqa: B009
@@ -124,6 +128,11 @@ class _Remote(_Part):
 
     def remote(self, endpoint: Endpoint) -> Scorer:
         raise NotImplementedError
+
+    def data_files(self) -> tuple[DataFile, ...]:
+        key = DataFile(path=self.key_file, contains=f"the API key of {self.url}, as text")
+        anchors = DataFile(path=self.anchors, contains=ANCHORS)
+        return tuple(file for file in (key, anchors) if file.path)
 
     def endpoint(self) -> Endpoint:
         return Endpoint(

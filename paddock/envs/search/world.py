@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from paddock.config import DataFile
 from paddock.envs.answers import FormName
-from paddock.envs.ask import AskSettings, AskWorld, FileSettings, by_plain_text, question_of
-from paddock.envs.problems import Listed, Problem, split_of
+from paddock.envs.ask import AskSettings, AskWorld, FileSettings, by_plain_text
+from paddock.envs.problems import Listed, Problem, Problems, split_of
 from paddock.envs.registry import WorldError
 from paddock.envs.rows import rows
 from paddock.envs.search.follow import Follower
@@ -86,14 +87,35 @@ class SearchFileSettings(FileSettings):
     pages: str = ""  # JSONL or JSON, .gz or not: {"id", "title", "text"}
     index: str = ""
 
-    def world(self) -> AskWorld:
+    def check(self) -> None:
         if not (self.pages or self.index):
             raise WorldError("name a file of pages with 'pages', or a folder with 'index'")
+        super().check()
+
+    def over(self, problems: Problems) -> AskWorld:
+        return self._over(problems, self._indexed())
+
+    def open_without_data(self) -> AskWorld:
+        self.check()
+        return self.uncalibrated()._over(Listed([], []), Index())
+
+    def data_files(self) -> tuple[DataFile, ...]:
+        pages = 'JSONL or a JSON list, .gz or not, a page a row: {"id", "title", "text"}'
+        made = "an index, made by opening this environment with 'pages'"
+        # With pages an index is made if there is none.
+        path, contains = (self.pages, pages) if self.pages else (self.index, made)
+        own = (DataFile(path=path, contains=contains),) if path else ()
+        return (*own, *super().data_files())
+
+    def _over(self, problems: Problems, index: Index) -> AskWorld:
+        tools = search_tools(index)
+        return self.asking("search-file", problems, by_plain_text, tools=tools)
+
+    def _indexed(self) -> Index:
         index = Index(self.index or None)
         found = [
             Page(id=row.text("id"), title=row.text("title"), text=row.text("text"))
             for row in (rows(self.pages) if self.pages else ())
         ]
         index.add(page for page in found if index.page(page.id) is None)
-        tools = search_tools(index)
-        return self.asking("search-file", self.listed(question_of), by_plain_text, tools=tools)
+        return index

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from paddock.config import DataFile
 from paddock.envs.harbor import HarborSettings, HarborTask, Trial, read_task, task_folders
 from paddock.envs.harbor.folder import Step
 from paddock.envs.harbor.reward import scalar
@@ -38,6 +39,13 @@ class FolderSettings(WorldSettings):
 
     def world(self) -> "FolderWorld":
         return FolderWorld(self)
+
+    def data_files(self) -> tuple[DataFile, ...]:
+        contains = (
+            "a task folder or a folder of them: instruction.md, task.toml, environment/Dockerfile, "
+            "tests/test.sh as in Harbor, or task.yaml as in terminal-bench 1"
+        )
+        return (DataFile(path=self.folder, contains=contains),)
 
 
 class FolderWorld:

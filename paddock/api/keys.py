@@ -1,0 +1,24 @@
+"""API keys: how clients send them, and how they are compared."""
+
+from collections.abc import Mapping
+from hmac import compare_digest
+
+
+def sent_key(headers: Mapping[str, str]) -> str | None:
+    """The key of a request: as OpenAI's clients send it, or else as Anthropic's do.
+
+    >>> sent_key({"authorization": "Bearer a"}), sent_key({"x-api-key": "b"}), sent_key({})
+    ('a', 'b', None)
+    """
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
+
+
+def has_key(headers: Mapping[str, str], key: str | None) -> bool:
+    """Whether a request was sent with this key, compared in constant time. None matches nothing.
+
+    >>> has_key({"x-api-key": "b"}, "b"), has_key({}, "b"), has_key({"x-api-key": "b"}, None)
+    (True, False, False)
+    """
+    sent = sent_key(headers)
+    return sent is not None and key is not None and compare_digest(sent.encode(), key.encode())

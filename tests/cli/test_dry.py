@@ -1,0 +1,151 @@
+"""A dry run opens what a plan would open, and names the data that is not there."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paddock.cli.__main__ import app
+from paddock.config import load_recipe, resolve
+from paddock.envs import world_settings
+from paddock.rl.settings import RLSettings
+from paddock.rl.stages import staged
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+STAGE = 'stage = "general"\nsteps = 1\n[start]\nfolder = "model"\n'
+
+
+def said(*words):
+    found = CliRunner().invoke(app, [str(word) for word in words])
+    return found.exit_code, found.output
+
+
+def stage(name):
+    return resolve(RLSettings, staged(load_recipe(RECIPES / "glm5" / f"{name}.toml", [])))
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """Writes a plan of one stage with these tasks; `paddock run` is called beside it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(tasks, verb="rl", recipe=STAGE):
+        (tmp_path / "stage.toml").write_text(recipe + tasks)
+        lines = ["[[stages]]", 'name = "only"', f'verb = "{verb}"', 'recipe = "stage.toml"']
+        (tmp_path / "plan.toml").write_text("\n".join(lines))
+        return tmp_path
+
+    return write
+
+
+# --- the paper's recipe ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["reasoning", "agentic", "general", "distill"])
+def test_every_environment_of_glm5_can_be_opened_but_for_its_data(name):
+    for task in stage(name).tasks.values():
+        chosen = world_settings(task.world, task.settings)
+        assert chosen.data_files()
+        assert chosen.open_without_data().name == task.world
+
+
+def test_glm5_reasons_with_python_and_is_judged_in_science():
+    tasks = stage("reasoning").tasks
+    assert set(tasks) == {"math", "science", "code", "tools"}
+    assert len({task.ratio for task in tasks.values()}) == 1  # balanced
+    assert tasks["tools"].world == "math-file"
+    opened = world_settings("math-file", tasks["tools"].settings).open_without_data()
+    assert opened.lend is not None  # the Python tool
+    (judge,) = tasks["science"].settings["also"]
+    assert (judge["kind"], judge["lowest"], judge["highest"]) == ("judge", 0, 1)  # binary
+
+
+def test_glm5_general_rewards_are_rules_a_reward_model_and_judges():
+    (task,) = stage("general").tasks.values()
+    parts = task.settings["also"]
+    assert {part["kind"] for part in parts} == {"length", "model", "judge"}
+    assert sum(part["weight"] for part in parts) == pytest.approx(1.0)
+
+
+def test_glm5_distils_from_sft_reasoning_and_general():
+    found = stage("distill")
+    assert set(found.teachers) == {"sft", "reasoning", "general"}  # figure 5 of the paper
+    assert {task.teacher for task in found.tasks.values()} == set(found.teachers)
+    taught = {name for name, task in found.tasks.items() if task.teacher == "reasoning"}
+    assert taught == set(stage("reasoning").tasks)
+
+
+def test_a_dry_run_of_glm5_names_all_data_and_what_it_must_contain(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = said("run", RECIPES / "glm5", "--dry-run")
+    assert code == 0, text
+    _, _, missing = text.partition("missing:")
+    lines = dict(line.strip().split(": ", 1) for line in missing.splitlines() if ": " in line)
+    assert "tokenizer.json" in lines["data/glm5-tokenizer"]
+    assert "'text'" in lines["data/web"] and "pretrain" in lines["data/web"]
+    assert "messages" in lines["data/sft/agent"]
+    assert "test_list" in lines["data/rl/code.jsonl"]
+    assert '"title"' in lines["data/rl/pages.jsonl"]
+    assert "instruction.md" in lines["data/rl/terminal"] and "agentic" in lines["data/rl/terminal"]
+    assert "general" in lines["data/rl/chat.jsonl"] and "distill" in lines["data/rl/chat.jsonl"]
+    assert '"score"' in lines["data/rl/chat_anchors.jsonl"]
+    assert not any(name.startswith("runs/") for name in lines)  # stages make these
+
+
+# --- plans of one's own ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["run", "rl"])
+def test_an_environment_without_a_reward_is_refused_by_a_dry_run(plan, verb):
+    folder = plan('[tasks.chat]\nworld = "ask"\nsettings = { train = "chat.jsonl" }\n')
+    what = folder if verb == "run" else folder / "stage.toml"
+    code, text = said(verb, what, "--dry-run")
+    assert code == 1
+    assert "task 'chat'" in text and "what an answer is worth" in text
+    assert verb == "rl" or "stage 'only'" in text
+
+
+def test_missing_files_of_rewards_and_models_are_named(plan):
+    judge = 'kind = "judge", url = "http://judge/v1", model = "m", rubric = "r"'
+    files = 'anchors = "anchors.jsonl", key_file = "judge.key"'
+    settings = f'train = "chat.jsonl", also = [{{ {judge}, {files} }}]'
+    folder = plan(f'[tasks.chat]\nworld = "ask"\nsettings = {{ {settings} }}\n')
+    code, text = said("run", folder, "--dry-run")
+    assert code == 0, text
+    for path in ("chat.jsonl", "anchors.jsonl", "judge.key", "model"):
+        assert f" {path}: " in text
+    code, text = said("rl", folder / "stage.toml", "--dry-run")
+    assert code == 0 and " anchors.jsonl: " in text
+    (folder / "anchors.jsonl").write_text('{"question": "q", "answer": "a", "score": 7}\n')
+    (folder / "chat.jsonl").write_text('{"question": "q"}\n')
+    (folder / "judge.key").write_text("k")
+    code, text = said("run", folder, "--dry-run")
+    assert code == 1 and "'score' is 7, not a number from 0 to 1" in text
+
+
+def test_data_that_is_there_is_read(plan):
+    tasks = '[tasks.sums]\nworld = "math-file"\nsettings = { train = "sums.jsonl" }\n'
+    folder = plan(tasks)
+    (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?"}) + "\n")
+    code, text = said("run", folder, "--dry-run")
+    assert code == 1 and "task 'sums'" in text and "sums.jsonl:1: 'answer' is missing" in text
+    (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+    code, text = said("run", folder, "--dry-run")
+    assert code == 0 and " sums.jsonl: " not in text
+
+
+def test_an_environment_with_nothing_to_train_on_is_refused(plan):
+    tasks = '[tasks.sums]\nworld = "math-file"\nsettings = { test = "sums.jsonl" }\n'
+    folder = plan(tasks)
+    (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+    code, text = said("run", folder, "--dry-run")
+    assert code == 1 and "task 'sums'" in text and "no train problems" in text
+
+
+def test_pages_are_not_indexed_by_a_dry_run_that_lacks_them(plan):
+    settings = 'train = "q.jsonl", pages = "pages.jsonl", index = "index"'
+    folder = plan(f'[tasks.search]\nworld = "search-file"\nsettings = {{ {settings} }}\n')
+    code, text = said("run", folder, "--dry-run")
+    assert code == 0 and " pages.jsonl: " in text
+    assert not (folder / "index").exists()

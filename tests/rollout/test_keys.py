@@ -1,0 +1,223 @@
+"""A session is reached with its own key only; what an agent does ends at most its own rollout."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from paddock.journal import Ledger
+from paddock.records import Failure, Verdict
+from paddock.rl.collect import Collector
+from paddock.rollout.gateway import build_gateway
+from paddock.rollout.live import GatewaySettings, Sessions
+from paddock.rollout.orchestrator import Orchestrator, Work
+from paddock.rollout.service import build_service
+from paddock.rollout.settings import Pace, TaskSettings
+from tests.rollout.agents import HTTP
+from tests.rollout.engines import Chancy, renderer
+from tests.rollout.task_service import KEY
+from tests.rollout.task_service import rollout as honest
+from tests.rollout.test_gateway import ADMIN, gateway, opened
+from tests.rollout.test_service import attempted, conductor, given, served
+from tests.rollout.virtual import Engine, Learner
+from tests.serve.live import listening
+
+HELLO = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": HELLO, "max_tokens": 4}
+AGENT = {  # what an agent may do in its own session
+    ("GET", ""): None,
+    ("GET", "/v1/models"): None,
+    ("POST", "/v1/chat/completions"): CHAT,
+    ("POST", "/v1/responses"): {"input": "Hi"},
+    ("POST", "/v1/messages"): CHAT,
+    ("POST", "/v1/messages/count_tokens"): CHAT,
+}
+TRAINER = {("POST", "/export"): {}, ("DELETE", ""): None}  # and what the trainer's side may
+
+
+def status(method, url, body, headers):
+    return HTTP.request(method, url, json=body, headers=headers).status_code
+
+
+def test_a_session_is_reached_with_its_own_key_only():
+    with gateway(Chancy()) as (url, sessions):
+        own, other = opened(url, "own"), opened(url, "other")
+        strangers = [{}, {"Authorization": "Bearer"}, {"x-api-key": "guess"}, other.headers]
+        for (method, path), body in (AGENT | TRAINER).items():
+            for headers in strangers:
+                assert status(method, own.url + path, body, headers) == 401, path
+                assert status(method, f"{url}/sessions/absent{path}", body, headers) == 401, path
+        assert sessions["own"].session.tree.nodes == []
+        for (method, path), body in AGENT.items():
+            for headers in (own.headers, {"x-api-key": own.key}):
+                assert status(method, own.url + path, body, headers) == 200, path
+        for (method, path), body in TRAINER.items():
+            assert status(method, own.url + path, body, own.headers) == 401, path
+            assert status(method, own.url + path, body, ADMIN) == 200, path
+        assert status("POST", f"{other.url}/v1/messages", CHAT, ADMIN) == 401  # its agent's alone
+        assert status("GET", other.url, None, ADMIN) == 200
+
+
+def test_sessions_are_opened_and_listed_with_the_admin_key_only():
+    with gateway(Chancy()) as (url, sessions):
+        own = opened(url, "own")
+        for headers in ({}, own.headers, {"x-api-key": "guess"}):
+            assert status("GET", f"{url}/sessions", None, headers) == 401
+            assert status("POST", f"{url}/sessions", {"id": "next"}, headers) == 401
+        assert [live.session.id for live in sessions] == ["own"]
+        listed = HTTP.get(f"{url}/sessions", headers=ADMIN)
+        assert [each["id"] for each in listed.json()["sessions"]] == ["own"]
+        assert own.key not in listed.text
+        assert HTTP.get(f"{url}/health").json() == {"status": "ok"}
+
+
+def test_a_key_is_worth_nothing_once_its_session_is_closed():
+    with gateway(Chancy()) as (url, _):
+        first = opened(url, "s")
+        HTTP.delete(first.url, headers=ADMIN).raise_for_status()
+        second = opened(url, "s")
+        assert status("GET", second.url, None, first.headers) == 401
+        assert status("GET", second.url, None, second.headers) == 200
+
+
+def test_a_gateway_without_an_admin_key_keeps_sessions_to_its_process():
+    sessions = Sessions(Chancy(), renderer())
+    live = sessions.open("s")
+    with listening(build_gateway(sessions)) as url:
+        for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/s"), ("POST", "/s/export")):
+            assert status(method, f"{url}/sessions{path}", {}, {"x-api-key": "None"}) == 403
+        own = {"Authorization": f"Bearer {live.api_key}"}
+        assert status("GET", f"{url}/sessions/s/v1/models", None, own) == 200
+    with pytest.raises(ValueError, match="admin_key must not be empty"):
+        build_gateway(sessions, admin_key="")
+
+
+def test_a_body_is_not_read_from_a_client_without_the_key():
+    with gateway(Chancy(), body_bytes=64) as (url, _):
+        opened(url, "s")
+        reply = HTTP.post(f"{url}/sessions/s/v1/chat/completions", content=b"{" * 100)
+        assert reply.status_code == 401 and "API key is missing or wrong" in reply.text
+
+
+class Holding(Chancy):
+    """Answers nobody until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.go = 0, asyncio.Event()
+
+    async def respond(self, ask):
+        self.asked += 1
+        await self.go.wait()
+        return await super().respond(ask)
+
+
+def test_one_session_has_a_bounded_number_of_turns_at_once():
+    async def main():
+        engine = Holding()
+        sessions = Sessions(engine, renderer(), GatewaySettings(turns_at_once=2))
+        lives = [sessions.open("crowd"), sessions.open("other")]
+        async with served(build_gateway(sessions)) as url, httpx.AsyncClient(timeout=60) as http:
+
+            async def turn(live):
+                headers = {"Authorization": f"Bearer {live.api_key}"}
+                where = f"{url}/sessions/{live.session.id}/v1/chat/completions"
+                return (await http.post(where, json=CHAT, headers=headers)).status_code
+
+            held = [asyncio.ensure_future(turn(lives[i])) for i in (0, 0, 1)]
+            async with asyncio.timeout(60):
+                while engine.asked < 3:
+                    await asyncio.sleep(0.01)
+            crowded = await turn(lives[0])
+            engine.go.set()
+            return crowded, await asyncio.gather(*held), await turn(lives[0])
+
+    assert asyncio.run(main()) == (429, [200, 200, 200], 200)
+
+
+# --- in a run -------------------------------------------------------------------------------------
+
+
+async def meddle(http, url, given, session):
+    """All that an agent can try on others with its own key and with none."""
+    ids = [
+        f"{task}-{given.number + n}-{m}" for task in ("a", "b") for n in range(3) for m in (0, 1)
+    ]
+    others = [id for id in ids if id != given.session_id]
+    for headers in ({"Authorization": f"Bearer {session.api_key}"}, {}):
+        tries = [("GET", "/sessions", None), ("POST", "/tasks", {"name": "a", "url": url})]
+        tries += [("POST", "/sessions", {"id": id}) for id in others]
+        tries += [("POST", f"/sessions/{id}/v1/chat/completions", CHAT) for id in others]
+        tries += [("DELETE", f"/sessions/{id}", None) for id in ids]  # its own, too
+        for method, path, body in tries:
+            reply = await http.request(method, url + path, json=body, headers=headers)
+            yield reply.status_code
+
+
+def test_an_agent_that_meddles_with_other_sessions_changes_nothing():
+    statuses = set()
+
+    async def main():
+        async with conductor() as (_, registry, attempt, url):
+
+            async def hostile(given, session):
+                async with httpx.AsyncClient(timeout=60) as http:
+                    statuses.update([s async for s in meddle(http, url, given, session)])
+                return await honest(given, session)
+
+            service = build_service({"a": hostile, "b": honest}, key=KEY)
+            async with served(service) as where:
+                registry.register("a", where)
+                registry.register("b", where)
+                registry.patience_s = 1e6
+                works = {task: Work(attempt, TaskSettings(group_size=2)) for task in ("a", "b")}
+                pace = Pace(batch_groups=2, pipeline_depth=1, max_staleness=2)
+                ledger = Ledger(":memory:")
+                async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
+                    learner = Learner(collect, Engine(), step_s=lambda: 0.0)
+                    await asyncio.wait_for(learner.run(2), 120)
+                return learner, ledger
+
+    learner, ledger = asyncio.run(main())
+    assert statuses == {401, 403}
+    assert list(ledger.failures()) == []
+    branches = [
+        branch for b in learner.batches for g in b.groups for each in g.attempts for branch in each
+    ]
+    assert len(branches) == 8
+    for branch in branches:
+        assert isinstance(branch.outcome, Verdict) and len(branch.turns) == 2
+
+
+def test_a_session_that_cannot_be_opened_or_is_closed_by_others_is_a_failure():
+    async def main(close):
+        async with conductor() as (_, registry, attempt, _):
+
+            async def rollout(given, session):
+                attempt.sessions.close(attempt.sessions[given.session_id])
+                return Verdict(reward=1.0)
+
+            async with served(build_service({"echo": rollout}, key=KEY)) as url:
+                registry.register("echo", url)
+                if not close:
+                    attempt.sessions.open(given().session_id)
+                (branch,) = await attempt(given())
+                return branch
+
+    taken, closed = asyncio.run(main(close=False)), asyncio.run(main(close=True))
+    for branch, what in ((taken, "is open already"), (closed, "closed before the rollout ended")):
+        assert isinstance(branch.outcome, Failure) and branch.outcome.kind == "infrastructure"
+        assert what in branch.outcome.what
+        assert branch.session_id == given().session_id
+
+
+def test_a_services_agent_is_told_the_key_of_its_own_session():
+    async def rollout(given, session):
+        assert session.api_key not in repr(session)
+        headers = {"Authorization": f"Bearer {session.api_key}"}
+        async with httpx.AsyncClient(timeout=60) as http:
+            found = (await http.get(session.base_url, headers=headers)).json()
+        return Verdict(reward=1.0, note=found["id"])
+
+    branch, _ = attempted(build_service({"echo": rollout}, key=KEY))
+    assert branch.outcome == Verdict(reward=1.0, note=given().session_id)
