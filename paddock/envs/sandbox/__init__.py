@@ -10,12 +10,14 @@ engine.py         a container engine's command line
 files.py          files into a sandbox and out of it
 kernel.py         system calls that Python does not offer
 launch.py         a program: what is done before bubblewrap takes over
+layers.py         layers of isolation, and what is lost without one
 pool.py           sandboxes started before they are needed
 processes.py      a program's part: how processes inside begin and end
 python.py         a Python interpreter that stays
 python_inside.py  a program: that interpreter, inside
 runner.py         a program: the first process inside
 running.py        what sandboxes with a runner have in common
+seccomp.py        what the kernel refuses to the code inside
 shell.py          a shell that stays
 system.py         which parts of this machine are seen inside
 unisolated.py     none at all, for who insists
@@ -24,6 +26,7 @@ unisolated.py     none at all, for who insists
 from paddock.envs.sandbox.box import (
     ExecResult,
     Limits,
+    Permission,
     Process,
     Sandbox,
     SandboxError,
@@ -38,6 +41,7 @@ from paddock.envs.sandbox.shell import ShellReply, ShellSession
 __all__ = [
     "ExecResult",
     "Limits",
+    "Permission",
     "Pool",
     "Process",
     "PythonReply",

@@ -15,6 +15,10 @@ from paddock.config import Settings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Backend = Literal["auto", "bwrap", "container", "unisolated"]
+Permission = Literal[
+    "ptrace", "namespaces", "io_uring", "keys", "bpf", "perf", "userfaultfd",
+    "vsock", "alg", "packet", "netlink", "everything",
+]  # fmt: skip
 Command = str | Sequence[str]  # text for a shell, or a program with its arguments
 
 
@@ -44,6 +48,9 @@ class SandboxSettings(Settings):
     backend: Backend = "auto"  # bwrap where it works, else container
     limits: Limits = Limits()
     network: bool = False
+    # Of what the system-call filter denies (see seccomp.py): debuggers need "ptrace", browsers and
+    # sandboxes of their own "namespaces". "everything": no filter.
+    allow: tuple[Permission, ...] = ()
     timeout_s: float = Field(default=60.0, gt=0)  # of a command that names none
     start_s: float = Field(default=60.0, gt=0)  # until it must be ready
     writable_system: bool = False  # a copy-on-write root, so that packages can be installed

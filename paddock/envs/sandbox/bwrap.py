@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddock.envs.sandbox import system
+from paddock.envs.sandbox import seccomp, system
 from paddock.envs.sandbox.box import SandboxError, SandboxSettings, Snapshot
 from paddock.envs.sandbox.cgroups import Group, make_group
 from paddock.envs.sandbox.channel import GRACE_S, Channel
@@ -195,6 +195,8 @@ def runner_settings(
         "rlimits": rlimits(settings.limits, grouped=grouped),
         "room": half,
         "tail": half,
+        "filter": seccomp.program(settings.allow),
+        "namespaces": "namespaces" in settings.allow,
         "low_ports": "/proc/sys/net/ipv4/ip_unprivileged_port_start",
     }
 
@@ -311,6 +313,8 @@ def problem(*, writable_system: bool = False) -> str | None:
     """Why this machine cannot do it; None if it can, which is tried."""
     if shutil.which("bwrap") is None:
         return f"bubblewrap is not installed: {INSTALL}"
+    if (lacking := seccomp.problem()) is not None:
+        return f"no system-call filter: {lacking}"
     if writable_system and os.geteuid() != 0:
         return "only root can make a copy-on-write system"
     with open(os.devnull, "wb") as info:

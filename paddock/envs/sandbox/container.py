@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from paddock.envs.sandbox import files, system
+from paddock.envs.sandbox import files, seccomp, system
 from paddock.envs.sandbox.box import (
     MIB,
     Command,
@@ -55,6 +55,7 @@ MEMORY_KILLS = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oo
 # Where memory runs out, commands die before the first process, which keeps the container alive.
 DIE_FIRST = 'echo 1000 >/proc/self/oom_score_adj; exec "$@"'
 OWN_FOLDERS = ("/tmp", "/run", "/root", "/home", "/var/tmp", "/var/log", "/opt", "/srv")
+NEEDLESS = ("AUDIT_WRITE", "MKNOD", "NET_RAW")  # capabilities that an engine may give
 NOT_STARTED = (125, 126, 255)  # engines' words for a command that could not be started
 DISK_LOOK_S = 1.0
 ARCHIVE = "paddock-archive-"
@@ -170,6 +171,8 @@ class Container(files.Workspace):
             *("run", "--rm", "-i", "--name", self.name, *self.engine.flags, *ulimits),
             *("--memory", str(memory), "--memory-swap", str(memory), "--cpus", str(limits.cpus)),
             *("--pids-limit", str(limits.processes), "--security-opt", "no-new-privileges"),
+            *("--security-opt", f"seccomp={seccomp.profile_file(settings.allow, system.cache())}"),
+            *(f"--cap-drop={name}" for name in NEEDLESS),
             *("--hostname", "sandbox", "--shm-size", str(limits.disk_bytes)),
             *(() if settings.network else ("--network", "none")),
             *(mounts() if own else ()),

@@ -43,6 +43,7 @@ class Unisolated(Running):
         settings: dict[str, Any] = {
             "namespace": False,
             "cgroups": [],
+            "filter": b"",
             "rlimits": rlimits(self.settings.limits, grouped=False),
             "room": half,
             "tail": half,
