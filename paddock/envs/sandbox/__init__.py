@@ -3,11 +3,13 @@
 box.py            what a sandbox is, and what it may use up
 bwrap.py          by bubblewrap
 cgroups.py        limits of whole sandboxes
+changes.py        what a container has changed
 channel.py        our end of the line to a runner
 choose.py         which sandbox this machine can give
 container.py      by a container engine
 engine.py         a container engine's command line
 files.py          files into a sandbox and out of it
+keep.py           which changes a snapshot holds
 kernel.py         system calls that Python does not offer
 launch.py         a program: what is done before bubblewrap takes over
 layers.py         layers of isolation, and what is lost without one
@@ -34,12 +36,14 @@ from paddock.envs.sandbox.box import (
     Snapshot,
 )
 from paddock.envs.sandbox.choose import chosen, forget, open_sandbox
+from paddock.envs.sandbox.keep import Keep
 from paddock.envs.sandbox.pool import Pool
 from paddock.envs.sandbox.python import PythonReply, PythonSession
 from paddock.envs.sandbox.shell import ShellReply, ShellSession
 
 __all__ = [
     "ExecResult",
+    "Keep",
     "Limits",
     "Permission",
     "Pool",

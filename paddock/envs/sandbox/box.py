@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from paddock.config import Settings
+from paddock.envs.sandbox.keep import WHOLE, Keep
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Backend = Literal["auto", "bwrap", "container", "unisolated"]
@@ -158,8 +159,8 @@ class Sandbox(Protocol):
     async def kill(self) -> None:
         """End every process inside; files stay."""
 
-    async def snapshot(self) -> Snapshot:
-        """What is written now, to start others from."""
+    async def snapshot(self, keep: Keep = WHOLE) -> Snapshot:
+        """What is written now, or part of it, to start others from."""
 
     async def close(self) -> None:
         """Kill everything and let everything go."""

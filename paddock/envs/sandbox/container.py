@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from paddock.envs.sandbox import files, seccomp, system
+from paddock.envs.sandbox import changes, files, seccomp, system
 from paddock.envs.sandbox.box import (
     MIB,
     Command,
@@ -34,6 +34,7 @@ from paddock.envs.sandbox.engine import (
     own_system,
 )
 from paddock.envs.sandbox.files import Captured
+from paddock.envs.sandbox.keep import WHOLE, Keep
 from paddock.envs.sandbox.running import ENV, OUR_OWN_S, argv, rlimits
 
 # It buries orphans while it waits, begins anew if somebody kills its child, and ends with the pipe.
@@ -155,7 +156,7 @@ class Container(files.Workspace):
             self.shell = "/bin/sh" if found.code else "bash"
         await self.capture(["mkdir", "-p", self.workspace, *self.settings.writable], most=MIB)
         if self.base is not None and _is_archive(self.base):
-            await self._unpack(Path(self.base.place).read_bytes())
+            await self._unpack(Path(self.base.place))
         if self.settings.writable_system:
             self._watch = asyncio.create_task(self._watch_disk())
 
@@ -312,7 +313,13 @@ class Container(files.Workspace):
                 return
         raise SandboxError("what runs in the container cannot be killed")
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, keep: Keep = WHOLE) -> Snapshot:
+        if self.settings.writable_system and keep != WHOLE:
+            with tempfile.NamedTemporaryFile(prefix=ARCHIVE, delete=False) as file:
+                mounted = (*system.python()[1], *self.settings.readable)
+                told = (self.engine, self.name, keep, mounted, Path(file.name))
+                await asyncio.to_thread(changes.save, *told)
+            return Snapshot(backend="container", place=file.name)
         if self.settings.writable_system:
             name = f"paddock-snapshot-{self.name}:{next(_count)}"
             await asyncio.to_thread(self.engine.run, "commit", "-q", self.name, name)
@@ -326,8 +333,16 @@ class Container(files.Workspace):
             file.write(done.stdout)
         return Snapshot(backend="container", place=file.name)
 
-    async def _unpack(self, archive: bytes) -> None:
-        done = await self.capture(["tar", "-xpf", "-", "-C", "/"], stdin=archive, most=MIB)
+    async def _unpack(self, archive: Path) -> None:
+        if self.settings.writable_system:
+            replaced, additions = await asyncio.to_thread(changes.folders, archive)
+            await self.capture(["rm", "-rf", "--", *replaced], most=MIB)
+            found = await self.capture(["find", *additions], most=64 * MIB) if additions else None
+            there = set(found.stdout.decode(errors="replace").splitlines()) if found else set()
+            await asyncio.to_thread(changes.load, self.engine, self.name, archive, there)
+            return
+        words = ["tar", "-xpf", "-", "-C", "/"]
+        done = await self.capture(words, stdin=archive.read_bytes(), most=MIB)
         if done.code:
             raise SandboxError(f"no snapshot to start from: {done.stderr.decode().strip()}")
 

@@ -337,6 +337,8 @@ def main(settings: dict[str, Any]) -> None:
         os.dup2(nothing, number)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # the first process does not hear them, then
+    for fd in settings["cgroups"]:
+        os.set_inheritable(fd, False)  # the way into the group is for `become` alone
     prctl(PR_SET_DUMPABLE, 0)
     sys.excepthook = quietly
     if os.getpid() == 1:
