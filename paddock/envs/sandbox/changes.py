@@ -18,7 +18,9 @@ from paddock.envs.sandbox.keep import PROGRAMS, Keep
 
 HEADER = "paddock.folders"  # in an archive's own header: which folders it replaces or adds to
 CHANGED = re.compile(r"^[ACD] /([^/\n]+(?:/[^/\n]+)?)", re.MULTILINE)
-ENGINES = ("etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/mtab")  # laid by the engine itself
+# Laid by the engine itself.
+ENGINES = ("etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf", "run/.containerenv",
+           "run/secrets")  # fmt: skip
 
 
 def save(engine: Engine, name: str, keep: Keep, mounted: Sequence[str], file: Path) -> None:
@@ -106,11 +108,14 @@ def load(engine: Engine, name: str, file: Path, there: set[str]) -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=NOWHERE) as cp:
         assert cp.stdin is not None and cp.stderr is not None
         try:
-            with (
-                tarfile.open(file) as source,
-                tarfile.open(fileobj=cp.stdin, mode="w|", format=tarfile.PAX_FORMAT) as target,
-            ):
+            with tarfile.open(file) as source:
+                # Never closed, which would pad the end: podman stops reading there, and what comes
+                # after is an error to it.
+                target = tarfile.open(fileobj=cp.stdin, mode="w|", format=tarfile.PAX_FORMAT)  # noqa: SIM115
                 _copy(source, target, wanted)
+                assert target.fileobj is not None
+                target.fileobj.write(tarfile.NUL * (2 * tarfile.BLOCKSIZE))
+                target.fileobj.close()
         except BrokenPipeError:
             pass  # what it says is the reason
         said = cp.communicate()[1].decode(errors="replace").strip()
