@@ -95,6 +95,7 @@ def claims(
             stop_at_failed_build_steps=False,
             stand_ins=str(env or environment(Path(folder))),
             time_factor=time_factor,
+            verifier_sees="system",  # one solution deletes a file of /etc
         )
         reports = asyncio.run(run(tasks, names or KNOWN, settings, workers))
     sound = [name for name, report in reports.items() if report.sound]

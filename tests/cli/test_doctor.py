@@ -5,11 +5,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from paddock import __version__
 from paddock.cli.__main__ import app
 from paddock.cli.doctor import CORE, EXTRAS
+from paddock.envs.sandbox import bwrap, cgroups, seccomp
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -36,6 +38,34 @@ def test_a_working_machine_is_well():
         assert word in done.stdout
 
 
+@pytest.fixture
+def _looked_at_anew():
+    """What was found out about sandboxes is kept; here it differs from the rest of the process."""
+    bwrap.problem.cache_clear()
+    yield
+    bwrap.problem.cache_clear()
+
+
+@pytest.mark.skipif(bool(bwrap.problem()), reason="no bubblewrap here")
+def test_every_layer_of_a_sandbox_is_listed(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    told = CliRunner().invoke(app, ["doctor"]).stdout
+    rows = [line.split() for line in told.splitlines() if "sandbox: " in line]
+    assert {"namespaces", "system-call", "user"} <= {row[2] for row in rows if row[0] == "ok"}
+
+
+@pytest.mark.usefixtures("_looked_at_anew")
+def test_a_missing_layer_says_what_is_lost(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cgroups, "parents", lambda: ())
+    monkeypatch.setattr(seccomp, "problem", lambda: "this kernel was built without it")
+    told = CliRunner().invoke(app, ["doctor"]).stdout
+    for lost in ("code inside reaches all of the kernel", "memory is limited per process",
+                 "a sandbox may keep every core busy", "no sandbox but a container"):  # fmt: skip
+        assert lost in told
+
+
+@pytest.mark.usefixtures("_looked_at_anew")
 def test_what_is_missing_comes_with_its_remedy(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("COLUMNS", "200")

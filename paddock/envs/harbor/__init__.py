@@ -9,6 +9,7 @@ folder.py          a task's folder
 network.py         who a task may talk to
 results.py         what a trial leaves on disk
 reward.py          reward files
+seen.py            what the tests see of an attempt
 settings.py        how tasks are run here
 stand_ins.py       stand-ins for programs that fetch things
 terminal_bench.py  tasks of terminal-bench 1, converted

@@ -9,6 +9,7 @@ from pathlib import Path
 from paddock.envs.harbor import reward
 from paddock.envs.harbor.failures import TrialStopped
 from paddock.envs.harbor.folder import HarborTask
+from paddock.envs.harbor.seen import seen
 from paddock.envs.harbor.settings import SOLUTION, TESTS, HarborSettings
 from paddock.envs.harbor.trial import Trial
 from paddock.envs.sandbox import SandboxError
@@ -51,7 +52,8 @@ async def check(task: HarborTask, settings: HarborSettings) -> Report:
     if all(step.solution is not None for step in task.steps):
         solution = await _solved(task, settings, problems)
         if solution is not None and reward.scalar(solution) < PASSED:
-            problems.append(f"the solution is worth {reward.scalar(solution):g}")
+            hint = _hint(task, settings)
+            problems.append(f"the solution is worth {reward.scalar(solution):g}{hint}")
     else:
         notes.append("no solution: that the task can be solved is not shown")
     return Report(
@@ -112,6 +114,18 @@ async def _solved(
         return None
     finally:
         await trial.close()
+
+
+def _hint(task: HarborTask, settings: HarborSettings) -> str:
+    """What may be wrong with a solution whose work the tests do not see."""
+    own = any(task.own_verifier(step) is not None for step in task.steps)
+    sees = {seen(task, step, settings) for step in task.steps}
+    if own or "files" not in sees:
+        return ""
+    return (
+        "; if it changes system folders or starts services, which the tests do not see, say"
+        " verifier_sees = 'system' or 'processes' in the table metadata.paddock of task.toml"
+    )
 
 
 async def _given_away(trial: Trial, task: HarborTask) -> list[str]:

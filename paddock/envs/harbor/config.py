@@ -22,12 +22,14 @@ from pydantic import (
 )
 
 from paddock.envs.harbor.network import Mode, check_pair, checked_hosts
+from paddock.envs.sandbox import Permission
 
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*")
 SERVICE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 TOPOLOGY = re.compile(r"[1-9]\d*(x[1-9]\d*)+")
 NOT_IN_A_FOLDER_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[1-9\u00b9\u00b2\u00b3])")
+Seen = Literal["files", "system", "processes"]  # of the agent's environment, by the tests
 MAIN = "main"  # the service in which the agent works
 SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
@@ -280,6 +282,14 @@ class Solution(Part):
     env: dict[str, str] = {}
 
 
+class Needs(BaseModel):
+    """What a task needs of us in particular: the table `metadata.paddock`, which Harbor ignores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    verifier_sees: Seen | None = None
+    allow: tuple[Permission, ...] = ()  # by the system-call filter
+
+
 class TaskConfig(Part):
     schema_version: str = "1.4"
     task: Package | None = None
@@ -292,6 +302,18 @@ class TaskConfig(Part):
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
     steps: list[StepConfig] | None = None
     artifacts: list[Listed] = []
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.model_validate(self.metadata.get("paddock", {}))
+
+    @model_validator(mode="after")
+    def _known_needs(self) -> "TaskConfig":
+        try:
+            Needs.model_validate(self.metadata.get("paddock", {}))
+            return self
+        except ValidationError as error:
+            raise ValueError("metadata.paddock." + "; ".join(_lines(error))) from None
 
     @model_validator(mode="before")
     @classmethod

@@ -35,8 +35,8 @@ async def save_logs(trial: Trial, step: Step, folder: Path) -> None:
     """A step's logs and artifacts, out of the sandbox, before it is gone."""
     assert trial.place is not None
     place = folder / "steps" / step.name if step.name else folder
-    for name in ("agent", "verifier"):
-        await _fetch(trial.place, f"{LOGS}/{name}", place / name)
+    await _fetch(trial.place, f"{LOGS}/agent", place / "agent")
+    await _fetch(trial.graded_in or trial.place, f"{LOGS}/verifier", place / "verifier")
     rows = []
     wanted: list[tuple[str, str | None]] = [(f"{LOGS}/artifacts", None)]
     wanted += [(each.source, each.destination) for each in trial.task.artifacts(step)]

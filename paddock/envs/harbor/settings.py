@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from paddock.config import Settings
-from paddock.envs.harbor.config import Environment, TaskError
+from paddock.envs.harbor.config import Environment, Seen, TaskError
 from paddock.envs.harbor.folder import HarborTask
 from paddock.envs.sandbox import Limits, SandboxSettings
 
@@ -21,6 +21,10 @@ class HarborSettings(Settings):
     sandbox: SandboxSettings = SandboxSettings(
         limits=Limits(processes=1024, memory_bytes=2048 * MIB, disk_bytes=2048 * MIB)
     )
+    # What the tests see of the agent's environment, unless a task says more or has a verifier's
+    # environment of its own: files outside system folders, in a fresh sandbox; the system's changes
+    # too; or the very sandbox with all that runs there, where a policy can forge its reward.
+    verifier_sees: Seen = "files"
     network: bool = False  # whether a task that asks for a network gets this machine's
     build_network: bool = True  # whether an environment may fetch things while it is built
     skip_installs: bool = False  # leave out build steps that fetch packages
@@ -53,6 +57,7 @@ def box_settings(
     return given.model_copy(
         update={
             "limits": limits,
+            "allow": tuple(dict.fromkeys((*given.allow, *task.config.needs.allow))),
             "network": settings.network and environment.network == "public",
             "writable_system": True,
             "writable": tuple(dict.fromkeys((*OWN, *given.writable))),

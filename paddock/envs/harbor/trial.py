@@ -9,10 +9,11 @@ from pathlib import Path
 
 from paddock.envs.harbor import reward
 from paddock.envs.harbor.build import Image, build, lend_stand_ins, with_stand_ins
-from paddock.envs.harbor.config import Environment, Healthcheck
+from paddock.envs.harbor.config import Environment, Healthcheck, Seen
 from paddock.envs.harbor.failures import TrialStopped
 from paddock.envs.harbor.folder import HarborTask, Step
 from paddock.envs.harbor.reward import RewardError
+from paddock.envs.harbor.seen import kept, seen, warn
 from paddock.envs.harbor.settings import (
     LOGS,
     SOLUTION,
@@ -21,7 +22,15 @@ from paddock.envs.harbor.settings import (
     box_settings,
     filled,
 )
-from paddock.envs.sandbox import ExecResult, Sandbox, SandboxError, open_sandbox
+from paddock.envs.sandbox import (
+    ExecResult,
+    Sandbox,
+    SandboxError,
+    Snapshot,
+    forget,
+    open_sandbox,
+)
+from paddock.envs.sandbox.running import PATH
 
 VERIFIER_LOGS = f"{LOGS}/verifier"
 OUTPUT = f"{VERIFIER_LOGS}/test-stdout.txt"
@@ -57,13 +66,17 @@ class Place:
 
 
 async def open_place(
-    task: HarborTask, folder: Path, environment: Environment, settings: HarborSettings
+    task: HarborTask,
+    folder: Path,
+    environment: Environment,
+    settings: HarborSettings,
+    left: Snapshot | None = None,
 ) -> Place:
-    """An environment, started and healthy."""
+    """An environment, started and healthy; with what somebody `left`, who has worked in another."""
     image = await build(task, folder, environment, settings)
     shape = box_settings(environment, task, settings, image.image)
     try:
-        box = open_sandbox(shape, *image.base)
+        box = open_sandbox(shape, *([left] if left else []), *image.base)
         place = Place(box, image, environment)
         variables = filled(environment.env, settings.variables, "environment.env")
         place.env = with_stand_ins({**image.env, **variables}, settings)
@@ -78,7 +91,7 @@ async def open_place(
             await box.close()
         raise _sandbox_failed("start", str(error)) from error
     try:
-        if environment.healthcheck is not None:
+        if environment.healthcheck is not None and left is None:
             await healthy(place, environment.healthcheck)
     except BaseException:
         await box.close()
@@ -112,6 +125,8 @@ class Trial:
         self.task, self.settings = task, settings
         self.place: Place | None = None
         self.rewards: list[reward.Rewards | None] = []
+        self.graded_in: Place | None = None  # where the last tests ran, until others do
+        self._left: Snapshot | None = None
 
     async def start(self) -> None:
         environment = self.task.config.environment
@@ -155,13 +170,39 @@ class Trial:
 
     async def verify(self, step: Step) -> reward.Rewards:
         """Run a step's tests and read the rewards they leave. What they exit with means nothing."""
+        await self._close_graded()
         own = self.task.own_verifier(step)
-        if own is None:
-            rewards = await self._verify_in(self._here(), step)
-        else:
+        sees = seen(self.task, step, self.settings)
+        if own is not None:
             rewards = await self._verify_apart(step, own)
+        elif sees == "processes":
+            warn(self.task, sees)
+            self.graded_in = self._here()
+            rewards = await self._verify_in(self.graded_in, step)
+        else:
+            rewards = await self._verify_copy(step, sees)
         self.rewards.append(rewards)
         return rewards
+
+    async def _verify_copy(self, step: Step, sees: Seen) -> reward.Rewards:
+        """In a fresh sandbox with what the agent has left: none of its processes is there."""
+        warn(self.task, sees)
+        here = self._here()
+        path = here.image.env.get("PATH", PATH)
+        keep = kept(sees, self.task, step, here.workdir, path)
+        self._left = await here.box.snapshot(keep)
+        self.graded_in = await open_place(
+            self.task, self.task.environment, here.environment, self.settings, self._left
+        )
+        return await self._verify_in(self.graded_in, step)
+
+    async def _close_graded(self) -> None:
+        place, self.graded_in = self.graded_in, None
+        if place is not None and place is not self.place:
+            await place.box.close()
+        left, self._left = self._left, None
+        if left is not None:
+            forget(left)
 
     async def _verify_apart(self, step: Step, environment: Environment) -> reward.Rewards:
         """In a fresh sandbox, which gets only what the task lists as artifacts."""
@@ -174,12 +215,9 @@ class Trial:
             if (tests / "Dockerfile").is_file():
                 folder = tests
                 break
-        place = await open_place(self.task, folder, environment, self.settings)
-        try:
-            await move_artifacts(self.task, step, here, place)
-            return await self._verify_in(place, step)
-        finally:
-            await place.box.close()
+        self.graded_in = await open_place(self.task, folder, environment, self.settings)
+        await move_artifacts(self.task, step, here, self.graded_in)
+        return await self._verify_in(self.graded_in, step)
 
     async def _verify_in(self, place: Place, step: Step) -> reward.Rewards:
         verifier = self.task.verifier(step)
@@ -252,6 +290,7 @@ class Trial:
         return seconds * self.settings.time_factor
 
     async def close(self) -> None:
+        await self._close_graded()
         if self.place is not None:
             await self.place.box.close()
 

@@ -12,9 +12,14 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from paddock.config import Settings
+from paddock.envs.sandbox.keep import WHOLE, Keep
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Backend = Literal["auto", "bwrap", "container", "unisolated"]
+Permission = Literal[
+    "ptrace", "namespaces", "io_uring", "keys", "bpf", "perf", "userfaultfd",
+    "vsock", "alg", "packet", "netlink", "everything",
+]  # fmt: skip
 Command = str | Sequence[str]  # text for a shell, or a program with its arguments
 
 
@@ -44,6 +49,9 @@ class SandboxSettings(Settings):
     backend: Backend = "auto"  # bwrap where it works, else container
     limits: Limits = Limits()
     network: bool = False
+    # Of what the system-call filter denies (see seccomp.py): debuggers need "ptrace", browsers and
+    # sandboxes of their own "namespaces". "everything": no filter.
+    allow: tuple[Permission, ...] = ()
     timeout_s: float = Field(default=60.0, gt=0)  # of a command that names none
     start_s: float = Field(default=60.0, gt=0)  # until it must be ready
     writable_system: bool = False  # a copy-on-write root, so that packages can be installed
@@ -151,8 +159,8 @@ class Sandbox(Protocol):
     async def kill(self) -> None:
         """End every process inside; files stay."""
 
-    async def snapshot(self) -> Snapshot:
-        """What is written now, to start others from."""
+    async def snapshot(self, keep: Keep = WHOLE) -> Snapshot:
+        """What is written now, or part of it, to start others from."""
 
     async def close(self) -> None:
         """Kill everything and let everything go."""

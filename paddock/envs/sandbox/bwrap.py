@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddock.envs.sandbox import system
+from paddock.envs.sandbox import seccomp, system
 from paddock.envs.sandbox.box import SandboxError, SandboxSettings, Snapshot
 from paddock.envs.sandbox.cgroups import Group, make_group
 from paddock.envs.sandbox.channel import GRACE_S, Channel
-from paddock.envs.sandbox.launch import SCRATCH
+from paddock.envs.sandbox.keep import WHOLE, Keep, prune
+from paddock.envs.sandbox.launch import SCRATCH, part_name
 from paddock.envs.sandbox.running import ENV, Running, command, rlimits
 
 # Inside, ids begin at 0; outside they are these, which nobody has and which own nothing.
@@ -116,16 +117,30 @@ class Bwrap(Running):
                 env=ENV,
             )
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, keep: Keep = WHOLE) -> Snapshot:
         """Processes stand still while it is taken."""
         line = self._line()
         await line.halt("stop")
         try:
             assert self._process is not None
-            place = await asyncio.to_thread(keep, self._process.pid)
+            place = await asyncio.to_thread(copy_changes, self._process.pid)
         finally:
             await line.say({"ask": "go"})
+        if keep != WHOLE:
+            await asyncio.to_thread(prune, keep, self._parts(place))
         return Snapshot(backend="bwrap", place=str(place))
+
+    def _parts(self, place: Path) -> list[tuple[str, Path, list[Path]]]:
+        """A copy of our changes, by where they belong, each with what lies below it."""
+        if not (self.settings.writable_system and _can_copy()):
+            return [("", place, [])]
+        skeleton = system.skeleton(system.cache(), FIRST_ID if os.geteuid() == 0 else os.geteuid())
+        found = []
+        for part in _copied(skeleton).parts or ():
+            name = part_name(part["at"])
+            layers = [Path(snapshot.place, name) for snapshot in self.base]
+            found.append((part["at"], place / name, [*layers, Path(part["from"])]))
+        return found
 
     async def close(self) -> None:
         channel, process, group = self.channel, self._process, self._group
@@ -195,6 +210,8 @@ def runner_settings(
         "rlimits": rlimits(settings.limits, grouped=grouped),
         "room": half,
         "tail": half,
+        "filter": seccomp.program(settings.allow),
+        "namespaces": "namespaces" in settings.allow,
         "low_ports": "/proc/sys/net/ipv4/ip_unprivileged_port_start",
     }
 
@@ -287,7 +304,7 @@ def _devices(place: str) -> list[str]:
     return ["--proc", "/proc", "--dev", "/dev", *shared, "--remount-ro", "/dev"]
 
 
-def keep(pid: int) -> Path:
+def copy_changes(pid: int) -> Path:
     """A copy of all that a sandbox has written, by the process that launched it."""
     snapshots = system.cache() / "snapshots"
     snapshots.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -311,6 +328,8 @@ def problem(*, writable_system: bool = False) -> str | None:
     """Why this machine cannot do it; None if it can, which is tried."""
     if shutil.which("bwrap") is None:
         return f"bubblewrap is not installed: {INSTALL}"
+    if (lacking := seccomp.problem()) is not None:
+        return f"no system-call filter: {lacking}"
     if writable_system and os.geteuid() != 0:
         return "only root can make a copy-on-write system"
     with open(os.devnull, "wb") as info:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from paddock.envs.sandbox import files, system
+from paddock.envs.sandbox import changes, files, seccomp, system
 from paddock.envs.sandbox.box import (
     MIB,
     Command,
@@ -34,6 +34,7 @@ from paddock.envs.sandbox.engine import (
     own_system,
 )
 from paddock.envs.sandbox.files import Captured
+from paddock.envs.sandbox.keep import WHOLE, Keep
 from paddock.envs.sandbox.running import ENV, OUR_OWN_S, argv, rlimits
 
 # It buries orphans while it waits, begins anew if somebody kills its child, and ends with the pipe.
@@ -55,6 +56,7 @@ MEMORY_KILLS = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oo
 # Where memory runs out, commands die before the first process, which keeps the container alive.
 DIE_FIRST = 'echo 1000 >/proc/self/oom_score_adj; exec "$@"'
 OWN_FOLDERS = ("/tmp", "/run", "/root", "/home", "/var/tmp", "/var/log", "/opt", "/srv")
+NEEDLESS = ("AUDIT_WRITE", "MKNOD", "NET_RAW")  # capabilities that an engine may give
 NOT_STARTED = (125, 126, 255)  # engines' words for a command that could not be started
 DISK_LOOK_S = 1.0
 ARCHIVE = "paddock-archive-"
@@ -154,7 +156,7 @@ class Container(files.Workspace):
             self.shell = "/bin/sh" if found.code else "bash"
         await self.capture(["mkdir", "-p", self.workspace, *self.settings.writable], most=MIB)
         if self.base is not None and _is_archive(self.base):
-            await self._unpack(Path(self.base.place).read_bytes())
+            await self._unpack(Path(self.base.place))
         if self.settings.writable_system:
             self._watch = asyncio.create_task(self._watch_disk())
 
@@ -170,6 +172,8 @@ class Container(files.Workspace):
             *("run", "--rm", "-i", "--name", self.name, *self.engine.flags, *ulimits),
             *("--memory", str(memory), "--memory-swap", str(memory), "--cpus", str(limits.cpus)),
             *("--pids-limit", str(limits.processes), "--security-opt", "no-new-privileges"),
+            *("--security-opt", f"seccomp={seccomp.profile_file(settings.allow, system.cache())}"),
+            *(f"--cap-drop={name}" for name in NEEDLESS),
             *("--hostname", "sandbox", "--shm-size", str(limits.disk_bytes)),
             *(() if settings.network else ("--network", "none")),
             *(mounts() if own else ()),
@@ -309,7 +313,13 @@ class Container(files.Workspace):
                 return
         raise SandboxError("what runs in the container cannot be killed")
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, keep: Keep = WHOLE) -> Snapshot:
+        if self.settings.writable_system and keep != WHOLE:
+            with tempfile.NamedTemporaryFile(prefix=ARCHIVE, delete=False) as file:
+                mounted = (*system.python()[1], *self.settings.readable)
+                told = (self.engine, self.name, keep, mounted, Path(file.name))
+                await asyncio.to_thread(changes.save, *told)
+            return Snapshot(backend="container", place=file.name)
         if self.settings.writable_system:
             name = f"paddock-snapshot-{self.name}:{next(_count)}"
             await asyncio.to_thread(self.engine.run, "commit", "-q", self.name, name)
@@ -323,8 +333,16 @@ class Container(files.Workspace):
             file.write(done.stdout)
         return Snapshot(backend="container", place=file.name)
 
-    async def _unpack(self, archive: bytes) -> None:
-        done = await self.capture(["tar", "-xpf", "-", "-C", "/"], stdin=archive, most=MIB)
+    async def _unpack(self, archive: Path) -> None:
+        if self.settings.writable_system:
+            replaced, additions = await asyncio.to_thread(changes.folders, archive)
+            await self.capture(["rm", "-rf", "--", *replaced], most=MIB)
+            found = await self.capture(["find", *additions], most=64 * MIB) if additions else None
+            there = set(found.stdout.decode(errors="replace").splitlines()) if found else set()
+            await asyncio.to_thread(changes.load, self.engine, self.name, archive, there)
+            return
+        words = ["tar", "-xpf", "-", "-C", "/"]
+        done = await self.capture(words, stdin=archive.read_bytes(), most=MIB)
         if done.code:
             raise SandboxError(f"no snapshot to start from: {done.stderr.decode().strip()}")
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SCRATCH = "/sys"  # always there, and of no use inside
+BYTES_PER_FILE, LEAST_FILES = 4096, 4096
 
 
 def main(plan: dict[str, Any]) -> None:
@@ -73,7 +74,9 @@ def become_root_of_a_namespace(user: int, group: int) -> None:
 def prepare(plan: dict[str, Any], *, owner: int, inside: int | None) -> None:
     # What is shown must be found before the scratch covers /sys, in case it lies there.
     shown = [os.open(path, os.O_PATH) for path in plan["shown"]]
-    size = f"size={plan['disk_bytes']},mode=0755"
+    # Empty files cost memory too, which no size counts.
+    inodes = max(plan["disk_bytes"] // BYTES_PER_FILE, LEAST_FILES)
+    size = f"size={plan['disk_bytes']},nr_inodes={inodes},mode=0755"
     mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, size)
     for i, fd in enumerate(shown):
         show(f"/proc/self/fd/{fd}", f"{SCRATCH}/shown/{i}")

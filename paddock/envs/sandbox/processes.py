@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 
-from paddock.envs.sandbox.kernel import CLONE_NEWUSER, setns
+from paddock.envs.sandbox.kernel import CLONE_NEWUSER, load_filter, setns
 
 TYPE_CHECKING = False  # the module typing takes long to load
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ def become(
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.chdir(how["cwd"])
+        if settings["filter"]:
+            load_filter(settings["filter"])
         os.execvpe(how["argv"][0], how["argv"], {"HOME": home, **how["env"]})
     except (OSError, ValueError, KeyError) as error:
         os.write(2, f"cannot run {how['argv'][0]}: {error}\n".encode())

@@ -89,7 +89,9 @@ class Runner:
         self.jobs: dict[int, Job] = {}
         self.resting: list[tuple[float, Stream]] = []
         self.selector = selectors.DefaultSelector()
-        self.userns = inner_namespace() if settings["namespace"] else None
+        self.userns = None
+        if settings["namespace"]:
+            self.userns = inner_namespace(nesting=settings["namespaces"])
         wake_r, wake_w = os.pipe()
         for fd in (wake_r, wake_w):
             os.set_blocking(fd, False)
@@ -310,12 +312,14 @@ class Runner:
             job.stdin = None
 
 
-def inner_namespace() -> int:
-    """A user namespace with all the ids of this one, in which no further one can be made: with
-    rights in one of their own, processes would reach far more of the kernel."""
+def inner_namespace(*, nesting: bool) -> int:
+    """A user namespace with all the ids of this one. Without `nesting` no further one can be made
+    in it: with rights in one of their own, processes would reach far more of the kernel."""
     with open("/proc/self/uid_map") as file:
         ids = file.read().split()[2]
     inner = user_namespace(f"0 0 {ids}")
+    if nesting:
+        return inner
     with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("1")
     return inner
@@ -333,6 +337,8 @@ def main(settings: dict[str, Any]) -> None:
         os.dup2(nothing, number)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # the first process does not hear them, then
+    for fd in settings["cgroups"]:
+        os.set_inheritable(fd, False)  # the way into the group is for `become` alone
     prctl(PR_SET_DUMPABLE, 0)
     sys.excepthook = quietly
     if os.getpid() == 1:

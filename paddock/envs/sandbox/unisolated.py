@@ -17,6 +17,7 @@ from typing import Any
 from paddock.envs.sandbox import system
 from paddock.envs.sandbox.box import SandboxError, SandboxSettings, Snapshot
 from paddock.envs.sandbox.channel import GRACE_S, Channel
+from paddock.envs.sandbox.keep import WHOLE, Keep
 from paddock.envs.sandbox.running import ENV, Running, command, rlimits
 
 
@@ -43,6 +44,7 @@ class Unisolated(Running):
         settings: dict[str, Any] = {
             "namespace": False,
             "cgroups": [],
+            "filter": b"",
             "rlimits": rlimits(self.settings.limits, grouped=False),
             "room": half,
             "tail": half,
@@ -67,7 +69,9 @@ class Unisolated(Running):
             raise SandboxError(f"without a sandbox {path} is this machine's own; use the workspace")
         return str(whole)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, keep: Keep = WHOLE) -> Snapshot:
+        if keep != WHOLE:
+            raise SandboxError("without a sandbox a snapshot holds the whole workspace")
         place = tempfile.mkdtemp(prefix="paddock-snapshot-")
         shutil.copytree(self.workspace, place, dirs_exist_ok=True, symlinks=True)
         return Snapshot(backend="unisolated", place=place)

@@ -90,20 +90,20 @@ def test_stale_rewards_and_stale_tests_do_not_count(backend, tmp_path):
 
 
 @bwrap
-def test_tests_are_uploaded_once(backend, tmp_path):
-    targets = []
+def test_tests_are_never_in_the_agents_sandbox(backend, tmp_path):
+    async def run():
+        trial = Trial(read_task(simple(tmp_path / "a")), SETTINGS)
+        try:
+            await trial.start()
+            (step,) = trial.task.steps
+            await trial.verify(step)
+            return [await place.box.exec("ls /tests") for place in (trial.place, trial.graded_in)]
+        finally:
+            await trial.close()
 
-    async def work(place):
-        put = place.box.put
-
-        async def counted(source, target):
-            targets.append(target)
-            await put(source, target)
-
-        place.box.put = counted
-
-    tried(simple(tmp_path / "a"), work)
-    assert targets == ["/tests"]
+    agents, graders = asyncio.run(run())
+    assert agents.stdout == ""
+    assert graders.stdout == "hidden.txt\ntest.sh\n"
 
 
 FAULTS = {

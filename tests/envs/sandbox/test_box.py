@@ -207,3 +207,31 @@ def test_shown_folders_can_be_read_and_not_written(backend, tmp_path):
     done = execute(f"cat {tmp_path}/shown; touch {tmp_path}/x", readable=(str(tmp_path),))
     assert done.stdout == "see\n"
     assert not (tmp_path / "x").exists()
+
+
+@both
+def test_no_descriptor_of_ours_is_left_open_inside(backend):
+    done = execute("for f in /proc/self/fd/*; do readlink $f; done; true", backend=backend)
+    kept = [row for row in done.stdout.split() if not row.startswith(("pipe:", "/proc/"))]
+    assert [row for row in kept if row.startswith("/") and row != "/dev/null"] == []
+
+
+@only_bwrap
+def test_empty_files_do_not_fill_the_memory(backend):
+    code = """
+count = 0
+try:
+    while True:
+        open(f"f{count}", "w").close()
+        count += 1
+except OSError as error:
+    print(error.errno, count <= 6144)  # of a disk of 24 MiB
+"""
+
+    async def work(box):
+        done = await box.exec([*box.python, "-c", code])
+        return done, await box.exec("echo alive")
+
+    done, after = in_box(work, backend=backend)
+    assert done.stdout == "28 True\n"
+    assert after.stdout == "alive\n"

@@ -1,0 +1,57 @@
+"""The layers between code in a sandbox and this machine: which there are, and what is lost without
+one."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paddock.envs.sandbox import bwrap, cgroups, seccomp
+
+# What each controller of control groups limits, and what remains without it.
+CONTROLLERS = {
+    "memory": "memory is limited per process (address space), not for a sandbox as a whole",
+    "pids": "processes are counted over all sandboxes of this user",
+    "cpu": "a sandbox may keep every core busy",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    name: str
+    found: str | None  # how it is done here; None: it is missing
+    lost: str = ""  # what is lost without it, and how to get it
+
+
+def layers() -> Iterator[Layer]:
+    """The layers of bubblewrap sandboxes, each tried where that is possible."""
+    problem = bwrap.problem()
+    yield Layer(
+        "namespaces",
+        None if problem else "own mounts, processes, network, IPC and host name, by bubblewrap",
+        f"no sandbox but a container, or none at all ({problem})",
+    )
+    problem = seccomp.problem()
+    yield Layer(
+        "system-call filter",
+        None if problem else "seccomp: ptrace, namespaces, io_uring, keys, sockets like AF_VSOCK",
+        f"code inside reaches all of the kernel; bubblewrap is not used ({problem})",
+    )
+    there = {name for parent in cgroups.parents() for name in parent.controllers}
+    missing = [name for name in CONTROLLERS if name not in there]
+    if there:
+        yield Layer("control groups", ", ".join(name for name in CONTROLLERS if name in there))
+    for name in missing:
+        remedy = "run as root, or delegate a control group to this user (systemd: Delegate=yes)"
+        yield Layer(f"control group of {name}", None, f"{CONTROLLERS[name]}; {remedy}")
+    root = os.geteuid() == 0
+    yield Layer(
+        "user ids of their own",
+        f"root inside is user {bwrap.FIRST_ID} outside, who owns nothing" if root else None,
+        "root inside is you outside, and there are no other users inside; run as root",
+    )
+    problem = bwrap.problem(writable_system=True)
+    yield Layer(
+        "a system of their own",
+        None if problem else "a copy-on-write system: packages can be installed inside",
+        f"the system is read-only inside, and Harbor tasks cannot be built ({problem})",
+    )
