@@ -34,6 +34,10 @@ def serve(  # noqa: PLR0913  the command line
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 8000,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name it is reached by, behind a proxy say."),
+    ] = None,
     dp: Annotated[int, typer.Option(min=1, help="Replicas, each with its own weights.")] = 1,
     api_key: Annotated[
         str | None, typer.Option(envvar="PADDOCK_API_KEY", help="What clients must show.")
@@ -83,6 +87,7 @@ def serve(  # noqa: PLR0913  the command line
     )
     shown = ServeSettings(
         host=host,
+        allowed_hosts=tuple(allowed_host or ()),
         served_name=served_name or folder.resolve().name,
         model_path=str(folder),
         metrics_prefix=metrics_prefix,
@@ -119,6 +124,7 @@ def _run(
     import uvicorn
 
     from paddock.engine import Reload, capacity
+    from paddock.http.server import server_config
     from paddock.serve import build_app
 
     started = time.monotonic()
@@ -129,14 +135,7 @@ def _run(
     try:
         weights = [Reload(engine) for engine in engines]
         app = build_app(engines, model.tokenizer, model.renderer, shown, keys=keys, weights=weights)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=PATIENCE_S,
-            limit_concurrency=None,
-        )
+        config = server_config(app, timeout_graceful_shutdown=PATIENCE_S)
         _introduce(model, engines, shown, place, dtype)
         place.sock.listen(config.backlog)  # whoever reads "ready" may already knock
         typer.echo(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C ends it")

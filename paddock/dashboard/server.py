@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from paddock.dashboard import episodes, prefixes, rows
 from paddock.dashboard.engine import EngineWatch
@@ -28,6 +26,7 @@ from paddock.dashboard.report import report
 from paddock.dashboard.shelf import LEDGER, Shelf, curve, summary
 from paddock.dashboard.story import read_story, story_page
 from paddock.dashboard.talk import Numbers, OpenWords, Words
+from paddock.http import names_this_machine
 from paddock.journal import LedgerError, LedgerView
 
 if TYPE_CHECKING:
@@ -106,23 +105,6 @@ def plotly_script() -> Path:
     raise DashError(f"the dashboard draws with plotly, which is not installed: {INSTALL}")
 
 
-def may_ask(host: str | None, own: str) -> bool:
-    """Whether a Host header names this machine. A name that is not ours may be anybody's who points
-    it here; an address cannot be.
-
-    >>> [may_ask(host, "127.0.0.1") for host in ("127.0.0.1:8001", "[::1]:9", "localhost", "a.b")]
-    [True, True, True, False]
-    """
-    try:
-        name = urlsplit(f"//{host or ''}").hostname or ""
-        if name in ("localhost", own.lower()):
-            return True
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def build_app(sight: Sight) -> "FastAPI":
     """The dashboard as an application."""
     from fastapi import FastAPI
@@ -135,7 +117,7 @@ def build_app(sight: Sight) -> "FastAPI":
     async def guard(
         request: "Request", forward: Callable[["Request"], Awaitable["Response"]]
     ) -> "Response":
-        if not may_ask(request.headers.get("host"), sight.host):
+        if not names_this_machine(request.headers.get("host"), [sight.host]):
             answer: Response = JSONResponse({"error": "this host name is not ours"}, 403)
         elif request.method not in ("GET", "HEAD"):
             answer = JSONResponse({"error": "only to be read"}, 405)

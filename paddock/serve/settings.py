@@ -11,6 +11,7 @@ from paddock.config import ConfigError, Settings
 
 class ServeSettings(Settings):
     host: str = "127.0.0.1"
+    allowed_hosts: tuple[str, ...] = ()  # names it is reached by, behind a proxy say
     served_name: str = "paddock"
     model_path: str = ""
     metrics_prefix: str = "sglang:"
