@@ -59,6 +59,15 @@ class Talk(Ask):
         return (specials[Special.TOOL_CALL_OPEN], *tokenizer.encode(name, specials=False))
 
 
+def too_long(tokens: str, most: int, param: str) -> ApiError:
+    return ApiError(
+        f"prompt is too long: {tokens} > {most - 1} maximum (this model's maximum "
+        f"context length is {most} tokens, at least one of them for the reply)",
+        code="context_length_exceeded",
+        param=param,
+    )
+
+
 def fitted(ask: Ask, length: int, most: int) -> Sampling:
     """What is to be sampled, if a prompt of `length` tokens and its reply have room in a context of
     `most`; else an error with the numbers."""
@@ -67,12 +76,7 @@ def fitted(ask: Ask, length: int, most: int) -> Sampling:
         sampling = replace(sampling, grammar=None)  # a format is for words; a call has its own
     fits = isinstance(ask, Talk) and ask.fits_context
     if length >= most:
-        raise ApiError(
-            f"prompt is too long: {length} tokens > {most - 1} maximum (this model's maximum "
-            f"context length is {most} tokens, at least one of them for the reply)",
-            code="context_length_exceeded",
-            param="messages" if isinstance(ask, Talk) else "prompt",
-        )
+        raise too_long(f"{length} tokens", most, "messages" if isinstance(ask, Talk) else "prompt")
     if wanted is not None and length + wanted > most:
         if fits:
             kept = min(sampling.min_new_tokens, most - length)

@@ -20,7 +20,8 @@ class Anthropic:
         doors.add("/v1/messages/count_tokens", self.count, body=CountBody)
 
     async def count(self, _http: Request, value: Any) -> Any:
-        prompt = await self.hall.prompt_of(count(read(CountBody, value), self.hall.thinking))
+        asked = count(read(CountBody, value), self.hall.thinking)
+        prompt = await self.hall.prompt_of(asked, most=self.hall.most_counted)
         return {"input_tokens": len(prompt)}
 
     async def messages(self, http: Request, value: Any) -> Any:
