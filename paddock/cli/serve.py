@@ -64,6 +64,9 @@ def serve(  # noqa: PLR0913  the command line
     clear_thinking: Annotated[
         bool, typer.Option(help="Forget thoughts before the last user message, by default.")
     ] = False,
+    keep_responses: Annotated[
+        int, typer.Option(min=0, help="For previous_response_id, an hour long; 0: none.")
+    ] = 1000,
     metrics_prefix: Annotated[str, typer.Option(help="Of the names of metrics.")] = "sglang:",
     log_requests: Annotated[bool, typer.Option(help="A line for every request.")] = True,
 ) -> None:
@@ -92,6 +95,7 @@ def serve(  # noqa: PLR0913  the command line
         model_path=str(folder),
         metrics_prefix=metrics_prefix,
         clear_thinking=clear_thinking,
+        keep_responses=keep_responses,
         **preferred(folder),
     )
     keys = Keys(api=api_key, admin=admin_key)

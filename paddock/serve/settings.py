@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from hmac import compare_digest
 from ipaddress import ip_address
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from paddock.config import ConfigError, Settings
 
@@ -23,6 +23,9 @@ class ServeSettings(Settings):
     temperature: float = 1.0  # of chats that bring none, and so on
     top_p: float = 1.0
     top_k: PositiveInt | None = None
+    keep_responses: NonNegativeInt = 1000  # for previous_response_id; 0: none
+    keep_responses_s: PositiveFloat = 3600.0
+    keep_responses_bytes: PositiveInt = 256 << 20
     health_s: PositiveFloat = 20.0  # how long one token may take before health is doubted
 
     @property
