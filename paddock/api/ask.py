@@ -7,6 +7,7 @@ from paddock.records import Message, Sampling, ToolSpec
 from paddock.text import Special, Tokenizer
 from paddock.text.template import UNSAID, Thinking
 
+MOST_ID = 256  # characters of a request's id
 Prompt = tuple[int, ...] | str  # a text is tokenized as it is, without any template
 
 
@@ -23,6 +24,11 @@ class Ask:
     session: str | None = None  # requests of one session go to one replica
     replica: int | None = None  # the replica it must go to
     top_logprobs: int | None = None  # None: no log-probabilities; 0: of the chosen tokens alone
+
+    def __post_init__(self) -> None:
+        # It stands in the log as it is: a line of its own would look like one of ours.
+        if self.id is not None and (len(self.id) > MOST_ID or not self.id.isprintable()):
+            raise ApiError(f"rid: must be at most {MOST_ID} printable characters", param="rid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

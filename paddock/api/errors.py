@@ -17,6 +17,7 @@ _OPENAI = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+MOST_MESSAGE = 1000  # characters: what was wrong may be long, and a client knows what it sent
 _ANTHROPIC = _OPENAI | {500: "api_error", 503: "overloaded_error"}
 
 
@@ -35,6 +36,10 @@ class ApiError(ValueError):
     status: int = 400
     param: str | None = None
     code: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.message) > MOST_MESSAGE:
+            self.message = f"{self.message[:MOST_MESSAGE]} ..."
 
     def __str__(self) -> str:
         return self.message

@@ -11,7 +11,10 @@ from paddock.api.body import Body
 from paddock.api.errors import ApiError
 from paddock.api.knobs import NAMES, checked, grammar_from
 from paddock.api.openai_chat import choice_of, conversation, known_tools
+from paddock.api.sse import json_bytes
 from paddock.records import Message, Sampling
+
+MOST_ECHO = 1 << 20  # bytes of a field that a response repeats
 
 
 class ResponsesBody(Body):
@@ -84,6 +87,7 @@ def respond(
     if previous is not None:
         messages = (*messages[:instructions], *previous.messages, *messages[instructions:])
     store = keeps and body.store is not False
+    _refuse_long_echo(body)
     wish = thinking.first(
         thinking.from_template_kwargs(body.chat_template_kwargs),
         thinking.from_reasoning(body.reasoning),
@@ -134,6 +138,21 @@ def respond(
             "text": body.text or {"format": {"type": "text"}},
         },
     )
+
+
+def _refuse_long_echo(body: ResponsesBody) -> None:
+    """A response repeats these, in a stream three times. The bounds of metadata are OpenAI's."""
+    metadata = body.metadata or {}
+    if len(metadata) > 16 or any(
+        len(key) > 64 or not isinstance(value, str) or len(value) > 512
+        for key, value in metadata.items()
+    ):
+        what = "must be at most 16 texts of 512 characters, with keys of 64"
+        raise ApiError(f"metadata: {what}", param="metadata")
+    for name in ("tools", "tool_choice", "text", "reasoning"):
+        length = len(json_bytes(getattr(body, name)))
+        if length > MOST_ECHO:
+            raise ApiError(f"{name}: {length} bytes, more than {MOST_ECHO}", param=name)
 
 
 def _format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

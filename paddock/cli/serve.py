@@ -53,7 +53,10 @@ def serve(  # noqa: PLR0913  the command line
     pages: Annotated[int | None, typer.Option(min=1, help="The same, in pages.")] = None,
     context: Annotated[int | None, typer.Option(min=2, help="Tokens of a request at most.")] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Requests answered at once.")] = 32,
-    served_name: Annotated[str | None, typer.Option(help="Default: the folder's.")] = None,
+    served_name: Annotated[
+        list[str] | None,
+        typer.Option(help="What clients call it, several times if they differ. Default: FOLDER's."),
+    ] = None,
     template_version: Annotated[
         Literal["5", "5.1", "5.2", "5.3"] | None,
         typer.Option(help="GLM-5's chat template, in place of the folder's."),
@@ -88,10 +91,12 @@ def serve(  # noqa: PLR0913  the command line
         replay=replay,
         stop_ids=stops or None,
     )
+    names = served_name or [folder.resolve().name]
     shown = ServeSettings(
         host=host,
         allowed_hosts=tuple(allowed_host or ()),
-        served_name=served_name or folder.resolve().name,
+        served_name=names[0],
+        aliases=tuple(names[1:]),
         model_path=str(folder),
         metrics_prefix=metrics_prefix,
         clear_thinking=clear_thinking,

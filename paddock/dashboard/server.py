@@ -16,11 +16,13 @@ from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Interval
 
 from paddock.dashboard import episodes, prefixes, rows
 from paddock.dashboard.engine import EngineWatch
-from paddock.dashboard.folder import ReportError
+from paddock.dashboard.folder import ReportError, is_own_file
 from paddock.dashboard.html import page
 from paddock.dashboard.report import report
 from paddock.dashboard.shelf import LEDGER, Shelf, curve, summary
@@ -48,6 +50,10 @@ HEADERS = {
 }
 
 
+# What SQLite can hold; FastAPI refuses the rest.
+Number = Annotated[int, Interval(ge=0, lt=2**63)]
+
+
 class DashError(ValueError):
     """Why there is no dashboard; the message says what to do."""
 
@@ -72,6 +78,8 @@ class Sight:
         if isinstance(parent, str) and self.shelf.within(Path(parent)):
             folders.append(Path(parent))
         for folder in (place for each in folders for place in tokenizer_places(each)):
+            if not self.shelf.within(folder / "tokenizer.json"):  # a link leads elsewhere
+                continue
             if folder not in self._words and (found := self.open_words(folder)) is not None:
                 self._words[folder] = found
             if folder in self._words:
@@ -81,6 +89,8 @@ class Sight:
     @contextmanager
     def ledger(self, name: str) -> Iterator[LedgerView]:
         path = self.shelf.folder(name) / LEDGER
+        if not is_own_file(path):
+            raise LedgerError(f"{path}: no such ledger")
         try:
             with LedgerView(path) as view:
                 yield view
@@ -231,8 +241,8 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
         run: str,
         task: str = "",
         status: str = "",
-        update: int | None = None,
-        before: int | None = None,
+        update: Number | None = None,
+        before: Number | None = None,
         low: float | None = None,
         high: float | None = None,
     ) -> Response:
@@ -244,7 +254,7 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
 
     @app.get("/api/failures")
     def failures(
-        run: str, task: str = "", update: int | None = None, before: int | None = None
+        run: str, task: str = "", update: Number | None = None, before: Number | None = None
     ) -> Response:
         wish = episodes.Wish(task=task, update=update, before=before)
         lines = sight.shelf.run(run).lines
@@ -257,22 +267,22 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
             return _json({**episodes.failures(ledger, wish), "by_step": by_step})
 
     @app.get("/api/group")
-    def group(run: str, ordinal: int) -> Response:
+    def group(run: str, ordinal: Number) -> Response:
         with sight.ledger(run) as ledger:
             return _json(episodes.group(ledger, ordinal, sight.words(run)))
 
     @app.get("/api/attempt")
-    def attempt(run: str, ordinal: int, member: int, branch: int = 0) -> Response:
+    def attempt(run: str, ordinal: Number, member: Number, branch: Number = 0) -> Response:
         with sight.ledger(run) as ledger:
             return _json(episodes.attempt(ledger, ordinal, member, branch, sight.words(run)))
 
     @app.get("/api/find")
-    def find(run: str, task: str, number: int) -> Response:
+    def find(run: str, task: str, number: Number) -> Response:
         with sight.ledger(run) as ledger:
             return _json({"ordinal": ledger.ordinal_of(task, number)})
 
     @app.get("/api/prefixes")
-    def shared(run: str, update: int | None = None) -> Response:
+    def shared(run: str, update: Number | None = None) -> Response:
         with sight.ledger(run) as ledger:
             return _json(prefixes.picture(ledger, update, sight.words(run)))
 
@@ -284,12 +294,12 @@ def _add_rows(app: "FastAPI", sight: Sight) -> None:
         return rows.page(sight.shelf.folder(run) / file, before)
 
     @app.get("/api/timeline")
-    def timeline(run: str, before: int | None = None) -> Response:
+    def timeline(run: str, before: Number | None = None) -> Response:
         folder = sight.shelf.run(run)
         return _json(rows.timeline(folder.path / rows.ROLLOUTS, before, folder.lines))
 
     @app.get("/api/engine")
-    def engine(run: str, before: int | None = None) -> Response:
+    def engine(run: str, before: Number | None = None) -> Response:
         found, start = some(run, rows.ENGINE, before)
         return _json({"rows": found, "before": start or None})
 

@@ -93,6 +93,18 @@ class Hall:
         said = Thinking(enable_thinking=enable, clear_thinking=self.settings.clear_thinking)
         return Wish(thinking=said)
 
+    def refuse_unknown(self, model: str | None) -> None:
+        """As vLLM: a client that names a model must name one that is served; none is fine."""
+        names = self.settings.names
+        if model and model not in names:
+            served = ", ".join(map(repr, names))
+            raise ApiError(
+                f"model {model!r:.80} not found; served models: {served}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
     # --- prompts ----------------------------------------------------------------------------------
 
     async def prompt_of(self, talk: Talk, *, most: int | None = None) -> tuple[int, ...]:

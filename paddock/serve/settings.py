@@ -13,6 +13,7 @@ class ServeSettings(Settings):
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()  # names it is reached by, behind a proxy say
     served_name: str = "paddock"
+    aliases: tuple[str, ...] = ()  # other names under which clients may ask for the model
     model_path: str = ""
     metrics_prefix: str = "sglang:"
     incremental: bool = False  # /generate streams what is new, not all so far
@@ -27,6 +28,10 @@ class ServeSettings(Settings):
     keep_responses_s: PositiveFloat = 3600.0
     keep_responses_bytes: PositiveInt = 256 << 20
     health_s: PositiveFloat = 20.0  # how long one token may take before health is doubted
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.served_name, *self.aliases)))
 
     @property
     def is_public(self) -> bool:

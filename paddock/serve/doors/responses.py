@@ -33,6 +33,7 @@ class Responses:
 
     async def respond(self, http: Request, value: Any) -> Any:
         body = read(ResponsesBody, value)
+        self.hall.refuse_unknown(body.model)
         ask = respond(
             body,
             self.hall.defaults,

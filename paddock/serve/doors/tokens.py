@@ -30,6 +30,7 @@ class Tokens:
 
     async def tokenize(self, _http: Request, value: Any) -> Any:
         body, most = read(TokenizeBody, value), self.hall.most_counted
+        self.hall.refuse_unknown(body.model)
         if body.prompt is None:
             ids = await self.hall.prompt_of(talk(body, self.hall.thinking), most=most)
             return self._shown(ids, body)
@@ -54,6 +55,7 @@ class Tokens:
 
     async def detokenize(self, _http: Request, value: Any) -> Any:
         body = read(DetokenizeBody, value)
+        self.hall.refuse_unknown(body.model)
         skip = bool(body.skip_special_tokens)
         many = bool(body.tokens) and isinstance(body.tokens[0], list)
         each: list[list[int]] = body.tokens if many else [body.tokens]  # type: ignore[assignment,list-item]
