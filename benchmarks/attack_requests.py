@@ -3,7 +3,7 @@
     python -m benchmarks.attack_requests [--quick]
 
 None may be answered by a fault of the server, hang, leak what is not the client's, or stop the
-service; when all is over nothing is left running and memory is where it was.
+service; when all is over nothing is left running, and memory was bounded throughout.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from tests.serve.attacks import (
 from tests.serve.school import CONTEXT, tokenizer
 
 IDLE = 400  # connections at once
-MEGABYTES = 600  # that all attacks together may leave a server larger by
+MEGABYTES = 1000  # that a server may take more, at any time, for a single client's 32 MB
 SECRET = "a-secret-of-the-environment"
 
 
@@ -108,7 +108,7 @@ def against_serve(url: str, process: subprocess.Popen[str], *, quick: bool) -> I
     )
     grown = megabytes(process) - before
     yield Claim(
-        name="serve: memory after all of them",
+        name="serve: the most memory it took",
         target=f"< {MEGABYTES} MB more",
         measured=f"{grown:.0f} MB more than {before:.0f}",
         holds=grown < MEGABYTES,
@@ -203,8 +203,9 @@ def settled(url: str) -> int:
 
 
 def megabytes(process: subprocess.Popen[str]) -> float:
+    """The most memory it has had at once so far."""
     status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1000
+    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1000
 
 
 def main() -> None:

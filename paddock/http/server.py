@@ -29,12 +29,9 @@ def server_config(app: Any, deadlines: Deadlines | None = None, **options: Any) 
     class Protocol(_DeadlineProtocol):
         deadlines = limits
 
-    return uvicorn.Config(
-        app,
-        http=Protocol,
-        ws="none",  # nothing here speaks it
-        **{"log_level": "warning", "access_log": False, "lifespan": "off"} | options,
-    )
+    defaults: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off"}
+    # Nothing here speaks websockets.
+    return uvicorn.Config(app, http=Protocol, ws="none", **(defaults | options))
 
 
 class _DeadlineProtocol(HttpToolsProtocol):

@@ -100,7 +100,8 @@ def bodies() -> Iterator[Attack]:
         }.items():
             yield Attack(f"{path} body: {name}", post(path, body))
     yield Attack("32 MB and more", post(CHAT, b" " * ((32 << 20) + 1)), answered=False)
-    lying = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999999999999\r\n\r\n"
+    lying = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    lying += b"Content-Length: 999999999999\r\n\r\n"
     yield Attack("a length that lies", lying)
 
 
