@@ -7,6 +7,7 @@ records    nouns that travel between rooms      <-
 config     frozen settings, recipes as diffs    <-
 journal    what a run writes down               <- records
 text       tokenizer, chat template, parsing    <- records
+http       who may ask a server, and how long   <-
 api        public JSON shapes <-> records       <- records text
 kernels    tensor functions and their twins     <-
 parallel   meshes, sharding, collectives        <-
@@ -18,11 +19,11 @@ checkpoint weights on disk and on the wire      <- config parallel model
 quant      W4A8, QuaRot, INT4 QAT               <- config kernels model checkpoint
 train      one loop, many stages                <- GROUND kernels parallel optim model data checkpoint quant
 engine     requests in, tokens out              <- GROUND text kernels parallel model checkpoint quant
-serve      the engine's HTTP doors              <- GROUND text api engine
+serve      the engine's HTTP doors              <- GROUND text http api engine
 rollout    tasks into token-exact episodes      <- GROUND text api envs
 rl         episodes into weights                <- GROUND checkpoint train rollout
 evals      benchmarks and judges                <- GROUND text envs rollout
-dashboard  the journal, for human eyes          <- GROUND
+dashboard  the journal, for human eyes          <- GROUND http
 cli        the front door                       <- EVERY
 
 GROUND = records config journal

@@ -7,6 +7,7 @@ from paddock.records import Message, Sampling, ToolSpec
 from paddock.text import Special, Tokenizer
 from paddock.text.template import UNSAID, Thinking
 
+MOST_ID = 256  # characters of a request's id
 Prompt = tuple[int, ...] | str  # a text is tokenized as it is, without any template
 
 
@@ -23,6 +24,11 @@ class Ask:
     session: str | None = None  # requests of one session go to one replica
     replica: int | None = None  # the replica it must go to
     top_logprobs: int | None = None  # None: no log-probabilities; 0: of the chosen tokens alone
+
+    def __post_init__(self) -> None:
+        # It stands in the log as it is: a line of its own would look like one of ours.
+        if self.id is not None and (len(self.id) > MOST_ID or not self.id.isprintable()):
+            raise ApiError(f"rid: must be at most {MOST_ID} printable characters", param="rid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +65,15 @@ class Talk(Ask):
         return (specials[Special.TOOL_CALL_OPEN], *tokenizer.encode(name, specials=False))
 
 
+def too_long(tokens: str, most: int, param: str) -> ApiError:
+    return ApiError(
+        f"prompt is too long: {tokens} > {most - 1} maximum (this model's maximum "
+        f"context length is {most} tokens, at least one of them for the reply)",
+        code="context_length_exceeded",
+        param=param,
+    )
+
+
 def fitted(ask: Ask, length: int, most: int) -> Sampling:
     """What is to be sampled, if a prompt of `length` tokens and its reply have room in a context of
     `most`; else an error with the numbers."""
@@ -67,12 +82,7 @@ def fitted(ask: Ask, length: int, most: int) -> Sampling:
         sampling = replace(sampling, grammar=None)  # a format is for words; a call has its own
     fits = isinstance(ask, Talk) and ask.fits_context
     if length >= most:
-        raise ApiError(
-            f"prompt is too long: {length} tokens > {most - 1} maximum (this model's maximum "
-            f"context length is {most} tokens, at least one of them for the reply)",
-            code="context_length_exceeded",
-            param="messages" if isinstance(ask, Talk) else "prompt",
-        )
+        raise too_long(f"{length} tokens", most, "messages" if isinstance(ask, Talk) else "prompt")
     if wanted is not None and length + wanted > most:
         if fits:
             kept = min(sampling.min_new_tokens, most - length)

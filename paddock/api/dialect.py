@@ -1,5 +1,6 @@
 """Doors: what a handler returns or raises, told in the dialect of its path."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from logging import getLogger
@@ -17,6 +18,8 @@ from paddock.api.sse import DONE, ClientLeft, EventStream, begun, event, json_by
 log = getLogger("paddock.api")
 LEFT = 499  # nobody reads it
 JSON = "application/json"
+BODY_S = 60.0  # for a body to arrive, and more while it does:
+LEAST_BYTES_PER_S = 1000
 
 Handler = Callable[[Request, Any], Awaitable[Any]]  # the request and its body's JSON value
 Payloads = AsyncIterator[dict[str, Any]]
@@ -88,7 +91,8 @@ def explained(error: Exception) -> ApiError:
 
 
 def refusal(dialect: Dialect, error: ApiError) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    # Of a request that did not arrive, the rest may still come: it must not be read as the next.
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}.get(error.status)
     return Response(
         json_bytes(dialect.error(error)),
         status_code=error.status,
@@ -116,6 +120,7 @@ class Doors:
     body_bytes: int
     explain: Explain = explained
     admit: Admit | None = None
+    body_s: float = BODY_S
 
     def add(
         self,
@@ -157,7 +162,7 @@ class Doors:
             )
 
     async def _value(self, request: Request, most: int | None, *, wanted: bool) -> Any:
-        data = await body_of(request, most or self.body_bytes)
+        data = await body_of(request, most or self.body_bytes, self.body_s)
         return json_from(data) if data or wanted else None
 
     async def _response(self, dialect: Dialect, work: Awaitable[Any]) -> Response:
@@ -167,16 +172,24 @@ class Doors:
         return found if isinstance(found, Response) else answer(found)
 
 
-async def body_of(request: Request, most: int) -> bytes:
-    """A request's body, if it is not longer than `most` bytes."""
+async def body_of(request: Request, most: int, seconds: float = BODY_S) -> bytes:
+    """A request's body, if it is not longer than `most` bytes and does not stop arriving."""
     data = bytearray()
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said) > most:
-        raise ApiError(f"the body has {said} bytes, more than {most}", status=413)
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > most:
-            raise ApiError(f"the body has more than {most} bytes", status=413)
+        raise ApiError(f"the body has {said:.20} bytes, more than {most}", status=413)
+    begun = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > most:
+                    raise ApiError(f"the body has more than {most} bytes", status=413)
+                deadline.reschedule(begun + seconds + len(data) / LEAST_BYTES_PER_S)
+    except TimeoutError:
+        raise ApiError(
+            f"the body did not arrive in time: {len(data)} bytes so far", status=408
+        ) from None
     return bytes(data)
 
 
@@ -203,6 +216,7 @@ def _responses(dialect: Dialect, media: str, *, streams: bool) -> dict[int | str
         401: "The key is missing or wrong.",
         403: "The route is not open to this client.",
         404: "There is no such thing.",
+        408: "The body did not arrive in time.",
         413: "The body is too long.",
         500: "A fault of the server.",
         503: "The server is overloaded or its engine has failed.",

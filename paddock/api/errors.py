@@ -10,12 +10,14 @@ _OPENAI = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     409: "conflict_error",
     413: "request_too_large",
     415: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+MOST_MESSAGE = 1000  # characters: what was wrong may be long, and a client knows what it sent
 _ANTHROPIC = _OPENAI | {500: "api_error", 503: "overloaded_error"}
 
 
@@ -34,6 +36,10 @@ class ApiError(ValueError):
     status: int = 400
     param: str | None = None
     code: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.message) > MOST_MESSAGE:
+            self.message = f"{self.message[:MOST_MESSAGE]} ..."
 
     def __str__(self) -> str:
         return self.message

@@ -1,7 +1,7 @@
 """How clients say what is to be sampled, and `Sampling`, which is how we do."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from paddock.api.body import Body
@@ -15,7 +15,7 @@ NAMES = {  # of a Sampling's fields, as most clients call them
     "stop_texts": "stop",
     "thinking_budget": "thinking_token_budget",
 }
-MOST_STOPS, MOST_STOP_LENGTH, MOST_BIASES = 64, 1000, 1024  # every token is held against them
+MOST_STOPS, MOST_STOP_LENGTH, MOST_IDS = 64, 1000, 1024  # every token is held against them
 
 
 class Knobs(Body):
@@ -93,6 +93,7 @@ def checked(names: Mapping[str, str] = NAMES, /, **fields: Any) -> Sampling:
     Traceback (most recent call last):
     paddock.api.errors.ApiError: max_tokens: -1 is less than 1
     """
+    refuse_more(fields.get("stop_ids", ()), "stop_token_ids")
     try:
         return Sampling(**fields)
     except ValueError as error:
@@ -101,14 +102,18 @@ def checked(names: Mapping[str, str] = NAMES, /, **fields: Any) -> Sampling:
         raise ApiError(f"{name}:{why}", param=name) from None
 
 
+def refuse_more(ids: Sized, name: str) -> None:
+    if len(ids) > MOST_IDS:
+        raise ApiError(f"{name}: {len(ids)} token ids, more than {MOST_IDS}", param=name)
+
+
 def biases_from(said: Mapping[str, float] | None) -> tuple[Bias, ...]:
     """
     >>> biases_from({"7": -100})
     (Bias(token_id=7, amount=-100.0),)
     """
     found = []
-    if len(said or ()) > MOST_BIASES:
-        raise ApiError(f"logit_bias: more than {MOST_BIASES} tokens", param="logit_bias")
+    refuse_more(said or (), "logit_bias")
     for token, amount in (said or {}).items():
         if not token.isdecimal() or len(token) > 9:
             raise ApiError(f"logit_bias: {token!r:.80} is no token id", param="logit_bias")

@@ -8,7 +8,7 @@ from typing import Any
 from paddock.api.ask import Ask, Prompt
 from paddock.api.body import Body, read
 from paddock.api.errors import ApiError, refuse_crowd
-from paddock.api.knobs import biases_from, checked, seed_from, texts_from
+from paddock.api.knobs import biases_from, checked, refuse_more, seed_from, texts_from
 from paddock.records import Grammar, Sampling
 
 MOST_NEW = 128  # tokens, where nothing is said
@@ -143,6 +143,7 @@ def _generate(
     n = 1 if params.n is None else params.n
     if n < 1:
         raise ApiError(f"n: {n} is less than 1", param="n")
+    refuse_more(body.token_ids_logprob or (), "token_ids_logprob")
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
     scored = start if body.return_logprob and start >= 0 else None
     rank = body.data_parallel_rank if body.routed_dp_rank is None else body.routed_dp_rank

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses`: what is asked. Nothing is kept between requests."""
+"""OpenAI's `/v1/responses`: what is asked, of a conversation sent whole or kept by the server."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,10 @@ from paddock.api.body import Body
 from paddock.api.errors import ApiError
 from paddock.api.knobs import NAMES, checked, grammar_from
 from paddock.api.openai_chat import choice_of, conversation, known_tools
-from paddock.records import Sampling
+from paddock.api.sse import json_bytes
+from paddock.records import Message, Sampling
+
+MOST_ECHO = 1 << 20  # bytes of a field that a response repeats
 
 
 class ResponsesBody(Body):
@@ -41,20 +44,50 @@ class ResponsesBody(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreviousResponse:
+    """What a server keeps of a response for the one that goes on from it."""
+
+    messages: tuple[Message, ...]  # up to and with its reply, but for the instructions
+    session: str  # the responses of one conversation share it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Respond(Talk):
     echoed: Mapping[str, Any] = field(default_factory=dict)  # what the reply repeats of the request
+    instructions: int = 0  # of the messages; they hold for this response only
+    store: bool = False  # whether it may be gone on from
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """The messages that a later response goes on from, with the reply to come."""
+        return self.messages[self.instructions :]
 
 
-def respond(body: ResponsesBody, defaults: Sampling, server: thinking.Wish) -> Respond:
-    for name in ("previous_response_id", "conversation"):
-        if getattr(body, name) is not None:
-            raise ApiError(
-                f"{name}: this server keeps no responses; send the conversation whole", param=name
-            )
+def respond(
+    body: ResponsesBody,
+    defaults: Sampling,
+    server: thinking.Wish,
+    *,
+    previous: PreviousResponse | None = None,
+    keeps: bool = False,
+) -> Respond:
+    """`previous` is what `previous_response_id` names; `keeps` says whether the server keeps
+    responses."""
+    if body.previous_response_id is not None and previous is None:
+        what = "this server keeps no responses; send the conversation whole"
+        raise ApiError(f"previous_response_id: {what}", param="previous_response_id")
+    if body.conversation is not None:
+        what = "this server keeps no conversations; send it whole or use previous_response_id"
+        raise ApiError(f"conversation: {what}", param="conversation")
     if body.prompt is not None:
         raise ApiError("prompt: this server keeps no prompts; send its text", param="prompt")
     if body.background:
-        raise ApiError("background: this server keeps no responses", param="background")
+        raise ApiError("background: this server answers at once only", param="background")
+    messages, instructions = conversation(list(_messages(body))), int(bool(body.instructions))
+    if previous is not None:
+        messages = (*messages[:instructions], *previous.messages, *messages[instructions:])
+    store = keeps and body.store is not False
+    _refuse_long_echo(body)
     wish = thinking.first(
         thinking.from_template_kwargs(body.chat_template_kwargs),
         thinking.from_reasoning(body.reasoning),
@@ -70,7 +103,9 @@ def respond(body: ResponsesBody, defaults: Sampling, server: thinking.Wish) -> R
     shows = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
     return Respond(
         model=body.model,
-        messages=conversation(list(_messages(body))),
+        messages=messages,
+        instructions=instructions,
+        store=store,
         tools=tools,
         skipped_tools=skipped,
         must_call=must,
@@ -86,9 +121,11 @@ def respond(body: ResponsesBody, defaults: Sampling, server: thinking.Wish) -> R
             grammar=grammar_from(_format(body.text), where="text.format"),
         ),
         stream=bool(body.stream),
-        session=body.prompt_cache_key or body.user,
+        session=body.prompt_cache_key or body.user or (previous.session if previous else None),
         top_logprobs=max(0, body.top_logprobs or 0) if shows else None,
         echoed={
+            "previous_response_id": body.previous_response_id,
+            "store": store,
             "instructions": body.instructions,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -101,6 +138,21 @@ def respond(body: ResponsesBody, defaults: Sampling, server: thinking.Wish) -> R
             "text": body.text or {"format": {"type": "text"}},
         },
     )
+
+
+def _refuse_long_echo(body: ResponsesBody) -> None:
+    """A response repeats these, in a stream three times. The bounds of metadata are OpenAI's."""
+    metadata = body.metadata or {}
+    if len(metadata) > 16 or any(
+        len(key) > 64 or not isinstance(value, str) or len(value) > 512
+        for key, value in metadata.items()
+    ):
+        what = "must be at most 16 texts of 512 characters, with keys of 64"
+        raise ApiError(f"metadata: {what}", param="metadata")
+    for name in ("tools", "tool_choice", "text", "reasoning"):
+        length = len(json_bytes(getattr(body, name)))
+        if length > MOST_ECHO:
+            raise ApiError(f"{name}: {length} bytes, more than {MOST_ECHO}", param=name)
 
 
 def _format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -160,7 +212,7 @@ def _part(item: Mapping[str, Any], path: str) -> dict[str, Any] | None:
             text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
         case "item_reference":
-            raise ApiError(f"{path}: this server keeps no items to refer to", param="input")
+            raise ApiError(f"{path}: items cannot be referred to; send the item", param="input")
     return None  # calls of tools that other servers run, and their results
 
 

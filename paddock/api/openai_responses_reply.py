@@ -66,8 +66,6 @@ class ResponseFrame:
             "usage": None if answer is None else usage(answer),
             "error": None,
             "incomplete_details": incomplete,
-            "previous_response_id": None,
-            "store": False,
             **self.ask.echoed,
         }
 

@@ -129,7 +129,7 @@ class ResponsesVoice:
     """OpenAI's Responses."""
 
     def __init__(self, speaker: Speaker, ask: Respond, prompt: Any) -> None:
-        unique = uuid4().hex
+        unique = uuid4().hex  # nobody who was not told it can guess it
         self.reading = speaker.reading(ask, prompt, lambda i: f"call_{unique[:12]}{i}")
         self._frame = ResponseFrame(
             id=f"resp_{unique}",

@@ -35,6 +35,10 @@ def serve(  # noqa: PLR0913  the command line
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 8000,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name it is reached by, behind a proxy say."),
+    ] = None,
     dp: Annotated[int, typer.Option(min=1, help="Replicas, each with its own weights.")] = 1,
     api_key: Annotated[
         str | None, typer.Option(envvar="PADDOCK_API_KEY", help="What clients must show.")
@@ -54,7 +58,10 @@ def serve(  # noqa: PLR0913  the command line
         int | None,
         typer.Option(min=1, help="Prompt tokens of one step. Default: by the device's memory."),
     ] = None,
-    served_name: Annotated[str | None, typer.Option(help="Default: the folder's.")] = None,
+    served_name: Annotated[
+        list[str] | None,
+        typer.Option(help="What clients call it, several times if they differ. Default: FOLDER's."),
+    ] = None,
     template_version: Annotated[
         Literal["5", "5.1", "5.2", "5.3"] | None,
         typer.Option(help="GLM-5's chat template, in place of the folder's."),
@@ -65,6 +72,9 @@ def serve(  # noqa: PLR0913  the command line
     clear_thinking: Annotated[
         bool, typer.Option(help="Forget thoughts before the last user message, by default.")
     ] = False,
+    keep_responses: Annotated[
+        int, typer.Option(min=0, help="For previous_response_id, an hour long; 0: none.")
+    ] = 1000,
     metrics_prefix: Annotated[str, typer.Option(help="Of the names of metrics.")] = "sglang:",
     log_requests: Annotated[bool, typer.Option(help="A line for every request.")] = True,
 ) -> None:
@@ -87,12 +97,16 @@ def serve(  # noqa: PLR0913  the command line
         replay=replay,
         stop_ids=stops or None,
     )
+    names = served_name or [folder.resolve().name]
     shown = ServeSettings(
         host=host,
-        served_name=served_name or folder.resolve().name,
+        allowed_hosts=tuple(allowed_host or ()),
+        served_name=names[0],
+        aliases=tuple(names[1:]),
         model_path=str(folder),
         metrics_prefix=metrics_prefix,
         clear_thinking=clear_thinking,
+        keep_responses=keep_responses,
         **preferred(folder),
     )
     keys = Keys(api=api_key, admin=admin_key)
@@ -125,6 +139,7 @@ def _run(
     import uvicorn
 
     from paddock.engine import Reload, capacity
+    from paddock.http.server import server_config
     from paddock.serve import build_app
 
     started = time.monotonic()
@@ -135,14 +150,7 @@ def _run(
     try:
         weights = [Reload(engine) for engine in engines]
         app = build_app(engines, model.tokenizer, model.renderer, shown, keys=keys, weights=weights)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=PATIENCE_S,
-            limit_concurrency=None,
-        )
+        config = server_config(app, timeout_graceful_shutdown=PATIENCE_S)
         _introduce(model, engines, shown, place, dtype)
         place.sock.listen(config.backlog)  # whoever reads "ready" may already knock
         typer.echo(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C ends it")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ def read_run(path: str | Path) -> RunFolder:
     folder = Path(path)
     if not folder.is_dir():
         raise ReportError(f"{folder}: no such folder")
-    if not any((folder / name).is_file() for name in (METRICS, EVENTS)):
+    if not any(is_own_file(folder / name) for name in (METRICS, EVENTS)):
         raise ReportError(
             f"{folder}: no run folder, it holds neither {METRICS} nor {EVENTS}{_near(folder)}"
         )
@@ -175,10 +176,25 @@ class LiveRun:
         return self._run
 
 
+def is_own_file(path: Path) -> bool:
+    """Whether it is a file and not a link to one: whoever can write into a run must not be able to
+    show other files to, and by, whoever looks at it."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def missing(path: Path) -> str:
+    return f"{path.name} is {'a link, which is not followed' if path.is_symlink() else 'missing'}"
+
+
 def _stamp(path: Path) -> Stamp:
     try:
-        found = os.stat(path)
+        found = os.lstat(path)
     except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -226,7 +242,9 @@ class Lines:
         """What was added since the last call."""
         found: list[dict[str, Any]] = []
         if not self._damaged:
-            self.complaint = "" if self.path.is_file() else f"{self.path.name} is missing"
+            self.complaint = "" if is_own_file(self.path) else missing(self.path)
+            if self.complaint:
+                return found
         try:
             for record, offset in () if self._damaged else follow(self.path, self._offset):
                 if not isinstance(record, dict):
@@ -242,8 +260,8 @@ class Lines:
 
 def read_recipe(path: Path) -> tuple[str, dict[str, Any], str]:
     """Its text, what it says, and what is wrong with it."""
-    if not path.is_file():
-        return "", {}, f"{path.name} is missing"
+    if not is_own_file(path):
+        return "", {}, missing(path)
     text = path.read_text("utf-8", errors="replace")
     try:
         return text, tomllib.loads(text), ""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paddock.dashboard.folder import number
+from paddock.dashboard.folder import is_own_file, number
 
 ROLLOUTS, ENGINE, NETWORK = "rollouts.jsonl", "engine.jsonl", "network.jsonl"
 PAGE_BYTES = 512 * 1024  # read at once
@@ -19,10 +19,9 @@ def page(path: Path, before: int | None = None) -> tuple[list[Row], int]:
     """Whole rows that end before byte `before` (the end, if None), at most `PAGE_BYTES` of them
     unless one alone is longer, and where the page before this one ends; 0: this one begins the
     file. Lines that are no rows are left out."""
-    try:
-        size = os.stat(path).st_size
-    except OSError:
+    if not is_own_file(path):
         return [], 0
+    size = os.stat(path).st_size
     end = size if before is None else min(before, size)
     length = PAGE_BYTES
     start, data = _end_of(path, end, length)

@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Interval
 
 from paddock.dashboard import episodes, prefixes, rows
 from paddock.dashboard.engine import EngineWatch
-from paddock.dashboard.folder import ReportError
+from paddock.dashboard.folder import ReportError, is_own_file
 from paddock.dashboard.html import page
 from paddock.dashboard.report import report
 from paddock.dashboard.shelf import LEDGER, Shelf, curve, summary
 from paddock.dashboard.story import read_story, story_page
 from paddock.dashboard.talk import Numbers, OpenWords, Words
+from paddock.http import names_this_machine
 from paddock.journal import LedgerError, LedgerView
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+
+
+# What SQLite can hold; FastAPI refuses the rest.
+Number = Annotated[int, Interval(ge=0, lt=2**63)]
 
 
 class DashError(ValueError):
@@ -71,6 +76,8 @@ class Sight:
         if isinstance(parent, str) and self.shelf.within(Path(parent)):
             folders.append(Path(parent))
         for folder in (place for each in folders for place in tokenizer_places(each)):
+            if not self.shelf.within(folder / "tokenizer.json"):  # a link leads elsewhere
+                continue
             if folder not in self._words and (found := self.open_words(folder)) is not None:
                 self._words[folder] = found
             if folder in self._words:
@@ -80,6 +87,8 @@ class Sight:
     @contextmanager
     def ledger(self, name: str) -> Iterator[LedgerView]:
         path = self.shelf.folder(name) / LEDGER
+        if not is_own_file(path):
+            raise LedgerError(f"{path}: no such ledger")
         with LedgerView(path) as view:
             yield view
 
@@ -101,23 +110,6 @@ def plotly_script() -> Path:
     raise DashError(f"the dashboard draws with plotly, which is not installed: {INSTALL}")
 
 
-def may_ask(host: str | None, own: str) -> bool:
-    """Whether a Host header names this machine. A name that is not ours may be anybody's who points
-    it here; an address cannot be.
-
-    >>> [may_ask(host, "127.0.0.1") for host in ("127.0.0.1:8001", "[::1]:9", "localhost", "a.b")]
-    [True, True, True, False]
-    """
-    try:
-        name = urlsplit(f"//{host or ''}").hostname or ""
-        if name in ("localhost", own.lower()):
-            return True
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def build_app(sight: Sight) -> "FastAPI":
     """The dashboard as an application."""
     from fastapi import FastAPI
@@ -130,7 +122,7 @@ def build_app(sight: Sight) -> "FastAPI":
     async def guard(
         request: "Request", forward: Callable[["Request"], Awaitable["Response"]]
     ) -> "Response":
-        if not may_ask(request.headers.get("host"), sight.host):
+        if not names_this_machine(request.headers.get("host"), [sight.host]):
             answer: Response = JSONResponse({"error": "this host name is not ours"}, 403)
         elif request.method not in ("GET", "HEAD"):
             answer = JSONResponse({"error": "only to be read"}, 405)
@@ -244,8 +236,8 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
         run: str,
         task: str = "",
         status: str = "",
-        update: int | None = None,
-        before: int | None = None,
+        update: Number | None = None,
+        before: Number | None = None,
         low: float | None = None,
         high: float | None = None,
     ) -> Response:
@@ -257,7 +249,7 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
 
     @app.get("/api/failures")
     def failures(
-        run: str, task: str = "", update: int | None = None, before: int | None = None
+        run: str, task: str = "", update: Number | None = None, before: Number | None = None
     ) -> Response:
         wish = episodes.Wish(task=task, update=update, before=before)
         lines = sight.shelf.run(run).lines
@@ -270,22 +262,22 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
             return _json({**episodes.failures(ledger, wish), "by_step": by_step})
 
     @app.get("/api/group")
-    def group(run: str, ordinal: int) -> Response:
+    def group(run: str, ordinal: Number) -> Response:
         with sight.ledger(run) as ledger:
             return _json(episodes.group(ledger, ordinal, sight.words(run)))
 
     @app.get("/api/attempt")
-    def attempt(run: str, ordinal: int, member: int, branch: int = 0) -> Response:
+    def attempt(run: str, ordinal: Number, member: Number, branch: Number = 0) -> Response:
         with sight.ledger(run) as ledger:
             return _json(episodes.attempt(ledger, ordinal, member, branch, sight.words(run)))
 
     @app.get("/api/find")
-    def find(run: str, task: str, number: int) -> Response:
+    def find(run: str, task: str, number: Number) -> Response:
         with sight.ledger(run) as ledger:
             return _json({"ordinal": ledger.ordinal_of(task, number)})
 
     @app.get("/api/prefixes")
-    def shared(run: str, update: int | None = None) -> Response:
+    def shared(run: str, update: Number | None = None) -> Response:
         with sight.ledger(run) as ledger:
             return _json(prefixes.picture(ledger, update, sight.words(run)))
 
@@ -297,12 +289,12 @@ def _add_rows(app: "FastAPI", sight: Sight) -> None:
         return rows.page(sight.shelf.folder(run) / file, before)
 
     @app.get("/api/timeline")
-    def timeline(run: str, before: int | None = None) -> Response:
+    def timeline(run: str, before: Number | None = None) -> Response:
         folder = sight.shelf.run(run)
         return _json(rows.timeline(folder.path / rows.ROLLOUTS, before, folder.lines))
 
     @app.get("/api/engine")
-    def engine(run: str, before: int | None = None) -> Response:
+    def engine(run: str, before: Number | None = None) -> Response:
         found, start = some(run, rows.ENGINE, before)
         return _json({"rows": found, "before": start or None})
 

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from paddock.dashboard.curves import look
-from paddock.dashboard.folder import LiveRun, ReportError, RunFolder
+from paddock.dashboard.folder import LiveRun, ReportError, RunFolder, is_own_file
 from paddock.dashboard.series import smoothed, thinned
 from paddock.journal import EVENTS, LEDGER, METRICS
 
@@ -130,7 +130,7 @@ def summary(name: str, run: RunFolder, now: float) -> Summary:
         metric=telling,
         value=curve[-1] if curve else None,
         metrics=run.metrics,
-        ledger=(run.path / LEDGER).is_file(),
+        ledger=is_own_file(run.path / LEDGER),
         plan=any(event.get("kind") == "plan" for event in run.events),
     )
 

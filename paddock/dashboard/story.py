@@ -8,7 +8,7 @@ from typing import Any
 
 from paddock.dashboard.bars import heat_map, share_bar
 from paddock.dashboard.curves import metric_chart, reward_chart
-from paddock.dashboard.folder import ReportError, RunFolder, number, read_run
+from paddock.dashboard.folder import ReportError, RunFolder, is_own_file, number, read_run
 from paddock.dashboard.html import Html, folded, joined, page, section, table, tag, tiles
 from paddock.dashboard.scale import short, span
 from paddock.journal import EVENTS, follow
@@ -65,7 +65,7 @@ class Story:
 def read_story(folder: str | Path) -> Story:
     """What a plan wrote down in its folder, finished or not."""
     path = Path(folder)
-    if not (path / EVENTS).is_file():
+    if not is_own_file(path / EVENTS):
         raise ReportError(f"{path}: no run of a plan, it holds no {EVENTS}")
     stages: dict[str, Stage] = {}
     skills: dict[str, None] = {}
@@ -157,6 +157,8 @@ def _score(stage: Stage, skill: str) -> str:
 def _stage(story: Story, stage: Stage) -> Iterator[Html]:
     yield tag("p", f"{stage.about}. " if stage.about else "", f"{span(stage.seconds)}.")
     try:
+        if (story.path / stage.name).resolve().parent != story.path.resolve():
+            raise ReportError(f"{stage.name}: not a folder of this run")  # a link, or dots
         run = read_run(story.path / stage.name)
     except ReportError:
         if not (story.path / stage.name).is_dir():

@@ -4,6 +4,7 @@ app.py       the application: every door, and the guard before them
 doors/       one file a dialect
 guard.py     who may come in
 hall.py      conversations become prompts, prompts requests, requests answers
+kept.py      responses that the next one may go on from
 metrics.py   numbers for Prometheus
 page/        the chat page
 replicas.py  several engines behind one door, and who answers which session

@@ -69,7 +69,7 @@ def build_app(
 async def _refused(request: Request, error: Exception) -> Response:
     """What the routing refuses: no such path, no such method."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = request.scope["path"]  # `url` raises where the Host header is no host
     what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
     message = what.get(error.status_code, str(error.detail))
     found = refusal(dialect_of(path), ApiError(message[:300], status=error.status_code))
@@ -78,4 +78,4 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(dialect_of(request.url.path), explained(error))
+    return refusal(dialect_of(request.scope["path"]), explained(error))

@@ -1,13 +1,12 @@
 """Who may come in: keys, and pages of other sites."""
 
-from urllib.parse import urlsplit
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paddock.api.dialect import dialect_of, refusal
 from paddock.api.errors import ApiError
 from paddock.api.keys import sent_key
+from paddock.http import is_cross_site, names_this_machine
 from paddock.serve.doors.control import PATHS
 from paddock.serve.settings import Keys, ServeSettings
 
@@ -35,9 +34,16 @@ class Guard:
         """Why a request may not pass, if it may not."""
         if path in OPEN and method in HARMLESS:
             return None
-        if method not in HARMLESS and _foreign(headers):
-            return ApiError("requests from pages of other sites are refused", status=403)
         control = path.rstrip("/") in PATHS
+        # Control routes change things whatever the method: SGLang's clients flush with a GET.
+        if (control or method not in HARMLESS) and is_cross_site(headers):
+            return ApiError("requests from pages of other sites are refused", status=403)
+        if self._is_rebound(headers):
+            return ApiError(
+                f"the Host header must name this machine by address, as localhost or by a name "
+                f"given with --allowed-host, got {headers.get('host', '')!r:.80}",
+                status=403,
+            )
         if control and self.settings.is_public and self.keys.admin is None:
             return ApiError(
                 f"{path} is closed: on a public address control routes need an admin key",
@@ -50,9 +56,10 @@ class Guard:
             )
         return None
 
-
-def _foreign(headers: Headers) -> bool:
-    """Whether a browser sends it on behalf of a page that is not ours. Other clients send no
-    Origin."""
-    origin = headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != headers.get("host")
+    def _is_rebound(self, headers: Headers) -> bool:
+        """Whether a page may have pointed its own name here (DNS rebinding). No page knows a key,
+        and a public address is reached by names that we cannot know."""
+        settings = self.settings
+        if settings.is_public or self.keys.api is not None:
+            return False
+        return not names_this_machine(headers.get("host"), settings.allowed_hosts)

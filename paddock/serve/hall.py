@@ -10,7 +10,7 @@ from uuid import uuid4
 from starlette.requests import Request as HttpRequest
 
 from paddock.api import dialect
-from paddock.api.ask import Ask, Prompt, Talk, fitted
+from paddock.api.ask import Ask, Prompt, Talk, fitted, too_long
 from paddock.api.errors import ApiError
 from paddock.api.spelling import Spelling
 from paddock.api.thinking import Wish
@@ -36,6 +36,7 @@ from paddock.text import (
     RewritesPast,
     Thinking,
     Tokenizer,
+    TooLong,
 )
 
 ROUTING = "x-smg-routing-key"  # the header that says which session a request belongs to
@@ -94,19 +95,36 @@ class Hall:
         said = Thinking(enable_thinking=enable, clear_thinking=self.settings.clear_thinking)
         return Wish(thinking=said)
 
+    def refuse_unknown(self, model: str | None) -> None:
+        """As vLLM: a client that names a model must name one that is served; none is fine."""
+        names = self.settings.names
+        if model and model not in names:
+            served = ", ".join(map(repr, names))
+            raise ApiError(
+                f"model {model!r:.80} not found; served models: {served}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
     # --- prompts ----------------------------------------------------------------------------------
 
-    async def prompt_of(self, talk: Talk) -> tuple[int, ...]:
+    async def prompt_of(self, talk: Talk, *, most: int | None = None) -> tuple[int, ...]:
         """The conversation in tokens, and the opening of the reply. A long one takes a while, so
-        other clients are attended to meanwhile."""
-        return await asyncio.to_thread(self._prompt, talk)
+        other clients are attended to meanwhile. One that is far longer than `most` tokens, or than
+        the context, is refused without tokenizing all of it."""
+        most = most or self.capacity.context
+        try:
+            return await asyncio.to_thread(self._prompt, talk, most)
+        except TooLong as error:
+            raise too_long(str(error), most, "messages") from None
 
-    def _prompt(self, talk: Talk) -> tuple[int, ...]:
+    def _prompt(self, talk: Talk, most: int) -> tuple[int, ...]:
         self._warn(talk)
         if talk.prompt_ids is not None:
             return talk.prompt_ids
         renderer = self._renderer()
-        said = {"tools": talk.tools, "thinking": talk.reply_thinking}
+        said = {"tools": talk.tools, "thinking": talk.reply_thinking, "most": most}
         try:
             if talk.continues:
                 return renderer.dialogue(talk.messages, closed=False, **said).token_ids  # type: ignore[arg-type]
@@ -115,11 +133,26 @@ class Hall:
             raise ApiError(f"messages: {error}", param="messages") from None
         return (*ids, *talk.call_opening(self.tokenizer)) if talk.must_call else ids
 
-    async def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
-        """A prompt without a template. Its text may spell added tokens, as templates do."""
+    async def tokens_of(self, prompt: Prompt, *, most: int | None = None) -> tuple[int, ...]:
+        """A prompt without a template. Its text may spell added tokens, as templates do. `most` as
+        in `prompt_of`."""
         if not isinstance(prompt, str):
             return prompt
-        return tuple(await asyncio.to_thread(self.tokenizer.encode, prompt, specials=True))
+        most = most or self.capacity.context
+        try:
+            return await asyncio.to_thread(self._encoded, prompt, most)
+        except TooLong as error:
+            raise too_long(str(error), most, "prompt") from None
+
+    def _encoded(self, text: str, most: int) -> tuple[int, ...]:
+        self.tokenizer.refuse_longer([text], most, specials=True)
+        return tuple(self.tokenizer.encode(text, specials=True))
+
+    @property
+    def most_counted(self) -> int:
+        """Tokens of a text that is tokenized for its own sake: clients find out that way how much
+        of a long one has room."""
+        return max(65536, 8 * self.capacity.context)
 
     def _renderer(self) -> Renderer:
         if self.renderer is None:

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from hmac import compare_digest
 from ipaddress import ip_address
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from paddock.config import ConfigError, Settings
 
 
 class ServeSettings(Settings):
     host: str = "127.0.0.1"
+    allowed_hosts: tuple[str, ...] = ()  # names it is reached by, behind a proxy say
     served_name: str = "paddock"
+    aliases: tuple[str, ...] = ()  # other names under which clients may ask for the model
     model_path: str = ""
     metrics_prefix: str = "sglang:"
     incremental: bool = False  # /generate streams what is new, not all so far
@@ -22,7 +24,14 @@ class ServeSettings(Settings):
     temperature: float = 1.0  # of chats that bring none, and so on
     top_p: float = 1.0
     top_k: PositiveInt | None = None
+    keep_responses: NonNegativeInt = 1000  # for previous_response_id; 0: none
+    keep_responses_s: PositiveFloat = 3600.0
+    keep_responses_bytes: PositiveInt = 256 << 20
     health_s: PositiveFloat = 20.0  # how long one token may take before health is doubted
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.served_name, *self.aliases)))
 
     @property
     def is_public(self) -> bool:

@@ -45,7 +45,7 @@ from paddock.text.template import (
     chat_template,
     ignored,
 )
-from paddock.text.tokenizer import Detokenizer, Tokenizer, TokenizerError, train
+from paddock.text.tokenizer import Detokenizer, Tokenizer, TokenizerError, TooLong, train
 
 __all__ = [
     "UNSAID",
@@ -78,6 +78,7 @@ __all__ = [
     "Thinking",
     "Tokenizer",
     "TokenizerError",
+    "TooLong",
     "Version",
     "chat_template",
     "ignored",

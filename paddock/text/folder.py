@@ -19,6 +19,7 @@ from paddock.text.rendered import (
     RewritesPast,
     Row,
     common,
+    refuse_many,
     refuse_replies,
     rendered,
     require_reply,
@@ -63,8 +64,11 @@ class FolderRenderer:
         *,
         tools: Sequence[ToolSpec] = (),
         thinking: Thinking = UNSAID,
+        most: int | None = None,
     ) -> Rendered:
+        refuse_many(messages, most)
         text = self._text(messages, tools, thinking, opened=True)
+        self._refuse_longer(text, most)
         return rendered(self._others(text, self._ids(text), messages, 0))
 
     def dialogue(
@@ -74,7 +78,11 @@ class FolderRenderer:
         tools: Sequence[ToolSpec] = (),
         thinking: Thinking = UNSAID,
         closed: bool = True,
+        most: int | None = None,
     ) -> Rendered:
+        refuse_many(messages, most)
+        if most is not None:
+            self._refuse_longer(self._text(messages, tools, thinking), most)
         rows: list[Row] = []
         done, before, first = "", "", 0  # all the text, its last piece, the first message not in it
         for k, message in enumerate(messages):
@@ -174,6 +182,10 @@ class FolderRenderer:
         )
 
     # --- tokens
+
+    def _refuse_longer(self, text: str, most: int | None) -> None:
+        if most is not None:
+            self.tokenizer.refuse_longer([text.replace(_GUARD, "")], most, specials=True)
 
     def _ids(self, text: str) -> list[int]:
         if _GUARD not in text:

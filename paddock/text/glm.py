@@ -20,6 +20,7 @@ from paddock.text.rendered import (
     Rendered,
     RewritesPast,
     encoded,
+    refuse_many,
     refuse_replies,
     require_reply,
 )
@@ -198,12 +199,16 @@ class GlmRenderer:
         *,
         tools: Sequence[ToolSpec] = (),
         thinking: Thinking = UNSAID,
+        most: int | None = None,
     ) -> Rendered:
-        return self._encoded(
+        refuse_many(messages, most)
+        pieces = [
             *_head(self._rules, tools, thinking),
             *_body(self._rules, messages, thinking),
             *self._opener(thinking),
-        ).training_only(())
+        ]
+        self._refuse_longer(pieces, most)
+        return self._encoded(*pieces).training_only(())
 
     def dialogue(
         self,
@@ -212,7 +217,9 @@ class GlmRenderer:
         tools: Sequence[ToolSpec] = (),
         thinking: Thinking = UNSAID,
         closed: bool = True,
+        most: int | None = None,
     ) -> Rendered:
+        refuse_many(messages, most)
         pieces = [
             *_head(self._rules, tools, thinking),
             *_body(self._rules, messages, thinking),
@@ -220,6 +227,7 @@ class GlmRenderer:
         if closed and messages and messages[-1].role == "assistant":
             stop = Special.OBSERVATION if messages[-1].tool_calls else Special.USER
             pieces.append(Piece(stop, "assistant", len(messages) - 1, trained=True))
+        self._refuse_longer(pieces, most)
         return self._encoded(*pieces)
 
     def reply(
@@ -282,6 +290,11 @@ class GlmRenderer:
 
     def _id(self, text: str) -> int | None:
         return self.tokenizer.specials[text] if isinstance(text, Special) else None
+
+    def _refuse_longer(self, pieces: Sequence[Piece], most: int | None) -> None:
+        if most is not None:
+            texts = [piece.text for piece in pieces]
+            self.tokenizer.refuse_longer(texts, most, specials=self._specials_in_text)
 
     def _encoded(self, *pieces: Piece) -> Rendered:
         return encoded(pieces, self._ids)

@@ -110,7 +110,7 @@ def tools_from(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
             raise MessageError(f"{path}: expected an object, got {entry!r:.80}")
         bare = entry.get("function", entry)
         if not isinstance(bare, Mapping) or not isinstance(bare.get("name"), str):
-            kind = f" of type {entry['type']!r}" if "type" in entry else ""
+            kind = f" of type {entry['type']!r:.80}" if "type" in entry else ""
             raise MessageError(f"{path}: a tool{kind} without a name cannot be called")
         parameters = bare.get("parameters", bare.get("input_schema"))
         try:
@@ -132,7 +132,7 @@ def _message(entry: Mapping[str, Any], i: int, unanswered: Sequence[str]) -> Mes
     role = _ROLES.get(str(entry.get("role")))
     if role is None:
         known = ", ".join(_ROLES)
-        raise ValueError(f"role: {entry.get('role')!r} is none of {known}")
+        raise ValueError(f"role: {entry.get('role')!r:.80} is none of {known}")
     reasoning = entry.get("reasoning_content")
     if reasoning is None:
         reasoning = entry.get("reasoning")

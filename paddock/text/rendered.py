@@ -12,7 +12,7 @@ from typing import Literal, Protocol, Self
 
 from paddock.records import Message, ToolSpec
 from paddock.text.template import UNSAID, Thinking
-from paddock.text.tokenizer import Tokenizer
+from paddock.text.tokenizer import Tokenizer, TooLong
 
 Producer = Literal["template", "system", "user", "assistant", "tool"]
 
@@ -60,9 +60,10 @@ class Renderer(Protocol):
         *,
         tools: Sequence[ToolSpec] = (),
         thinking: Thinking = UNSAID,
+        most: int | None = None,
     ) -> Rendered:
         """What a model is to go on from: the conversation and the opening of its reply. Nothing
-        of it is trained."""
+        of it is trained. Raises TooLong, at little cost, if it has far more than `most` tokens."""
 
     def dialogue(
         self,
@@ -71,9 +72,10 @@ class Renderer(Protocol):
         tools: Sequence[ToolSpec] = (),
         thinking: Thinking = UNSAID,
         closed: bool = True,
+        most: int | None = None,
     ) -> Rendered:
         """A whole conversation to learn from. `closed` ends its last reply, if that is the last
-        message, with the token that stops a model."""
+        message, with the token that stops a model. `most` as in `prompt`."""
 
     def reply(
         self,
@@ -153,6 +155,12 @@ def common(one: Sequence[object], other: Sequence[object]) -> int:
 def refuse_replies(messages: Sequence[Message]) -> None:
     if any(message.role == "assistant" for message in messages):
         raise ValueError("an assistant message cannot be appended to a session: it is sampled")
+
+
+def refuse_many(messages: Sequence[Message], most: int | None) -> None:
+    """A message takes at least a token: more messages than tokens need not be laid out."""
+    if most is not None and len(messages) > most:
+        raise TooLong(f"at least {len(messages)} tokens")
 
 
 def require_reply(messages: Sequence[Message]) -> None:

@@ -22,6 +22,8 @@ COMPANIONS = (CONFIG, "chat_template.jinja", "special_tokens_map.json")
 Splitting = Literal["bytes", "words"]
 _UNSAID = "\ufdd0\ufdd1"  # characters that mean nothing to anyone
 CONTEXT = 8  # tokens before a text that decide how it begins
+FEW = 8  # characters for each token that there may be: so short a text is not counted first
+WINDOW = 1 << 16  # characters counted at once
 
 # Words with the blank or sign before them, digits in groups of three at most (so that a number has
 # one spelling, and few of them), signs, space: the rule of GPT-4 and of GLM-5.
@@ -47,6 +49,10 @@ OTHER_BYTES = [
 
 class TokenizerError(ValueError):
     """A tokenizer that cannot be read or trained; the message says which and why."""
+
+
+class TooLong(ValueError):
+    """A text of certainly more tokens than there may be."""
 
 
 class Tokenizer:
@@ -146,6 +152,30 @@ class Tokenizer:
         """With `specials`, added tokens that the text spells out become those tokens."""
         inner = self._inner if specials else self._plain
         return inner.encode(text, add_special_tokens=False).ids
+
+    def refuse_longer(self, texts: Sequence[str], most: int, *, specials: bool) -> None:
+        """Raise TooLong if these texts together certainly have more than `most` tokens.
+
+        The work is bounded by `most`, not by the texts: encoding 30 MB takes minutes and gigabytes.
+        Texts that may or may not be too long pass.
+        """
+        if len(texts) + sum(map(len, texts)) <= FEW * most:
+            return
+        least = 0
+        for text in texts:
+            for start in range(0, len(text), WINDOW):
+                window = text[start : start + WINDOW]
+                ids = self.encode(window, specials=specials or isinstance(text, Special))
+                # A cut falls into one token, which may become as many as it has characters.
+                cuts = (start > 0) + (start + WINDOW < len(text))
+                least += max(0, len(ids) - cuts * self._longest)
+                if least > most:
+                    raise TooLong(f"at least {least} tokens")
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
 
     def encode_behind(self, text: str) -> list[int]:
         """Without specials, the text as it is encoded behind an added token."""

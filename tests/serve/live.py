@@ -75,7 +75,8 @@ def serving(
     renderer = renderer_for(tokenizer)
     chosen = EngineSettings(**({"cache_bytes": 1 << 22, "max_running": 8} | (engine or {})))
     engines = [Engine(load_pretrained(folder), tokenizer, chosen) for _ in range(replicas)]
-    said = {"served_name": "tiny", "model_path": str(folder)} | settings
+    names = {"served_name": "tiny", "aliases": ("m", "glm-5[1m]")}
+    said = names | {"model_path": str(folder)} | settings
     ways = [weights(each) for each in engines] if weights else []
     shown = ServeSettings(**said)
     app = build_app(engines, tokenizer, renderer, shown, keys=keys, weights=ways)

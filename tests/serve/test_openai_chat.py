@@ -23,7 +23,7 @@ def client(live):
 
 
 def test_models(client):
-    (model,) = client.models.list().data
+    model, *_ = client.models.list().data
     assert model.id == "tiny" and model.max_model_len == CONTEXT
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):

@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from paddock.text.template import tool_dict
+from tests.serve.live import serving
 from tests.serve.school import CONTEXT, WEATHER
 
 TOOLS = [tool_dict(WEATHER)]
@@ -145,9 +146,57 @@ def test_responses_stream_through_the_accumulator(client):
     assert json.loads(done.output[2].arguments) == {"city": "Oslo", "days": 2}
 
 
-def test_responses_keep_nothing(client):
-    with pytest.raises(openai.BadRequestError, match="keeps no responses"):
-        client.responses.create(model="m", input="x", previous_response_id="resp_1")
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses_go_on_from_a_previous_one(client, stream):
+    asked = {"model": "m", "tools": RESPONSE_TOOLS[:1], "temperature": 0}
+    if stream:
+        with client.responses.stream(input="Weather in Oslo?", **asked) as events:
+            first = events.get_final_response()
+    else:
+        first = client.responses.create(input="Weather in Oslo?", **asked)
+    assert first.store and first.previous_response_id is None
+    call = first.output[-1]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"t": 12}'}
+    second = client.responses.create(input=[result], previous_response_id=first.id, **asked)
+    assert second.output_text == "12 C in Oslo."
+    assert second.previous_response_id == first.id
+    assert second.usage.input_tokens_details.cached_tokens >= 80
+    assert client.responses.retrieve(second.id).output_text == "12 C in Oslo."
+    # One may go on from the first again, and instructions hold for one response only.
+    again = client.responses.create(
+        input=[result], instructions="Be brief.", previous_response_id=first.id, **asked
+    )
+    assert again.usage.input_tokens > second.usage.input_tokens
+    third = client.responses.create(input="Say hello.", previous_response_id=again.id, **asked)
+    past, more = ([i.model_dump(exclude_none=True) for i in r.output] for r in (first, again))
+    oslo, hello = ({"role": "user", "content": x} for x in ("Weather in Oslo?", "Say hello."))
+    whole = client.responses.create(input=[oslo, *past, result, *more, hello], **asked)
+    assert third.usage.input_tokens == whole.usage.input_tokens
+    assert third.output_text == whole.output_text
+
+
+def test_responses_that_are_not_kept_cannot_be_gone_on_from(client):
+    unstored = client.responses.create(model="m", input="Say hello.", store=False, temperature=0)
+    deleted = client.responses.create(model="m", input="Say hello.", temperature=0)
+    assert not unstored.store
+    client.responses.delete(deleted.id)
+    for name in ("resp_1", unstored.id, deleted.id):
+        with pytest.raises(openai.BadRequestError, match="not found: the newest 1000") as refused:
+            client.responses.create(model="m", input="x", previous_response_id=name)
+        assert refused.value.code == "previous_response_not_found"
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(name)
+
+
+def test_a_server_that_keeps_no_responses_says_so(folder):
+    with serving(folder, keep_responses=0) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+        done = client.responses.create(model="m", input="Say hello.", temperature=0)
+        assert not done.store
+        with pytest.raises(openai.BadRequestError, match="keeps no responses"):
+            client.responses.create(model="m", input="x", previous_response_id=done.id)
+        with pytest.raises(openai.NotFoundError, match="keeps no responses"):
+            client.responses.retrieve(done.id)
 
 
 # --- grammars -------------------------------------------------------------------------------------

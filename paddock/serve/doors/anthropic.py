@@ -20,11 +20,16 @@ class Anthropic:
         doors.add("/v1/messages/count_tokens", self.count, body=CountBody)
 
     async def count(self, _http: Request, value: Any) -> Any:
-        prompt = await self.hall.prompt_of(count(read(CountBody, value), self.hall.thinking))
+        body = read(CountBody, value)
+        self.hall.refuse_unknown(body.model)
+        asked = count(body, self.hall.thinking)
+        prompt = await self.hall.prompt_of(asked, most=self.hall.most_counted)
         return {"input_tokens": len(prompt)}
 
     async def messages(self, http: Request, value: Any) -> Any:
-        ask = messages(read(MessagesBody, value), self.hall.defaults, self.hall.thinking)
+        body = read(MessagesBody, value)
+        self.hall.refuse_unknown(body.model)
+        ask = messages(body, self.hall.defaults, self.hall.thinking)
         prompt = await self.hall.prompt_of(ask)
         call = self.hall.call(http, ask, self.hall.requests(ask, prompt))
         voice = MessagesVoice(self.hall.speaker, ask, prompt)

@@ -92,17 +92,16 @@ class Facts:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _http: Request, _value: Any) -> Any:
-        return {"object": "list", "data": [self._model()]}
+        return {"object": "list", "data": [self._model(n) for n in self.hall.settings.names]}
 
     async def model(self, http: Request, _value: Any) -> Any:
         name = http.path_params["model"]
-        if name != self.hall.settings.served_name:
-            raise ApiError(f"there is no model called {name!r:.80}", status=404, param="model")
-        return self._model()
+        self.hall.refuse_unknown(name)
+        return self._model(name)
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, Any]:
         return {
-            "id": self.hall.settings.served_name,
+            "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "paddock",

@@ -20,7 +20,9 @@ class Inference:
         doors.add("/inference/v1/generate", self.generate, body=TokensBody)
 
     async def generate(self, http: Request, value: Any) -> Any:
-        ask = tokens_ask(read(TokensBody, value), self.hall.defaults)
+        body = read(TokensBody, value)
+        self.hall.refuse_unknown(body.model)
+        ask = tokens_ask(body, self.hall.defaults)
         scored = ask.prompt_logprobs is not None
         extras = Extras(
             prompt_logprobs_from=0 if scored else None,

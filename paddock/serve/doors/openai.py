@@ -38,7 +38,9 @@ class OpenAI:
     # --- chat -------------------------------------------------------------------------------------
 
     async def chat(self, http: Request, value: Any) -> Any:
-        ask = chat(read(ChatBody, value), self.hall.defaults, self.hall.thinking)
+        body = read(ChatBody, value)
+        self.hall.refuse_unknown(body.model)
+        ask = chat(body, self.hall.defaults, self.hall.thinking)
         prompt = await self.hall.prompt_of(ask)
         requests = self.hall.requests(ask, prompt, n=ask.n)
         call = self.hall.call(http, ask, requests)
@@ -89,9 +91,9 @@ class OpenAI:
     # --- completions ------------------------------------------------------------------------------
 
     async def complete(self, http: Request, value: Any) -> Any:
-        asks = completes(
-            read(CompletionBody, value), self.hall.defaults, most=self.hall.most_replies
-        )
+        body = read(CompletionBody, value)
+        self.hall.refuse_unknown(body.model)
+        asks = completes(body, self.hall.defaults, most=self.hall.most_replies)
         if not asks:
             raise ApiError("prompt: there are none", param="prompt")
         prompts = [await self.hall.tokens_of(ask.prompt) for ask in asks]

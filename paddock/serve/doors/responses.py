@@ -1,29 +1,103 @@
 """OpenAI's Responses."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
 
 from paddock.api.body import read
 from paddock.api.dialect import Doors, Stream
-from paddock.api.openai_responses import ResponsesBody, respond
-from paddock.api.voice import ResponsesVoice, payloads
+from paddock.api.errors import ApiError
+from paddock.api.openai_responses import PreviousResponse, Respond, ResponsesBody, respond
+from paddock.api.voice import Payload, ResponsesVoice, payloads
 from paddock.serve.hall import Hall
+from paddock.serve.kept import Kept, KeptResponses
+
+ENDS = ("response.completed", "response.incomplete")
 
 
 class Responses:
     def __init__(self, hall: Hall) -> None:
-        self.hall = hall
+        self.hall, settings = hall, hall.settings
+        self.kept = KeptResponses(
+            most=settings.keep_responses,
+            seconds=settings.keep_responses_s,
+            most_bytes=settings.keep_responses_bytes,
+        )
 
     def open(self, doors: Doors) -> None:
         doors.add("/v1/responses", self.respond, body=ResponsesBody)
+        doors.add("/v1/responses/{response}", self.retrieve, methods=("GET",))
+        doors.add("/v1/responses/{response}", self.delete, methods=("DELETE",))
 
     async def respond(self, http: Request, value: Any) -> Any:
-        ask = respond(read(ResponsesBody, value), self.hall.defaults, self.hall.thinking)
+        body = read(ResponsesBody, value)
+        self.hall.refuse_unknown(body.model)
+        ask = respond(
+            body,
+            self.hall.defaults,
+            self.hall.thinking,
+            previous=self._previous(body.previous_response_id),
+            keeps=self.kept.most > 0,
+        )
         prompt = await self.hall.prompt_of(ask)
         call = self.hall.call(http, ask, self.hall.requests(ask, prompt))
         voice = ResponsesVoice(self.hall.speaker, ask, prompt)
         if ask.stream:
-            return Stream(payloads(voice, call.only()))
+            return Stream(self._keeping(ask, voice, payloads(voice, call.only())))
         (delta,) = await call.last()
-        return voice.whole(delta)
+        response = voice.whole(delta)
+        self._keep(ask, voice, response)
+        return response
+
+    async def retrieve(self, http: Request, _value: Any) -> Any:
+        return self._found(http.path_params["response"]).response
+
+    async def delete(self, http: Request, _value: Any) -> Any:
+        name = self._found(http.path_params["response"]).response["id"]
+        self.kept.delete(name)
+        return {"id": name, "object": "response", "deleted": True}
+
+    # --- what is kept -----------------------------------------------------------------------------
+
+    async def _keeping(
+        self, ask: Respond, voice: ResponsesVoice, events: AsyncGenerator[Payload, None]
+    ) -> AsyncGenerator[Payload, None]:
+        async with aclosing(events):
+            async for event in events:
+                if event["type"] in ENDS:
+                    self._keep(ask, voice, event["response"])
+                yield event
+
+    def _keep(self, ask: Respond, voice: ResponsesVoice, response: Payload) -> None:
+        if ask.store:
+            messages = (*ask.conversation, voice.reading.message)
+            self.kept.put(response, messages, ask.session)
+
+    def _previous(self, name: str | None) -> PreviousResponse | None:
+        if name is None or not self.kept.most:
+            return None
+        kept = self.kept.get(name)
+        if kept is None:
+            raise ApiError(
+                f"previous response {name!r:.80} not found: {self._rule}",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return kept.previous
+
+    def _found(self, name: str) -> Kept:
+        kept = self.kept.get(name)
+        if kept is None:
+            raise ApiError(f"response {name!r:.80} not found: {self._rule}", status=404)
+        return kept
+
+    @property
+    def _rule(self) -> str:
+        if not self.kept.most:
+            return "this server keeps no responses (--keep-responses)"
+        return (
+            f"the newest {self.kept.most} responses are kept for {self.kept.seconds:g} s, "
+            "unless 'store' is false"
+        )

@@ -29,14 +29,15 @@ class Tokens:
         doors.add("/tokenizer_info", self.info, methods=("GET",))
 
     async def tokenize(self, _http: Request, value: Any) -> Any:
-        body = read(TokenizeBody, value)
+        body, most = read(TokenizeBody, value), self.hall.most_counted
+        self.hall.refuse_unknown(body.model)
         if body.prompt is None:
-            ids = await self.hall.prompt_of(talk(body, self.hall.thinking))
+            ids = await self.hall.prompt_of(talk(body, self.hall.thinking), most=most)
             return self._shown(ids, body)
         # As /v1/completions reads text: markers that it spells are markers, nothing is added.
         if isinstance(body.prompt, str):
-            return self._shown(await self.hall.tokens_of(body.prompt), body)
-        each = [await self.hall.tokens_of(text) for text in body.prompt]
+            return self._shown(await self.hall.tokens_of(body.prompt, most=most), body)
+        each = [await self.hall.tokens_of(text, most=most) for text in body.prompt]
         return {
             "tokens": each,
             "count": [len(ids) for ids in each],
@@ -54,6 +55,7 @@ class Tokens:
 
     async def detokenize(self, _http: Request, value: Any) -> Any:
         body = read(DetokenizeBody, value)
+        self.hall.refuse_unknown(body.model)
         skip = bool(body.skip_special_tokens)
         many = bool(body.tokens) and isinstance(body.tokens[0], list)
         each: list[list[int]] = body.tokens if many else [body.tokens]  # type: ignore[assignment,list-item]
@@ -66,7 +68,8 @@ class Tokens:
         return {"prompt": text, "text": text}
 
     async def apply_template(self, _http: Request, value: Any) -> Any:
-        ids = await self.hall.prompt_of(talk(read(TemplateBody, value), self.hall.thinking))
+        asked = talk(read(TemplateBody, value), self.hall.thinking)
+        ids = await self.hall.prompt_of(asked, most=self.hall.most_counted)
         return {"prompt": self.hall.tokenizer.decode(ids), "tokens": list(ids)}
 
     async def info(self, _http: Request, _value: Any) -> Any:

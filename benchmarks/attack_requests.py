@@ -1,0 +1,218 @@
+"""Malformed and hostile requests against a running `paddock serve` and `paddock dash`.
+
+    python -m benchmarks.attack_requests [--quick]
+
+None may be answered by a fault of the server, hang, leak what is not the client's, or stop the
+service; when all is over nothing is left running, and memory was bounded throughout.
+"""
+
+import argparse
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from benchmarks.table import Claim, print_claims
+from paddock.checkpoint import save_pretrained
+from paddock.model import Network
+from tests.dashboard.ledgers import write_rl_run
+from tests.model.networks import latent_config
+from tests.serve.attacks import (
+    CHAT,
+    USER,
+    Attack,
+    complaint,
+    dash_attacks,
+    serve_attacks,
+)
+from tests.serve.school import CONTEXT, tokenizer
+
+IDLE = 400  # connections at once
+MEGABYTES = 1000  # that a server may take more, at any time, for a single client's 32 MB
+SECRET = "a-secret-of-the-environment"
+
+
+def claims(*, quick: bool = False) -> list[Claim]:
+    with TemporaryDirectory() as scratch:
+        folder, runs = newborn(Path(scratch) / "model"), Path(scratch) / "runs"
+        write_rl_run(runs / "rl")
+        log = Path(scratch) / "log"
+        with running("serve", str(folder), "--pages", "512", log=log) as (url, process):
+            found = [*against_serve(url, process, quick=quick)]
+        found.append(log_claim(log))
+        with running("dash", str(runs), log=log) as (url, process):
+            found += against_dash(url, process)
+    return found
+
+
+def newborn(folder: Path) -> Path:
+    """A small model with random weights."""
+    words = tokenizer()
+    config = latent_config(
+        vocab=words.vocab_size,
+        context=CONTEXT,
+        attention=("dsa",) * 2,
+        mlp=("dense", "moe"),
+        indexer={"heads": 2, "dim": 8, "topk": 256, "layers": ("full",) * 2},
+        eos=words.specials.stops,
+    )
+    save_pretrained(Network.born(config, seed=0), folder)
+    words.save(folder)
+    return folder
+
+
+@contextmanager
+def running(*arguments: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A command of ours that listens, and where."""
+    command = [sys.executable, "-m", "paddock.cli", *arguments, "--port", "0"]
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"ATTACK_SECRET": SECRET, "OMP_NUM_THREADS": "1"},
+        )
+        assert process.stdout is not None
+        try:
+            told = ""
+            for line in process.stdout:
+                told += line
+                if line.startswith(("ready", "Ctrl-C")):
+                    break
+            yield re.findall(r"http://[\d.]+:\d+", told)[0], process
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def against_serve(url: str, process: subprocess.Popen[str], *, quick: bool) -> Iterator[Claim]:
+    before = megabytes(process)
+    every = list(serve_attacks())[:: 40 if quick else 1]
+    yield outcome("serve", url, every, lambda: chats(url))
+    yield idle_claim(url)
+    yield Claim(
+        name="serve: nothing is left running, and it still answers",
+        target="0 requests",
+        measured=f"{settled(url)} requests, chat {'answered' if chats(url) else 'refused'}",
+        holds=settled(url) == 0 and chats(url),
+    )
+    grown = megabytes(process) - before
+    yield Claim(
+        name="serve: the most memory it took",
+        target=f"< {MEGABYTES} MB more",
+        measured=f"{grown:.0f} MB more than {before:.0f}",
+        holds=grown < MEGABYTES,
+    )
+
+
+def against_dash(url: str, process: subprocess.Popen[str]) -> list[Claim]:
+    def lives() -> bool:
+        return process.poll() is None and httpx.get(url + "/api/runs").status_code == 200
+
+    return [outcome("dash", url, list(dash_attacks()), lives)]
+
+
+def outcome(name: str, url: str, attacks: Iterable[Attack], lives: object) -> Claim:
+    """How many attacks were taken badly, and whether the service answers after each."""
+    assert callable(lives)
+    bad: dict[str, str] = {}
+    count = 0
+    for count, attack in enumerate(attacks, 1):
+        why = complaint(url, attack)
+        if not why and (count % 25 == 0 or attack.leaves) and not lives():
+            why = "the service does not answer afterwards"
+        if why:
+            bad[attack.name] = why
+    kinds = ", ".join(f"{n} x {why}" for why, n in Counter(bad.values()).most_common(3))
+    first = next(iter(bad), "")
+    return Claim(
+        name=f"{name}: {count} malformed or hostile requests",
+        target="no fault, hang, leak or stop",
+        measured=f"{len(bad)} taken badly" + (f": {first}: {kinds}"[:300] if bad else ""),
+        holds=not bad,
+    )
+
+
+def idle_claim(url: str) -> Claim:
+    """Hundreds of connections that send nothing, or half a request, while others are answered."""
+    host, port = url.removeprefix("http://").split(":")
+    begun = (b"", b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"GET /")
+    with ExitStack() as stack:
+        socks = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            for _ in range(IDLE)
+        ]
+        for i, sock in enumerate(socks):
+            sock.sendall(begun[i % len(begun)])
+        answered = chats(url)
+        closed = sum(hung_up(sock) for sock in socks)
+    return Claim(
+        name=f"serve: {IDLE} idle or half-sent connections",
+        target="others are answered, all are closed",
+        measured=f"chat {'answered' if answered else 'refused'}, {closed} closed",
+        holds=answered and closed == IDLE,
+    )
+
+
+def hung_up(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def log_claim(log: Path) -> Claim:
+    lines = log.read_text(errors="replace").splitlines()
+    forged = [line for line in lines if line.endswith("INFO forged")]
+    faults = [line for line in lines if line.startswith("Traceback")]
+    return Claim(
+        name=f"serve: its log of {len(lines):,} lines",
+        target="no forged line, no traceback, no secret",
+        measured=f"{len(forged)} forged, {len(faults)} tracebacks",
+        holds=not forged and not faults and SECRET not in log.read_text(errors="replace"),
+    )
+
+
+def chats(url: str) -> bool:
+    body = {"messages": USER, "max_tokens": 1}
+    return httpx.post(url + CHAT, json=body, timeout=60).status_code == 200
+
+
+def settled(url: str) -> int:
+    """Requests still there once there has been time to end them."""
+    left = -1
+    for _ in range(200):
+        states = httpx.get(url + "/server_info", timeout=60).json()["internal_states"]
+        left = sum(s["num_running_reqs"] + s["num_waiting_reqs"] for s in states)
+        if left == 0:
+            break
+        time.sleep(0.1)
+    return left
+
+
+def megabytes(process: subprocess.Popen[str]) -> float:
+    """The most memory it has had at once so far."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one request in forty")
+    print_claims(claims(quick=parser.parse_args().quick))
+
+
+if __name__ == "__main__":
+    main()

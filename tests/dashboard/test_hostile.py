@@ -1,0 +1,92 @@
+"""Requests out of range, and runs whose files lead elsewhere."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from paddock.cli.dash import open_words
+from paddock.dashboard.server import Sight, build_app
+from paddock.dashboard.shelf import Shelf
+from tests.dashboard.ledgers import write_rl_run
+
+PAGES = ("/api/runs", "/api/curves?metric=reward&run=rl", "/api/rl?run=rl", "/api/failures?run=rl",
+         "/api/group?run=rl&ordinal=0", "/api/timeline?run=rl", "/api/engine?run=rl",
+         "/api/network?run=rl", "/report?run=rl")  # fmt: skip
+
+
+def client_of(folder: Path) -> TestClient:
+    sight = Sight(shelf=Shelf([folder]), open_words=open_words)
+    return TestClient(build_app(sight), base_url="http://127.0.0.1:8001")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("runs")
+    write_rl_run(found / "rl")
+    return found
+
+
+NUMBERS = [
+    ("/api/curves", {"run": "rl", "metric": "reward", "smooth": "?"}),
+    ("/api/rl", {"run": "rl", "update": "?"}),
+    ("/api/rl", {"run": "rl", "before": "?"}),
+    ("/api/rl", {"run": "rl", "low": "?", "high": "?"}),
+    ("/api/failures", {"run": "rl", "update": "?"}),
+    ("/api/failures", {"run": "rl", "before": "?"}),
+    ("/api/group", {"run": "rl", "ordinal": "?"}),
+    ("/api/attempt", {"run": "rl", "ordinal": "?", "member": 1}),
+    ("/api/attempt", {"run": "rl", "ordinal": 0, "member": "?"}),
+    ("/api/attempt", {"run": "rl", "ordinal": 0, "member": 1, "branch": "?"}),
+    ("/api/find", {"run": "rl", "task": "words", "number": "?"}),
+    ("/api/prefixes", {"run": "rl", "update": "?"}),
+    ("/api/timeline", {"run": "rl", "before": "?"}),
+    ("/api/engine", {"run": "rl", "before": "?"}),
+]
+
+
+@pytest.mark.parametrize(("path", "query"), NUMBERS)
+@pytest.mark.parametrize("number", ["-1", str(2**63), str(10**30), "-1e999", "nan", "1e999", "x"])
+def test_numbers_out_of_range_are_refused_not_failed(folder, path, query, number):
+    asked = {name: number if value == "?" else value for name, value in query.items()}
+    assert client_of(folder).get(path, params=asked).status_code in (200, 404, 422)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.jsonl",
+        "events.jsonl",
+        "recipe.toml",
+        "ledger.sqlite",
+        "rollouts.jsonl",
+        "engine.jsonl",
+        "network.jsonl",
+        "tokenizer",
+        "tokenizer/tokenizer.json",
+    ],
+)
+def test_links_out_of_a_run_are_not_followed(folder, tmp_path, name):
+    """Whoever can write a run must not read other files through the eyes of whoever looks at it."""
+    run, secret = tmp_path / "runs" / "rl", tmp_path / "elsewhere"
+    shutil.copytree(folder / "rl", run)
+    (run / name).rename(secret)
+    (run / name).symlink_to(secret)
+    if name in ("metrics.jsonl", "recipe.toml", "events.jsonl"):
+        secret.write_text(secret.read_text().replace("agentic", "SECRET") + '{"SECRET": 1}\n')
+    client = client_of(tmp_path / "runs")
+    answers = [client.get(path) for path in PAGES]
+    assert all(answer.status_code in (200, 404) for answer in answers)
+    assert "SECRET" not in "".join(answer.text for answer in answers)
+
+
+def test_a_stage_is_a_folder_of_its_own_plan(tmp_path):
+    write_rl_run(tmp_path / "elsewhere")
+    plan = tmp_path / "runs" / "plan"
+    plan.mkdir(parents=True)
+    events = [{"kind": "plan", "seed": 0}, {"kind": "stage_done", "stage": "../../elsewhere"}]
+    (plan / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    text = client_of(tmp_path / "runs").get("/report", params={"run": "plan"}).text
+    assert "elsewhere" in text and "<svg" not in text

@@ -1,0 +1,110 @@
+"""Connections that send nothing, stop in the middle or do not read are closed."""
+
+import socket
+import time
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from paddock.api.dialect import Doors
+from paddock.http.server import Deadlines, server_config
+
+PATIENCE_S = 20.0
+BEGUN = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
+
+
+@contextmanager
+def listening(app, deadlines):
+    sock = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(server_config(app, deadlines, timeout_graceful_shutdown=1))
+    thread = Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    yield sock.getsockname()
+    server.should_exit = True
+    thread.join(PATIENCE_S)
+    sock.close()
+
+
+@pytest.fixture(scope="module")
+def address():
+    app = FastAPI()
+
+    async def echo(_http, value):
+        return {"heard": value, "long": "x" * (value or {}).get("long", 0)}
+
+    Doors(app, 1 << 20, body_s=0.2).add("/echo", echo, methods=("POST", "GET"))
+    limits = Deadlines(headers_s=0.2, unread_s=0.2, header_bytes=1 << 14)
+    with listening(app, limits) as where:
+        yield where
+
+
+def heard(sock):
+    """Everything the server says until it hangs up; a server that never does is a timeout."""
+    found = b""
+    while piece := sock.recv(1 << 16):
+        found += piece
+    return found
+
+
+@pytest.fixture
+def client(address):
+    with socket.create_connection(address, timeout=PATIENCE_S) as sock:
+        yield sock
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET", BEGUN, BEGUN + b"X-Half: "])
+def test_a_request_that_never_comes_is_not_waited_for(client, sent):
+    client.sendall(sent)
+    assert heard(client) == b""
+
+
+def test_half_a_second_request_is_not_waited_for(client):
+    client.sendall(BEGUN + b"Content-Length: 2\r\n\r\n{}")
+    assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    client.sendall(BEGUN)
+    assert b"HTTP" not in heard(client)
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
+def test_half_a_body_is_told_and_closed(client, length):
+    client.sendall(BEGUN + length + b"\r\n\r\n")
+    found = heard(client)
+    assert found.startswith(b"HTTP/1.1 408") and b"connection: close" in found.lower()
+
+
+def test_headers_without_end_are_refused():
+    with (
+        listening(FastAPI(), Deadlines(headers_s=600)) as where,
+        socket.create_connection(where, timeout=PATIENCE_S) as client,
+        pytest.raises(ConnectionError),
+    ):
+        send_for_long(client, BEGUN + b"X-Long: ")
+
+
+def send_for_long(client, begun):
+    client.sendall(begun)
+    for _ in range(5000):
+        client.sendall(b"x" * 4096)
+
+
+def test_a_response_that_nobody_reads_is_given_up(address):
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(PATIENCE_S)
+        client.connect(address)
+        body = b'{"long": 50000000}'
+        client.sendall(BEGUN + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        client.recv(1)  # it is being answered
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                client.sendall(b"x")  # a connection that is gone says so
+            except OSError:
+                return
+            time.sleep(0.01)
+        pytest.fail("the connection is still open")

@@ -1,0 +1,68 @@
+"""Text of far too many tokens is noticed without encoding all of it."""
+
+import pytest
+
+from paddock.records import Message, ToolCall, ToolSpec
+from paddock.text import FolderRenderer, GlmRenderer, Template, TooLong, train
+from paddock.text.template import chat_template
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve, and so on.\n"
+
+
+@pytest.fixture(scope="module", params=["bytes", "words"])
+def tokenizer(request):
+    return train([WORDS * 20], vocab=600, splitting=request.param)
+
+
+class Counted:
+    """A tokenizer that counts the characters it is given."""
+
+    def __init__(self, tokenizer):
+        self.characters = 0
+        encode = tokenizer.encode
+
+        def counted(text, *, specials):
+            self.characters += len(text)
+            return encode(text, specials=specials)
+
+        tokenizer.encode = counted
+
+
+@pytest.fixture
+def read(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "encode", tokenizer.encode)
+    return Counted(tokenizer)
+
+
+def conversations(text):
+    user = Message(role="user", content="Hi.")
+    call = ToolCall(id="a", name="f", arguments={"x": [text]})
+    return {
+        "content": ([Message(role="user", content=text)], ()),
+        "many": ([Message(role="user", content=piece) for piece in text.split()], ()),
+        "thought": ([user, Message(role="assistant", content="", reasoning=text)], ()),
+        "call": ([user, Message(role="assistant", content="", tool_calls=(call,))], ()),
+        "tool": ([user], (ToolSpec(name="f", description=text, parameters={}),)),
+    }
+
+
+@pytest.mark.parametrize("where", ["content", "many", "thought", "call", "tool"])
+@pytest.mark.parametrize("family", ["glm", "folder"])
+def test_a_conversation_far_too_long_is_refused_after_a_part_of_it(tokenizer, read, where, family):
+    renderer = GlmRenderer(tokenizer)
+    if family == "folder":
+        renderer = FolderRenderer(tokenizer, Template(chat_template("5"), name="a folder"))
+    messages, tools = conversations(WORDS * 2000)[where]
+    with pytest.raises(TooLong, match="at least"):
+        renderer.prompt(messages, tools=tools, most=200)
+    with pytest.raises(TooLong):
+        renderer.dialogue(messages, tools=tools, most=200)
+    assert read.characters < 140_000  # of 150,000, twice
+
+
+@pytest.mark.parametrize("repeats", [1, 100, 2000])
+def test_what_has_room_passes(tokenizer, repeats):
+    for text in (WORDS * repeats, " " * 60 * repeats, "\u00e9\n" * repeats, "x" * 60 * repeats):
+        count = len(tokenizer.encode(text, specials=False))
+        tokenizer.refuse_longer([text], count, specials=False)
+        tokenizer.refuse_longer([text[:7], text[7:]], count + 30, specials=False)
