@@ -90,16 +90,22 @@ class Workers:
         self._ended()
 
     def _call(self, arguments: tuple[Any, ...], seconds: float, *, copied: bool = True) -> Any:
-        for _ in range(2):  # a worker that was lost is no call's fault: the next one is asked
+        reply = None
+        for _ in range(2):
             with contextlib.ExitStack() as stack:
                 with self._quick:
-                    call = stack.enter_context(self._process().call(arguments, seconds, copied))
+                    process = self._process()
+                    call = stack.enter_context(process.call(arguments, seconds, copied))
                     call.wait(_QUICK_S)
-                reply = call.reply()
-            if reply is not None:
-                break
-        else:
-            raise WorkerError(f"{self._command[0]}: its process died")
+                try:
+                    reply = call.reply()
+                except Exhausted:
+                    if not process.ended():
+                        raise
+            if reply is not None or not copied:
+                break  # else the whole worker was lost, by no fault of this call: the next is asked
+        if reply is None:
+            raise Exhausted(f"{self._command[0]}: its process died")
         if "error" in reply:
             raise WorkerError(reply["error"])
         return reply["value"]

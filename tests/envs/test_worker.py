@@ -146,6 +146,7 @@ def test_a_worker_that_is_lost_is_replaced_and_the_call_made_again(workers):
     assert ask(echoes, 1) == [1]
     (lost,) = echoes._running
     os.killpg(lost._child.pid, signal.SIGKILL)
+    lost._child.wait()
     assert ask(echoes, 2) == [2]
 
 
