@@ -135,7 +135,10 @@ class AskWorld:
         work = replace(work, answer=self.form.find(work.reply))
 
         async def correct(work: Submission) -> Score:
-            return await self.check(work.answer, problem) if work.answer else Score(0.0)
+            if not work.answer:
+                return Score(0.0)
+            score = await self.check(work.answer, problem)
+            return replace(score, value=min(1.0, max(0.0, score.value)))
 
         async def formed(work: Submission) -> Score:
             return Score(float(bool(work.answer)), "" if work.answer else "no answer was found")

@@ -45,15 +45,10 @@ def test_every_hidden_test_agrees_with_the_solution_and_tells_it_from_shorter_on
 
 
 def fails(answer, problem):
-    names = {"same": lambda found, right: found == right}
+    names = {}
     exec(answer, names)
-    failed = 0
-    for check in HiddenTests.of(problem).checks:
-        try:
-            exec(check, names)
-        except AssertionError:
-            failed += 1
-    return failed
+    tests = HiddenTests.of(problem)
+    return sum(names[tests.entry](*given) != right for given, right in tests.cases)
 
 
 def test_level_moves_how_often_the_first_two_steps_are_enough():
@@ -112,6 +107,20 @@ CHEATS = {
         "import __main__, json\njson.dumps = lambda *rest, **more: '[]'\n"
         "__main__._tried = __main__._run = lambda *rest: ''"
     ),
+    "walks frames to the report": (
+        "import sys\nframe = sys._getframe()\nwhile frame:\n"
+        "    if 'report' in frame.f_locals: frame.f_locals['report']([])\n    frame = frame.f_back"
+    ),
+    "finds the report in memory": (
+        "import gc, types\nfor each in gc.get_objects():\n"
+        "    if isinstance(each, types.FunctionType) and each.__name__ == 'report': each([])"
+    ),
+    "says on every descriptor that all is well": (
+        "import os, json\nfor said in ({{'passed': 8, 'failed': []}}, {{'value': []}}):\n"
+        "    for fd in range(64):\n"
+        "        try: os.write(fd, json.dumps(said).encode() + b'\\n')\n"
+        "        except OSError: pass"
+    ),
     "breaks": "def {name}(x): return x[",
     "another name": "def other(x): return x",
 }
@@ -122,11 +131,83 @@ CHEATS = {
 def test_a_program_cannot_talk_itself_through(cheat):
     world = open_world("code", {"level": 3})
     task = world.task(0)
-    name = HiddenTests.of(world.problem(task)).checks[0].split("(")[1]
+    name = HiddenTests.of(world.problem(task)).entry
     (found,) = outcomes(world, [task], lambda t: world.saying(CHEATS[cheat].format(name=name)))
     assert found.reward == 0
     assert found.parts["formed"] == 1
     assert found.note
+
+
+FORGED = """
+import sys, types, gc
+for each in gc.get_objects():
+    if isinstance(each, types.FunctionType) and each.__name__ == "report":
+        cells = dict(zip(each.__code__.co_freevars, each.__closure__))
+        cells["write"].cell_contents(
+            cells["out"].cell_contents, f"{cells['word'].cell_contents}-100 ".encode()
+        )
+        cells["leave"].cell_contents(0)
+"""
+
+
+@boxed
+def test_a_forged_report_is_worth_nothing_where_the_share_counts(tmp_path):
+    world = open_world("code", {"level": 3, "partly": True})
+    task = world.task(0)
+    assert rewards(world, [task], lambda t: world.saying(FORGED)) == [0.0]
+
+
+EQUAL = "class Yes:\n    __eq__ = __le__ = __ge__ = lambda a, b: True\n    __hash__ = None\n"
+NUMBERS = {
+    "prompt": "Double.",
+    "code": "def f(x): return 2 * x",
+    "test_list": ["assert f(2) == 4", "assert f([1]) == [1, 1]", "assert abs(f(1) - 2) < 0.1"],
+}
+
+
+@boxed
+@pytest.mark.parametrize(
+    "answer",
+    [
+        EQUAL + "def f(x): return Yes()",
+        "class Yes(int):\n    __eq__ = lambda a, b: True\ndef f(x): return Yes(7)",
+        "def abs(x): return 0\ndef f(x): return 5",
+        "import builtins\nbuiltins.abs = lambda x: 0\ndef f(x): raise StopIteration",
+    ],
+)
+def test_what_a_function_of_a_file_returns_is_compared_by_its_value(tmp_path, answer):
+    world = open_world("code-file", {"test": write(tmp_path / "a", NUMBERS), "partly": True})
+    task = world.task(0, "test")
+    assert rewards(world, [task], lambda t: world.saying(answer)) == [0.0]
+
+
+@boxed
+def test_tests_may_use_objects_of_the_answer_and_the_errors_it_raises(tmp_path):
+    row = {
+        "prompt": "A node, and its depth.",
+        "code": "class Node:\n    def __init__(self, n): self.n, self.next = n, None\n"
+        "def depth(node): return 1 + depth(node.next) if node else 0\n"
+        "def up(n):\n    yield from range(n)\ndef no(): raise ValueError('no')",
+        "test_setup_code": "root = Node(1)\nroot.next = Node(2)",
+        "test_list": [
+            "assert depth(root) == 2 and root.next.n == 2",
+            "assert list(up(3)) == [0, 1, 2] and sorted(up(2)) == [0, 1]",
+            "try:\n    no()\n    assert False\nexcept ValueError as error:\n"
+            "    assert str(error) == 'no'",
+        ],
+    }
+    world = open_world("code-file", {"test": write(tmp_path / "a", row)})
+    assert rewards(world, [world.task(0, "test")], world.solver) == [1.0]
+
+
+@boxed
+def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
+    row = {**NUMBERS, "test_setup_code": "raise OSError('no such data')"}
+    world = open_world("code-file", {"test": write(tmp_path / "a", row)})
+    (found,) = outcomes(world, [world.task(0, "test")], world.solver)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.where) == ("grader", "tests")
+    assert "no such data" in found.what
 
 
 @boxed
@@ -141,7 +222,7 @@ def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
 def test_a_function_cannot_replace_the_judge_of_the_next_test():
     world = open_world("code", {"level": 3, "partly": True})
     task = world.task(0)
-    name = HiddenTests.of(world.problem(task)).checks[0].split("(")[1]
+    name = HiddenTests.of(world.problem(task)).entry
     answer = f"def {name}(x):\n    globals()['same'] = lambda *rest: True"
     assert rewards(world, [task], lambda t: world.saying(answer)) == [0.0]
 

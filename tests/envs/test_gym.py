@@ -1,11 +1,8 @@
-import asyncio
-
 import pytest
 
 from paddock.envs import WorldError, gym, open_world
 from paddock.envs.gym import GymSettings
 from paddock.envs.worker import jail_works
-from paddock.records import Failure
 from tests.envs.soundness import check_sound, check_tasks, outcomes, pass_rate, rewards, says
 
 pytest.importorskip("reasoning_gym", reason="pip install 'paddock[worlds]'")
@@ -90,11 +87,10 @@ def test_an_answer_with_two_underscores_is_not_evaluated():
     assert found.note == "correct: an answer with two underscores is not evaluated"
 
 
-def test_a_scorer_that_hangs_is_a_failure(monkeypatch):
+@pytest.mark.parametrize("answer", ["[9**9**9]", "exit()", "[0] * 10**12", "x" * 50_000])
+def test_an_answer_that_breaks_the_scorer_is_a_zero(answer):
     world = open_world("gym", {**OPEN, "dataset": "string_insertion", "scorer_seconds": 0.5})
-    (outcome,) = outcomes(world, [world.task(0)], lambda task: world.saying("[9**9**9]"))
-    assert isinstance(outcome, Failure)
-    assert outcome.kind == "time"
+    assert rewards(world, [world.task(0)], lambda task: world.saying(answer)) == [0.0]
 
 
 def test_without_a_jail_it_must_be_said_so(monkeypatch):
@@ -110,21 +106,3 @@ def test_problems_made_ahead_are_those_asked_for_in_any_order():
 
     forward = problems(range(45))
     assert problems([44, 3, 20, 21, 40, 0, 1, 2]).items() <= forward.items()
-
-
-@pytest.mark.parametrize(
-    ("answer", "apart"),
-    [("12", False), (" -1,200.5 ", False), ("3/4", False), ("12 * 3", True), ("x", True)],
-)
-def test_only_what_could_do_something_is_scored_in_a_process_of_its_own(answer, apart, monkeypatch):
-    problems = gym_world("chain_sum").problems
-    asked, call = [], problems._workers.call
-
-    async def watched(*arguments, **how):
-        asked.append(how["apart"])
-        return await call(*arguments, **how)
-
-    monkeypatch.setattr(problems._workers, "call", watched)
-    score = asyncio.run(problems.check(answer, problems.at("train", 0)))
-    assert 0 <= score.value < 1
-    assert asked == [apart]

@@ -179,17 +179,41 @@ def test_answers_are_compared_as_mathematics(algebra, said, right, value):
     assert algebra(said, right) == value
 
 
-def test_a_checker_that_hangs_is_a_failure_and_no_zero(tmp_path):
+EXPLODING = (
+    "9^{9^{9}}",
+    "10^{10^{10}}",
+    "(1+x)^{100000}",
+    "100000!",
+    "((9!)!)!",
+    "\\sum_{n=1}^{10^{9}} n^{n}",
+    "\\int_0^{10^9} x^{x^{x}} dx",
+    "\\binom{10^{9}}{5\\cdot 10^{8}}",
+    "(x+y+z+w)^{900}",
+    "{" * 400 + "1" + "}" * 400,
+    "9" * 1500 + "^{99}",
+)
+
+
+def test_an_answer_that_explodes_is_a_zero_and_no_failure(tmp_path):
     pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
-    file = write(tmp_path / "a", ROW)
-    world = open_world("math-file", {"train": file, "checker_seconds": 3.0})
-    tasks = [world.task(0)] * 2
-    players = iter([says("\\boxed{9^{9^{9^9}}}"), says("\\boxed{x^2+2x+1}")])
-    hung, fine = outcomes(world, tasks, lambda task: next(players), at_once=1)
-    assert isinstance(hung, Failure)
-    assert (hung.kind, hung.where) == ("time", "grade")
-    assert "took over 3 s" in hung.what
+    world = open_world("math-file", {"train": write(tmp_path / "a", ROW), "checker_seconds": 0.5})
+    players = iter([says(f"\\boxed{{{said}}}") for said in (*EXPLODING, "x^2+2x+1")])
+    tasks = [world.task(0)] * (len(EXPLODING) + 1)
+    *exploded, fine = outcomes(world, tasks, lambda task: next(players))
+    assert [getattr(found, "reward", found) for found in exploded] == [0.0] * len(EXPLODING)
     assert isinstance(fine, Verdict) and fine.reward == 1
+
+
+def test_a_right_answer_that_cannot_be_evaluated_is_the_graders_failure(tmp_path):
+    pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
+    row = {"problem": "?", "answer": "\\sum_{n=1}^{10^{9}} n^{n}"}
+    world = open_world("math-file", {"train": write(tmp_path / "a", row), "checker_seconds": 0.5})
+    hung, fine = (
+        outcomes(world, [world.task(0)], lambda task, text=text: says(text))[0]
+        for text in ("\\boxed{x+1}", f"\\boxed{{{row['answer']}}}")
+    )
+    assert isinstance(hung, Failure) and hung.kind == "grader"
+    assert fine.reward == 1, "letter by letter it is right"
 
 
 here = pytest.mark.skipif(not DATA.exists(), reason="the public data files are not on this machine")

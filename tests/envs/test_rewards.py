@@ -16,6 +16,7 @@ from paddock.envs.rewards import (
     Submission,
     agreement,
     read_anchors,
+    rules,
     verdict,
 )
 from paddock.envs.rewards.rules import json_like, overlap
@@ -320,3 +321,9 @@ def test_parts_that_are_called_the_same_are_refused_when_a_world_is_opened():
         with pytest.raises(WorldError, match=r"also: two parts are called '(contains|formed)'"):
             open_world("math", {"also": also})
     open_world("math", {"also": [oak, elm | {"name": "elm"}]})
+
+
+def test_an_open_fence_of_blank_lines_is_read_at_once():
+    """A pattern took time quadratic in its lines, in the event loop of the whole run."""
+    assert rules.json_like("```json" + "\n" * 200_000, {}) == 0.0
+    assert rules.json_like('```json\n{"n": 1}\n```', {"type": "object"}) == 1.0

@@ -1,5 +1,7 @@
 """Problems in the layouts of HumanEval and MBPP."""
 
+import ast
+
 from paddock.envs.code.grade import HiddenTests
 from paddock.envs.problems import Problem
 from paddock.envs.rows import Row, RowError
@@ -36,9 +38,25 @@ def _mbpp(row: Row) -> Problem:
     before = "\n".join(row.texts("test_imports"))
     if "test_setup_code" in row.fields:
         before = row.text("test_setup_code")
+    entry = _tested(row.text("code"), checks[0])
     shown = f"It must pass this test, and others like it:\n\n```python\n{checks[0]}\n```"
     return Problem(
         question=f"{row.text('text', 'prompt').strip()}\n\n{shown}",
         answer=row.text("code"),
-        hidden=HiddenTests(checks=checks, before=before).text(),
+        hidden=HiddenTests(checks=checks, entry=entry, before=before).text(),
     )
+
+
+def _tested(solution: str, check: str) -> str:
+    """The function of the solution that a check is about; it may have the name of a built-in one.
+
+    >>> _tested("def half(n): return n / 2\\ndef sum(a): return half(a)", "assert sum(4) == 2")
+    'sum'
+    """
+    try:
+        used = {node.id for node in ast.walk(ast.parse(check)) if isinstance(node, ast.Name)}
+        body = ast.parse(solution).body
+    except SyntaxError:
+        return ""
+    made = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    return next((name for name in reversed(made) if name in used), "")

@@ -95,12 +95,12 @@ def _problem(name: str, family: Family, ops: list[Op], pairs: list[tuple[Any, An
         f"returns what comes out:\n{steps}\n\n"
         f"For example, {name}({pairs[0][0]!r}) returns {pairs[0][1]!r}."
     )
-    checks = tuple(f"assert same({name}({value!r}), {found!r})" for value, found in pairs)
+    cases = tuple(([value], found) for value, found in pairs)
     return Problem(
         question=question,
         answer=source(name, ops),
         near=tuple(source(name, ops[:at] + ops[at + 1 :]) for at in range(len(ops))),
-        hidden=HiddenTests(checks=checks).text(),
+        hidden=HiddenTests(entry=name, cases=cases).text(),
     )
 
 

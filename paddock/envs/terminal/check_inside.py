@@ -1,10 +1,11 @@
 """A program of its own: what holds of a workspace, inside a sandbox of the grader's own.
 
-    cd WORKSPACE && python3 check_inside.py EXPECTS.json
+    cd WORKSPACE && python3 check_inside.py EXPECTS.json      (-: standard input)
 
 prints {part: whether it holds}. Standard library only.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -19,12 +20,12 @@ MOST_BYTES = 1 << 22  # of what is read; no puzzle asks for so much
 
 def text(path: str, value: Any) -> bool:
     """The file has this text; blanks at the end of lines and of the file do not count."""
-    return _trimmed(_read(path)) == _trimmed(value)
+    return trimmed(_read(path)) == trimmed(value)
 
 
 def lines(path: str, value: Any) -> bool:
     """The file has these lines, in any order."""
-    return sorted(_trimmed(_read(path))) == sorted(_trimmed(value))
+    return sorted(trimmed(_read(path))) == sorted(trimmed(value))
 
 
 def absent(path: str, _: Any) -> bool:
@@ -43,13 +44,15 @@ def runs(path: str, value: Any) -> bool:
             [os.path.abspath(path), *arguments], input=given, capture_output=True, text=True,
             timeout=RUN_S, check=False, cwd=os.path.dirname(os.path.abspath(path)),
         )  # fmt: skip
-        if done.returncode or _trimmed(done.stdout) != _trimmed(wanted):
+        if done.returncode or trimmed(done.stdout) != trimmed(wanted):
             return False
     return True
 
 
 def archive(path: str, value: Any) -> bool:
     """The archive holds exactly these files with these texts; folders do not count."""
+    if not os.path.isfile(path):  # to open a pipe would last for ever
+        return False
     with tarfile.open(path) as packed:
         files = [entry for entry in packed.getmembers() if entry.isfile()]
         if sum(entry.size for entry in files) > MOST_BYTES:  # packed, they may have been few
@@ -75,6 +78,7 @@ def tree(path: str, value: Any) -> bool:
 def commits(path: str, value: Any) -> bool:
     """The repository's branch has these subjects, newest first, and nothing is left to commit:
     {branch: [subject, ...]}."""
+    _disarm(path)
     for branch, subjects in value.items():
         said = _git(path, "log", "--format=%s", branch)
         if said.splitlines() != subjects:
@@ -82,9 +86,27 @@ def commits(path: str, value: Any) -> bool:
     return not _git(path, "status", "--porcelain").strip()
 
 
+def _disarm(path: str) -> None:
+    """Settings name programs that git runs by itself, as the player's: they are not its own."""
+    inner = os.path.join(path, ".git")
+    if os.path.islink(inner) or not os.path.isdir(inner):
+        raise NotADirectoryError(inner)
+    for name in ("config", "config.worktree", "commondir", "info/attributes"):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(inner, name))
+    with open(os.path.join(inner, "config"), "x") as file:
+        file.write("[core]\n\trepositoryformatversion = 0\n\tbare = false\n")
+
+
 def _git(path: str, *words: str) -> str:
     command = ["git", "-c", f"safe.directory={os.path.abspath(path)}", "-C", path, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=True)
+    alone = {
+        "PATH": os.defpath, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"
+    }  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=RUN_S, check=True,
+        env=alone,
+    )  # fmt: skip
     return done.stdout
 
 
@@ -95,7 +117,7 @@ def _read(path: str) -> str:
         return file.read(MOST_BYTES)
 
 
-def _trimmed(whole: str) -> list[str]:
+def trimmed(whole: str) -> list[str]:
     return [line.rstrip() for line in whole.rstrip().splitlines()]
 
 
@@ -114,7 +136,7 @@ def holds(expect: dict[str, Any]) -> bool:
 
 
 def main(file: str) -> None:
-    with open(file) as said:
+    with open(0 if file == "-" else file) as said:
         expects = json.load(said)
     found = {f"{i} {each['how']} {each['path']}": holds(each) for i, each in enumerate(expects, 1)}
     sys.stdout.write(json.dumps(found) + "\n")

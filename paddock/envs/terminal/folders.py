@@ -25,6 +25,7 @@ from paddock.records import Budget, Message, Task, ToolCall, Verdict
 
 NAME = "harbor"
 SLACK_S = 120.0  # for sandboxes to start and end
+_works: dict[tuple[str, str], bool] = {}  # of a task's step: its verifier comes to a verdict
 ASK = "{}\n\nYou have a shell in {}. When you are done, answer without calling it."
 
 
@@ -128,6 +129,7 @@ class TrialSite:
         self._count = 0  # of steps that were verified
         self._deadline = float("inf")
         self._stopped = False  # a step was not good enough to go on
+        self._note = ""  # why a step could not be verified
 
     async def start(self) -> ShellSession:
         await self.trial.start()
@@ -161,24 +163,55 @@ class TrialSite:
         return (Message(role="user", content=step.instruction.strip()),)
 
     async def _verify(self) -> None:
+        """A step that cannot be verified is worth nothing if its verifier works for others: then it
+        is the player's doing."""
         step = self.task.steps[self._count]
         try:
             await self.trial.verify(step)
-        except SandboxError as error:
-            raise Stopped("infrastructure", "verify", str(error)) from error
+        except (SandboxError, Stopped) as error:
+            await self._control(step, error)
+            self.trial.rewards.append({"reward": 0.0})
+            self._note = f"it cannot be verified as it was left: {error}"
         self._count += 1
-        self._stopped = not self.trial.goes_on(step)
-        place = self.trial.place
-        assert place is not None
-        # The tests of a step are no hint for the next.
-        await place.box.exec(["rm", "-rf", "/tests"], cwd="/")
+        self._stopped = bool(self._note) or not self.trial.goes_on(step)
+        if not self._stopped:
+            place = self.trial.place
+            assert place is not None
+            # The tests of a step are no hint for the next.
+            await place.box.exec(["rm", "-rf", "/tests"], cwd="/")
+
+    async def _control(self, step: Step, error: SandboxError | Stopped) -> None:
+        """Raises what was raised unless the step's tests come to a verdict in an environment that
+        only the task's own solution has touched, or nobody where there is none. Asked once a
+        step."""
+        key = (str(self.task.folder), step.label)
+        if key not in _works:
+            _works[key] = await self._comes_to_a_verdict(step)
+        if not _works[key]:
+            if isinstance(error, Stopped):
+                raise error
+            raise Stopped("infrastructure", "verify", str(error)) from error
+
+    async def _comes_to_a_verdict(self, step: Step) -> bool:
+        trial = Trial(self.task, self.settings.harbor)
+        try:
+            await trial.start()
+            await trial.begin(step)
+            if step.solution is not None:
+                await trial.solve(step)
+            await trial.verify(step)
+        except (SandboxError, Stopped):
+            return False
+        finally:
+            await trial.close()
+        return True
 
     async def grade(self) -> Verdict:
         if self._count < len(self.task.steps) and not self._stopped:
             await self._verify()
         rewards = self.trial.result()
         assert rewards is not None  # a step without a verdict has raised
-        note = _note(self.task.steps, self._count)
+        note = self._note or _note(self.task.steps, self._count)
         return Verdict(reward=scalar(rewards), parts=dict(rewards), note=note)
 
     async def close(self) -> None:

@@ -7,9 +7,11 @@ that no process and no setting of the player's is there while it is graded.
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from random import Random
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -25,9 +27,10 @@ from paddock.envs.sandbox import (
     forget,
     open_sandbox,
 )
+from paddock.envs.terminal.check_inside import RUN_S, trimmed
 from paddock.envs.terminal.env import TerminalEnv
 from paddock.envs.terminal.generate import FAMILIES, NEEDS, available, puzzle
-from paddock.envs.terminal.puzzle import File, Puzzle, checks
+from paddock.envs.terminal.puzzle import Expect, File, Puzzle, checks
 from paddock.envs.world import Policy, Split, Stopped, scripted
 from paddock.records import Budget, Message, Task, ToolCall, Verdict
 
@@ -161,21 +164,33 @@ class PuzzleSite:
         return False
 
     async def grade(self) -> Verdict:
-        assert self._box is not None
+        """A workspace that cannot be graded is worth nothing if one that nobody has touched can be:
+        then it is the player's doing. Else there is no verdict."""
         try:
-            await self._box.kill()
-            left = await self._box.snapshot()
-        except SandboxError as error:
-            raise Stopped("infrastructure", "grade", str(error)) from error
+            return await self._graded()
+        except (SandboxError, Stopped) as error:
+            await self._control()
+            return Verdict(reward=0.0, note=f"it cannot be graded as it was left: {error}")
+
+    async def _graded(self) -> Verdict:
+        assert self._box is not None
+        await self._box.kill()
+        left = await self._box.snapshot()
         fresh = open_sandbox(self.settings.sandbox, left)
         try:
             await fresh.start()
             return await graded(fresh, self.puzzle, self.settings.grade_s)
-        except SandboxError as error:
-            raise Stopped("infrastructure", "grade", str(error)) from error
         finally:
             await fresh.close()
             forget(left)
+
+    async def _control(self) -> None:
+        try:
+            async with self.pool.box() as box:
+                await lay(box, self.puzzle.files)
+                await graded(box, self.puzzle, self.settings.grade_s)
+        except SandboxError as error:
+            raise Stopped("infrastructure", "grade", str(error)) from error
 
     async def close(self) -> None:
         if self._box is not None:
@@ -183,21 +198,40 @@ class PuzzleSite:
 
 
 async def graded(box: Sandbox, puzzle: Puzzle, seconds: float) -> Verdict:
-    """All that was expected holds, or the attempt is worth nothing."""
-    await box.put(checks(puzzle.expects).encode(), "/run/expects.json")
-    await box.put(CHECK.read_bytes(), "/run/check.py")
+    """All that was expected holds, or the attempt is worth nothing. Programs of the player's are
+    run last and by themselves: what they print is all that is taken from them."""
+    still = [replace(e, how="absent", path="/") if e.how == "runs" else e for e in puzzle.expects]
     done = await box.exec(
-        [*box.python, "-I", "/run/check.py", "/run/expects.json"], timeout_s=seconds
+        [*box.python, "-I", "-c", CHECK.read_text(), "-"],
+        stdin=checks(still).encode(),
+        timeout_s=seconds,
     )
     if done.timed_out:
         raise Stopped("grader", "grade", f"looking took over {seconds:g} s")
     if not done.ok:
         raise Stopped("grader", "grade", f"the checker failed: {done.stderr.strip()[-300:]}")
-    parts = {name: float(holds) for name, holds in json.loads(done.stdout).items()}
+    found = list(json.loads(done.stdout).values())
+    parts = {}
+    for number, (expect, holds) in enumerate(zip(puzzle.expects, found, strict=True), 1):
+        name = f"{number} {expect.how} {expect.path}"
+        parts[name] = float(await _runs(box, expect) if expect.how == "runs" else holds)
     missed = [name for name, value in parts.items() if not value]
     return Verdict(
         reward=float(not missed), parts=parts, note=f"not so: {missed[0]}" if missed else ""
     )
+
+
+async def _runs(box: Sandbox, expect: Expect) -> bool:
+    """Run with each input, the program prints what it should."""
+    path = PurePosixPath(box.workspace, expect.path)
+    cases: Any = expect.value
+    for arguments, given, wanted in cases:
+        done = await box.exec(
+            [str(path), *arguments], cwd=str(path.parent), stdin=given.encode(), timeout_s=RUN_S
+        )
+        if not done.ok or trimmed(done.stdout) != trimmed(wanted):
+            return False
+    return True
 
 
 async def lay(box: Sandbox, files: Sequence[File]) -> None:

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from paddock.envs import WorldError, open_world, play
-from paddock.envs.sandbox import SandboxError
+from paddock.envs.sandbox import SandboxError, open_sandbox
 from paddock.envs.terminal.puzzle import write_harbor
 from paddock.envs.terminal.world import playing
 from paddock.envs.world import scripted
@@ -103,9 +103,8 @@ def test_a_fault_of_the_world_is_a_failure_and_never_a_zero(
     assert (outcome.kind, outcome.where) == (kind, where)
 
 
-@bwrap
-def test_a_sandbox_that_dies_under_the_player_is_a_failure(backend):
-    world = open_world("terminal", SMALL)
+def dying(world):
+    """What comes of a sandbox that dies under the player."""
     task = world.task(0)
 
     async def once():
@@ -113,14 +112,56 @@ def test_a_sandbox_that_dies_under_the_player_is_a_failure(backend):
 
         async def policy(messages, tools):
             await env.site._box.close()
-            return say(command="ls")
+            return say(command="ls") if len(messages) < 3 else say("Done.")
 
         return await play(env, policy)
 
-    outcome = asyncio.run(once()).outcome
+    return asyncio.run(once()).outcome
+
+
+@bwrap
+def test_a_sandbox_that_dies_is_a_failure_if_no_other_works_either(backend, monkeypatch):
+    world = open_world("terminal", SMALL)
+    assert dying(world).reward == 0.0, "others work, so it was the player's doing"
+    opened = []
+
+    def once(*given):
+        opened.append(given)
+        if len(opened) > 1:
+            raise SandboxError("no sandbox today")
+        return open_sandbox(*given)
+
+    monkeypatch.setattr("paddock.envs.sandbox.pool.open_sandbox", once)
+    outcome = dying(world)
     assert isinstance(outcome, Failure)
-    assert outcome.kind == "infrastructure"
-    assert not outcome.policy_is_to_blame
+    assert (outcome.kind, outcome.what) == ("infrastructure", "no sandbox today")
+
+
+TRICKS = {  # after the solution, and what that is still worth then
+    "printf() { builtin printf '%s x y\\n' \"$2\"; }; cd /": 1.0,
+    "kill -9 -1": 1.0,
+    "find . -type f -exec sh -c 'rm {}; mkfifo {}' ';'": 0.0,
+    "mkdir -p /run/check.py /run/expects.json; rm -rf /workspace/*": 0.0,
+}
+
+
+@bwrap
+@pytest.mark.parametrize("trick", TRICKS)
+def test_who_breaks_its_terminal_gets_a_verdict(backend, trick):
+    world = open_world("terminal", SMALL | {"families": ["archive"], "grade_s": 20.0})
+    outcome = run(world, lambda task: playing([*world.of(task).solution, trick])).outcome
+    assert isinstance(outcome, Verdict), outcome
+    assert outcome.reward == TRICKS[trick]
+
+
+@bwrap
+def test_who_breaks_the_verifier_of_a_task_gets_nothing(backend, tmp_path):
+    world = open_world("harbor", {"folder": str(simple(tmp_path / "a")), "every_task_is": "train"})
+    breaking = say(command="rm -rf /logs/verifier; touch /logs/verifier")
+    outcome = run(world, saying(breaking, say("Done."))).outcome
+    assert isinstance(outcome, Verdict), outcome
+    assert outcome.reward == 0.0
+    assert outcome.note.startswith("it cannot be verified as it was left")
 
 
 @bwrap
