@@ -10,6 +10,9 @@ import sys
 from collections.abc import Callable
 
 from benchmarks import (
+    attack_graders,
+    attack_requests,
+    attack_sandbox,
     chat,
     dash,
     forward_vs_transformers,
@@ -52,6 +55,7 @@ AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "story": (story.claims,),
     "quant": (quant.claims,),
     "dash": (dash.claims,),
+    "attack": (attack_graders.claims, attack_sandbox.claims, attack_requests.claims),
 }
 
 
