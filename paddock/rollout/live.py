@@ -226,6 +226,8 @@ async def begin(sessions: Sessions, live: Live, talk: Talk, sent: Sent) -> TurnU
     opening = await _opened(live, talk, sent)
     number, live.asked = live.asked, live.asked + 1
     sampling, room = live.rules.ruled(talk.sampling, number), sessions.settings.room
+    if talk.must_call:  # a format is for words, not for the call that the prompt opens
+        sampling = replace(sampling, grammar=None)
     if room is not None:
         asked = replace(talk, sampling=sampling, fits_context=True)
         sampling = fitted(asked, len(opening.prompt), room)
