@@ -20,6 +20,7 @@ from paddock.engine.grammar_worker import (
     CompileCrashed,
     Compiled,
     CompileFailed,
+    CompileSlow,
     CompileTimeout,
     LaneUnavailable,
     Vocabulary,
@@ -220,7 +221,7 @@ class Grammars:
             raise RequestRefused(self._refused[grammar])
         try:
             found = self._in_a_lane(grammar, cancelled)
-        except (CompileFailed, CompileTimeout, CompileCrashed) as error:
+        except (CompileFailed, CompileTimeout, CompileCrashed, CompileSlow) as error:
             why = _reason(grammar, error, self._settings.grammar_s)
             self._refused[grammar] = why
             while len(self._refused) > MOST_REFUSED:
@@ -292,8 +293,8 @@ def _reason(grammar: Grammar, error: Exception, seconds: float) -> str:
     match error:
         case CompileTimeout():
             return f"the {grammar.kind} takes more than {seconds:g} s to compile"
-        case CompileCrashed():
-            return f"the {grammar.kind} cannot be compiled: {error}"
+        case CompileCrashed() | CompileSlow():
+            return f"the {grammar.kind} cannot be used: {error}"
     return f"the {grammar.kind} is no grammar: {error}"
 
 

@@ -21,6 +21,8 @@ from paddock.engine.closing import Automaton, automaton
 from paddock.engine.ebnf import sound_json
 from paddock.records import Grammar
 
+PROBED = 16  # tokens decoded to see how long they take
+PROBE_S = 0.2  # for each of them
 POLL_S = 0.02  # how soon a disconnected client is noticed
 STARTING_S = 120.0  # for the first worker, which waits until the library is imported
 
@@ -35,6 +37,10 @@ class CompileTimeout(TimeoutError):
 
 class CompileCrashed(RuntimeError):
     """The worker ran out of memory or died."""
+
+
+class CompileSlow(RuntimeError):
+    """Compiled, but too slow to decode with."""
 
 
 class CompileCancelled(RuntimeError):
@@ -99,6 +105,8 @@ def _attempt(compiler: Any, job: Job) -> Compiled | Exception:
     resource.setrlimit(resource.RLIMIT_CPU, (spent + job.cpu_s, resource.RLIM_INFINITY))
     try:
         return compiled(compiler, job.grammar)
+    except CompileSlow as error:
+        return error
     except MemoryError:
         return CompileCrashed("it takes too much memory")
     except Exception as error:  # the library raises whatever its parts raise
@@ -127,8 +135,28 @@ def compiled(compiler: Any, grammar: Grammar) -> Compiled:
         parsed = xgrammar.Grammar.from_ebnf(sound) if sound != text else parsed
         text = sound
     result = compiler.compile_grammar(parsed)
+    _probe(result)
     found = automaton(text, _printed_regex) if grammar.must_complete else None
     return Compiled(result.serialize_json(), found)
+
+
+def _probe(compiled: Any) -> None:
+    """Decode a few tokens: a grammar may compile at once and then take minutes at every token,
+    which would hold up all requests of the engine."""
+    import torch
+    import xgrammar
+
+    matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
+    words = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
+    bits = torch.arange(32, dtype=torch.int32)
+    for _ in range(PROBED):
+        started = time.thread_time()
+        matcher.fill_next_token_bitmask(words)
+        if time.thread_time() - started > PROBE_S:
+            raise CompileSlow("it takes too long at every token")
+        allowed = ((words.view(-1, 1) >> bits) & 1).flatten().nonzero().flatten()
+        if not len(allowed) or not matcher.accept_token(int(allowed[len(allowed) // 2])):
+            return
 
 
 def _printed_regex(pattern: str) -> str:
@@ -196,7 +224,7 @@ class Lane:
                 self._known.add(vocabulary.name)
             self._pipe.send(Job(vocabulary.name, grammar, int(self.seconds) + 2))
             found = self._reply(self.seconds, cancelled)
-            finished = isinstance(found, Compiled | CompileFailed)
+            finished = isinstance(found, Compiled | CompileFailed | CompileSlow)
         finally:
             if not finished:
                 self._end()
