@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from paddock.api.errors import ApiError
-from paddock.records import Message, Sampling, ToolSpec
-from paddock.text import Special, Tokenizer
+from paddock.records import Grammar, Message, Sampling, ToolSpec
+from paddock.text import Special, Tokenizer, call_grammar
 from paddock.text.template import UNSAID, Thinking
 
 MOST_ID = 256  # characters of a request's id
@@ -48,21 +48,34 @@ class Talk(Ask):
 
     @property
     def reply_thinking(self) -> Thinking:
-        """A reply that can only go on with a call has no room for thoughts."""
+        """Of a reply whose call the prompt opens: there is no room left for thoughts."""
         return replace(self.thinking, enable_thinking=False) if self.must_call else self.thinking
 
     def call_opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The beginning of a call that the reply can only go on with; nothing where it need not."""
-        if not self.must_call:
+        """The beginning of a required call, for sessions, which have no grammar for it: nothing
+        where none is required."""
+        if self.call_grammar(tokenizer) is None:
             return ()
-        specials = tokenizer.specials
-        if Special.TOOL_CALL_OPEN not in specials:
+        name = self.callable[0].name if len(self.callable) == 1 else ""
+        opened = tokenizer.specials[Special.TOOL_CALL_OPEN]
+        return (opened, *tokenizer.encode(name, specials=False))
+
+    @property
+    def callable(self) -> tuple[ToolSpec, ...]:
+        """The tools that a required call may be of."""
+        return tuple(tool for tool in self.tools if self.only_tool in (None, tool.name))
+
+    def call_grammar(self, tokenizer: Tokenizer) -> Grammar | None:
+        """Of a reply that must be a call; None where it need not."""
+        if not self.must_call:
+            return None
+        found = call_grammar(tokenizer, self.callable)
+        if found is None:
             raise ApiError(
                 "tool_choice: this model's calls have no marker, so none can be required",
                 param="tool_choice",
             )
-        name = self.only_tool or (self.tools[0].name if len(self.tools) == 1 else "")
-        return (specials[Special.TOOL_CALL_OPEN], *tokenizer.encode(name, specials=False))
+        return found
 
 
 def too_long(tokens: str, most: int, param: str) -> ApiError:
@@ -78,8 +91,6 @@ def fitted(ask: Ask, length: int, most: int) -> Sampling:
     """What is to be sampled, if a prompt of `length` tokens and its reply have room in a context of
     `most`; else an error with the numbers."""
     sampling, wanted = ask.sampling, ask.sampling.max_new_tokens
-    if isinstance(ask, Talk) and ask.must_call:
-        sampling = replace(sampling, grammar=None)  # a format is for words; a call has its own
     fits = isinstance(ask, Talk) and ask.fits_context
     if length >= most:
         raise too_long(f"{length} tokens", most, "messages" if isinstance(ask, Talk) else "prompt")

@@ -3,9 +3,12 @@
 apart.py      an engine in a process of its own
 apart_child.py  the process it lives in
 asking.py     asking an engine from asyncio
+closing.py    the shortest way to the end of a grammar
 delivery.py   weights on their way into a network that serves
+ebnf.py       grammars as xgrammar prints them
 engine.py     the engine as everyone else sees it
 grammar.py    replies that belong to a language
+grammar_worker.py  grammar compilation in a process that can be killed
 graphs.py     steps of decoding, recorded once and repeated
 loop.py       the engine's own thread
 memory.py     the cache, paged

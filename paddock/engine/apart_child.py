@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from logging import getLogger
+from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
@@ -112,6 +113,8 @@ class Bundle:
 def live(pipe: Connection, build: Callable[[], Engine]) -> None:
     """The child's whole life: until its owner closes the pipe, or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner ends it
+    # A daemon may have no children, but the workers that compile grammars end with it anyway.
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
         engine = build()
     except Exception as error:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from paddock.engine.asking import Asking
@@ -30,7 +30,7 @@ from paddock.engine.stats import Stats
 from paddock.engine.stops import StopTexts
 from paddock.engine.thinking import Thinking
 from paddock.model import Network
-from paddock.records import Completion, Sampling
+from paddock.records import Completion, Grammar, Sampling
 from paddock.text import Tokenizer
 
 
@@ -62,6 +62,7 @@ class Engine(Asking):
         self._ids: set[str] = set()
         self._lock = Lock()
         self._grammars: Grammars | None = None
+        self._grammars_lock = Lock()
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -88,9 +89,17 @@ class Engine(Asking):
                 self.abort(name)
             raise
 
-    def submit(self, request: Request, deliver: Deliver, *, streamed: bool = False) -> str:
+    def submit(
+        self,
+        request: Request,
+        deliver: Deliver,
+        *,
+        streamed: bool = False,
+        cancelled: Event | None = None,
+    ) -> str:
         """Hand in a request; returns its id. `deliver` is called on the engine's thread, must not
-        block, and gets a delta a step if `streamed`, else the last one alone (or a failure).
+        block, and gets a delta a step if `streamed`, else the last one alone (or a failure). With a
+        grammar this blocks until that is compiled, or until `cancelled` is set.
 
         Raises RequestRefused for what no engine with these settings could answer (ContextExceeded
         if it is too long), EngineFailed otherwise (EngineFull, DuplicateId, or it has ended)."""
@@ -113,7 +122,10 @@ class Engine(Asking):
             deliver(delta)
 
         try:
-            self._worker.submit(self._sequence(request, name, serial, hand_over, streamed))
+            sequence = self._sequence(request, name, serial, hand_over, streamed)
+            if request.sampling.grammar is not None:
+                self._constrain(sequence, request.sampling.grammar, cancelled)
+            self._worker.submit(sequence)
         except BaseException:
             with self._lock:
                 self._ids.discard(name)
@@ -268,13 +280,30 @@ class Engine(Asking):
                 sequence.stop_texts = StopTexts(
                     sampling.stop_texts, self.tokenizer, prompt=request.token_ids
                 )
-            if sampling.grammar is not None:
-                if self._grammars is None:
-                    self._grammars = Grammars(self.tokenizer, self.config.vocab)
-                sequence.constraint = self._grammars.constraint(
-                    sampling.grammar, sequence.stop_ids, sequence.thinking
-                )
         return sequence
+
+    def _constrain(self, sequence: Sequence, grammar: Grammar, cancelled: Event | None) -> None:
+        """Bind the reply to its grammar. One that must be complete has room for that: thinking may
+        take three quarters of the length, and no more than leaves room for the shortest reply."""
+        assert self.tokenizer is not None
+        with self._grammars_lock:
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer, self.config.vocab, self.settings)
+        thinking = sequence.thinking
+        constraint = self._grammars.constraint(grammar, sequence.stop_ids, thinking, cancelled)
+        sequence.constraint = constraint
+        if not constraint.completes:
+            return
+        thinks = thinking is not None and thinking.is_open
+        least, most = len(constraint.shortest()) + thinks, sequence.max_new
+        if least > most:
+            raise RequestRefused(
+                f"max_new_tokens must be at least {least} for a reply that satisfies its grammar, "
+                f"got {most}"
+            )
+        if thinking is not None and thinks:
+            budget = most - max(least, most // 4)
+            thinking.budget = budget if thinking.budget is None else min(budget, thinking.budget)
 
     def _seed(self, serial: int) -> int:
         """For a request that brought none: its own, and another engine's are different."""

@@ -1,32 +1,72 @@
-"""Replies that belong to a language, by way of xgrammar (the extra `grammar`).
+"""Grammar-constrained decoding with xgrammar (the extra `grammar`).
 
 V vocabulary.
 """
 
 import json
-from collections.abc import Callable, Iterable
-from threading import Lock
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from hashlib import sha256
+from threading import Event, Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paddock.engine.request import RequestRefused
+from paddock.engine.closing import Closing, Pieces
+from paddock.engine.grammar_worker import (
+    CompileCancelled,
+    CompileCrashed,
+    Compiled,
+    CompileFailed,
+    CompileSlow,
+    CompileTimeout,
+    LaneUnavailable,
+    Vocabulary,
+    lanes,
+)
+from paddock.engine.request import EngineFailed, RequestRefused
+from paddock.engine.settings import EngineSettings
 from paddock.engine.thinking import Thinking
 from paddock.records import Grammar
 from paddock.text import Special, Tokenizer
+
+MOST_REFUSED = 256  # grammars remembered as such
+STEP_S = 1.0  # a reply whose grammar holds up the engine for longer at one token is ended
+MARKERS = (
+    *(Special.TOOL_CALL_OPEN, Special.TOOL_CALL_CLOSE),
+    *(Special.ARG_KEY_OPEN, Special.ARG_KEY_CLOSE),
+    *(Special.ARG_VALUE_OPEN, Special.ARG_VALUE_CLOSE),
+)
 
 
 class Constraint:
     """Which tokens may come next, for one reply.
 
     It begins when the reply is done thinking and then moves by exactly the tokens that were
-    written: looking ahead along drafts is taken back at once.
+    written: looking ahead along drafts is taken back at once. Until then whatever would end the
+    thinking otherwise, a stop token or a call, is not allowed.
     """
 
-    def __init__(self, matcher: Any, never_V: Tensor, thinking: Thinking | None) -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        never_V: Tensor,
+        thinking: Thinking | None,
+        *,
+        unthinkable: Iterable[int] = (),
+        closing: Closing | None = None,
+    ) -> None:
         self._matcher, self._never_V = matcher, never_V
         self._close_id = thinking.close_id if thinking is not None and thinking.is_open else None
+        self._thinking_V: Tensor | None = None
+        if self._close_id is not None:
+            self._thinking_V = torch.ones_like(never_V)
+            self._thinking_V[sorted(unthinkable)] = False
+        self._closing = closing
+        self._way: list[int] | None = None  # the shortest to the end, if it was needed
+        self.slowest_s = 0.0  # of what was done for one token
 
     @property
     def active(self) -> bool:
@@ -42,10 +82,41 @@ class Constraint:
         """Whether there is nothing left to say."""
         return self.active and bool(self._matcher.is_terminated())
 
+    @property
+    def completes(self) -> bool:
+        """Whether the reply is to be complete within its length."""
+        return self._closing is not None
+
+    def shortest(self) -> list[int]:
+        """The tokens of the shortest way to the end; refuses a grammar that has none."""
+        assert self._closing is not None
+        way = self._closing.way()
+        matcher = self._matcher.fork()
+        if way is None or not all(map(matcher.accept_token, way)) or not matcher.is_terminated():
+            raise RequestRefused("the grammar has no ending that this vocabulary can spell")
+        self._way = way
+        return way
+
+    def turned(self, token: int, room: int) -> int:
+        """The token to go on with: `token` if the end can still be reached with `room` more behind
+        it, else the next one on the shortest way."""
+        if self._closing is None or not self.active:
+            return token
+        after = self._closing.after(token)
+        if after is not None and after.most <= room:
+            self._way = None  # to be found when it is needed
+            return token
+        way = None if after is None else after.way()
+        if way is not None and len(way) <= room:
+            return token
+        self._way = self._way or self._closing.way()
+        return self._way[0] if self._way else token
+
     def masks(self, drafts: list[int]) -> list[Tensor | None]:
         """What is allowed after none, one, two, ... of the drafts; shorter if one of them is not
         allowed itself, since nothing is sampled behind it."""
-        masks: list[Tensor | None] = [self._mask() if self.active else None]
+        started = time.thread_time()
+        masks: list[Tensor | None] = [self._mask() if self.active else self._thinking_V]
         active, accepted = self.active, 0
         for draft in drafts:
             if not active:
@@ -56,14 +127,25 @@ class Constraint:
                 accepted += 1
                 if self._matcher.is_terminated():
                     break
-            masks.append(self._mask() if active else None)
+            masks.append(self._mask() if active else self._thinking_V)
         if accepted:
             self._matcher.rollback(accepted)
+        self.slowest_s = max(self.slowest_s, (time.thread_time() - started) / len(masks))
         return masks
 
-    def push(self, token: int) -> bool:
-        """The reply goes on with `token`; whether the language allows it."""
+    def wrong_with(self, token: int) -> str | None:
+        """The reply goes on with `token`; why it cannot."""
+        if not self._push(token):
+            return "nothing may follow under its grammar"
+        return "its grammar takes too long at every token" if self.slowest_s > STEP_S else None
+
+    def _push(self, token: int) -> bool:
         if self.active:
+            if self._closing is not None:
+                self._closing = self._closing.after(token)
+                way, self._way = self._way, None
+                if way and way[0] == token:
+                    self._way = way[1:]
             return bool(self._matcher.accept_token(token))
         if token == self._close_id:
             self._close_id = None
@@ -78,57 +160,147 @@ class Constraint:
 
 
 class Grammars:
-    """Languages, compiled for one tokenizer; the same one only once."""
+    """Grammars compiled for one tokenizer, in processes that can be killed (grammar_worker.py)."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab: int, settings: EngineSettings) -> None:
         try:
             import xgrammar
         except ImportError:
             raise RequestRefused(
                 "grammars need xgrammar, which is not installed: pip install 'paddock[grammar]'"
             ) from None
-        kind, blank_first = _vocabulary_kind(tokenizer)
-        self._mute = _mute(tokenizer)
-        spellings = (tokenizer.token_of(token) or "" for token in range(tokenizer.vocab_size))
-        info = xgrammar.TokenizerInfo(
-            ["" if token in self._mute else text for token, text in enumerate(spellings)],
-            xgrammar.VocabType[kind],
-            vocab_size=vocab,
-            stop_token_ids=list(tokenizer.specials.stops) or None,
-            add_prefix_space=blank_first,
-        )
-        self._xgrammar, self._vocab = xgrammar, vocab
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
-        self._lock = Lock()
+        self._xgrammar, self._vocab, self._settings = xgrammar, vocab, settings
+        self._tokenizer, self._mute = tokenizer, frozenset(_mute(tokenizer))
+        specials = tokenizer.specials
+        self._markers = frozenset(specials[each] for each in MARKERS if each in specials)
+        self._info = {apart: self._tokenizer_info(apart) for apart in (False, True)}
+        self._vocabulary = {apart: _vocabulary(info) for apart, info in self._info.items()}
+        self._pieces = Pieces(self._info[True].decoded_vocab, self._markers, self._mute)
+        self._lanes = lanes(settings.grammar_s, settings.grammar_bytes)
+        self._cache = Cache(settings.grammar_cache_bytes)
+        self._refused: OrderedDict[Grammar, str] = OrderedDict()
 
     def constraint(
-        self, grammar: Grammar, stop_ids: Iterable[int], thinking: Thinking | None
+        self,
+        grammar: Grammar,
+        stop_ids: Iterable[int],
+        thinking: Thinking | None,
+        cancelled: Event | None = None,
     ) -> Constraint:
-        """Refuses what is no grammar. Compiling may take a while: not for the engine's thread."""
-        compilers: dict[str, Callable[[str], Any]] = {
-            "json_schema": self._compiler.compile_json_schema,
-            "regex": self._compiler.compile_regex,
-            "ebnf": self._compiler.compile_grammar,
-            "structural_tag": self._compiler.compile_structural_tag,
-        }
-        stops = sorted(stop_ids)
-        try:
-            with self._lock:
-                compiled = compilers[grammar.kind](grammar.text)
-            matcher = self._xgrammar.GrammarMatcher(
-                compiled,
-                override_stop_tokens=stops or None,
-                terminate_without_stop_token=not stops,
-            )
-        except Exception as error:  # the library raises whatever its parts raise
-            why = str(error).strip().splitlines()
-            raise RequestRefused(f"the {grammar.kind} is no grammar: {why[-1:]}") from None
+        """Refuses what is no grammar, or takes too long or too much memory to compile. Blocks
+        meanwhile: not for the engine's thread. Given up when `cancelled` is set."""
+        compiled, automaton = self._cache.get(grammar) or self._compiled(grammar, cancelled)
+        stops = () if grammar.must_complete else tuple(sorted(stop_ids))
+        matcher = self._xgrammar.GrammarMatcher(
+            compiled,
+            override_stop_tokens=list(stops) or None,
+            terminate_without_stop_token=not stops,
+        )
         never_V = torch.zeros(self._vocab, dtype=torch.bool)
-        never_V[sorted(self._mute - set(stops))] = True  # the library lets some of them through
-        constraint = Constraint(matcher, never_V, thinking)
+        never_V[sorted(self._mute.difference(stops))] = True  # the library lets some through
+        call_id = self._tokenizer.specials.ids.get(Special.TOOL_CALL_OPEN)
+        unthinkable = {*stop_ids, *self._mute} - {thinking.close_id if thinking else None}
+        constraint = Constraint(
+            matcher,
+            never_V,
+            thinking,
+            unthinkable=unthinkable | ({call_id} if call_id is not None else set()),
+            closing=None if automaton is None else Closing(automaton, self._pieces),
+        )
         if not constraint.satisfiable:  # the library compiles rules that only name each other
             raise RequestRefused(f"the {grammar.kind} allows no reply at all")
+        if grammar.must_complete and not constraint.completes:
+            raise RequestRefused(f"the {grammar.kind} is too complex to be completed in time")
         return constraint
+
+    def _compiled(self, grammar: Grammar, cancelled: Event | None) -> "Entry":
+        size, most = len(grammar.text.encode(errors="replace")), self._settings.grammar_text_bytes
+        if size > most:
+            raise RequestRefused(f"the {grammar.kind} has {size} bytes, more than {most}")
+        if grammar in self._refused:
+            raise RequestRefused(self._refused[grammar])
+        try:
+            found = self._in_a_lane(grammar, cancelled)
+        except (CompileFailed, CompileTimeout, CompileCrashed, CompileSlow) as error:
+            why = _reason(grammar, error, self._settings.grammar_s)
+            self._refused[grammar] = why
+            while len(self._refused) > MOST_REFUSED:
+                self._refused.popitem(last=False)
+            raise RequestRefused(why) from None
+        except CompileCancelled:
+            raise RequestRefused("the client disconnected") from None
+        except LaneUnavailable as error:
+            raise EngineFailed(str(error)) from None
+        info = self._info[grammar.must_complete]
+        compiled = self._xgrammar.CompiledGrammar.deserialize_json(found.text, info)
+        return self._cache.put(grammar, (compiled, found.automaton), len(found.text))
+
+    def _in_a_lane(self, grammar: Grammar, cancelled: Event | None) -> Compiled:
+        quick, slow = self._lanes
+        vocabulary = self._vocabulary[grammar.must_complete]
+        try:
+            return quick.compile(grammar, vocabulary, cancelled)
+        except CompileTimeout:
+            return slow.compile(grammar, vocabulary, cancelled)
+
+    def _tokenizer_info(self, markers_apart: bool) -> Any:
+        """With `markers_apart` no text spells a marker: it is the byte 0xFF, which no text has."""
+        kind, blank_first = _vocabulary_kind(self._tokenizer)
+        count = self._tokenizer.vocab_size
+        spelled: list[Any] = [self._tokenizer.token_of(i) or "" for i in range(count)]
+        for token in self._mute:
+            spelled[token] = ""
+        for token in self._markers if markers_apart else ():
+            spelled[token] = {"BYTE_LEVEL": "\xff", "BYTE_FALLBACK": "<0xFF>"}.get(kind, b"\xff")
+        return self._xgrammar.TokenizerInfo(
+            spelled,
+            self._xgrammar.VocabType[kind],
+            vocab_size=self._vocab,
+            stop_token_ids=list(self._tokenizer.specials.stops) or None,
+            add_prefix_space=blank_first,
+        )
+
+
+Entry = tuple[Any, Any]  # a compiled grammar and its automaton
+
+
+class Cache:
+    """The grammars used last, as many as have room in `most` bytes, serialized."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.size = most, 0
+        self._entries: OrderedDict[Grammar, tuple[Entry, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, grammar: Grammar) -> Entry | None:
+        with self._lock:
+            if grammar not in self._entries:
+                return None
+            self._entries.move_to_end(grammar)
+            return self._entries[grammar][0]
+
+    def put(self, grammar: Grammar, entry: Entry, size: int) -> Entry:
+        with self._lock:
+            if size <= self.most and grammar not in self._entries:
+                self._entries[grammar] = (entry, size)
+                self.size += size
+            while self.size > self.most:
+                self.size -= self._entries.popitem(last=False)[1][1]
+        return entry
+
+
+def _reason(grammar: Grammar, error: Exception, seconds: float) -> str:
+    match error:
+        case CompileTimeout():
+            return f"the {grammar.kind} takes more than {seconds:g} s to compile"
+        case CompileCrashed() | CompileSlow():
+            return f"the {grammar.kind} cannot be used: {error}"
+    return f"the {grammar.kind} is no grammar: {error}"
+
+
+def _vocabulary(info: Any) -> Vocabulary:
+    text = info.serialize_json()
+    return Vocabulary(sha256(text.encode()).hexdigest(), text)
 
 
 def _vocabulary_kind(tokenizer: Tokenizer) -> tuple[str, bool]:

@@ -183,6 +183,11 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def completes(self) -> bool:
+        """Whether the reply satisfies its grammar within its length."""
+        return self.constraint is not None and self.constraint.completes
+
+    @property
     def writes(self) -> bool:
         """Whether everything but the newest token of the reply is in the cache."""
         return self.written > 0 and self.pending == 1

@@ -165,7 +165,7 @@ class Runner:
             drawn.logprobs.append(sampled.logprob_N)
             for row in part:
                 request = row.sequence.request
-                if request.top_logprobs or request.ask_ids:
+                if request.top_logprobs or request.ask_ids or row.sequence.completes:
                     n = slice(row.first - first, row.first - first + row.count)
                     drawn.asked[row.first] = sampled.logp_NV[n].clone()
         return drawn
@@ -222,7 +222,7 @@ class Runner:
         ended = []
         for row in rows:
             n = slice(row.first, row.first + row.count)
-            end = self._keep(row, token_N[n], logprob_N[n], version)
+            end = self._keep(row, token_N[n], logprob_N[n], drawn, version)
             self._account(row)
             if drawn.asked:
                 self._report(row, drawn)
@@ -231,7 +231,7 @@ class Runner:
         return ended
 
     def _keep(
-        self, row: _Rows, tokens: list[int], logprobs: list[float], version: int
+        self, row: _Rows, tokens: list[int], logprobs: list[float], drawn: _Drawn, version: int
     ) -> Ended | None:
         """Append sampled tokens for as long as each follows what was drafted."""
         sequence = row.sequence
@@ -241,10 +241,17 @@ class Runner:
                 return Ended(
                     sequence, "abort", error=f"the network's scores {where} are no numbers"
                 )
+            turned = _turned(sequence, token)
+            if turned != token:
+                if j:
+                    return None  # the next step turns
+                token, logprob = turned, float(drawn.asked[row.first][0, turned])
+                sequence.forced.append(sequence.written)
             self._append(sequence, token, logprob, version)
             row.wrote += 1
-            if sequence.constraint is not None and not sequence.constraint.push(token):
-                return Ended(sequence, "abort", error="nothing may follow under its grammar")
+            wrong = sequence.constraint.wrong_with(token) if sequence.constraint else None
+            if wrong is not None:
+                return Ended(sequence, "abort", error=wrong)
             end = self._end(sequence)
             if end is not None or j + 1 == row.count or sequence.drafts[j] != token:
                 return end
@@ -348,6 +355,12 @@ class Runner:
             self.drafter.guess(
                 state_TD[upload(last_N, self.device)], [row.sequence for row in live]
             )
+
+
+def _turned(sequence: Sequence, token: int) -> int:
+    """What to append for `token`, so that the reply is complete in time."""
+    room, bound = sequence.max_new - sequence.written - 1, sequence.constraint
+    return token if bound is None else bound.turned(token, room)
 
 
 def _on_the_host(drawn: _Drawn) -> tuple[list[int], list[float]]:

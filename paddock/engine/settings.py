@@ -31,6 +31,10 @@ class EngineSettings(Settings):
     max_logprobs: NonNegativeInt = 64  # likeliest tokens a request may ask for at each place
     logits_bytes: PositiveInt = 1 << 27  # of scores over the vocabulary held at once
     seed: NonNegativeInt = Field(default=0, lt=1 << 30)  # of requests that bring none
+    grammar_text_bytes: PositiveInt = 1 << 20  # longer grammars are refused
+    grammar_s: PositiveFloat = 10.0  # to compile one
+    grammar_bytes: PositiveInt = 1 << 30  # of memory, to compile one
+    grammar_cache_bytes: PositiveInt = 1 << 28  # of compiled grammars kept
     page_reserve: PositiveFloat = 0.02  # of the pages, kept free when a request is let in
     # Of one operation on the CPU. None: one for a network as narrow as NARROW, whose operations are
     # over before a second one has begun (nano, 32 requests: twice as fast), else torch's own.

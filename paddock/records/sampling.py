@@ -26,10 +26,16 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A language the reply must belong to, once its thinking is over."""
+    """A language the reply must belong to, once its thinking is over.
+
+    With `must_complete`, the reply is complete within `max_new_tokens`: thinking leaves room for
+    it, and where little is left the shortest way to the end is taken. Marker tokens, <tool_call>
+    and the like, are then named by `Token` alone; text cannot spell them.
+    """
 
     kind: GrammarKind
     text: str
+    must_complete: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GrammarKind):

@@ -240,6 +240,8 @@ async def begin(sessions: Sessions, live: Live, talk: Talk, sent: Sent) -> TurnU
         raise ApiError(f"{most} turns of this session are running, no more are taken", status=429)
     number, live.asked = live.asked, live.asked + 1
     sampling, room = live.rules.ruled(talk.sampling, number), sessions.settings.room
+    if talk.must_call:  # a format is for words, not for the call that the prompt opens
+        sampling = replace(sampling, grammar=None)
     if room is not None:
         asked = replace(talk, sampling=sampling, fits_context=True)
         sampling = fitted(asked, len(opening.prompt), room)

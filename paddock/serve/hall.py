@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import getLogger
+from threading import Event
 from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
@@ -39,6 +42,9 @@ from paddock.text import (
     TooLong,
 )
 
+# Threads that wait for grammars to be compiled, apart from those that tokenize conversations. More
+# than two lanes of the engine let wait, so that nobody waits for a thread.
+_COMPILING = ThreadPoolExecutor(80, thread_name_prefix="paddock-grammar")
 ROUTING = "x-smg-routing-key"  # the header that says which session a request belongs to
 log = getLogger("paddock.serve")
 
@@ -124,14 +130,13 @@ class Hall:
         if talk.prompt_ids is not None:
             return talk.prompt_ids
         renderer = self._renderer()
-        said = {"tools": talk.tools, "thinking": talk.reply_thinking, "most": most}
+        said = {"tools": talk.tools, "thinking": talk.thinking, "most": most}
         try:
             if talk.continues:
                 return renderer.dialogue(talk.messages, closed=False, **said).token_ids  # type: ignore[arg-type]
-            ids = renderer.prompt(talk.messages, **said).token_ids  # type: ignore[arg-type]
+            return renderer.prompt(talk.messages, **said).token_ids  # type: ignore[arg-type]
         except (ChatTemplateError, RewritesPast) as error:
             raise ApiError(f"messages: {error}", param="messages") from None
-        return (*ids, *talk.call_opening(self.tokenizer)) if talk.must_call else ids
 
     async def tokens_of(self, prompt: Prompt, *, most: int | None = None) -> tuple[int, ...]:
         """A prompt without a template. Its text may spell added tokens, as templates do. `most` as
@@ -183,6 +188,8 @@ class Hall:
     ) -> list[Request]:
         """The prompt, to be answered `n` times."""
         sampling = fitted(ask, len(prompt), self.capacity.context)
+        if isinstance(ask, Talk) and ask.must_call:  # a format is for words; a call has its own
+            sampling = replace(sampling, grammar=ask.call_grammar(self.tokenizer))
         top = (ask.top_logprobs or 0) if extras.top_logprobs is None else extras.top_logprobs
         request = Request(
             token_ids=prompt,
@@ -324,11 +331,13 @@ def _delivery(inbox: asyncio.Queue[tuple[int, Delta | EngineFailed]], index: int
 
 async def _handed_in(engine: Engine, request: Request, deliver: Deliver, *, streamed: bool) -> str:
     """The id of a request that the engine has taken. Compiling a grammar may take seconds, in which
-    other clients are attended to."""
+    other clients are attended to; it is given up when the client disconnects."""
     if request.sampling.grammar is None:
         return engine.submit(request, deliver, streamed=streamed)
-    handing = asyncio.ensure_future(
-        asyncio.to_thread(engine.submit, request, deliver, streamed=streamed)
+    cancelled = Event()
+    handing = asyncio.get_running_loop().run_in_executor(
+        _COMPILING,
+        partial(engine.submit, request, deliver, streamed=streamed, cancelled=cancelled),
     )
     try:
         return await asyncio.shield(handing)
@@ -338,6 +347,7 @@ async def _handed_in(engine: Engine, request: Request, deliver: Deliver, *, stre
             if done.exception() is None:
                 engine.abort(done.result())
 
+        cancelled.set()
         handing.add_done_callback(take_back)
         raise
 

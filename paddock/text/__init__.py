@@ -2,6 +2,7 @@
 
 append_only.py  whether a template goes on from what it said before
 arguments.py    arguments of calls: JSON that may be broken, text that a schema gives a type
+calls.py        a grammar for exactly one tool call
 events.py       what is heard of a reply while it is read
 folder.py       conversations in tokens, by the chat template of a model's own folder
 gguf.py         the tokenizer inside a GGUF file
@@ -17,6 +18,7 @@ tokenizer.py    text into token ids and back; training a tokenizer
 """
 
 from paddock.text.append_only import Mode, Rewrite, rewrite
+from paddock.text.calls import call_grammar
 from paddock.text.events import (
     CallArguments,
     CallDropped,
@@ -80,6 +82,7 @@ __all__ = [
     "TokenizerError",
     "TooLong",
     "Version",
+    "call_grammar",
     "chat_template",
     "ignored",
     "messages_from",

@@ -119,7 +119,7 @@ def frozen_once_begun(serving: Engine, count: int = 1) -> Iterator[None]:
     token, so none can end before the test has done something to it. Goes on afterwards."""
     submit, begun = serving.submit, set()
 
-    def watched(request, deliver, *, streamed=False):
+    def watched(request, deliver, *, streamed=False, **more):
         def freeze(delta):  # on the engine's thread, between two steps
             if len(begun) < count:
                 begun.add(id(deliver))
@@ -127,7 +127,7 @@ def frozen_once_begun(serving: Engine, count: int = 1) -> Iterator[None]:
             if streamed or isinstance(delta, Exception) or delta.answer is not None:
                 deliver(delta)
 
-        return submit(request, freeze, streamed=True)
+        return submit(request, freeze, streamed=True, **more)
 
     serving.submit = watched
     try:

@@ -2,10 +2,12 @@
 
 import json
 import re
+from threading import Event, Timer
 
 import pytest
 
 from paddock.engine import Request, RequestRefused
+from paddock.engine.grammar import Cache
 from paddock.records import Grammar, Sampling
 from paddock.text import Special
 from tests.engine.nets import engine, network
@@ -140,6 +142,59 @@ def test_a_language_without_words_is_refused(grammar, stops):
             engine.answer(asking(grammar, 0))
         empty = engine.answer(asking(Grammar("regex", "a?"), 0))  # the empty word is one
         assert said(empty) in ("", "a")
+
+
+# 198 bytes that take minutes at the first token.
+EXPLODING = Grammar(
+    "ebnf",
+    "\n".join(
+        f"{rule} ::= {' '.join([item] * 8)}"
+        for rule, item in zip(["root", *"abcdefg"], [*"abcdefg", "[a-z]?"], strict=True)
+    ),
+)
+
+
+def test_a_grammar_that_explodes_is_refused_and_holds_up_nobody():
+    with serving(stop_ids=(STOP,), grammar_s=0.5, grammar_bytes=1 << 28) as engine:
+        for _ in range(2):  # the second time without a try
+            with pytest.raises(RequestRefused, match=r"takes more than 0.5 s|memory"):
+                engine.answer(asking(EXPLODING, 0))
+        assert said(engine.answer(asking(Grammar("regex", "abc"), 0))) == "abc"
+        assert engine.audit() == []
+
+
+def test_compiling_ends_when_the_client_has_left():
+    left = Event()
+    with serving(stop_ids=(STOP,), grammar_s=500.0, grammar_bytes=1 << 28) as engine:
+        Timer(0.3, left.set).start()
+        with pytest.raises(RequestRefused, match="disconnected"):
+            engine.submit(asking(EXPLODING, 0), lambda _: None, cancelled=left)
+        assert said(engine.answer(asking(Grammar("regex", "abc"), 0))) == "abc"
+
+
+def test_a_long_grammar_is_refused_unread():
+    long = Grammar("ebnf", f'root ::= "{"a" * 99}"')
+    refused = pytest.raises(RequestRefused, match="has 110 bytes, more than 64")
+    with serving(grammar_text_bytes=64) as engine, refused:
+        engine.answer(asking(long, 0))
+
+
+def test_the_cache_of_grammars_is_bounded():
+    cache = Cache(100)
+    one, two, vast = (Grammar("regex", text) for text in "abc")
+    for grammar, size in ((one, 60), (two, 60), (vast, 101)):
+        cache.put(grammar, (grammar.text, None), size)
+    assert (cache.get(one), cache.get(two), cache.get(vast)) == (None, ("b", None), None)
+    assert cache.size == 60
+
+
+@pytest.mark.parametrize("limits", [{"minLength": 8}, {"minLength": 3, "maxLength": 40}])
+def test_json_strings_hold_no_raw_control_characters(limits):
+    schema = Grammar("json_schema", json.dumps({"type": "string", **limits}))
+    with serving(stop_ids=(STOP,)) as engine:
+        ask = [asking(schema, seed, temperature=50.0) for seed in range(40)]
+        texts = [said(answer) for answer in engine.answers(ask)]
+    assert not [text for text in texts if any(ord(char) < 32 for char in text.strip())]
 
 
 def test_without_a_tokenizer_there_is_no_grammar():

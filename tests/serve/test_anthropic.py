@@ -102,7 +102,7 @@ def test_a_stop_sequence(client):
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
 def test_a_call_can_be_required(client, choice):
     done = client.messages.create(**GREEDY, messages=OSLO, tools=TOOLS, tool_choice=choice)
-    assert [block.type for block in done.content] == ["tool_use"]
+    assert [block.type for block in done.content] == ["thinking", "tool_use"]
 
 
 def test_a_long_reply_is_cut_to_the_context_and_a_long_prompt_refused(client):

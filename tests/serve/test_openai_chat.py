@@ -157,12 +157,15 @@ def test_the_accumulator_understands_the_stream(client):
     assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Oslo", "days": 2}
 
 
+SILENT = {"model": "tiny", "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+
+
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
 )
 def test_a_call_can_be_required(client, choice):
     done = client.chat.completions.create(
-        model="tiny", messages=OSLO, tools=TOOLS, temperature=0, tool_choice=choice
+        **SILENT, messages=OSLO, tools=TOOLS, temperature=0, tool_choice=choice
     ).choices[0]
     assert done.finish_reason == "tool_calls" and not done.message.content
     assert json.loads(done.message.tool_calls[0].function.arguments)["city"] == "Oslo"
@@ -170,7 +173,7 @@ def test_a_call_can_be_required(client, choice):
 
 def test_a_format_is_for_words_and_not_for_a_call_that_is_required(client):
     done = client.chat.completions.create(
-        model="tiny",
+        **SILENT,
         messages=OSLO,
         tools=TOOLS,
         temperature=0,

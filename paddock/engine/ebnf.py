@@ -1,0 +1,248 @@
+"""Grammars as the library prints them: read into expressions, and made sound where they are JSON.
+
+The printed form is EBNF without left recursion: `name ::= ((a b) | ("c"))`, where an element is a
+text, a class of characters, perhaps starred, the name of a rule, perhaps repeated `{least, most}`,
+`Token(id, ...)` or `Regex("...", json_string=true)`. A lookahead `(=...)` narrows nothing.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# What the library lets through in JSON, and what becomes of it:
+_SOUND = (
+    # Raw control characters in strings of a limited length, which no JSON parser takes.
+    (re.escape(r"[^\"\\\r\n]"), r"[^\\0-\\U0000001f\\" r'"\\\\\\r\\n]'),
+    # Halves of surrogate pairs, which are not text; whole pairs stay.
+    (
+        re.escape('("u" [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9])'),
+        '("u" [0-9A-CE-Fa-ce-f] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9])'
+        ' | ("u" [Dd] [0-7] [A-Fa-f0-9] [A-Fa-f0-9])'
+        ' | ("u" [Dd] [89ABab] [A-Fa-f0-9] [A-Fa-f0-9]'
+        r' "\\\\u" [Dd] [C-Fc-f] [A-Fa-f0-9] [A-Fa-f0-9])',
+    ),
+    # Numbers without end: infinite as floats, and refused as integers by Python.
+    (r"(basic_number_4\w*) (basic_number_digits\w*)\{1, -1\}", r"\1 \2{1, 2}"),
+    (r'"\." (basic_number_digits\w*)\{1, -1\}', r'"." \1{1, 17}'),
+    (r"\[1-9\] \[0-9\]\*", "[1-9] basic_number_digits{0, 17}"),
+)
+
+
+_SHORT = re.compile(r"(\\\\)|\\x(..)|\\u(....)")
+
+
+def sound_json(text: str) -> str:
+    """A printed grammar whose JSON every client can read, and which the library reads as it was
+    meant: it prints a character as \\xdf and reads as many digits as follow.
+
+    >>> print(sound_json(r'characters ::= (([^\\"\\\\\\r\\n]))'))
+    characters ::= (([^\\0-\\U0000001f\\"\\\\\\r\\n]))
+    """
+    text = _SHORT.sub(lambda found: found[1] or rf"\U{found[2] or found[3]:0>8}", text)
+    for loose, strict in _SOUND:
+        text = re.sub(loose, strict, text)
+    if "basic_number_digits{" in text and "basic_number_digits ::=" not in text:
+        text += "basic_number_digits ::= (([0-9]))\n"
+    return text
+
+
+# --- expressions ----------------------------------------------------------------------------------
+
+
+class Unreadable(ValueError):
+    """A printed grammar with something in it that is not known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    ranges: tuple[tuple[int, int], ...]  # of code points, both ends included
+    star: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    regex: str
+    in_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    item: "Expression"
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    items: tuple["Expression", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    options: tuple["Expression", ...]
+
+
+Expression = Text | Class | Rule | Tokens | Pattern | Repeat | Sequence | Choice
+
+_LEXEME = re.compile(
+    r"""\s*(?:
+        (?P<rule>\w+)\s*::= |
+        (?P<token>Token)\((?P<ids>[\d,\s]*)\) |
+        Regex\("(?P<regex>(?:[^"\\]|\\.)*)"(?P<in_json>,\s*json_string=true)?\) |
+        (?P<name>\w+) |
+        "(?P<text>(?:[^"\\]|\\.)*)" |
+        \[(?P<negated>\^?)(?P<class>(?:[^\]\\]|\\.)*)\](?P<star>\*?) |
+        \{(?P<least>\d+),\s*-?\d+\} |
+        (?P<mark>\(=|[()|])
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(?:x(..)|u(....)|U(.{8})|(.))|(.)", re.DOTALL)
+_PLAIN = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+LAST = 0x10FFFF
+
+
+def rules_of(text: str) -> dict[str, Expression]:
+    """The rules of a printed grammar, by their names."""
+    reader = _Reader(text)
+    found: dict[str, Expression] = {}
+    while reader.lexeme is not None:
+        name = reader.take("rule")
+        found[name] = reader.choice()
+    return found
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._lexemes = _lexemes(text)
+        self.lexeme: re.Match[str] | None = None
+        self._next()
+
+    def _next(self) -> None:
+        self.lexeme = next(self._lexemes, None)
+
+    def _is(self, mark: str) -> bool:
+        return self.lexeme is not None and self.lexeme["mark"] == mark
+
+    def take(self, kind: str) -> str:
+        if self.lexeme is None or self.lexeme[kind] is None:
+            raise Unreadable(f"a {kind} was expected")
+        found = self.lexeme[kind]
+        self._next()
+        return str(found)
+
+    def choice(self) -> Expression:
+        options = [self._sequence()]
+        while self._is("|"):
+            self._next()
+            options.append(self._sequence())
+        return options[0] if len(options) == 1 else Choice(tuple(options))
+
+    def _sequence(self) -> Expression:
+        items: list[Expression] = []
+        while (lexeme := self.lexeme) is not None:
+            if lexeme["rule"] is not None or lexeme["mark"] in (")", "|"):
+                break
+            if lexeme["mark"] == "(=":  # says what follows anyway
+                self._group()
+            elif lexeme["least"] is not None:
+                items[-1] = Repeat(items[-1], int(self.take("least")))
+            elif lexeme["mark"] == "(":
+                items.append(self._group())
+            else:
+                items.append(_element(lexeme))
+                self._next()
+        return items[0] if len(items) == 1 else Sequence(tuple(items))
+
+    def _group(self) -> Expression:
+        self._next()
+        found = self.choice()
+        if not self._is(")"):
+            raise Unreadable("a ')' was expected")
+        self._next()
+        return found
+
+
+def _lexemes(text: str) -> Iterator[re.Match[str]]:
+    at = 0
+    while text[at:].strip():
+        found = _LEXEME.match(text, at)
+        if found is None or found["name"] in ("TagDispatch", "TokenTagDispatch", "ExcludeToken"):
+            raise Unreadable(f"cannot be read: {text[at : at + 40]!r}")
+        yield found
+        at = found.end()
+
+
+def _element(lexeme: re.Match[str]) -> Expression:
+    if lexeme["token"]:
+        return Tokens(frozenset(int(i) for i in lexeme["ids"].split(",") if i.strip()))
+    if lexeme["regex"] is not None:
+        pattern = "".join(char for char, _ in _characters(lexeme["regex"]))
+        return Pattern(pattern, lexeme["in_json"] is not None)
+    if lexeme["name"] is not None:
+        return Rule(lexeme["name"])
+    if lexeme["text"] is not None:
+        return Text("".join(char for char, _ in _characters(lexeme["text"])))
+    ranges = _ranges(lexeme["class"])
+    return Class(inverted(ranges) if lexeme["negated"] else ranges, star=bool(lexeme["star"]))
+
+
+def _characters(text: str) -> Iterator[tuple[str, bool]]:
+    """Each character, and whether it was escaped."""
+    for short, long, longest, escaped, plain in _ESCAPE.findall(text):
+        code = short or long or longest
+        if code:
+            yield chr(int(code, 16)), True
+        else:
+            yield (_PLAIN.get(escaped, escaped), True) if escaped else (plain, False)
+
+
+def _ranges(text: str) -> tuple[tuple[int, int], ...]:
+    chars = list(_characters(text))
+    found, at = [], 0
+    while at < len(chars):
+        first = last = ord(chars[at][0])
+        if at + 2 < len(chars) and chars[at + 1] == ("-", False):
+            last, at = ord(chars[at + 2][0]), at + 2
+        found.append((first, last))
+        at += 1
+    return merged(found)
+
+
+def merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ascending, apart from each other."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def inverted(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """All other characters.
+
+    >>> inverted(((0, 9), (12, 0x10FFFF)))
+    ((10, 11),)
+    """
+    found, start = [], 0
+    for first, last in merged(list(ranges)):
+        if first > start:
+            found.append((start, first - 1))
+        start = last + 1
+    return (*found, (start, LAST)) if start <= LAST else tuple(found)
