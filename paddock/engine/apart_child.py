@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Self
 
 import torch
@@ -135,6 +135,8 @@ class Child:
         self._names: dict[int, str] = {}  # of requests, as the engine calls them
         self._outbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._chores = ThreadPoolExecutor(1)  # calls, in turn, while requests come in
+        self._compiling = ThreadPoolExecutor(80)  # requests with a grammar, while others come in
+        self._left: dict[int, Event] = {}  # set when nobody waits for such a request any more
 
     def run(self) -> None:
         Thread(target=self._send, daemon=True).start()
@@ -147,14 +149,23 @@ class Child:
                 return
             for message in messages:
                 match message:
+                    case Asked() if message.request.sampling.grammar is not None:
+                        self._left[message.key] = Event()
+                        self._compiling.submit(self._ask, message)
                     case Asked():
                         self._ask(message)
                     case Aborted(key):
-                        self.engine.abort(self._names.get(key, ""))
+                        self._abort(key)
                     case Called(key, "beats"):
                         self._outbox.put((key, Returned(self.engine.healthy)))
                     case Called():
                         self._chores.submit(self._do, message)
+
+    def _abort(self, key: int) -> None:
+        left = self._left.get(key)
+        if left is not None:
+            left.set()
+        self.engine.abort(self._names.get(key, ""))
 
     def _ask(self, asked: Asked) -> None:
         def deliver(delta: Delta | Exception) -> None:
@@ -164,12 +175,19 @@ class Child:
 
         try:
             self._names[asked.key] = ""  # it may be over before `submit` returns
-            name = self.engine.submit(asked.request, deliver, streamed=asked.streamed)
+            left = self._left.get(asked.key)
+            name = self.engine.submit(
+                asked.request, deliver, streamed=asked.streamed, cancelled=left
+            )
         except (RequestRefused, EngineFailed) as error:
             deliver(error)
             return
+        finally:
+            self._left.pop(asked.key, None)
         if asked.key in self._names:
             self._names[asked.key] = name
+        if left is not None and left.is_set():  # it may have come before the name
+            self.engine.abort(name)
 
     def _do(self, called: Called) -> None:
         try:

@@ -1,0 +1,71 @@
+"""A required tool call can be read by every client, whatever the weights and however short.
+
+    python -m benchmarks.tool_choice [PYTHON]    PYTHON: one that has the clients installed
+
+200 random schemas, weights at random (temperature 50), thinking on and off, `max_tokens` the
+smallest call and 8.
+"""
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.schemas import random_schema, smallest
+from benchmarks.table import Claim, print_claims
+
+COUNT = 200
+
+
+def claims(python: str = sys.executable, count: int = COUNT) -> list[Claim]:
+    from tests.serve.live import serving
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(random_model(Path(folder) / "model")) as server,
+    ):
+        cases = []
+        for seed in range(count):
+            schema = random_schema(random.Random(seed))
+            most = smallest(server.tokenizer, "look", schema) + 8
+            case = {"seed": seed, "schema": schema, "most": most, "thinks": seed % 2 == 0}
+            cases.append(case)
+        file = Path(folder) / "cases.json"
+        file.write_text(json.dumps(cases))
+        script = str(Path(__file__).with_name("tool_choice_clients.py"))
+        done = subprocess.run(
+            [python, script, server.url, str(file)], stdout=subprocess.PIPE, check=True
+        )
+    found = json.loads(done.stdout.splitlines()[-1])
+    return [_claim(name, each, count) for name, each in found.items()]
+
+
+def random_model(folder: Path) -> Path:
+    from paddock.checkpoint import save_pretrained
+    from paddock.model import Network
+    from tests.model.networks import latent_config
+    from tests.serve.school import tokenizer
+
+    words = tokenizer()
+    config = latent_config(vocab=words.vocab_size, context=4096, eos=words.specials.stops)
+    save_pretrained(Network.born(config, seed=1), folder)
+    words.save(folder)
+    return folder
+
+
+def _claim(name: str, found: dict[str, object], count: int) -> Claim:
+    what = f"required call read by {name} {found['version'] or ''}".strip()
+    if found["version"] is None:
+        return Claim(name=what, measured="not installed, not run")
+    return Claim(
+        name=what,
+        target=f"{count} of {count}",
+        measured=f"{found['taken']} of {found['asked']} {found['complaint']}".strip(),
+        holds=found["taken"] == count,
+    )
+
+
+if __name__ == "__main__":
+    print_claims(claims(*sys.argv[1:2]))
