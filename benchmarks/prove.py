@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from benchmarks import (
     attack_graders,
+    attack_grammars,
     attack_requests,
     attack_sandbox,
     chat,
@@ -30,6 +31,7 @@ from benchmarks import (
     serve,
     serve_gpu,
     story,
+    tool_choice,
     train_step,
     worlds,
     worlds_terminal_bench,
@@ -39,7 +41,7 @@ from benchmarks.table import Claim, print_claims
 AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "model": (forward_vs_transformers.claims,),
     "train": (raise_base.claims, train_step.claims_here),
-    "engine": (serve.claims, serve_gpu.claims),
+    "engine": (serve.claims, serve_gpu.claims, tool_choice.claims),
     "chat": (chat.claims,),
     "worlds": (worlds.claims, sandbox.claims, worlds_terminal_bench.claims),
     "rl": (
@@ -55,7 +57,12 @@ AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "story": (story.claims,),
     "quant": (quant.claims,),
     "dash": (dash.claims,),
-    "attack": (attack_graders.claims, attack_sandbox.claims, attack_requests.claims),
+    "attack": (
+        attack_graders.claims,
+        attack_sandbox.claims,
+        attack_requests.claims,
+        attack_grammars.claims,
+    ),
 }
 
 

@@ -22,6 +22,7 @@ from paddock.records import (
     Trajectory,
     Turn,
     Verdict,
+    WireError,
     decode,
     encode,
 )
@@ -55,10 +56,11 @@ def pack(branches: Sequence[Trajectory]) -> bytes:
 
 
 def unpack(data: bytes, ordinal: int | None = None) -> tuple[Trajectory, ...]:
-    """What `pack` wrote, or a LedgerError if it is damaged; `ordinal` is its group, for that."""
+    """What `pack` wrote. Raises LedgerError if it is damaged (`ordinal` is its group, for the
+    message), WireError if it is whole and holds what no record may, such as a reward of 1e308."""
     try:
         return _unpacked(data)
-    except LedgerError:
+    except (LedgerError, WireError):
         raise
     except (ValueError, TypeError, LookupError, struct.error, zlib.error) as error:
         group = "" if ordinal is None else f" of group {ordinal}"

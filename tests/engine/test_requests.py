@@ -2,7 +2,6 @@
 
 import asyncio
 from functools import cache
-from queue import SimpleQueue
 
 import pytest
 import torch
@@ -18,13 +17,11 @@ from tests.engine.nets import (
     answers_at_once,
     assert_greedy,
     engine,
-    frozen_once_begun,
     greedy,
     network,
     prompts,
 )
 from tests.model.networks import VOCAB, born, grouped_config, latent_config
-from tests.patience import until_async
 
 PROMPTS = prompts(6, seed=2)
 
@@ -253,39 +250,6 @@ def test_deltas_add_up_to_the_answer():
     assert tuple(x for d in deltas for x in d.logprobs) == answer.completion.logprobs
     assert tuple(x for d in deltas for x in d.top) == answer.top
     assert len(deltas) == answer.verify_steps
-
-
-def test_leaving_a_stream_aborts_its_request():
-    async def main(engine):
-        with frozen_once_begun(engine):
-            async for _ in engine.stream(greedy(PROMPTS[0], 80)):
-                break
-            await until_async(lambda: not engine.stats().running)
-        return engine.stats()
-
-    with engine(network("sparse")) as streaming:
-        stats = asyncio.run(main(streaming))
-        assert stats.counters.aborted == 1
-        assert streaming.audit() == []
-
-
-def test_an_aborted_request_keeps_what_it_wrote():
-    seen, done = [], SimpleQueue()
-
-    def deliver(delta):  # on the engine's thread, between two steps
-        seen.extend(delta.token_ids)
-        if len(seen) == 3:
-            streaming.abort("long")
-        if delta.answer is not None:
-            done.put(delta.answer)
-
-    with engine(network("sparse")) as streaming:
-        streaming.submit(greedy(PROMPTS[0], 80, id="long"), deliver, streamed=True)
-        answer = done.get()
-    assert answer.completion.finish == "abort"
-    assert answer.completion.token_ids == tuple(seen)
-    assert 3 <= len(seen) < 80
-    assert_greedy(network("sparse"), PROMPTS[0], answer.completion)
 
 
 def test_the_important_go_first():

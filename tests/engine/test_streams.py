@@ -133,3 +133,36 @@ def test_when_an_engine_closes_nobody_waits_because_of_another_client():
     go.set()
     closed.join()
     assert isinstance(inbox.get(block=False), EngineFailed)
+
+
+def test_leaving_a_stream_aborts_its_request():
+    async def main(engine):
+        with frozen_once_begun(engine):
+            async for _ in engine.stream(greedy(PROMPTS[0], 80)):
+                break
+            await until_async(lambda: not engine.stats().running)
+        return engine.stats()
+
+    with engine(network("sparse")) as streaming:
+        stats = asyncio.run(main(streaming))
+        assert stats.counters.aborted == 1
+        assert streaming.audit() == []
+
+
+def test_an_aborted_request_keeps_what_it_wrote():
+    seen, done = [], SimpleQueue()
+
+    def deliver(delta):  # on the engine's thread, between two steps
+        seen.extend(delta.token_ids)
+        if len(seen) == 3:
+            streaming.abort("long")
+        if delta.answer is not None:
+            done.put(delta.answer)
+
+    with engine(network("sparse")) as streaming:
+        streaming.submit(greedy(PROMPTS[0], 80, id="long"), deliver, streamed=True)
+        answer = done.get()
+    assert answer.completion.finish == "abort"
+    assert answer.completion.token_ids == tuple(seen)
+    assert 3 <= len(seen) < 80
+    assert_greedy(network("sparse"), PROMPTS[0], answer.completion)

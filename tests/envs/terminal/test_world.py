@@ -155,13 +155,17 @@ def test_who_breaks_its_terminal_gets_a_verdict(backend, trick):
 
 
 @bwrap
-def test_who_breaks_the_verifier_of_a_task_gets_nothing(backend, tmp_path):
-    world = open_world("harbor", {"folder": str(simple(tmp_path / "a")), "every_task_is": "train"})
+@pytest.mark.parametrize("sees", ["files", "processes"])
+def test_who_breaks_the_verifier_of_a_task_gets_nothing(backend, tmp_path, sees):
+    settings = {"every_task_is": "train", "harbor": {"verifier_sees": sees}}
+    world = open_world("harbor", {"folder": str(simple(tmp_path / "a")), **settings})
     breaking = say(command="rm -rf /logs/verifier; touch /logs/verifier")
     outcome = run(world, saying(breaking, say("Done."))).outcome
     assert isinstance(outcome, Verdict), outcome
     assert outcome.reward == 0.0
-    assert outcome.note.startswith("it cannot be verified as it was left")
+    # A fresh sandbox is verified as if nothing had been done; the player's own cannot be.
+    unverified = outcome.note.startswith("it cannot be verified as it was left")
+    assert unverified == (sees == "processes")
 
 
 @bwrap
