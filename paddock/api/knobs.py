@@ -142,8 +142,8 @@ def grammar_from(
 ) -> Grammar | None:
     """OpenAI's `response_format`, or `text.format` of the Responses API.
 
-    >>> grammar_from({"type": "json_schema", "json_schema": {"schema": {"type": "null"}}})
-    Grammar(kind='json_schema', text='{"type": "null"}')
+    >>> grammar_from({"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}).text
+    '{"type": "null"}'
     """
     kind = (form or {}).get("type")
     if form is None or kind == "text":
