@@ -112,6 +112,17 @@ def test_responses(client):
 RESPONSE_TOOLS = [{"type": "function", **TOOLS[0]["function"]}, {"type": "web_search"}]
 
 
+def test_counted_input_tokens_are_those_that_are_used(client):
+    said = {"model": "m", "input": "Weather in Oslo?", "instructions": "Be brief."}
+    first = client.responses.create(**said, tools=RESPONSE_TOOLS, max_output_tokens=1)
+    counted = client.responses.input_tokens.count(**said, tools=RESPONSE_TOOLS)
+    assert counted.input_tokens == first.usage.input_tokens
+    gone_on = {"model": "m", "input": "Why?", "previous_response_id": first.id}
+    second = client.responses.create(**gone_on, max_output_tokens=1)
+    counted = client.responses.input_tokens.count(**gone_on)
+    assert counted.input_tokens == second.usage.input_tokens
+
+
 def test_responses_with_tools_go_round(client):
     first = client.responses.create(
         model="m", input="Weather in Oslo?", tools=RESPONSE_TOOLS, temperature=0, store=False
