@@ -184,8 +184,9 @@ def _allowed(
     if mode not in ("auto", "required") or not isinstance(listed, list):
         what = "must have a 'mode', auto or required, and a list of 'tools'"
         raise ApiError(f"tool_choice: allowed_tools {what}", param="tool_choice")
-    names = {_name(each) for each in listed if isinstance(each, Mapping)}
-    unknown = names - {tool.name for tool in tools} - {None}
+    named = (_name(each) for each in listed if isinstance(each, Mapping))
+    names = {name for name in named if name is not None}
+    unknown = names - {tool.name for tool in tools}
     if unknown:
         raise _no_tool(min(unknown))
     return mode, tuple(tool for tool in tools if tool.name in names)
