@@ -4,6 +4,7 @@ import json
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from paddock.text.template import tool_dict
 from tests.serve.live import serving
@@ -107,6 +108,18 @@ def test_responses(client):
     assert [item.type for item in done.output] == ["reasoning", "message"]
     assert done.output[0].content[0].text == "A greeting."
     assert done.usage.output_tokens_details.reasoning_tokens == 3
+
+
+def test_a_response_cut_in_its_thoughts_has_no_message(client):
+    """An empty one would be parsed, and fail, in place of none."""
+
+    class Reply(BaseModel):
+        text: str
+
+    said = {"model": "m", "input": "Say hello.", "max_output_tokens": 2, "temperature": 0}
+    cut = client.responses.parse(**said, text_format=Reply)
+    assert (cut.status, cut.output_parsed) == ("incomplete", None)
+    assert [item.type for item in cut.output] == ["reasoning"]
 
 
 RESPONSE_TOOLS = [{"type": "function", **TOOLS[0]["function"]}, {"type": "web_search"}]
