@@ -8,14 +8,18 @@ complaint; or why it was not run. Needs nothing of this repository.
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 ASK = [{"role": "user", "content": "Say hello."}]
 Case = dict[str, Any]
+PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool}
+LIMITS = {"minLength": "min_length", "maxLength": "max_length", "pattern": "pattern"}
+LIMITS |= {"minimum": "ge", "maximum": "le"}
 
 
 def _extra(case: Case) -> dict[str, Any]:
@@ -82,32 +86,87 @@ def _litellm(url: str, case: Case) -> Any:
 def _instructor(url: str, case: Case) -> Any:
     import instructor
     import openai
-    from pydantic import create_model
 
-    model = create_model("look", city=(str, ...), days=(int, ...), note=(str | None, None))
     plain = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
     client = instructor.from_openai(plain, mode=instructor.Mode.TOOLS)
     client.chat.completions.create(
         model="tiny",
         messages=ASK,
-        response_model=model,
+        response_model=_model(case["schema"]),
         max_retries=0,
-        max_tokens=64,
+        max_tokens=case["most"],
         extra_body=_extra(case),
     )
 
 
 def _pydantic_ai(url: str, case: Case) -> Any:
-    from pydantic import create_model
-    from pydantic_ai import Agent
+    from pydantic_ai import Agent, ToolOutput
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    output = create_model("Look", city=(str, ...), days=(list[int], ...))
+    output = ToolOutput(_model(case["schema"]), name="look")
     provider = OpenAIProvider(base_url=f"{url}/v1", api_key="x")
     agent = Agent(OpenAIChatModel("tiny", provider=provider), output_type=output, retries=0)
-    settings = {"max_tokens": 64, "extra_body": _extra(case)}
+    settings = {"max_tokens": case["most"], "extra_body": _extra(case)}
     asyncio.run(agent.run("Say hello.", model_settings=settings))
+
+
+def _mini(url: str, case: Case) -> None:
+    """Three turns, each of a call and its result."""
+    os.environ |= {"MSWEA_SILENT_STARTUP": "1", "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1"}
+    from minisweagent.models.litellm_model import LitellmModel
+
+    said = {"api_base": f"{url}/v1", "api_key": "x", "tool_choice": "required"}
+    said |= {"max_tokens": 64, "extra_body": _extra(case)}
+    model = LitellmModel(model_name="openai/tiny", cost_tracking="ignore_errors", model_kwargs=said)
+    messages: list[dict[str, Any]] = list(ASK)
+    done = {"output": "done", "returncode": 0, "exception_info": ""}
+    for _ in range(3):
+        message = model.query(messages)
+        results = [done] * len(message["extra"]["actions"])
+        messages += [message, *model.format_observation_messages(message, results)]
+
+
+def _model(schema: Case) -> Any:
+    """The schema as a pydantic model, for clients that take nothing else."""
+    # A model that holds itself has no "properties" at the top, which some clients insist on.
+    parts = {key: part for key, part in schema["properties"].items() if key != "children"}
+    return _object("look", schema | {"properties": parts}, schema["$defs"])
+
+
+def _object(name: str, said: Case, defs: Case) -> Any:
+    from pydantic import Field, create_model
+
+    fields: dict[str, Any] = {}
+    for i, (key, part) in enumerate(said["properties"].items()):
+        kind, limits = _type(f"{name}_{i}", part, defs)
+        if key in said["required"]:
+            fields[f"f{i}"] = (kind, Field(alias=key, **limits))
+        else:
+            fields[f"f{i}"] = (kind | None, Field(default=None, alias=key, **limits))
+    return create_model(name, **fields)
+
+
+def _type(name: str, said: Case, defs: Case) -> tuple[Any, dict[str, Any]]:
+    """A type, and the limits of a field of it."""
+    from pydantic import Field
+
+    if "$ref" in said:
+        target = said["$ref"].rpartition("/")[2]
+        return _type(f"{name}_{target}", defs[target], defs)
+    if "enum" in said or "const" in said:
+        return Literal[tuple(said.get("enum") or [said["const"]])], {}
+    match said.get("type"):
+        case "object":
+            return _object(name, said, defs), {}
+        case "array":
+            kind, limits = _type(name, said["items"], defs)
+            return list[Annotated[kind, Field(**limits)]], {"min_length": said["minItems"]}
+        case None | list():
+            return (str if "anyOf" in said else int) | None, {}
+        case kind:
+            limits = {ours: said[theirs] for theirs, ours in LIMITS.items() if theirs in said}
+            return PLAIN[kind], limits
 
 
 CLIENTS: dict[str, Callable[[str, Case], Any]] = {
@@ -116,6 +175,7 @@ CLIENTS: dict[str, Callable[[str, Case], Any]] = {
     "litellm": _litellm,
     "instructor": _instructor,
     "pydantic-ai": _pydantic_ai,
+    "mini-swe-agent": _mini,
 }
 
 

@@ -33,6 +33,7 @@ class MessagesBody(Body):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -50,6 +51,9 @@ class CountBody(Body):
 
 
 def messages(body: MessagesBody, defaults: Sampling, server: thinking.Wish) -> Talk:
+    if body.thread is not None:  # the messages are not the whole conversation, or will not be
+        what = "this server keeps none; send the conversation whole, without 'thread'"
+        raise ApiError(f"thread: {what}", param="thread", code="thread_unsupported_request")
     wish, tools = _wish(body, server), _tools(body)
     user = (body.metadata or {}).get("user_id")
     top_k = defaults.top_k if body.top_k is None else body.top_k

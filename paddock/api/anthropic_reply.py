@@ -15,7 +15,9 @@ from paddock.text.events import (
     ReasoningText,
 )
 
-SIGNATURE = ""  # our thoughts come back unsigned; whoever sends them is believed
+# Nothing is signed, and whoever sends thoughts back is believed. But it is not empty: clients take
+# thoughts without a signature for another model's, and leave them out of the next request.
+SIGNATURE = "unsigned"
 
 
 def whole(id: str, model: str, message: Message, answer: Answer) -> dict[str, Any]:

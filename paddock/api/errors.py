@@ -68,7 +68,10 @@ def openai(error: ApiError) -> dict[str, Any]:
 
 def anthropic(error: ApiError) -> dict[str, Any]:
     kind = _ANTHROPIC.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    shown: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.code is not None:
+        shown["details"] = {"error_code": error.code}
+    return {"type": "error", "error": shown}
 
 
 def native(error: ApiError) -> dict[str, Any]:

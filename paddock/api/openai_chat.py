@@ -152,6 +152,9 @@ def choice_of(
     >>> choice_of("none", (look,)), choice_of({"type": "function", "name": "look"}, (look,))[1:]
     (((), False, None), (True, 'look'))
     """
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        mode, tools = _allowed(choice, tools)
+        return choice_of(mode, tools)
     if choice is None or choice == "auto":
         return tools, False, None
     if choice == "none":
@@ -160,16 +163,43 @@ def choice_of(
         if not tools:
             raise ApiError("tool_choice: 'required', but there are no tools", param="tool_choice")
         return tools, True, None
-    name = None
-    if isinstance(choice, Mapping):
-        inner = choice.get("function", choice)
-        name = inner.get("name") if isinstance(inner, Mapping) else None
-    if not isinstance(name, str):
-        known = "none, auto, required or the name of a function"
+    name = _name(choice) if isinstance(choice, Mapping) else None
+    if name is None:
+        known = "none, auto, required, allowed_tools or the name of a function"
         raise ApiError(f"tool_choice: {choice!r:.80} is not {known}", param="tool_choice")
     if name not in [tool.name for tool in tools]:
-        raise ApiError(f"tool_choice: there is no tool called {name!r:.80}", param="tool_choice")
+        raise _no_tool(name)
     return tools, True, name
+
+
+def _allowed(
+    choice: Mapping[str, Any], tools: tuple[ToolSpec, ...]
+) -> tuple[str, tuple[ToolSpec, ...]]:
+    """How to choose, and among which of the tools. The chat API has both in an object of their own,
+    the Responses API does not."""
+    said = choice.get("allowed_tools", choice)
+    mode, listed = (
+        (said.get(k) for k in ("mode", "tools")) if isinstance(said, Mapping) else ("", 0)
+    )
+    if mode not in ("auto", "required") or not isinstance(listed, list):
+        what = "must have a 'mode', auto or required, and a list of 'tools'"
+        raise ApiError(f"tool_choice: allowed_tools {what}", param="tool_choice")
+    named = (_name(each) for each in listed if isinstance(each, Mapping))
+    names = {name for name in named if name is not None}
+    unknown = names - {tool.name for tool in tools}
+    if unknown:
+        raise _no_tool(min(unknown))
+    return mode, tuple(tool for tool in tools if tool.name in names)
+
+
+def _name(choice: Mapping[str, Any]) -> str | None:
+    inner = choice.get("function", choice)
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _no_tool(name: str) -> ApiError:
+    return ApiError(f"tool_choice: there is no tool called {name!r:.80}", param="tool_choice")
 
 
 def _continues(body: ChatBody, messages: Sequence[Message]) -> bool:

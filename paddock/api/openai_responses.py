@@ -95,8 +95,9 @@ def respond(
     )
     found, skipped = known_tools(body.tools)
     choice = body.tool_choice
-    if isinstance(choice, Mapping) and choice.get("type") not in ("function", None):
-        choice = "auto"  # of a tool that we skip, or a list of allowed ones
+    ours = ("function", "allowed_tools", None)
+    if isinstance(choice, Mapping) and choice.get("type") not in ours:
+        choice = "auto"  # of a tool that we skip
     tools, must, only = choice_of(choice, found)
     temperature = defaults.temperature if body.temperature is None else body.temperature
     top_p = defaults.top_p if body.top_p is None else body.top_p

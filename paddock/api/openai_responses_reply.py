@@ -74,7 +74,7 @@ class ResponseFrame:
         suffix = self.id.removeprefix("resp_")
         if message.reasoning:
             items.append(_thought(f"rs_{suffix}_{len(items)}", message.reasoning, "completed"))
-        if message.content or not message.tool_calls:
+        if message.content or not (items or message.tool_calls):
             entries: list[dict[str, Any]] = []
             if self.ask.top_logprobs is not None:
                 done, top = answer.completion, answer.top if self.ask.top_logprobs else ()

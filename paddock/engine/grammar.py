@@ -116,18 +116,20 @@ class Constraint:
         """What is allowed after none, one, two, ... of the drafts; shorter if one of them is not
         allowed itself, since nothing is sampled behind it."""
         started = time.thread_time()
-        masks: list[Tensor | None] = [self._mask() if self.active else self._thinking_V]
-        active, accepted = self.active, 0
+        mask = self._mask() if self.active else self._thinking_V
+        masks, active, accepted = [mask], self.active, 0
         for draft in drafts:
             if not active:
                 active = draft == self._close_id
-            elif not self._matcher.accept_token(draft):
+            # The mask first: of some refused tokens the matcher writes a line to stderr.
+            elif not (mask is not None and mask[draft] and self._matcher.accept_token(draft)):
                 break
             else:
                 accepted += 1
                 if self._matcher.is_terminated():
                     break
-            masks.append(self._mask() if active else self._thinking_V)
+            mask = self._mask() if active else self._thinking_V
+            masks.append(mask)
         if accepted:
             self._matcher.rollback(accepted)
         self.slowest_s = max(self.slowest_s, (time.thread_time() - started) / len(masks))

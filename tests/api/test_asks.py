@@ -229,6 +229,7 @@ def test_a_knob_is_complained_of_by_the_name_it_was_given():
         ("none", 0, False, None),
         ("required", 1, True, None),
         ({"type": "function", "function": {"name": "look"}}, 1, True, "look"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, 0, False, None),
     ],
 )
 def test_choices_of_tools(choice, tools, must, only):
@@ -237,7 +238,36 @@ def test_choices_of_tools(choice, tools, must, only):
     assert ask.skipped_tools == ("web_search",)
 
 
-@pytest.mark.parametrize("choice", ["maybe", {"type": "function", "function": {"name": "no"}}, {}])
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_choice_among_allowed_tools(mode):
+    """As the chat and the Responses API spell it; tools that are no functions are skipped."""
+    other = {"type": "function", "name": "wait", "parameters": {}}
+    listed = [{"type": "function", "name": "look"}, {"type": "web_search"}]
+    flat = {"type": "allowed_tools", "mode": mode, "tools": listed}
+    named = [{"type": "function", "function": {"name": "look"}}]
+    nested = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    body = {"input": "x", "tools": [TOOL, other, {"type": "web_search"}], "tool_choice": flat}
+    for ask in (
+        chat_of(tools=[TOOL, other], tool_choice=nested),
+        respond(read(ResponsesBody, body), DEFAULTS, SERVER),
+    ):
+        assert [tool.name for tool in ask.tools] == ["look"]
+        assert ask.must_call == (mode == "required")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "maybe",
+        {"type": "function", "function": {"name": "no"}},
+        {},
+        {"type": "allowed_tools"},
+        {"type": "allowed_tools", "allowed_tools": 3},
+        {"type": "allowed_tools", "mode": "required", "tools": []},
+        {"type": "allowed_tools", "mode": "none", "tools": [{"name": "look"}]},
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "no"}]},
+    ],
+)
 def test_a_choice_of_no_tool_is_refused(choice):
     with pytest.raises(ApiError, match="tool_choice"):
         chat_of(tools=[TOOL], tool_choice=choice)

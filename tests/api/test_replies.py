@@ -159,8 +159,8 @@ def test_blocks_of_a_message_stream_add_up_however_they_are_cut(cuts):
                 delta, block = event["delta"], made[-1]
                 if delta["type"] == "input_json_delta":
                     block["json"] = block.get("json", "") + delta["partial_json"]
-                elif delta["type"] != "signature_delta":
-                    key = {"thinking_delta": "thinking", "text_delta": "text"}[delta["type"]]
+                else:
+                    key = delta["type"].removesuffix("_delta")
                     block[key] += delta[key]
             case "content_block_stop":
                 assert event["index"] == is_open

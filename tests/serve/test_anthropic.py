@@ -70,6 +70,40 @@ def test_a_tool_result_goes_round(client):
     assert second.usage.cache_read_input_tokens >= 80
 
 
+def test_thoughts_are_signed(client):
+    """litellm leaves out of the next request what has an empty signature."""
+    whole = client.messages.create(**GREEDY, messages=HELLO)
+    with client.messages.stream(**GREEDY, messages=HELLO) as stream:
+        streamed = stream.get_final_message()
+    assert whole.content[0].signature
+    assert streamed.content[0].signature == whole.content[0].signature
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tool_runner_keeps_its_conversation(client, stream):
+    """It would leave it to the server, and sends it whole once told that we keep none."""
+    asked = []
+
+    def get_weather(city, days):
+        asked.append((city, days))
+        return '{"t": 12}'
+
+    tool = anthropic.beta_tool(
+        get_weather, description="Weather", input_schema=dict(WEATHER.parameters)
+    )
+    runner = client.beta.messages.tool_runner(**GREEDY, messages=OSLO, tools=[tool], stream=stream)
+    done = runner.until_done()
+    assert (asked, done.content[-1].text) == ([("Oslo", 2)], "12 C in Oslo.")
+
+
+def test_a_thread_is_refused_in_words_its_client_knows(client):
+    with pytest.raises(anthropic.BadRequestError, match="thread: this server keeps none") as found:
+        client.messages.create(
+            **GREEDY | {"extra_body": {"thread": {"type": "create"}}}, messages=HELLO
+        )
+    assert found.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
 @pytest.mark.parametrize(
     "tools", [None, TOOLS, [*TOOLS, {"type": "web_search_20250305", "name": "web_search"}]]
 )

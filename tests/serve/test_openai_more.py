@@ -4,6 +4,7 @@ import json
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from paddock.text.template import tool_dict
 from tests.serve.live import serving
@@ -109,7 +110,30 @@ def test_responses(client):
     assert done.usage.output_tokens_details.reasoning_tokens == 3
 
 
+def test_a_response_cut_in_its_thoughts_has_no_message(client):
+    """An empty one would be parsed, and fail, in place of none."""
+
+    class Reply(BaseModel):
+        text: str
+
+    said = {"model": "m", "input": "Say hello.", "max_output_tokens": 2, "temperature": 0}
+    cut = client.responses.parse(**said, text_format=Reply)
+    assert (cut.status, cut.output_parsed) == ("incomplete", None)
+    assert [item.type for item in cut.output] == ["reasoning"]
+
+
 RESPONSE_TOOLS = [{"type": "function", **TOOLS[0]["function"]}, {"type": "web_search"}]
+
+
+def test_counted_input_tokens_are_those_that_are_used(client):
+    said = {"model": "m", "input": "Weather in Oslo?", "instructions": "Be brief."}
+    first = client.responses.create(**said, tools=RESPONSE_TOOLS, max_output_tokens=1)
+    counted = client.responses.input_tokens.count(**said, tools=RESPONSE_TOOLS)
+    assert counted.input_tokens == first.usage.input_tokens
+    gone_on = {"model": "m", "input": "Why?", "previous_response_id": first.id}
+    second = client.responses.create(**gone_on, max_output_tokens=1)
+    counted = client.responses.input_tokens.count(**gone_on)
+    assert counted.input_tokens == second.usage.input_tokens
 
 
 def test_responses_with_tools_go_round(client):

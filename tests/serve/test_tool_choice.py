@@ -7,9 +7,18 @@ import anthropic
 import jsonschema_rs
 import openai
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Tokens
 
-from benchmarks.schemas import random_schema, smallest
+from benchmarks.schemas import instance, random_schema, smallest
+from paddock.checkpoint import save_pretrained
+from paddock.model import Network
+from paddock.text import Special, Tokenizer
+from paddock.text.gguf import tokenizer_from_gguf
+from tests.model.networks import grouped_config
 from tests.serve.live import serving
+from tests.text.test_folder import CHATML
+from tests.text.tiny_gguf import write_gguf
 
 pytest.importorskip("xgrammar", reason="the extra 'grammar' is not installed")
 
@@ -68,6 +77,95 @@ def test_anthropic_reads_every_required_call(hot, seed):
     assert done.stop_reason == "tool_use"
     (call,) = [block for block in done.content if block.type == "tool_use"]
     jsonschema_rs.validate(schema, call.input)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_required_call_is_streamed(hot, seed):
+    schema = random_schema(random.Random(200 + seed))
+    most = smallest(hot.tokenizer, "look", schema) + 8
+    kept = {"chat_template_kwargs": {"enable_thinking": seed % 2 == 0}}
+    client = openai.OpenAI(base_url=f"{hot.url}/v1", api_key="x", max_retries=0)
+    with client.chat.completions.stream(
+        model="tiny",
+        messages=HELLO,
+        tools=[tool(schema)],
+        tool_choice="required",
+        max_tokens=most,
+        extra_body=kept,
+    ) as stream:
+        for _ in stream:
+            pass
+        (done,) = stream.get_final_completion().choices
+    assert done.finish_reason == "tool_calls"
+    (call,) = done.message.tool_calls
+    jsonschema_rs.validate(schema, json.loads(call.function.arguments))
+    other = anthropic.Anthropic(base_url=hot.url, api_key="x", max_retries=0)
+    with other.messages.stream(
+        model="tiny",
+        messages=HELLO,
+        tools=[{"name": "look", "input_schema": schema}],
+        tool_choice={"type": "any"},
+        max_tokens=most,
+        extra_body=kept,
+    ) as stream:
+        message = stream.get_final_message()
+    assert message.stop_reason == "tool_use"
+    jsonschema_rs.validate(schema, message.content[-1].input)
+
+
+def required(server, seed, most):
+    """The arguments of a call by a schema, and that schema."""
+    schema = random_schema(random.Random(seed))
+    body = {"messages": HELLO, "tools": [tool(schema)], "tool_choice": "required", "seed": seed}
+    kept = {"chat_template_kwargs": {"enable_thinking": seed % 2 == 0}}
+    found = server.post("/v1/chat/completions", body | kept | {"max_tokens": most(schema)}).json()
+    (choice,) = found["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "look"
+    return json.loads(call["function"]["arguments"]), schema
+
+
+def test_a_required_call_with_drafts(folder, capfd):
+    with serving(folder, temperature=50.0, engine={"mtp_steps": 2}) as server:
+        for seed in range(300, 306):
+            most = lambda schema: smallest(server.tokenizer, "look", schema) + 8  # noqa: E731
+            arguments, schema = required(server, seed, most)
+            jsonschema_rs.validate(schema, arguments)
+        assert server.engines[0].stats().counters.drafts_proposed > 0
+        assert server.audit() == []
+    assert "GrammarMatcher" not in capfd.readouterr().err, "no word of every refused draft"
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory):
+    """A model of another family, whose calls are JSON between markers, as Qwen's."""
+    folder = tmp_path_factory.mktemp("family") / "model"
+    gguf = write_gguf(folder.with_name("m.gguf"), pre="qwen2")
+    files = tokenizer_from_gguf(gguf).files()
+    inner = Tokens.from_buffer(files["tokenizer.json"])
+    markers = (Special.TOOL_CALL_OPEN, Special.TOOL_CALL_CLOSE)
+    inner.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
+    said = {"tokenizer.json": inner.to_str().encode(), "chat_template.jinja": CHATML.encode()}
+    words = Tokenizer(files | said, name="family")
+    end = words.id_of("<|im_end|>")
+    config = grouped_config("gqa", "gqa", vocab=words.vocab_size, context=4096, eos=(end,))
+    save_pretrained(Network.born(config, seed=1), folder)
+    words.save(folder)
+    return folder
+
+
+def test_a_required_call_of_another_family(family):
+    def most(schema):
+        call = {"name": "look", "arguments": instance(schema, schema)}
+        text = json.dumps(call, ensure_ascii=False)
+        return len(server.tokenizer.encode(f"\n{text}\n", specials=False)) + 2 + 8
+
+    with serving(family, temperature=50.0) as server:
+        for seed in range(400, 406):
+            arguments, schema = required(server, seed, most)
+            jsonschema_rs.validate(schema, arguments)
+        assert server.audit() == []
 
 
 def test_too_few_tokens_for_any_call_are_refused_with_the_number(hot):

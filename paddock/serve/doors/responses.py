@@ -28,19 +28,12 @@ class Responses:
 
     def open(self, doors: Doors) -> None:
         doors.add("/v1/responses", self.respond, body=ResponsesBody)
+        doors.add("/v1/responses/input_tokens", self.count, body=ResponsesBody)
         doors.add("/v1/responses/{response}", self.retrieve, methods=("GET",))
         doors.add("/v1/responses/{response}", self.delete, methods=("DELETE",))
 
     async def respond(self, http: Request, value: Any) -> Any:
-        body = read(ResponsesBody, value)
-        self.hall.refuse_unknown(body.model)
-        ask = respond(
-            body,
-            self.hall.defaults,
-            self.hall.thinking,
-            previous=self._previous(body.previous_response_id),
-            keeps=self.kept.most > 0,
-        )
+        ask = self._asked(value)
         prompt = await self.hall.prompt_of(ask)
         call = self.hall.call(http, ask, self.hall.requests(ask, prompt))
         voice = ResponsesVoice(self.hall.speaker, ask, prompt)
@@ -50,6 +43,21 @@ class Responses:
         response = voice.whole(delta)
         self._keep(ask, voice, response)
         return response
+
+    async def count(self, _http: Request, value: Any) -> Any:
+        prompt = await self.hall.prompt_of(self._asked(value), most=self.hall.most_counted)
+        return {"object": "response.input_tokens", "input_tokens": len(prompt)}
+
+    def _asked(self, value: Any) -> Respond:
+        body = read(ResponsesBody, value)
+        self.hall.refuse_unknown(body.model)
+        return respond(
+            body,
+            self.hall.defaults,
+            self.hall.thinking,
+            previous=self._previous(body.previous_response_id),
+            keeps=self.kept.most > 0,
+        )
 
     async def retrieve(self, http: Request, _value: Any) -> Any:
         return self._found(http.path_params["response"]).response
