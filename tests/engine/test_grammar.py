@@ -155,9 +155,9 @@ EXPLODING = Grammar(
 
 
 def test_a_grammar_that_explodes_is_refused_and_holds_up_nobody():
-    with serving(stop_ids=(STOP,), grammar_s=0.5, grammar_bytes=1 << 28) as engine:
+    with serving(stop_ids=(STOP,), grammar_s=2.0, grammar_bytes=1 << 28) as engine:
         for _ in range(2):  # the second time without a try
-            with pytest.raises(RequestRefused, match=r"takes more than 0.5 s|memory"):
+            with pytest.raises(RequestRefused, match=r"takes (more than 2 s|too long)|memory"):
                 engine.answer(asking(EXPLODING, 0))
         assert said(engine.answer(asking(Grammar("regex", "abc"), 0))) == "abc"
         assert engine.audit() == []

@@ -24,6 +24,7 @@ from paddock.envs.rows import RowError
 from paddock.records import Failure, Message, Verdict
 from tests.envs.judges import graded, serving
 from tests.envs.soundness import outcomes, says
+from tests.patience import PATIENCE_S
 
 TALK = (
     Message(role="user", content="Name a tree."),
@@ -140,8 +141,8 @@ def test_json_is_held_against_its_schema(value, schema, fits):
     assert json_like(json.dumps(value), schema) == fits
 
 
-def judge_at(url, **options):
-    endpoint = Endpoint(url=f"{url}/v1/chat/completions", seconds=2.0, pause_s=0.01)
+def judge_at(url, seconds=PATIENCE_S, **options):
+    endpoint = Endpoint(url=f"{url}/v1/chat/completions", seconds=seconds, pause_s=0.01)
     return Judge(endpoint=endpoint, model="m", rubric="Is it a tree?", **options)
 
 
@@ -173,7 +174,8 @@ def test_votes_are_averaged():
 )
 def test_trouble_that_passes_is_tried_again(trouble):
     with serving(trouble, graded(5)) as (url, endpoint):
-        assert asyncio.run(judge_at(url)(WORK)).value == 1.0
+        judge = judge_at(url, seconds=2.0 if trouble == "slow" else PATIENCE_S)
+        assert asyncio.run(judge(WORK)).value == 1.0
     assert len(endpoint.bodies) == 2
 
 

@@ -27,6 +27,16 @@ words = [word for each in sys.argv[3:] for word in ("--set", each)]
 sys.argv = ["paddock", "rl", sys.argv[1], "--out", sys.argv[2], *words]
 main()
 """
+DIE = """
+from paddock.journal import Journal
+from tests.killing import die_after
+metric = Journal.metric
+def counted(journal, step, **measured):
+    metric(journal, step, **measured)
+    if step == {updates}:
+        die_after({calls})
+Journal.metric = counted
+"""
 BREAK = """
 from paddock.rl.learner import Learner
 def study(*_):
@@ -37,8 +47,8 @@ ROOT = Path(__file__).parents[2]
 STEPS = 5
 
 
-def begun(recipe, out, *sets):
-    command = [sys.executable, "-c", DRIVE, str(recipe), str(out), f"steps={STEPS}", *sets]
+def begun(recipe, out, *sets, first=""):
+    command = [sys.executable, "-c", first + DRIVE, str(recipe), str(out), f"steps={STEPS}", *sets]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
@@ -47,17 +57,13 @@ def finished(process):
     assert process.returncode == 0, said.decode()
 
 
-def killed_after(process, out, updates, chance):
-    """Kill it at a random moment once it has done so many updates."""
-    deadline = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < deadline:
-        if (out / "metrics.jsonl").is_file() and max(numbers(out), default=0) >= updates:
-            break
-        time.sleep(0.005)
-    time.sleep(0.4 * chance.random())
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    return process.returncode
+def killed_after(recipe, out, *sets, updates, chance):
+    """A run that is killed at a moment that is drawn, once it has done so many updates."""
+    process = begun(
+        recipe, out, *sets, first=DIE.format(updates=updates, calls=chance.randint(1, 5000))
+    )
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, said.decode()
 
 
 def weights(out):
@@ -68,11 +74,8 @@ def weights(out):
 def test_kill_minus_nine_changes_no_bit_in_lock_step(start, tmp_path):
     recipe, sets, chance = recipe_in(tmp_path, start), [*LOCKSTEP, *ONE_STEP_OFF], Random(7)
     finished(begun(recipe, tmp_path / "through", *sets))
-    kills = 0
-    for updates in (1, 3):  # with luck in the middle of something
-        process = begun(recipe, tmp_path / "cut", *sets)
-        kills += killed_after(process, tmp_path / "cut", updates, chance) == -signal.SIGKILL
-    assert kills >= 1
+    for updates in (1, 3):
+        killed_after(recipe, tmp_path / "cut", *sets, updates=updates, chance=chance)
     finished(begun(recipe, tmp_path / "cut", *sets))
     assert weights(tmp_path / "cut") == weights(tmp_path / "through")
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "through")
@@ -82,7 +85,7 @@ def test_kill_minus_nine_changes_no_bit_in_lock_step(start, tmp_path):
 def test_running_free_nothing_is_skipped_and_nothing_trained_twice(start, tmp_path):
     recipe, chance, out = recipe_in(tmp_path, start), Random(3), tmp_path / "free"
     sets = ["pace.max_staleness=2", "tasks.vault.settings.delay_s=0.3", "credit.keep_flat=true"]
-    killed_after(begun(recipe, out, *sets), out, 2, chance)
+    killed_after(recipe, out, *sets, updates=2, chance=chance)
     finished(begun(recipe, out, *sets))
     with Ledger(out / LEDGER) as ledger:
         balance = ledger.balance()

@@ -27,7 +27,7 @@ LOOK = ToolSpec(
     description="x",
     parameters={"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]},
 )
-LIMITS = Budget(turns=3, seconds=30, output_bytes=200)
+LIMITS = Budget(turns=3, seconds=300, output_bytes=200)  # a busy machine takes its time
 KEEPS = Thinking(clear_thinking=False)
 NUMBERS = [str(n) for n in range(10)]
 

@@ -8,9 +8,8 @@ from paddock.records import Verdict
 from paddock.rollout.blocking import BlockWatch
 from paddock.rollout.flight import made
 from paddock.rollout.schedule import Assignment
+from tests.patience import PATIENCE_S
 from tests.rollout.virtual import trajectory
-
-PATIENCE_S = 60.0
 
 
 class Noticed(logging.Handler):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from paddock.cli.__main__ import app
 from paddock.cli.chat import HELP
 from paddock.cli.engines import open_model, preferred
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +48,7 @@ def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
             assert done.json()["choices"][0]["message"]["content"] == "Hello there, friend!"
         finally:
             process.send_signal(signal.SIGINT)
-            rest, _ = process.communicate(timeout=30)
+            rest, _ = process.communicate(timeout=PATIENCE_S)
         log.seek(0)
         lines = log.read()
     assert process.returncode == 0 and rest == "stopped\n", lines

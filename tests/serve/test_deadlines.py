@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from paddock.api.dialect import Doors
 from paddock.http.server import Deadlines, server_config
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 20.0
 BEGUN = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
 
 
@@ -38,7 +38,8 @@ def address():
         return {"heard": value, "long": "x" * (value or {}).get("long", 0)}
 
     Doors(app, 1 << 20, body_s=0.2).add("/echo", echo, methods=("POST", "GET"))
-    limits = Deadlines(headers_s=0.2, unread_s=0.2, header_bytes=1 << 14)
+    # A busy machine may take its time between connecting and sending.
+    limits = Deadlines(headers_s=1.0, unread_s=0.2, header_bytes=1 << 14)
     with listening(app, limits) as where:
         yield where
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.serve.live import serving
 
 ROWS = [
@@ -141,8 +142,8 @@ def test_the_stock_router_in_front_of_two_servers(folder, tmp_path):
                 "return_logprob": True,
             }
             direct = one.post("/generate", ask | {"cache_salt": "apart"}).json()
-            first = httpx.post(url + "/generate", json=ask, timeout=30).json()
-            again = httpx.post(url + "/generate", json=ask, timeout=30).json()
+            first = httpx.post(url + "/generate", json=ask, timeout=PATIENCE_S).json()
+            again = httpx.post(url + "/generate", json=ask, timeout=PATIENCE_S).json()
             assert first["output_ids"] == again["output_ids"] == direct["output_ids"]
             logprobs = [entry[0] for entry in first["meta_info"]["output_token_logprobs"]]
             expected = [entry[0] for entry in direct["meta_info"]["output_token_logprobs"]]
@@ -151,7 +152,7 @@ def test_the_stock_router_in_front_of_two_servers(folder, tmp_path):
             assert again["meta_info"]["cached_tokens"] == 48
         finally:
             router.terminate()
-            router.wait(timeout=20)
+            router.wait(timeout=PATIENCE_S)
             log.close()
 
 
@@ -164,7 +165,7 @@ def _workers(url):
 
 
 def _wait_for(condition, process, log):
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.1)
