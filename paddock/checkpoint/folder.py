@@ -87,7 +87,7 @@ class TensorFolder:
             raise CheckpointError(
                 f"{self.path / file}: cannot read tensor '{name}': {error}"
             ) from None
-        if name in self._checksums and checksum(tensor) != self._checksums[name]:
+        if name in self._checksums and checksum(name, tensor) != self._checksums[name]:
             raise CheckpointError(
                 f"{self.path / file}: tensor '{name}' is damaged: its checksum differs from the one"
                 " it was written with"
