@@ -78,6 +78,19 @@ def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp
         os.kill(stopping.pid, 0)
 
 
+def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
+    start, tmp_path, monkeypatch
+):
+    """Attempts run out of time long before the engine is given up."""
+    stopping = Stopping(monkeypatch)
+    monkeypatch.setattr("paddock.engine.apart.LEAVING_S", 0.5)
+    sets = ["engines.apart=true", "tasks.vault.attempt_s=1", "tasks.vault.failure_budget=1"]
+    with pytest.raises(RunAborted, match=r"1 groups in a row failed.* time at attempt"):
+        conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+    with pytest.raises(ProcessLookupError):
+        os.kill(stopping.pid, 0)
+
+
 def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypatch):
     """Killed while it answers; another takes its place, with the weights of that moment, and every
     attempt ends exactly once."""

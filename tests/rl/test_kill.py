@@ -37,6 +37,19 @@ def counted(journal, step, **measured):
         die_after({calls})
 Journal.metric = counted
 """
+CLING = """
+import asyncio
+from contextlib import suppress
+from functools import partial
+from paddock.cli import ending, rl
+from tests.rl.vault import VaultEnv
+async def cling(env):
+    while int(env.task.id.rsplit("/", 1)[1]) >= 2:  # behind the first batch
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+VaultEnv.start = cling
+rl.run = partial(ending.run, grace_s=0.5)
+"""
 BREAK = """
 from paddock.rl.learner import Learner
 def study(*_):
@@ -113,6 +126,16 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on(start, tmp_path):
     finished(begun(recipe, out, "tasks.vault.settings.delay_s=0.3", "steps=40"))
     with Ledger(out / LEDGER) as ledger:
         assert ledger.balance().holds
+
+
+@pytest.mark.slow
+def test_attempts_that_swallow_their_cancellation_do_not_keep_the_process(start, tmp_path):
+    sets = ["goal=0.0", "goal_batches=1", *ONE_STEP_OFF, "credit.keep_flat=true"]
+    process = begun(recipe_in(tmp_path, start), tmp_path / "run", *sets, first=CLING)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said.decode()
+    assert "was left behind" in said.decode() and "vault-2-0" in said.decode()
+    assert list(numbers(tmp_path / "run")) == [1]
 
 
 @pytest.mark.slow
