@@ -126,8 +126,9 @@ def test_roles_cannot_be_spelled():
 )
 def test_what_is_no_grammar_is_refused(grammar):
     with serving() as engine:
-        with pytest.raises(RequestRefused, match="is no grammar"):
+        with pytest.raises(RequestRefused, match="is no grammar") as refused:
             engine.answer(asking(grammar, 0))
+        assert ".cc" not in str(refused.value), "no path of the library's build"
         assert engine.generate(ids("hello"), Sampling(max_new_tokens=2)).finish == "length"
         assert engine.audit() == []
 
@@ -195,6 +196,17 @@ def test_json_strings_hold_no_raw_control_characters(limits):
         ask = [asking(schema, seed, temperature=50.0) for seed in range(40)]
         texts = [said(answer) for answer in engine.answers(ask)]
     assert not [text for text in texts if any(ord(char) < 32 for char in text.strip())]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a\\nb", "^[\\n\\t]+$", '^"[^x]{3}$', r"^\d{1,9}\\w$", "^\\x07{2}$", '(?:"é)+']
+)
+def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
+    schema = Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern}))
+    with serving(stop_ids=(STOP,)) as engine:
+        answers = engine.answers([asking(schema, seed, temperature=50.0) for seed in range(10)])
+        texts = [said(answer) for answer in answers if answer.completion.finish == "stop"]
+    assert texts and all(re.search(pattern, json.loads(text)) for text in texts)
 
 
 def test_without_a_tokenizer_there_is_no_grammar():
