@@ -6,8 +6,9 @@ from threading import Event, Timer
 
 import pytest
 
-from paddock.engine import Request, RequestRefused
+from paddock.engine import EngineFull, Request, RequestRefused
 from paddock.engine.grammar import Cache
+from paddock.engine.grammar_worker import lanes
 from paddock.records import Grammar, Sampling
 from paddock.text import Special
 from tests.engine.nets import engine, network
@@ -171,6 +172,17 @@ def test_compiling_ends_when_the_client_has_left():
         with pytest.raises(RequestRefused, match="disconnected"):
             engine.submit(asking(EXPLODING, 0), lambda _: None, cancelled=left)
         assert said(engine.answer(asking(Grammar("regex", "abc"), 0))) == "abc"
+
+
+def test_more_grammars_than_may_wait_find_the_engine_full(monkeypatch):
+    with serving(stop_ids=(STOP,)) as engine:
+        for lane in lanes(engine.settings.grammar_s, engine.settings.grammar_bytes):
+            monkeypatch.setattr(lane, "most_waiting", 0)
+        with pytest.raises(EngineFull, match="0 grammars are waiting to be compiled already"):
+            engine.answer(asking(Grammar("regex", "full"), 0))
+        monkeypatch.undo()
+        assert said(engine.answer(asking(Grammar("regex", "full"), 0))) == "full"
+        assert engine.audit() == []
 
 
 def test_a_long_grammar_is_refused_unread():
