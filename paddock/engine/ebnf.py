@@ -5,6 +5,7 @@ text, a class of characters, perhaps starred, the name of a rule, perhaps repeat
 `Token(id, ...)` or `Regex("...", json_string=true)`. A lookahead `(=...)` narrows nothing.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,9 +42,55 @@ def sound_json(text: str) -> str:
     text = _SHORT.sub(lambda found: found[1] or rf"\U{found[2] or found[3]:0>8}", text)
     for loose, strict in _SOUND:
         text = re.sub(loose, strict, text)
+    text = _with_escapes(text)
     if "basic_number_digits{" in text and "basic_number_digits ::=" not in text:
         text += "basic_number_digits ::= (([0-9]))\n"
     return text
+
+
+_LINE = re.compile(r"^(\w+) ::= (.*)$", re.MULTILINE)
+# A rule that is all between the quotes of a string.
+_QUOTED = re.compile(r'"\\"" (\w+) "\\""')
+_PIECE = re.compile(
+    r'"(?P<text>(?:[^"\\]|\\.)*)"|'
+    r"\[(?P<negated>\^?)(?P<class>(?:[^\]\\]|\\.)*)\](?P<star>\*?)"
+)
+_IN_NEED = frozenset([*map(chr, range(32)), '"', "\\"])  # of an escape in JSON
+
+
+def _with_escapes(text: str) -> str:
+    """With escapes in strings of a `pattern`. The library has no rules for them: a pattern without
+    any match that does without them is written out as it is."""
+    rules = dict(_LINE.findall(text))
+    todo, within = _QUOTED.findall(text), set()
+    while todo:
+        name = todo.pop()
+        if name in rules and name not in within and "Regex(" not in rules[name]:
+            within.add(name)
+            todo += re.findall(r"\w+", _PIECE.sub(" ", rules[name]))
+    return _LINE.sub(
+        lambda rule: _PIECE.sub(_escaped, rule[0]) if rule[1] in within else rule[0], text
+    )
+
+
+def _escaped(piece: re.Match[str]) -> str:
+    if piece["text"] is not None:
+        spelled = "".join(char for char, _ in _characters(piece["text"]))
+        return _printed(spelled) if _IN_NEED & set(spelled) else piece[0]
+    ranges = _ranges(piece["class"])
+    ranges = inverted(ranges) if piece["negated"] else ranges
+    needy = [char for char in sorted(_IN_NEED) if any(a <= ord(char) <= b for a, b in ranges)]
+    if not needy:
+        return piece[0]
+    rest = inverted((*inverted(ranges), *((ord(char), ord(char)) for char in needy)))
+    plain = "".join(rf"\U{a:08x}-\U{b:08x}" for a, b in rest)
+    options = [*([f"[{plain}]"] if plain else []), *map(_printed, needy)]
+    return f"({' | '.join(options)})" + ("{0, -1}" if piece["star"] else "")
+
+
+def _printed(text: str) -> str:
+    """A text as it stands in JSON."""
+    return '"' + "".join(rf"\U{ord(char):08x}" for char in json.dumps(text)[1:-1]) + '"'
 
 
 # --- expressions ----------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ from paddock.engine.grammar_worker import (
     CompileFailed,
     CompileSlow,
     CompileTimeout,
+    LaneFull,
     LaneUnavailable,
     Vocabulary,
     lanes,
 )
-from paddock.engine.request import EngineFailed, RequestRefused
+from paddock.engine.request import EngineFailed, EngineFull, RequestRefused
 from paddock.engine.settings import EngineSettings
 from paddock.engine.thinking import Thinking
 from paddock.records import Grammar
@@ -231,6 +232,8 @@ class Grammars:
             raise RequestRefused(why) from None
         except CompileCancelled:
             raise RequestRefused("the client disconnected") from None
+        except LaneFull as error:
+            raise EngineFull(str(error)) from None
         except LaneUnavailable as error:
             raise EngineFailed(str(error)) from None
         info = self._info[grammar.must_complete]

@@ -47,8 +47,12 @@ class CompileCancelled(RuntimeError):
     """Nobody waits for the result any more."""
 
 
+class LaneFull(RuntimeError):
+    """Too many grammars wait already."""
+
+
 class LaneUnavailable(RuntimeError):
-    """Too many grammars wait already, or no worker can be started."""
+    """No worker can be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +183,9 @@ class Lane:
     """One worker process, and those who wait for it in turn."""
 
     def __init__(self, *, seconds: float, memory_bytes: int, most_waiting: int) -> None:
-        self.seconds, self._memory_bytes, self._most_waiting = seconds, memory_bytes, most_waiting
+        self.seconds, self._memory_bytes, self.most_waiting = seconds, memory_bytes, most_waiting
         self._turn, self._count = Lock(), Lock()
-        self._waiting = 0
+        self.waiting = 0
         self._process: Any = None
         self._known: set[str] = set()  # vocabularies of the present process
 
@@ -190,11 +194,9 @@ class Lane:
     ) -> Compiled:
         """Blocks. Raises one of the exceptions above."""
         with self._count:
-            if self._waiting >= self._most_waiting:
-                raise LaneUnavailable(
-                    f"{self._waiting} grammars are waiting to be compiled already"
-                )
-            self._waiting += 1
+            if self.waiting >= self.most_waiting:
+                raise LaneFull(f"{self.waiting} grammars are waiting to be compiled already")
+            self.waiting += 1
         try:
             while not self._turn.acquire(timeout=POLL_S):
                 if cancelled is not None and cancelled.is_set():
@@ -205,7 +207,7 @@ class Lane:
                 self._turn.release()
         finally:
             with self._count:
-                self._waiting -= 1
+                self.waiting -= 1
 
     def close(self) -> None:
         with self._turn:

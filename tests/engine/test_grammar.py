@@ -6,8 +6,9 @@ from threading import Event, Timer
 
 import pytest
 
-from paddock.engine import Request, RequestRefused
+from paddock.engine import EngineFull, Request, RequestRefused
 from paddock.engine.grammar import Cache
+from paddock.engine.grammar_worker import lanes
 from paddock.records import Grammar, Sampling
 from paddock.text import Special
 from tests.engine.nets import engine, network
@@ -126,8 +127,9 @@ def test_roles_cannot_be_spelled():
 )
 def test_what_is_no_grammar_is_refused(grammar):
     with serving() as engine:
-        with pytest.raises(RequestRefused, match="is no grammar"):
+        with pytest.raises(RequestRefused, match="is no grammar") as refused:
             engine.answer(asking(grammar, 0))
+        assert ".cc" not in str(refused.value), "no path of the library's build"
         assert engine.generate(ids("hello"), Sampling(max_new_tokens=2)).finish == "length"
         assert engine.audit() == []
 
@@ -172,6 +174,17 @@ def test_compiling_ends_when_the_client_has_left():
         assert said(engine.answer(asking(Grammar("regex", "abc"), 0))) == "abc"
 
 
+def test_more_grammars_than_may_wait_find_the_engine_full(monkeypatch):
+    with serving(stop_ids=(STOP,)) as engine:
+        for lane in lanes(engine.settings.grammar_s, engine.settings.grammar_bytes):
+            monkeypatch.setattr(lane, "most_waiting", 0)
+        with pytest.raises(EngineFull, match="0 grammars are waiting to be compiled already"):
+            engine.answer(asking(Grammar("regex", "full"), 0))
+        monkeypatch.undo()
+        assert said(engine.answer(asking(Grammar("regex", "full"), 0))) == "full"
+        assert engine.audit() == []
+
+
 def test_a_long_grammar_is_refused_unread():
     long = Grammar("ebnf", f'root ::= "{"a" * 99}"')
     refused = pytest.raises(RequestRefused, match="has 110 bytes, more than 64")
@@ -195,6 +208,17 @@ def test_json_strings_hold_no_raw_control_characters(limits):
         ask = [asking(schema, seed, temperature=50.0) for seed in range(40)]
         texts = [said(answer) for answer in engine.answers(ask)]
     assert not [text for text in texts if any(ord(char) < 32 for char in text.strip())]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a\\nb", "^[\\n\\t]+$", '^"[^x]{3}$', r"^\d{1,9}\\w$", "^\\x07{2}$", '(?:"é)+']
+)
+def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
+    schema = Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern}))
+    with serving(stop_ids=(STOP,)) as engine:
+        answers = engine.answers([asking(schema, seed, temperature=50.0) for seed in range(10)])
+        texts = [said(answer) for answer in answers if answer.completion.finish == "stop"]
+    assert texts and all(re.search(pattern, json.loads(text)) for text in texts)
 
 
 def test_without_a_tokenizer_there_is_no_grammar():

@@ -21,6 +21,7 @@ class Attack:
     sent: bytes
     answered: bool = True  # an answer is due; else the connection may be closed without one
     leaves: bool = False  # the client hangs up without reading
+    refused: bool = False  # it must not be done
 
 
 def http(method: str, path: str, body: bytes = b"", headers: str = "Host: 127.0.0.1") -> bytes:
@@ -164,12 +165,12 @@ def addresses() -> Iterator[Attack]:
             ("GET", "/flush_cache"),
         ):
             name = f"{method} {path} with {headers!r}"
-            yield Attack(name, http(method, path, chat, headers))
+            yield Attack(name, http(method, path, chat, headers), refused=True)
     for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/../../etc/passwd",
                  "/v1/models/%00", "/%ff%fe", "/v1/responses/%0a", "//evil.example/"):  # fmt: skip
         yield Attack(f"GET {path}", http("GET", path))
     disk = {"model_path": "/etc/passwd"}
-    yield Attack("weights from /etc/passwd", post("/update_weights_from_disk", disk))
+    yield Attack("weights from /etc/passwd", post("/update_weights_from_disk", disk), refused=True)
     yield Attack("flush with no number", http("POST", "/flush_cache?timeout=x"))
     yield Attack("flush and never return", http("POST", "/flush_cache?timeout=nan"))
 
@@ -217,7 +218,8 @@ def dash_attacks() -> Iterator[Attack]:
         for value in (-1, 2**63, 10**40):
             yield Attack(f"dash {name}={value}", http("GET", f"/api/rl?run=rl&{name}={value}"))
     for host in ("evil.example", "["):
-        yield Attack(f"dash Host: {host}", http("GET", "/api/runs", headers=f"Host: {host}"))
+        sent = http("GET", "/api/runs", headers=f"Host: {host}")
+        yield Attack(f"dash Host: {host}", sent, refused=True)
     yield Attack("dash POST", http("POST", "/api/runs", b"{}"))
     yield from bytes_on_the_wire()
 
@@ -249,6 +251,6 @@ def complaint(url: str, attack: Attack) -> str:
     status = heard[9:12]
     if attack.answered and not heard:
         return "no answer"
-    if status.startswith(b"5"):
+    if status.startswith(b"5") or (attack.refused and not status.startswith(b"4")):
         return f"status {status.decode()}: {heard[-200:]!r}"
     return next((f"leaks {leak!r}" for leak in LEAKS if leak in heard), "")

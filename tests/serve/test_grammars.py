@@ -1,0 +1,34 @@
+"""A grammar that takes for ever holds up nobody, and ends with the client that sent it."""
+
+import socket
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import pytest
+
+from paddock.engine.grammar_worker import lanes
+from tests.engine.test_grammar import EXPLODING
+from tests.patience import until
+from tests.serve import attacks
+from tests.serve.live import serving
+
+pytest.importorskip("xgrammar", reason="the extra 'grammar' is not installed")
+
+LIMITS = {"grammar_s": 500.0, "grammar_bytes": 1 << 32}  # of other lanes than those of other tests
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+
+
+@pytest.mark.slow
+def test_a_grammar_that_explodes_holds_up_nobody_and_ends_with_its_client(folder):
+    body = {"text": "hello", "sampling_params": {"ebnf": EXPLODING.text, "max_new_tokens": 4}}
+    hello = {"messages": attacks.USER, "max_tokens": 8}
+    with serving(folder, engine=LIMITS) as server:
+        place, (_, slow) = urlsplit(server.url), lanes(*LIMITS.values())
+        with closing(socket.create_connection((place.hostname, place.port))) as client:
+            client.sendall(attacks.post("/generate", body))
+            until(lambda: slow.waiting)
+            for more in ({}, {"response_format": SCHEMA}):
+                assert server.post(attacks.CHAT, hello | more).status_code == 200
+            assert slow.waiting  # still at it, all the while
+        until(lambda: not slow.waiting)
+        assert server.audit() == []
