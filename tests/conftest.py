@@ -7,7 +7,7 @@ time (`--hypothesis-profile explore` tries new ones).
 
 import os
 import random
-from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,8 +35,45 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
 
 
+# Seconds of the longest files on two busy cores (`--durations=80`, 2026-11-18).
+SECONDS = {
+    "docs/test_commands.py": 209,
+    "rl/test_kill.py": 88,
+    "rl/test_apart.py": 80,
+    "train/test_resume.py": 58,
+    "parallel/test_curves.py": 56,
+    "rl/test_run.py": 42,
+    "envs/terminal/test_generate.py": 41,
+    "cli/test_train.py": 37,
+    "serve/test_tool_choice.py": 35,
+    "rollout/test_gateway.py": 33,
+    "kernels/test_grouped_decode.py": 33,
+    "kernels/test_index_kl_triton.py": 32,
+    "parallel/test_checkpoint.py": 29,
+    "cli/test_run.py": 26,
+    "serve/test_schema.py": 23,
+    "engine/test_apart.py": 22,
+    "kernels/test_w4a8_gemm.py": 21,
+    "rl/test_distill.py": 21,
+    "envs/sandbox/test_escape.py": 21,
+    "rollout/test_remote.py": 20,
+    "checkpoint/test_gguf.py": 20,
+    "train/test_sft_ranks.py": 20,
+    "kernels/test_newton_schulz_twin.py": 19,
+    "test_rooms.py": 18,
+    "rl/test_learner.py": 18,
+    "train/test_evaluate.py": 16,
+    "rl/test_collect.py": 15,
+    "kernels/test_interpreted.py": 14,
+    "text/test_gguf.py": 14,
+    "text/test_oracle.py": 12,
+    "serve/test_cli.py": 12,
+    "serve/test_weights.py": 10,
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the most slow tests first, so that no worker is left alone with one at the end
+    """The longest files first, so that no worker is left alone with one at the end
     (`--no-loadscope-reorder` keeps this order)."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    seconds = {Path(__file__).parent / file: count for file, count in SECONDS.items()}
+    items.sort(key=lambda item: -seconds.get(item.path, 0))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import paddock
+from tests.conftest import SECONDS
 from tests.rooms import DOORS, TORCH, breaches, house, listed, present
 
 ROOT = Path(paddock.__file__).parent
@@ -90,6 +91,11 @@ def test_no_file_outgrows_its_page():
     files = [*ROOT.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]
     lines = {str(file): len(file.read_text().splitlines()) for file in files}
     assert {file: count for file, count in lines.items() if count > 400} == {}
+
+
+def test_the_files_that_begin_first_are_there():
+    folder = Path(__file__).parent
+    assert [file for file in SECONDS if not (folder / file).exists()] == []
 
 
 def complaint_of_importing(modules):
