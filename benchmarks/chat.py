@@ -31,7 +31,7 @@ from paddock.engine import Engine, EngineSettings, Request
 from paddock.envs import ToolRefused, open_world, play
 from paddock.envs.tools import checked
 from paddock.journal import EVENTS, Journal, follow
-from paddock.records import Message, Sampling, ThinkingMode, ToolSpec, Verdict
+from paddock.records import Message, SamplingParams, ThinkingMode, ToolSpec, Verdict
 from paddock.text import Renderer, Special, Thinking, Tokenizer, parse, renderer_for
 
 TOP_P = 0.95
@@ -83,7 +83,7 @@ class Talker:
         seed: int,
     ) -> "Said":
         prompt = self.renderer.prompt(messages, tools=tools, thinking=thinking).token_ids
-        sampling = Sampling(seed=seed, max_new_tokens=160, top_p=self.top_p)
+        sampling = SamplingParams(seed=seed, max_new_tokens=160, top_p=self.top_p)
         answer = await self.engine.respond(Request(token_ids=prompt, sampling=sampling))
         ids = answer.completion.token_ids
         parsed = parse(
@@ -174,7 +174,7 @@ async def conversation(
             thinking = replace(thinking, enable_thinking=thinks)
         messages += env.task.messages
         await env.start()
-        for _ in range(env.task.limits.turns):
+        for _ in range(env.task.budget.turns):
             said = await talker.reply(messages, tools, thinking, chance.getrandbits(30))
             tally.add(tallied(said, tools, thinks, talker.tokenizer))
             messages.append(said.message)

@@ -30,14 +30,14 @@ from paddock.kernels.twins import without
 from paddock.optim import Muon
 from paddock.optim.muon import cut
 from paddock.optim.roles import block_rows
-from paddock.records import NamedParameter, ParameterRole, Split
+from paddock.records import MuonSplit, NamedParameter, ParameterRole
 
 Shape = tuple[int, ...]
-Layer = dict[str, tuple[Shape, Split | None]]
+Layer = dict[str, tuple[Shape, MuonSplit | None]]
 
 HEADS: Layer = {
-    "q_b": ((64 * 256, 2048), Split(heads=64, rows=(256,))),
-    "kv_b": ((64 * (192 + 256), 512), Split(heads=64, rows=(192, 256))),
+    "q_b": ((64 * 256, 2048), MuonSplit(heads=64, rows=(256,))),
+    "kv_b": ((64 * (192 + 256), 512), MuonSplit(heads=64, rows=(192, 256))),
 }
 REST: Layer = {
     "q_a": ((2048, 6144), None),
@@ -45,7 +45,7 @@ REST: Layer = {
     "o": ((6144, 16384), None),
 }
 EXPERTS: Layer = {
-    "gate_up": ((16, 2 * 2048, 6144), Split(rows=(2048, 2048))),
+    "gate_up": ((16, 2 * 2048, 6144), MuonSplit(rows=(2048, 2048))),
     "down": ((16, 6144, 2048), None),
 }
 STACKS: dict[str, Shape] = {

@@ -50,7 +50,7 @@ def decode_claims() -> list[Claim]:
 def _decoding(folder: Path, batch: int) -> tuple[float, int]:
     """Tokens a second, and the weights' bytes on the device."""
     from paddock.engine import Engine, EngineSettings, Request
-    from paddock.records import Sampling
+    from paddock.records import SamplingParams
 
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -60,7 +60,7 @@ def _decoding(folder: Path, batch: int) -> tuple[float, int]:
     asked = [
         Request(
             token_ids=tuple(range(i, i + 64)),
-            sampling=Sampling(temperature=0.0, max_new_tokens=128),
+            sampling=SamplingParams(temperature=0.0, max_new_tokens=128),
         )
         for i in range(batch)
     ]

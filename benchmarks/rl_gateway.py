@@ -103,13 +103,13 @@ def _serve(app: Any, sock: socket.socket, lifespan: Literal["on", "off"] = "off"
 
 
 def gateway_process(sock: socket.socket, engine: str, files: dict[str, bytes]) -> None:
-    from paddock.records import Sampling
+    from paddock.records import SamplingParams
     from paddock.rollout.gateway import build_gateway
     from paddock.rollout.live import Rules, Sessions
     from paddock.rollout.remote import HttpGenerate, Server, pool
 
     sessions = Sessions(HttpGenerate(Server(engine, pool())), GlmRenderer(Tokenizer(files)))
-    rules = Rules(sampling=Sampling(max_new_tokens=REPLY))
+    rules = Rules(sampling=SamplingParams(max_new_tokens=REPLY))
     app = build_gateway(sessions, rules, admin_key=ADMIN_KEY)
     _serve(app, sock, lifespan="on")
 

@@ -22,7 +22,7 @@ from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import save_pretrained
 from paddock.engine import Engine, EngineSettings, Reload, Request
 from paddock.model import Network, preset
-from paddock.records import Sample, Sampling
+from paddock.records import SamplingParams, TrainSample
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.settings import RLSettings
 from paddock.train.policy import Lesson, packed, score
@@ -64,7 +64,7 @@ def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[Lesson
         requests = [
             Request(
                 token_ids=tuple(c),
-                sampling=Sampling(
+                sampling=SamplingParams(
                     max_new_tokens=24, ignore_eos=True, seed=seed * 999 + 2 * i + turn
                 ),
             )
@@ -77,11 +77,11 @@ def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[Lesson
             own[i] += [True] * len(reply.token_ids) + [False] * 3
     return [
         Lesson(
-            sample=Sample(
+            sample=TrainSample(
                 id=f"{seed}-{i}/0",
-                tokens=tuple(context[i]),
+                token_ids=tuple(context[i]),
                 logprobs=tuple(said[i]),
-                trained=tuple(own[i]),
+                loss_mask=tuple(own[i]),
                 advantages=tuple(1.0 if token % 2 == 0 else -1.0 for token in context[i]),
                 oldest_version=0,
             ),

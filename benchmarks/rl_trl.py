@@ -186,10 +186,10 @@ class Attempts:
         self.tokens = TOKENS if task == "single" else TURN_TOKENS
 
     async def __call__(self, given: object) -> Sequence[object]:
-        from paddock.records import Sampling, Trajectory, Turn, Verdict
+        from paddock.records import SamplingParams, Trajectory, Turn, Verdict
         from paddock.rollout.client import Ask, turn_seed
 
-        sampling = Sampling(max_new_tokens=self.tokens, ignore_eos=True)
+        sampling = SamplingParams(max_new_tokens=self.tokens, ignore_eos=True)
         context, added, turns = prompt_of(given.number), None, []
         added = list(context)
         for turn in range(self.turns):

@@ -22,7 +22,7 @@ from benchmarks.table import Claim, print_claims, times_better
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.engine import Engine, EngineSettings, Request
 from paddock.model import Layout, Network, preset
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 
 Prompts = list[list[int]]
 Arm = Callable[[Prompts, int], list[list[int]]]  # prompts, new tokens -> replies
@@ -39,7 +39,7 @@ def prompts(count: int, seed: int) -> Prompts:
 
 def paddock_arm(engine: Engine) -> Arm:
     def reply(asked: Prompts, new: int) -> list[list[int]]:
-        sampling = Sampling(temperature=0.0, max_new_tokens=new, ignore_eos=True)
+        sampling = SamplingParams(temperature=0.0, max_new_tokens=new, ignore_eos=True)
         requests = [Request(token_ids=tuple(ids), sampling=sampling) for ids in asked]
         return [list(answer.completion.token_ids) for answer in engine.answers(requests)]
 

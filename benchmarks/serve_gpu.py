@@ -34,7 +34,7 @@ from paddock.engine.memory import Cache
 from paddock.engine.settings import cached_layers
 from paddock.envs import open_world
 from paddock.model import ModelConfig, Network, preset
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from paddock.text import Tokenizer, renderer_for
 
 LAYERS, PAGE, CHUNK = 3, 64, 8192
@@ -109,7 +109,7 @@ def through_the_engine(
     with Engine(network, None, settings) as engine:
 
         def seconds(prompt: tuple[int, ...], new: int) -> float:
-            sampling = Sampling(temperature=0.0, max_new_tokens=new)
+            sampling = SamplingParams(temperature=0.0, max_new_tokens=new)
             torch.cuda.synchronize()
             start = time.perf_counter()
             engine.answer(Request(token_ids=prompt, sampling=sampling))
@@ -248,7 +248,7 @@ def drafts(folder: Path) -> Iterator[Claim]:
     renderer = renderer_for(Tokenizer.load(folder))
     world = open_world("nano-chain")
     asked = [renderer.prompt(world.task(i, "test").messages).token_ids for i in range(5 * 32)]
-    sampling = Sampling(temperature=0.0, max_new_tokens=128)
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=128)
     for count in (1, 8, 32):
         token_s: dict[int, float] = {}
         for k in (0, 1, 3, 5):

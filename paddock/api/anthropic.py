@@ -13,7 +13,7 @@ from paddock.api.body import Body
 from paddock.api.errors import ApiError
 from paddock.api.knobs import NAMES, checked, grammar_from, texts_from
 from paddock.api.openai_chat import choice_of, conversation, known_tools
-from paddock.records import Sampling, ToolSpec
+from paddock.records import SamplingParams, ToolSpec
 
 BILLING = "x-anthropic-billing-header:"  # differs every time, so that no prefix is ever found again
 
@@ -50,7 +50,7 @@ class CountBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-def messages(body: MessagesBody, defaults: Sampling, server: thinking.Wish) -> Talk:
+def messages(body: MessagesBody, defaults: SamplingParams, server: thinking.Wish) -> Talk:
     if body.thread is not None:  # the messages are not the whole conversation, or will not be
         what = "this server keeps none; send the conversation whole, without 'thread'"
         raise ApiError(f"thread: {what}", param="thread", code="thread_unsupported_request")
@@ -92,7 +92,7 @@ def count(body: CountBody, server: thinking.Wish) -> Talk:
         must_call=tools.must_call,
         only_tool=tools.only,
         thinking=_wish(body, server).thinking,
-        sampling=Sampling(),
+        sampling=SamplingParams(),
     )
 
 

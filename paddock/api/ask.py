@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from paddock.api.errors import ApiError
-from paddock.records import Grammar, Message, Sampling, ToolSpec
+from paddock.records import Grammar, Message, SamplingParams, ToolSpec
 from paddock.text import Special, Tokenizer, call_grammar
 from paddock.text.template import UNSAID, Thinking
 
@@ -17,7 +17,7 @@ class Ask:
 
     model: str | None = None
     id: str | None = None
-    sampling: Sampling
+    sampling: SamplingParams
     stream: bool = False
     priority: int = 0
     salt: str = ""  # requests with different salts share no cached prefix
@@ -87,7 +87,7 @@ def too_long(tokens: str, most: int, param: str) -> ApiError:
     )
 
 
-def fitted(ask: Ask, length: int, most: int) -> Sampling:
+def fitted(ask: Ask, length: int, most: int) -> SamplingParams:
     """What is to be sampled, if a prompt of `length` tokens and its reply have room in a context of
     `most`; else an error with the numbers."""
     sampling, wanted = ask.sampling, ask.sampling.max_new_tokens

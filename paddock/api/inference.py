@@ -10,7 +10,7 @@ from paddock.api.knobs import Knobs, sampling_from
 from paddock.api.openai_usage import usage
 from paddock.api.reply import Answer, Delta
 from paddock.api.spelling import Likely
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 
 
 class TokensBody(Knobs):
@@ -39,7 +39,7 @@ class TokensAsk(Ask):
     prompt_logprobs: int | None = None
 
 
-def tokens_ask(body: TokensBody, defaults: Sampling) -> TokensAsk:
+def tokens_ask(body: TokensBody, defaults: SamplingParams) -> TokensAsk:
     params = read(TokensParams, body.sampling_params or {})
     n = 1 if params.n is None else params.n
     if not 1 <= n <= 1024:

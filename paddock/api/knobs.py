@@ -6,8 +6,8 @@ from typing import Any
 
 from paddock.api.body import Body
 from paddock.api.errors import ApiError
-from paddock.records import Bias, Grammar, Sampling
-from paddock.records.sampling import GREATEST_SEED
+from paddock.records import Grammar, LogitBias, SamplingParams
+from paddock.records.sampling_params import MAX_SEED
 
 NAMES = {  # of a Sampling's fields, as most clients call them
     "max_new_tokens": "max_tokens",
@@ -52,10 +52,10 @@ def sampling_from(
     knobs: Knobs,
     *,
     most: int | None,
-    defaults: Sampling,
+    defaults: SamplingParams,
     grammar: Grammar | None = None,
     thinking_budget: int | None = None,
-) -> Sampling:
+) -> SamplingParams:
     """The knobs over the server's defaults; an ApiError names the knob that cannot be set so."""
 
     def given(value: Any, default: Any) -> Any:
@@ -77,8 +77,8 @@ def sampling_from(
         frequency_penalty=float(given(knobs.frequency_penalty, defaults.frequency_penalty)),
         presence_penalty=float(given(knobs.presence_penalty, defaults.presence_penalty)),
         logit_bias=biases,
-        stop_ids=tuple(given(knobs.stop_token_ids, defaults.stop_ids)),
-        stop_texts=defaults.stop_texts if knobs.stop is None else texts_from(knobs.stop),
+        stop_ids=tuple(given(knobs.stop_token_ids, defaults.stop_token_ids)),
+        stop_texts=defaults.stop if knobs.stop is None else texts_from(knobs.stop),
         ignore_eos=given(knobs.ignore_eos, defaults.ignore_eos),
         seed=given(seed_from(knobs.seed), defaults.seed),
         thinking_budget=thinking_budget,
@@ -86,7 +86,7 @@ def sampling_from(
     )
 
 
-def checked(names: Mapping[str, str] = NAMES, /, **fields: Any) -> Sampling:
+def checked(names: Mapping[str, str] = NAMES, /, **fields: Any) -> SamplingParams:
     """A Sampling, or an ApiError in the client's own words.
 
     >>> checked(max_new_tokens=-1)
@@ -95,7 +95,7 @@ def checked(names: Mapping[str, str] = NAMES, /, **fields: Any) -> Sampling:
     """
     refuse_more(fields.get("stop_ids", ()), "stop_token_ids")
     try:
-        return Sampling(**fields)
+        return SamplingParams(**fields)
     except ValueError as error:
         name, _, why = str(error).partition(":")
         name = names.get(name, name)
@@ -107,7 +107,7 @@ def refuse_more(ids: Sized, name: str) -> None:
         raise ApiError(f"{name}: {len(ids)} token ids, more than {MOST_IDS}", param=name)
 
 
-def biases_from(said: Mapping[str, float] | None) -> tuple[Bias, ...]:
+def biases_from(said: Mapping[str, float] | None) -> tuple[LogitBias, ...]:
     """
     >>> biases_from({"7": -100})
     (Bias(token_id=7, amount=-100.0),)
@@ -117,7 +117,7 @@ def biases_from(said: Mapping[str, float] | None) -> tuple[Bias, ...]:
     for token, amount in (said or {}).items():
         if not token.isdecimal() or len(token) > 9:
             raise ApiError(f"logit_bias: {token!r:.80} is no token id", param="logit_bias")
-        found.append(Bias(int(token), float(amount)))
+        found.append(LogitBias(int(token), float(amount)))
     return tuple(found)
 
 
@@ -134,7 +134,7 @@ def texts_from(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def seed_from(seed: int | None) -> int | None:
     """Seeds may be any whole number; the engine knows those of 63 bits."""
-    return None if seed is None else seed % GREATEST_SEED
+    return None if seed is None else seed % MAX_SEED
 
 
 def grammar_from(

@@ -9,7 +9,7 @@ from paddock.api.ask import Ask, Prompt
 from paddock.api.body import Body, read
 from paddock.api.errors import ApiError, refuse_crowd
 from paddock.api.knobs import biases_from, checked, refuse_more, seed_from, texts_from
-from paddock.records import Grammar, Sampling
+from paddock.records import Grammar, SamplingParams
 
 MOST_NEW = 128  # tokens, where nothing is said
 PLAIN = (
@@ -172,7 +172,7 @@ def _generate(
     )
 
 
-def sampling_from(params: SamplingParams, most: int, thinking_budget: int | None) -> Sampling:
+def sampling_from(params: SamplingParams, most: int, thinking_budget: int | None) -> SamplingParams:
     said = {kind: getattr(params, kind) for kind in GRAMMARS if getattr(params, kind)}
     if len(said) > 1:
         raise ApiError(f"{' and '.join(said)}: only one of them can be followed")

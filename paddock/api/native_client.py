@@ -11,13 +11,13 @@ from typing import Any
 
 from paddock.api.errors import ApiError
 from paddock.api.native import GRAMMARS, PLAIN
-from paddock.records import Completion, Finish, Sampling, Segment
+from paddock.records import Completion, FinishReason, SamplingParams, Segment
 
-_FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
+_FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _NUMBER = re.compile(r"(\d{1,18})$")
 
 
-def params(sampling: Sampling) -> dict[str, Any]:
+def params(sampling: SamplingParams) -> dict[str, Any]:
     """`sampling_params`; reading them back gives the same Sampling. `max_new_tokens` must be said:
     servers have small defaults of their own.
 
@@ -34,10 +34,10 @@ def params(sampling: Sampling) -> dict[str, Any]:
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
     }
-    if sampling.stop_ids:
-        found["stop_token_ids"] = list(sampling.stop_ids)
-    if sampling.stop_texts:
-        found["stop"] = list(sampling.stop_texts)
+    if sampling.stop_token_ids:
+        found["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.stop:
+        found["stop"] = list(sampling.stop)
     if sampling.seed is not None:
         found["sampling_seed"] = sampling.seed
     if sampling.logit_bias:
@@ -56,7 +56,7 @@ class Told:
     logprobs: tuple[float, ...]
     versions: tuple[Segment, ...]
     forced: tuple[int, ...]
-    finish: Finish | None  # None while it goes on
+    finish: FinishReason | None  # None while it goes on
     matched: int | str | None
     message: str
     prompt_tokens: int
@@ -149,7 +149,7 @@ def _tokens(
     return ids, tuple(float(pair[0]) for pair in pairs)
 
 
-def _finish(reason: Any) -> tuple[Finish | None, int | str | None, str]:
+def _finish(reason: Any) -> tuple[FinishReason | None, int | str | None, str]:
     if reason is None:
         return None, None, ""
     kind = reason.get("type") if isinstance(reason, Mapping) else reason

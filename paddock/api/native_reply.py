@@ -149,7 +149,7 @@ class GenerateStream:
     def __init__(self, form: Format, *, incremental: bool) -> None:
         self._form, self._incremental = form, incremental
         self._text = form.growing()
-        self._held = Held(form.ask.sampling.stop_texts if form.ask.trims_stop else ())
+        self._held = Held(form.ask.sampling.stop if form.ask.trims_stop else ())
         self._said, self._before = Said(), 0
 
     def push(self, delta: Delta) -> dict[str, Any] | None:

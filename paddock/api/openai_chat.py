@@ -8,7 +8,7 @@ from paddock.api import thinking
 from paddock.api.ask import Talk
 from paddock.api.errors import ApiError
 from paddock.api.knobs import Addressed, Knobs, grammar_from, sampling_from
-from paddock.records import Message, Sampling, ToolSpec
+from paddock.records import Message, SamplingParams, ToolSpec
 from paddock.text.messages import MessageError, messages_from, tools_from
 
 
@@ -55,7 +55,7 @@ class Chat(Talk):
     shows_meta: bool = False
 
 
-def chat(body: ChatBody, defaults: Sampling, server: thinking.Wish) -> Chat:
+def chat(body: ChatBody, defaults: SamplingParams, server: thinking.Wish) -> Chat:
     wish = thinking.first(
         thinking.from_template_kwargs(body.chat_template_kwargs),
         thinking.from_type(body.thinking),

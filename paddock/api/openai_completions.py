@@ -9,7 +9,7 @@ from paddock.api.errors import ApiError, refuse_crowd
 from paddock.api.knobs import Addressed, Knobs, grammar_from, sampling_from
 from paddock.api.reply import Answer, Delta, Held, cut
 from paddock.api.spelling import Likely, Spelling
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from paddock.text import Detokenizer, Tokenizer
 from paddock.text.events import ContentText
 from paddock.text.tokenizer import CONTEXT
@@ -46,7 +46,7 @@ class Complete(Ask):
     shows_usage: bool = False  # at the end of a stream
 
 
-def completes(body: CompletionBody, defaults: Sampling, *, most: int) -> list[Complete]:
+def completes(body: CompletionBody, defaults: SamplingParams, *, most: int) -> list[Complete]:
     """What is asked, prompt by prompt. More than `most` replies are refused."""
     length = MOST_NEW if body.max_tokens is None else body.max_tokens
     n = 1 if body.n is None else body.n
@@ -202,7 +202,7 @@ class CompletionStream:
     def __init__(self, form: CompletionFormat, index: int) -> None:
         self._form, self._index, self._at = form, index, 0
         self._text, self._said = form.growing(), list(form.prompt[-CONTEXT:])
-        self._held = Held(form.ask.sampling.stop_texts)
+        self._held = Held(form.ask.sampling.stop)
         self._before = form._prompt_text()
 
     def push(self, delta: Delta) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from paddock.api.errors import ApiError
 from paddock.api.knobs import NAMES, checked, grammar_from
 from paddock.api.openai_chat import choice_of, conversation, known_tools
 from paddock.api.sse import json_bytes
-from paddock.records import Message, Sampling
+from paddock.records import Message, SamplingParams
 
 MOST_ECHO = 1 << 20  # bytes of a field that a response repeats
 
@@ -65,7 +65,7 @@ class Respond(Talk):
 
 def respond(
     body: ResponsesBody,
-    defaults: Sampling,
+    defaults: SamplingParams,
     server: thinking.Wish,
     *,
     previous: PreviousResponse | None = None,

@@ -10,7 +10,7 @@ from paddock.api.ask import Talk
 from paddock.api.body import Body
 from paddock.api.errors import ApiError
 from paddock.api.openai_chat import conversation, known_tools
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from paddock.text import Tokenizer
 from paddock.text.tokenizer import CONFIG
 
@@ -53,7 +53,7 @@ def talk(body: TokenizeBody | TemplateBody, server: thinking.Wish) -> Talk:
         skipped_tools=skipped,
         thinking=wish.thinking,
         continues=body.add_generation_prompt is False,
-        sampling=Sampling(),
+        sampling=SamplingParams(),
     )
 
 

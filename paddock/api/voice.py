@@ -67,7 +67,7 @@ class Speaker:
             self.spelling.tokenizer,
             tools=ask.tools,
             prompt=prompt,
-            stops=ask.sampling.stop_texts,
+            stops=ask.sampling.stop,
             call_id=call_id,
             whole_calls=self.whole_calls,
         )

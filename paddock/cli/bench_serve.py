@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paddock.cli.engines import devices
 from paddock.cli.errors import UserError
 from paddock.cli.numbers import size
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 
 if TYPE_CHECKING:
     from paddock.engine import Engine
@@ -134,7 +134,7 @@ async def _timed(
     """Tokens that come together, drafts that were kept, share the time they took."""
     from paddock.rollout.client import Ask, EngineLost
 
-    sampling = Sampling(max_new_tokens=load.reply, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=load.reply, temperature=0.0, ignore_eos=True)
     ask = Ask(token_ids=prompt, sampling=sampling, session=f"{id(prompt)}")
     start = last = clock()
     first: float | None = None

@@ -13,7 +13,7 @@ import typer
 
 from paddock.cli.engines import Model, devices, engines_for, open_model, precision, preferred
 from paddock.cli.errors import UserError
-from paddock.records import Message, Sampling
+from paddock.records import Message, SamplingParams
 
 if TYPE_CHECKING:
     from paddock.engine import Answer, Engine
@@ -48,7 +48,9 @@ def chat(
     dtype = precision(model.folder, place, None)
     (engine,) = engines_for(model, [place], dtype, settings, fits=True)
     with engine:
-        talk = Conversation(model, engine, Sampling(max_new_tokens=max_tokens, **said), system)
+        talk = Conversation(
+            model, engine, SamplingParams(max_new_tokens=max_tokens, **said), system
+        )
         typer.echo(f"{folder.resolve().name}. {HELP}", err=True)
         for line in _lines():
             if not talk.hear(line):
@@ -77,7 +79,7 @@ def _lines() -> Iterator[str]:
 class Conversation:
     model: Model
     engine: "Engine"
-    sampling: Sampling
+    sampling: SamplingParams
     system: str | None = None
     thinks: bool = True
     messages: list[Message] = field(default_factory=list)

@@ -14,7 +14,7 @@ import typer
 from paddock.cli.errors import Explaining, UserError
 from paddock.cli.tables import show, table
 from paddock.config import parse_sets
-from paddock.records import Failure, Message, Sampling, ToolCall, ToolSpec, Verdict
+from paddock.records import Failure, Message, SamplingParams, ToolCall, ToolSpec, Verdict
 
 if TYPE_CHECKING:
     from paddock.envs import Policy, World
@@ -57,7 +57,7 @@ def show_world(world: World_, sets: Sets = None, index: Index = 0, split: Split 
     rows.add_row("about", kind.about)
     rows.add_row("needs", kind.needs or "nothing")
     rows.add_row("tasks", said)
-    rows.add_row("limits", f"{task.limits.turns} turns, {task.limits.seconds:g} s")
+    rows.add_row("limits", f"{task.budget.turns} turns, {task.budget.seconds:g} s")
     rows.add_row("tools", "\n".join(_told(tool) for tool in opened.open(task).tools) or "none")
     settings = resolve(kind.load(), Recipe(changes, {}))
     show(rows, f"settings:\n{dump(settings).strip()}", f"task {task.id}:\n")
@@ -89,7 +89,7 @@ def try_world(  # noqa: PLR0913  one option each
     opened = open_world(world, parse_sets(sets or []))
     task = opened.task(index, split)
     env = opened.open(task)
-    sampling = Sampling(temperature=temperature, max_new_tokens=max_tokens)
+    sampling = SamplingParams(temperature=temperature, max_new_tokens=max_tokens)
     _tell(task.messages)
     with _who(model, url, sampling) as chosen:
         policy = _solver(opened, task) if solve else chosen
@@ -101,7 +101,7 @@ def try_world(  # noqa: PLR0913  one option each
 
 
 @contextmanager
-def _who(model: str | None, url: str | None, sampling: Sampling) -> Iterator["Policy"]:
+def _who(model: str | None, url: str | None, sampling: SamplingParams) -> Iterator["Policy"]:
     """Who plays: a person, unless a model is named."""
     if model is None:
         if url is not None:

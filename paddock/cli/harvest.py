@@ -85,7 +85,7 @@ class Harvest:
     def fail(self, name: str, failure: Failure) -> None:
         """An answer without a verdict. Unless the model is to blame it is not noted, so that it is
         asked for again when the command is called again."""
-        if failure.policy_is_to_blame:
+        if failure.is_policy_failure:
             self._note(name, "unusable", None)
         else:
             self.counts["failed"] += 1

@@ -327,11 +327,11 @@ class EngineScore:
 
     async def __call__(self, token_ids: Sequence[int], start: int) -> Sequence[float]:
         from paddock.engine import Request
-        from paddock.records import Sampling
+        from paddock.records import SamplingParams
 
         request = Request(
             token_ids=tuple(token_ids),
-            sampling=Sampling(max_new_tokens=1, temperature=0.0),
+            sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
             prompt_logprobs_from=start,
         )
         answer = await self.engine.respond(request)
@@ -372,7 +372,7 @@ class Experts:
         knows them; what was recorded by an earlier process, or rewritten since, goes without."""
         found = []
         for lesson in lessons:
-            tokens = lesson.sample.tokens
+            tokens = lesson.sample.token_ids
             read, expert_SLK = self._kept.get(lesson.sample.id.rpartition("/")[0], ((), None))
             if expert_SLK is not None and read == tokens:
                 lesson = replace(lesson, expert_SLK=expert_SLK)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paddock.checkpoint.wire import Publish
     from paddock.cli.engines import Model
     from paddock.journal import Taught
-    from paddock.records import Sampling, Trajectory
+    from paddock.records import SamplingParams, Trajectory
     from paddock.rl.queue import Batch, Queue
     from paddock.rl.settings import RLSettings
     from paddock.rl.tally import Sifter
@@ -115,7 +115,7 @@ def _works(
 ) -> "dict[str, Work]":
     """Every task of the run, with its world opened."""
     from paddock.envs import open_world
-    from paddock.records import Sampling
+    from paddock.records import SamplingParams
     from paddock.rollout.episode import Player
     from paddock.rollout.orchestrator import Work
     from paddock.text import Thinking
@@ -131,7 +131,7 @@ def _works(
             thinking=Thinking(clear_thinking=False, enable_thinking=task.thinking),
             room=None if sampling.context is None else sampling.context - spare,
         )
-        wanted = Sampling(
+        wanted = SamplingParams(
             temperature=how.temperature,
             top_p=how.top_p,
             max_new_tokens=how.max_new_tokens,
@@ -143,7 +143,7 @@ def _works(
 
 
 async def _attempt(
-    player: Any, world: Any, sampling: "Sampling", given: "Assignment"
+    player: Any, world: Any, sampling: "SamplingParams", given: "Assignment"
 ) -> "Sequence[Trajectory]":
     from paddock.envs import Stopped, blaming
     from paddock.rollout.flight import unplayed

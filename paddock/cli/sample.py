@@ -17,7 +17,7 @@ from paddock.cli.errors import UserError
 from paddock.cli.harvest import Harvest
 from paddock.cli.tables import show, table
 from paddock.config import parse_sets
-from paddock.records import Dialogue, Message, Sampling, ToolSpec, Verdict
+from paddock.records import Dialogue, Message, SamplingParams, ToolSpec, Verdict
 
 if TYPE_CHECKING:
     from paddock.cli.engines import Model
@@ -61,7 +61,7 @@ def sample(  # noqa: PLR0913  one option each
         world=open_world(world, made),
         split=split,
         mode=thinking,
-        sampling=Sampling(temperature=temperature, max_new_tokens=max_tokens),
+        sampling=SamplingParams(temperature=temperature, max_new_tokens=max_tokens),
         seed=seed,
         at_least=at_least,
     )
@@ -90,7 +90,7 @@ class Plan:
     world: "World"
     split: Literal["train", "test"]
     mode: Mode
-    sampling: Sampling
+    sampling: SamplingParams
     seed: int
     at_least: float
 
@@ -105,7 +105,7 @@ class Player(Protocol):
     name: str
     version: str
 
-    def policy(self, thinking: "Thinking", sampling: Sampling) -> "Policy":
+    def policy(self, thinking: "Thinking", sampling: SamplingParams) -> "Policy":
         """One that plays one attempt; its first reply is sampled with the seed, the others with
         seeds made of it."""
 
@@ -153,11 +153,11 @@ def _line(
         tools=tools,
         thinking=plan.mode,
         id=name,
-        source=f"{episode.task.world} by {player.name} {player.version}".rstrip(),
+        source=f"{episode.task.env} by {player.name} {player.version}".rstrip(),
     )
     return dialogue_json(dialogue) | {
         "task": episode.task.id,
-        "world": episode.task.world,
+        "world": episode.task.env,
         "split": plan.split,
         "model": player.name,
         "version": player.version,
@@ -197,7 +197,7 @@ class EnginePlayer:
         step = model.folder.parent.name
         self.version = step if step.startswith("step-") else str(engine.version)
 
-    def policy(self, thinking: "Thinking", sampling: Sampling) -> "Policy":
+    def policy(self, thinking: "Thinking", sampling: SamplingParams) -> "Policy":
         from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
         from paddock.envs import Stopped
         from paddock.text import parse
@@ -245,7 +245,7 @@ class ServerPlayer:
         if found.is_success:
             self.version = str(found.json().get("weight_version", ""))
 
-    def policy(self, thinking: "Thinking", sampling: Sampling) -> "Policy":
+    def policy(self, thinking: "Thinking", sampling: SamplingParams) -> "Policy":
         import httpx
 
         from paddock.data import message_json

@@ -12,7 +12,7 @@ from paddock.cli.engines import Model, devices, open_model, precision, sized
 from paddock.cli.errors import UserError
 from paddock.cli.plan import SkillPlan
 from paddock.config import Recipe, load_recipe, resolve
-from paddock.records import Message, Sampling, Verdict, encode
+from paddock.records import Message, SamplingParams, Verdict, encode
 
 if TYPE_CHECKING:
     from paddock.data import LongContextSource
@@ -138,7 +138,7 @@ def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "E
     world = open_world(skill.world, skill.settings)
 
     async def plays(task: "Task", attempt: int) -> "Episode":
-        sampling = Sampling(seed=_seed(seed, task.id, attempt))
+        sampling = SamplingParams(seed=_seed(seed, task.id, attempt))
         played = await player.play(world, task, sampling, f"{task.id}/{attempt}")
         return played.episode
 

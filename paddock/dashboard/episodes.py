@@ -178,14 +178,14 @@ def attempt(
     entry = ledger.entry(ordinal)
     (ended,) = [found for found in ledger.ended([ordinal]) if found.member == member]
     ids = chosen.token_ids[:MOST_TOKENS]
-    sampled, trained = _sampled(chosen), list(chosen.trained[:MOST_TOKENS])
+    sampled, trained = _sampled(chosen), list(chosen.loss_mask[:MOST_TOKENS])
     versions: list[int | None] = []
     turns: list[int] = []
     for number, turn in enumerate(chosen.turns):
         versions += [None] * len(turn.added_ids) + list(turn.completion.token_versions)
         turns += [number] * (len(turn.added_ids) + len(turn.completion.token_ids))
     taught = ledger.taught(chosen.session_id, chosen.branch)
-    places = [place for place, flag in enumerate(chosen.trained) if flag]
+    places = [place for place, flag in enumerate(chosen.loss_mask) if flag]
     columns: dict[str, list[Any]] = {
         name: [None] * len(chosen.token_ids) for name in ("log_ratio", "advantage", "kept")
     }

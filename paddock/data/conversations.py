@@ -21,17 +21,17 @@ from paddock.envs.nano.demonstration import replaying
 from paddock.records import (
     Budget,
     Dialogue,
+    LossMaskSpan,
     Message,
     Task,
     ThinkingMode,
     ToolSpec,
-    Untrained,
     Verdict,
 )
 from paddock.text import Special, Version
 from paddock.text.template import glm_template
 
-Judge = Callable[[Dialogue], Iterable[Untrained]]
+Judge = Callable[[Dialogue], Iterable[LossMaskSpan]]
 Shares = dict[str, Annotated[float, Field(ge=0)]]
 ModeShares = dict[ThinkingMode, Annotated[float, Field(ge=0)]]
 
@@ -174,13 +174,13 @@ class Solved:
         messages = episode.messages
         if not manner.thinks:
             messages = tuple(replace(message, reasoning=None) for message in messages)
-        return Dialogue(messages=messages, tools=env.tools, id=task.id, source=task.world)
+        return Dialogue(messages=messages, tools=env.tools, id=task.id, source=task.env)
 
 
 def one_after_another(dialogues: list[Dialogue]) -> Dialogue:
     """Several dialogues as one, with the tools of all of them."""
     messages: list[Message] = []
-    untrained: list[Untrained] = []
+    untrained: list[LossMaskSpan] = []
     tools: dict[str, ToolSpec] = {}
     for dialogue in dialogues:
         untrained += [replace(s, message=s.message + len(messages)) for s in dialogue.untrained]
@@ -221,13 +221,13 @@ def _graded(name: str) -> Judge:
     world = open_world(name)
     limits = Budget(turns=1000, seconds=60, output_bytes=1 << 20)
 
-    def judge(dialogue: Dialogue) -> tuple[Untrained, ...]:
+    def judge(dialogue: Dialogue) -> tuple[LossMaskSpan, ...]:
         replies = [i for i, m in enumerate(dialogue.messages) if m.role == "assistant"]
         asked = dialogue.messages[: replies[0]]
-        task = Task(id=dialogue.id.split("#")[0], world=name, messages=asked, limits=limits)
+        task = Task(id=dialogue.id.split("#")[0], env=name, messages=asked, budget=limits)
         outcome = asyncio.run(play(world.open(task), replaying(dialogue))).outcome
         if isinstance(outcome, Verdict) and outcome.reward >= 1:
             return ()
-        return tuple(Untrained(message=i) for i in replies)
+        return tuple(LossMaskSpan(message=i) for i in replies)
 
     return judge

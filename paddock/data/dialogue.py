@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paddock.data.corpus import UNPACKING, DataError, opened
-from paddock.records import Dialogue, Message, ThinkingMode, Untrained, WireError, decode
+from paddock.records import Dialogue, LossMaskSpan, Message, RecordDecodeError, ThinkingMode, decode
 from paddock.text import MessageError, messages_from, tools_from
 from paddock.text.template import tool_dict
 
@@ -51,7 +51,7 @@ def read_dialogues(file: Path, *, thinking: ThinkingMode = "interleaved") -> Ite
             where = f"{file}:{number}"
             try:
                 yield dialogue_from(_object(line), where=where, thinking=thinking)
-            except (MessageError, WireError) as error:
+            except (MessageError, RecordDecodeError) as error:
                 raise DataError(f"{where}: {error}") from None
             except ValueError as error:
                 raise DataError(f"{where}: {error}") from None
@@ -81,7 +81,7 @@ def dialogue_from(
     else:
         raise ValueError("neither 'messages' (OpenAI) nor 'conversations' (ShareGPT) is a list")
     messages: list[Message] = []
-    untrained: list[Untrained] = []
+    untrained: list[LossMaskSpan] = []
     for i, (message, entry) in enumerate(zip(messages_from(entries), entries, strict=True)):
         moved, cut = _thought_apart(message)
         messages.append(moved)
@@ -99,7 +99,7 @@ def dialogue_from(
 
 def dialogue_json(dialogue: Dialogue) -> dict[str, Any]:
     """The dialogue in OpenAI's shape, as `dialogue_from` reads it back."""
-    marks: dict[int, list[Untrained]] = {}
+    marks: dict[int, list[LossMaskSpan]] = {}
     for span in dialogue.untrained:
         marks.setdefault(span.message, []).append(span)
     found: dict[str, Any] = {
@@ -211,11 +211,11 @@ def _thought_apart(message: Message) -> tuple[Message, int]:
     return moved, len(message.content) - len(content)
 
 
-def _marks(entry: Mapping[str, Any], i: int, cut: int) -> Iterator[Untrained]:
+def _marks(entry: Mapping[str, Any], i: int, cut: int) -> Iterator[LossMaskSpan]:
     path = f"messages[{i}].untrained"
     said = entry.get("untrained")
     if said is True or (entry.get("role") == "assistant" and entry.get("weight") == 0):
-        yield Untrained(message=i)
+        yield LossMaskSpan(message=i)
         return
     if said in (None, False):
         return
@@ -225,8 +225,8 @@ def _marks(entry: Mapping[str, Any], i: int, cut: int) -> Iterator[Untrained]:
         if not isinstance(span, dict):
             raise ValueError(f"{path}[{j}]: expected an object, got {span!r:.80}")
         try:
-            found = decode(Untrained, {"message": i, **span})
-        except WireError as error:
+            found = decode(LossMaskSpan, {"message": i, **span})
+        except RecordDecodeError as error:
             raise ValueError(f"{path}[{j}]: {error}") from None
         if cut and found.part == "content":
             raise ValueError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paddock.records import Dialogue, Message, ThinkingMode, Untrained
+from paddock.records import Dialogue, LossMaskSpan, Message, ThinkingMode
 from paddock.text import (
     Detokenizer,
     Rendered,
@@ -123,7 +123,7 @@ def _marked(row: Rendered, dialogue: Dialogue, tokenizer: Tokenizer) -> Lesson:
 
 
 def _reached(
-    span: Untrained,
+    span: LossMaskSpan,
     own: Sequence[int],
     message: Message,
     token_ids: Sequence[int],
@@ -198,7 +198,7 @@ class _Said:
         """The tokens that hold a character of these; no token where there is none."""
         return [i for i, (a, b) in enumerate(self.spans) if max(a, start) < min(b, stop)]
 
-    def calls(self, where: range, span: Untrained, count: int) -> list[int]:
+    def calls(self, where: range, span: LossMaskSpan, count: int) -> list[int]:
         """The tokens of calls `span.start` to before `span.end`. If the markers do not tell calls
         apart, everything behind the content."""
         behind = [i for i, (a, _) in enumerate(self.spans) if a in where]

@@ -24,7 +24,7 @@ from paddock.engine.loop import PauseMode
 from paddock.engine.reload import Reload
 from paddock.engine.request import Answer, Delta, EngineFailed, Request, RequestRefused
 from paddock.engine.stats import Stats
-from paddock.records import Completion, Sampling, Segment
+from paddock.records import Completion, SamplingParams, Segment
 
 log = getLogger("paddock.engine")
 
@@ -47,7 +47,7 @@ def _record(kind: type, values: tuple[Any, ...]) -> Any:
     return made
 
 
-for _kind in (Request, Sampling, Delta, Answer, Completion, Segment):
+for _kind in (Request, SamplingParams, Delta, Answer, Completion, Segment):
     _travels_fast(_kind)
 
 

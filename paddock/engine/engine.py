@@ -30,7 +30,7 @@ from paddock.engine.stats import Stats
 from paddock.engine.stops import StopTexts
 from paddock.engine.thinking import Thinking
 from paddock.model import Network
-from paddock.records import Completion, Grammar, Sampling
+from paddock.records import Completion, Grammar, SamplingParams
 from paddock.text import Tokenizer
 
 
@@ -66,10 +66,10 @@ class Engine(Asking):
 
     # --- asking -----------------------------------------------------------------------------------
 
-    def generate(self, token_ids: Many[int], sampling: Sampling | None = None) -> Completion:
+    def generate(self, token_ids: Many[int], sampling: SamplingParams | None = None) -> Completion:
         """The reply to one prompt; blocks until it is whole."""
         ids = tuple(int(i) for i in token_ids)
-        request = Request(token_ids=ids, sampling=sampling or Sampling())
+        request = Request(token_ids=ids, sampling=sampling or SamplingParams())
         return self.answer(request).completion
 
     def answer(self, request: Request) -> Answer:
@@ -227,7 +227,7 @@ class Engine(Asking):
         biased = tuple(bias.token_id for bias in sampling.logit_bias)
         named = {
             "the prompt": request.token_ids,
-            "stop_ids": sampling.stop_ids,
+            "stop_ids": sampling.stop_token_ids,
             "logit_bias": biased,
             "ask_ids": request.ask_ids,
         }
@@ -249,14 +249,14 @@ class Engine(Asking):
             raise RequestRefused(f"prompt_logprobs_from is {start}, not in [0, {prompt}]")
         if request.replay and not self.settings.replay:
             raise RequestRefused("replay was asked for, but the engine's 'replay' setting is off")
-        if self.tokenizer is None and (sampling.stop_texts or sampling.grammar):
+        if self.tokenizer is None and (sampling.stop or sampling.grammar):
             raise RequestRefused("stop texts and grammars need an engine with a tokenizer")
 
     def _sequence(
         self, request: Request, name: str, serial: int, deliver: Deliver, streamed: bool
     ) -> Sequence:
         sampling, room = request.sampling, self.capacity.context - len(request.token_ids)
-        stops = frozenset(sampling.stop_ids)
+        stops = frozenset(sampling.stop_token_ids)
         sequence = Sequence(
             request=request,
             id=name,
@@ -276,9 +276,9 @@ class Engine(Asking):
                 budget=sampling.thinking_budget,
                 is_open=request.thinking_open,
             )
-            if sampling.stop_texts:
+            if sampling.stop:
                 sequence.stop_texts = StopTexts(
-                    sampling.stop_texts, self.tokenizer, prompt=request.token_ids
+                    sampling.stop, self.tokenizer, prompt=request.token_ids
                 )
         return sequence
 

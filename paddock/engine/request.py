@@ -8,7 +8,7 @@ import numpy as np
 
 from paddock.engine.memory import States
 from paddock.engine.stats import Drafts
-from paddock.records import Completion, Sampling, Segment
+from paddock.records import Completion, SamplingParams, Segment
 
 if TYPE_CHECKING:
     from paddock.engine.grammar import Constraint
@@ -43,7 +43,7 @@ class Request:
     """A prompt and what is wanted of it."""
 
     token_ids: tuple[int, ...]
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     id: str | None = None  # None: the engine gives it one
     priority: int = 0  # higher goes first
     salt: str = ""  # requests with different salts share no cached pages

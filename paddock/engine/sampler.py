@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paddock.engine.memory import upload
 from paddock.engine.request import Sequence
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -33,9 +33,9 @@ class Dials:
         self.greedy = np.zeros(seats, dtype=bool)
         self.seed = np.zeros(seats, dtype=np.uint64)
 
-    def set(self, seat: int, sampling: Sampling, seed: int) -> None:
-        self.temperature[seat] = sampling.report_temperature
-        self.greedy[seat] = sampling.greedy
+    def set(self, seat: int, sampling: SamplingParams, seed: int) -> None:
+        self.temperature[seat] = sampling.logprob_temperature
+        self.greedy[seat] = sampling.is_greedy
         self.seed[seat] = seed
 
 
@@ -71,7 +71,7 @@ class Sampled:
     logp_NV: Tensor  # of softmax(logits / temperature)
 
 
-def wishes_more(sampling: Sampling) -> bool:
+def wishes_more(sampling: SamplingParams) -> bool:
     """Whether rows of this request need more than temperature and chance."""
     return (
         sampling.top_p < 1
@@ -185,7 +185,9 @@ def _penalize(logits_RV: Tensor, wishes: list[Wish]) -> None:
         torch.where(seen_RV, less_RV, logits_RV, out=logits_RV)
 
 
-def _counts(logits_RV: Tensor, texts: list[list[int]], asks: list[tuple[Sampling, Wish]]) -> Tensor:
+def _counts(
+    logits_RV: Tensor, texts: list[list[int]], asks: list[tuple[SamplingParams, Wish]]
+) -> Tensor:
     """How often each token stands in a row's text and in the drafts it follows."""
     rows, tokens = [], []
     for row, (text, (_, wish)) in enumerate(zip(texts, asks, strict=True)):
@@ -229,7 +231,7 @@ def _truncate(logits_RV: Tensor, wishes: list[Wish]) -> None:
     some = [
         row
         for row, s in enumerate(asks)
-        if not s.greedy and (s.top_p < 1 or s.top_k is not None or s.min_p > 0)
+        if not s.is_greedy and (s.top_p < 1 or s.top_k is not None or s.min_p > 0)
     ]
     if not some:
         return

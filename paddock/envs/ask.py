@@ -102,9 +102,9 @@ class AskWorld:
         ask = Message(role="user", content=f"{problem.question}\n\n{self.form.hint}".strip())
         return Task(
             id=f"{self.name}/{self.label}/{split}/{row}",
-            world=self.name,
+            env=self.name,
             messages=(ask,),
-            limits=self.limits,
+            budget=self.limits,
         )
 
     def problem(self, task: Task) -> Problem:

@@ -20,7 +20,7 @@ from paddock.records import (
     Task,
     ToolSpec,
     Verdict,
-    mended,
+    replace_lone_surrogates,
 )
 
 Split = Literal["train", "test"]  # no task of one is a task of the other
@@ -108,7 +108,7 @@ class Stopped(Exception):
 
     def __init__(self, kind: FailureKind, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
-        self.failure = Failure(kind=kind, where=where, what=mended(what))
+        self.failure = Failure(kind=kind, where=where, what=replace_lone_surrogates(what))
 
 
 @contextmanager
@@ -198,7 +198,7 @@ class _Attempt:
         self.where = "start"
 
     async def run(self) -> Outcome:
-        seconds = self.env.task.limits.seconds
+        seconds = self.env.task.budget.seconds
         try:
             async with asyncio.timeout(seconds) as deadline:
                 return await self._verdict()
@@ -211,7 +211,7 @@ class _Attempt:
             return Failure(kind="time", where=self.where, what=what)
 
     async def _verdict(self) -> Outcome:
-        env, limits = self.env, self.env.task.limits
+        env, limits = self.env, self.env.task.budget
         with self._at("start"):
             await env.start()
         while self.turns < limits.turns:
@@ -264,7 +264,7 @@ def cut(message: Message, most: int) -> Message:
 
 def _writable(message: Message) -> Message:
     """As every tokenizer and ledger takes it: names of files and JSON hold half surrogate pairs."""
-    text = mended(message.content)
+    text = replace_lone_surrogates(message.content)
     return message if text == message.content else replace(message, content=text)
 
 
@@ -274,5 +274,5 @@ def said(error: BaseException) -> str:
     >>> said(KeyError("colour")), said(SystemExit())
     ("KeyError: 'colour'", 'SystemExit')
     """
-    text = mended(str(error))
+    text = replace_lone_surrogates(str(error))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

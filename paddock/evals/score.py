@@ -77,7 +77,7 @@ def worth(episode: Episode) -> float | None:
     outcome = episode.outcome
     if isinstance(outcome, Verdict):
         return outcome.reward
-    return 0.0 if outcome.policy_is_to_blame else None
+    return 0.0 if outcome.is_policy_failure else None
 
 
 def reason(episode: Episode) -> str:

@@ -18,11 +18,11 @@ from paddock.records import (
     Completion,
     Failure,
     Outcome,
+    RecordDecodeError,
     Segment,
     Trajectory,
     Turn,
     Verdict,
-    WireError,
     decode,
     encode,
 )
@@ -60,7 +60,7 @@ def unpack(data: bytes, ordinal: int | None = None) -> tuple[Trajectory, ...]:
     message), WireError if it is whole and holds what no record may, such as a reward of 1e308."""
     try:
         return _unpacked(data)
-    except (LedgerError, WireError):
+    except (LedgerError, RecordDecodeError):
         raise
     except (ValueError, TypeError, LookupError, struct.error, zlib.error) as error:
         group = "" if ordinal is None else f" of group {ordinal}"

@@ -10,7 +10,7 @@ from paddock.model.attention.gqa import GQA
 from paddock.model.attention.mla import MLA
 from paddock.model.config import LatentSettings, ModelConfig
 from paddock.model.moe import Experts, Router
-from paddock.records import NamedParameter, ParameterRole, Split
+from paddock.records import MuonSplit, NamedParameter, ParameterRole
 
 
 def parameter_roles(
@@ -28,7 +28,7 @@ def parameter_roles(
             special |= _grouped_roles(module)
         elif isinstance(module, Experts):
             inner = module.gate_up.shape[1] // 2
-            special[id(module.gate_up)] = ParameterRole("matrix", Split(rows=(inner, inner)))
+            special[id(module.gate_up)] = ParameterRole("matrix", MuonSplit(rows=(inner, inner)))
         elif isinstance(module, Router):
             special[id(module.weight)] = ParameterRole("router")
         elif isinstance(module, nn.Embedding):
@@ -52,9 +52,9 @@ def _latent_roles(
     query = module.q if mla.q_rank is None else module.q_b
     rows = (mla.nope, mla.rope) if split_rope_rows else (mla.qk,)
     return {
-        id(query.weight): ParameterRole("matrix", Split(heads=mla.heads, rows=rows)),
+        id(query.weight): ParameterRole("matrix", MuonSplit(heads=mla.heads, rows=rows)),
         id(module.kv_b.weight): ParameterRole(
-            "matrix", Split(heads=mla.heads, rows=(mla.nope, mla.value))
+            "matrix", MuonSplit(heads=mla.heads, rows=(mla.nope, mla.value))
         ),
     }
 
@@ -62,7 +62,11 @@ def _latent_roles(
 def _grouped_roles(module: GQA) -> dict[int, ParameterRole]:
     gqa = module.gqa
     return {
-        id(module.q.weight): ParameterRole("matrix", Split(heads=gqa.heads, rows=(gqa.dim,))),
-        id(module.k.weight): ParameterRole("matrix", Split(heads=gqa.kv_heads, rows=(gqa.dim,))),
-        id(module.v.weight): ParameterRole("matrix", Split(heads=gqa.kv_heads, rows=(gqa.dim,))),
+        id(module.q.weight): ParameterRole("matrix", MuonSplit(heads=gqa.heads, rows=(gqa.dim,))),
+        id(module.k.weight): ParameterRole(
+            "matrix", MuonSplit(heads=gqa.kv_heads, rows=(gqa.dim,))
+        ),
+        id(module.v.weight): ParameterRole(
+            "matrix", MuonSplit(heads=gqa.kv_heads, rows=(gqa.dim,))
+        ),
     }

@@ -39,8 +39,8 @@ def block_rows(role: ParameterRole, shape: tuple[int, ...]) -> tuple[int, ...]:
     if role.split is None:
         return (shape[-2],)
     rows, heads = role.split.rows, role.split.heads
-    if role.split.height != shape[-2]:
+    if role.split.num_rows != shape[-2]:
         raise ValueError(
-            f"{heads} times {rows} is {role.split.height} rows, but the shape is {shape}"
+            f"{heads} times {rows} is {role.split.num_rows} rows, but the shape is {shape}"
         )
     return rows

@@ -3,53 +3,59 @@
 dialogue.py    a conversation to learn from
 message.py     what people, models and tools say to each other
 parameter.py   what a model says about a parameter, for optimizers that know no model
-sample.py      one trainable token sequence
-sampling.py    how a reply is to be sampled
+train_sample.py  one trainable token sequence
+sampling_params.py  how a reply is to be sampled
 task.py        what a world is asked to do, and what came of it
 trajectory.py  one attempt at a task, token by token
-wire.py        records as JSON values and back
+json_codec.py  records as JSON values and back
 """
 
-from paddock.records.dialogue import Dialogue, ThinkingMode, Untrained
+from paddock.records.dialogue import Dialogue, LossMaskSpan, ThinkingMode
+from paddock.records.json_codec import (
+    JsonObject,
+    RecordDecodeError,
+    decode,
+    encode,
+    replace_lone_surrogates,
+)
 from paddock.records.message import Message, Role, ToolCall, ToolSpec
-from paddock.records.parameter import NamedParameter, ParameterKind, ParameterRole, Split
-from paddock.records.sample import Sample
-from paddock.records.sampling import Bias, Grammar, GrammarKind, Sampling
+from paddock.records.parameter import MuonSplit, NamedParameter, ParameterKind, ParameterRole
+from paddock.records.sampling_params import Grammar, GrammarKind, LogitBias, SamplingParams
 from paddock.records.task import Budget, Failure, FailureKind, Outcome, Task, Verdict
-from paddock.records.trajectory import Completion, Finish, Segment, Trajectory, Turn
-from paddock.records.wire import JsonObject, WireError, decode, encode, mended
+from paddock.records.train_sample import TrainSample
+from paddock.records.trajectory import Completion, FinishReason, Segment, Trajectory, Turn
 
 __all__ = [
-    "Bias",
     "Budget",
     "Completion",
     "Dialogue",
     "Failure",
     "FailureKind",
-    "Finish",
+    "FinishReason",
     "Grammar",
     "GrammarKind",
     "JsonObject",
+    "LogitBias",
+    "LossMaskSpan",
     "Message",
+    "MuonSplit",
     "NamedParameter",
     "Outcome",
     "ParameterKind",
     "ParameterRole",
+    "RecordDecodeError",
     "Role",
-    "Sample",
-    "Sampling",
+    "SamplingParams",
     "Segment",
-    "Split",
     "Task",
     "ThinkingMode",
     "ToolCall",
     "ToolSpec",
+    "TrainSample",
     "Trajectory",
     "Turn",
-    "Untrained",
     "Verdict",
-    "WireError",
     "decode",
     "encode",
-    "mended",
+    "replace_lone_surrogates",
 ]

@@ -7,11 +7,11 @@ from typing import Literal, get_args
 from paddock.records.message import Message, ToolSpec
 
 ThinkingMode = Literal["interleaved", "preserved", "turns", "off"]
-Part = Literal["message", "reasoning", "content", "calls"]
+MessagePart = Literal["message", "reasoning", "content", "calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Untrained:
+class LossMaskSpan:
     """A piece of a reply that stays in the context but is not learnt, such as an error.
 
     `start` to before `end` (None: to the end of the part) counts characters of the reasoning or the
@@ -19,13 +19,13 @@ class Untrained:
     """
 
     message: int
-    part: Part = "message"
+    part: MessagePart = "message"
     start: int = 0
     end: int | None = None
 
     def __post_init__(self) -> None:
-        if self.part not in get_args(Part):
-            raise ValueError(f"part: {self.part!r} is none of {', '.join(get_args(Part))}")
+        if self.part not in get_args(MessagePart):
+            raise ValueError(f"part: {self.part!r} is none of {', '.join(get_args(MessagePart))}")
         if self.start < 0 or (self.end is not None and self.end < self.start):
             raise ValueError(f"start, end: {self.start} to {self.end} is no range")
 
@@ -47,7 +47,7 @@ class Dialogue:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     thinking: ThinkingMode = "interleaved"
-    untrained: tuple[Untrained, ...] = ()
+    untrained: tuple[LossMaskSpan, ...] = ()
     weight: float = 1.0  # of each of its tokens in the loss
     id: str = ""
     source: str = ""  # where it came from, in words
@@ -64,7 +64,7 @@ class Dialogue:
         for i, span in enumerate(self.untrained):
             self._check(f"untrained[{i}]", span)
 
-    def _check(self, path: str, span: Untrained) -> None:
+    def _check(self, path: str, span: LossMaskSpan) -> None:
         if not 0 <= span.message < len(self.messages):
             raise ValueError(f"{path}: message {span.message} of {len(self.messages)} is not there")
         message = self.messages[span.message]

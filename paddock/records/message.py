@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from paddock.records.wire import JsonObject, json_object
+from paddock.records.json_codec import JsonObject, check_json_object
 
 Role = Literal["system", "user", "assistant", "tool"]
 _ROLES: tuple[Role, ...] = get_args(Role)
@@ -23,7 +23,7 @@ class ToolCall:
         if not self.name:
             raise ValueError("name: empty")
         # Our own copy: what the caller does to its dict later must not reach the record.
-        object.__setattr__(self, "arguments", json_object(self.arguments, "arguments"))
+        object.__setattr__(self, "arguments", check_json_object(self.arguments, "arguments"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ToolSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("name: empty")
-        object.__setattr__(self, "parameters", json_object(self.parameters, "parameters"))
+        object.__setattr__(self, "parameters", check_json_object(self.parameters, "parameters"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

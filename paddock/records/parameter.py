@@ -7,7 +7,7 @@ ParameterKind = Literal["matrix", "vector", "embedding", "head", "router"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class MuonSplit:
     """Rows of a matrix that Muon orthogonalizes apart: a block per entry of `rows`, `heads` times.
 
     >>> kv_up = Split(heads=64, rows=(192, 256))  # each head's keys, then its values
@@ -24,7 +24,7 @@ class Split:
             raise ValueError(f"a split needs at least one head and one row a block: {self}")
 
     @property
-    def height(self) -> int:
+    def num_rows(self) -> int:
         return self.heads * sum(self.rows)
 
 
@@ -35,7 +35,7 @@ class ParameterRole:
     the output head, or the router. A matrix without a split is orthogonalized whole."""
 
     kind: ParameterKind
-    split: Split | None = None
+    split: MuonSplit | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ParameterKind):

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from paddock.records.message import Message
 
-GREATEST_REWARD = 1e6  # either side of zero; advantages square rewards and sum them up
+MAX_ABS_REWARD = 1e6  # either side of zero; advantages square rewards and sum them up
 
 FailureKind = Literal["policy", "world", "grader", "infrastructure", "time"]
 
@@ -33,9 +33,9 @@ class Task:
     them by `id`."""
 
     id: str
-    world: str
+    env: str
     messages: tuple[Message, ...]
-    limits: Budget
+    budget: Budget
 
     def __post_init__(self) -> None:
         for name in ("id", "world", "messages"):
@@ -57,8 +57,8 @@ class Verdict:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if not -GREATEST_REWARD <= self.reward <= GREATEST_REWARD:  # NaN is not either
-            least, most = -GREATEST_REWARD, GREATEST_REWARD
+        if not -MAX_ABS_REWARD <= self.reward <= MAX_ABS_REWARD:  # NaN is not either
+            least, most = -MAX_ABS_REWARD, MAX_ABS_REWARD
             raise ValueError(f"reward: must be in [{least:g}, {most:g}], got {short(self.reward)}")
         for name, value in self.parts.items():
             if not isfinite(value):
@@ -92,7 +92,7 @@ class Failure:
             raise ValueError(f"kind: {self.kind!r} is none of {', '.join(get_args(FailureKind))}")
 
     @property
-    def policy_is_to_blame(self) -> bool:
+    def is_policy_failure(self) -> bool:
         """Whether training may count this as a bad attempt. Any other failure says nothing about
         the policy: it gets no reward, not even zero, and stays out of its group's baseline."""
         return self.kind == "policy"

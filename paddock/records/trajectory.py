@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from paddock.records.task import Outcome
 
-Finish = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort"]
 
 _ROUNDING = 1e-3  # how far above 0 an engine's arithmetic may push a log-probability
 
@@ -43,7 +43,7 @@ class Completion:
     token_ids: tuple[int, ...]  # with the stop token, if one was sampled
     logprobs: tuple[float, ...]  # under softmax(logits / temperature), before top-p, top-k, grammar
     versions: tuple[Segment, ...]  # in order, covering every token
-    finish: Finish
+    finish: FinishReason
     forced: tuple[int, ...] = ()  # positions that were put there, not sampled; ascending
 
     def __post_init__(self) -> None:
@@ -57,8 +57,10 @@ class Completion:
         covered = sum(segment.tokens for segment in self.versions)
         if covered != count:
             raise ValueError(f"versions: cover {covered} of {count} tokens")
-        if self.finish not in get_args(Finish):
-            raise ValueError(f"finish: {self.finish!r} is none of {', '.join(get_args(Finish))}")
+        if self.finish not in get_args(FinishReason):
+            raise ValueError(
+                f"finish: {self.finish!r} is none of {', '.join(get_args(FinishReason))}"
+            )
         if any(a >= b for a, b in pairwise((-1, *self.forced, count))):
             raise ValueError(f"forced: {self.forced} are not ascending positions below {count}")
 
@@ -140,7 +142,7 @@ class Trajectory:
         )
 
     @property
-    def trained(self) -> tuple[bool, ...]:
+    def loss_mask(self) -> tuple[bool, ...]:
         """Of each token, whether the policy chose it here and is to learn from it."""
         flags: list[bool] = []
         for turn in self.turns:

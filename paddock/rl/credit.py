@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, Protocol
 
-from paddock.records import Failure, Sample, Trajectory
+from paddock.records import Failure, TrainSample, Trajectory
 from paddock.rl.advantage import completed, generalized_advantages, group_advantages, is_flat
 from paddock.rl.reward import Attempt, reward_of, was_truncated
 from paddock.rl.settings import CreditSettings
@@ -29,7 +29,7 @@ class Judgement:
     truncated: int = 0
 
     @property
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[TrainSample, ...]:
         """Made when asked for: most who judge only want to know why not."""
         every = (samples_of(attempt, advantage) for attempt, advantage in self.picked)
         return tuple(chain.from_iterable(every))
@@ -47,7 +47,7 @@ def judge(attempts: Sequence[Attempt], size: int, rule: CreditSettings) -> Judge
     failures: Counter[str] = Counter(
         attempt[0].outcome.kind
         for attempt in attempts
-        if isinstance(attempt[0].outcome, Failure) and not attempt[0].outcome.policy_is_to_blame
+        if isinstance(attempt[0].outcome, Failure) and not attempt[0].outcome.is_policy_failure
     )
     truncated = sum(map(was_truncated, attempts))
     rewarded = [
@@ -77,37 +77,41 @@ def judge(attempts: Sequence[Attempt], size: int, rule: CreditSettings) -> Judge
         for (attempt, _), advantage in zip(group, advantages, strict=True)
         if not (rule.truncated == "mask" and was_truncated(attempt))
     ]
-    if not any(any(branch.trained) for attempt, _ in picked for branch in attempt):
+    if not any(any(branch.loss_mask) for attempt, _ in picked for branch in attempt):
         return found("nothing to train")
     return found("", picked)
 
 
-def samples_of(attempt: Attempt, advantage: float) -> list[Sample]:
+def samples_of(attempt: Attempt, advantage: float) -> list[TrainSample]:
     """A sample for each branch that has something to train."""
     return [
-        _sample(branch, trained, advantage) for branch in attempt if any(trained := branch.trained)
+        _sample(branch, trained, advantage)
+        for branch in attempt
+        if any(trained := branch.loss_mask)
     ]
 
 
-def _sample(branch: Trajectory, trained: tuple[bool, ...], advantage: float) -> Sample:
+def _sample(branch: Trajectory, trained: tuple[bool, ...], advantage: float) -> TrainSample:
     oldest = branch.oldest_version
     assert oldest is not None
-    return Sample(
+    return TrainSample(
         id=f"{branch.session_id}/{branch.branch}",
-        tokens=branch.token_ids,
+        token_ids=branch.token_ids,
         logprobs=branch.logprobs,
-        trained=trained,
+        loss_mask=trained,
         advantages=tuple([advantage if flag else 0.0 for flag in trained]),
         oldest_version=oldest,
     )
 
 
-def session_of(sample: Sample) -> str:
+def session_of(sample: TrainSample) -> str:
     """Whose branch a sample is."""
     return sample.id.rpartition("/")[0]
 
 
-def token_weights(samples: Sequence[Sample], *, per: Literal["token", "sequence"]) -> list[float]:
+def token_weights(
+    samples: Sequence[TrainSample], *, per: Literal["token", "sequence"]
+) -> list[float]:
     """What each trained token of a sample weighs in the batch's loss, so that the whole weighs 1.
 
     token     every token alike
@@ -123,7 +127,7 @@ def token_weights(samples: Sequence[Sample], *, per: Literal["token", "sequence"
     >>> token_weights([sample("a/0", 1), sample("b/0", 1), sample("b/1", 3)], per="sequence")
     [0.5, 0.125, 0.125]
     """
-    tokens = {sample.id: sum(sample.trained) for sample in samples}
+    tokens = {sample.id: sum(sample.loss_mask) for sample in samples}
     if per == "token":
         return [1 / sum(tokens[sample.id] for sample in samples)] * len(samples)
     of_session: Counter[str] = Counter()
@@ -140,31 +144,31 @@ class Critic(Protocol):
     attempts of a group cannot be compared (their contexts were rewritten on the way), it takes the
     place of the group's mean."""
 
-    def values(self, samples: Sequence[Sample]) -> Sequence[Sequence[float]]:
+    def values(self, samples: Sequence[TrainSample]) -> Sequence[Sequence[float]]:
         """Of each token of each sample, what is expected before it is written."""
 
-    def learn(self, samples: Sequence[Sample], returns: Sequence[Sequence[float]]) -> float:
+    def learn(self, samples: Sequence[TrainSample], returns: Sequence[Sequence[float]]) -> float:
         """One step towards what came; returns the loss."""
 
 
 def by_critic(
-    samples: Sequence[Sample],
+    samples: Sequence[TrainSample],
     rewards: Sequence[float],
     critic: Critic,
     *,
     discount: float,
     trace: float,
-) -> list[Sample]:
+) -> list[TrainSample]:
     """The samples with a critic's advantages, one reward each, paid with the last trained token.
     Steps are trained tokens: what was read in between takes no time."""
     found = []
     for sample, reward, value_T in zip(samples, rewards, critic.values(samples), strict=True):
-        places = [place for place, flag in enumerate(sample.trained) if flag]
+        places = [place for place, flag in enumerate(sample.loss_mask) if flag]
         paid = [0.0] * (len(places) - 1) + [reward]
         advantage = generalized_advantages(
             paid, [value_T[place] for place in places], discount=discount, trace=trace
         )
-        column = [0.0] * len(sample.tokens)
+        column = [0.0] * len(sample.token_ids)
         for place, amount in zip(places, advantage, strict=True):
             column[place] = amount
         found.append(replace(sample, advantages=tuple(column)))

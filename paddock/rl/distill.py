@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paddock.records import Sample
+from paddock.records import TrainSample
 from paddock.train.policy import Lesson
 
 
@@ -67,16 +67,16 @@ async def taught(
     return found
 
 
-async def _opinion(score: Score, teacher: str, sample: Sample) -> NDArray[np.float32]:
+async def _opinion(score: Score, teacher: str, sample: TrainSample) -> NDArray[np.float32]:
     """[S] of one sample; 0 before its first trained token."""
-    start = sample.trained.index(True)
-    said = await score(sample.tokens, start)
-    if len(said) != len(sample.tokens) - start:
+    start = sample.loss_mask.index(True)
+    said = await score(sample.token_ids, start)
+    if len(said) != len(sample.token_ids) - start:
         raise DistillError(
-            f"teacher '{teacher}' scored {len(said)} tokens of {len(sample.tokens) - start}"
+            f"teacher '{teacher}' scored {len(said)} tokens of {len(sample.token_ids) - start}"
         )
     if not all(map(isfinite, said)):
         raise DistillError(f"teacher '{teacher}' gave a token a score that is not finite")
-    found = np.zeros(len(sample.tokens), np.float32)
+    found = np.zeros(len(sample.token_ids), np.float32)
     found[start:] = said
     return found

@@ -149,9 +149,9 @@ class Learner:
     def _hear_the_witness(self, share: Sequence[Lesson]) -> None:
         seen = self.objective.witness.seen.tolist()
         for lesson, count in zip(share, seen, strict=True):
-            if count != sum(lesson.sample.trained):
+            if count != sum(lesson.sample.loss_mask):
                 raise LearnError(
-                    f"sample {lesson.sample.id}: {count} of its {sum(lesson.sample.trained)} "
+                    f"sample {lesson.sample.id}: {count} of its {sum(lesson.sample.loss_mask)} "
                     f"trained tokens were in the gradient of update {self.updates + 1}"
                 )
 
@@ -195,7 +195,7 @@ class Onlooker(Learner):
     """Counts updates and learns nothing: rollouts alone, at the pace of a run."""
 
     def study(self, groups: Sequence[Sequence[Lesson]]) -> Study:
-        return self._idle(sum(sum(lesson.sample.trained) for lesson in _flat(groups)))
+        return self._idle(sum(sum(lesson.sample.loss_mask) for lesson in _flat(groups)))
 
 
 def _split(groups: Sequence[Sequence[Lesson]], count: int) -> list[Sequence[Sequence[Lesson]]]:
@@ -211,7 +211,7 @@ def _taught(
     is written once."""
     if not heard:
         return {}
-    counts = [sum(lesson.sample.trained) for lesson in share]
+    counts = [sum(lesson.sample.loss_mask) for lesson in share]
     columns = [
         torch.cat([getattr(part, name) for part in heard]).float().cpu().split(counts)
         for name in ("log_ratio_N", "advantage_N", "kept_N")

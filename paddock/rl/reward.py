@@ -17,7 +17,7 @@ def reward_of(attempt: Attempt, rule: RewardSettings) -> float | None:
         if rule.overlong_from is None:  # nobody asks how long it was
             return outcome.reward
         return outcome.reward - overlong_penalty(sampled_tokens(attempt), rule)
-    return rule.policy_failure if outcome.policy_is_to_blame else None
+    return rule.policy_failure if outcome.is_policy_failure else None
 
 
 def overlong_penalty(tokens: int, rule: RewardSettings) -> float:
@@ -36,7 +36,7 @@ def overlong_penalty(tokens: int, rule: RewardSettings) -> float:
 
 def sampled_tokens(attempt: Attempt) -> int:
     """What the policy wrote, each token once over all branches."""
-    return sum(sum(branch.trained) for branch in attempt)
+    return sum(sum(branch.loss_mask) for branch in attempt)
 
 
 def was_truncated(attempt: Attempt) -> bool:

@@ -14,11 +14,11 @@ from pydantic import (
 )
 
 from paddock.config import Settings
-from paddock.records.task import GREATEST_REWARD
+from paddock.records.task import MAX_ABS_REWARD
 from paddock.rollout.settings import Pace, TaskSettings, Weight
 from paddock.train.settings import KeepSettings, MachineSettings, OptimSettings, StartSettings
 
-Reward = Annotated[float, Field(ge=-GREATEST_REWARD, le=GREATEST_REWARD, allow_inf_nan=False)]
+Reward = Annotated[float, Field(ge=-MAX_ABS_REWARD, le=MAX_ABS_REWARD, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

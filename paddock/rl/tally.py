@@ -52,7 +52,7 @@ class Sifter:
                 self._rewards.setdefault(group.task, []).append(outcome.reward)
             else:
                 self._failures[outcome.kind] += 1
-                if outcome.policy_is_to_blame:
+                if outcome.is_policy_failure:
                     rule = self.settings.credit_of(group.task).reward
                     self._rewards.setdefault(group.task, []).append(rule.policy_failure)
         return judgement.why

@@ -4,16 +4,16 @@ from array import array
 from dataclasses import replace
 
 from paddock.api.reply import Answer
-from paddock.records import Completion, Sampling, Segment
+from paddock.records import Completion, SamplingParams, Segment
 from paddock.rollout.client import Answered, Ask, turn_seed
 
 
-def continuable(sampling: Sampling) -> bool:
+def continuable(sampling: SamplingParams) -> bool:
     """Whether the rest of a reply can be asked for alone. Not where what was said already decides
     what may follow: a grammar, penalties, texts that end it, a budget for thoughts."""
     return (
         sampling.grammar is None
-        and not sampling.stop_texts
+        and not sampling.stop
         and sampling.thinking_budget is None
         and sampling.repetition_penalty == 1.0
         and not sampling.frequency_penalty

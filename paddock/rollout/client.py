@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from paddock.api.reply import Answer, Delta
 from paddock.api.spelling import Likely
-from paddock.records import Completion, Sampling
-from paddock.records.sampling import GREATEST_SEED
+from paddock.records import Completion, SamplingParams
+from paddock.records.sampling_params import MAX_SEED
 
 
 class EngineLost(Exception):
@@ -39,7 +39,7 @@ class Ask:
     """A prompt in tokens, and what is wanted of it."""
 
     token_ids: Sequence[int]
-    sampling: Sampling
+    sampling: SamplingParams
     session: str  # asks of one session go where its prefix is cached
     id: str = ""  # of the request; empty: whoever answers gives it one
     replay: bool = False  # the experts that each token chose are wanted too
@@ -187,7 +187,7 @@ def turn_seed(seed: int | None, turn: int) -> int | None:
     if seed is None:
         return None
     digest = blake2b(f"{seed} {turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % GREATEST_SEED
+    return int.from_bytes(digest, "little") % MAX_SEED
 
 
 def int32(ids: Sequence[int]) -> "array[int]":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from paddock.api.reply import Answer, Reading
 from paddock.envs import Episode, Stopped, World, blaming, play
-from paddock.records import Message, Sampling, Task, ToolSpec, Trajectory
+from paddock.records import Message, SamplingParams, Task, ToolSpec, Trajectory
 from paddock.rollout.client import (
     Ask,
     AskRefused,
@@ -45,7 +45,7 @@ class Player:
     room: int | None = None  # tokens that a prompt and its reply may have; None: the engine says
 
     async def attempt(
-        self, world: World, task: Task, sampling: Sampling, *, session_id: str, group_id: str
+        self, world: World, task: Task, sampling: SamplingParams, *, session_id: str, group_id: str
     ) -> tuple[Trajectory, ...]:
         """The branches of one attempt, all with its outcome; at least one, which has no turn if
         the world failed before the first.
@@ -57,7 +57,9 @@ class Player:
             task_id=task.id, group_id=group_id, outcome=played.episode.outcome
         )
 
-    async def play(self, world: World, task: Task, sampling: Sampling, session_id: str) -> Played:
+    async def play(
+        self, world: World, task: Task, sampling: SamplingParams, session_id: str
+    ) -> Played:
         session = Session(session_id, self.renderer, self.matcher)
         policy = SessionPolicy(session, self, sampling)
         try:
@@ -76,7 +78,7 @@ class Player:
 class SessionPolicy:
     """A policy for `envs.play` whose every token is on record."""
 
-    def __init__(self, session: Session, player: Player, sampling: Sampling) -> None:
+    def __init__(self, session: Session, player: Player, sampling: SamplingParams) -> None:
         self.session, self.player, self.sampling = session, player, sampling
         self._show: Show = player.context()
         self._turns = 0
@@ -89,7 +91,7 @@ class SessionPolicy:
             self.session.renderer.tokenizer,
             tools=tools,
             prompt=opening.prompt,
-            stops=self.sampling.stop_texts,
+            stops=self.sampling.stop,
             call_id=f"call_{self._turns}_{{}}".format,
         )
         reading.feed(last_delta(answer))
@@ -121,7 +123,7 @@ class SessionPolicy:
             raise Stopped("infrastructure", "engine", f"the reply was broken off: {why}")
         return answer
 
-    def _fitted(self, prompt: int) -> Sampling:
+    def _fitted(self, prompt: int) -> SamplingParams:
         """This turn's sampling: its own luck, and no more tokens than there is room for."""
         sampling = replace(self.sampling, seed=turn_seed(self.sampling.seed, self._turns))
         if self.player.room is None:

@@ -37,7 +37,7 @@ from paddock.api.spelling import Spelling
 from paddock.api.sse import Delivered
 from paddock.api.thinking import Wish, from_template_kwargs
 from paddock.api.voice import MessagesVoice, OneChatVoice, ResponsesVoice, Speaker, Voice
-from paddock.records import Failure, Outcome, Verdict, WireError, decode, encode
+from paddock.records import Failure, Outcome, RecordDecodeError, Verdict, decode, encode
 from paddock.rollout.atif import atif
 from paddock.rollout.client import AskRefused, EngineLost
 from paddock.rollout.live import Live, Rules, Sent, Sessions, TurnUnderway, begin
@@ -273,11 +273,11 @@ class _Gateway:
 def _stopping(live: Live, ask: _Talk) -> _Talk:
     """What ends a reply by the session's rules is held back from its client, too: a client that
     heard it would send back another reply than the one that was recorded."""
-    own = live.rules.sampling.stop_texts
+    own = live.rules.sampling.stop
     if not own:  # as most: this is asked every turn
         return ask
-    stops = dict.fromkeys((*own, *ask.sampling.stop_texts))
-    return replace(ask, sampling=replace(ask.sampling, stop_texts=tuple(stops)))
+    stops = dict.fromkeys((*own, *ask.sampling.stop))
+    return replace(ask, sampling=replace(ask.sampling, stop=tuple(stops)))
 
 
 def _sent(live: Live, value: Any) -> tuple[Sent | None, Any]:
@@ -329,5 +329,5 @@ def _outcome(said: dict[str, Any] | None) -> Outcome:
         return UNJUDGED
     try:
         return decode(Failure, said) if "kind" in said else decode(Verdict, said)
-    except WireError as error:
+    except RecordDecodeError as error:
         raise ApiError(f"outcome: {error}", param="outcome") from None

@@ -74,7 +74,7 @@ def why_failed(outcomes: Sequence[Outcome]) -> str:
     lost = Counter(
         f"{outcome.kind} at {outcome.where}"
         for outcome in outcomes
-        if isinstance(outcome, Failure) and not outcome.policy_is_to_blame
+        if isinstance(outcome, Failure) and not outcome.is_policy_failure
     )
     if 2 * lost.total() < len(outcomes):
         return ""

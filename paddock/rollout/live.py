@@ -20,7 +20,7 @@ from paddock.api.errors import ApiError
 from paddock.api.reply import Answer, Delta
 from paddock.api.voice import Payload, Voice, payloads
 from paddock.config import Settings
-from paddock.records import Message, Sampling
+from paddock.records import Message, SamplingParams
 from paddock.rollout.client import Ask, Generate, last_delta, turn_seed
 from paddock.rollout.match import LOOSE, Digest, Matcher, digests
 from paddock.rollout.session import PRESERVED, Opening, Past, Session
@@ -44,11 +44,11 @@ class GatewaySettings(Settings):
 class Rules:
     """How a session samples and compares, whatever its client says."""
 
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     thinking: Thinking = PRESERVED  # where the client says nothing
     matcher: Matcher = LOOSE
 
-    def ruled(self, asked: Sampling, turn: int) -> Sampling:
+    def ruled(self, asked: SamplingParams, turn: int) -> SamplingParams:
         """What shapes the distribution is the session's; how long a reply may be, where it ends and
         which language it must belong to are the client's, within the session's bounds."""
         own = self.sampling
@@ -58,8 +58,8 @@ class Rules:
             own,
             max_new_tokens=most,
             min_new_tokens=min(own.min_new_tokens, most or own.min_new_tokens),
-            stop_ids=tuple(dict.fromkeys((*own.stop_ids, *asked.stop_ids))),
-            stop_texts=tuple(dict.fromkeys((*own.stop_texts, *asked.stop_texts))),
+            stop_token_ids=tuple(dict.fromkeys((*own.stop_token_ids, *asked.stop_token_ids))),
+            stop=tuple(dict.fromkeys((*own.stop, *asked.stop))),
             seed=turn_seed(own.seed, turn),
             thinking_budget=asked.thinking_budget
             if own.thinking_budget is None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from paddock.journal import UNUSED, Entry, Ledger, LedgerError
-from paddock.records import Trajectory, WireError
+from paddock.records import RecordDecodeError, Trajectory
 from paddock.rollout.flight import Flight
 from paddock.rollout.group import Group, Work, oldest_version, why_failed
 from paddock.rollout.health import STALE, Health, RunAborted
@@ -215,7 +215,7 @@ class Orchestrator:
             return
         try:
             done = self.ledger.attempts(entry.ordinal)
-        except WireError as error:  # a record that no rollout could write any more
+        except RecordDecodeError as error:  # a record that no rollout could write any more
             self._discard(entry, f"unreadable: {error}")
             return
         flight = Flight(entry=entry, finished=entry.status == "finished")

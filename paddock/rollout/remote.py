@@ -20,7 +20,7 @@ import orjson
 from paddock.api.errors import ApiError
 from paddock.api.native_client import Told, params, prompt_logprobs, told
 from paddock.api.reply import Answer, Delta
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from paddock.rollout.client import (
     Answered,
     Ask,
@@ -246,7 +246,7 @@ class HttpScore:
             raise AskRefused(f"start: {start} is not in [1, {len(token_ids)})")
         body = {
             "input_ids": list(token_ids),
-            "sampling_params": params(Sampling(max_new_tokens=1)) | {"max_new_tokens": 0},
+            "sampling_params": params(SamplingParams(max_new_tokens=1)) | {"max_new_tokens": 0},
             "return_logprob": True,
             # SGLang begins one token later than it is told: what it is told is the context.
             "logprob_start_len": start - 1,

@@ -23,7 +23,7 @@ from paddock.api.body import Body, read
 from paddock.api.dialect import Admit, Doors
 from paddock.api.errors import ApiError
 from paddock.api.keys import has_key
-from paddock.records import Failure, Outcome, Trajectory, Verdict, WireError, decode, encode
+from paddock.records import Failure, Outcome, RecordDecodeError, Trajectory, Verdict, decode, encode
 from paddock.rollout.client import AskRefused, EngineLost
 from paddock.rollout.connections import Connections
 from paddock.rollout.live import Live, Rules, Sessions
@@ -225,7 +225,7 @@ def outcome_from(value: Any) -> Outcome:
         if isinstance(said, dict) and "reward" in said:
             return decode(Verdict, said)
         return decode(Failure, said)
-    except WireError as error:
+    except RecordDecodeError as error:
         what = f"an answer that is no outcome: {error}"
         return Failure(kind="world", where="service", what=what)
 

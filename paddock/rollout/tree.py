@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from paddock.records import Completion, Finish, Message, Segment, Turn, decode, encode
+from paddock.records import Completion, FinishReason, Message, Segment, Turn, decode, encode
 
 _LEVEL = 1  # of compression: texts shrink to a third at the speed of the disk
 
@@ -28,7 +28,7 @@ class Node:
     ids: "array[int]"
     logprobs: "array[float]"
     versions: tuple[Segment, ...]
-    finish: Finish
+    finish: FinishReason
     forced: tuple[int, ...]
     key: bytes  # of the conversation up to this reply
     thoughts: bytes | None

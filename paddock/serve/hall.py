@@ -30,7 +30,7 @@ from paddock.engine import (
     RequestRefused,
 )
 from paddock.engine.request import Deliver
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from paddock.serve.replicas import Replicas
 from paddock.serve.settings import ServeSettings
 from paddock.text import (
@@ -89,10 +89,10 @@ class Hall:
         return engine.max_waiting + engine.max_running
 
     @property
-    def defaults(self) -> Sampling:
+    def defaults(self) -> SamplingParams:
         """Of chats that say nothing else."""
         said = self.settings
-        return Sampling(temperature=said.temperature, top_p=said.top_p, top_k=said.top_k)
+        return SamplingParams(temperature=said.temperature, top_p=said.top_p, top_k=said.top_k)
 
     @property
     def thinking(self) -> Wish:
@@ -221,7 +221,7 @@ class Hall:
         return len(found)
 
 
-def _nth(sampling: Sampling, i: int) -> Sampling:
+def _nth(sampling: SamplingParams, i: int) -> SamplingParams:
     """Each of several replies has its own chance."""
     seed = None if sampling.seed is None else (sampling.seed + i) % 2**63
     return replace(sampling, seed=seed)

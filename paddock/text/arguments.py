@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paddock.records import JsonObject, WireError, mended
-from paddock.records.wire import json_object
+from paddock.records import JsonObject, RecordDecodeError, replace_lone_surrogates
+from paddock.records.json_codec import check_json_object
 
 RAW = "arguments"  # the key under which arguments that are no JSON object are kept
 
@@ -26,7 +26,7 @@ _KINDS: dict[type, str] = {
 
 def plain(value: object) -> Any:
     """A copy of a JSON value with every text mended; WireError if it is none or too deep."""
-    return json_object({"value": _mended(value, _LEVELS)}, "value")["value"]
+    return check_json_object({"value": _mended(value, _LEVELS)}, "value")["value"]
 
 
 def from_json(text: str) -> Any:
@@ -49,12 +49,12 @@ def arguments_from(given: object) -> JsonObject:
     try:
         value = from_json(given) if isinstance(given, str) else plain(given)
     except ValueError:
-        return {RAW: mended(given if isinstance(given, str) else str(given))}
+        return {RAW: replace_lone_surrogates(given if isinstance(given, str) else str(given))}
     if value is None:
         return {}
     if isinstance(value, dict):
         return value
-    return {RAW: mended(given) if isinstance(given, str) else json.dumps(value)}
+    return {RAW: replace_lone_surrogates(given) if isinstance(given, str) else json.dumps(value)}
 
 
 # --- types from a schema --------------------------------------------------------------------------
@@ -103,9 +103,9 @@ def typed(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
 
 def _mended(value: Any, levels: int) -> Any:
     if not levels:
-        raise WireError(f"more than {_LEVELS} values within values")
+        raise RecordDecodeError(f"more than {_LEVELS} values within values")
     if isinstance(value, str):
-        return mended(value)
+        return replace_lone_surrogates(value)
     if isinstance(value, dict):
         return {_mended(key, levels): _mended(item, levels - 1) for key, item in value.items()}
     return [_mended(item, levels - 1) for item in value] if isinstance(value, list) else value

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, overload
 
-from paddock.records import Message, Role, ToolCall, ToolSpec, mended
+from paddock.records import Message, Role, ToolCall, ToolSpec, replace_lone_surrogates
 from paddock.text.arguments import arguments_from, plain
 
 _ROLES: dict[str, Role] = {
@@ -116,7 +116,7 @@ def tools_from(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
         try:
             found.append(
                 ToolSpec(
-                    name=mended(bare["name"]),
+                    name=replace_lone_surrogates(bare["name"]),
                     description=_text(bare.get("description"), "description"),
                     parameters=plain({} if parameters is None else parameters),
                 )
@@ -146,7 +146,7 @@ def _message(entry: Mapping[str, Any], i: int, unanswered: Sequence[str]) -> Mes
     return Message(
         role=role,
         content=_text(entry.get("content"), "content", any_json=role == "tool"),
-        reasoning=None if reasoning is None else mended(reasoning),
+        reasoning=None if reasoning is None else replace_lone_surrogates(reasoning),
         tool_calls=_calls(entry, i),
         tool_call_id=answers,
     )
@@ -176,7 +176,7 @@ def _calls(entry: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
 
 
 def _call(id: str, name: str, arguments: object) -> ToolCall:
-    return ToolCall(id=id, name=mended(name), arguments=arguments_from(arguments))
+    return ToolCall(id=id, name=replace_lone_surrogates(name), arguments=arguments_from(arguments))
 
 
 # Agents send their whole history with every turn: most calls were read before.
@@ -188,7 +188,7 @@ def _text(content: object, path: str, *, any_json: bool = False) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return mended(content)
+        return replace_lone_surrogates(content)
     if isinstance(content, _LIST) and not (any_json and not _is_parts(content)):
         return "".join(_part(part, f"{path}[{j}]") for j, part in enumerate(content))
     if any_json:
@@ -207,9 +207,9 @@ def _kind(part: object) -> str | None:
 
 def _part(part: object, path: str) -> str:
     if isinstance(part, str):
-        return mended(part)
+        return replace_lone_surrogates(part)
     if isinstance(part, Mapping) and _kind(part) in _TEXT_PARTS:
         text = part.get("text")
         if isinstance(text, str):
-            return mended(text)
+            return replace_lone_surrogates(text)
     raise ValueError(f"{path}: no text but {_kind(part) or repr(part):.80}")

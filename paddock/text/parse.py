@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from paddock.records import Finish, Message, ToolCall, ToolSpec
+from paddock.records import FinishReason, Message, ToolCall, ToolSpec
 from paddock.text.arguments import arguments_from, from_json, kinds_of, typed
 from paddock.text.events import (
     CallArguments,
@@ -108,7 +108,7 @@ class Parser:
         events, self._events = self._events, []
         return _joined(events)
 
-    def finish(self, reason: Finish) -> list[Event]:
+    def finish(self, reason: FinishReason) -> list[Event]:
         """What is still to be said when no token follows; `reason` is why."""
         self._said(self._text.flush())
         if self._state not in (_State.CONTENT, _State.REASONING):
@@ -341,7 +341,7 @@ def parse(
     tokenizer: Tokenizer,
     token_ids: Iterable[int],
     *,
-    finish: Finish,
+    finish: FinishReason,
     tools: Sequence[ToolSpec] | None = None,
     prompt: Sequence[int] = (),
     call_id: Callable[[int], str] = "call_{}".format,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from paddock.kernels.lm_loss import logprobs_of
 from paddock.model import RECURRENT, Layout, Network
 from paddock.model.moe import Router, Routing
-from paddock.records import Sample
+from paddock.records import TrainSample
 from paddock.train.batch import ColumnBatch, Counts, TokenBatch, on_device
 from paddock.train.objective import Losses
 
@@ -31,7 +31,7 @@ class Lesson:
     """A sample as the trainer takes it: with what its tokens weigh, and what others think of them.
     Arrays have a row for each token."""
 
-    sample: Sample
+    sample: TrainSample
     weight: float  # of each trained token in the batch's loss
     temperature: float = 1.0  # the log-probabilities were taken at
     teacher_S: NDArray[np.float32] | None = None  # a teacher's log-probabilities
@@ -162,7 +162,7 @@ def packed(lessons: Sequence[Lesson], old_S: NDArray[np.float32] | None = None) 
     """Samples side by side, in the order they are given; with `old_S`, what the network thought of
     them before the first of several updates."""
     samples = [lesson.sample for lesson in lessons]
-    lengths = tuple(len(sample.tokens) for sample in samples)
+    lengths = tuple(len(sample.token_ids) for sample in samples)
 
     def spread(values: Sequence[float], dtype: Any = np.float32) -> NDArray[Any]:
         """A number for each sample as one for each token."""
@@ -177,7 +177,7 @@ def packed(lessons: Sequence[Lesson], old_S: NDArray[np.float32] | None = None) 
         "sample": spread(range(len(samples)), np.int64),
         "teacher": np.concatenate(
             [
-                np.zeros(len(lesson.sample.tokens), np.float32)
+                np.zeros(len(lesson.sample.token_ids), np.float32)
                 if lesson.teacher_S is None
                 else lesson.teacher_S.astype(np.float32)
                 for lesson in lessons
@@ -188,9 +188,9 @@ def packed(lessons: Sequence[Lesson], old_S: NDArray[np.float32] | None = None) 
         columns["old"] = old_S
     if (experts := _experts(lessons)) is not None:
         columns["experts"] = experts
-    trained_S = _joined([s.trained for s in samples], np.bool_)
+    trained_S = _joined([s.loss_mask for s in samples], np.bool_)
     return ColumnBatch(
-        token_T=_joined([s.tokens for s in samples], np.int32),
+        token_T=_joined([s.token_ids for s in samples], np.int32),
         trained_T=trained_S,
         lengths=lengths,
         sources=("rollout",) * len(samples),
@@ -210,7 +210,7 @@ def _experts(lessons: Sequence[Lesson]) -> NDArray[np.int16] | None:
         return None
     rows = []
     for lesson in lessons:
-        found = np.full((len(lesson.sample.tokens), *known.shape[1:]), -1, np.int16)
+        found = np.full((len(lesson.sample.token_ids), *known.shape[1:]), -1, np.int16)
         if lesson.expert_SLK is not None:
             found[: len(lesson.expert_SLK)] = lesson.expert_SLK
         rows.append(found)

@@ -12,10 +12,10 @@ from paddock.api.openai_chat import ChatBody, chat
 from paddock.api.openai_completions import CompletionBody, completes
 from paddock.api.openai_responses import ResponsesBody, respond
 from paddock.api.thinking import SILENT, Wish
-from paddock.records import Bias, Sampling
+from paddock.records import LogitBias, SamplingParams
 from paddock.text import Thinking
 
-DEFAULTS = Sampling(temperature=0.7, top_p=0.9, top_k=40)
+DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9, top_k=40)
 SERVER = Wish(thinking=Thinking(clear_thinking=False), budget=500)
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -28,7 +28,7 @@ def test_knobs_over_defaults():
     said = read(Knobs, {"top_k": -1, "stop": "x", "logit_bias": {"5": -3}, "seed": -1})
     found = sampling_from(said, most=9, defaults=DEFAULTS)
     assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, None)
-    assert found.stop_texts == ("x",) and found.logit_bias == (Bias(5, -3.0),)
+    assert found.stop == ("x",) and found.logit_bias == (LogitBias(5, -3.0),)
     assert found.seed == 2**63 - 1 and found.max_new_tokens == 9
     assert sampling_from(read(Knobs, {}), most=None, defaults=DEFAULTS).top_k == 40
 

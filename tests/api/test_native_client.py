@@ -8,10 +8,10 @@ from paddock.api.body import read
 from paddock.api.errors import ApiError
 from paddock.api.native import SamplingParams, sampling_from
 from paddock.api.native_client import params, prompt_logprobs, told
-from paddock.records import Bias, Grammar, Sampling, Segment
+from paddock.records import Grammar, LogitBias, SamplingParams, Segment
 
 SAMPLINGS = st.builds(
-    Sampling,
+    SamplingParams,
     max_new_tokens=st.integers(5, 100),
     min_new_tokens=st.integers(0, 5),
     temperature=st.floats(0, 2),
@@ -22,7 +22,7 @@ SAMPLINGS = st.builds(
     frequency_penalty=st.floats(-2, 2),
     presence_penalty=st.floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-9, 9), max_size=2).map(
-        lambda found: tuple(Bias(token, amount) for token, amount in found.items())
+        lambda found: tuple(LogitBias(token, amount) for token, amount in found.items())
     ),
     stop_ids=st.lists(st.integers(0, 99), max_size=2).map(tuple),
     stop_texts=st.lists(st.text(min_size=1, max_size=3), max_size=2).map(tuple),
@@ -40,7 +40,7 @@ def test_what_is_sent_reads_back(sampling):
 
 def test_how_many_tokens_are_wanted_must_be_said():
     with pytest.raises(ApiError, match="max_new_tokens"):
-        params(Sampling())
+        params(SamplingParams())
 
 
 def payload(ids, *, finish=None, total=None, **meta):

@@ -17,7 +17,7 @@ from paddock.api.openai_responses_reply import ResponseFrame, ResponseStream
 from paddock.api.reply import Held, Reading
 from paddock.api.spelling import Spelling, chat_logprobs
 from paddock.api.thinking import SILENT
-from paddock.records import Completion, Sampling, Segment, ToolSpec
+from paddock.records import Completion, SamplingParams, Segment, ToolSpec
 from paddock.text import ContentText, ReasoningText, train
 
 TEXTS = ["Need the tool. Checking. get_weather city Oslo days Hello"]
@@ -99,7 +99,7 @@ def test_the_reply_as_a_whole():
 
 
 def asked(kind, body, make):
-    return make(read(kind, body), Sampling(), SILENT)
+    return make(read(kind, body), SamplingParams(), SILENT)
 
 
 CHAT = asked(ChatBody, {"messages": [{"role": "user", "content": "x"}], "logprobs": True}, chat)

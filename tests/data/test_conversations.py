@@ -31,7 +31,7 @@ from paddock.data.conversations import load_judge, one_after_another, spoken
 from paddock.envs import open_world
 from paddock.envs.nano import Manner
 from paddock.envs.nano.language import is_held_out
-from paddock.records import Dialogue, Message, Untrained
+from paddock.records import Dialogue, LossMaskSpan, Message
 from paddock.text import GlmRenderer, Template, renderer_for, with_chat_template
 from tests.data.tiny import byte_tokenizer
 
@@ -140,8 +140,8 @@ def test_a_world_with_a_solver_alone_is_shown_by_it():
 def test_one_after_another_moves_the_marks():
     reply = Message(role="assistant", content="a")
     one = Dialogue(messages=(Message(role="user", content="?"), reply))
-    two = Dialogue(messages=one.messages, untrained=(Untrained(message=1),))
-    assert one_after_another([one, two]).untrained == (Untrained(message=3),)
+    two = Dialogue(messages=one.messages, untrained=(LossMaskSpan(message=1),))
+    assert one_after_another([one, two]).untrained == (LossMaskSpan(message=3),)
 
 
 # --- the tokenizer --------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def test_a_judge_by_name_marks_errors_that_nobody_marked(tmp_path):
         update={"judge": "paddock.envs.nano.chain:wrong_sums"}
     )
     (found,) = source.dialogues()
-    assert found.untrained == (Untrained(message=1, part="reasoning", start=0, end=12),)
+    assert found.untrained == (LossMaskSpan(message=1, part="reasoning", start=0, end=12),)
 
 
 def test_a_world_can_be_the_judge(tmp_path):

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from paddock.data import DataError, dialogue_from, dialogue_json, read_dialogues
-from paddock.records import Dialogue, Message, ToolCall, ToolSpec, Untrained
+from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, ToolSpec
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
 CALL = ToolCall(id="c1", name="look", arguments={"far": 2, "why": "é"})
@@ -21,7 +21,7 @@ WHOLE = Dialogue(
     ),
     tools=(LOOK,),
     thinking="preserved",
-    untrained=(Untrained(message=2, part="reasoning", start=0, end=9), Untrained(message=4)),
+    untrained=(LossMaskSpan(message=2, part="reasoning", start=0, end=9), LossMaskSpan(message=4)),
     weight=0.25,
     id="a/1",
     source="by hand",
@@ -69,7 +69,7 @@ def test_openai_shapes_as_they_come():
     assert found.messages[2].tool_calls[0].arguments == {"far": 2}
     assert found.messages[2].tool_calls[0].id == found.messages[3].tool_call_id
     assert (found.messages[4].reasoning, found.messages[4].content) == ("So.", "Sky.")
-    assert found.untrained == (Untrained(message=4),)
+    assert found.untrained == (LossMaskSpan(message=4),)
     assert (found.thinking, found.weight, found.tools[0].name) == ("interleaved", 1.0, "look")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddock.data import lessons
-from paddock.records import Dialogue, Message, ToolCall, ToolSpec, Untrained
+from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, ToolSpec
 from paddock.text import (
     VERSIONS,
     FolderRenderer,
@@ -145,7 +145,7 @@ def test_each_reply_is_learnt_exactly_once(mode, version):
 
 
 def test_a_base_model_learns_every_token_but_marked_ones():
-    marks = (Untrained(message=1, part="reasoning"),)
+    marks = (LossMaskSpan(message=1, part="reasoning"),)
     rows = lessons(Dialogue(messages=THREE[:2], untrained=marks), renderer(), learn="all")
     assert shown(rows[0], trained=False) == "first"
 
@@ -154,7 +154,7 @@ def test_a_base_model_learns_every_token_but_marked_ones():
 
 
 def marked(message, *marks, made=None):
-    spans = tuple(Untrained(message=1, **mark) for mark in marks)
+    spans = tuple(LossMaskSpan(message=1, **mark) for mark in marks)
     whole = Dialogue(messages=(user("?"), message), untrained=spans, tools=(LOOK,))
     (row,) = lessons(whole, made or renderer())
     return row
@@ -187,7 +187,7 @@ def test_calls_are_masked_by_number():
 
 def test_a_message_is_masked_with_the_token_that_ends_it():
     messages = (user("?"), reply("Wrong."), user("?"))
-    spans = (Untrained(message=1),)
+    spans = (LossMaskSpan(message=1),)
     whole = Dialogue(messages=(*messages, reply("Right.")), untrained=spans, thinking="preserved")
     (row,) = lessons(whole, renderer())
     assert shown(row) == "Right.<|user|>"
@@ -197,7 +197,7 @@ def test_a_message_is_masked_with_the_token_that_ends_it():
 def test_a_thought_that_is_no_longer_shown_masks_nothing():
     """The words of the thought stand in the content of a reply whose thought was left out."""
     messages = (user("?"), reply("a b c", "b"), user("?"), reply("d"))
-    whole = Dialogue(messages=messages, untrained=(Untrained(message=1, part="reasoning"),))
+    whole = Dialogue(messages=messages, untrained=(LossMaskSpan(message=1, part="reasoning"),))
     first, second = lessons(whole, renderer())
     assert shown(first) == "</think>a b c<|user|>"
     assert shown(second) == "d<|user|>"

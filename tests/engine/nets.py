@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from paddock.engine import Answer, Engine, EngineSettings, Request
 from paddock.model import Layout, Network
 from paddock.model.config import InitSettings
-from paddock.records import Completion, Sampling
+from paddock.records import Completion, SamplingParams
 from tests.model.networks import VOCAB, born, grouped_config, latent_config, tokens
 
 SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
@@ -98,7 +98,7 @@ def engine(network: Network, tokenizer=None, **settings) -> Engine:
 
 def greedy(prompt: tuple[int, ...], count: int = 12, **changes) -> Request:
     return Request(
-        token_ids=prompt, sampling=Sampling(temperature=0.0, max_new_tokens=count), **changes
+        token_ids=prompt, sampling=SamplingParams(temperature=0.0, max_new_tokens=count), **changes
     )
 
 

@@ -14,7 +14,7 @@ from paddock.checkpoint.wire import Parcel
 from paddock.engine import EngineApart, EngineFailed, Request, RequestRefused
 from paddock.engine.apart import TRIES
 from paddock.engine.apart_child import Bundle
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from tests.engine.nets import copy_of, engine, network
 from tests.engine.nets import prompts as drawn
 from tests.engine.new_weights import HEAD, tensors
@@ -56,7 +56,7 @@ def mortal():
 
 
 def sampled(prompt, seed, count=12):
-    sampling = Sampling(max_new_tokens=count, seed=seed, ignore_eos=True)
+    sampling = SamplingParams(max_new_tokens=count, seed=seed, ignore_eos=True)
     return Request(token_ids=prompt, sampling=sampling)
 
 

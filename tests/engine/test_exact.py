@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paddock.engine import Request
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from tests.engine.nets import (
     answers_at_once,
     assert_greedy,
@@ -147,10 +147,10 @@ def test_new_weights_that_are_the_old_ones_change_nothing(mode, steps):
 
 
 SAMPLING = {
-    "plain": Sampling(max_new_tokens=COUNT, seed=3),
-    "cold": Sampling(max_new_tokens=COUNT, seed=3, temperature=0.6),
-    "truncated": Sampling(max_new_tokens=COUNT, seed=4, top_p=0.8, top_k=12, min_p=0.02),
-    "penalized": Sampling(
+    "plain": SamplingParams(max_new_tokens=COUNT, seed=3),
+    "cold": SamplingParams(max_new_tokens=COUNT, seed=3, temperature=0.6),
+    "truncated": SamplingParams(max_new_tokens=COUNT, seed=4, top_p=0.8, top_k=12, min_p=0.02),
+    "penalized": SamplingParams(
         max_new_tokens=COUNT,
         seed=5,
         temperature=1.3,
@@ -181,7 +181,7 @@ def test_a_seed_decides_the_reply_whatever_else_is_served_and_drafted(name):
 def test_replies_differ_between_seeds_and_between_places():
     with engine(network("sparse")) as serving:
         ask = [
-            Request(token_ids=(7,), sampling=Sampling(max_new_tokens=12, seed=seed))
+            Request(token_ids=(7,), sampling=SamplingParams(max_new_tokens=12, seed=seed))
             for seed in range(30)
         ]
         replies = [answer.completion.token_ids for answer in serving.answers(ask)]

@@ -9,7 +9,7 @@ import pytest
 from paddock.engine import EngineFull, Request, RequestRefused
 from paddock.engine.grammar import Cache
 from paddock.engine.grammar_worker import lanes
-from paddock.records import Grammar, Sampling
+from paddock.records import Grammar, SamplingParams
 from paddock.text import Special
 from tests.engine.nets import engine, network
 from tests.engine.test_requests import ids, serving, tokenizer
@@ -37,7 +37,7 @@ REGEX = r"[ab]{3,6}-(yes|no)"
 
 def asking(grammar, seed, prompt="hello", **changes):
     defaults = {"max_new_tokens": 60, "seed": seed, "temperature": 1.0, "grammar": grammar}
-    return Request(token_ids=ids(prompt), sampling=Sampling(**(defaults | changes)))
+    return Request(token_ids=ids(prompt), sampling=SamplingParams(**(defaults | changes)))
 
 
 def said(answer):
@@ -130,7 +130,7 @@ def test_what_is_no_grammar_is_refused(grammar):
         with pytest.raises(RequestRefused, match="is no grammar") as refused:
             engine.answer(asking(grammar, 0))
         assert ".cc" not in str(refused.value), "no path of the library's build"
-        assert engine.generate(ids("hello"), Sampling(max_new_tokens=2)).finish == "length"
+        assert engine.generate(ids("hello"), SamplingParams(max_new_tokens=2)).finish == "length"
         assert engine.audit() == []
 
 
@@ -222,7 +222,7 @@ def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
 
 
 def test_without_a_tokenizer_there_is_no_grammar():
-    asked = Sampling(grammar=Grammar("regex", "a"))
+    asked = SamplingParams(grammar=Grammar("regex", "a"))
     refused = pytest.raises(RequestRefused, match="need an engine with a tokenizer")
     with engine(network("sparse")) as plain, refused:
         plain.generate((1, 2), asked)

@@ -15,7 +15,7 @@ from paddock.engine import Engine, EngineSettings, capacity
 from paddock.engine.graphs import Asked, Graphs, Size, fill
 from paddock.engine.memory import Cache
 from paddock.engine.settings import cached_layers
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from tests.engine.nets import (
     VOCAB,
     answers_at_once,
@@ -72,7 +72,7 @@ def test_under_pressure():
 
 
 def test_sampled_replies_are_those_without():
-    sampling = Sampling(max_new_tokens=COUNT, seed=3, temperature=0.8, top_p=0.9)
+    sampling = SamplingParams(max_new_tokens=COUNT, seed=3, temperature=0.8, top_p=0.9)
     replies = []
     for graphs in (False, True):
         with engine(network("counting"), graphs=graphs) as serving:

@@ -5,7 +5,7 @@ import torch
 
 from paddock.engine import Engine, EngineSettings, Request
 from paddock.model import Network, preset
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,7 @@ def halves():
 
 def replies(network, asked, **settings):
     chosen = EngineSettings(cache_bytes=1 << 28, stop_ids=(), page_tokens=64, **settings)
-    sampling = Sampling(temperature=0.0, max_new_tokens=24)
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=24)
     with Engine(network, None, chosen) as serving:
         ask = [Request(token_ids=prompt, sampling=sampling) for prompt in asked]
         found = [answer.completion for answer in serving.answers(ask)]
@@ -92,7 +92,7 @@ def test_new_weights_reach_a_recording(halves):
         for parameter in other.parameters():
             parameter.mul_(1.05)
     other = other.cuda().cast(torch.bfloat16)
-    prompt, sampling = tuple(range(100)), Sampling(temperature=0.0, max_new_tokens=8)
+    prompt, sampling = tuple(range(100)), SamplingParams(temperature=0.0, max_new_tokens=8)
     chosen = EngineSettings(cache_bytes=1 << 28, stop_ids=(), page_tokens=64)
     own = small().cuda().cast(torch.bfloat16)
     with Engine(own, None, chosen) as serving:

@@ -11,7 +11,7 @@ from paddock.engine import Engine, EngineFailed, EngineSettings, Request, Reques
 from paddock.engine.request import DuplicateId
 from paddock.engine.stops import StopTexts
 from paddock.engine.thinking import Thinking
-from paddock.records import Bias, Sampling
+from paddock.records import LogitBias, SamplingParams
 from paddock.text import Special, Tokenizer, train
 from tests.engine.nets import (
     answers_at_once,
@@ -53,7 +53,7 @@ def test_a_stop_token_ends_the_reply_and_is_part_of_it(steps):
     with engine(network("counting"), mtp_steps=steps) as counting:
         whole = counting.answer(greedy(prompt, 20)).completion.token_ids
         for stop in sorted(set(whole))[:6]:
-            sampling = Sampling(temperature=0.0, max_new_tokens=20, stop_ids=(stop,))
+            sampling = SamplingParams(temperature=0.0, max_new_tokens=20, stop_token_ids=(stop,))
             answer = counting.answer(Request(token_ids=prompt, sampling=sampling))
             assert answer.completion.token_ids == whole[: whole.index(stop) + 1]
             assert (answer.completion.finish, answer.matched) == ("stop", stop)
@@ -70,9 +70,9 @@ def test_the_models_own_ends_can_be_ignored_and_put_off():
     with engine(network("sparse"), stop_ids=(whole[2],)) as ending:
         first = whole.index(whole[2])
         assert len(ending.answer(greedy(prompt, 12)).completion.token_ids) == first + 1
-        ignoring = Sampling(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+        ignoring = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
         assert ending.generate(prompt, ignoring).token_ids == whole
-        late = Sampling(temperature=0.0, max_new_tokens=12, min_new_tokens=6)
+        late = SamplingParams(temperature=0.0, max_new_tokens=12, min_new_tokens=6)
         reply = ending.generate(prompt, late).token_ids
         assert len(reply) >= 6
         assert whole[2] not in reply[:5]
@@ -82,7 +82,7 @@ def test_the_models_own_ends_can_be_ignored_and_put_off():
 def test_an_end_that_the_vocabulary_lacks_ends_nothing(beyond):
     with engine(born(latent_config(eos=(beyond,))), stop_ids=None) as serving:
         assert not serving.stop_ids
-        wanted = Sampling(temperature=0.0, max_new_tokens=4, min_new_tokens=2)
+        wanted = SamplingParams(temperature=0.0, max_new_tokens=4, min_new_tokens=2)
         assert len(serving.generate(PROMPTS[0], wanted).token_ids) == 4
 
 
@@ -100,8 +100,8 @@ def test_stop_texts_are_found_across_tokens():
 def test_a_stop_text_may_begin_with_the_blank_that_a_reply_begins_with():
     words = train(["one two three four"] * 9, vocab=300, splitting="words")
     prompt, (four,) = words.encode("one two", specials=False), words.encode("four", specials=False)
-    only = (Bias(four, 100.0),)
-    sampling = Sampling(temperature=0.0, max_new_tokens=3, stop_texts=(" four",), logit_bias=only)
+    only = (LogitBias(four, 100.0),)
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=3, stop=(" four",), logit_bias=only)
     with engine(speaker(), words) as engine_:
         answer = engine_.answer(Request(token_ids=tuple(prompt), sampling=sampling))
     assert (answer.completion.token_ids, answer.matched) == ((four,), " four")
@@ -113,7 +113,7 @@ def test_a_stop_text_ends_the_reply(steps):
     with serving(mtp_steps=steps) as engine:
         whole = engine.answer(greedy(prompt, 20)).completion.token_ids
         text = tokenizer().decode(whole[3:5])
-        sampling = Sampling(temperature=0.0, max_new_tokens=20, stop_texts=(text, "never said"))
+        sampling = SamplingParams(temperature=0.0, max_new_tokens=20, stop=(text, "never said"))
         answer = engine.answer(Request(token_ids=prompt, sampling=sampling))
         assert answer.matched == text
         assert whole[: len(answer.completion.token_ids)] == answer.completion.token_ids
@@ -147,8 +147,8 @@ def test_thinking_is_read_off_the_prompt(prompt, is_open):
 def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
     specials = tokenizer().specials
     prompt = ids("<|user|>hi<|assistant|><think>")
-    keep_thinking = (Bias(specials[CLOSE], -100.0), Bias(specials[OPEN], -100.0))
-    sampling = Sampling(
+    keep_thinking = (LogitBias(specials[CLOSE], -100.0), LogitBias(specials[OPEN], -100.0))
+    sampling = SamplingParams(
         temperature=0.0, max_new_tokens=9, thinking_budget=budget, logit_bias=keep_thinking
     )
     with serving(mtp_steps=steps) as engine:
@@ -175,8 +175,10 @@ def test_thinking_the_reply_opens_itself_counts_too():
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
     specials = tokenizer().specials
-    silent = tuple(Bias(specials[mark], -100.0) for mark in (OPEN, CLOSE))
-    sampling = Sampling(temperature=0.0, max_new_tokens=9, thinking_budget=1, logit_bias=silent)
+    silent = tuple(LogitBias(specials[mark], -100.0) for mark in (OPEN, CLOSE))
+    sampling = SamplingParams(
+        temperature=0.0, max_new_tokens=9, thinking_budget=1, logit_bias=silent
+    )
     prompt = ids("<|user|>hi<|assistant|><think><tool_call>he")
     with serving(mtp_steps=steps) as engine:
         answer = engine.answer(Request(token_ids=prompt, sampling=sampling))
@@ -279,23 +281,26 @@ REFUSED = [
     (Request(token_ids=()), "the prompt is empty"),
     (Request(token_ids=LONG), "has 160 tokens, which leaves no room .* context of 128"),
     (
-        Request(token_ids=LONG[:100], sampling=Sampling(max_new_tokens=29)),
+        Request(token_ids=LONG[:100], sampling=SamplingParams(max_new_tokens=29)),
         "100 tokens and max_new_tokens is 29, together 129, .* context of 128",
     ),
     (Request(token_ids=(1, 2.5)), "the prompt has 2.5 for a token id"),
     (Request(token_ids=(1, True)), "the prompt has True for a token id"),
     (Request(token_ids=(1, 50)), r"the prompt has token id 50, outside \[0, 50\)"),
     (Request(token_ids=(1, -1)), r"the prompt has token id -1, outside"),
-    (Request(token_ids=(1,), sampling=Sampling(stop_ids=(99,))), "stop_ids has token id 99"),
     (
-        Request(token_ids=(1,), sampling=Sampling(logit_bias=(Bias(77, 1.0),))),
+        Request(token_ids=(1,), sampling=SamplingParams(stop_token_ids=(99,))),
+        "stop_ids has token id 99",
+    ),
+    (
+        Request(token_ids=(1,), sampling=SamplingParams(logit_bias=(LogitBias(77, 1.0),))),
         "logit_bias has token id 77",
     ),
     (Request(token_ids=(1,), ask_ids=(50,)), "ask_ids has token id 50"),
     (Request(token_ids=(1,), top_logprobs=65), r"top_logprobs is 65, not in \[0, 64\]"),
     (Request(token_ids=(1,), prompt_logprobs_from=3), r"from is 3, not in \[0, 1\]"),
     (Request(token_ids=(1,), replay=True), "the engine's 'replay' setting is off"),
-    (Request(token_ids=(1,), sampling=Sampling(stop_texts=("x",))), "need an engine with a tok"),
+    (Request(token_ids=(1,), sampling=SamplingParams(stop=("x",))), "need an engine with a tok"),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 from paddock.engine import Request
 from paddock.engine.request import Sequence
 from paddock.engine.sampler import Dials, Rows, Sampler, Wish, fulfil, keys
-from paddock.records import Bias, Sampling
+from paddock.records import LogitBias, SamplingParams
 from tests.engine.nets import engine
 from tests.model.networks import born, latent_config
 
@@ -37,7 +37,7 @@ def assert_drawn_from(counts, prob):
 def sampler(rows, **sampling):
     dials = Dials(rows)
     for seat in range(rows):
-        dials.set(seat, Sampling(**sampling), seed=seat)
+        dials.set(seat, SamplingParams(**sampling), seed=seat)
     return Sampler(dials, VOCAB, torch.device("cpu"))
 
 
@@ -86,8 +86,8 @@ def test_no_two_places_share_their_key():
 
 def test_greedy_rows_and_others_stand_side_by_side():
     dials = Dials(2)
-    dials.set(0, Sampling(temperature=0.0), 0)
-    dials.set(1, Sampling(temperature=5.0), 0)
+    dials.set(0, SamplingParams(temperature=0.0), 0)
+    dials.set(1, SamplingParams(temperature=5.0), 0)
     draw = Sampler(dials, VOCAB, torch.device("cpu"))
     logits_2V = torch.arange(VOCAB).float().expand(2, -1)
     got = [draw.sample(logits_2V, rows(2, index)).token_N.tolist() for index in range(50)]
@@ -112,20 +112,20 @@ TRUNCATIONS = {
 def test_truncation_keeps_the_likeliest(name):
     wish, kept = TRUNCATIONS[name]
     prob_V = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    asked = Wish(0, asking(Sampling(**wish)), [])
+    asked = Wish(0, asking(SamplingParams(**wish)), [])
     found = fulfil(prob_V.log().unsqueeze(0), torch.ones(1, 1), [asked]).softmax(-1)[0]
     assert torch.equal(found > 0, torch.isin(prob_V, torch.tensor(kept)))
     torch.testing.assert_close(found[found > 0] * sum(kept), prob_V[found > 0])
 
 
 def test_of_equal_tokens_the_first_survive():
-    asked = Wish(0, asking(Sampling(top_k=2)), [])
+    asked = Wish(0, asking(SamplingParams(top_k=2)), [])
     found = fulfil(torch.zeros(1, 5), torch.ones(1, 1), [asked])
     assert torch.isfinite(found).tolist() == [[True, True, False, False, False]]
 
 
 def test_penalties_count_the_reply_the_prompt_and_the_drafts():
-    wish = Sampling(frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=2.0)
+    wish = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=2.0)
     sequence = asking(wish, prompt=(0, 1), reply=(2, 2, 3))
     logits = torch.tensor([[1.0, -1.0, 3.0, 3.0, 3.0, 1.0]])
     found = fulfil(logits, torch.ones(1, 1), [Wish(0, sequence, [3, 4])])
@@ -141,7 +141,7 @@ def test_penalties_count_the_reply_the_prompt_and_the_drafts():
 
 
 def test_biases_and_ends_that_come_too_early():
-    wish = Sampling(logit_bias=(Bias(1, 2.5), Bias(3, -1.0)), min_new_tokens=3)
+    wish = SamplingParams(logit_bias=(LogitBias(1, 2.5), LogitBias(3, -1.0)), min_new_tokens=3)
     sequence = asking(wish, reply=(1,), stop_ids=frozenset({0}))
     early, late = Wish(0, sequence, [4]), Wish(1, sequence, [4, 4])
     found = fulfil(torch.zeros(2, 5), torch.ones(2, 1), [early, late])
@@ -150,7 +150,7 @@ def test_biases_and_ends_that_come_too_early():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_grammar_that_allows_nothing_but_the_end_may_end_early(device):
-    sequence = asking(Sampling(min_new_tokens=3), stop_ids=frozenset({0}))
+    sequence = asking(SamplingParams(min_new_tokens=3), stop_ids=frozenset({0}))
     over = torch.tensor([True, False, False])  # grammars are asked on the CPU, wherever logits are
     more = torch.tensor([True, False, True])
     wishes = [Wish(0, sequence, [], over), Wish(1, sequence, [], more)]
@@ -160,7 +160,7 @@ def test_a_grammar_that_allows_nothing_but_the_end_may_end_early(device):
 
 def test_wishes_do_not_touch_the_reported_probability():
     logits_1V = torch.randn(1, VOCAB)
-    wish = Wish(0, asking(Sampling(logit_bias=(Bias(5, 100.0),), top_k=1)), [])
+    wish = Wish(0, asking(SamplingParams(logit_bias=(LogitBias(5, 100.0),), top_k=1)), [])
     drawn = sampler(1).sample(logits_1V, rows(1, wishes=[wish]))
     assert drawn.token_N.tolist() == [5]
     torch.testing.assert_close(drawn.logprob_N, logits_1V.log_softmax(-1)[:, 5])
@@ -180,7 +180,7 @@ def test_replies_have_the_distribution_of_the_network(steps, wish):
         for _ in range(3):
             grown = {}
             for reply, p in prob.items():
-                asked = Wish(0, asking(Sampling(**wish), prompt=prompt, reply=reply), [])
+                asked = Wish(0, asking(SamplingParams(**wish), prompt=prompt, reply=reply), [])
                 logits_1V = net.logits(prompt + reply)[-1:]
                 temperature = torch.tensor([[wish.get("temperature", 1.0)]])
                 share_V = fulfil(logits_1V, temperature, [asked]).softmax(-1)[0]
@@ -188,7 +188,7 @@ def test_replies_have_the_distribution_of_the_network(steps, wish):
             prob = grown
     with engine(net, mtp_steps=steps, max_running=64, context=64) as serving:
         ask = [
-            Request(token_ids=prompt, sampling=Sampling(max_new_tokens=3, seed=seed, **wish))
+            Request(token_ids=prompt, sampling=SamplingParams(max_new_tokens=3, seed=seed, **wish))
             for seed in range(700)
         ]
         replies = [answer.completion.token_ids for answer in serving.answers(ask)]

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from paddock.engine import Request, RequestRefused
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from tests.engine.nets import answers_at_once, copy_of, engine, greedy, network, prompts
 from tests.model.networks import VOCAB, born, latent_config
 
@@ -17,12 +17,12 @@ def some_request(chance):
     own = tuple(chance.randrange(VOCAB) for _ in range(chance.randrange(1, 20)))
     return Request(
         token_ids=(shared + own) if chance.random() < 0.7 else own,
-        sampling=Sampling(
+        sampling=SamplingParams(
             max_new_tokens=chance.randrange(1, 30),
             temperature=chance.choice([0.0, 0.7, 1.0]),
             top_p=chance.choice([1.0, 0.8]),
             frequency_penalty=chance.choice([0.0, 0.5]),
-            stop_ids=(chance.randrange(VOCAB),),
+            stop_token_ids=(chance.randrange(VOCAB),),
         ),
         priority=chance.randrange(3),
         salt=chance.choice(["", "a"]),

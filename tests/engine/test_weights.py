@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paddock.engine import Request
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from tests.engine.nets import (
     assert_greedy,
     copy_of,
@@ -220,7 +220,9 @@ def test_the_cache_is_not_flushed_under_a_request():
         serving.answer(greedy(tuple(range(20)), 2))
         assert serving.stats().pages_cached > 0
         serving.pause("in_place")
-        serving.submit(Request(token_ids=(1,), sampling=Sampling(max_new_tokens=2)), lambda d: None)
+        serving.submit(
+            Request(token_ids=(1,), sampling=SamplingParams(max_new_tokens=2)), lambda d: None
+        )
         assert not serving.flush_cache()
         serving.abort_all()
         assert serving.flush_cache()

@@ -23,7 +23,7 @@ class Scripted:
     """An environment that does at each step what it was told to."""
 
     def __init__(self, limits=LIMITS, **steps):
-        self.task = Task(id="t/0", world="t", messages=(ASK,), limits=limits)
+        self.task = Task(id="t/0", env="t", messages=(ASK,), budget=limits)
         self.tools = (SPEC,)
         self.steps, self.closed = steps, 0
 
@@ -99,7 +99,7 @@ def test_what_no_tokenizer_and_no_ledger_can_write_is_mended():
 def test_a_crash_is_a_failure_with_its_reason_and_never_a_zero(step, kind):
     outcome = run(Scripted(**{step: RuntimeError("disk full")})).outcome
     assert outcome == Failure(kind=kind, where=step, what="RuntimeError: disk full")
-    assert not outcome.policy_is_to_blame
+    assert not outcome.is_policy_failure
 
 
 ENDINGS = [SystemExit(0), SystemExit("bye"), asyncio.CancelledError(), GeneratorExit()]
@@ -182,7 +182,7 @@ def test_a_policy_that_stops_ends_the_episode():
     async def stop(messages, tools):
         raise Stopped("policy", "context", "full")
 
-    assert run(Scripted(), stop).outcome.policy_is_to_blame
+    assert run(Scripted(), stop).outcome.is_policy_failure
 
 
 def test_a_bug_in_a_policy_is_raised_after_closing():

@@ -12,7 +12,7 @@ LIMITS = Budget(turns=2, seconds=5, output_bytes=100)
 
 def task(index):
     ask = Message(role="user", content=f"{index}?")
-    return Task(id=f"count/{index}", world="count", messages=(ask,), limits=LIMITS)
+    return Task(id=f"count/{index}", env="count", messages=(ask,), budget=LIMITS)
 
 
 def episode(outcome, index=0, turns=1):

@@ -8,7 +8,7 @@ from paddock.kernels import latent_prepare, twins
 from paddock.kernels.latent_prepare import fused, reference
 from paddock.model import Network, preset
 from paddock.model.attention.mla import MLA
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from tests.kernels.prepare_cases import CASES, Prepare, exact, first_token
 
 pytestmark = pytest.mark.gpu
@@ -125,7 +125,7 @@ def test_a_network_says_the_same_with_and_without(network, graphs, monkeypatch):
 
     def replies():
         settings = EngineSettings(cache_bytes=1 << 28, stop_ids=(), page_tokens=64, graphs=graphs)
-        sampling = Sampling(temperature=0.0, max_new_tokens=16)
+        sampling = SamplingParams(temperature=0.0, max_new_tokens=16)
         with Engine(network, None, settings) as serving:
             requests = [Request(token_ids=prompt, sampling=sampling) for prompt in asked]
             found = [answer.completion for answer in serving.answers(requests)]

@@ -1,7 +1,7 @@
 import torch
 
 from paddock.model.roles import parameter_roles
-from paddock.records import ParameterRole, Split
+from paddock.records import MuonSplit, ParameterRole
 from tests.model.networks import born, grouped_config, latent_config
 
 
@@ -16,21 +16,21 @@ def test_every_parameter_has_a_role_that_fits_its_shape():
         for name, parameter, role in declared:
             assert (role.kind == "vector") == (parameter.ndim == 1), name
             if role.split is not None:
-                assert role.split.height == parameter.shape[-2], name
+                assert role.split.num_rows == parameter.shape[-2], name
 
 
 def test_up_projections_are_split_by_head_and_experts_by_gate_and_up():
     found = roles(born(latent_config()))
-    assert found["layers.0.attention.q_b.weight"].split == Split(heads=4, rows=(12,))
-    assert found["layers.0.attention.kv_b.weight"].split == Split(heads=4, rows=(8, 10))
-    assert found["layers.1.mlp.experts.gate_up"].split == Split(rows=(16, 16))
-    assert found["mtp.block.attention.kv_b.weight"].split == Split(heads=4, rows=(8, 10))
+    assert found["layers.0.attention.q_b.weight"].split == MuonSplit(heads=4, rows=(12,))
+    assert found["layers.0.attention.kv_b.weight"].split == MuonSplit(heads=4, rows=(8, 10))
+    assert found["layers.1.mlp.experts.gate_up"].split == MuonSplit(rows=(16, 16))
+    assert found["mtp.block.attention.kv_b.weight"].split == MuonSplit(heads=4, rows=(8, 10))
     assert found["layers.0.attention.o.weight"] == ParameterRole("matrix")
 
 
 def test_rope_rows_may_be_split_too():
     found = roles(born(latent_config()), split_rope_rows=True)
-    assert found["layers.0.attention.q_b.weight"].split == Split(heads=4, rows=(8, 4))
+    assert found["layers.0.attention.q_b.weight"].split == MuonSplit(heads=4, rows=(8, 4))
 
 
 def test_embedding_head_and_router_are_not_maps_for_muon():

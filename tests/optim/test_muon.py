@@ -13,13 +13,13 @@ from paddock.kernels.newton_schulz import TIGHT, newton_schulz
 from paddock.optim import AdamW, Muon, MuonSettings, Rule
 from paddock.optim.muon import orthogonalize_role
 from paddock.optim.roles import RULES
-from paddock.records import NamedParameter, ParameterRole, Split
+from paddock.records import MuonSplit, NamedParameter, ParameterRole
 
 WHOLE = ParameterRole("matrix")
 ROLES = {
     "embed": ((10, 8), ParameterRole("embedding")),
-    "kv_up": ((4 * (3 + 5), 8), ParameterRole("matrix", Split(heads=4, rows=(3, 5)))),
-    "gate_up": ((3, 12, 8), ParameterRole("matrix", Split(rows=(6, 6)))),
+    "kv_up": ((4 * (3 + 5), 8), ParameterRole("matrix", MuonSplit(heads=4, rows=(3, 5)))),
+    "gate_up": ((3, 12, 8), ParameterRole("matrix", MuonSplit(rows=(6, 6)))),
     "down": ((3, 8, 6), WHOLE),
     "out": ((8, 16), WHOLE),
     "router": ((3, 8), ParameterRole("router")),
@@ -85,7 +85,7 @@ def assert_same_state(optimizer, other):
     ],
 )
 def test_every_block_is_near_orthogonal_at_its_own_scale(settings, low, high):
-    role = ParameterRole("matrix", Split(heads=4, rows=(6, 10)))
+    role = ParameterRole("matrix", MuonSplit(heads=4, rows=(6, 10)))
     direction = orthogonalize_role(torch.randn(64, 20), role, settings)
     for head in direction.split(16):
         for block in head.split((6, 10)):
@@ -102,7 +102,7 @@ def test_a_step_has_about_the_size_of_an_adamw_step():
 
 def test_a_quiet_head_does_not_hear_a_loud_one():
     loud, quiet = torch.randn(2, 8, 32)
-    split = ParameterRole("matrix", Split(heads=2, rows=(8,)))
+    split = ParameterRole("matrix", MuonSplit(heads=2, rows=(8,)))
 
     def quiet_direction(volume, role):
         return orthogonalize_role(torch.cat((volume * loud, quiet)), role)[8:]
@@ -115,14 +115,14 @@ def test_a_quiet_head_does_not_hear_a_loud_one():
 
 def test_keys_and_values_of_each_head_are_blocks_of_their_own():
     update = torch.randn(4 * (3 + 5), 8)
-    direction = orthogonalize_role(update, ParameterRole("matrix", Split(heads=4, rows=(3, 5))))
+    direction = orthogonalize_role(update, ParameterRole("matrix", MuonSplit(heads=4, rows=(3, 5))))
     for head in range(4):
         for rows in (slice(8 * head, 8 * head + 3), slice(8 * head + 3, 8 * head + 8)):
             expected = 0.2 * 8**0.5 * newton_schulz(update[rows])
             torch.testing.assert_close(direction[rows], expected)
 
 
-@pytest.mark.parametrize("split", [None, Split(rows=(6, 6)), Split(heads=2, rows=(2, 4))])
+@pytest.mark.parametrize("split", [None, MuonSplit(rows=(6, 6)), MuonSplit(heads=2, rows=(2, 4))])
 def test_experts_of_a_stack_are_each_on_their_own(split):
     role, update = ParameterRole("matrix", split), torch.randn(5, 12, 8)
     alone = torch.stack([orthogonalize_role(expert, role) for expert in update])
@@ -227,7 +227,7 @@ def test_a_parameter_without_gradient_rests():
 
 def test_a_gradient_of_another_layout_counts_the_same():
     ours, theirs = twins(
-        {"gate_up": ((3, 12, 8), ParameterRole("matrix", Split(heads=2, rows=(6,))))}
+        {"gate_up": ((3, 12, 8), ParameterRole("matrix", MuonSplit(heads=2, rows=(6,))))}
     )
     grad = torch.randn(12, 3, 8).transpose(0, 1)
     ours[0].parameter.grad, theirs[0].parameter.grad = grad, grad.contiguous()
@@ -277,7 +277,7 @@ def test_the_scale_of_a_kind_scales_its_steps():
 @pytest.mark.parametrize(
     ("shape", "role", "complaint"),
     [
-        ((16, 8), ParameterRole("matrix", Split(heads=3, rows=(4,))), "w: 3 times .* 12 rows"),
+        ((16, 8), ParameterRole("matrix", MuonSplit(heads=3, rows=(4,))), "w: 3 times .* 12 rows"),
         ((8,), ParameterRole("matrix"), "w: neither a matrix"),
     ],
 )

@@ -12,7 +12,7 @@ from paddock.optim import AdamW, Muon
 from paddock.parallel import Axis, Cut, MeshSizes, Trip, open_mesh
 from paddock.parallel.collectives import gather_rows
 from paddock.parallel.shard import local, shard
-from paddock.records import NamedParameter, ParameterRole, Split
+from paddock.records import MuonSplit, NamedParameter, ParameterRole
 from paddock.train import TrainingError
 from paddock.train.objective import BaseObjective
 from paddock.train.run import placed
@@ -101,7 +101,7 @@ class Weights(nn.Module):
 
     def roles(self):
         matrix = ParameterRole("matrix")
-        split = {"heads": ParameterRole("matrix", Split(heads=4, rows=(2, 4)))}
+        split = {"heads": ParameterRole("matrix", MuonSplit(heads=4, rows=(2, 4)))}
         kinds = split | {"wide": matrix, "stack": matrix, "gain": ParameterRole("vector")}
         return [NamedParameter(name, p, kinds[name]) for name, p in self.named_parameters()]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from paddock.records import Dialogue, Message, ToolCall, Untrained, decode, encode
+from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, decode, encode
 
 ASK = Message(role="user", content="Hi")
 CALL = ToolCall(id="c", name="look", arguments={"far": 2})
@@ -8,7 +8,7 @@ REPLY = Message(role="assistant", content="Hello", reasoning="Hm.", tool_calls=(
 
 
 def test_a_dialogue_survives_the_wire():
-    marks = (Untrained(message=1, part="reasoning", start=1, end=2), Untrained(message=1))
+    marks = (LossMaskSpan(message=1, part="reasoning", start=1, end=2), LossMaskSpan(message=1))
     whole = Dialogue(messages=(ASK, REPLY), untrained=marks, thinking="turns", weight=0.5, id="a")
     assert decode(Dialogue, encode(whole)) == whole
 
@@ -25,7 +25,7 @@ def test_a_dialogue_survives_the_wire():
 )
 def test_a_mark_must_point_at_something(mark, complaint):
     with pytest.raises(ValueError, match=complaint):
-        Dialogue(messages=(ASK, REPLY), untrained=(Untrained(**mark),))
+        Dialogue(messages=(ASK, REPLY), untrained=(LossMaskSpan(**mark),))
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_what_cannot_be_learnt_from_is_refused(wrong, complaint):
 
 def test_a_range_must_not_end_before_it_starts():
     with pytest.raises(ValueError, match="3 to 2 is no range"):
-        Untrained(message=0, part="content", start=3, end=2)
+        LossMaskSpan(message=0, part="content", start=3, end=2)

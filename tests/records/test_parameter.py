@@ -1,6 +1,6 @@
 import pytest
 
-from paddock.records import ParameterRole, Split
+from paddock.records import MuonSplit, ParameterRole
 
 
 def test_an_unknown_kind_is_refused_by_name():
@@ -10,10 +10,10 @@ def test_an_unknown_kind_is_refused_by_name():
 
 def test_only_a_matrix_can_be_split():
     with pytest.raises(ValueError, match="only a matrix can be split, not a vector"):
-        ParameterRole("vector", Split(rows=(2,)))
+        ParameterRole("vector", MuonSplit(rows=(2,)))
 
 
 @pytest.mark.parametrize("split", [{"rows": ()}, {"rows": (0,)}, {"rows": (2,), "heads": 0}])
 def test_a_split_has_rows(split):
     with pytest.raises(ValueError, match="at least one head and one row"):
-        Split(**split)
+        MuonSplit(**split)

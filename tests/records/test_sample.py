@@ -3,13 +3,13 @@ from math import inf, nan
 
 import pytest
 
-from paddock.records import Sample
+from paddock.records import TrainSample
 
-SAMPLE = Sample(
+SAMPLE = TrainSample(
     id="s/0",
-    tokens=(7, 8, 9),
+    token_ids=(7, 8, 9),
     logprobs=(0.0, -0.1, -0.4),
-    trained=(False, True, True),
+    loss_mask=(False, True, True),
     advantages=(0.0, 0.5, 0.5),
     oldest_version=3,
 )
@@ -41,4 +41,4 @@ def test_a_sample_cannot_be_changed():
 
 
 def test_lag_counts_versions_since_the_oldest_token():
-    assert [SAMPLE.lag(now) for now in (3, 4, 7)] == [0, 1, 4]
+    assert [SAMPLE.staleness(now) for now in (3, 4, 7)] == [0, 1, 4]

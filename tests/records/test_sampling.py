@@ -1,22 +1,22 @@
 import pytest
 
-from paddock.records import Bias, Grammar, Sampling, decode, encode
+from paddock.records import Grammar, LogitBias, SamplingParams, decode, encode
 
 
 def test_it_travels_unchanged():
-    whole = Sampling(
+    whole = SamplingParams(
         max_new_tokens=9,
         temperature=0.5,
         top_k=3,
-        logit_bias=(Bias(4, -1.5),),
-        stop_ids=(1, 2),
-        stop_texts=("\n\n",),
+        logit_bias=(LogitBias(4, -1.5),),
+        stop_token_ids=(1, 2),
+        stop=("\n\n",),
         seed=7,
         thinking_budget=0,
         grammar=Grammar("regex", "a+"),
     )
-    assert decode(Sampling, encode(whole)) == whole
-    assert decode(Sampling, {}) == Sampling()
+    assert decode(SamplingParams, encode(whole)) == whole
+    assert decode(SamplingParams, {}) == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -41,22 +41,22 @@ def test_it_travels_unchanged():
 )
 def test_what_no_sampler_could_do_is_refused(field, value, why):
     with pytest.raises(ValueError, match=f"{field}: .*{why}"):
-        Sampling(**{field: value})
+        SamplingParams(**{field: value})
 
 
 def test_less_cannot_exceed_more():
     with pytest.raises(ValueError, match="min_new_tokens: 5 exceeds max_new_tokens"):
-        Sampling(min_new_tokens=5, max_new_tokens=4)
+        SamplingParams(min_new_tokens=5, max_new_tokens=4)
 
 
 def test_next_to_no_temperature_is_none():
-    assert Sampling(temperature=1e-9).greedy
-    assert Sampling(temperature=1e-9).report_temperature == 1.0
-    assert not Sampling(temperature=0.01).greedy
+    assert SamplingParams(temperature=1e-9).is_greedy
+    assert SamplingParams(temperature=1e-9).logprob_temperature == 1.0
+    assert not SamplingParams(temperature=0.01).is_greedy
 
 
 def test_a_grammar_and_a_bias_are_checked():
     with pytest.raises(ValueError, match="kind: 'lark' is none of json_schema"):
         Grammar("lark", "x")
     with pytest.raises(ValueError, match="amount: inf is not finite"):
-        Bias(1, float("inf"))
+        LogitBias(1, float("inf"))

@@ -4,7 +4,7 @@ from typing import get_args
 import pytest
 
 from paddock.records import Budget, Failure, FailureKind, Message, Task, Verdict
-from paddock.records.task import GREATEST_REWARD
+from paddock.records.task import MAX_ABS_REWARD
 from paddock.rl.advantage import group_advantages
 
 LIMITS = Budget(turns=4, seconds=30.0, output_bytes=4096)
@@ -40,7 +40,7 @@ def test_a_reward_outside_the_stated_range_is_no_verdict(reward):
 
 
 def test_rewards_at_the_ends_of_the_range_have_advantages():
-    ends = [Verdict(reward=end).reward for end in (-GREATEST_REWARD, GREATEST_REWARD)]
+    ends = [Verdict(reward=end).reward for end in (-MAX_ABS_REWARD, MAX_ABS_REWARD)]
     for baseline in ("std", "mean"):
         assert all(map(isfinite, group_advantages(ends, baseline=baseline)))
 
@@ -49,7 +49,7 @@ def test_only_a_failure_of_the_policy_is_held_against_it():
     blamed = [
         kind
         for kind in get_args(FailureKind)
-        if Failure(kind=kind, where="step", what="broke").policy_is_to_blame
+        if Failure(kind=kind, where="step", what="broke").is_policy_failure
     ]
     assert blamed == ["policy"]
 

@@ -59,13 +59,13 @@ def test_columns_of_a_trajectory_follow_the_context_token_by_token():
     )
     assert attempt.token_ids == (1, 2, 11, 12, 13, 5, 21, 22, 23)
     assert attempt.logprobs == (0.0, 0.0, -0.1, -0.2, -0.5, 0.0, -0.1, -0.2, -0.5)
-    assert [i for i, trained in enumerate(attempt.trained) if trained] == [2, 3, 4, 6, 8]
+    assert [i for i, trained in enumerate(attempt.loss_mask) if trained] == [2, 3, 4, 6, 8]
 
 
 def test_a_turn_that_another_branch_trains_is_read_but_not_trained():
     shared = Turn(added_ids=(1,), completion=ANSWER, trained=False)
     fork = replace(ATTEMPT, branch=1, turns=(shared, Turn(added_ids=(7,), completion=ANSWER)))
-    assert fork.trained == (False,) * 5 + (True,) * 3
+    assert fork.loss_mask == (False,) * 5 + (True,) * 3
 
 
 def test_the_oldest_version_is_the_smallest_even_if_an_engine_fell_behind():

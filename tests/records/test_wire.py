@@ -11,14 +11,14 @@ from paddock.records import (
     Completion,
     Failure,
     Message,
-    Sample,
+    RecordDecodeError,
     Segment,
     Task,
     ToolCall,
+    TrainSample,
     Trajectory,
     Turn,
     Verdict,
-    WireError,
     decode,
     encode,
 )
@@ -88,11 +88,11 @@ trajectories = st.builds(
     outcome=outcomes,
 )
 
-SAMPLE = Sample(
+SAMPLE = TrainSample(
     id="s/0",
-    tokens=(7, 8),
+    token_ids=(7, 8),
     logprobs=(0.0, -0.1),
-    trained=(False, True),
+    loss_mask=(False, True),
     advantages=(0.0, 0.5),
     oldest_version=3,
 )
@@ -133,27 +133,27 @@ def test_what_was_encoded_shares_nothing_with_the_record():
     ],
 )
 def test_what_is_not_the_record_is_refused_by_its_path(change, error):
-    with pytest.raises(WireError, match=error):
-        decode(Sample, encode(SAMPLE) | change)
+    with pytest.raises(RecordDecodeError, match=error):
+        decode(TrainSample, encode(SAMPLE) | change)
 
 
 def test_a_key_may_be_missing_only_where_the_field_has_a_default():
     assert decode(Message, {"role": "user", "content": "Hi"}) == Message(role="user", content="Hi")
-    with pytest.raises(WireError, match=r"Message\.content: missing"):
+    with pytest.raises(RecordDecodeError, match=r"Message\.content: missing"):
         decode(Message, {"role": "user"})
 
 
 def test_an_error_deep_inside_names_the_whole_path():
     call = {"id": "c", "name": "", "arguments": {}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    with pytest.raises(WireError, match=r"^Message\.tool_calls\[0\]\.name: empty$"):
+    with pytest.raises(RecordDecodeError, match=r"^Message\.tool_calls\[0\]\.name: empty$"):
         decode(Message, message)
 
 
 def test_a_whole_number_is_taken_for_a_float():
-    sample = decode(Sample, encode(SAMPLE) | {"logprobs": [0, -1]})
+    sample = decode(TrainSample, encode(SAMPLE) | {"logprobs": [0, -1]})
     assert sample.logprobs == (0.0, -1.0) and type(sample.logprobs[1]) is float
-    with pytest.raises(WireError, match=r"Verdict\.reward: expected float, got 1000"):
+    with pytest.raises(RecordDecodeError, match=r"Verdict\.reward: expected float, got 1000"):
         decode(Verdict, {"reward": 10**400})
 
 
@@ -161,7 +161,9 @@ def test_an_outcome_is_told_by_its_keys():
     failure = Failure(kind="world", where="tool", what="gone")
     assert decode(Trajectory, encode(replace(ATTEMPT, outcome=failure))).outcome == failure
     for neither in ({}, {"reward": 1.0, "kind": "world"}, None, 1.0):
-        with pytest.raises(WireError, match=r"Trajectory\.outcome: expected Verdict or Failure"):
+        with pytest.raises(
+            RecordDecodeError, match=r"Trajectory\.outcome: expected Verdict or Failure"
+        ):
             decode(Trajectory, encode(ATTEMPT) | {"outcome": neither})
 
 

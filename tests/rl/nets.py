@@ -5,7 +5,7 @@ import copy
 import numpy as np
 
 from paddock.engine import Engine, EngineSettings, Request
-from paddock.records import Sampling, Trajectory, Turn, Verdict
+from paddock.records import SamplingParams, Trajectory, Turn, Verdict
 from tests.model.networks import VOCAB, born, latent_config
 
 
@@ -44,7 +44,7 @@ def rolled(engine, asked, *, size=2, temperature=1.0, tokens=20, turns=2, seed=0
         answers = engine.answers(
             Request(
                 token_ids=tuple(c),
-                sampling=Sampling(
+                sampling=SamplingParams(
                     temperature=temperature, max_new_tokens=tokens, seed=seed * 7919 + 31 * turn + i
                 ),
             )

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from paddock.records import Sample, Turn
+from paddock.records import TrainSample, Turn
 from paddock.rl.credit import by_critic, judge, token_weights
 from paddock.rl.settings import CreditSettings, RewardSettings
 from tests.rl.attempts import attempt, completion, group, trajectory
@@ -21,8 +21,8 @@ def test_only_what_the_policy_chose_is_trained():
     long = (trajectory(1.0, first, second, session="long"),)
     found = judge([long, attempt(0.0, session="short")], 2, MEAN)
     sample = found.samples[0]
-    assert sample.tokens == (1, 7, 8, 9, 5, 3, 3, 4)
-    assert sample.trained == (False, False, True, False, True, False, False, True)
+    assert sample.token_ids == (1, 7, 8, 9, 5, 3, 3, 4)
+    assert sample.loss_mask == (False, False, True, False, True, False, False, True)
     assert sample.advantages == (0.0, 0.0, 0.5, 0.0, 0.5, 0.0, 0.0, 0.5)
     assert sample.logprobs == (0.0, 0.0, -0.5, -0.5, -0.5, 0.0, 0.0, -0.5)
     assert sample.oldest_version == 0
@@ -38,7 +38,7 @@ def test_a_turn_that_two_branches_share_is_trained_in_one():
     )
     found = judge([branches, attempt(0.0, session="other")], 2, MEAN)
     assert [s.id for s in found.samples] == ["b/0", "b/1", "other/0"]
-    assert sum(sum(s.trained) for s in found.samples if s.id.startswith("b/")) == 4
+    assert sum(sum(s.loss_mask) for s in found.samples if s.id.startswith("b/")) == 4
     assert token_weights(found.samples, per="sequence") == [1 / 8, 1 / 8, 1 / 4]
 
 
@@ -121,11 +121,11 @@ def test_a_critic_takes_the_place_of_the_group():
             return error
 
     critic = Tabular()
-    sample = Sample(
+    sample = TrainSample(
         id="s/0",
-        tokens=(1, 8, 3, 9),
+        token_ids=(1, 8, 3, 9),
         logprobs=(0.0, -0.1, 0.0, -0.1),
-        trained=(False, True, False, True),
+        loss_mask=(False, True, False, True),
         advantages=(0.0,) * 4,
         oldest_version=0,
     )

@@ -194,14 +194,14 @@ def test_experts_are_replayed_or_compared(tmp_path):
     from dataclasses import replace
 
     from paddock.engine import Request
-    from paddock.records import Sampling
+    from paddock.records import SamplingParams
 
     other = network(seed=5)
     with engine_for(network(), replay=True) as engine:
         answer = engine.answer(
             Request(
                 token_ids=prompts(1)[0],
-                sampling=Sampling(max_new_tokens=24, seed=1, ignore_eos=True),
+                sampling=SamplingParams(max_new_tokens=24, seed=1, ignore_eos=True),
                 replay=True,
             )
         )

@@ -93,7 +93,7 @@ def test_every_attempt_has_its_times_and_its_lesson(run):
                 assert (taught is not None) == (entry.status == "trained")
                 if taught is not None:
                     assert taught.update == entry.trained
-                    assert len(taught.kept) == sum(branch.trained)
+                    assert len(taught.kept) == sum(branch.loss_mask)
 
 
 def test_the_engine_and_the_network_have_rows(run):

@@ -60,7 +60,7 @@ class VaultWorld:
         self.settings.leave("task")
         name = f"vault/{split}/{index}"
         ask = Message(role="user", content=f"Vault {self.which(name)} .")
-        return Task(id=name, world="vault", messages=(ask,), limits=LIMITS)
+        return Task(id=name, env="vault", messages=(ask,), budget=LIMITS)
 
     def which(self, name):
         return Random(f"{name}/{self.settings.seed}/vault").choice(NUMBERS)

@@ -21,7 +21,7 @@ from paddock.records import (
     Completion,
     Failure,
     Message,
-    Sampling,
+    SamplingParams,
     Segment,
     Task,
     Verdict,
@@ -48,7 +48,7 @@ class Talk:
 
     def task(self, index, split="train"):
         limits = Budget(turns=self.turns, seconds=60, output_bytes=1000)
-        return Task(id=f"talk/{index}", world="talk", messages=(ASK,), limits=limits)
+        return Task(id=f"talk/{index}", env="talk", messages=(ASK,), budget=limits)
 
     def open(self, task):
         return TalkEnv(task, self.breaks)
@@ -84,7 +84,7 @@ class TalkEnv:
 def attempt(generate, world=None, *, seed=1, session="s", **more):
     player = Player(generate=generate, renderer=more.pop("renderer", renderer()), **more)
     world = world or Talk()
-    sampling = Sampling(max_new_tokens=40, seed=seed)
+    sampling = SamplingParams(max_new_tokens=40, seed=seed)
     return asyncio.run(
         player.attempt(world, world.task(0), sampling, session_id=session, group_id="g")
     )
@@ -144,7 +144,7 @@ def test_a_real_network_many_sessions_at_once_and_the_trainers_numbers():
                     player.attempt(
                         world,
                         world.task(i),
-                        Sampling(max_new_tokens=12, temperature=0.8, seed=i),
+                        SamplingParams(max_new_tokens=12, temperature=0.8, seed=i),
                         session_id=f"s{i}",
                         group_id="g",
                     )
@@ -283,7 +283,7 @@ def test_the_calls_of_a_reply_without_end_are_not_answered():
     engine = Endless()
     (found,) = attempt(engine, Talk(turns=5))
     assert len(engine.log) == len(found.turns) == 2, "one turn ended well, the next did not"
-    assert found.outcome.policy_is_to_blame
+    assert found.outcome.is_policy_failure
     assert "cut off" in found.outcome.what
     assert found.turns[-1].completion == engine.log[-1].completion, "it is trained on, for its cost"
     assert was_truncated((found,))
@@ -295,7 +295,7 @@ def test_the_calls_of_a_reply_without_end_are_not_answered():
 def played(context, turns=6):
     world, engine = Talk(turns=turns), Calling()
     player = Player(generate=engine, renderer=renderer(), context=context)
-    sampling = Sampling(max_new_tokens=40)
+    sampling = SamplingParams(max_new_tokens=40)
     return asyncio.run(player.play(world, world.task(0), sampling, "s")), engine
 
 

@@ -14,7 +14,7 @@ from paddock.engine import (
     Request,
     RequestRefused,
 )
-from paddock.records import Completion, Sampling, Segment
+from paddock.records import Completion, SamplingParams, Segment
 from paddock.rollout.carry import continuable, joined, rest_of
 from paddock.rollout.client import (
     Answered,
@@ -30,7 +30,7 @@ from tests.model.networks import born, latent_config
 from tests.patience import until_async
 
 QUICK = FleetSettings(beat_s=0.01, patience_s=0.05, deadline_s=60.0, most_backoff_s=0.02)
-SAMPLING = Sampling(max_new_tokens=20, seed=5)
+SAMPLING = SamplingParams(max_new_tokens=20, seed=5)
 
 
 def next_token(ids):
@@ -303,9 +303,9 @@ def test_cancelling_an_ask_ends_it_at_the_replica():
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(max_new_tokens=20, stop_texts=("x",)),
-        Sampling(max_new_tokens=20, frequency_penalty=0.5),
-        Sampling(max_new_tokens=20, thinking_budget=3),
+        SamplingParams(max_new_tokens=20, stop=("x",)),
+        SamplingParams(max_new_tokens=20, frequency_penalty=0.5),
+        SamplingParams(max_new_tokens=20, thinking_budget=3),
     ],
 )
 def test_what_cannot_be_continued_begins_again_or_says_so(sampling):
@@ -336,7 +336,7 @@ def test_parts_of_a_reply_are_one():
     )
     both = joined(one, one)
     assert both.token_versions == (1, 2, 1, 2) and both.forced == (1, 3)
-    assert rest_of(ask(sampling=Sampling(max_new_tokens=2)), one) is None
+    assert rest_of(ask(sampling=SamplingParams(max_new_tokens=2)), one) is None
 
 
 def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
@@ -378,7 +378,7 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
         ids, turns, before = tuple(session.encode()[i % 2] % 50 for i in range(12)), [], 0
         ids = (int(session[1:]), *ids)
         for turn in range(4):
-            sampling = Sampling(max_new_tokens=6, temperature=1.0, seed=turn)
+            sampling = SamplingParams(max_new_tokens=6, temperature=1.0, seed=turn)
             answer = await fleet.respond(ask(session, ids, sampling))
             turns.append((answer.cached_tokens, max(0, before - 1)))
             ids += (*answer.completion.token_ids, 7, 8)

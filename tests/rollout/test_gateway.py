@@ -21,7 +21,7 @@ from paddock.engine import (
     Request,
     RequestRefused,
 )
-from paddock.records import Message, Sampling, Trajectory, Verdict, decode, encode
+from paddock.records import Message, SamplingParams, Trajectory, Verdict, decode, encode
 from paddock.rollout.client import EngineLost, InProcess
 from paddock.rollout.gateway import build_gateway
 from paddock.rollout.live import GatewaySettings, Rules, Sessions
@@ -35,7 +35,7 @@ from tests.serve.school import WEATHER
 from tests.text.conversations import MARKERS, WORDS, text
 
 VARIANTS = [(name, stream) for name in AGENTS for stream in (False, True)]
-GREEDY = Rules(sampling=Sampling(temperature=0.0))
+GREEDY = Rules(sampling=SamplingParams(temperature=0.0))
 TOOL = {"type": "function", "function": encode(WEATHER)}
 ADMIN_KEY = "trainer-side"
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
@@ -146,7 +146,7 @@ def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, 
         (node, last) = sessions["s"].session.tree.nodes
         assert last.said()[1].content == "12 C in Oslo."
         assert last.parent is node
-        again = engine.generate(last.token_ids()[: -len(last.ids)], Sampling(temperature=0.0))
+        again = engine.generate(last.token_ids()[: -len(last.ids)], SamplingParams(temperature=0.0))
         assert list(again.token_ids) == last.ids.tolist()
         assert again.logprobs == pytest.approx(tuple(last.logprobs), abs=1e-5)
 
@@ -260,11 +260,11 @@ def test_what_was_loaded_before_is_no_garbage_while_turns_are_served():
 
 
 def test_the_session_rules_over_what_shapes_the_distribution():
-    asked = Sampling(temperature=0.0, top_p=0.5, max_new_tokens=9, stop_texts=("x",), seed=4)
-    own = Rules(sampling=Sampling(temperature=0.7, max_new_tokens=20, seed=1))
+    asked = SamplingParams(temperature=0.0, top_p=0.5, max_new_tokens=9, stop=("x",), seed=4)
+    own = Rules(sampling=SamplingParams(temperature=0.7, max_new_tokens=20, seed=1))
     ruled = own.ruled(asked, turn=3)
     assert (ruled.temperature, ruled.top_p) == (0.7, 1.0)
-    assert (ruled.max_new_tokens, ruled.stop_texts) == (9, ("x",))
+    assert (ruled.max_new_tokens, ruled.stop) == (9, ("x",))
     assert ruled.seed not in (1, 4, None) and own.ruled(asked, turn=4).seed != ruled.seed
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 from paddock.api.reply import Reading
-from paddock.records import Message, Sampling
+from paddock.records import Message, SamplingParams
 from paddock.rollout.client import Ask, last_delta
 from paddock.rollout.live import Live, Rules
 from paddock.rollout.match import LOOSE, STRICT, Matcher
@@ -57,7 +57,7 @@ async def roam(seed):
         assert tuple(sent.messages) == messages_from(raw)
         live.hear(sent, found.past)
         answer = await engine.respond(
-            Ask(token_ids=opening.prompt, sampling=Sampling(), session="s")
+            Ask(token_ids=opening.prompt, sampling=SamplingParams(), session="s")
         )
         reading = Reading(
             tokenizer(), tools=tools, prompt=opening.prompt, stops=(), call_id="c{}".format

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from paddock.journal import Ledger
-from paddock.records import Completion, Sampling, Segment, Verdict
+from paddock.records import Completion, SamplingParams, Segment, Verdict
 from paddock.rl.collect import Collector
 from paddock.rollout.client import Answered, Ask, Whole
 from paddock.rollout.lockstep import LockstepGenerate, Waves
@@ -66,7 +66,7 @@ def attempts_by(generate, *, delays):
         ids = []
         for _ in range(1 + given.seed % 4):
             await asyncio.sleep(rng.expovariate(1.0))
-            ask = Ask(token_ids=(1, *ids), sampling=Sampling(), session=given.session_id)
+            ask = Ask(token_ids=(1, *ids), sampling=SamplingParams(), session=given.session_id)
             ids += (await generate.respond(ask)).completion.token_ids
         await asyncio.sleep(rng.expovariate(1.0))  # to be judged
         versions = [0] * len(ids)
@@ -128,7 +128,7 @@ def test_a_session_that_is_given_up_does_not_hold_up_the_wave():
     async def session(name, *, hangs):
         if hangs:
             await asyncio.sleep(1e9)
-        ask = Ask(token_ids=(1,), sampling=Sampling(), session=name)
+        ask = Ask(token_ids=(1,), sampling=SamplingParams(), session=name)
         return await generate.respond(ask)
 
     async def main():
@@ -154,7 +154,7 @@ def test_an_engine_that_cannot_be_held_is_heard_of():
     async def main():
         waves = Waves(broken)
         waves.let_in("a")
-        ask = Ask(token_ids=(1,), sampling=Sampling(), session="a")
+        ask = Ask(token_ids=(1,), sampling=SamplingParams(), session="a")
         await asyncio.wait_for(LockstepGenerate(Batcher(), waves).respond(ask), 10)
 
     with pytest.raises(OSError, match="gone"):

@@ -15,7 +15,7 @@ import pytest
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.wire import Parcel, outgoing, pack
 from paddock.engine import Engine, EngineSettings, Reload, Request
-from paddock.records import Message, Sampling
+from paddock.records import Message, SamplingParams
 from paddock.rollout.client import Ask, AskRefused, BadReply, ContextFull, EngineLost
 from paddock.rollout.fleet import Fleet, FleetSettings, Replica
 from paddock.rollout.remote import HttpGenerate, HttpScore, HttpWeights, Server, _complaint, pool
@@ -24,7 +24,7 @@ from paddock.text import Tokenizer, parse, renderer_for
 from tests.serve.live import serving
 from tests.serve.school import ASK, COUNT, WEATHER
 
-GREEDY = Sampling(temperature=0.0, max_new_tokens=40)
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def prompt(live, message=ASK):
     return live.renderer.prompt([message], tools=(WEATHER,), thinking=PRESERVED).token_ids
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(max_new_tokens=30, seed=7, top_k=20)])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(max_new_tokens=30, seed=7, top_k=20)])
 def test_a_server_answers_as_its_engine_does(live, sampling):
     ids = prompt(live)
     question = Ask(token_ids=ids, sampling=sampling, session="s\u00e9", id="q")
@@ -69,7 +69,7 @@ def test_a_server_answers_as_its_engine_does(live, sampling):
 
 
 def test_without_a_number_of_tokens_the_context_decides(live):
-    ids, free = prompt(live), Sampling(temperature=0.0)
+    ids, free = prompt(live), SamplingParams(temperature=0.0)
     question = Ask(token_ids=ids, sampling=free, session="s")
     answer = over_http(live, lambda s: HttpGenerate(s, context=512).respond(question))
     assert answer.completion == live.engines[0].generate(ids, free)
@@ -155,7 +155,7 @@ def test_the_experts_that_tokens_chose_come_along(folder):
 def test_scores_are_those_of_the_engine(live):
     ids = prompt(live)
     here = live.engines[0].answer(
-        Request(token_ids=ids, sampling=Sampling(max_new_tokens=1), prompt_logprobs_from=3)
+        Request(token_ids=ids, sampling=SamplingParams(max_new_tokens=1), prompt_logprobs_from=3)
     )
     found = over_http(live, lambda server: HttpScore(server)(ids, 3))
     assert found == pytest.approx(here.prompt_logprobs, abs=1e-5)
@@ -217,7 +217,7 @@ def process(folder):
 def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn(folder):
     words = renderer_for(Tokenizer.load(folder))
     session = Session("s", words)
-    sampling = Sampling(temperature=0.0, max_new_tokens=200, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
     with Engine(load_pretrained(folder), words.tokenizer, EngineSettings()) as engine:
         first = session.begin([COUNT], thinking=PRESERVED)
         wanted = engine.generate(first.prompt, sampling)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from paddock.records import Bias, Grammar, Sampling
+from paddock.records import Grammar, LogitBias, SamplingParams
 from paddock.rollout.live import Rules
 from paddock.text import FolderRenderer, Special, Template
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent
@@ -15,14 +15,14 @@ from tests.rollout.test_gateway import VARIANTS, exported, gateway, opened
 
 def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
     own = Rules(
-        sampling=Sampling(
+        sampling=SamplingParams(
             max_new_tokens=20,
             min_new_tokens=5,
             frequency_penalty=0.5,
             presence_penalty=0.25,
-            logit_bias=(Bias(3, -1.0),),
-            stop_ids=(7,),
-            stop_texts=("END",),
+            logit_bias=(LogitBias(3, -1.0),),
+            stop_token_ids=(7,),
+            stop=("END",),
             ignore_eos=True,
             seed=4,
             thinking_budget=9,
@@ -33,7 +33,7 @@ def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
         opened(url, "as-ruled")
         opened(url, "other", max_tokens=3, stop=[], seed=5)
         assert sessions["as-ruled"].rules.sampling == own.sampling
-        changed = replace(own.sampling, max_new_tokens=3, min_new_tokens=3, stop_texts=(), seed=5)
+        changed = replace(own.sampling, max_new_tokens=3, min_new_tokens=3, stop=(), seed=5)
         assert sessions["other"].rules.sampling == changed
 
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from paddock.api.reply import Reading
-from paddock.records import Message, Sampling, ToolCall
+from paddock.records import Message, SamplingParams, ToolCall
 from paddock.rollout.client import Ask, last_delta
 from paddock.rollout.match import LOOSE, STRICT, Matcher
 from paddock.rollout.session import PRESERVED, Session
@@ -38,7 +38,7 @@ async def wander(session, engine, chance, *, modes):
     for turn in range(chance.randint(1, 6)):
         thinking = chance.choice(modes)
         opening = session.begin(messages, tools=tools, thinking=thinking)
-        ask = Ask(token_ids=opening.prompt, sampling=Sampling(), session=session.id)
+        ask = Ask(token_ids=opening.prompt, sampling=SamplingParams(), session=session.id)
         answer = await engine.respond(ask)
         reading = Reading(
             tokenizer(),
@@ -127,8 +127,8 @@ def test_a_role_opens_exactly_once_and_only_what_was_sampled_is_trained(stop, ro
     assert (opening.added[0] == opener) == (stop != ROLES[role])
     (found,) = session.trajectories(**JUDGED)
     first = len(session.tree.nodes[0].added)
-    assert found.trained[first : first + len(ids)] == (True,) * len(ids)
-    assert not any(found.trained[first + len(ids) :][: len(opening.added)])
+    assert found.loss_mask[first : first + len(ids)] == (True,) * len(ids)
+    assert not any(found.loss_mask[first + len(ids) :][: len(opening.added)])
 
 
 def test_a_thought_that_was_cut_short_is_closed_and_the_close_is_not_trained():
@@ -137,7 +137,7 @@ def test_a_thought_that_was_cut_short_is_closed_and_the_close_is_not_trained():
     opening, _, _ = say(session, [user(), reply, user()], ids_of("x"))
     assert opening.added[0] == tokenizer().specials[Special.THINK_CLOSE]
     (found,) = session.trajectories(**JUDGED)
-    assert sum(found.trained) == len(ids_of("hm hm")) + len(ids_of("x"))
+    assert sum(found.loss_mask) == len(ids_of("hm hm")) + len(ids_of("x"))
 
 
 # --- A4: harnesses that rewrite -------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_random_rewrites_train_each_sampled_token_exactly_once(seed):
         messages = [user()]
         for _ in range(8):
             opening = session.begin(messages, tools=SPEC, thinking=PRESERVED)
-            ask = Ask(token_ids=opening.prompt, sampling=Sampling(), session="s")
+            ask = Ask(token_ids=opening.prompt, sampling=SamplingParams(), session="s")
             answer = await engine.respond(ask)
             reading = Reading(
                 tokenizer(), tools=SPEC, prompt=opening.prompt, stops=(), call_id="c{}".format

@@ -46,7 +46,7 @@ def test_a_session_of_canonical_replies_is_what_sft_trains_on(version):
         session.record(opening, completion(ids), message)
     (found,) = session.trajectories(**JUDGED)
     assert found.token_ids == whole.token_ids
-    assert found.trained == whole.trained
+    assert found.loss_mask == whole.trained
 
 
 def test_a_long_session_costs_a_few_bytes_a_token():
@@ -93,4 +93,4 @@ def test_sessions_of_other_families_go_on_from_their_own_tokens(family, stops):
         assert after[: len(past)] == past
         assert (after[len(past)] == end) != stops, "one end of the turn, sampled or put there"
     assert found.token_ids == log[-1][0] + log[-1][1].token_ids
-    assert sum(found.trained) == sum(len(done.token_ids) for _, done in log)
+    assert sum(found.loss_mask) == sum(len(done.token_ids) for _, done in log)

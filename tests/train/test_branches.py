@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.records import Sample
+from paddock.records import TrainSample
 from paddock.train.batch import branches, counts, on_device
 from paddock.train.policy import (
     Lesson,
@@ -32,11 +32,11 @@ def lesson(number, tokens, prompt, **changes):
     generator = np.random.default_rng(number)
     count = len(tokens)
     said = tuple(-generator.random(count).astype(np.float32).astype(float))
-    sample = Sample(
+    sample = TrainSample(
         id=f"s{number}/0",
-        tokens=tuple(int(t) for t in tokens),
+        token_ids=tuple(int(t) for t in tokens),
         logprobs=said,
-        trained=tuple(place >= prompt for place in range(count)),
+        loss_mask=tuple(place >= prompt for place in range(count)),
         advantages=tuple(generator.normal(size=count)),
         oldest_version=0,
     )

@@ -20,7 +20,7 @@ from paddock.data import (
 )
 from paddock.kernels.lm_loss import lm_loss
 from paddock.model import Layout
-from paddock.records import Dialogue, Message, Untrained
+from paddock.records import Dialogue, LossMaskSpan, Message
 from paddock.text import GlmRenderer, Tokenizer, renderer_for
 from paddock.text import train as train_tokenizer
 from paddock.train import train
@@ -140,7 +140,7 @@ def row_of(thought=WRONG + RIGHT, marked=True, weight=None):
     tokenizer = train_tokenizer(words, vocab=400, splitting="words")
     ask = Message(role="user", content="what color ?")
     reply = Message(role="assistant", content="red", reasoning=thought)
-    marks = (Untrained(message=1, part="reasoning", end=len(WRONG)),) if marked else ()
+    marks = (LossMaskSpan(message=1, part="reasoning", end=len(WRONG)),) if marked else ()
     dialogue = Dialogue(messages=(ask, reply), untrained=marks)
     (row,) = lessons(dialogue, GlmRenderer(tokenizer))
     trained_T = np.array(row.trained)

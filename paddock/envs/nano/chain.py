@@ -16,7 +16,7 @@ from paddock.envs.nano.demonstration import Manner, corrected, one_reply, replay
 from paddock.envs.nano.language import OPERATIONS, chain, is_held_out
 from paddock.envs.registry import WorldSettings
 from paddock.envs.world import Policy, Split
-from paddock.records import Budget, Dialogue, Message, Task, ToolSpec, Untrained, Verdict
+from paddock.records import Budget, Dialogue, LossMaskSpan, Message, Task, ToolSpec, Verdict
 
 NAME = "nano-chain"
 LIMITS = Budget(turns=1, seconds=60, output_bytes=1000)
@@ -52,7 +52,7 @@ class ChainWorld:
     def task(self, index: int, split: Split = "train") -> Task:
         name = f"{NAME}/{split}/{index}"
         ask = Message(role="user", content=self.sums(name).question)
-        return Task(id=name, world=NAME, messages=(ask,), limits=LIMITS)
+        return Task(id=name, env=NAME, messages=(ask,), budget=LIMITS)
 
     def open(self, task: Task) -> "ChainEnv":
         return ChainEnv(task, self.sums(task.id).answer)
@@ -107,7 +107,7 @@ class ChainEnv:
         pass
 
 
-def wrong_sums(dialogue: Dialogue) -> tuple[Untrained, ...]:
+def wrong_sums(dialogue: Dialogue) -> tuple[LossMaskSpan, ...]:
     """A judge for such dialogues: every step whose sum is wrong.
 
     >>> reply = Message(role="assistant", content="8", reasoning="3 minus 5 is 7 , 3 minus 5 is 8")
@@ -115,7 +115,7 @@ def wrong_sums(dialogue: Dialogue) -> tuple[Untrained, ...]:
     (Untrained(message=0, part='reasoning', start=0, end=14),)
     """
     return tuple(
-        Untrained(message=i, part="reasoning", start=step.start(), end=step.end())
+        LossMaskSpan(message=i, part="reasoning", start=step.start(), end=step.end())
         for i, message in enumerate(dialogue.messages)
         for step in _STEP.finditer(message.reasoning or "")
         if OPERATIONS[step[3]](int(step[2]), int(step[4])) != int(step[5])

@@ -9,7 +9,7 @@ from random import Random
 from typing import Protocol
 
 from paddock.envs.world import Policy, World, scripted
-from paddock.records import Dialogue, Message, Task, Untrained
+from paddock.records import Dialogue, LossMaskSpan, Message, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +44,13 @@ def one_reply(task: Task, answer: str, thought: str | None, wrong: str = "") -> 
     (Untrained(message=1, part='reasoning', start=0, end=10),)
     """
     at = len(task.messages)
-    untrained: tuple[Untrained, ...] = ()
+    untrained: tuple[LossMaskSpan, ...] = ()
     if wrong:
         start = (thought or "").index(wrong)
-        span = Untrained(message=at, part="reasoning", start=start, end=start + len(wrong))
+        span = LossMaskSpan(message=at, part="reasoning", start=start, end=start + len(wrong))
         untrained = (span,)
     messages = (*task.messages, Message(role="assistant", content=answer, reasoning=thought))
-    return Dialogue(messages=messages, untrained=untrained, id=task.id, source=task.world)
+    return Dialogue(messages=messages, untrained=untrained, id=task.id, source=task.env)
 
 
 def replaying(dialogue: Dialogue) -> Policy:

@@ -111,7 +111,7 @@ class RulesWorld:
     def task(self, index: int, split: Split = "train") -> Task:
         name = f"{NAME}/{split}/{index}"
         ask = Message(role="user", content=asked(*self.problem(name)))
-        return Task(id=name, world=NAME, messages=(ask,), limits=LIMITS)
+        return Task(id=name, env=NAME, messages=(ask,), budget=LIMITS)
 
     def open(self, task: Task) -> "RulesEnv":
         noun, rules = self.problem(task.id)

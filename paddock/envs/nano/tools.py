@@ -25,11 +25,11 @@ from paddock.envs.world import Policy, Split
 from paddock.records import (
     Budget,
     Dialogue,
+    LossMaskSpan,
     Message,
     Task,
     ToolCall,
     ToolSpec,
-    Untrained,
     Verdict,
 )
 
@@ -97,7 +97,7 @@ class ToolsWorld:
     def task(self, index: int, split: Split = "train") -> Task:
         name = f"{NAME}/{split}/{index}"
         ask = Message(role="user", content=self.puzzle(name).question)
-        return Task(id=name, world=NAME, messages=(ask,), limits=LIMITS)
+        return Task(id=name, env=NAME, messages=(ask,), budget=LIMITS)
 
     def open(self, task: Task) -> "ToolsEnv":
         return ToolsEnv(task, self.puzzle(task.id))
@@ -201,7 +201,7 @@ class _Demonstration:
     def __init__(self, task: Task, puzzle: Puzzle, manner: Manner) -> None:
         self._task, self._puzzle, self._manner = task, puzzle, manner
         self._messages = list(task.messages)
-        self._untrained: list[Untrained] = []
+        self._untrained: list[LossMaskSpan] = []
 
     def run(self, chance: Random) -> Dialogue:
         puzzle = self._puzzle
@@ -214,7 +214,7 @@ class _Demonstration:
             tools=LENT[puzzle.kind],
             untrained=tuple(self._untrained),
             id=self._task.id,
-            source=self._task.world,
+            source=self._task.env,
         )
 
     def _solve(self, chance: Random) -> None:
@@ -237,7 +237,7 @@ class _Demonstration:
 
     def _slip(self, thought: str, tool: str, wrong: str) -> None:
         """A wrong call, its thought and the answer to it; the reply is marked."""
-        self._untrained.append(Untrained(message=len(self._messages)))
+        self._untrained.append(LossMaskSpan(message=len(self._messages)))
         self._call(thought, tool, wrong, told(self._task.id, self._puzzle, wrong))
 
     def _call(self, thought: str, tool: str, value: str, result: str) -> None:

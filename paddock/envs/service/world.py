@@ -56,12 +56,12 @@ class ServiceWorld:
         opening = User(self._scenario(split, index)).opening
         return Task(
             id=f"{NAME}/{self._label}/{split}/{index}",
-            world=NAME,
+            env=NAME,
             messages=(
                 Message(role="system", content=POLICY),
                 Message(role="user", content=opening),
             ),
-            limits=Budget(turns=settings.turns, seconds=settings.seconds, output_bytes=20_000),
+            budget=Budget(turns=settings.turns, seconds=settings.seconds, output_bytes=20_000),
         )
 
     def open(self, task: Task) -> "ServiceEnv":

@@ -92,7 +92,7 @@ class FolderWorld:
         where = task.config.environment.workdir or "its folder"
         ask = Message(role="user", content=ASK.format(step.instruction.strip(), where))
         limits = Budget(turns=settings.turns, seconds=seconds, output_bytes=settings.output_bytes)
-        return Task(id=f"{NAME}/{name}", world=NAME, messages=(ask,), limits=limits)
+        return Task(id=f"{NAME}/{name}", env=NAME, messages=(ask,), budget=limits)
 
     def open(self, task: Task) -> TerminalEnv:
         found = self.tasks[task.id.removeprefix(f"{NAME}/")]

@@ -107,9 +107,9 @@ class TerminalWorld:
         ask = ASK.format(self.puzzle(index, split).ask, settings.sandbox.workspace)
         return Task(
             id=f"{NAME}/{split}/{index}",
-            world=NAME,
+            env=NAME,
             messages=(Message(role="user", content=ask),),
-            limits=Budget(
+            budget=Budget(
                 turns=settings.turns,
                 seconds=settings.seconds,
                 output_bytes=settings.output_bytes,

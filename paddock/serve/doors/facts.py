@@ -15,7 +15,7 @@ from paddock.api.dialect import Doors
 from paddock.api.errors import ApiError
 from paddock.engine import Engine, EngineFailed, Stats
 from paddock.engine import Request as EngineRequest
-from paddock.records import Sampling
+from paddock.records import SamplingParams
 from paddock.serve.hall import Hall
 from paddock.serve.metrics import Exhibition
 
@@ -66,7 +66,9 @@ class Facts:
         self._refuse_broken()
         every = await self._stats()
         request = EngineRequest(
-            token_ids=(0,), sampling=Sampling(max_new_tokens=1, temperature=0.0), priority=2**31
+            token_ids=(0,),
+            sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
+            priority=2**31,
         )
         try:
             async with asyncio.timeout(self.hall.settings.health_s):

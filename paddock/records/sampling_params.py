@@ -6,12 +6,12 @@ from typing import Literal, get_args
 
 GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 
-GREATEST_SEED = 2**63
-COLDEST = 1e-5  # below, logits divided by the temperature would leave the range of float32
+MAX_SEED = 2**63
+SAMPLING_EPS = 1e-5  # below, logits divided by the temperature would leave the range of float32
 
 
 @dataclass(frozen=True, slots=True)
-class Bias:
+class LogitBias:
     """What is added to one token's logit before temperature."""
 
     token_id: int
@@ -45,7 +45,7 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingParams:
     """The next token's distribution, and when to stop.
 
     Order: penalties and biases on the logits, grammar, temperature, then top-k, top-p and min-p,
@@ -69,9 +69,9 @@ class Sampling:
     repetition_penalty: float = 1.0  # divides or multiplies logits of tokens seen anywhere
     frequency_penalty: float = 0.0  # subtracted per occurrence in the reply
     presence_penalty: float = 0.0  # subtracted once if in the reply
-    logit_bias: tuple[Bias, ...] = ()
-    stop_ids: tuple[int, ...] = ()  # besides those the engine stops at anyway
-    stop_texts: tuple[str, ...] = ()
+    logit_bias: tuple[LogitBias, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # besides those the engine stops at anyway
+    stop: tuple[str, ...] = ()
     ignore_eos: bool = False  # stop at `stop_ids` and `stop_texts` alone
     seed: int | None = None  # the same seed, the same reply, whatever else is being answered
     thinking_budget: int | None = None  # reasoning tokens before </think> is put there
@@ -82,16 +82,16 @@ class Sampling:
             raise ValueError(complaint)
 
     @property
-    def greedy(self) -> bool:
-        return self.temperature < COLDEST
+    def is_greedy(self) -> bool:
+        return self.temperature < SAMPLING_EPS
 
     @property
-    def report_temperature(self) -> float:
+    def logprob_temperature(self) -> float:
         """What log-probabilities are taken at."""
-        return 1.0 if self.greedy else self.temperature
+        return 1.0 if self.is_greedy else self.temperature
 
 
-def _complaints(s: Sampling) -> list[str]:
+def _complaints(s: SamplingParams) -> list[str]:
     """What no sampler could do, each with the field first."""
     checks = [
         (s.max_new_tokens is None or s.max_new_tokens >= 1, "max_new_tokens", "is less than 1"),
@@ -107,9 +107,9 @@ def _complaints(s: Sampling) -> list[str]:
         ),
         (-2 <= s.frequency_penalty <= 2, "frequency_penalty", "is not in [-2, 2]"),
         (-2 <= s.presence_penalty <= 2, "presence_penalty", "is not in [-2, 2]"),
-        (min(s.stop_ids, default=0) >= 0, "stop_ids", "has a negative id"),
-        (all(s.stop_texts), "stop_texts", "has an empty text"),
-        (s.seed is None or 0 <= s.seed < GREATEST_SEED, "seed", "is not in [0, 2^63)"),
+        (min(s.stop_token_ids, default=0) >= 0, "stop_ids", "has a negative id"),
+        (all(s.stop), "stop_texts", "has an empty text"),
+        (s.seed is None or 0 <= s.seed < MAX_SEED, "seed", "is not in [0, 2^63)"),
         (s.thinking_budget is None or s.thinking_budget >= 0, "thinking_budget", "is negative"),
     ]
     found = [f"{name}: {getattr(s, name)} {why}" for right, name, why in checks if not right]

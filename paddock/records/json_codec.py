@@ -10,10 +10,10 @@ told apart by its keys.
     'Hi'
     >>> decode(Message, {"role": "user", "content": "Hi", "nmae": "Ann"})
     Traceback (most recent call last):
-    paddock.records.wire.WireError: Message.nmae: unknown key
+    paddock.records.json_codec.WireError: Message.nmae: unknown key
     >>> decode(Message, {"role": "user", "content": 7})
     Traceback (most recent call last):
-    paddock.records.wire.WireError: Message.content: expected str, got 7
+    paddock.records.json_codec.WireError: Message.content: expected str, got 7
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ _Decoder = Callable[[Any, str], Any]  # value, its path -> what the record holds
 _SCALARS = (str, int, float, bool)
 
 
-class WireError(ValueError):
+class RecordDecodeError(ValueError):
     """A value that is not the record it claims to be; the message begins with its path."""
 
 
@@ -48,11 +48,11 @@ def decode(cls: type[_R], value: object) -> _R:
     return _record(cls, value, cls.__name__)
 
 
-def json_object(value: object, path: str) -> dict[str, Any]:
+def check_json_object(value: object, path: str) -> dict[str, Any]:
     """A copy of `value`, which must be an object of JSON values; it can then be written and read
     back unchanged."""
     if not isinstance(value, Mapping):
-        raise WireError(f"{path}: expected a JSON object, got {short(value)}")
+        raise RecordDecodeError(f"{path}: expected a JSON object, got {short(value)}")
     return _json(value, path)
 
 
@@ -73,10 +73,10 @@ def _json(value: Any, path: str) -> Any:
     if isinstance(value, list):
         return [_json(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if type(value) is float and not isfinite(value):
-        raise WireError(f"{path}: JSON has no {value}")
+        raise RecordDecodeError(f"{path}: JSON has no {value}")
     if value is None or type(value) in _SCALARS:
         return value
-    raise WireError(f"{path}: {short(value)} is not a JSON value")
+    raise RecordDecodeError(f"{path}: {short(value)} is not a JSON value")
 
 
 @cache
@@ -107,38 +107,38 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _record(cls: type[_R], value: Any, path: str) -> _R:
     if not isinstance(value, dict):
-        raise WireError(f"{path}: expected {cls.__name__}, got {short(value)}")
+        raise RecordDecodeError(f"{path}: expected {cls.__name__}, got {short(value)}")
     hints = _hints(cls)
     for key in value:
         if key not in hints:
-            raise WireError(f"{path}.{key}: unknown key")
+            raise RecordDecodeError(f"{path}.{key}: unknown key")
     for field in fields(cls):
         if field.name not in value and field.default is field.default_factory is MISSING:
-            raise WireError(f"{path}.{field.name}: missing")
+            raise RecordDecodeError(f"{path}.{field.name}: missing")
     content = {key: _decoder(hints[key])(item, f"{path}.{key}") for key, item in value.items()}
     try:
         return cls(**content)
     except ValueError as error:
-        raise WireError(f"{path}.{error}") from None
+        raise RecordDecodeError(f"{path}.{error}") from None
 
 
 def _scalar(kind: type, value: Any, path: str) -> Any:
     if kind is float and type(value) is int and abs(value) < 1 << 1023:  # larger is no float
         return float(value)
     if type(value) is not kind:
-        raise WireError(f"{path}: expected {kind.__name__}, got {short(value)}")
+        raise RecordDecodeError(f"{path}: expected {kind.__name__}, got {short(value)}")
     return value
 
 
 def _choice(allowed: tuple[str, ...], value: Any, path: str) -> Any:
     if value not in allowed:
-        raise WireError(f"{path}: expected one of {', '.join(allowed)}, got {short(value)}")
+        raise RecordDecodeError(f"{path}: expected one of {', '.join(allowed)}, got {short(value)}")
     return value
 
 
 def _many(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise WireError(f"{path}: expected an array, got {short(value)}")
+        raise RecordDecodeError(f"{path}: expected an array, got {short(value)}")
     if hint in _SCALARS and set(map(type, value)) <= {hint}:
         return tuple(value)
     return tuple(_decoder(hint)(item, f"{path}[{i}]") for i, item in enumerate(value))
@@ -146,7 +146,7 @@ def _many(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
 
 def _table(hint: Any, value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise WireError(f"{path}: expected an object, got {short(value)}")
+        raise RecordDecodeError(f"{path}: expected an object, got {short(value)}")
     return {key: _decoder(hint)(item, f"{path}.{key}") for key, item in value.items()}
 
 
@@ -159,11 +159,11 @@ def _either(hints: tuple[Any, ...], value: Any, path: str) -> Any:
         possible = [hint for hint in possible if keys <= _hints(hint).keys()]
     if len(possible) != 1:
         names = " or ".join(hint.__name__ for hint in hints)
-        raise WireError(f"{path}: expected {names}, got {short(value)}")
+        raise RecordDecodeError(f"{path}: expected {names}, got {short(value)}")
     return _decoder(possible[0])(value, path)
 
 
-def mended(text: str) -> str:
+def replace_lone_surrogates(text: str) -> str:
     """The text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot.
 
     >>> mended("\\ud83d\\ude00 \\ud800") == "\U0001f600 \ufffd"

@@ -5,7 +5,7 @@ from math import isfinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class TrainSample:
     """Tokens of one trajectory with what the rollout policy thought of them and what they earned.
 
     >>> s = Sample(id="s1/0", tokens=(7, 8, 9), logprobs=(0.0, -0.1, -0.4),
@@ -15,9 +15,9 @@ class Sample:
     """
 
     id: str  # the same for every copy, so that the ledger can count
-    tokens: tuple[int, ...]
+    token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # of the rollout policy; read only where trained
-    trained: tuple[bool, ...]
+    loss_mask: tuple[bool, ...]
     advantages: tuple[float, ...]  # read only where trained
     oldest_version: int  # of the weights that sampled any of these tokens
 
@@ -25,22 +25,22 @@ class Sample:
         if not self.id:
             raise ValueError("id: empty")
         for name in ("logprobs", "trained", "advantages"):
-            if len(getattr(self, name)) != len(self.tokens):
+            if len(getattr(self, name)) != len(self.token_ids):
                 raise ValueError(
-                    f"{name}: {len(getattr(self, name))} for {len(self.tokens)} tokens"
+                    f"{name}: {len(getattr(self, name))} for {len(self.token_ids)} tokens"
                 )
         for name in ("logprobs", "advantages"):
             if not all(map(isfinite, getattr(self, name))):
                 raise ValueError(f"{name}: not all are finite")
-        if min(self.tokens, default=0) < 0:
-            raise ValueError(f"tokens: {min(self.tokens)} is negative")
-        if not any(self.trained):
+        if min(self.token_ids, default=0) < 0:
+            raise ValueError(f"tokens: {min(self.token_ids)} is negative")
+        if not any(self.loss_mask):
             raise ValueError("trained: no token to learn from")
-        if self.trained[0]:
+        if self.loss_mask[0]:
             raise ValueError("trained: the first token has nothing before it to be predicted from")
         if self.oldest_version < 0:
             raise ValueError(f"oldest_version: {self.oldest_version} is negative")
 
-    def lag(self, now: int) -> int:
+    def staleness(self, now: int) -> int:
         """How many weight versions ago the oldest token was sampled."""
         return now - self.oldest_version
