@@ -10,7 +10,7 @@ from paddock.cli.numbers import count
 
 if TYPE_CHECKING:
     from paddock.cli.plan import ClusterPlan, Plan, Step
-    from paddock.config import DataFile
+    from paddock.config import RequiredFile
     from paddock.rl.settings import RLSettings
     from paddock.train import TrainSettings
 
@@ -102,30 +102,30 @@ def _open(env: str, args: Mapping[str, Any], where: str) -> None:
         raise UserError(f"{where}: {error}") from error
 
 
-def rl_data(settings: "RLSettings") -> "Iterator[DataFile]":
+def rl_data(settings: "RLSettings") -> "Iterator[RequiredFile]":
     """The files and folders that an RL stage reads."""
-    from paddock.config import DataFile
+    from paddock.config import RequiredFile
     from paddock.envs import world_settings
 
     for folder in (settings.start.folder, *(each.folder for each in settings.teachers.values())):
         if folder is not None:
-            yield DataFile(path=folder, contains=CHECKPOINT)
+            yield RequiredFile(path=folder, contains=CHECKPOINT)
     for task in settings.tasks.values():
         yield from world_settings(task.world, task.settings).data_files()
 
 
-def _train_data(settings: "TrainSettings") -> "Iterator[DataFile]":
-    from paddock.config import DataFile
+def _train_data(settings: "TrainSettings") -> "Iterator[RequiredFile]":
+    from paddock.config import RequiredFile
 
     if settings.start.folder is not None:
-        yield DataFile(path=settings.start.folder, contains=CHECKPOINT)
+        yield RequiredFile(path=settings.start.folder, contains=CHECKPOINT)
     if settings.tokenizer.folder is not None:
-        yield DataFile(path=settings.tokenizer.folder, contains=TOKENIZER)
+        yield RequiredFile(path=settings.tokenizer.folder, contains=TOKENIZER)
     for source in (*settings.corpus.sources, *settings.tokenizer.also):
         yield from source.data_files()
 
 
-def _stage_data(step: "Step") -> "Iterator[DataFile]":
+def _stage_data(step: "Step") -> "Iterator[RequiredFile]":
     from paddock.config import load_recipe, resolve
     from paddock.train import TrainSettings
 
@@ -135,7 +135,7 @@ def _stage_data(step: "Step") -> "Iterator[DataFile]":
         yield from rl_data(_rl_settings(step))
 
 
-def _skill_data(plan: "Plan") -> "Iterator[tuple[str, DataFile]]":
+def _skill_data(plan: "Plan") -> "Iterator[tuple[str, RequiredFile]]":
     from paddock.envs import world_settings
 
     for skill in plan.skills:
@@ -154,9 +154,9 @@ def missing_data(plan: "Plan", todo: "Iterable[Step]") -> list[str]:
     return missing((who, file) for who, file in every if Path(file.path) not in made)
 
 
-def missing(read: "Iterable[tuple[str, DataFile]]") -> list[str]:
+def missing(read: "Iterable[tuple[str, RequiredFile]]") -> list[str]:
     """In lines, which of the files that somebody reads are not there."""
-    wanted: dict[DataFile, list[str]] = {}
+    wanted: dict[RequiredFile, list[str]] = {}
     for who, file in read:
         if file.is_missing:
             wanted.setdefault(file, []).append(who)

@@ -13,7 +13,7 @@ import typer
 
 from paddock.cli.errors import Explaining, UserError
 from paddock.cli.tables import show, table
-from paddock.config import parse_sets
+from paddock.config import parse_overrides
 from paddock.records import Failure, Message, SamplingParams, ToolCall, ToolSpec, Verdict
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def list_worlds() -> None:
 @app.command("show")
 def show_world(world: World_, sets: Sets = None, index: Index = 0, split: Split = "train") -> None:
     """A world's settings, tools and one of its tasks."""
-    from paddock.config import Recipe, dump, resolve
+    from paddock.config import Recipe, dump_toml, resolve
     from paddock.envs import kind_of, open_world
 
-    changes = parse_sets(sets or [])
+    changes = parse_overrides(sets or [])
     opened = open_world(world, changes)
     task = opened.task(index, split)
     sizes = {each: opened.size(each) for each in ("train", "test")}
@@ -60,7 +60,7 @@ def show_world(world: World_, sets: Sets = None, index: Index = 0, split: Split 
     rows.add_row("limits", f"{task.budget.turns} turns, {task.budget.seconds:g} s")
     rows.add_row("tools", "\n".join(_told(tool) for tool in opened.open(task).tools) or "none")
     settings = resolve(kind.load(), Recipe(changes, {}))
-    show(rows, f"settings:\n{dump(settings).strip()}", f"task {task.id}:\n")
+    show(rows, f"settings:\n{dump_toml(settings).strip()}", f"task {task.id}:\n")
     _tell(task.messages)
 
 
@@ -86,7 +86,7 @@ def try_world(  # noqa: PLR0913  one option each
     """Play one task: as a person in the terminal, with a model, or by its own solution."""
     from paddock.envs import open_world, play
 
-    opened = open_world(world, parse_sets(sets or []))
+    opened = open_world(world, parse_overrides(sets or []))
     task = opened.task(index, split)
     env = opened.open(task)
     sampling = SamplingParams(temperature=temperature, max_new_tokens=max_tokens)
@@ -221,7 +221,7 @@ def check_tasks(
     from paddock.config import Recipe, resolve
     from paddock.envs.harbor import HarborSettings, task_folders
 
-    changes = parse_sets(sets or [])
+    changes = parse_overrides(sets or [])
     changes.setdefault("variables", dict(os.environ))
     if skip_installs:
         changes["skip_installs"] = True

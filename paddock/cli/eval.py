@@ -9,7 +9,7 @@ from paddock.cli.engines import open_model
 from paddock.cli.plan import SkillPlan
 from paddock.cli.skills import engine_of, evaluated
 from paddock.cli.tables import show, table
-from paddock.config import parse_sets
+from paddock.config import parse_overrides
 
 
 def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
@@ -28,7 +28,7 @@ def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
     import json
     from dataclasses import asdict
 
-    changes = parse_sets(sets or [])
+    changes = parse_overrides(sets or [])
     opened = open_model(model, None)
     made = table("world", numbers=("score", "±", "tasks", "turns", "pass@k", "not judged"))
     with engine_of(opened) as engine:

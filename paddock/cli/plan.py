@@ -11,14 +11,14 @@ from typing import Any, Literal, Self
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from paddock.cli.errors import UserError
-from paddock.config import Settings, load_recipe, resolve
+from paddock.config import BaseSettings, load_recipe, resolve
 from paddock.journal import EVENTS, follow
 
 PLAN = "plan.toml"
 Verb = Literal["train", "rl", "distill", "quantize"]
 
 
-class StagePlan(Settings):
+class StagePlan(BaseSettings):
     """One stage: the same command that a person can run alone."""
 
     name: str
@@ -40,7 +40,7 @@ class StagePlan(Settings):
         return self
 
 
-class SkillPlan(Settings):
+class SkillPlan(BaseSettings):
     """One thing a model can do, measured on the same held-out tasks after every stage."""
 
     name: str
@@ -53,7 +53,7 @@ class SkillPlan(Settings):
     thinking: bool = True  # whether the model may think before it answers
 
 
-class ClusterPlan(Settings):
+class ClusterPlan(BaseSettings):
     """The machines a plan is made for: --dry-run checks that every stage fits on them."""
 
     name: str
@@ -61,7 +61,7 @@ class ClusterPlan(Settings):
     gib: PositiveFloat  # of memory of each
 
 
-class Plan(Settings):
+class Plan(BaseSettings):
     seed: int = 0
     cluster: ClusterPlan | None = None
     stages: tuple[StagePlan, ...]

@@ -63,13 +63,13 @@ def quantize(  # noqa: PLR0913  one option each
     from paddock.checkpoint import read_config
     from paddock.checkpoint.training import newest_model
     from paddock.cli.engines import devices
-    from paddock.config import dump
+    from paddock.config import dump_toml
     from paddock.quant import quantize_folder
     from paddock.quant.run import refuse_integers
 
     settings = _settings(recipe, sets or [])
     if dry_run:
-        show(dump(settings).rstrip())
+        show(dump_toml(settings).rstrip())
         return
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
@@ -96,7 +96,7 @@ def quantize(  # noqa: PLR0913  one option each
 def _settings(recipe: str, sets: list[str]) -> "QuantSettings":
     """A recipe by name or file, changed as asked."""
     from paddock.config import Recipe, load_recipe, resolve
-    from paddock.config.recipe import SET, parse_sets
+    from paddock.config.recipe import SET_FLAG, parse_overrides
     from paddock.quant import RECIPES, QuantSettings
 
     if recipe not in RECIPES and not Path(recipe).is_file():
@@ -104,8 +104,8 @@ def _settings(recipe: str, sets: list[str]) -> "QuantSettings":
     if recipe not in RECIPES:
         return resolve(QuantSettings, load_recipe(Path(recipe), sets))
     values = RECIPES[recipe].model_dump(mode="json", exclude_none=True)
-    changes = parse_sets(sets)
-    return resolve(QuantSettings, Recipe(values | changes, {(key,): SET for key in changes}))
+    changes = parse_overrides(sets)
+    return resolve(QuantSettings, Recipe(values | changes, {(key,): SET_FLAG for key in changes}))
 
 
 def _passages(

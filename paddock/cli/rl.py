@@ -61,7 +61,7 @@ def conduct(
 ) -> None:
     """What `rl` and `distill` do."""
     from paddock.cli.dry import missing, open_environments, rl_data
-    from paddock.config import dump, load_recipe, resolve
+    from paddock.config import dump_toml, load_recipe, resolve
     from paddock.dashboard import write_report
     from paddock.rl.settings import RLSettings
     from paddock.rl.stages import staged
@@ -71,7 +71,7 @@ def conduct(
     settings = resolve(RLSettings, staged(load_recipe(recipe, sets)))
     if dry_run:
         open_environments(settings)
-        show(dump(settings).rstrip(), _plan(settings))
+        show(dump_toml(settings).rstrip(), _plan(settings))
         for line in missing(("", file) for file in rl_data(settings)):
             show(line)
         return

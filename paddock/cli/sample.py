@@ -16,7 +16,7 @@ from rich.console import Console
 from paddock.cli.errors import UserError
 from paddock.cli.harvest import Harvest
 from paddock.cli.tables import show, table
-from paddock.config import parse_sets
+from paddock.config import parse_overrides
 from paddock.records import Dialogue, Message, SamplingParams, ToolSpec, Verdict
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def sample(  # noqa: PLR0913  one option each
     """
     from paddock.envs import open_world
 
-    made = parse_sets(sets or [])
+    made = parse_overrides(sets or [])
     plan = Plan(
         world=open_world(world, made),
         split=split,

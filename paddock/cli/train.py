@@ -41,7 +41,7 @@ def train(
 
     Many processes: torchrun --nproc-per-node 8 -m paddock.cli train RECIPE --set parallel.data=8
     """
-    from paddock.config import dump, load_recipe, resolve
+    from paddock.config import dump_toml, load_recipe, resolve
     from paddock.dashboard import write_report
     from paddock.parallel import is_first
     from paddock.train import Run, TrainSettings
@@ -61,7 +61,9 @@ def train(
         return
     config, planned = _planned(run)
     if dry_run:
-        show(dump(settings).rstrip(), _plan_table(planned), _expected(settings, config, planned))
+        show(
+            dump_toml(settings).rstrip(), _plan_table(planned), _expected(settings, config, planned)
+        )
         return
     show(_plan_table(planned))
     with (

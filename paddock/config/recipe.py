@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from paddock.config.settings import ConfigError
-from paddock.config.toml import toml_value
+from paddock.config.toml_dump import format_toml_value
 
 KeyPath = tuple[str | int, ...]  # keys, and indices into lists
-SET = "--set"
+SET_FLAG = "--set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Recipe:
 
 def load_recipe(path: str | Path, sets: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, with what it extends below it and `sets` ("a.b=c") on top."""
-    layers = [*_layers(Path(path), ()), *((SET, parse_set(text)) for text in sets)]
+    layers = [*_layers(Path(path), ()), *((SET_FLAG, parse_override(text)) for text in sets)]
     values: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
     for origin, table in layers:
@@ -38,7 +38,7 @@ def load_recipe(path: str | Path, sets: Sequence[str] = ()) -> Recipe:
     return Recipe(values, origins)
 
 
-def parse_sets(texts: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     """Overrides alone, as one table; of two that speak of the same key the last counts.
 
     >>> parse_sets(["config.terms=3", "config.digits=2", "config.terms=4"])
@@ -46,23 +46,23 @@ def parse_sets(texts: Sequence[str]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for text in texts:
-        values = _merged(values, parse_set(text))
+        values = _merged(values, parse_override(text))
     return values
 
 
-def parse_set(text: str) -> dict[str, Any]:
+def parse_override(text: str) -> dict[str, Any]:
     """An override as a nested table. What is not a TOML value is text.
 
     >>> parse_set("optim.lr=3e-4"), parse_set("model=nano"), parse_set('tag="true"')
     ({'optim': {'lr': 0.0003}}, {'model': 'nano'}, {'tag': 'true'})
     """
     key, equals, value = text.partition("=")
-    for candidate in (value, toml_value(value)) if equals else ():
+    for candidate in (value, format_toml_value(value)) if equals else ():
         try:
             return tomllib.loads(f"{key} = {candidate}")
         except tomllib.TOMLDecodeError:
             continue
-    raise ConfigError(f"{SET} {text}: expected a setting and its value, such as optim.lr=3e-4")
+    raise ConfigError(f"{SET_FLAG} {text}: expected a setting and its value, such as optim.lr=3e-4")
 
 
 def _layers(file: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from paddock.config.recipe import KeyPath, Recipe
-from paddock.config.settings import ConfigError, Settings
-from paddock.config.toml import toml_key, toml_value
+from paddock.config.settings import BaseSettings, ConfigError
+from paddock.config.toml_dump import format_toml_key, format_toml_value
 
-_S = TypeVar("_S", bound=Settings)
+_S = TypeVar("_S", bound=BaseSettings)
 
 # What pydantic's kinds of error ask for, where its own words would not do for a recipe.
 _WANTED = {
@@ -68,7 +68,9 @@ def resolve(cls: type[_S], recipe: Recipe) -> _S:
     raise ConfigError("\n".join(_line(cls, recipe, *item) for item in told.items()))
 
 
-def _line(cls: type[Settings], recipe: Recipe, path: KeyPath, problems: list[ErrorDetails]) -> str:
+def _line(
+    cls: type[BaseSettings], recipe: Recipe, path: KeyPath, problems: list[ErrorDetails]
+) -> str:
     name, origin = f"'{_dotted(path)}'", _origin(recipe, path)
     value = problems[0]["input"]
     kinds = {problem["type"] for problem in problems}
@@ -80,7 +82,7 @@ def _line(cls: type[Settings], recipe: Recipe, path: KeyPath, problems: list[Err
     if kinds == {"missing"}:
         return f"missing setting {name}"
     where = f"{name}{origin}" if path else "the recipe"
-    got = "" if isinstance(value, dict) else f", got {toml_value(value)}"
+    got = "" if isinstance(value, dict) else f", got {format_toml_value(value)}"
     demands = " or ".join(dict.fromkeys(map(_demand, problems))).replace("or must be", "or")
     return f"{where} {demands}{got}"
 
@@ -94,7 +96,7 @@ def _demand(problem: ErrorDetails) -> str:
     return problem["msg"].replace("Input should", "must")
 
 
-def _path(cls: type[Settings], values: Any, loc: tuple[str | int, ...]) -> KeyPath:
+def _path(cls: type[BaseSettings], values: Any, loc: tuple[str | int, ...]) -> KeyPath:
     """Where in the recipe an error is: its location without the names of union members."""
     path: list[str | int] = []
     for part in loc:
@@ -109,7 +111,9 @@ def _path(cls: type[Settings], values: Any, loc: tuple[str | int, ...]) -> KeyPa
 
 
 def _dotted(path: KeyPath) -> str:
-    keys = (f"[{part}]" if isinstance(part, int) else f".{toml_key((part,))}" for part in path)
+    keys = (
+        f"[{part}]" if isinstance(part, int) else f".{format_toml_key((part,))}" for part in path
+    )
     return "".join(keys).removeprefix(".")
 
 
@@ -121,7 +125,7 @@ def _origin(recipe: Recipe, path: KeyPath) -> str:
     return ""
 
 
-def _neighbour(cls: type[Settings], path: KeyPath) -> str | None:
+def _neighbour(cls: type[BaseSettings], path: KeyPath) -> str | None:
     """The setting that was probably meant: a similar name in the same table, or the same name in
     another."""
     *table, key = path
@@ -131,7 +135,7 @@ def _neighbour(cls: type[Settings], path: KeyPath) -> str | None:
     return next((_dotted(known) for known in _known(cls) if known[-1] == key), None)
 
 
-def _fields(cls: type[Settings], path: KeyPath) -> list[str]:
+def _fields(cls: type[BaseSettings], path: KeyPath) -> list[str]:
     """The settings that the table at `path` may hold."""
     models = [cls]
     for part in path:
@@ -143,16 +147,16 @@ def _fields(cls: type[Settings], path: KeyPath) -> list[str]:
     return [name for model in models for name in model.model_fields]
 
 
-def _known(cls: type[Settings]) -> Iterator[tuple[str, ...]]:
+def _known(cls: type[BaseSettings]) -> Iterator[tuple[str, ...]]:
     for name, field in cls.model_fields.items():
         yield (name,)
         for model in _models(field.annotation):
             yield from ((name, *rest) for rest in _known(model))
 
 
-def _models(annotation: Any) -> Iterator[type[Settings]]:
+def _models(annotation: Any) -> Iterator[type[BaseSettings]]:
     """The settings among the types a value may have, also inside lists, tables and unions."""
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
+    if isinstance(annotation, type) and issubclass(annotation, BaseSettings):
         yield annotation
     for argument in get_args(annotation):
         yield from _models(argument)

@@ -10,7 +10,7 @@ class ConfigError(ValueError):
     """What the user must change, one line a problem, each setting named by its full path."""
 
 
-class Settings(BaseModel):
+class BaseSettings(BaseModel):
     """Frozen, complete once built, and made of what TOML can say: text (also for paths), numbers,
     booleans, tuples and further settings.
 

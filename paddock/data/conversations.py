@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
-from paddock.config import DataFile
+from paddock.config import RequiredFile
 from paddock.data.chance import key
 from paddock.data.corpus import DataError, Document, Reading, SourceSettings, files_of
 from paddock.data.dialogue import read_dialogues
@@ -73,12 +73,12 @@ class DialogueSource(DialogueSettings):
     path: str
     thinking: ThinkingMode = "interleaved"  # of dialogues that say nothing
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         contains = (
             "JSONL, .gz or not, a file or a folder of them, a dialogue a line: "
             '{"messages": [...]} as OpenAI has them, or {"conversations": [...]} as in ShareGPT'
         )
-        return (DataFile(path=self.path, contains=contains),)
+        return (RequiredFile(path=self.path, contains=contains),)
 
     def _dialogues(self) -> Iterator[Dialogue]:
         for file in files_of(self, self.path, (".jsonl", ".jsonl.gz")):

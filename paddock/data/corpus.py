@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from paddock.config import DataFile, Settings
+from paddock.config import BaseSettings, RequiredFile
 from paddock.data.chance import key
 
 Kind = Literal["text", "code"]
@@ -47,7 +47,7 @@ class Reading:
     drops: Drops = field(default_factory=Counter)
 
 
-class SourceSettings(Settings):
+class SourceSettings(BaseSettings):
     """What every source has. A source yields its documents in the same order every time."""
 
     generated: ClassVar[bool] = False  # made on purpose: not cleaned, and its own rule holds out
@@ -57,7 +57,7 @@ class SourceSettings(Settings):
     def documents(self, reading: Reading) -> Iterator[Document]:
         raise NotImplementedError
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         """The files and folders that it reads."""
         return ()
 
@@ -77,9 +77,9 @@ class FolderSource(SourceSettings):
     patterns: tuple[str, ...] = ("**/*.txt", "**/*.md")
     holds: Kind = "text"
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         contains = f"a folder with text files that match {' or '.join(self.patterns)}"
-        return (DataFile(path=self.path, contains=contains),)
+        return (RequiredFile(path=self.path, contains=contains),)
 
     def files(self) -> list[Path]:
         """The files that match, relative to the folder."""
@@ -107,9 +107,9 @@ class JsonlSource(SourceSettings):
     field: str = "text"
     holds: Kind = "text"
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         contains = f"JSONL, .gz or not, a file or a folder of them, with text in {self.field!r}"
-        return (DataFile(path=self.path, contains=contains),)
+        return (RequiredFile(path=self.path, contains=contains),)
 
     def documents(self, reading: Reading) -> Iterator[Document]:
         for file in files_of(self, self.path, (".jsonl", ".jsonl.gz")):
@@ -129,9 +129,9 @@ class ParquetSource(SourceSettings):
     column: str = "text"
     holds: Kind = "text"
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         contains = f"Parquet, a file or a folder of them, with text in column {self.column!r}"
-        return (DataFile(path=self.path, contains=contains),)
+        return (RequiredFile(path=self.path, contains=contains),)
 
     def documents(self, reading: Reading) -> Iterator[Document]:
         parquet, arrow = _extra("pyarrow.parquet"), _extra("pyarrow")

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from paddock.config import DataFile
+from paddock.config import RequiredFile
 from paddock.data.chance import key
 from paddock.data.corpus import DataError, Document, FileSource, Reading, SourceSettings
 from paddock.data.reasoning import ReasoningSource
@@ -337,7 +337,7 @@ class LongContextSource(SourceSettings):
     seed: int = 0
     held_out: bool = False
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         return self.material.data_files()
 
     def tasks(self, reading: Reading) -> Iterator[LongTask]:

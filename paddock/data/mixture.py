@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.data.chance import key, shuffled, uniform
 from paddock.data.corpus import DataError
 from paddock.data.shards import Documents
@@ -17,7 +17,7 @@ from paddock.data.shards import Documents
 Curve = tuple[tuple[float, float], ...]  # (progress, weight), straight lines between
 
 
-class MixtureSettings(Settings):
+class MixtureSettings(BaseSettings):
     """Weights by source, each a number or a curve over the progress of the run, 0 to 1. Two points
     at the same progress are a jump. Without weights every source gets what it has.
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.data.corpus import DataError
 from paddock.data.mixture import Mixture, MixtureSettings, Piece
 from paddock.data.packing import PACKERS, Mode, Row, Shape, share
@@ -20,7 +20,7 @@ from paddock.data.resume import Position
 from paddock.data.shards import Documents
 
 
-class StreamSettings(Settings):
+class StreamSettings(BaseSettings):
     mode: Mode = "truncate"
     context: Annotated[int, Field(gt=1)] = 4096
     batch_tokens: Annotated[int, Field(gt=0)] = 65536  # over all ranks

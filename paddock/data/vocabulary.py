@@ -7,14 +7,14 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.data.corpus import Reading
 from paddock.data.prepare import CorpusSettings, Source
 from paddock.data.prepare.clean import clean
 from paddock.text import Template, Tokenizer, Version, train, with_chat_template
 
 
-class TokenizerSettings(Settings):
+class TokenizerSettings(BaseSettings):
     """Read from `folder`, or trained on the head of the corpus when there is none."""
 
     folder: str | None = None

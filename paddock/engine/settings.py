@@ -6,14 +6,14 @@ from math import prod
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from paddock.config import ConfigError, Settings
+from paddock.config import BaseSettings, ConfigError
 from paddock.model import RECURRENT, ModelConfig
 from paddock.model.cost import streams
 
 NARROW = 256
 
 
-class EngineSettings(Settings):
+class EngineSettings(BaseSettings):
     page_tokens: PositiveInt = 16
     pages: PositiveInt | None = None  # None: what `cache_bytes` holds
     cache_bytes: PositiveInt = 1 << 28

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
-from paddock.config import DataFile
+from paddock.config import RequiredFile
 from paddock.envs.answers import FORMS, Form, FormName, same
 from paddock.envs.problems import Listed, Problem, Problems
 from paddock.envs.python import PythonSettings, lending_python
@@ -40,7 +40,7 @@ class AskSettings(WorldSettings):
     also: tuple[PartSettings, ...] = ()  # further parts of the reward
     python: PythonSettings | None = None  # a Python tool to reason with; none if left out
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         return tuple(file for part in self.also for file in part.data_files())
 
     def open_without_data(self) -> "AskWorld":
@@ -198,9 +198,11 @@ class FileSettings(AskSettings):
         self.check()
         return self.uncalibrated().over(Listed([], []))
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         contains = f"JSONL or a JSON list, .gz or not, a problem a row: {self.row_format}"
-        own = (DataFile(path=path, contains=contains) for path in (self.train, self.test) if path)
+        own = (
+            RequiredFile(path=path, contains=contains) for path in (self.train, self.test) if path
+        )
         return (*own, *super().data_files())
 
     def shape(self) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.envs.sandbox import Pool, PythonReply, PythonSession, SandboxSettings
 from paddock.envs.talk import Lend
 from paddock.envs.tools import Tool
@@ -26,7 +26,7 @@ SPEC = ToolSpec(
 )
 
 
-class PythonSettings(Settings):
+class PythonSettings(BaseSettings):
     """The tool and the sandbox it runs in, one for each attempt."""
 
     seconds: Annotated[float, Field(gt=0)] = 30.0  # for one call

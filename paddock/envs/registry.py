@@ -7,7 +7,7 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import Any, ClassVar
 
-from paddock.config import ConfigError, DataFile, Recipe, Settings, resolve
+from paddock.config import BaseSettings, ConfigError, Recipe, RequiredFile, resolve
 from paddock.envs.world import World, said
 
 
@@ -15,7 +15,7 @@ class WorldError(ValueError):
     """A world that cannot be opened as it was asked for."""
 
 
-class WorldSettings(Settings):
+class WorldSettings(BaseSettings):
     """How a kind of world is set; each kind has its own."""
 
     # The settings that decide which task an index is; none named: all. How a world is run, and on
@@ -35,7 +35,7 @@ class WorldSettings(Settings):
     def world(self) -> World:
         raise NotImplementedError
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         """The files and folders that it reads."""
         return ()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.envs import Episode, Split, World
 from paddock.evals.score import EvalError, Score, score
 from paddock.records import Task
@@ -15,7 +15,7 @@ Plays = Callable[[Task, int], Awaitable[Episode]]  # a task, and which attempt a
 Watch = Callable[[Episode], None]
 
 
-class EvalSettings(Settings):
+class EvalSettings(BaseSettings):
     """Which tasks are played, and how."""
 
     tasks: PositiveInt = 200

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 
 Family = Literal[
     "glm_moe_dsa", "glm4_moe_lite", "deepseek_v3", "llama", "qwen2", "qwen3", "paddock"
@@ -22,7 +22,7 @@ LATENT: tuple[AttentionKind, ...] = ("mla", "dsa")
 RECURRENT: tuple[AttentionKind, ...] = ("gdn", "simple_gdn")  # keep a state, not rows
 
 
-class LatentSettings(Settings):
+class LatentSettings(BaseSettings):
     """Multi-head latent attention."""
 
     heads: PositiveInt
@@ -43,7 +43,7 @@ class LatentSettings(Settings):
         return self.kv_rank + self.rope
 
 
-class IndexerSettings(Settings):
+class IndexerSettings(BaseSettings):
     """The lightning indexer of DeepSeek Sparse Attention."""
 
     heads: PositiveInt
@@ -54,7 +54,7 @@ class IndexerSettings(Settings):
     rope_layout: RopeLayout = "interleaved"
 
 
-class GroupedSettings(Settings):
+class GroupedSettings(BaseSettings):
     """Grouped-query attention, and what its ablations take from it."""
 
     heads: PositiveInt
@@ -66,7 +66,7 @@ class GroupedSettings(Settings):
     conv: PositiveInt = 4  # taps of the short convolutions of "gdn" layers
 
 
-class ExpertSettings(Settings):
+class ExpertSettings(BaseSettings):
     """Mixture of experts with a sigmoid router."""
 
     experts: PositiveInt
@@ -79,7 +79,7 @@ class ExpertSettings(Settings):
     scale: PositiveFloat = 2.5
 
 
-class RopeScaling(Settings):
+class RopeScaling(BaseSettings):
     """How frequencies are stretched beyond the length they were trained at."""
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -103,13 +103,13 @@ class RopeScaling(Settings):
         return self
 
 
-class RopeSettings(Settings):
+class RopeSettings(BaseSettings):
     theta: PositiveFloat = 1_000_000.0
     layout: RopeLayout = "interleaved"
     scaling: RopeScaling | None = None
 
 
-class InitSettings(Settings):
+class InitSettings(BaseSettings):
     """Standard deviations at birth; None: `std`."""
 
     std: PositiveFloat = 0.02
@@ -118,14 +118,14 @@ class InitSettings(Settings):
     router_std: PositiveFloat | None = None
 
 
-class MtpSettings(Settings):
+class MtpSettings(BaseSettings):
     """Multi-token prediction: one layer, used at several depths."""
 
     depths: PositiveInt = 3
     share_index: bool = False  # depths after the first attend to the keys that the first selected
 
 
-class ModelConfig(Settings):
+class ModelConfig(BaseSettings):
     """Everything that fixes a network's tensors and what they mean."""
 
     family: Family

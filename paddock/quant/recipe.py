@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.model.block import Block
 from paddock.quant.w4a8 import Grid
 
@@ -13,7 +13,7 @@ from paddock.quant.w4a8 import Grid
 LEFT_ALONE = ("kv_b", "indexer.key", "indexer.weights")
 
 
-class QuantSettings(Settings):
+class QuantSettings(BaseSettings):
     """The published recipe for GLM-5 where nothing is said: QuaRot, Flex-AWQ-SSZ for the routed
     experts' up and down, smoothing for attention, dense and shared parts; experts W4A8, these parts
     W8A8. Router, indexer keys and head weights, kv_b, MTP, embedding and head are left alone."""

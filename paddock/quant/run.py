@@ -22,7 +22,7 @@ from paddock.checkpoint.load import (
     without_absent_mtp,
 )
 from paddock.checkpoint.names import Piece, place
-from paddock.config import dump
+from paddock.config import dump_toml
 from paddock.model.block import Block
 from paddock.model.moe import MoE
 from paddock.model.norm import RMSNorm
@@ -262,7 +262,9 @@ class _Work:
         config["dtype"] = str(self.dtype).removeprefix("torch.")
         fates = modules_by_fate(self.network, self.made, self.shop.opened().names)
         config["quantization_config"] = quantization_config(self.settings, fates)
-        self.shop.finish(config, report, files_beside_weights(self.source), dump(self.settings))
+        self.shop.finish(
+            config, report, files_beside_weights(self.source), dump_toml(self.settings)
+        )
         return report
 
     def _last(self) -> tuple[RMSNorm, nn.Linear]:

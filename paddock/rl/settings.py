@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.records.task import MAX_ABS_REWARD
 from paddock.rollout.settings import Pace, TaskSettings, Weight
 from paddock.train.settings import KeepSettings, MachineSettings, OptimSettings, StartSettings
@@ -22,7 +22,7 @@ Reward = Annotated[float, Field(ge=-MAX_ABS_REWARD, le=MAX_ABS_REWARD, allow_inf
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class RewardSettings(Settings):
+class RewardSettings(BaseSettings):
     """What an attempt earns besides what its world says."""
 
     policy_failure: Reward = 0.0  # for breaking off by its own doing
@@ -40,7 +40,7 @@ class RewardSettings(Settings):
         return self
 
 
-class CreditSettings(Settings):
+class CreditSettings(BaseSettings):
     """How a group becomes samples."""
 
     baseline: Literal["std", "mean"] = "std"
@@ -51,7 +51,7 @@ class CreditSettings(Settings):
     reward: RewardSettings = RewardSettings()
 
 
-class LossSettings(Settings):
+class LossSettings(BaseSettings):
     """Which gain is maximised; see loss.py."""
 
     kind: Literal["icepop", "double_sided", "ppo", "tis", "decoupled", "reinforce"] = "icepop"
@@ -63,7 +63,7 @@ class LossSettings(Settings):
     teacher_clip: PositiveFloat | None = None  # bound on a teacher's lead at one token, in nats
 
 
-class SamplingSettings(Settings):
+class SamplingSettings(BaseSettings):
     """How the policy is sampled; None: as long as the context allows."""
 
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -90,7 +90,7 @@ class RLTask(TaskSettings):
         return self
 
 
-class TeacherSettings(Settings):
+class TeacherSettings(BaseSettings):
     """An engine that scores: a checkpoint or run folder loaded here, or a server."""
 
     folder: str | None = None
@@ -103,7 +103,7 @@ class TeacherSettings(Settings):
         return self
 
 
-class EnginesSettings(Settings):
+class EnginesSettings(BaseSettings):
     """Who samples: engines of this run, or servers that are there already."""
 
     urls: tuple[str, ...] = ()  # none: embedded
@@ -120,7 +120,7 @@ class EnginesSettings(Settings):
     unreachable_timeout_s: PositiveFloat = 600.0  # with no engine answering, before the run ends
 
 
-class AlertSettings(Settings):
+class AlertSettings(BaseSettings):
     """When to speak up. Nothing is stopped."""
 
     entropy_below: NonNegativeFloat = 0.01  # nats a token
@@ -130,7 +130,7 @@ class AlertSettings(Settings):
     masked_above: Share = 0.5
 
 
-class RLSettings(Settings):
+class RLSettings(BaseSettings):
     """One RL stage."""
 
     stage: Literal["reasoning", "agentic", "general", "distill"]

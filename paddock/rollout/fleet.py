@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 from pydantic import PositiveFloat, PositiveInt
 
 from paddock.api.reply import Answer, Delta
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.records import Completion, Segment
 from paddock.rollout.carry import continuable, rest_of, with_part
 from paddock.rollout.client import Ask, EngineLost, Generate, Said
@@ -32,7 +32,7 @@ PULSE_S, LATE_S = 0.02, 0.1  # how often this process feels its own pulse, and w
 STUBBORN = 3  # failures of one replica, alive all the while, before a session is moved
 
 
-class FleetSettings(Settings):
+class FleetSettings(BaseSettings):
     beat_s: PositiveFloat = 0.5  # between heartbeats
     patience_s: PositiveFloat = 0.4  # for each of them
     misses: PositiveInt = 2  # in a row, and a replica is dead

@@ -19,7 +19,7 @@ from paddock.api.ask import Talk, fitted
 from paddock.api.errors import ApiError
 from paddock.api.reply import Answer, Delta
 from paddock.api.voice import Payload, Voice, payloads
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.records import Message, SamplingParams
 from paddock.rollout.client import Ask, Generate, last_delta, turn_seed
 from paddock.rollout.match import LOOSE, Digest, Matcher, digests
@@ -31,7 +31,7 @@ LONG = 1 << 14  # characters whose tokens are worth a thread of their own
 _ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(BaseSettings):
     served_name: str = "paddock"
     room: PositiveInt | None = None  # tokens of a prompt and its reply; None: the engine says
     most_sessions: PositiveInt = 65536

@@ -4,12 +4,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Pace(Settings):
+class Pace(BaseSettings):
     """How far rollouts may run ahead of the trainer, and what happens to those that are late.
 
     Staleness is counted in updates: those done when a token is trained, less those that were done
@@ -67,7 +67,7 @@ input_type=dict]
         return self.pipeline_depth == 0 or self.max_staleness < self.updates_per_batch
 
 
-class TaskSettings(Settings):
+class TaskSettings(BaseSettings):
     """One of the tasks that a run mixes."""
 
     ratio: Weight = 1.0  # of all groups trained, relative to the other tasks

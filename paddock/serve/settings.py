@@ -6,10 +6,10 @@ from ipaddress import ip_address
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from paddock.config import ConfigError, Settings
+from paddock.config import BaseSettings, ConfigError
 
 
-class ServeSettings(Settings):
+class ServeSettings(BaseSettings):
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()  # names it is reached by, behind a proxy say
     served_name: str = "paddock"

@@ -14,7 +14,7 @@ import torch
 
 from paddock.checkpoint import load_pretrained, read_config
 from paddock.checkpoint.training import newest_model
-from paddock.config import Settings, dump
+from paddock.config import BaseSettings, dump_toml
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare
 from paddock.journal import LEDGER
 from paddock.model import ModelConfig, Network, preset
@@ -51,7 +51,7 @@ class Run:
         claim(self.folder, self.settings, may_change=("parallel",))
 
 
-def claim(folder: Path, settings: Settings, *, may_change: Collection[str]) -> None:
+def claim(folder: Path, settings: BaseSettings, *, may_change: Collection[str]) -> None:
     """Make a run's folder and write its recipe, or make sure that the run under way there has the
     same one. What is under the names `may_change` does not change what is learnt.
 
@@ -59,7 +59,7 @@ def claim(folder: Path, settings: Settings, *, may_change: Collection[str]) -> N
     its recipe over that of a run that is alive.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    recipe, text = folder / RECIPE, dump(settings)
+    recipe, text = folder / RECIPE, dump_toml(settings)
     # What a resumed run takes up: rollouts of another recipe must not be trained under this one.
     kept = any((folder / CHECKPOINTS).glob("step-*")) or (folder / LEDGER).is_file()
     begun = recipe.is_file() and kept

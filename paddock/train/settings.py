@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.data import CorpusSettings, StreamSettings, TokenizerSettings
 from paddock.model.config import IndexerSettings
 
@@ -12,7 +12,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0)]
 
 
-class StartSettings(Settings):
+class StartSettings(BaseSettings):
     """Where the network comes from, and what is changed about it before the first step."""
 
     preset: str | None = None  # born anew from the run's seed
@@ -31,7 +31,7 @@ class StartSettings(Settings):
         return self
 
 
-class OptimSettings(Settings):
+class OptimSettings(BaseSettings):
     kind: Literal["muon", "adamw"] = "muon"
     split: Literal["none", "heads", "all"] = "all"  # Muon Split: attention heads; gate and up too
     split_rope_rows: bool = False
@@ -54,7 +54,7 @@ class OptimSettings(Settings):
         return self
 
 
-class LossSettings(Settings):
+class LossSettings(BaseSettings):
     mtp: Weight = 0.3
     mtp_later: Weight = 0.1  # once `mtp_switch` of the run is over
     mtp_switch: Share = 0.55
@@ -65,7 +65,7 @@ class LossSettings(Settings):
     indexer: Weight = 1.0
 
 
-class MachineSettings(Settings):
+class MachineSettings(BaseSettings):
     """How a step is computed; changes nothing about what is learnt but rounding."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the products; state is float32
@@ -76,7 +76,7 @@ class MachineSettings(Settings):
     threads: PositiveInt | None = None  # of one operation on the CPU; None: one a core
 
 
-class ParallelSettings(Settings):
+class ParallelSettings(BaseSettings):
     """How many processes share a run, in each way; their product is what torchrun must start. Says
     nothing about what is learnt: a run may go on with other sizes."""
 
@@ -89,14 +89,14 @@ class ParallelSettings(Settings):
         return self.data * self.expert * self.context
 
 
-class KeepSettings(Settings):
+class KeepSettings(BaseSettings):
     every: PositiveInt = 500  # steps between checkpoints
     last: PositiveInt = 2  # newest checkpoints kept
     forever: PositiveInt | None = None  # multiples of this many steps are never pruned
     final_optimizer: bool = True  # its state at the last step too, from which no run goes on
 
 
-class EvalSettings(Settings):
+class EvalSettings(BaseSettings):
     every: PositiveInt = 500
     tokens: PositiveInt = 100_000  # of held-out text, at most
 
@@ -104,7 +104,7 @@ class EvalSettings(Settings):
 Stage = Literal["pretrain", "midtrain", "warmup", "sparse", "sft"]
 
 
-class TrainSettings(Settings):
+class TrainSettings(BaseSettings):
     """One stage of raising a model."""
 
     stage: Stage = "pretrain"

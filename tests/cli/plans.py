@@ -1,6 +1,6 @@
 """A plan of small stages, in a folder of its own."""
 
-from paddock.config import dump
+from paddock.config import dump_toml
 from paddock.data import CorpusSettings, ReasoningSource
 from tests.train.tiny import network_folder, settings
 
@@ -12,6 +12,6 @@ def plan_in(tmp_path, plan, *, steps, **recipes):
     chosen = settings(network_folder(tmp_path / "born"), steps=steps, corpus=corpus)
     folder = tmp_path / "plan"
     folder.mkdir()
-    for name, text in {"plan": plan, "first": dump(chosen), **recipes}.items():
+    for name, text in {"plan": plan, "first": dump_toml(chosen), **recipes}.items():
         (folder / f"{name}.toml").write_text(text)
     return folder

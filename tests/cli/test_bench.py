@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from paddock.cli.__main__ import app
 from paddock.cli.bench_kernels import KERNELS, figures
 from paddock.cli.bench_serve import Load, Spread, measure
-from paddock.config import dump
+from paddock.config import dump_toml
 from paddock.kernels.twins import TWINS
 from paddock.records import Completion, Segment
 from paddock.rollout.client import Answered, Forgets, Said
@@ -152,7 +152,7 @@ def test_so_many_are_under_way_and_a_first_round_does_not_count():
 
 def test_a_step_is_timed_and_nothing_is_saved(tmp_path):
     recipe = tmp_path / "stage.toml"
-    recipe.write_text(dump(settings(network_folder(tmp_path / "born"))))
+    recipe.write_text(dump_toml(settings(network_folder(tmp_path / "born"))))
     before = sorted(tmp_path.rglob("*"))
     (row,) = lines(bench("train", recipe, "--steps", 2, "--json"))
     assert sorted(tmp_path.rglob("*")) == before

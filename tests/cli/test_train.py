@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from paddock.cli.__main__ import app
 from paddock.cli.errors import UserError
 from paddock.cli.track import Tracker, tracked
-from paddock.config import dump, load_recipe, resolve
+from paddock.config import dump_toml, load_recipe, resolve
 from paddock.rl.settings import RLSettings
 from paddock.rl.stages import staged
 from paddock.train import TrainSettings
@@ -75,7 +75,7 @@ def test_a_dry_run_prints_a_recipe_that_resolves_to_the_same_and_trains_nothing(
 
 def test_a_run_speaks_in_plain_lines_when_nobody_watches(tmp_path):
     chosen = settings(network_folder(tmp_path / "born"), steps=2)
-    (tmp_path / "recipe.toml").write_text(dump(chosen))
+    (tmp_path / "recipe.toml").write_text(dump_toml(chosen))
     found = paddock("train", tmp_path / "recipe.toml", "--out", tmp_path / "run")
     assert found.returncode == 0, found.stderr
     assert "step 2/2" in found.stderr
@@ -89,7 +89,7 @@ def test_a_run_speaks_in_plain_lines_when_nobody_watches(tmp_path):
 
 def tracked_run(tmp_path: Path, tracker: str, **environment: str) -> Path:
     chosen = settings(network_folder(tmp_path / "born"), steps=2)
-    (tmp_path / "recipe.toml").write_text(dump(chosen))
+    (tmp_path / "recipe.toml").write_text(dump_toml(chosen))
     words = ("train", tmp_path / "recipe.toml", "--out", tmp_path / "run", "--track", tracker)
     found = paddock(*words, **environment)
     assert found.returncode == 0, found.stderr

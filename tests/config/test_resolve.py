@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, model_validator
 
-from paddock.config import ConfigError, Recipe, Settings, load_recipe, resolve
+from paddock.config import BaseSettings, ConfigError, Recipe, load_recipe, resolve
 
 
-class Optim(Settings):
+class Optim(BaseSettings):
     lr: float = Field(3e-4, gt=0)
     warmup_steps: int = Field(10, ge=0)
     steps: int = 100
@@ -20,21 +20,21 @@ class Optim(Settings):
         return self
 
 
-class Stage(Settings):
+class Stage(BaseSettings):
     tokens: int
     optim: Optim = Optim()
 
 
-class Uniform(Settings):
+class Uniform(BaseSettings):
     kind: Literal["uniform"] = "uniform"
 
 
-class Weighted(Settings):
+class Weighted(BaseSettings):
     kind: Literal["weighted"]
     weights: dict[str, float]
 
 
-class Run(Settings):
+class Run(BaseSettings):
     name: str = "nano"
     seed: int | None = None
     resume: bool = False
@@ -166,7 +166,7 @@ def test_every_problem_has_its_own_line_with_its_own_origin(tmp_path, monkeypatc
 
 
 def test_a_whole_recipe_can_be_refused():
-    class Picky(Settings):
+    class Picky(BaseSettings):
         a: int = 1
 
         @model_validator(mode="after")

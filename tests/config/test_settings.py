@@ -1,10 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 
 
-class Optim(Settings):
+class Optim(BaseSettings):
     lr: float = 3e-4
     steps: int = 10
     betas: tuple[float, ...] = (0.9, 0.95)
@@ -16,7 +16,7 @@ def test_settings_cannot_be_changed():
 
 
 def test_a_default_is_checked_like_a_given_value():
-    class Broken(Settings):
+    class Broken(BaseSettings):
         steps: int = "ten"
 
     with pytest.raises(ValidationError):
@@ -38,10 +38,10 @@ def test_a_whole_number_will_do_for_a_float():
 @pytest.mark.parametrize("default", [..., 5])
 def test_a_setting_that_may_be_none_must_default_to_none(default):
     with pytest.raises(TypeError, match=r"Odd\.size may be None"):
-        type("Odd", (Settings,), {"__annotations__": {"size": int | None}, "size": default})
+        type("Odd", (BaseSettings,), {"__annotations__": {"size": int | None}, "size": default})
 
 
 @pytest.mark.parametrize("kind", [dict[str, int | None], tuple[int | None, ...] | None])
 def test_a_none_inside_a_list_or_table_is_refused(kind):
     with pytest.raises(TypeError, match=r"Odd\.sizes may hold a None"):
-        type("Odd", (Settings,), {"__annotations__": {"sizes": kind}, "sizes": None})
+        type("Odd", (BaseSettings,), {"__annotations__": {"sizes": kind}, "sizes": None})

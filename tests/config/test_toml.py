@@ -5,12 +5,12 @@ from math import nan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.config import Recipe, Settings, dump, load_recipe, resolve
+from paddock.config import BaseSettings, Recipe, dump_toml, load_recipe, resolve
 
 numbers = st.floats(allow_nan=False)  # infinities too; nan is equal to nothing, itself included
 
 
-class Leaf(Settings):
+class Leaf(BaseSettings):
     text: str = "a"
     whole: int = 1
     number: float = 0.5
@@ -19,7 +19,7 @@ class Leaf(Settings):
     many: tuple[float, ...] = (1.0,)
 
 
-class Branch(Settings):
+class Branch(BaseSettings):
     leaf: Leaf = Leaf()
     perhaps: Leaf | None = None
     words: tuple[tuple[str, ...], ...] = ()
@@ -27,7 +27,7 @@ class Branch(Settings):
     weights: Mapping[str, float] = {"default": 1.0}
 
 
-class Tree(Settings):
+class Tree(BaseSettings):
     branch: Branch = Branch()
     name: str = "tree"
     branches: tuple[Branch, ...] = ()
@@ -67,31 +67,31 @@ trees = st.builds(
 @settings(max_examples=50)
 @given(trees)
 def test_what_is_dumped_resolves_to_the_same_settings(tree):
-    assert resolve(Tree, Recipe(tomllib.loads(dump(tree)), {})) == tree
+    assert resolve(Tree, Recipe(tomllib.loads(dump_toml(tree)), {})) == tree
 
 
 @given(st.text(st.characters(max_codepoint=0xFF)))
 def test_no_character_breaks_out_of_its_string(text):
-    assert tomllib.loads(dump(Leaf(text=text)))["text"] == text
+    assert tomllib.loads(dump_toml(Leaf(text=text)))["text"] == text
 
 
 def test_a_dumped_recipe_loads_from_a_file(tmp_path):
     tree = Tree(name="ünï\u2028\x7f", branch=Branch(leaves=()), by_name={"a.b": Branch()})
-    (tmp_path / "recipe.toml").write_text(dump(tree), encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text(dump_toml(tree), encoding="utf-8")
     assert resolve(Tree, load_recipe(tmp_path / "recipe.toml")) == tree
 
 
 def test_nan_is_written_as_nan():
-    text = dump(Leaf(number=nan))
-    assert dump(resolve(Leaf, Recipe(tomllib.loads(text), {}))) == text
+    text = dump_toml(Leaf(number=nan))
+    assert dump_toml(resolve(Leaf, Recipe(tomllib.loads(text), {}))) == text
     assert "number = nan" in text
 
 
 def test_a_none_is_left_out_and_an_empty_table_is_not():
-    text = dump(Branch(weights={}))
+    text = dump_toml(Branch(weights={}))
     assert "perhaps" not in text and "maybe" not in text
     assert "[weights]" in text
 
 
 def test_a_list_of_tables_is_written_as_tables():
-    assert dump(Branch(leaves=(Leaf(), Leaf()))).count("[[leaves]]") == 2
+    assert dump_toml(Branch(leaves=(Leaf(), Leaf()))).count("[[leaves]]") == 2

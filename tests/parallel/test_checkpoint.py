@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paddock.config import dump
+from paddock.config import dump_toml
 from paddock.model.config import ExpertSettings
 from paddock.train.settings import MachineSettings, ParallelSettings
 from tests.parallel.ranks import all_on_ranks, curve, quiet, raise_network
@@ -93,7 +93,7 @@ def test_a_run_goes_on_with_more_ranks_as_if_nothing_had_happened(written, tmp_p
 
 def test_torchrun_trains_a_recipe_and_one_rank_speaks(written, tmp_path):
     exact = written["float32"]
-    (tmp_path / "recipe.toml").write_text(dump(exact.settings))
+    (tmp_path / "recipe.toml").write_text(dump_toml(exact.settings))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "-m", "paddock.cli", "train"]
     command += [str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run")]

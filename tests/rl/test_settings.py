@@ -2,7 +2,7 @@ from math import inf, nan
 
 import pytest
 
-from paddock.config import ConfigError, Recipe, dump, load_recipe, resolve
+from paddock.config import ConfigError, Recipe, dump_toml, load_recipe, resolve
 from paddock.rl.alerts import Pulse, alerts
 from paddock.rl.settings import AlertSettings, RLSettings
 from paddock.rl.stages import STAGES, staged
@@ -59,7 +59,7 @@ def test_a_recipe_differs_from_its_stage_where_it_says_so():
 
 def test_a_resolved_recipe_resolves_to_itself(tmp_path):
     found = settings(loss={"below": 0.3})
-    (tmp_path / "recipe.toml").write_text(dump(found))
+    (tmp_path / "recipe.toml").write_text(dump_toml(found))
     assert resolve(RLSettings, staged(load_recipe(tmp_path / "recipe.toml"))) == found
 
 

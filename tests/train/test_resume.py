@@ -22,7 +22,7 @@ from paddock.checkpoint.training import (
     prune,
     save_training,
 )
-from paddock.config import dump
+from paddock.config import dump_toml
 from paddock.journal import Journal
 from paddock.train import TrainingError, train
 from paddock.train.run import claim
@@ -75,7 +75,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(straight, tmp_path, stop_
 
 def test_a_killed_run_ends_with_the_same_weights(straight, tmp_path):
     chosen = settings(straight / "born", steps=STEPS)
-    (tmp_path / "recipe.toml").write_text(dump(chosen))
+    (tmp_path / "recipe.toml").write_text(dump_toml(chosen))
     command = [sys.executable, "-m", "paddock.cli", "train", str(tmp_path / "recipe.toml")]
     command += ["--out", str(tmp_path / "run")]
     chance = random.Random(0)
@@ -120,7 +120,7 @@ def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(straight, tmp_pa
 def test_a_recipe_that_was_written_by_half_is_named(straight, tmp_path):
     chosen = settings(straight / "born", steps=STEPS)
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
-    (tmp_path / "recipe.toml").write_text(dump(chosen)[:40].rstrip() + '\nkind = "mu')
+    (tmp_path / "recipe.toml").write_text(dump_toml(chosen)[:40].rstrip() + '\nkind = "mu')
     with pytest.raises(TrainingError, match=r"recipe\.toml is damaged: "):
         claim(tmp_path, chosen, may_change=())
 

@@ -5,14 +5,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.data.corpus import Drops
 
 _CONTROLS = {c: None for c in [*range(32), *range(127, 160)] if chr(c) not in "\n\t"}
 _SAMPLE_BYTES = 65536
 
 
-class Clean(Settings):
+class Clean(BaseSettings):
     min_chars: Annotated[int, Field(ge=1)] = 32
     max_unreadable: float = 0.02  # share of control and replacement characters
     # zlib makes prose and code a third to a quarter of their size, logs and tables a tenth.

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _CHUNK = 4096  # shingles at a time: the table of hashes stays in the cache
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Dedup(Settings):
+class Dedup(BaseSettings):
     exact: bool = True
     near: bool = True
     # Share of shingles in common (Jaccard) from which on texts are copies.

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.text.special import Special
 
 Parts = tuple[str | Special, ...]  # text, and tokens between
@@ -11,7 +11,7 @@ PSM = (Special.CODE_PREFIX, Special.CODE_SUFFIX, Special.CODE_MIDDLE)
 SPM = (Special.CODE_SUFFIX, Special.CODE_PREFIX, Special.CODE_MIDDLE)
 
 
-class Fim(Settings):
+class Fim(BaseSettings):
     rate: float = 0.5  # share of code documents
     suffix_first: float = 0.5  # share of those that show the suffix before the prefix
 

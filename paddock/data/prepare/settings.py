@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.data.conversations import DemonstrationSource, DialogueSettings, DialogueSource
 from paddock.data.corpus import DataError, Document, FileSource, PythonSource
 from paddock.data.longcontext import LongContextSource
@@ -30,7 +30,7 @@ DEFAULT_SOURCES = (
 )
 
 
-class Quality(Settings):
+class Quality(BaseSettings):
     """Documents that a function of yours scores below a threshold are left out."""
 
     function: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # module:name, Document -> float
@@ -44,7 +44,7 @@ class Quality(Settings):
             raise DataError(f"quality function '{self.function}': {error}") from None
 
 
-class CorpusSettings(Settings):
+class CorpusSettings(BaseSettings):
     """Sources, and what is done to their documents on the way into shards.
 
     The defaults need no network: Python's own sources and generated reasoning text.

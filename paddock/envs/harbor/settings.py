@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.envs.harbor.config import Environment, Seen, TaskError
 from paddock.envs.harbor.folder import HarborTask
 from paddock.envs.sandbox import Limits, SandboxSettings
@@ -17,7 +17,7 @@ TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
 OWN = (TESTS, SOLUTION, LOGS, "/app", "/workspace")
 
 
-class HarborSettings(Settings):
+class HarborSettings(BaseSettings):
     sandbox: SandboxSettings = SandboxSettings(
         limits=Limits(processes=1024, memory_bytes=2048 * MIB, disk_bytes=2048 * MIB)
     )

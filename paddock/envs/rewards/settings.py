@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from paddock.config import DataFile, Settings
+from paddock.config import BaseSettings, RequiredFile
 from paddock.envs.rewards import rules
 from paddock.envs.rewards.calibrate import ANCHORS, Calibrated, read_anchors
 from paddock.envs.rewards.judge import Judge
@@ -15,7 +15,7 @@ from paddock.envs.rewards.score import Part, Score, Scorer, Submission
 from paddock.envs.schema import unknown_words
 
 
-class _Part(Settings):
+class _Part(BaseSettings):
     name: str = ""  # in the verdict; the kind, if it is left out
     weight: float = 1.0
     needed: bool = False  # a zero here is a zero in all
@@ -23,7 +23,7 @@ class _Part(Settings):
     def scorer(self) -> Scorer:
         raise NotImplementedError
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         """The files that it reads."""
         return ()
 
@@ -129,9 +129,9 @@ class _Remote(_Part):
     def remote(self, endpoint: Endpoint) -> Scorer:
         raise NotImplementedError
 
-    def data_files(self) -> tuple[DataFile, ...]:
-        key = DataFile(path=self.key_file, contains=f"the API key of {self.url}, as text")
-        anchors = DataFile(path=self.anchors, contains=ANCHORS)
+    def data_files(self) -> tuple[RequiredFile, ...]:
+        key = RequiredFile(path=self.key_file, contains=f"the API key of {self.url}, as text")
+        anchors = RequiredFile(path=self.anchors, contains=ANCHORS)
         return tuple(file for file in (key, anchors) if file.path)
 
     def endpoint(self) -> Endpoint:

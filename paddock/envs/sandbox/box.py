@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from pydantic import Field
 
-from paddock.config import Settings
+from paddock.config import BaseSettings
 from paddock.envs.sandbox.keep import WHOLE, Keep
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -27,7 +27,7 @@ class SandboxError(ValueError):
     """A sandbox that cannot be had, or that broke. Never what the code inside did wrong."""
 
 
-class Limits(Settings):
+class Limits(BaseSettings):
     """What a sandbox may use up. Each process alone may use `cpu_seconds` and write `file_bytes`
     into one file; the others are for the whole sandbox."""
 
@@ -43,7 +43,7 @@ class Limits(Settings):
     )  # kept of stdout and of stderr; the rest is cut
 
 
-class SandboxSettings(Settings):
+class SandboxSettings(BaseSettings):
     """How sandboxes are made."""
 
     backend: Backend = "auto"  # bwrap where it works, else container

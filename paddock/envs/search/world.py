@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paddock.config import DataFile
+from paddock.config import RequiredFile
 from paddock.envs.answers import FormName
 from paddock.envs.ask import AskSettings, AskWorld, FileSettings, by_plain_text
 from paddock.envs.problems import Listed, Problem, Problems, split_of
@@ -99,12 +99,12 @@ class SearchFileSettings(FileSettings):
         self.check()
         return self.uncalibrated()._over(Listed([], []), Index())
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         pages = 'JSONL or a JSON list, .gz or not, a page a row: {"id", "title", "text"}'
         made = "an index, made by opening this environment with 'pages'"
         # With pages an index is made if there is none.
         path, contains = (self.pages, pages) if self.pages else (self.index, made)
-        own = (DataFile(path=path, contains=contains),) if path else ()
+        own = (RequiredFile(path=path, contains=contains),) if path else ()
         return (*own, *super().data_files())
 
     def _over(self, problems: Problems, index: Index) -> AskWorld:

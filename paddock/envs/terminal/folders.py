@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from paddock.config import DataFile
+from paddock.config import RequiredFile
 from paddock.envs.harbor import HarborSettings, HarborTask, Trial, read_task, task_folders
 from paddock.envs.harbor.folder import Step
 from paddock.envs.harbor.reward import scalar
@@ -41,12 +41,12 @@ class FolderSettings(WorldSettings):
     def world(self) -> "FolderWorld":
         return FolderWorld(self)
 
-    def data_files(self) -> tuple[DataFile, ...]:
+    def data_files(self) -> tuple[RequiredFile, ...]:
         contains = (
             "a task folder or a folder of them: instruction.md, task.toml, environment/Dockerfile, "
             "tests/test.sh as in Harbor, or task.yaml as in terminal-bench 1"
         )
-        return (DataFile(path=self.folder, contains=contains),)
+        return (RequiredFile(path=self.folder, contains=contains),)
 
 
 class FolderWorld:

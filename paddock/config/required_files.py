@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataFile:
+class RequiredFile:
     """A file or folder that is read, and what it must contain."""
 
     path: str

@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paddock.config.settings import Settings
+from paddock.config.settings import BaseSettings
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def dump(settings: Settings) -> str:
+def dump_toml(settings: BaseSettings) -> str:
     """A recipe that resolves to settings equal to these, defaults written out.
 
     >>> class Optim(Settings):
@@ -30,7 +30,7 @@ def dump(settings: Settings) -> str:
     return "\n".join(_lines(settings.model_dump(mode="json"), ())).lstrip("\n") + "\n"
 
 
-def toml_value(value: object) -> str:
+def format_toml_value(value: object) -> str:
     """The value on one line, as it may stand after an equals sign."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -40,19 +40,22 @@ def toml_value(value: object) -> str:
         # A JSON string is a TOML string, except that TOML wants DEL escaped too.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
-        return f"[{', '.join(map(toml_value, value))}]"
+        return f"[{', '.join(map(format_toml_value, value))}]"
     if isinstance(value, Mapping):
-        pairs = (f"{toml_key((key,))} = {toml_value(item)}" for key, item in _present(value))
+        pairs = (
+            f"{format_toml_key((key,))} = {format_toml_value(item)}"
+            for key, item in _present(value)
+        )
         return f"{{{', '.join(pairs)}}}"
     raise TypeError(f"TOML cannot say {value!r}")
 
 
-def toml_key(path: tuple[str, ...]) -> str:
+def format_toml_key(path: tuple[str, ...]) -> str:
     """
     >>> toml_key(("mix", "math v1.2"))
     'mix."math v1.2"'
     """
-    return ".".join(key if _BARE_KEY.fullmatch(key) else toml_value(key) for key in path)
+    return ".".join(key if _BARE_KEY.fullmatch(key) else format_toml_value(key) for key in path)
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
@@ -61,9 +64,9 @@ def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
         if isinstance(value, Mapping) or _is_tables(value):
             later.append((key, value))  # a header would claim the plain keys that follow it
         else:
-            yield f"{toml_key((key,))} = {toml_value(value)}"
+            yield f"{format_toml_key((key,))} = {format_toml_value(value)}"
     for key, value in later:
-        name = toml_key((*path, key))
+        name = format_toml_key((*path, key))
         for item in [value] if isinstance(value, Mapping) else value:
             yield f"\n[{name}]" if isinstance(value, Mapping) else f"\n[[{name}]]"
             yield from _lines(item, (*path, key))
