@@ -30,7 +30,7 @@ from paddock.data.lesson import MODES
 from paddock.engine import Engine, EngineSettings, Request
 from paddock.envs import ToolRefused, open_world, play
 from paddock.envs.tools import checked
-from paddock.journal import EVENTS, Journal, follow
+from paddock.journal import EVENTS_FILE, Journal, follow
 from paddock.records import Message, SamplingParams, ThinkingMode, ToolSpec, Verdict
 from paddock.text import Renderer, Special, Thinking, Tokenizer, parse, renderer_for
 
@@ -244,7 +244,7 @@ def measured(run: Path, dialogues: int, top_p: float) -> dict[str, object]:
     """What a run's last network can do, measured once and kept in its journal."""
     steps = settings_of(run).steps
     label = f"step {steps}, {dialogues} conversations a world and mode, top-p {top_p}, all marks"
-    for event, _ in follow(run / EVENTS):
+    for event, _ in follow(run / EVENTS_FILE):
         if event.get("kind") == "conversed" and event.get("label") == label:
             return dict(event["figures"])
     folder = newest_model(run)
@@ -266,7 +266,7 @@ def measured(run: Path, dialogues: int, top_p: float) -> dict[str, object]:
                 whole += asyncio.run(five_turns(talker, MODES[mode], n))
             figures[f"{mode} cache"] = dict(whole)
     with Journal(run) as journal:
-        journal.event("conversed", label=label, figures=figures)
+        journal.log_event("conversed", label=label, figures=figures)
     return figures
 
 

@@ -34,7 +34,7 @@ from paddock.checkpoint.training import checkpoints, newest_model
 from paddock.config import load_recipe, resolve
 from paddock.dashboard import write_comparison, write_report
 from paddock.data import Corpus, LongContextSource, Reading, ReasoningSource, Tokenizer, corpus_key
-from paddock.journal import EVENTS, Journal, follow
+from paddock.journal import EVENTS_FILE, Journal, follow
 from paddock.train import TrainSettings
 from paddock.train.evaluate import (
     acceptance,
@@ -269,14 +269,14 @@ def figures_of(run: Path, *, context: int) -> Figures:
     label = f"step {settings.steps}, {context} tokens, {NEEDLES.count} needles"
     if settings.stage == "pretrain":
         label = f"step {settings.steps}, {context} tokens"
-    for event, _ in follow(run / EVENTS):
+    for event, _ in follow(run / EVENTS_FILE):
         if event.get("kind") == "evaluated" and event.get("label") == label:
             scores = event["scores"]
             return Figures(**scores | {"recall": tuple(scores.get("recall", ()))})
     found = _measured(run, settings, context)
     with Journal(run) as journal:
         scores = {name: value for name, value in asdict(found).items() if value not in (None, ())}
-        journal.event("evaluated", step=settings.steps, label=label, scores=scores)
+        journal.log_event("evaluated", step=settings.steps, label=label, scores=scores)
     write_report(run)
     return found
 

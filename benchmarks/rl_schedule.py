@@ -101,7 +101,7 @@ async def simulate(pace: Pace) -> Found:
                 found.lags += batch.lags
                 found.numbers += [group.number for group in batch.groups]
         found.seconds = loop.time() - warm_s
-    balance = ledger.balance()
+    balance = ledger.group_counts()
     found.issued, found.dropped = balance.issued, balance.filtered
     return found
 

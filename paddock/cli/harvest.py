@@ -12,7 +12,7 @@ from typing import Any
 
 from paddock.cli.errors import UserError
 from paddock.journal import follow
-from paddock.journal.lines import Appender
+from paddock.journal.jsonl import JsonlWriter
 from paddock.records import Failure, Verdict
 
 
@@ -24,8 +24,8 @@ class Harvest:
     between the two finds the dialogue and does not ask again.
     """
 
-    kept_lines: Appender
-    noted_lines: Appender
+    kept_lines: JsonlWriter
+    noted_lines: JsonlWriter
     done: set[str] = field(default_factory=set)
     said: set[str] = field(default_factory=set)  # digests of the conversations kept
     counts: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class Harvest:
                 raise UserError(f"{out}: another process is writing it") from None
             if out.exists() and out.stat().st_size and not notes.exists():
                 raise UserError(f"{out} is there already and was not written by this command")
-            harvest = cls(Appender(out), Appender(notes))
+            harvest = cls(JsonlWriter(out), JsonlWriter(notes))
             try:
                 harvest._take_up(out, [note for note, _ in follow(notes)], begun)
                 yield harvest

@@ -52,7 +52,7 @@ def look(
     name = folder.parent.name.rpartition("-")[2]
     with Journal(run) as journal:
         row = network_row(load_pretrained(folder), ids, tokenizer)
-        journal.row("network", step=int(name) if name.isdigit() else 0, **row)
+        journal.log_row("network", step=int(name) if name.isdigit() else 0, **row)
     typer.echo(
         f"{len(row['pieces'])} tokens, {len(row['indexer'])} layers with an indexer of their own, "
         f"{len(row['experts'])} with experts: {run / 'network.jsonl'}"
@@ -134,14 +134,14 @@ def _some(every: Sequence[Any], most: int) -> list[Any]:
 
 def longest_attempt(run: Path) -> tuple[int, ...]:
     """The tokens of the longest of the newest attempts in a run's ledger; none without one."""
-    from paddock.journal import LEDGER, LedgerView
+    from paddock.journal import LEDGER_FILE, LedgerView
 
-    if not (run / LEDGER).is_file():
+    if not (run / LEDGER_FILE).is_file():
         return ()
-    with LedgerView(run / LEDGER) as ledger:
-        ended = ledger.ended([entry.ordinal for entry in ledger.newest(GROUPS)])
+    with LedgerView(run / LEDGER_FILE) as ledger:
+        ended = ledger.rollout_summaries([entry.ordinal for entry in ledger.list_groups(GROUPS)])
         for attempt in sorted(ended, key=lambda each: -each.tokens):
-            for branch in ledger.branches(attempt.ordinal, attempt.member)[:1]:
+            for branch in ledger.trajectories(attempt.ordinal, attempt.member)[:1]:
                 return branch.token_ids
     return ()
 

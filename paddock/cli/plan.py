@@ -12,7 +12,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from paddock.cli.errors import UserError
 from paddock.config import BaseSettings, load_recipe, resolve
-from paddock.journal import EVENTS, follow
+from paddock.journal import EVENTS_FILE, follow
 
 PLAN = "plan.toml"
 Verb = Literal["train", "rl", "distill", "quantize"]
@@ -175,6 +175,6 @@ def measured_before(out: Path) -> set[tuple[str, str]]:
 
 
 def events(out: Path) -> list[dict[str, Any]]:
-    if not (out / EVENTS).is_file():
+    if not (out / EVENTS_FILE).is_file():
         return []
-    return [record for record, _ in follow(out / EVENTS) if isinstance(record, dict)]
+    return [record for record, _ in follow(out / EVENTS_FILE) if isinstance(record, dict)]

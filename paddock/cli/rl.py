@@ -153,7 +153,7 @@ async def _run(
         claim(folder, settings, may_change=MAY_CHANGE)
         learner = _learner(settings, folder, debug)
         watcher = stack.enter_context(Watcher(journal, settings))
-        journal.event(
+        journal.log_event(
             "started",
             step=learner.updates,
             of=settings.steps,
@@ -162,7 +162,7 @@ async def _run(
         )
         scores = await stack.enter_async_context(teachers(settings, model))
         fed = await stack.enter_async_context(
-            rolled_out(settings, folder, model, sifter, watcher.tell, journal.row)
+            rolled_out(settings, folder, model, sifter, watcher.tell, journal.log_row)
             if replay is None
             else replayed(replay, sifter, learner.updates)
         )
@@ -187,7 +187,7 @@ async def _run(
         )
         watcher.say(f"update {learner.updates} of {settings.steps}")
         await loop.run()
-        journal.event("finished", step=learner.updates)
+        journal.log_event("finished", step=learner.updates)
         if ids := longest_attempt(folder):
             row = network_row(learner.trainer.network, ids, model.tokenizer)
-            journal.row("network", step=learner.updates, **row)
+            journal.log_row("network", step=learner.updates, **row)

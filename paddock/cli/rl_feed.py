@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from paddock.cli.errors import UserError
 from paddock.cli.rl_engines import Experts, Samplers, held, samplers, unwritten
 from paddock.cli.rl_gauge import Row
-from paddock.journal import LEDGER
+from paddock.journal import LEDGER_FILE
 
 if TYPE_CHECKING:
     from paddock.checkpoint.wire import Publish
     from paddock.cli.engines import Model
-    from paddock.journal import Taught
+    from paddock.journal import TokenTrainRecord
     from paddock.records import SamplingParams, Trajectory
     from paddock.rl.queue import Batch, Queue
     from paddock.rl.settings import RLSettings
@@ -36,7 +36,7 @@ class Fed:
     begin: Callable[[int], None]  # after so many updates, once engines have the weights
     busy_s: Callable[[], float] | None = None
     experts: "Callable[[Sequence[Lesson]], list[Lesson]]" = list
-    remember: "Callable[[Mapping[tuple[str, int], Taught]], None]" = unwritten
+    remember: "Callable[[Mapping[tuple[str, int], TokenTrainRecord]], None]" = unwritten
 
 
 # --- live -----------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ async def rolled_out(
         works = {
             name: replace(work, attempt=timed(work.attempt, row)) for name, work in works.items()
         }
-        ledger = stack.enter_context(Ledger(folder / LEDGER))
+        ledger = stack.enter_context(Ledger(folder / LEDGER_FILE))
         orchestrator = Orchestrator(
             works, settings.pace, ledger, seed=settings.seed, tell=tell, waves=waves
         )
@@ -83,7 +83,7 @@ async def rolled_out(
             begin=collector.resume,
             busy_s=sampling.busy_s,
             experts=list if experts is None else experts.with_experts,
-            remember=ledger.remember,
+            remember=ledger.record_token_stats,
         )
 
 
@@ -204,7 +204,7 @@ async def replayed(run: Path, sifter: "Sifter", updates: int) -> AsyncIterator[F
     """The batches that a run trained, again; nobody samples, and weights go nowhere."""
     from paddock.rl.queue import Replay
 
-    ledger = run / LEDGER if run.is_dir() else run
+    ledger = run / LEDGER_FILE if run.is_dir() else run
     if not ledger.is_file():
         raise UserError(f"{ledger}: no such ledger")
 

@@ -40,12 +40,12 @@ class Watcher:
 
     def tell(self, kind: str, **fields: Any) -> None:
         """What the orchestrator has to say."""
-        self._journal.event(kind, **fields)
+        self._journal.log_event(kind, **fields)
         if kind in LOUD:
             self.say(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in fields.items()))
 
     def watch(self, moment: "Moment") -> None:
-        self._journal.metric(moment.update, **moment.numbers())
+        self._journal.log_metrics(moment.update, **moment.numbers())
         self._warn(moment)
         cells = _cells(moment)
         if self._console.is_terminal:
@@ -60,7 +60,9 @@ class Watcher:
         """Each alert once, until it has passed."""
         for alert in moment.alerts:
             if alert.kind not in self._alerts:
-                self._journal.event("alert", alert=alert.kind, what=alert.what, step=moment.update)
+                self._journal.log_event(
+                    "alert", alert=alert.kind, what=alert.what, step=moment.update
+                )
                 self.say(f"alert: {alert.kind}: {alert.what}")
         self._alerts = {alert.kind for alert in moment.alerts}
 

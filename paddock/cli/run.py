@@ -54,10 +54,10 @@ def run(
         return
     with Journal(folder) as journal:
         for step in undone:
-            journal.event("stage_undone", stage=step.stage.name)
+            journal.log_event("stage_undone", stage=step.stage.name)
             shutil.rmtree(step.out, ignore_errors=True)
         _refuse_changed(todo, folder)
-        journal.event("plan", stages=[s.stage.name for s in todo], seed=wanted.seed)
+        journal.log_event("plan", stages=[s.stage.name for s in todo], seed=wanted.seed)
         done = done_before(folder)
         expected = forecast(every, [s for s in todo if done.get(s.stage.name) != s.digest])
         if expected is not None:
@@ -70,7 +70,7 @@ def run(
                 expected.ended(step.stage.name, time.monotonic() - began)
                 if expected.left:
                     show(f"      about {span(expected.left)} left")
-        journal.event("plan_done")
+        journal.log_event("plan_done")
     _show_story(folder)
     show(f"report: {write_story(folder)}")
 
@@ -111,7 +111,7 @@ def _run_stage(step: Step, place: str, folder: Path, journal: "Journal") -> None
         show(f"[{place}] {name}: done before")
         return
     show(f"[{place}] {name}: {step.stage.about}\n      {step.command}")
-    journal.event("stage_begun", stage=name, command=step.command)
+    journal.log_event("stage_begun", stage=name, command=step.command)
     began = time.monotonic()
     try:
         _call(step)
@@ -119,7 +119,7 @@ def _run_stage(step: Step, place: str, folder: Path, journal: "Journal") -> None
         typer.echo(f"stage {name} did not end; the same command goes on with it", err=True)
         raise
     seconds = time.monotonic() - began
-    journal.event(
+    journal.log_event(
         "stage_done",
         stage=name,
         about=step.stage.about,
@@ -159,7 +159,7 @@ def _measure(plan: "Plan", step: Step, folder: Path, journal: "Journal") -> None
     # Integers say nothing of what the rest is computed in: as the model they were.
     like = step.model if step.stage.verb == "quantize" else None
     for result in measure(todo, step.out, seed=plan.seed, like=like):
-        journal.event("skill", stage=name, **result.as_event())
+        journal.log_event("skill", stage=name, **result.as_event())
         show(f"      {result}")
 
 

@@ -9,7 +9,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from paddock.journal import LEDGER
+from paddock.journal import LEDGER_FILE
 
 TEXT = "ledger.sql"
 
@@ -27,7 +27,7 @@ def _copy(given: Traversable, to: Path) -> None:
         if entry.is_dir():
             _copy(entry, to / entry.name)
         elif entry.name == TEXT:
-            with sqlite3.connect(to / LEDGER) as base:
+            with sqlite3.connect(to / LEDGER_FILE) as base:
                 base.executescript(entry.read_text("utf-8"))
             base.close()
         else:

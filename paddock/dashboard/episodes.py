@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paddock.dashboard.talk import Words, conversation
-from paddock.journal import Ended, Entry, LedgerError, LedgerView
+from paddock.journal import GroupRecord, LedgerError, LedgerView, RolloutSummary
 from paddock.records import Trajectory, Verdict
 
 WINDOW = 512  # groups that a page looks at
@@ -30,17 +30,17 @@ class Wish:
 
 def overview(ledger: LedgerView, wish: Wish) -> Mapping[str, Any]:
     """The newest groups of a wish, with the histogram of their rewards and what went wrong."""
-    entries = ledger.newest(
+    entries = ledger.list_groups(
         WINDOW, before=wish.before, task=wish.task, status=wish.status, update=wish.update
     )
-    ended = ledger.ended([entry.ordinal for entry in entries])
-    of_group: dict[int, list[Ended]] = {entry.ordinal: [] for entry in entries}
+    ended = ledger.rollout_summaries([entry.ordinal for entry in entries])
+    of_group: dict[int, list[RolloutSummary]] = {entry.ordinal: [] for entry in entries}
     for attempt in ended:
         of_group[attempt.ordinal].append(attempt)
     chosen = [entry for entry in entries if _wanted(of_group[entry.ordinal], wish)]
     task_of = {entry.ordinal: entry.task for entry in entries}
     return {
-        "balance": asdict(ledger.balance()),
+        "balance": asdict(ledger.group_counts()),
         "tasks": ledger.tasks(),
         "updates": ledger.updates(),
         "attempts": len(ended),
@@ -52,14 +52,14 @@ def overview(ledger: LedgerView, wish: Wish) -> Mapping[str, Any]:
     }
 
 
-def _wanted(attempts: Sequence[Ended], wish: Wish) -> bool:
+def _wanted(attempts: Sequence[RolloutSummary], wish: Wish) -> bool:
     if wish.low is None or wish.high is None:
         return True
     rewards = [a.reward for a in attempts if a.reward is not None]
     return any(wish.low <= reward <= wish.high for reward in rewards)
 
 
-def histogram(ended: Sequence[Ended], task_of: Mapping[int, str]) -> Mapping[str, Any]:
+def histogram(ended: Sequence[RolloutSummary], task_of: Mapping[int, str]) -> Mapping[str, Any]:
     """Rewards in bins of one width, by task; a single value has a bin of its own."""
     rewards = [(task_of[a.ordinal], a.reward) for a in ended if a.reward is not None]
     if not rewards:
@@ -74,7 +74,7 @@ def histogram(ended: Sequence[Ended], task_of: Mapping[int, str]) -> Mapping[str
     return {"edges": [low + i * width for i in range(BINS + 1)], "counts": counts}
 
 
-def _group(entry: Entry, attempts: Sequence[Ended]) -> Mapping[str, Any]:
+def _group(entry: GroupRecord, attempts: Sequence[RolloutSummary]) -> Mapping[str, Any]:
     return {
         "ordinal": entry.ordinal,
         "task": entry.task,
@@ -91,15 +91,15 @@ def _group(entry: Entry, attempts: Sequence[Ended]) -> Mapping[str, Any]:
 
 def failures(ledger: LedgerView, wish: Wish) -> Mapping[str, Any]:
     """Groups that were not trained, of the whole run; attempts without a verdict, of the newest."""
-    entries = ledger.newest(WINDOW, before=wish.before, task=wish.task, update=wish.update)
+    entries = ledger.list_groups(WINDOW, before=wish.before, task=wish.task, update=wish.update)
     task_of = {entry.ordinal: entry.task for entry in entries}
-    lost = [a for a in ledger.ended(list(task_of)) if a.kind]
+    lost = [a for a in ledger.rollout_summaries(list(task_of)) if a.kind]
     reasons = Counter((task_of[a.ordinal], a.kind, a.place, a.what) for a in lost)
     last = {(task_of[a.ordinal], a.kind, a.place, a.what): a for a in lost}
     return {
         "groups": [
             {"task": task, "status": status, "reason": reason, "count": count}
-            for (task, status, reason), count in sorted(ledger.counts().items())
+            for (task, status, reason), count in sorted(ledger.counts_by_reason().items())
         ],
         "looked_at": len(entries),
         "attempts": [
@@ -119,16 +119,18 @@ def failures(ledger: LedgerView, wish: Wish) -> Mapping[str, Any]:
 
 def group(ledger: LedgerView, ordinal: int, words: Words) -> Mapping[str, Any]:
     """The attempts of a group side by side."""
-    entry = ledger.entry(ordinal)
-    ended = ledger.ended([ordinal])
+    entry = ledger.get_group(ordinal)
+    ended = ledger.rollout_summaries([ordinal])
     attempts = [
-        _attempt(found, ledger.branches(ordinal, found.member), words)
+        _attempt(found, ledger.trajectories(ordinal, found.member), words)
         for found in ended[:SIDE_BY_SIDE]
     ]
     return {**_group(entry, ended), "attempts": attempts, "left_out": len(ended) - len(attempts)}
 
 
-def _attempt(ended: Ended, branches: Sequence[Trajectory], words: Words) -> Mapping[str, Any]:
+def _attempt(
+    ended: RolloutSummary, branches: Sequence[Trajectory], words: Words
+) -> Mapping[str, Any]:
     found: dict[str, Any] = {
         "member": ended.member,
         "reward": ended.reward,
@@ -171,12 +173,12 @@ def attempt(
 ) -> Mapping[str, Any]:
     """One branch of an attempt, token by token: columns of one length. `ratio`, `advantage` and
     `kept` have a value where the trainer wrote one down."""
-    branches = ledger.branches(ordinal, member)
+    branches = ledger.trajectories(ordinal, member)
     if not branches:
         raise LedgerError(f"the tokens of group {ordinal} were dropped after it was trained")
     chosen = branches[max(0, min(branch, len(branches) - 1))]
-    entry = ledger.entry(ordinal)
-    (ended,) = [found for found in ledger.ended([ordinal]) if found.member == member]
+    entry = ledger.get_group(ordinal)
+    (ended,) = [found for found in ledger.rollout_summaries([ordinal]) if found.member == member]
     ids = chosen.token_ids[:MOST_TOKENS]
     sampled, trained = _sampled(chosen), list(chosen.loss_mask[:MOST_TOKENS])
     versions: list[int | None] = []
@@ -184,7 +186,7 @@ def attempt(
     for number, turn in enumerate(chosen.turns):
         versions += [None] * len(turn.added_ids) + list(turn.completion.token_versions)
         turns += [number] * (len(turn.added_ids) + len(turn.completion.token_ids))
-    taught = ledger.taught(chosen.session_id, chosen.branch)
+    taught = ledger.token_record(chosen.session_id, chosen.branch)
     places = [place for place, flag in enumerate(chosen.loss_mask) if flag]
     columns: dict[str, list[Any]] = {
         name: [None] * len(chosen.token_ids) for name in ("log_ratio", "advantage", "kept")

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from paddock.dashboard.series import Series
-from paddock.journal import EVENTS, METRICS, follow
+from paddock.journal import EVENTS_FILE, METRICS_FILE, follow
 
 RECIPE = "recipe.toml"
 PROGRESS = {"step", "time", "tokens", "seconds"}  # of a line of metrics, not curves of their own
@@ -116,7 +116,7 @@ class RunFolder:
             return "finished"  # its events are lost, its steps are not
         last = max((record.get("time", 0.0) for record in (*self.lines, *self.events)), default=0.0)
         if "plan" in kinds:  # it is silent while a stage goes on, and the stage is not
-            stages = (_stamp(file) for file in self.path.glob(f"*/{METRICS}"))
+            stages = (_stamp(file) for file in self.path.glob(f"*/{METRICS_FILE}"))
             last = max([last, *(stamp[2] / 1e9 for stamp in stages if stamp is not None)])
         seconds = [line["seconds"] for line in self.lines[-50:] if "seconds" in line]
         patience = max(120.0, 20 * median(seconds) if seconds else 600.0)
@@ -127,9 +127,9 @@ def read_run(path: str | Path) -> RunFolder:
     folder = Path(path)
     if not folder.is_dir():
         raise ReportError(f"{folder}: no such folder")
-    if not any(is_own_file(folder / name) for name in (METRICS, EVENTS)):
+    if not any(is_own_file(folder / name) for name in (METRICS_FILE, EVENTS_FILE)):
         raise ReportError(
-            f"{folder}: no run folder, it holds neither {METRICS} nor {EVENTS}{_near(folder)}"
+            f"{folder}: no run folder, it holds neither {METRICS_FILE} nor {EVENTS_FILE}{_near(folder)}"
         )
     return LiveRun(folder).look()
 
@@ -146,13 +146,16 @@ class LiveRun:
         self._begin()
 
     def _begin(self) -> None:
-        self._metrics, self._events = Lines(self.path / METRICS), Lines(self.path / EVENTS)
+        self._metrics, self._events = (
+            Lines(self.path / METRICS_FILE),
+            Lines(self.path / EVENTS_FILE),
+        )
         self._lines: list[dict[str, float]] = []
         self._told: list[Mapping[str, Any]] = []
         self._run: RunFolder | None = None
 
     def look(self) -> RunFolder:
-        stamps = tuple(_stamp(self.path / name) for name in (METRICS, EVENTS, RECIPE))
+        stamps = tuple(_stamp(self.path / name) for name in (METRICS_FILE, EVENTS_FILE, RECIPE))
         if not any(stamps[:2]):
             raise ReportError(f"{self.path}: the run is gone")
         if self._run is not None and stamps == self._stamps:
@@ -225,7 +228,7 @@ def dated(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _near(folder: Path) -> str:
-    inside = sorted(file.parent.name for file in folder.glob(f"*/{METRICS}"))
+    inside = sorted(file.parent.name for file in folder.glob(f"*/{METRICS_FILE}"))
     return f"; runs in it: {', '.join(inside[:8])}" if inside else ""
 
 

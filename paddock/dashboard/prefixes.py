@@ -56,8 +56,8 @@ def picture(ledger: LedgerView, update: int | None, words: Words) -> Mapping[str
     left when what is shared is stored once."""
     read: list[Sequence[int]] = []
     groups = 0
-    for entry in ledger.newest(ATTEMPTS, update=update):
-        attempts = ledger.remembered(entry.ordinal)
+    for entry in ledger.list_groups(ATTEMPTS, update=update):
+        attempts = ledger.group_trajectories(entry.ordinal)
         groups += bool(attempts)
         read += [branches[0].token_ids[:TOKENS] for branches in attempts if branches[0].turns]
         if len(read) >= ATTEMPTS:

@@ -23,7 +23,7 @@ from paddock.dashboard.engine import EngineWatch
 from paddock.dashboard.folder import ReportError, is_own_file
 from paddock.dashboard.html import page
 from paddock.dashboard.report import report
-from paddock.dashboard.shelf import LEDGER, Shelf, curve, summary
+from paddock.dashboard.shelf import LEDGER_FILE, Shelf, curve, summary
 from paddock.dashboard.story import read_story, story_page
 from paddock.dashboard.talk import Numbers, OpenWords, Words
 from paddock.http import names_this_machine
@@ -86,7 +86,7 @@ class Sight:
 
     @contextmanager
     def ledger(self, name: str) -> Iterator[LedgerView]:
-        path = self.shelf.folder(name) / LEDGER
+        path = self.shelf.folder(name) / LEDGER_FILE
         if not is_own_file(path):
             raise LedgerError(f"{path}: no such ledger")
         with LedgerView(path) as view:
@@ -274,7 +274,7 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
     @app.get("/api/find")
     def find(run: str, task: str, number: Number) -> Response:
         with sight.ledger(run) as ledger:
-            return _json({"ordinal": ledger.ordinal_of(task, number)})
+            return _json({"ordinal": ledger.find_ordinal(task, number)})
 
     @app.get("/api/prefixes")
     def shared(run: str, update: Number | None = None) -> Response:

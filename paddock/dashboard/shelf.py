@@ -13,7 +13,7 @@ from typing import Any
 from paddock.dashboard.curves import look
 from paddock.dashboard.folder import LiveRun, ReportError, RunFolder, is_own_file
 from paddock.dashboard.series import smoothed, thinned
-from paddock.journal import EVENTS, LEDGER, METRICS
+from paddock.journal import EVENTS_FILE, LEDGER_FILE, METRICS_FILE
 
 DEPTH = 4  # folders below a given one
 MOST_RUNS = 2000
@@ -105,7 +105,7 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         every = sorted(entries, key=lambda entry: entry.name)
     names = {entry.name for entry in every}
-    if METRICS in names or EVENTS in names:
+    if METRICS_FILE in names or EVENTS_FILE in names:
         yield folder
     if depth == 0:
         return
@@ -130,7 +130,7 @@ def summary(name: str, run: RunFolder, now: float) -> Summary:
         metric=telling,
         value=curve[-1] if curve else None,
         metrics=run.metrics,
-        ledger=is_own_file(run.path / LEDGER),
+        ledger=is_own_file(run.path / LEDGER_FILE),
         plan=any(event.get("kind") == "plan" for event in run.events),
     )
 

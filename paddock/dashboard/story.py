@@ -11,7 +11,7 @@ from paddock.dashboard.curves import metric_chart, reward_chart
 from paddock.dashboard.folder import ReportError, RunFolder, is_own_file, number, read_run
 from paddock.dashboard.html import Html, folded, joined, page, section, table, tag, tiles
 from paddock.dashboard.scale import short, span
-from paddock.journal import EVENTS, follow
+from paddock.journal import EVENTS_FILE, follow
 
 REPORT = "report.html"
 # Of each kind of stage, the curves that tell its story; those a run does not have are left out.
@@ -65,13 +65,13 @@ class Story:
 def read_story(folder: str | Path) -> Story:
     """What a plan wrote down in its folder, finished or not."""
     path = Path(folder)
-    if not is_own_file(path / EVENTS):
-        raise ReportError(f"{path}: no run of a plan, it holds no {EVENTS}")
+    if not is_own_file(path / EVENTS_FILE):
+        raise ReportError(f"{path}: no run of a plan, it holds no {EVENTS_FILE}")
     stages: dict[str, Stage] = {}
     skills: dict[str, None] = {}
     falling: set[str] = set()
     seed = 0
-    for event, _ in follow(path / EVENTS):
+    for event, _ in follow(path / EVENTS_FILE):
         match event:
             case {"kind": "plan", "seed": int(seed)}:
                 pass

@@ -1,34 +1,34 @@
 """What a run writes down, line by line, for those who watch it or come after it.
 
-attempts.py  an attempt as bytes and back
-database.py  a SQLite connection whose errors name the file and say what to do
+rollout_codec.py  an attempt as bytes and back
+sqlite.py    a SQLite connection whose errors name the file and say what to do
 journal.py   metrics and events of a run folder
 ledger.py    every group of attempts that was issued, and how it ended
-lessons.py   what the trainer made of an attempt's tokens
-lines.py     files of JSON lines that only grow, and reading them meanwhile
-view.py      a ledger for those who only look
+token_records.py  what the trainer made of an attempt's tokens
+jsonl.py     files of JSON lines that only grow, and reading them meanwhile
+ledger_view.py  a ledger for those who only look
 """
 
-from paddock.journal.database import LedgerError
-from paddock.journal.journal import EVENTS, LEDGER, METRICS, Journal
-from paddock.journal.ledger import UNUSED, Balance, Entry, Ledger, Shares
-from paddock.journal.lessons import Taught
-from paddock.journal.lines import follow
-from paddock.journal.view import Ended, LedgerView
+from paddock.journal.journal import EVENTS_FILE, LEDGER_FILE, METRICS_FILE, Journal
+from paddock.journal.jsonl import follow
+from paddock.journal.ledger import UNUSED_REASON, GroupCounts, GroupRecord, Ledger, TaskWeights
+from paddock.journal.ledger_view import LedgerView, RolloutSummary
+from paddock.journal.sqlite import LedgerError
+from paddock.journal.token_records import TokenTrainRecord
 
 __all__ = [
-    "EVENTS",
-    "LEDGER",
-    "METRICS",
-    "UNUSED",
-    "Balance",
-    "Ended",
-    "Entry",
+    "EVENTS_FILE",
+    "LEDGER_FILE",
+    "METRICS_FILE",
+    "UNUSED_REASON",
+    "GroupCounts",
+    "GroupRecord",
     "Journal",
     "Ledger",
     "LedgerError",
     "LedgerView",
-    "Shares",
-    "Taught",
+    "RolloutSummary",
+    "TaskWeights",
+    "TokenTrainRecord",
     "follow",
 ]

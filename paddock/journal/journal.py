@@ -8,12 +8,12 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any, Self
 
-from paddock.journal.lines import Appender
+from paddock.journal.jsonl import JsonlWriter
 
-METRICS = "metrics.jsonl"
-EVENTS = "events.jsonl"
-LEDGER = "ledger.sqlite"  # of a run that rolls out
-LOCK = "journal.lock"
+METRICS_FILE = "metrics.jsonl"
+EVENTS_FILE = "events.jsonl"
+LEDGER_FILE = "ledger.sqlite"  # of a run that rolls out
+LOCK_FILE = "journal.lock"
 
 
 class Journal:
@@ -46,19 +46,19 @@ class Journal:
     ) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(Path(folder) / LOCK)
+        self._lock = _locked(Path(folder) / LOCK_FILE)
         self._clock = clock
         self._sync_every_s = sync_every_s
         self._synced_at = clock()
-        self._metrics = Appender(Path(folder) / METRICS)
-        self._events = Appender(Path(folder) / EVENTS)
-        self._rows: dict[str, Appender] = {}
+        self._metrics = JsonlWriter(Path(folder) / METRICS_FILE)
+        self._events = JsonlWriter(Path(folder) / EVENTS_FILE)
+        self._rows: dict[str, JsonlWriter] = {}
         self._door = Lock()  # rows come from several threads
         self._closed = False
         for file in (self._metrics, self._events):
             self._tell_repair(file)
 
-    def metric(self, step: int, **values: float) -> None:
+    def log_metrics(self, step: int, **values: float) -> None:
         """Numbers of one step. Those that are not finite are written as text, such as "NaN"."""
         now = self._clock()
         self._metrics.append(_stamped(now, {"step": step, **values}))
@@ -66,7 +66,7 @@ class Journal:
             self._metrics.sync()
             self._synced_at = now
 
-    def row(self, name: str, **fields: Any) -> None:
+    def log_row(self, name: str, **fields: Any) -> None:
         """A line of `name`.jsonl, which is made when it is first written to. It outlives a killed
         process, not a power cut. What comes after the end is dropped: an attempt that is broken
         off may outlive its run."""
@@ -74,18 +74,18 @@ class Journal:
             if self._closed:
                 return
             if name not in self._rows:
-                self._rows[name] = Appender(self._folder / f"{name}.jsonl")
+                self._rows[name] = JsonlWriter(self._folder / f"{name}.jsonl")
                 self._tell_repair(self._rows[name])
             self._rows[name].append(_stamped(self._clock(), fields))
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def log_event(self, kind: str, **fields: Any) -> None:
         """Something that happened, on disk when this returns."""
         self._events.append(_stamped(self._clock(), {"kind": kind, **fields}))
         self._events.sync()
 
-    def _tell_repair(self, file: Appender) -> None:
+    def _tell_repair(self, file: JsonlWriter) -> None:
         if file.torn_bytes:
-            self.event("repaired", file=file.path.name, torn_bytes=file.torn_bytes)
+            self.log_event("repaired", file=file.path.name, torn_bytes=file.torn_bytes)
 
     def close(self) -> None:
         with self._door:

@@ -17,16 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from paddock.journal.attempts import pack, unpack
-from paddock.journal.database import LedgerError, connect, refuse_damaged, undo
-from paddock.journal.lessons import SCHEMA as LESSONS
-from paddock.journal.lessons import WRITE as WRITE_LESSON
-from paddock.journal.lessons import Taught
+from paddock.journal.rollout_codec import pack_rollout, unpack_rollout
+from paddock.journal.sqlite import LedgerError, check_integrity, connect, rollback
+from paddock.journal.token_records import INSERT_TOKEN_RECORD as WRITE_LESSON
+from paddock.journal.token_records import TOKEN_RECORDS_SCHEMA as LESSONS
+from paddock.journal.token_records import TokenTrainRecord
 from paddock.records import Failure, Trajectory, Verdict
 
-FORMAT = 1
-Status = Literal["in flight", "finished", "trained", "filtered", "failed"]
-UNUSED = "the run ended before it was trained"  # why a group is filtered when a run is complete
+LEDGER_FORMAT = 1
+GroupStatus = Literal["in flight", "finished", "trained", "filtered", "failed"]
+UNUSED_REASON = (
+    "the run ended before it was trained"  # why a group is filtered when a run is complete
+)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -90,7 +92,7 @@ _UNTRAIN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class GroupRecord:
     """A group as the ledger knows it."""
 
     ordinal: int  # in the order of issue, from 0
@@ -98,14 +100,14 @@ class Entry:
     number: int  # among the groups of its task, from 0: which problem it is
     size: int
     issued: int  # the update of the batch that was being made or trained then
-    status: Status = "in flight"
+    status: GroupStatus = "in flight"
     reason: str = ""
     ended: int | None = None  # its place in the order of ending
     trained: int | None = None  # the first update of its batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
+class GroupCounts:
     """Where everything is that was issued. `issued` is read off the numbers given to groups, the
     rest off their status, so that a lost or doubled group shows."""
 
@@ -116,12 +118,12 @@ class Balance:
     in_flight: int  # finished ones too, until they are trained
 
     @property
-    def holds(self) -> bool:
+    def is_consistent(self) -> bool:
         return self.issued == self.trained + self.filtered + self.failed + self.in_flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class TaskWeights:
     """What share of the groups each task is to get, from an update on."""
 
     since: int
@@ -138,7 +140,7 @@ class Ledger:
     >>> ledger.end(0, "failed", "4 of 4 attempts: world at start")
     >>> ledger.end(0, "finished")
     Traceback (most recent call last):
-    paddock.journal.database.LedgerError: group 0 is not in flight, so it cannot become finished
+    paddock.journal.sqlite.LedgerError: group 0 is not in flight, so it cannot become finished
     >>> ledger.balance()
     Balance(issued=1, trained=0, filtered=0, failed=1, in_flight=0)
     """
@@ -146,28 +148,30 @@ class Ledger:
     def __init__(self, path: str | Path) -> None:
         self._base = connect(path, name=path)
         self._base.execute("PRAGMA journal_mode = WAL")
-        refuse_damaged(self._base)
+        check_integrity(self._base)
         self._base.execute("PRAGMA synchronous = NORMAL")
         self._base.executescript(_SCHEMA + LESSONS)
-        found = self.fact("format")
+        found = self.get_metadata("format")
         if found is None:
-            self.note("format", FORMAT)
-        elif found != FORMAT:
+            self.set_metadata("format", LEDGER_FORMAT)
+        elif found != LEDGER_FORMAT:
             self._base.close()
-            raise LedgerError(f"{path}: the ledger has format {found}, this reads format {FORMAT}")
+            raise LedgerError(
+                f"{path}: the ledger has format {found}, this reads format {LEDGER_FORMAT}"
+            )
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def issue(self, entries: Sequence[Entry]) -> None:
+    def issue(self, entries: Sequence[GroupRecord]) -> None:
         """Groups that are in flight from now on."""
         rows = [(e.ordinal, e.task, e.number, e.size, e.issued) for e in entries]
-        with self.together():
+        with self.transaction():
             self._base.executemany(
                 "INSERT INTO groups (ordinal, task, number, size, issued) VALUES (?, ?, ?, ?, ?)",
                 rows,
             )
 
-    def attempt(self, ordinal: int, member: int, branches: Sequence[Trajectory]) -> None:
+    def record_rollout(self, ordinal: int, member: int, branches: Sequence[Trajectory]) -> None:
         """One attempt of a group has ended."""
         outcome = branches[0].outcome
         said: tuple[float | None, str, str, str]
@@ -186,11 +190,11 @@ class Ledger:
                 min(versions, default=None),
                 max(versions, default=None),
                 sum(len(turn.completion.token_ids) for b in branches for turn in b.turns),
-                pack(branches),
+                pack_rollout(branches),
             ),
         )
 
-    def end(
+    def end_group(
         self, ordinal: int, status: Literal["finished", "filtered", "failed"], reason: str = ""
     ) -> None:
         """A group that is in flight no more. One that is finished may still be filtered."""
@@ -204,12 +208,12 @@ class Ledger:
         if done.rowcount != 1:
             raise LedgerError(f"group {ordinal} is not in flight, so it cannot become {status}")
 
-    def train(self, first: int, until: int, ordinals: Sequence[int]) -> None:
+    def record_update(self, first: int, until: int, ordinals: Sequence[int]) -> None:
         """The updates from `first` to before `until` trained these groups. On disk when this
         returns, and all that was written before with it."""
         self._base.execute("PRAGMA synchronous = FULL")
         try:
-            with self.together():
+            with self.transaction():
                 self._base.execute(
                     "INSERT INTO updates (first, until) VALUES (?, ?)", (first, until)
                 )
@@ -224,30 +228,30 @@ class Ledger:
         finally:
             self._base.execute("PRAGMA synchronous = NORMAL")
 
-    def share(self, shares: Shares, *, now: int) -> None:
+    def record_task_weights(self, shares: TaskWeights, *, now: int) -> None:
         self._base.execute(
             "INSERT INTO shares (since, written, weights, why, asked) VALUES (?, ?, ?, ?, ?)",
             (shares.since, now, json.dumps(dict(shares.weights)), shares.why, shares.asked),
         )
 
-    def checkpoint(self, updates: int, name: str) -> None:
+    def record_checkpoint(self, updates: int, name: str) -> None:
         """A checkpoint of the trainer after so many updates is on disk."""
         self._base.execute("UPDATE updates SET checkpoint = ? WHERE until = ?", (name, updates))
 
-    def note(self, key: str, value: Any) -> None:
+    def set_metadata(self, key: str, value: Any) -> None:
         """A fact about the run, as JSON."""
         self._base.execute(
             "INSERT INTO run VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
             (key, json.dumps(value)),
         )
 
-    def remember(self, taught: Mapping[tuple[str, int], Taught]) -> None:
+    def record_token_stats(self, taught: Mapping[tuple[str, int], TokenTrainRecord]) -> None:
         """What the trainer made of branches, by session and branch: for eyes alone."""
         rows = [(*branch, each.update, each.pack()) for branch, each in taught.items()]
-        with self.together():
+        with self.transaction():
             self._base.executemany(WRITE_LESSON, rows)
 
-    def forget(self, updates: int) -> None:
+    def drop_tokens(self, updates: int) -> None:
         """Drop the tokens of groups trained before this update; how they ended stays."""
         self._base.execute("DELETE FROM lessons WHERE trained < ?", (updates,))
         self._base.execute(
@@ -257,7 +261,7 @@ class Ledger:
         )
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """What is written inside is written whole or not at all."""
         if self._base.in_transaction:
             yield
@@ -267,16 +271,16 @@ class Ledger:
             yield
             self._base.execute("COMMIT")
         except BaseException:
-            undo(self._base)
+            rollback(self._base)
             raise
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def fact(self, key: str) -> Any:
+    def get_metadata(self, key: str) -> Any:
         row = self._base.execute("SELECT value FROM run WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def balance(self) -> Balance:
+    def group_counts(self) -> GroupCounts:
         """In one read: a moment of the ledger."""
         row = self._base.execute(
             "SELECT (SELECT COALESCE(SUM(n), 0) FROM"
@@ -285,11 +289,11 @@ class Ledger:
             " TOTAL(status IN ('in flight', 'finished')) FROM groups"
         ).fetchone()
         issued, trained, filtered, failed, in_flight = map(int, row)
-        return Balance(
+        return GroupCounts(
             issued=issued, trained=trained, filtered=filtered, failed=failed, in_flight=in_flight
         )
 
-    def entries(self, *status: Status) -> list[Entry]:
+    def groups(self, *status: GroupStatus) -> list[GroupRecord]:
         """Groups in the order of issue; all of them if no status is named."""
         marks = ", ".join("?" * len(status))
         chosen = f"WHERE status IN ({marks})" if status else ""
@@ -299,9 +303,9 @@ class Ledger:
             status,
         )
         names = [column[0] for column in found.description]
-        return [Entry(**dict(zip(names, row, strict=True))) for row in found]
+        return [GroupRecord(**dict(zip(names, row, strict=True))) for row in found]
 
-    def packed(self, ordinal: int) -> dict[int, bytes]:
+    def packed_rollouts(self, ordinal: int) -> dict[int, bytes]:
         """The attempts of a group that have ended, by member, as `attempts.pack` wrote them."""
         rows = self._base.execute(
             "SELECT member, packed FROM attempts WHERE ordinal = ? ORDER BY member", (ordinal,)
@@ -311,17 +315,20 @@ class Ledger:
             raise LedgerError(f"the tokens of group {ordinal} were dropped after it was trained")
         return found
 
-    def attempts(self, ordinal: int) -> dict[int, tuple[Trajectory, ...]]:
-        return {member: unpack(data, ordinal) for member, data in self.packed(ordinal).items()}
+    def rollouts(self, ordinal: int) -> dict[int, tuple[Trajectory, ...]]:
+        return {
+            member: unpack_rollout(data, ordinal)
+            for member, data in self.packed_rollouts(ordinal).items()
+        }
 
-    def batches(self, first: int = 0) -> list[tuple[int, int, tuple[Entry, ...]]]:
+    def batches(self, first: int = 0) -> list[tuple[int, int, tuple[GroupRecord, ...]]]:
         """What was trained from an update on: the first, the one after the last, and its groups by
         task and number."""
         spans = self._base.execute(
             "SELECT first, until FROM updates WHERE first >= ? ORDER BY first", (first,)
         ).fetchall()
-        by_update: dict[int, list[Entry]] = {begin: [] for begin, _ in spans}
-        for entry in sorted(self.entries("trained"), key=lambda e: (e.task, e.number)):
+        by_update: dict[int, list[GroupRecord]] = {begin: [] for begin, _ in spans}
+        for entry in sorted(self.groups("trained"), key=lambda e: (e.task, e.number)):
             if entry.trained in by_update:
                 by_update[entry.trained].append(entry)
         return [(begin, until, tuple(by_update[begin])) for begin, until in spans]
@@ -333,14 +340,14 @@ class Ledger:
         )
         return dict(rows.fetchall())
 
-    def counts(self) -> dict[tuple[str, Status, str], int]:
+    def counts_by_reason(self) -> dict[tuple[str, GroupStatus, str], int]:
         """How many groups, by task, status and reason."""
         rows = self._base.execute(
             "SELECT task, status, reason, COUNT(*) FROM groups GROUP BY task, status, reason"
         )
         return {(task, status, reason): count for task, status, reason, count in rows}
 
-    def failures(self) -> dict[tuple[str, str, str], int]:
+    def failure_counts(self) -> dict[tuple[str, str, str], int]:
         """How many attempts have no verdict, by task, kind and place."""
         rows = self._base.execute(
             "SELECT task, kind, place, COUNT(*) FROM attempts JOIN groups USING (ordinal)"
@@ -348,11 +355,11 @@ class Ledger:
         )
         return {(task, kind, place): count for task, kind, place, count in rows}
 
-    def shares(self) -> list[Shares]:
+    def task_weights(self) -> list[TaskWeights]:
         """In the order in which they were written."""
         rows = self._base.execute("SELECT since, weights, why, asked FROM shares ORDER BY id")
         return [
-            Shares(since=since, weights=json.loads(weights), why=why, asked=bool(asked))
+            TaskWeights(since=since, weights=json.loads(weights), why=why, asked=bool(asked))
             for since, weights, why, asked in rows
         ]
 
@@ -368,9 +375,9 @@ class Ledger:
         as if they had not been.
         """
         self._refuse_what_no_checkpoint_is(updates)
-        with self.together():
+        with self.transaction():
             for statement in (*(_UNDO if whole else ()), *_UNTRAIN):
-                self._base.execute(statement, {"updates": updates, "unused": UNUSED})
+                self._base.execute(statement, {"updates": updates, "unused": UNUSED_REASON})
 
     def _refuse_what_no_checkpoint_is(self, updates: int) -> None:
         spans = self._base.execute("SELECT first, until FROM updates ORDER BY first").fetchall()

@@ -147,7 +147,7 @@ class Collector:
         if batch is not self._out:
             raise RuntimeError(f"the batch of update {batch.update} is not at the trainer")
         until = batch.update + self._pace.updates_per_batch
-        self._ledger.train(batch.update, until, [group.ordinal for group in batch.groups])
+        self._ledger.record_update(batch.update, until, [group.ordinal for group in batch.groups])
         self.updates, self._out = until, None
 
     async def border(self) -> None:
@@ -156,7 +156,7 @@ class Collector:
         self._raise_failure()
 
     def checkpointed(self, updates: int, name: str) -> None:
-        self._ledger.checkpoint(updates, name)
+        self._ledger.record_checkpoint(updates, name)
 
     def pushed(self, version: int) -> None:
         if not self._o.version <= version <= self.updates:
@@ -182,7 +182,7 @@ class Collector:
 
     def snapshot(self) -> Snapshot:
         aside = self._o.mix.aside(self._o.update)
-        counts = self._ledger.counts()
+        counts = self._ledger.counts_by_reason()
         tasks = {}
         for task in self._o.works:
             of = {(status, why): n for (name, status, why), n in counts.items() if name == task}

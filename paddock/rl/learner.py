@@ -18,7 +18,7 @@ from paddock.checkpoint.training import (
     save_training,
 )
 from paddock.checkpoint.wire import Parcel, outgoing
-from paddock.journal import Taught
+from paddock.journal import TokenTrainRecord
 from paddock.rl.credit import token_weights
 from paddock.rl.objective import Heard, PolicyLoss
 from paddock.rl.settings import RLSettings
@@ -40,7 +40,9 @@ class Study:
     updates: int  # done in all
     reports: tuple[StepReport, ...]  # one an update
     tokens: int  # trained
-    taught: Mapping[tuple[str, int], Taught] = field(default_factory=dict)  # by session, branch
+    taught: Mapping[tuple[str, int], TokenTrainRecord] = field(
+        default_factory=dict
+    )  # by session, branch
 
     def mean(self, part: str) -> float:
         """Over the updates; a part that only some have counts where it is."""
@@ -110,7 +112,7 @@ class Learner:
             old = [score(network, b, micro_tokens=micro, replay=replay) for b in batches]
             batches = [packed(share, o) for share, o in zip(shares, old, strict=True)]
         reports = []
-        taught: dict[tuple[str, int], Taught] = {}
+        taught: dict[tuple[str, int], TokenTrainRecord] = {}
         first, heard = self.updates, self._heard()
         for share, batch in zip(shares, batches, strict=True):
             heard.clear()
@@ -206,7 +208,7 @@ def _split(groups: Sequence[Sequence[Lesson]], count: int) -> list[Sequence[Sequ
 
 def _taught(
     share: Sequence[Lesson], heard: Sequence[Heard], update: int
-) -> dict[tuple[str, int], Taught]:
+) -> dict[tuple[str, int], TokenTrainRecord]:
     """What the loss made of each sample: its calls follow the order of the samples' tokens. A copy
     is written once."""
     if not heard:
@@ -219,7 +221,7 @@ def _taught(
     found = {}
     for lesson, ratio_N, advantage_N, kept_N in zip(share, *columns, strict=True):
         session, _, branch = lesson.sample.id.rpartition("/")
-        found[session, int(branch)] = Taught(
+        found[session, int(branch)] = TokenTrainRecord(
             update=update,
             log_ratio=ratio_N.tolist(),
             advantage=advantage_N.tolist(),

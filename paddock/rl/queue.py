@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from paddock.journal import Entry, Ledger, LedgerError
-from paddock.journal.attempts import unpack
-from paddock.journal.ledger import FORMAT
-from paddock.journal.view import LedgerView
+from paddock.journal import GroupRecord, Ledger, LedgerError
+from paddock.journal.ledger import LEDGER_FORMAT
+from paddock.journal.ledger_view import LedgerView
+from paddock.journal.rollout_codec import unpack_rollout
 from paddock.rollout.group import Group
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Queue(Protocol):
 class Packed:
     """A group that is still bytes."""
 
-    entry: Entry
+    entry: GroupRecord
     attempts: Sequence[bytes]
 
     @property
@@ -66,12 +66,12 @@ class Packed:
             ordinal=self.entry.ordinal,
             task=self.entry.task,
             number=self.entry.number,
-            attempts=tuple(unpack(data, self.entry.ordinal) for data in self.attempts),
+            attempts=tuple(unpack_rollout(data, self.entry.ordinal) for data in self.attempts),
         )
 
 
-def read_packed(ledger: Ledger, entry: Entry) -> Packed:
-    return Packed(entry, list(ledger.packed(entry.ordinal).values()))
+def read_packed(ledger: Ledger, entry: GroupRecord) -> Packed:
+    return Packed(entry, list(ledger.packed_rollouts(entry.ordinal).values()))
 
 
 def lag_of(group: Group, update: int) -> int:
@@ -86,9 +86,11 @@ class Replay:
     def __init__(self, path: str | Path, *, first: int = 0) -> None:
         """From the batch on that begins with update `first`."""
         self._ledger = LedgerView(path)
-        if (found := self._ledger.fact("format")) != FORMAT:
+        if (found := self._ledger.get_metadata("format")) != LEDGER_FORMAT:
             self._ledger.close()
-            raise LedgerError(f"{path}: the ledger has format {found}, this reads format {FORMAT}")
+            raise LedgerError(
+                f"{path}: the ledger has format {found}, this reads format {LEDGER_FORMAT}"
+            )
         self._batches = iter(self._ledger.batches(first))
 
     async def next_batch(self) -> Batch | None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paddock.journal import Entry
+from paddock.journal import GroupRecord
 from paddock.records import Failure, Trajectory
 from paddock.rollout.group import Attempt, Group
 from paddock.rollout.quota import Alive
@@ -15,7 +15,7 @@ GRACE_S = 5.0  # for an attempt that was given up to let everything go
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    entry: Entry
+    entry: GroupRecord
     since: int | None = None  # the oldest version that may have sampled any of it
     queued: list[int] = field(default_factory=list)  # members, the next one last
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Flight:
             self.since = version if self.since is None else min(self.since, version)
 
 
-def group_of(entry: Entry, attempts: Sequence[tuple[Trajectory, ...]]) -> Group:
+def group_of(entry: GroupRecord, attempts: Sequence[tuple[Trajectory, ...]]) -> Group:
     return Group(
         ordinal=entry.ordinal, task=entry.task, number=entry.number, attempts=tuple(attempts)
     )

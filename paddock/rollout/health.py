@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from paddock.journal import Entry
+from paddock.journal import GroupRecord
 from paddock.rollout.settings import TaskSettings
 
 STALE = "stale"  # how the reason of a group begins that was too old to train: nobody's fault
@@ -45,7 +45,7 @@ class Health:
     def well(self, task: str) -> None:
         self._failed[task] = self._filtered[task] = 0
 
-    def recall(self, entries: Iterable[Entry]) -> None:
+    def recall(self, entries: Iterable[GroupRecord]) -> None:
         """Take note of groups of the past, in the order in which they ended."""
         for entry in sorted(entries, key=lambda entry: entry.ended or 0):
             if entry.task in self._tasks and not entry.reason.startswith(STALE):

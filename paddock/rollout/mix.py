@@ -7,7 +7,7 @@ back to a checkpoint mixes its tasks as before.
 from collections.abc import Collection, Mapping
 from math import isfinite
 
-from paddock.journal import Ledger, Shares
+from paddock.journal import Ledger, TaskWeights
 from paddock.rollout.health import RunAborted
 
 
@@ -22,34 +22,36 @@ class Mix:
         self._ledger = ledger
         self._tasks = tuple(ratios)
         self._recipe = checked(ratios, ratios)
-        self._rows: list[Shares] = []
+        self._rows: list[TaskWeights] = []
 
     def resume(self, update: int) -> None:
         """Read the ledger as it is now, `update` being the next one."""
-        self._rows = self._ledger.shares()
-        if self._ledger.fact("ratios") != self._recipe:
-            self._ledger.note("ratios", self._recipe)
+        self._rows = self._ledger.task_weights()
+        if self._ledger.get_metadata("ratios") != self._recipe:
+            self._ledger.set_metadata("ratios", self._recipe)
             self._write(
-                Shares(since=update, weights=self._recipe, why="recipe", asked=True), update
+                TaskWeights(since=update, weights=self._recipe, why="recipe", asked=True), update
             )
 
     def ask(self, ratios: Mapping[str, float], *, since: int, now: int) -> None:
         """Other shares, from the batch on that begins with update `since`."""
         asked = checked(ratios, self._tasks)
-        self._write(Shares(since=since, weights=asked, why="asked", asked=True), now)
+        self._write(TaskWeights(since=since, weights=asked, why="asked", asked=True), now)
 
     def set_aside(self, task: str, why: str, *, since: int, now: int) -> None:
-        self._write(Shares(since=since, weights={task: 0.0}, why=why, asked=False), now)
+        self._write(TaskWeights(since=since, weights={task: 0.0}, why=why, asked=False), now)
 
     def bring_back(self, task: str, *, since: int, now: int) -> None:
-        self._write(Shares(since=since, weights={task: 1.0}, why="well again", asked=False), now)
+        self._write(
+            TaskWeights(since=since, weights={task: 1.0}, why="well again", asked=False), now
+        )
 
     def asked(self, update: int) -> dict[str, float]:
         """What was asked for."""
         row = self._last(update)
         return {task: row.weights.get(task, 0.0) for task in self._tasks}
 
-    def aside(self, update: int) -> dict[str, Shares]:
+    def aside(self, update: int) -> dict[str, TaskWeights]:
         """The tasks that get nothing now, each with since when and why."""
         last = {task: row for row in self._past(update, asked=False) for task in row.weights}
         return {task: row for task, row in last.items() if not row.weights[task]}
@@ -69,15 +71,15 @@ class Mix:
         aside = max((row.since for row in self._past(update, asked=False)), default=0)
         return max(self._last(update).since, aside)
 
-    def _last(self, update: int) -> Shares:
+    def _last(self, update: int) -> TaskWeights:
         return self._past(update, asked=True)[-1]
 
-    def _past(self, update: int, *, asked: bool) -> list[Shares]:
+    def _past(self, update: int, *, asked: bool) -> list[TaskWeights]:
         rows = [row for row in self._rows if row.asked == asked and row.since <= update]
         return sorted(rows, key=lambda row: row.since)  # stable: the later written wins
 
-    def _write(self, row: Shares, now: int) -> None:
-        self._ledger.share(row, now=now)
+    def _write(self, row: TaskWeights, now: int) -> None:
+        self._ledger.record_task_weights(row, now=now)
         self._rows.append(row)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from paddock.journal import UNUSED, Entry, Ledger, LedgerError
+from paddock.journal import UNUSED_REASON, GroupRecord, Ledger, LedgerError
 from paddock.records import RecordDecodeError, Trajectory
 from paddock.rollout.flight import Flight
 from paddock.rollout.group import Group, Work, oldest_version, why_failed
@@ -98,15 +98,15 @@ class Orchestrator:
     def resume(self, updates: int) -> None:
         """Take up what the ledger says is alive after so many updates. What runs no more is made
         again, by the same assignments."""
-        if self.ledger.fact("seed") not in (None, self._seed):
+        if self.ledger.get_metadata("seed") not in (None, self._seed):
             raise LedgerError(
-                f"the ledger was begun with seed {self.ledger.fact('seed')}, not {self._seed}"
+                f"the ledger was begun with seed {self.ledger.get_metadata('seed')}, not {self._seed}"
             )
-        self.ledger.note("seed", self._seed)
+        self.ledger.set_metadata("seed", self._seed)
         self.update = self.now = self.version = updates
         self.mix.resume(updates)
         self._taken_since = self.mix.since(updates)
-        entries = self.ledger.entries()
+        entries = self.ledger.groups()
         self._ordinal = 1 + max((entry.ordinal for entry in entries), default=-1)
         self._numbers = Counter()
         self._taken = Counter(
@@ -119,7 +119,7 @@ class Orchestrator:
             if entry.status in ("in flight", "finished"):
                 self._take_up(entry)
 
-    def take(self, ready: Ready) -> list[Entry]:
+    def take(self, ready: Ready) -> list[GroupRecord]:
         """A batch leaves for the trainer."""
         gone = [self._flights.pop(ordinal).entry for ordinal in ready.ordinals]
         self._taken.update(entry.task for entry in gone)
@@ -171,9 +171,9 @@ class Orchestrator:
         """The run is complete: whatever is alive will not be trained, and the ledger says so.
         Returns what was cancelled."""
         cancelled = self.cancel()
-        with self.ledger.together():
+        with self.ledger.transaction():
             for ordinal in self._flights:
-                self.ledger.end(ordinal, "filtered", UNUSED)
+                self.ledger.end_group(ordinal, "filtered", UNUSED_REASON)
         self._flights.clear()
         return cancelled
 
@@ -183,7 +183,7 @@ class Orchestrator:
         entries = []
         for task in tasks:
             size = self.works[task].settings.group_size
-            entry = Entry(
+            entry = GroupRecord(
                 ordinal=self._ordinal,
                 task=task,
                 number=self._numbers[task],
@@ -208,13 +208,15 @@ class Orchestrator:
             if asked.get(task) and task not in there and self.update >= row.since + rest
         ]
 
-    def _take_up(self, entry: Entry) -> None:
+    def _take_up(self, entry: GroupRecord) -> None:
         """A group of the past that is alive."""
         if entry.task not in self.works:
-            self.ledger.end(entry.ordinal, "filtered", "its task is not in the recipe any more")
+            self.ledger.end_group(
+                entry.ordinal, "filtered", "its task is not in the recipe any more"
+            )
             return
         try:
-            done = self.ledger.attempts(entry.ordinal)
+            done = self.ledger.rollouts(entry.ordinal)
         except RecordDecodeError as error:  # a record that no rollout could write any more
             self._discard(entry, f"unreadable: {error}")
             return
@@ -228,9 +230,9 @@ class Orchestrator:
         if not flight.finished and flight.ended:  # killed before its end was written
             self._end(flight)
 
-    def _discard(self, entry: Entry, why: str) -> None:
+    def _discard(self, entry: GroupRecord, why: str) -> None:
         """A group of the past that cannot be trained: the run goes on without it."""
-        self.ledger.end(entry.ordinal, "filtered", why)
+        self.ledger.end_group(entry.ordinal, "filtered", why)
         self._tell("group_dropped", group=entry.ordinal, task=entry.task, why=why)
 
     # -- running ---------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ class Orchestrator:
             return
         flight.stamp(oldest_version(branches))
         flight.done[run.given.member] = branches
-        self.ledger.attempt(flight.entry.ordinal, run.given.member, branches)
+        self.ledger.record_rollout(flight.entry.ordinal, run.given.member, branches)
         if flight.ended:
             self._end(flight)
             self.pump()
@@ -284,7 +286,7 @@ class Orchestrator:
         if not reason:
             reason = self.works[entry.task].sift(group)
             status = "filtered" if reason else "finished"
-        self.ledger.end(entry.ordinal, status, reason)
+        self.ledger.end_group(entry.ordinal, status, reason)
         flight.finished = status == "finished"
         if not flight.finished:
             del self._flights[entry.ordinal]
@@ -307,7 +309,7 @@ class Orchestrator:
         entry = flight.entry
         lag = self.update + self.pace.updates_per_batch - 1 - (flight.since or 0)
         reason = f"{STALE}: {lag} updates old, at most {self.pace.max_staleness} are allowed"
-        self.ledger.end(entry.ordinal, "filtered", reason)
+        self.ledger.end_group(entry.ordinal, "filtered", reason)
         del self._flights[entry.ordinal]
         self.runner.stop(flight)
         if self.pace.bound_by == "wait":  # only an engine that serves old weights can do this

@@ -208,7 +208,7 @@ def record(journal: Journal | Unwritten, moment: Moment) -> None:
     if moment.held_out is not None:
         extra = {"held_out": moment.held_out.nats}
         journal.event("held_out", step=moment.step, nats=moment.held_out.by_source)
-    journal.metric(
+    journal.log_metrics(
         moment.step,
         **report.parts,
         **extra,

@@ -16,7 +16,7 @@ from paddock.checkpoint import load_pretrained, read_config
 from paddock.checkpoint.training import newest_model
 from paddock.config import BaseSettings, dump_toml
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare
-from paddock.journal import LEDGER
+from paddock.journal import LEDGER_FILE
 from paddock.model import ModelConfig, Network, preset
 from paddock.model.attention.indexer import Indexer
 from paddock.model.moe import Experts
@@ -61,7 +61,7 @@ def claim(folder: Path, settings: BaseSettings, *, may_change: Collection[str]) 
     folder.mkdir(parents=True, exist_ok=True)
     recipe, text = folder / RECIPE, dump_toml(settings)
     # What a resumed run takes up: rollouts of another recipe must not be trained under this one.
-    kept = any((folder / CHECKPOINTS).glob("step-*")) or (folder / LEDGER).is_file()
+    kept = any((folder / CHECKPOINTS).glob("step-*")) or (folder / LEDGER_FILE).is_file()
     begun = recipe.is_file() and kept
 
     def learnt(recipe_text: str) -> dict[str, object]:

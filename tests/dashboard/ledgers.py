@@ -4,8 +4,8 @@ import json
 import sqlite3
 from pathlib import Path
 
-from paddock.journal import Entry, Journal, Ledger, Taught
-from paddock.journal.attempts import pack
+from paddock.journal import GroupRecord, Journal, Ledger, TokenTrainRecord
+from paddock.journal.rollout_codec import pack_rollout
 from paddock.records import Completion, Failure, Outcome, Segment, Trajectory, Turn, Verdict
 from paddock.text import Tokenizer
 from paddock.text.tokenizer import train
@@ -55,24 +55,26 @@ def write_rl_run(folder: Path) -> Path:
     words.save(folder / "tokenizer")
     (folder / "recipe.toml").write_text('stage = "agentic"\nsteps = 2\n[start]\nfolder = "gone"\n')
     with Ledger(folder / "ledger.sqlite") as ledger:
-        ledger.issue([Entry(ordinal=i, task="words", number=i, size=4, issued=0) for i in range(4)])
+        ledger.issue(
+            [GroupRecord(ordinal=i, task="words", number=i, size=4, issued=0) for i in range(4)]
+        )
         for number in range(3):
             for member in range(4):
-                ledger.attempt(number, member, [_fate(words, number, member)])
-        ledger.end(0, "finished")
-        ledger.end(1, "filtered", "flat")
-        ledger.end(2, "failed", "4 of 4 attempts: world at start")
-        ledger.train(0, 1, [0])
-        ledger.remember({(f"words-0-{m}", 0): _taught(words, m) for m in range(4)})
+                ledger.record_rollout(number, member, [_fate(words, number, member)])
+        ledger.end_group(0, "finished")
+        ledger.end_group(1, "filtered", "flat")
+        ledger.end_group(2, "failed", "4 of 4 attempts: world at start")
+        ledger.record_update(0, 1, [0])
+        ledger.record_token_stats({(f"words-0-{m}", 0): _taught(words, m) for m in range(4)})
     ticks = iter(range(1000, 2000))
     with Journal(folder, clock=lambda: float(next(ticks))) as journal:
-        journal.event("started", step=0, of=2)
-        journal.metric(1, reward=0.5, failed_world=4, tokens=90, seconds=2.0, imbalance=1.5)
-        journal.metric(2, reward=0.75, tokens=95, seconds=2.0, imbalance=1.25)
+        journal.log_event("started", step=0, of=2)
+        journal.log_metrics(1, reward=0.5, failed_world=4, tokens=90, seconds=2.0, imbalance=1.5)
+        journal.log_metrics(2, reward=0.75, tokens=95, seconds=2.0, imbalance=1.25)
         for number in range(3):
             for member in range(4):
                 ended = {"failed": "world at start"} if number == 2 else {"reward": member % 2}
-                journal.row(
+                journal.log_row(
                     "rollouts",
                     began=1003.5 + 4 * number + member,
                     task="words",
@@ -84,7 +86,7 @@ def write_rl_run(folder: Path) -> Path:
                 )
         for look in range(3):
             counts = {"generated_tokens": 100 * look, "hit_tokens": 40 * look, "requests": look}
-            journal.row(
+            journal.log_row(
                 "engine",
                 **{"running": look, "waiting": 1, "pages_total": 64, "pages_used": 8 + look},
                 **{"pages_cached": 6, "pages_spare": 2, "page_tokens": 16, "version": 1},
@@ -92,7 +94,7 @@ def write_rl_run(folder: Path) -> Path:
                 **{"drafts_proposed": 20, "drafts_accepted": 15, **counts},
             )
         # Queries 2 and 3 of five tokens keep keys 0, 2 and 1, 2: the bits 10100 01100.
-        journal.row(
+        journal.log_row(
             "network",
             step=2,
             pieces=["a", "b", "<c>", "d", "e"],
@@ -100,7 +102,7 @@ def write_rl_run(folder: Path) -> Path:
             experts=[{"layer": 3, "load": [4, 0, 2, 2]}],
             acceptance=[0.75, 0.5],
         )
-        journal.event("finished", step=2)
+        journal.log_event("finished", step=2)
     return folder
 
 
@@ -111,9 +113,9 @@ def _fate(words: Tokenizer, number: int, member: int) -> Trajectory:
     return attempt(words, number, member, outcome)
 
 
-def _taught(words: Tokenizer, member: int) -> Taught:
+def _taught(words: Tokenizer, member: int) -> TokenTrainRecord:
     count = sum(attempt(words, 0, member, Verdict(reward=0.0)).trained)
-    return Taught(
+    return TokenTrainRecord(
         update=0,
         log_ratio=[0.25 if i % 2 else -0.5 for i in range(count)],
         advantage=[1.0 if member % 2 else -1.0] * count,
@@ -140,7 +142,7 @@ def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60
         turns=(Turn(added_ids=(1, 2, 3), completion=answer),),
         outcome=Verdict(reward=0.5),
     )
-    packed = pack([one])
+    packed = pack_rollout([one])
     path, groups = folder / "ledger.sqlite", attempts // group
     Ledger(path).close()
     base = sqlite3.connect(path, isolation_level=None)

@@ -34,12 +34,12 @@ def write_run(
     (folder / "recipe.toml").write_text(RECIPE.format(steps=steps, seed=seed, lr=lr))
     ticks = map(float, count(1000))  # the journal looks once when it opens
     with Journal(folder, clock=lambda: next(ticks)) as journal:
-        journal.event("started", step=0, of=steps, **(facts or {}))
+        journal.log_event("started", step=0, of=steps, **(facts or {}))
         for step, loss in enumerate(losses, start=1):
             measured = {"held_out": held_out[step]} if step in (held_out or {}) else {}
-            journal.metric(step, loss=loss, tokens=100, seconds=0.5, lr=lr, **measured)
+            journal.log_metrics(step, loss=loss, tokens=100, seconds=0.5, lr=lr, **measured)
         if len(losses) == steps:
-            journal.event("finished", step=steps)
+            journal.log_event("finished", step=steps)
     return folder
 
 

@@ -41,7 +41,7 @@ def tile(main, name):
 def test_a_finished_run_shows_its_curve_against_the_unigram_entropy(tmp_path):
     run = write_run(tmp_path / "nano" / "pretrain", [6.0, 4.0, 2.0, 1.0], held_out={4: 1.25})
     with Journal(run) as journal:
-        journal.event("corpus", unigram_entropy=5.0)
+        journal.log_event("corpus", unigram_entropy=5.0)
     main = page_of(run)
     assert "nano / pretrain finished" in words(main.find("h1"))
     assert "Step 4 of 4." in words(main)
@@ -87,7 +87,7 @@ def test_the_status_is_what_the_journal_and_the_clock_say(tmp_path, written, now
 def test_a_slow_run_is_given_time(tmp_path):
     run = write_run(tmp_path / "run", [], steps=9)
     with Journal(run, clock=lambda: 2000.0) as journal:
-        journal.metric(1, loss=1.0, seconds=300.0)
+        journal.log_metrics(1, loss=1.0, seconds=300.0)
     assert read_run(run).status(2000.0 + 3000) == "running"
     assert read_run(run).status(2000.0 + 7000) == "stopped"
 
@@ -95,15 +95,15 @@ def test_a_slow_run_is_given_time(tmp_path):
 def test_a_plan_runs_while_a_stage_of_it_does_and_is_finished_at_its_end(tmp_path):
     plan = tmp_path / "plan"
     with Journal(plan, clock=lambda: 2000.0) as journal:
-        journal.event("plan", stages=["first"], seed=0)
+        journal.log_event("plan", stages=["first"], seed=0)
         assert read_run(plan).status(2000.0 + 7000) == "stopped"
         (plan / "first").mkdir()
         (plan / "first" / "metrics.jsonl").touch()
         os.utime(plan / "first" / "metrics.jsonl", (8900.0, 8900.0))
         assert read_run(plan).status(2000.0 + 7000) == "running"
-        journal.event("plan_done")
+        journal.log_event("plan_done")
         assert read_run(plan).status(DAYS_LATER) == "finished"
-        journal.event("plan", stages=["first"], seed=0)  # called again, and killed
+        journal.log_event("plan", stages=["first"], seed=0)  # called again, and killed
         assert read_run(plan).status(DAYS_LATER) == "stopped"
 
 
@@ -132,8 +132,8 @@ def test_numbers_that_are_not_finite_are_gaps_and_are_told(tmp_path):
 def test_what_a_resumed_run_forgot_is_forgotten(tmp_path):
     run = write_run(tmp_path / "run", [5.0, 4.0, 9.0, 9.0, 9.0], steps=5)
     with Journal(run, clock=lambda: 2000.0) as journal:  # back to the checkpoint of step 2
-        journal.event("started", step=2, of=6)
-        journal.metric(3, loss=3.0, tokens=100, seconds=0.5)
+        journal.log_event("started", step=2, of=6)
+        journal.log_metrics(3, loss=3.0, tokens=100, seconds=0.5)
     read = read_run(run)
     assert [line["loss"] for line in read.lines] == [5, 4, 3]
     assert read.tokens == [100, 200, 300]
@@ -144,7 +144,7 @@ def test_what_a_resumed_run_forgot_is_forgotten(tmp_path):
 def test_the_seconds_of_a_run_add_up(tmp_path):
     run = write_run(tmp_path / "run", [1.0] * 3, steps=9)
     with Journal(run, clock=lambda: 1007.0) as journal:
-        journal.metric(4, loss=1.0, tokens=100, seconds=2.0, held_out=1.0)
+        journal.log_metrics(4, loss=1.0, tokens=100, seconds=2.0, held_out=1.0)
     found = spent(read_run(run))
     assert found == {"steps": 2.0, "evaluation": 1.5, "saving and the rest": 2.5}
     assert sum(found.values()) == 1007 - 1001
@@ -184,7 +184,7 @@ def test_a_warm_up_shows_what_learns(tmp_path):
     run = write_run(tmp_path / "run", [], steps=9)
     with Journal(run) as journal:
         for step in (1, 2):
-            journal.metric(step, indexer=7.0 / step, tokens=10, seconds=1.0)
+            journal.log_metrics(step, indexer=7.0 / step, tokens=10, seconds=1.0)
     assert chart(page_of(run), "Indexer loss nats a query")["series"][0]["y"] == [7, 3.5]
 
 
@@ -194,7 +194,7 @@ def test_rewards_of_several_tasks_share_a_picture(tmp_path):
         for step in range(1, 41):
             sums, tools = step / 80, (0.25 if step < 21 else 0.75)
             reward = (sums + tools) / 2
-            journal.metric(step, reward=reward, reward_sums=sums, reward_tools=tools, flat=0.5)
+            journal.log_metrics(step, reward=reward, reward_sums=sums, reward_tools=tools, flat=0.5)
     main = page_of(run)
     shown = chart(main, "Reward by task mean of its attempts")["series"]
     assert [series["name"] for series in shown] == ["sums", "tools"]
@@ -207,7 +207,9 @@ def test_reinforcement_is_drawn_over_updates_whatever_the_replies_length(tmp_pat
     run = tmp_path / "run"
     with Journal(run) as journal:
         for step in (1, 2, 3):
-            journal.metric(step, policy_loss=0.1, reward=0.1 * step, tokens=10**step, seconds=2.0)
+            journal.log_metrics(
+                step, policy_loss=0.1, reward=0.1 * step, tokens=10**step, seconds=2.0
+            )
     drawn = chart(page_of(run), "Reward mean of all attempts")
     assert drawn["series"][0]["x"] == [1, 2, 3]
     fast = chart(page_of(run), "Speed tokens a second")["series"][0]
@@ -218,7 +220,7 @@ def test_the_reward_of_the_only_task_is_shown_once(tmp_path):
     run = tmp_path / "run"
     with Journal(run) as journal:
         for step in (1, 2):
-            journal.metric(step, reward=0.5, reward_tools=0.5)
+            journal.log_metrics(step, reward=0.5, reward_tools=0.5)
     chart(page_of(run), "Reward mean of all attempts")
     captions = [words(caption) for caption in page_of(run).iter("figcaption")]
     assert sum("eward" in caption for caption in captions) == 1
@@ -227,8 +229,8 @@ def test_the_reward_of_the_only_task_is_shown_once(tmp_path):
 def test_a_metric_nobody_announced_has_a_picture(tmp_path):
     run = write_run(tmp_path / "run", [])
     with Journal(run) as journal:
-        journal.metric(1, good_mood=0.5)
-        journal.metric(2, good_mood=0.7)
+        journal.log_metrics(1, good_mood=0.5)
+        journal.log_metrics(2, good_mood=0.7)
     found = chart(page_of(run), "good mood")
     assert found["label"] == "steps"  # no tokens were counted
     assert found["series"][0]["x"] == [1, 2]
@@ -237,9 +239,11 @@ def test_a_metric_nobody_announced_has_a_picture(tmp_path):
 def test_held_out_loss_is_told_of_each_source_first_and_last(tmp_path):
     run = write_run(tmp_path / "run", [1.0], held_out={1: 0.75})
     with Journal(run) as journal:
-        journal.event("held_out", step=[0], nats=7)  # no table of anything
+        journal.log_event("held_out", step=[0], nats=7)  # no table of anything
         for step in (1, 2, 3):
-            journal.event("held_out", step=step, nats={"code": 3.0 / step, "sums": NAN, "<b>": 2})
+            journal.log_event(
+                "held_out", step=step, nats={"code": 3.0 / step, "sums": NAN, "<b>": 2}
+            )
     (found,) = [t for t in map(words, page_of(run).iter("table")) if "held out" in t]
     assert (
         found
@@ -251,7 +255,7 @@ def test_evaluations_are_tables(tmp_path):
     run = write_run(tmp_path / "run", [1.0], held_out={1: 0.75})
     with Journal(run) as journal:
         scores = {"needles": 0.35, "recall by layer": {"0": 0.9, "3": NAN}, "drafts": [0.8, 0.7]}
-        journal.event("evaluated", step=1, label="sparse", scores=scores)
+        journal.log_event("evaluated", step=1, label="sparse", scores=scores)
     main = page_of(run)
     tables = [words(table) for table in main.iter("table")]
     assert any("1 100 0.7500" in table for table in tables)
@@ -264,7 +268,7 @@ def test_utilisation_and_memory_come_from_what_was_written_down(tmp_path):
     facts = {"flops_token": 6e9, "peak_flops": 4e12, "machine": {"chip": "H200"}}
     run = write_run(tmp_path / "run", [2.0, 1.0], facts=facts, steps=3)
     with Journal(run) as journal:
-        journal.metric(3, loss=1.0, tokens=100, seconds=0.5, memory_bytes=3 * 2**30)
+        journal.log_metrics(3, loss=1.0, tokens=100, seconds=0.5, memory_bytes=3 * 2**30)
     main = page_of(run)
     assert tile(main, "MFU") == "30.0 % median"  # 200 tokens a second
     assert tile(main, "memory") == "3 GiB at most"
@@ -277,9 +281,9 @@ def test_names_from_a_run_cannot_break_out(tmp_path):
     run = write_run(tmp_path / evil.replace("/", ""), [1.0], facts={"machine": {"chip": evil}})
     (run / "recipe.toml").write_text(f"stage = '{evil}'\n")
     with Journal(run) as journal:
-        journal.metric(2, **{evil: 1.0})
-        journal.event(evil, what=evil)
-        journal.event("evaluated", label=evil, scores={evil: 1.0, "x": {evil: 1.0}})
+        journal.log_metrics(2, **{evil: 1.0})
+        journal.log_event(evil, what=evil)
+        journal.log_event("evaluated", label=evil, scores={evil: 1.0, "x": {evil: 1.0}})
     main = page_of(run)
     assert not list(main.iter("img"))
     assert words(main).count(evil) >= 6

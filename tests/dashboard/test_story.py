@@ -19,21 +19,23 @@ def folder(tmp_path):
         "result": "reward 1",
     }
     with Journal(tmp_path) as journal:
-        journal.event("plan", stages=["sft", "rl"], seed=7)
-        journal.event("stage_done", stage="sft", about="talks", seconds=61.0)
-        journal.event("skill", stage="sft", skill="reasoning", score=0.4, error=0.03, examples=[])
-        journal.event("skill", stage="sft", skill="loss", score=1.2, better="lower")
-        journal.event("stage_done", stage="rl", about="thinks", seconds=30.0)
-        journal.event(
+        journal.log_event("plan", stages=["sft", "rl"], seed=7)
+        journal.log_event("stage_done", stage="sft", about="talks", seconds=61.0)
+        journal.log_event(
+            "skill", stage="sft", skill="reasoning", score=0.4, error=0.03, examples=[]
+        )
+        journal.log_event("skill", stage="sft", skill="loss", score=1.2, better="lower")
+        journal.log_event("stage_done", stage="rl", about="thinks", seconds=30.0)
+        journal.log_event(
             "skill", stage="rl", skill="reasoning", score=0.9, error=0.02, examples=[example]
         )
-        journal.event("skill", stage="rl", skill="loss", score=1.0, better="lower")
-        journal.event("stage_done", stage="general", about="obeys", seconds=9.0)
-        journal.event("skill", stage="general", skill="reasoning", score=0.45, error=0.04)
-        journal.event("skill", stage="general", skill="loss", score=1.3, better="lower")
+        journal.log_event("skill", stage="rl", skill="loss", score=1.0, better="lower")
+        journal.log_event("stage_done", stage="general", about="obeys", seconds=9.0)
+        journal.log_event("skill", stage="general", skill="reasoning", score=0.45, error=0.04)
+        journal.log_event("skill", stage="general", skill="loss", score=1.3, better="lower")
     with Journal(tmp_path / "rl") as journal:
         for step in range(5):
-            journal.metric(step, reward=step / 5, seconds=1.0)
+            journal.log_metrics(step, reward=step / 5, seconds=1.0)
     return tmp_path
 
 
@@ -49,9 +51,9 @@ def test_a_story_knows_the_best_and_what_is_left_of_it(folder):
 
 def test_a_stage_run_anew_replaces_what_was_measured(folder):
     with Journal(folder) as journal:
-        journal.event("stage_undone", stage="general")
-        journal.event("stage_done", stage="general", seconds=5.0)
-        journal.event("skill", stage="general", skill="reasoning", score=0.8)
+        journal.log_event("stage_undone", stage="general")
+        journal.log_event("stage_done", stage="general", seconds=5.0)
+        journal.log_event("skill", stage="general", skill="reasoning", score=0.8)
     story = read_story(folder)
     assert story.stages[-1].scores == {"reasoning": 0.8}
     assert story.kept("reasoning") == "89%"
@@ -68,7 +70,7 @@ def test_the_page_holds_the_story_and_escapes_what_models_say(folder):
 def test_a_stage_with_several_tasks_shows_the_reward_of_each(folder):
     with Journal(folder / "general") as journal:
         for step in range(5):
-            journal.metric(step, reward=step / 5, reward_sums=step / 4, reward_tools=step / 6)
+            journal.log_metrics(step, reward=step / 5, reward_sums=step / 4, reward_tools=step / 6)
     text = write_story(folder).read_text()
     assert "Reward by task" in text
     assert "updates" in text

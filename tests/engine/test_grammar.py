@@ -180,7 +180,7 @@ def test_more_grammars_than_may_wait_find_the_engine_full(monkeypatch):
             monkeypatch.setattr(lane, "most_waiting", 0)
         with pytest.raises(EngineFull, match="0 grammars are waiting to be compiled already"):
             engine.answer(asking(Grammar("regex", "full"), 0))
-        monkeypatch.undo()
+        monkeypatch.rollback()
         assert said(engine.answer(asking(Grammar("regex", "full"), 0))) == "full"
         assert engine.audit() == []
 

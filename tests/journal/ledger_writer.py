@@ -10,7 +10,7 @@ import os
 import sys
 from random import Random
 
-from paddock.journal import Entry, Ledger
+from paddock.journal import GroupRecord, Ledger
 from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
 from tests.killing import die_after
 
@@ -36,26 +36,26 @@ def main(path, witness, calls):
     ledger = Ledger(path)
     told = os.open(witness, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     tell = lambda *words: os.write(told, (" ".join(map(str, words)) + "\n").encode())  # noqa: E731
-    entries = ledger.entries()
+    entries = ledger.groups()
     rng = Random(len(entries))
     numbers = {task: sum(e.task == task for e in entries) for task in ("a", "b")}
     update = len(ledger.batches())
     die_after(int(calls))
     for ordinal in range(len(entries), 1_000_000):
         task = rng.choice(["a", "b"])
-        entry = Entry(ordinal=ordinal, task=task, number=numbers[task], size=2, issued=update)
+        entry = GroupRecord(ordinal=ordinal, task=task, number=numbers[task], size=2, issued=update)
         numbers[task] += 1
         ledger.issue([entry])
         tell("issued", ordinal)
         for member in range(2):
-            ledger.attempt(ordinal, member, [attempt(entry, member, rng)])
+            ledger.record_rollout(ordinal, member, [attempt(entry, member, rng)])
             tell("attempt", ordinal, member)
         status = rng.choice(["finished", "finished", "filtered", "failed"])
-        ledger.end(ordinal, status, "" if status == "finished" else "planted")
+        ledger.end_group(ordinal, status, "" if status == "finished" else "planted")
         tell(status, ordinal)
-        finished = [e.ordinal for e in ledger.entries("finished")][:4]
+        finished = [e.ordinal for e in ledger.groups("finished")][:4]
         if len(finished) == 4:
-            ledger.train(update, update + 1, finished)
+            ledger.record_update(update, update + 1, finished)
             tell("trained", update, *finished)
             update += 1
 

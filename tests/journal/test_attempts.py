@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.journal.attempts import pack, unpack
+from paddock.journal.rollout_codec import pack_rollout, unpack_rollout
 from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
 
 IDS = st.integers(min_value=0, max_value=2**31 - 1)
@@ -49,7 +49,7 @@ def test_an_attempt_reads_back_equal(branches, outcome):
         )
         for number, found in enumerate(branches)
     )
-    assert unpack(pack(attempt)) == attempt
+    assert unpack_rollout(pack_rollout(attempt)) == attempt
 
 
 def test_a_token_takes_little_room():
@@ -66,20 +66,20 @@ def test_a_token_takes_little_room():
         turns=(Turn(added_ids=(1,), completion=completion),),
         outcome=Verdict(reward=1.0),
     )
-    packed = pack([attempt])
+    packed = pack_rollout([attempt])
     assert len(packed) / 50_000 < 6.5  # random ids and log-probabilities: the worst there is
-    assert unpack(packed) == (attempt,)
+    assert unpack_rollout(packed) == (attempt,)
 
 
 def test_another_format_is_refused():
     with pytest.raises(ValueError, match="written in format 9, this reads format 1"):
-        unpack(b"\x09" + bytes(20))
+        unpack_rollout(b"\x09" + bytes(20))
 
 
 @pytest.mark.parametrize("reward", [True, 1, np.float32(1.0), np.bool_(True), np.int64(1)])
 def test_a_reward_of_any_kind_of_number_reads_back(reward):
     verdict = Verdict(reward=reward, parts={"right": reward})
     said = Trajectory(task_id="t", group_id="g", session_id="s", turns=(), outcome=verdict)
-    (found,) = unpack(pack([said]))
+    (found,) = unpack_rollout(pack_rollout([said]))
     assert found.outcome == Verdict(reward=1.0, parts={"right": 1.0})
     assert type(verdict.reward) is float

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.journal import EVENTS, METRICS, Journal, follow
+from paddock.journal import EVENTS_FILE, METRICS_FILE, Journal, follow
 
 
 class Clock:
@@ -29,47 +29,47 @@ def synced(monkeypatch) -> list[int]:
 def test_a_resumed_run_goes_on_in_the_same_files(tmp_path):
     for step in (1, 2):
         with Journal(tmp_path / "runs" / "a", clock=Clock()) as journal:
-            journal.metric(step, loss=0.5)
-            journal.event("started", host="a\nb")
-    assert records(tmp_path / "runs" / "a" / METRICS) == [
+            journal.log_metrics(step, loss=0.5)
+            journal.log_event("started", host="a\nb")
+    assert records(tmp_path / "runs" / "a" / METRICS_FILE) == [
         {"time": 100.0, "step": 1, "loss": 0.5},
         {"time": 100.0, "step": 2, "loss": 0.5},
     ]
     assert (
-        records(tmp_path / "runs" / "a" / EVENTS)
+        records(tmp_path / "runs" / "a" / EVENTS_FILE)
         == [{"time": 100.0, "kind": "started", "host": "a\nb"}] * 2
     )
 
 
 def test_numbers_json_cannot_say_are_text_that_float_reads(tmp_path):
     with Journal(tmp_path) as journal:
-        journal.metric(1, a=nan, b=inf, c=-inf)
-        journal.event("odd", values=[nan, {"deep": (inf,)}])
+        journal.log_metrics(1, a=nan, b=inf, c=-inf)
+        journal.log_event("odd", values=[nan, {"deep": (inf,)}])
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    metric = json.loads((tmp_path / METRICS).read_text(), parse_constant=refuse)
+    metric = json.loads((tmp_path / METRICS_FILE).read_text(), parse_constant=refuse)
     assert [str(float(metric[name])) for name in "abc"] == ["nan", "inf", "-inf"]
-    event = json.loads((tmp_path / EVENTS).read_text(), parse_constant=refuse)
+    event = json.loads((tmp_path / EVENTS_FILE).read_text(), parse_constant=refuse)
     assert event["values"] == ["NaN", {"deep": ["Infinity"]}]
 
 
 def test_what_is_not_json_is_refused_and_leaves_no_trace(tmp_path):
     with Journal(tmp_path) as journal:
         with pytest.raises(TypeError):
-            journal.event("odd", what={1, 2})
+            journal.log_event("odd", what={1, 2})
         with pytest.raises(ValueError, match=r"^time: "):
-            journal.metric(1, time=3.0)
-        journal.metric(1, loss=1.0)
-    assert len(records(tmp_path / METRICS)) == 1
-    assert records(tmp_path / EVENTS) == []
+            journal.log_metrics(1, time=3.0)
+        journal.log_metrics(1, loss=1.0)
+    assert len(records(tmp_path / METRICS_FILE)) == 1
+    assert records(tmp_path / EVENTS_FILE) == []
 
 
 def test_an_event_is_on_disk_when_the_call_returns(tmp_path, synced):
     with Journal(tmp_path, clock=Clock()) as journal:
-        journal.event("a")
-        journal.event("b")
+        journal.log_event("a")
+        journal.log_event("b")
         assert len(synced) == 2
 
 
@@ -78,23 +78,23 @@ def test_metrics_wait_for_the_disk_only_now_and_then(tmp_path, synced):
     with Journal(tmp_path, clock=clock, sync_every_s=5.0) as journal:
         counts = []
         for clock.now in (100.0, 104.9, 105.0, 106.0, 109.9, 110.0):
-            journal.metric(1, loss=1.0)
+            journal.log_metrics(1, loss=1.0)
             counts.append(len(synced))
         assert counts == [0, 0, 1, 1, 1, 2]
 
 
 def test_a_torn_line_is_cut_off_and_the_repair_is_told(tmp_path):
     with Journal(tmp_path) as journal:
-        journal.metric(1, loss=1.0)
-    whole = (tmp_path / METRICS).read_bytes()
-    (tmp_path / METRICS).write_bytes(whole + b'{"step": 2, "lo')
-    (tmp_path / EVENTS).write_bytes(b'{"kind')
+        journal.log_metrics(1, loss=1.0)
+    whole = (tmp_path / METRICS_FILE).read_bytes()
+    (tmp_path / METRICS_FILE).write_bytes(whole + b'{"step": 2, "lo')
+    (tmp_path / EVENTS_FILE).write_bytes(b'{"kind')
     with Journal(tmp_path) as journal:
-        assert (tmp_path / METRICS).read_bytes() == whole
-        journal.metric(2, loss=2.0)
-    assert [record["step"] for record in records(tmp_path / METRICS)] == [1, 2]
-    repairs = [(r["kind"], r["file"], r["torn_bytes"]) for r in records(tmp_path / EVENTS)]
-    assert repairs == [("repaired", METRICS, 15), ("repaired", EVENTS, 6)]
+        assert (tmp_path / METRICS_FILE).read_bytes() == whole
+        journal.log_metrics(2, loss=2.0)
+    assert [record["step"] for record in records(tmp_path / METRICS_FILE)] == [1, 2]
+    repairs = [(r["kind"], r["file"], r["torn_bytes"]) for r in records(tmp_path / EVENTS_FILE)]
+    assert repairs == [("repaired", METRICS_FILE, 15), ("repaired", EVENTS_FILE, 6)]
 
 
 def test_a_folder_has_one_writer_at_a_time(tmp_path):
@@ -105,7 +105,7 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
 
 def test_a_row_that_comes_after_the_end_is_dropped(tmp_path):
     journal = Journal(tmp_path)
-    journal.row("rollouts", id=1)
+    journal.log_row("rollouts", id=1)
     journal.close()
-    journal.row("rollouts", id=2)
+    journal.log_row("rollouts", id=2)
     assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 1

@@ -9,13 +9,13 @@ from random import Random
 import pytest
 
 import paddock
-from paddock.journal import Entry, Ledger, LedgerError, LedgerView, Shares
+from paddock.journal import GroupRecord, Ledger, LedgerError, LedgerView, TaskWeights
 from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
 
 
 def entry(ordinal, *, task="sums", number=None, size=2, issued=0):
     number = ordinal if number is None else number
-    return Entry(ordinal=ordinal, task=task, number=number, size=size, issued=issued)
+    return GroupRecord(ordinal=ordinal, task=task, number=number, size=size, issued=issued)
 
 
 def attempt(ordinal, member, *versions, outcome=None):
@@ -141,12 +141,12 @@ def test_a_whole_rewind_leaves_nothing_of_what_came_after(ledger):
     finished(ledger, 0, 0, issued=0)
     finished(ledger, 1, 0, issued=0)
     ledger.train(0, 1, [0])
-    ledger.share(Shares(since=1, weights={"sums": 0.0}, why="ill", asked=False), now=0)
+    ledger.share(TaskWeights(since=1, weights={"sums": 0.0}, why="ill", asked=False), now=0)
     finished(ledger, 2, 1, issued=1)
     ledger.issue([entry(3, issued=1)])
     ledger.end(3, "failed", "it was bad")
-    ledger.share(Shares(since=2, weights={"sums": 1.0}, why="well again", asked=False), now=1)
-    ledger.share(Shares(since=2, weights={"sums": 3.0}, why="asked", asked=True), now=1)
+    ledger.share(TaskWeights(since=2, weights={"sums": 1.0}, why="well again", asked=False), now=1)
+    ledger.share(TaskWeights(since=2, weights={"sums": 3.0}, why="asked", asked=True), now=1)
     ledger.train(1, 2, [1])
     ledger.rewind(1, whole=True)
     assert statuses(ledger) == {0: "trained", 1: "finished"}
@@ -157,7 +157,7 @@ def test_a_whole_rewind_leaves_nothing_of_what_came_after(ledger):
 def test_checkpoints_are_known_until_they_are_taken_back(ledger):
     for update in range(3):
         ledger.train(update, update + 1, [])
-        ledger.checkpoint(update + 1, f"step-{update + 1}")
+        ledger.record_checkpoint(update + 1, f"step-{update + 1}")
     assert ledger.checkpoints() == {1: "step-1", 2: "step-2", 3: "step-3"}
     ledger.rewind(2, whole=False)
     assert ledger.checkpoints() == {1: "step-1", 2: "step-2"}
@@ -177,7 +177,7 @@ def test_tokens_can_be_forgotten_and_how_it_ended_not(ledger):
 def test_a_ledger_of_another_format_is_refused(tmp_path):
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
-        ledger.note("format", 99)
+        ledger.set_metadata("format", 99)
     with pytest.raises(LedgerError, match="has format 99, this reads format 1"):
         Ledger(path)
 
@@ -195,15 +195,15 @@ def whole(tmp_path_factory):
     with Ledger(path) as made:
         for ordinal in range(30):
             finished(made, ordinal, *range(50))
-            made.train(ordinal, ordinal + 1, [ordinal])
+            made.record_update(ordinal, ordinal + 1, [ordinal])
     return path.read_bytes()
 
 
 def read_everything(path):
     with Ledger(path) as ledger:
         ledger.rewind(20, whole=False)
-        for each in ledger.entries():
-            ledger.attempts(each.ordinal)
+        for each in ledger.groups():
+            ledger.rollouts(each.ordinal)
 
 
 @pytest.mark.parametrize("spoilt", [bytes(4096), b"\xff" * 4096, Random(0).randbytes(4096)])
@@ -224,11 +224,11 @@ def test_a_damaged_view_is_told_too(whole, tmp_path):
         path.write_bytes(whole[:start] + b"\xff" * 4096 + whole[start + 4096 :])
         try:
             with LedgerView(path) as view:
-                view.newest(30)
-                view.ended(range(30))
+                view.list_groups(30)
+                view.rollout_summaries(range(30))
                 view.tasks()
                 for ordinal in range(30):
-                    view.remembered(ordinal)
+                    view.group_trajectories(ordinal)
         except LedgerError:
             continue
 
@@ -275,9 +275,9 @@ def test_others_can_read_meanwhile(ledger, tmp_path):
     with ledger.together():
         ledger.issue([entry(1)])
         with Ledger(tmp_path / "ledger.sqlite") as reader:
-            assert reader.balance().issued == 1
+            assert reader.group_counts().issued == 1
     with Ledger(tmp_path / "ledger.sqlite") as reader:
-        assert reader.balance().issued == 2
+        assert reader.group_counts().issued == 2
 
 
 def killed_after(calls, path, witness):
@@ -297,15 +297,15 @@ def test_a_killed_writer_has_written_every_move_it_made_and_no_half_one(tmp_path
 
 def check(path, lines):
     with Ledger(path) as ledger:
-        assert ledger.balance().holds
-        entries = {e.ordinal: e for e in ledger.entries()}
+        assert ledger.group_counts().is_consistent
+        entries = {e.ordinal: e for e in ledger.groups()}
         told = {word: [line for line in lines if line[0] == word] for word in MOVES}
         issued = {int(line[1]) for line in told["issued"]}
         assert issued <= entries.keys() and len(entries.keys() - issued) <= 5  # one a death
         for word in ("filtered", "failed"):
             assert all(entries[int(line[1])].status == word for line in told[word])
         for line in told["attempt"]:
-            assert int(line[2]) in ledger.packed(int(line[1]))
+            assert int(line[2]) in ledger.packed_rollouts(int(line[1]))
         batches = ledger.batches()
         assert [update for update, _, _ in batches] == list(range(len(batches)))
         assert all(len(groups) == 4 for _, _, groups in batches)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from paddock.journal import EVENTS, METRICS, Journal, follow
-from paddock.journal.lines import Appender
+from paddock.journal import EVENTS_FILE, METRICS_FILE, Journal, follow
+from paddock.journal.jsonl import JsonlWriter
 
 # Some lines are long: those a kill can tear.
 WRITER = """
@@ -24,8 +24,8 @@ for n in count():
 
 def test_a_reader_sees_whole_lines_in_order_while_the_writer_is_killed_again_and_again(tmp_path):
     rng = random.Random(0)
-    seen: dict[str, list[dict]] = {METRICS: [], EVENTS: []}
-    offsets = {METRICS: 0, EVENTS: 0}
+    seen: dict[str, list[dict]] = {METRICS_FILE: [], EVENTS_FILE: []}
+    offsets = {METRICS_FILE: 0, EVENTS_FILE: 0}
 
     def catch_up() -> None:
         for name in offsets:
@@ -36,7 +36,7 @@ def test_a_reader_sees_whole_lines_in_order_while_the_writer_is_killed_again_and
     lives = 12
     for life in range(lives):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(life)])
-        while not seen[METRICS] or seen[METRICS][-1]["life"] < life:
+        while not seen[METRICS_FILE] or seen[METRICS_FILE][-1]["life"] < life:
             assert writer.poll() is None
             catch_up()
         deadline = time.monotonic() + rng.uniform(0, 0.1)
@@ -47,11 +47,11 @@ def test_a_reader_sees_whole_lines_in_order_while_the_writer_is_killed_again_and
         catch_up()
 
     with Journal(tmp_path):  # cuts off what the last kill may have torn
-        assert seen[METRICS] == [record for record, _ in follow(tmp_path / METRICS)]
+        assert seen[METRICS_FILE] == [record for record, _ in follow(tmp_path / METRICS_FILE)]
     for life in range(lives):
-        steps = [record["step"] for record in seen[METRICS] if record["life"] == life]
+        steps = [record["step"] for record in seen[METRICS_FILE] if record["life"] == life]
         assert steps == list(range(len(steps)))
-        ticks = [record["n"] for record in seen[EVENTS] if record.get("life") == life]
+        ticks = [record["n"] for record in seen[EVENTS_FILE] if record.get("life") == life]
         assert ticks == list(range(0, 50 * len(ticks), 50))
 
 
@@ -76,13 +76,13 @@ def test_a_reader_in_the_middle_of_a_torn_line_never_reads_on_into_the_next(tmp_
     path.write_bytes(b'{"n": 1}\n{"n": 2, "pad": "' + b"-" * 1_000_000)
     with path.open("rb") as reader:
         start = reader.read(500_000)
-        Appender(path).append({"n": 3, "pad": "-" * 1_000_000})
+        JsonlWriter(path).append({"n": 3, "pad": "-" * 1_000_000})
         assert start + reader.read() == b'{"n": 1}\n{"n": 2, "pad": "' + b"-" * 1_000_000
     assert [record["n"] for record, _ in follow(path)] == [1, 3]
 
 
 def test_a_closed_file_is_never_taken_for_another_that_got_its_number(tmp_path):
-    closed = Appender(tmp_path / "a.jsonl")
+    closed = JsonlWriter(tmp_path / "a.jsonl")
     closed.close()
     with (tmp_path / "b.jsonl").open("wb"), pytest.raises(OSError):
         closed.append({"n": 1})
@@ -92,7 +92,7 @@ def test_a_closed_file_is_never_taken_for_another_that_got_its_number(tmp_path):
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
     (tmp_path / "a.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as caught:
-        Appender(tmp_path / "a.jsonl").append({"n": 1})
+        JsonlWriter(tmp_path / "a.jsonl").append({"n": 1})
     assert caught.value.filename == str(tmp_path / "a.jsonl")
 
 
@@ -113,7 +113,7 @@ journal.close()
 sys.exit(refused)
 """
     refused = subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode
-    written = [record["step"] for record, _ in follow(tmp_path / METRICS)]
+    written = [record["step"] for record, _ in follow(tmp_path / METRICS_FILE)]
     assert written == list(range(100 - refused)) and refused > 0
 
 

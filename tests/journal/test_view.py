@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.journal import Entry, Ledger, LedgerError, LedgerView, Taught
+from paddock.journal import GroupRecord, Ledger, LedgerError, LedgerView, TokenTrainRecord
 from tests.journal.test_ledger import attempt
 
 WRITER = """
@@ -53,18 +53,18 @@ def test_what_a_writer_has_not_put_away_yet_is_seen_and_nothing_is_written(write
     assert (tmp_path / "ledger.sqlite-wal").stat().st_size > 0
     before = trace(tmp_path)
     with LedgerView(tmp_path / "ledger.sqlite") as view:
-        assert view.last() == 39
-        assert view.balance().in_flight == 40
+        assert view.newest_ordinal() == 39
+        assert view.group_counts().in_flight == 40
     assert trace(tmp_path) == before
 
 
 def test_a_ledger_that_was_closed_is_read_without_a_lock(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        ledger.issue([Entry(ordinal=0, task="sums", number=0, size=1, issued=0)])
+        ledger.issue([GroupRecord(ordinal=0, task="sums", number=0, size=1, issued=0)])
     before = trace(tmp_path)
     assert set(before) == {"ledger.sqlite"}
     with LedgerView(tmp_path / "ledger.sqlite") as view:
-        assert view.last() == 0
+        assert view.newest_ordinal() == 0
     assert trace(tmp_path) == before
 
 
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_written_can_be_read(state):
     folder = Path(tempfile.mkdtemp())
     try:
         ledger = Ledger(folder / "ledger.sqlite")
-        ledger.issue([Entry(ordinal=0, task="sums", number=0, size=1, issued=0)])
+        ledger.issue([GroupRecord(ordinal=0, task="sums", number=0, size=1, issued=0)])
         if state == "closed":
             ledger.close()
         folder.chmod(0o555)
@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_written_can_be_read(state):
                     os.seteuid(65534)
                 assert not os.access(folder, os.W_OK, effective_ids=True)
                 with LedgerView(folder / "ledger.sqlite") as view:
-                    code = 0 if view.last() == 0 else 2
+                    code = 0 if view.newest_ordinal() == 0 else 2
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_can_be_read(state):
 def test_a_view_cannot_write(tmp_path):
     Ledger(tmp_path / "ledger.sqlite").close()
     with LedgerView(tmp_path / "ledger.sqlite") as view, pytest.raises(Exception, match="readonly"):
-        view.note("format", 9)
+        view.set_metadata("format", 9)
 
 
 def test_what_is_no_ledger_is_said(tmp_path):
@@ -116,23 +116,26 @@ def test_what_is_no_ledger_is_said(tmp_path):
 def test_groups_are_found_by_what_became_of_them(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.issue(
-            [Entry(ordinal=i, task="ab"[i % 2], number=i // 2, size=1, issued=i) for i in range(6)]
+            [
+                GroupRecord(ordinal=i, task="ab"[i % 2], number=i // 2, size=1, issued=i)
+                for i in range(6)
+            ]
         )
         for ordinal in (0, 3, 4):
-            ledger.end(ordinal, "finished")
-        ledger.end(5, "failed", "broken")
-        ledger.train(7, 8, [0, 3])
+            ledger.end_group(ordinal, "finished")
+        ledger.end_group(5, "failed", "broken")
+        ledger.record_update(7, 8, [0, 3])
     with LedgerView(tmp_path / "ledger.sqlite") as view:
         found = {
-            "all": view.newest(9),
-            "some": view.newest(2, before=4),
-            "b": view.newest(9, task="b"),
-            "failed": view.newest(9, status="failed"),
-            "update": view.newest(9, update=7),
-            "both": view.newest(9, update=7, task="a"),
+            "all": view.list_groups(9),
+            "some": view.list_groups(2, before=4),
+            "b": view.list_groups(9, task="b"),
+            "failed": view.list_groups(9, status="failed"),
+            "update": view.list_groups(9, update=7),
+            "both": view.list_groups(9, update=7, task="a"),
         }
-        assert view.ordinal_of("b", 1) == 3
-        assert view.ordinal_of("b", 9) is None
+        assert view.find_ordinal("b", 1) == 3
+        assert view.find_ordinal("b", 9) is None
     assert {name: [entry.ordinal for entry in every] for name, every in found.items()} == {
         "all": [5, 4, 3, 2, 1, 0],
         "some": [3, 2],
@@ -146,14 +149,16 @@ def test_groups_are_found_by_what_became_of_them(tmp_path):
 def test_attempts_are_sought_not_scanned(tmp_path):
     """Their rows hold what they said: a scan would read all of it."""
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        ledger.issue([Entry(ordinal=i, task="a", number=i, size=2, issued=0) for i in range(9)])
+        ledger.issue(
+            [GroupRecord(ordinal=i, task="a", number=i, size=2, issued=0) for i in range(9)]
+        )
         for ordinal in range(9):
-            ledger.attempt(ordinal, 0, attempt(ordinal, 0, 1, 2))
+            ledger.record_rollout(ordinal, 0, attempt(ordinal, 0, 1, 2))
     asked = []
     with LedgerView(tmp_path / "ledger.sqlite") as view:
         view._base.set_trace_callback(asked.append)
-        assert [each.ordinal for each in view.ended([2, 3, 7])] == [2, 3, 7]
-        view.branches(3, 0)
+        assert [each.ordinal for each in view.rollout_summaries([2, 3, 7])] == [2, 3, 7]
+        view.trajectories(3, 0)
         view._base.set_trace_callback(None)
         plans = [str(view._base.execute(f"EXPLAIN QUERY PLAN {q}").fetchall()) for q in asked]
     assert len(plans) == 3
@@ -161,12 +166,14 @@ def test_attempts_are_sought_not_scanned(tmp_path):
 
 
 def test_what_the_trainer_made_of_tokens_comes_back_and_is_dropped_with_them(tmp_path):
-    row = Taught(update=4, log_ratio=(0.5, -1.0), advantage=(2.0, 2.0), kept=(True, False))
+    row = TokenTrainRecord(
+        update=4, log_ratio=(0.5, -1.0), advantage=(2.0, 2.0), kept=(True, False)
+    )
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        ledger.remember({("s", 0): row})
+        ledger.record_token_stats({("s", 0): row})
         with LedgerView(tmp_path / "ledger.sqlite") as view:
-            assert view.taught("s", 0) == row
-            assert view.taught("s", 1) is None
-        ledger.forget(5)
+            assert view.token_record("s", 0) == row
+            assert view.token_record("s", 1) is None
+        ledger.drop_tokens(5)
         with LedgerView(tmp_path / "ledger.sqlite") as view:
-            assert view.taught("s", 0) is None
+            assert view.token_record("s", 0) is None

@@ -240,7 +240,7 @@ def test_a_run_that_was_killed_while_it_tidied_up_loses_nothing(
     monkeypatch.setattr(owner, step, kill)
     with pytest.raises(KeyboardInterrupt):
         quantize_folder(source, tmp_path / "q", QUICK, passages=text())
-    monkeypatch.undo()
+    monkeypatch.rollback()
     seen = []
     report = quantize_folder(source, tmp_path / "q", QUICK, passages=text(), say=seen.append)
     assert not seen

@@ -7,7 +7,7 @@ from threading import Event, Thread
 import pytest
 
 from paddock.cli.rl import conduct
-from paddock.cli.rl_feed import LEDGER
+from paddock.cli.rl_feed import LEDGER_FILE
 from paddock.engine import EngineApart
 from paddock.journal import Ledger
 from paddock.rollout.fleet import Fleet
@@ -63,8 +63,8 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
     sets = [*ONE_STEP_OFF, "steps=2", "engines.apart=true", "credit.keep_flat=true"]
     conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
     waker.join()
-    with Ledger(tmp_path / "run" / LEDGER) as ledger:
-        assert ledger.failures() == {} and not ledger.balance().failed
+    with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
+        assert ledger.failure_counts() == {} and not ledger.group_counts().failed
 
 
 def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypat
     conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
     assert len(born) == 2 and killed == born[:1]
     assert sorted(numbers(tmp_path / "run")) == [1, 2, 3, 4, 5]
-    with Ledger(tmp_path / "run" / LEDGER) as ledger:
-        balance = ledger.balance()
+    with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
+        balance = ledger.group_counts()
     assert balance.in_flight == 0
     assert not balance.failed

@@ -56,7 +56,7 @@ def test_an_attempt_that_never_ends_is_a_failure_of_time():
 
     learner, _ = run(main())
     assert [[g.number for g in b.groups] for b in learner.batches] == [[0, 2], [3, 4]]
-    (found,) = ledger.attempts(1).values()
+    (found,) = ledger.rollouts(1).values()
     assert found[0].outcome.kind == "time"
     assert found[0].outcome.what == "over 100 s, and did not stop within 5 s of being cancelled"
 
@@ -158,6 +158,6 @@ def test_what_is_left_running_is_cancelled_and_stays_in_flight():
         assert len(asyncio.all_tasks()) == 1
 
     run(main())
-    balance = ledger.balance()
-    assert balance.in_flight > 0 and balance.holds
+    balance = ledger.group_counts()
+    assert balance.in_flight > 0 and balance.is_consistent
     assert len(closed) == len(set(closed))

@@ -10,7 +10,7 @@ import pytest
 
 import paddock
 from paddock.journal import Ledger, LedgerError
-from paddock.journal.attempts import pack
+from paddock.journal.rollout_codec import pack_rollout
 from paddock.records import Verdict
 from paddock.rl.collect import Collector
 from paddock.rl.queue import Replay
@@ -107,7 +107,7 @@ def die_and_live(disk, make, *, deaths, batches):
         except Killed:
             died += 1
         with Ledger(disk.path) as ledger:
-            assert ledger.balance().holds
+            assert ledger.group_counts().is_consistent
     raise AssertionError("never finished")
 
 
@@ -129,10 +129,10 @@ def test_free_running_none_is_skipped_and_none_is_repeated(tmp_path, n):
     ids = Counter((e.task, e.number) for _, _, entries in trained for e in entries)
     assert max(ids.values()) == 1 and len(ids) == 8 * pace.batch_groups
     for task in {task for task, _ in ids}:
-        numbers = sorted(e.number for e in ledger.entries() if e.task == task)
+        numbers = sorted(e.number for e in ledger.groups() if e.task == task)
         assert numbers == list(range(len(numbers)))
-    balance = ledger.balance()
-    assert balance.holds and balance.trained == 8 * pace.batch_groups
+    balance = ledger.group_counts()
+    assert balance.is_consistent and balance.trained == 8 * pace.batch_groups
     assert balance.filtered == 0 or pace.bound_by == "drop"
     check_tokens(disk, ledger, pace, learner)
 
@@ -194,7 +194,7 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(tmp_path, said):
 
 def test_a_replay_of_a_ledger_of_another_format_is_refused(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        ledger.note("format", 99)
+        ledger.set_metadata("format", 99)
     with pytest.raises(LedgerError, match="has format 99, this reads format 1"):
         Replay(tmp_path / "ledger.sqlite")
 
@@ -245,7 +245,7 @@ def test_lockstep_does_not_depend_on_who_was_quick(tmp_path, depth):
     assert len(histories[0]) == 9
     assert histories == [histories[0]] * 4
     with Ledger(disk.path) as ledger:
-        whys = [row.why for row in ledger.shares()]
+        whys = [row.why for row in ledger.task_weights()]
         assert whys[0] == "recipe" and whys[1].startswith("2 groups in a row failed")
         assert "well again" in whys
 
@@ -272,7 +272,7 @@ def test_lockstep_resumes_bit_by_bit(tmp_path, depth, every):
         assert weights == ["start", *expected.history][updates]
     ledgers = [Ledger(whole.path), Ledger(disk.path)]
     rows = [
-        [(e.ordinal, e.task, e.number, e.status, e.reason, e.trained) for e in ledger.entries()]
+        [(e.ordinal, e.task, e.number, e.status, e.reason, e.trained) for e in ledger.groups()]
         for ledger in ledgers
     ]
     assert rows[0] == rows[1]
@@ -288,9 +288,9 @@ def test_a_task_may_leave_the_recipe(tmp_path):
     learner, _ = run(live(disk, pace, tasks, engine, batches=6, step_s=step_s))
     assert {group.task for batch in learner.batches for group in batch.groups} == {"a"}
     with Ledger(disk.path) as ledger:
-        reasons = {e.reason for e in ledger.entries("filtered")}
+        reasons = {e.reason for e in ledger.groups("filtered")}
         assert reasons == {"its task is not in the recipe any more"}
-        assert ledger.balance().holds
+        assert ledger.group_counts().is_consistent
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
@@ -330,7 +330,7 @@ def test_a_conductor_that_is_killed_again_and_again_ends_with_the_same_weights(t
     for death in range(1, 5):  # each a fifth of the way at most
         assert lived(killed, death, calls=rng.randrange(int(calls) // 5)) == []
         with Ledger(killed / "ledger.sqlite") as ledger:
-            assert ledger.balance().holds
+            assert ledger.group_counts().is_consistent
     assert lived(killed, 99)[:-1] == expected
 
 
@@ -341,7 +341,7 @@ def poison(ledger, ordinal):
         object.__setattr__(branch.outcome, "reward", 1e308)
     ledger._base.execute(
         "UPDATE attempts SET packed = ?, reward = 1e308 WHERE ordinal = ? AND member = 0",
-        (pack(branches), ordinal),
+        (pack_rollout(branches), ordinal),
     )
 
 
@@ -364,7 +364,7 @@ def test_a_poisoned_group_is_dropped_with_an_event_and_the_run_goes_on(tmp_path,
 
     run(main(None))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        poisoned = ledger.entries("finished")[0].ordinal
+        poisoned = ledger.groups("finished")[0].ordinal
         poison(ledger, poisoned)
         if status == "in flight":  # as if killed before its end was written
             ledger._base.execute(
@@ -376,6 +376,6 @@ def test_a_poisoned_group_is_dropped_with_an_event_and_the_run_goes_on(tmp_path,
     assert [(more["group"], more["task"]) for more in dropped] == [(poisoned, "sums")]
     assert "reward" in dropped[0]["why"] and "1e+308" in dropped[0]["why"]
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        (entry,) = [e for e in ledger.entries() if e.ordinal == poisoned]
+        (entry,) = [e for e in ledger.groups() if e.ordinal == poisoned]
         assert entry.status == "filtered" and "1e+308" in entry.reason
-        assert len(ledger.entries("trained")) == 4 and ledger.balance().holds
+        assert len(ledger.groups("trained")) == 4 and ledger.group_counts().is_consistent

@@ -11,8 +11,8 @@ import pytest
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.wire import checksums
-from paddock.cli.rl_feed import LEDGER
-from paddock.journal import UNUSED, Ledger
+from paddock.cli.rl_feed import LEDGER_FILE
+from paddock.journal import UNUSED_REASON, Ledger
 from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, numbers, recipe_in
 
 DRIVE = """
@@ -100,12 +100,12 @@ def test_running_free_nothing_is_skipped_and_nothing_trained_twice(start, tmp_pa
     sets = ["pace.max_staleness=2", "tasks.vault.settings.delay_s=0.3", "credit.keep_flat=true"]
     killed_after(recipe, out, *sets, updates=2, chance=chance)
     finished(begun(recipe, out, *sets))
-    with Ledger(out / LEDGER) as ledger:
-        balance = ledger.balance()
-        trained = [(e.task, e.number) for e in ledger.entries("trained")]
-        by_update = [entry.trained for entry in ledger.entries("trained")]
-        unused = sum(entry.reason == UNUSED for entry in ledger.entries("filtered"))
-    assert balance.holds and balance.failed == balance.in_flight == 0
+    with Ledger(out / LEDGER_FILE) as ledger:
+        balance = ledger.group_counts()
+        trained = [(e.task, e.number) for e in ledger.groups("trained")]
+        by_update = [entry.trained for entry in ledger.groups("trained")]
+        unused = sum(entry.reason == UNUSED_REASON for entry in ledger.groups("filtered"))
+    assert balance.is_consistent and balance.failed == balance.in_flight == 0
     assert len(set(trained)) == len(trained) == 2 * STEPS
     assert sorted(set(by_update)) == list(range(STEPS))
     # Nothing skipped: every problem up to the newest was trained, or there was no time left for it.
@@ -124,8 +124,8 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on(start, tmp_path):
     assert process.returncode == 130, said.decode()
     assert "Traceback" not in said.decode()
     finished(begun(recipe, out, "tasks.vault.settings.delay_s=0.3", "steps=40"))
-    with Ledger(out / LEDGER) as ledger:
-        assert ledger.balance().holds
+    with Ledger(out / LEDGER_FILE) as ledger:
+        assert ledger.group_counts().is_consistent
 
 
 @pytest.mark.slow

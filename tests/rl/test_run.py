@@ -11,9 +11,9 @@ from paddock.cli.engines import open_model
 from paddock.cli.errors import UserError
 from paddock.cli.rl import conduct
 from paddock.cli.rl_engines import held, samplers
-from paddock.cli.rl_feed import LEDGER, _works
+from paddock.cli.rl_feed import LEDGER_FILE, _works
 from paddock.dashboard.episodes import Wish, overview
-from paddock.journal import UNUSED, Journal, Ledger, LedgerView
+from paddock.journal import UNUSED_REASON, Journal, Ledger, LedgerView
 from paddock.rl.learn import lessons_of
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.tally import Sifter
@@ -112,8 +112,8 @@ def test_a_run_off_by_one_step_is_that(through):
     assert sorted(hashes) == [1, 2, 3, 4]
     lags = [line["staleness_max"] for line in numbers(run).values()]
     assert lags == [0, 1, 1, 1]
-    with Ledger(run / LEDGER) as ledger:
-        assert ledger.balance().in_flight == 0
+    with Ledger(run / LEDGER_FILE) as ledger:
+        assert ledger.group_counts().in_flight == 0
 
 
 @pytest.mark.parametrize("moment", ["study", "publish", "save", "attempt"])
@@ -198,8 +198,8 @@ def test_the_recorded_batches_alone_give_the_same_weights(through, start, tmp_pa
 def test_rollouts_alone_leave_batches_and_no_new_weights(start, tmp_path):
     recipe = recipe_in(tmp_path, start)
     conduct(recipe, tmp_path / "run", ["steps=2", *SYNCHRONOUS], debug="rollout-only")
-    with Ledger(tmp_path / "run" / LEDGER) as ledger:
-        balance = ledger.balance()
+    with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
+        balance = ledger.group_counts()
         assert balance.trained == 4
     found = (tmp_path / "run" / "checkpoints" / "step-00000002" / "model").glob("*.safetensors")
     assert [f.read_bytes() for f in found] == [f.read_bytes() for f in start.glob("*.safetensors")]
@@ -228,8 +228,8 @@ def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_pat
     kind = "grader" if where == "grade" else "world"
     with pytest.raises(RunAborted, match=rf"2 groups in a row failed.*{kind} at {where}"):
         conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
-    with Ledger(tmp_path / "run" / LEDGER) as ledger:
-        found = [a for e in ledger.entries() for a in ledger.attempts(e.ordinal).values()]
+    with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
+        found = [a for e in ledger.groups() for a in ledger.rollouts(e.ordinal).values()]
     assert {branches[0].outcome.what for branches in found} == {"SystemExit: 0"}
 
 
@@ -243,9 +243,9 @@ def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):
     sets = ["tasks.vault.settings.breaks=0.2", "steps=2", "tasks.vault.failure_budget=100"]
     conduct(recipe_in(tmp_path, start), tmp_path / "run", [*sets, *SYNCHRONOUS])
     failed = sum(line.get("failed_world", 0) for line in numbers(tmp_path / "run").values())
-    with Ledger(tmp_path / "run" / LEDGER) as ledger:
-        entries = ledger.entries()
-        attempts = [a for e in entries for a in ledger.attempts(e.ordinal).values()]
+    with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
+        entries = ledger.groups()
+        attempts = [a for e in entries for a in ledger.rollouts(e.ordinal).values()]
     assert failed > 0
     assert {type(a[0].outcome).__name__ for a in attempts} == {"Verdict", "Failure"}
 
@@ -271,12 +271,12 @@ def test_of_a_complete_run_nothing_is_in_flight(start, tmp_path):
     sets = ["steps=4", "goal=0.01", "goal_batches=1", "pace.pipeline_depth=2"]
     for _ in range(2):
         conduct(recipe, out, [*sets, "pace.max_staleness=2", "credit.keep_flat=true"])
-        with LedgerView(out / LEDGER) as ledger:
+        with LedgerView(out / LEDGER_FILE) as ledger:
             found = overview(ledger, Wish(status="filtered"))
         assert found["balance"]["in_flight"] == 0
         assert found["balance"]["filtered"] > 0
         assert sum(found["balance"].values()) == 2 * found["balance"]["issued"]
-        assert {group["reason"] for group in found["groups"]} == {UNUSED}
+        assert {group["reason"] for group in found["groups"]} == {UNUSED_REASON}
 
 
 def test_a_run_is_refused_in_anothers_folder(start, tmp_path):

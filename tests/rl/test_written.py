@@ -11,7 +11,7 @@ import torch
 
 from paddock.cli.look import LEAST, network_row
 from paddock.cli.rl import conduct
-from paddock.cli.rl_feed import LEDGER, timed
+from paddock.cli.rl_feed import LEDGER_FILE, timed
 from paddock.cli.rl_gauge import ROWS, Gauge
 from paddock.engine import Counters, Stats
 from paddock.journal import LedgerView, follow
@@ -79,17 +79,19 @@ def rows(run, name):
 
 def test_every_attempt_has_its_times_and_its_lesson(run):
     told = {(row["number"], row["member"]): row for row in rows(run, "rollouts")}
-    with LedgerView(run / LEDGER) as ledger:
-        entries = ledger.newest(100)
-        ended = {(e.ordinal, a.member): a for e in entries for a in ledger.ended([e.ordinal])}
+    with LedgerView(run / LEDGER_FILE) as ledger:
+        entries = ledger.list_groups(100)
+        ended = {
+            (e.ordinal, a.member): a for e in entries for a in ledger.rollout_summaries([e.ordinal])
+        }
         assert len(told) == len(ended) > 8
         for entry in entries:
             for member in range(entry.size):
                 row, attempt = told[entry.number, member], ended[entry.ordinal, member]
                 assert row["began"] <= row["time"]
                 assert (row.get("reward"), row["tokens"]) == (attempt.reward, attempt.tokens)
-                (branch, *_) = ledger.branches(entry.ordinal, member)
-                taught = ledger.taught(branch.session_id, branch.branch)
+                (branch, *_) = ledger.trajectories(entry.ordinal, member)
+                taught = ledger.token_record(branch.session_id, branch.branch)
                 assert (taught is not None) == (entry.status == "trained")
                 if taught is not None:
                     assert taught.update == entry.trained

@@ -103,7 +103,7 @@ def history(delays, *, in_waves, concurrency=5):
         orchestrator = Orchestrator(works, pace, ledger, seed=3, waves=waves)
         async with Collector(orchestrator) as collect:
             learner = await Learner(collect, engine).run(9)
-        return learner.history, engine.steps, ledger.entries()
+        return learner.history, engine.steps, ledger.groups()
 
     return run(main())[0]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddock.journal.database import LedgerError
+from paddock.journal.sqlite import LedgerError
 
 # A row for each branch that was trained; trained again after a rewind, it is written over.
-SCHEMA = """
+TOKEN_RECORDS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS lessons (
     session TEXT NOT NULL,
     branch INTEGER NOT NULL,
@@ -21,11 +21,11 @@ CREATE TABLE IF NOT EXISTS lessons (
     PRIMARY KEY (session, branch)
 ) WITHOUT ROWID;
 """
-WRITE = "INSERT OR REPLACE INTO lessons VALUES (?, ?, ?, ?)"
+INSERT_TOKEN_RECORD = "INSERT OR REPLACE INTO lessons VALUES (?, ?, ?, ?)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taught:
+class TokenTrainRecord:
     """Columns for the trained tokens of one branch, in half precision: they are for eyes.
 
     >>> row = Taught(update=3, log_ratio=(0.0, -0.5), advantage=(1.0, 1.0), kept=(True, False))
@@ -44,7 +44,7 @@ class Taught:
         return zlib.compress(body + np.packbits(np.asarray(self.kept, bool)).tobytes(), level=1)
 
     @classmethod
-    def unpack(cls, update: int, data: bytes) -> "Taught":
+    def unpack(cls, update: int, data: bytes) -> "TokenTrainRecord":
         try:
             body = zlib.decompress(data)
         except zlib.error as error:

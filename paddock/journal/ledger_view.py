@@ -11,10 +11,10 @@ from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
 
-from paddock.journal.attempts import unpack
-from paddock.journal.database import LedgerError, connect
-from paddock.journal.ledger import Entry, Ledger, Status
-from paddock.journal.lessons import Taught
+from paddock.journal.ledger import GroupRecord, GroupStatus, Ledger
+from paddock.journal.rollout_codec import unpack_rollout
+from paddock.journal.sqlite import LedgerError, connect
+from paddock.journal.token_records import TokenTrainRecord
 from paddock.records import Trajectory
 
 _ENTRY = "ordinal, task, number, size, issued, status, reason, ended, trained"
@@ -22,7 +22,7 @@ _SAID = 400  # characters of what a failure said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class RolloutSummary:
     """How one attempt ended, without what it said."""
 
     ordinal: int
@@ -64,7 +64,7 @@ class LedgerView(Ledger):
         super().close()
         self._copies.cleanup()
 
-    def last(self) -> int:
+    def newest_ordinal(self) -> int:
         """The ordinal of the newest group; -1 where there is none."""
         found = self._base.execute("SELECT MAX(ordinal) FROM groups").fetchone()[0]
         return -1 if found is None else int(found)
@@ -76,15 +76,15 @@ class LedgerView(Ledger):
     def tasks(self) -> list[str]:
         return [task for (task,) in self._base.execute("SELECT DISTINCT task FROM groups")]
 
-    def newest(
+    def list_groups(
         self,
         most: int,
         *,
         before: int | None = None,
         task: str = "",
-        status: Status | str = "",
+        status: GroupStatus | str = "",
         update: int | None = None,
-    ) -> list[Entry]:
+    ) -> list[GroupRecord]:
         """At most so many groups, the last issued first: of a task, of a status, of an update (that
         trained them, or while which they were issued), below an ordinal."""
         wishes = {
@@ -100,55 +100,55 @@ class LedgerView(Ledger):
             (*asked.values(), most),
         )
         names = _ENTRY.split(", ")
-        return [Entry(**dict(zip(names, row, strict=True))) for row in rows]
+        return [GroupRecord(**dict(zip(names, row, strict=True))) for row in rows]
 
-    def entry(self, ordinal: int) -> Entry:
-        found = self.newest(1, before=ordinal + 1)
+    def get_group(self, ordinal: int) -> GroupRecord:
+        found = self.list_groups(1, before=ordinal + 1)
         if not found or found[0].ordinal != ordinal:
             raise LedgerError(f"there is no group {ordinal}")
         return found[0]
 
-    def ordinal_of(self, task: str, number: int) -> int | None:
+    def find_ordinal(self, task: str, number: int) -> int | None:
         row = self._base.execute(
             "SELECT ordinal FROM groups WHERE task = ? AND number = ?", (task, number)
         ).fetchone()
         return None if row is None else int(row[0])
 
-    def ended(self, ordinals: Sequence[int]) -> list[Ended]:
+    def rollout_summaries(self, ordinals: Sequence[int]) -> list[RolloutSummary]:
         """The attempts of these groups that have ended, by group and member."""
         if not ordinals:
             return []
         columns = "ordinal, member, reward, kind, place, substr(what, 1, ?), oldest, newest, tokens"
         wanted = set(ordinals)
-        found: list[Ended] = []
+        found: list[RolloutSummary] = []
         for low, high in _runs(sorted(wanted)):
             rows = self._base.execute(
                 f"SELECT {columns} FROM attempts WHERE ordinal BETWEEN ? AND ?"
                 " ORDER BY ordinal, member",
                 (_SAID, low, high),
             )
-            names = Ended.__slots__
-            found += [Ended(**dict(zip(names, row, strict=True))) for row in rows]
+            names = RolloutSummary.__slots__
+            found += [RolloutSummary(**dict(zip(names, row, strict=True))) for row in rows]
         return found
 
-    def branches(self, ordinal: int, member: int) -> tuple[Trajectory, ...]:
+    def trajectories(self, ordinal: int, member: int) -> tuple[Trajectory, ...]:
         """What one attempt said; nothing where its tokens were dropped after it was trained."""
         row = self._base.execute(
             "SELECT packed FROM attempts WHERE ordinal = ? AND member = ?", (ordinal, member)
         ).fetchone()
         if row is None:
             raise LedgerError(f"group {ordinal} has no ended attempt {member}")
-        return () if row[0] is None else unpack(row[0], ordinal)
+        return () if row[0] is None else unpack_rollout(row[0], ordinal)
 
-    def remembered(self, ordinal: int) -> list[tuple[Trajectory, ...]]:
+    def group_trajectories(self, ordinal: int) -> list[tuple[Trajectory, ...]]:
         """What the attempts of a group said, those that ended and were not dropped since."""
         rows = self._base.execute(
             "SELECT packed FROM attempts WHERE ordinal = ? AND packed IS NOT NULL ORDER BY member",
             (ordinal,),
         )
-        return [unpack(data, ordinal) for (data,) in rows]
+        return [unpack_rollout(data, ordinal) for (data,) in rows]
 
-    def taught(self, session: str, branch: int) -> Taught | None:
+    def token_record(self, session: str, branch: int) -> TokenTrainRecord | None:
         """What the trainer made of a branch; None where it was not trained, or not written down."""
         if "lessons" not in self._tables:
             return None
@@ -156,7 +156,7 @@ class LedgerView(Ledger):
             "SELECT trained, packed FROM lessons WHERE session = ? AND branch = ?",
             (session, branch),
         ).fetchone()
-        return None if row is None else Taught.unpack(row[0], row[1])
+        return None if row is None else TokenTrainRecord.unpack(row[0], row[1])
 
 
 def _runs(ordinals: Sequence[int]) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from shutil import copyfile
 from typing import Any
 
 
-class Appender:
+class JsonlWriter:
     """The writer of a file, which must have no other; `torn_bytes` is what it found to repair."""
 
     def __init__(self, path: Path) -> None:

@@ -92,14 +92,14 @@ def connect(
     return opened
 
 
-def undo(base: sqlite3.Connection) -> None:
+def rollback(base: sqlite3.Connection) -> None:
     """Leave a transaction that failed; a full disk has ended it already."""
     if base.in_transaction:
         with suppress(LedgerError):  # what failed before it is what counts
             base.execute("ROLLBACK")
 
 
-def refuse_damaged(base: sqlite3.Connection) -> None:
+def check_integrity(base: sqlite3.Connection) -> None:
     """Read the whole file once and raise a LedgerError if its pages do not fit together: seconds a
     gigabyte, before a run goes on rather than in the middle of it. What SQLite cannot notice is
     another number in a row; tokens have a checksum of their own."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paddock.journal.database import LedgerError
+from paddock.journal.sqlite import LedgerError
 from paddock.records import (
     Completion,
     Failure,
@@ -27,11 +27,11 @@ from paddock.records import (
     encode,
 )
 
-FORMAT = 1
+ROLLOUT_FORMAT = 1
 _HEAD = struct.Struct("<BI")  # format, bytes of the JSON part
 
 
-def pack(branches: Sequence[Trajectory]) -> bytes:
+def pack_rollout(branches: Sequence[Trajectory]) -> bytes:
     """The branches of one session, all with one outcome.
 
     >>> answer = Completion(token_ids=(8, 9), logprobs=(-0.5, 0.0), finish="stop",
@@ -52,10 +52,10 @@ def pack(branches: Sequence[Trajectory]) -> bytes:
     )
     words = json.dumps([_branch(branch) for branch in branches]).encode()
     body = words + _planes(ids) + _planes(logprobs)
-    return _HEAD.pack(FORMAT, len(words)) + zlib.compress(body, level=1)
+    return _HEAD.pack(ROLLOUT_FORMAT, len(words)) + zlib.compress(body, level=1)
 
 
-def unpack(data: bytes, ordinal: int | None = None) -> tuple[Trajectory, ...]:
+def unpack_rollout(data: bytes, ordinal: int | None = None) -> tuple[Trajectory, ...]:
     """What `pack` wrote. Raises LedgerError if it is damaged (`ordinal` is its group, for the
     message), WireError if it is whole and holds what no record may, such as a reward of 1e308."""
     try:
@@ -69,8 +69,10 @@ def unpack(data: bytes, ordinal: int | None = None) -> tuple[Trajectory, ...]:
 
 def _unpacked(data: bytes) -> tuple[Trajectory, ...]:
     form, size = _HEAD.unpack_from(data)
-    if form != FORMAT:
-        raise LedgerError(f"an attempt was written in format {form}, this reads format {FORMAT}")
+    if form != ROLLOUT_FORMAT:
+        raise LedgerError(
+            f"an attempt was written in format {form}, this reads format {ROLLOUT_FORMAT}"
+        )
     body = zlib.decompress(data[_HEAD.size :])
     branches = json.loads(body[:size])
     turns = [turn for branch in branches for turn in branch["turns"]]
