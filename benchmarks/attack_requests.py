@@ -63,7 +63,7 @@ def newborn(folder: Path) -> Path:
         attention=("dsa",) * 2,
         mlp=("dense", "moe"),
         indexer={"heads": 2, "dim": 8, "topk": 256, "layers": ("full",) * 2},
-        eos=words.specials.stops,
+        eos=words.special_token_ids.stop_token_ids,
     )
     save_pretrained(Network.born(config, seed=0), folder)
     words.save(folder)

@@ -32,7 +32,14 @@ from paddock.envs import ToolRefused, open_world, play
 from paddock.envs.tools import checked
 from paddock.journal import EVENTS_FILE, Journal, follow
 from paddock.records import Message, SamplingParams, ThinkingMode, ToolSpec, Verdict
-from paddock.text import Renderer, Special, Thinking, Tokenizer, parse, renderer_for
+from paddock.text import (
+    Renderer,
+    SpecialToken,
+    ThinkingKwargs,
+    Tokenizer,
+    get_renderer,
+    parse_completion,
+)
 
 TOP_P = 0.95
 TURNS, CALLS, SKILL = 0.99, 0.95, 0.5  # at least, at least, at most
@@ -79,14 +86,14 @@ class Talker:
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
-        thinking: Thinking,
+        thinking: ThinkingKwargs,
         seed: int,
     ) -> "Said":
-        prompt = self.renderer.prompt(messages, tools=tools, thinking=thinking).token_ids
+        prompt = self.renderer.render_prompt(messages, tools=tools, thinking=thinking).token_ids
         sampling = SamplingParams(seed=seed, max_new_tokens=160, top_p=self.top_p)
         answer = await self.engine.respond(Request(token_ids=prompt, sampling=sampling))
         ids = answer.completion.token_ids
-        parsed = parse(
+        parsed = parse_completion(
             self.tokenizer,
             ids,
             finish=answer.completion.finish,
@@ -115,10 +122,10 @@ class Said:
 
 def complaint(said: Said, tools: Sequence[ToolSpec], thinks: bool, tokenizer: Tokenizer) -> str:
     """What is wrong with a turn; empty if it is well formed."""
-    specials, message = tokenizer.specials, said.message
-    stop = Special.OBSERVATION if message.tool_calls else Special.USER
+    specials, message = tokenizer.special_token_ids, said.message
+    stop = SpecialToken.OBSERVATION if message.tool_calls else SpecialToken.USER
     marks = [i for i in said.ids if tokenizer.is_added(i)]
-    thought = specials[Special.THINK_CLOSE]
+    thought = specials[SpecialToken.THINK_CLOSE]
     if not said.ids or said.ids[-1] != specials[stop]:
         return "ends in another way"
     if said.notes:
@@ -129,8 +136,8 @@ def complaint(said: Said, tools: Sequence[ToolSpec], thinks: bool, tokenizer: To
         return "thinks though it should not"
     # Not where it means something: as plain letters, or of a kind that texts leave out.
     said_plainly = f"{message.reasoning or ''}{message.content}"
-    silent = any(tokenizer.is_silent(i) for i in said.ids[:-1])
-    if silent or any(mark in said_plainly for mark in tokenizer.added):
+    silent = any(tokenizer.is_special(i) for i in said.ids[:-1])
+    if silent or any(mark in said_plainly for mark in tokenizer.added_tokens):
         return "writes a stray mark"
     if not message.content.strip() and not message.tool_calls:
         return "says nothing"
@@ -145,7 +152,7 @@ def complaint(said: Said, tools: Sequence[ToolSpec], thinks: bool, tokenizer: To
 
 def tallied(said: Said, tools: Sequence[ToolSpec], thinks: bool, tokenizer: Tokenizer) -> Tally:
     wrong = complaint(said, tools, thinks, tokenizer)
-    opened = said.ids.count(tokenizer.specials[Special.TOOL_CALL_OPEN])
+    opened = said.ids.count(tokenizer.special_token_ids[SpecialToken.TOOL_CALL_OPEN])
     good = 0 if wrong.startswith("call") else len(said.message.tool_calls)
     return Tally(
         turns=1,
@@ -208,7 +215,7 @@ async def skill(talker: Talker, world: str) -> float:
     return sum(rewards) / SCORED
 
 
-async def five_turns(talker: Talker, thinking: Thinking, number: int) -> Counter[str]:
+async def five_turns(talker: Talker, thinking: ThinkingKwargs, number: int) -> Counter[str]:
     """A conversation of five user turns: prompt tokens from the second turn on, and how many of
     them the prefix cache held; prompts that followed a well-formed reply, and how many of those
     began with the prompt and the reply before, token for token. (What is no call is shown back as
@@ -249,8 +256,8 @@ def measured(run: Path, dialogues: int, top_p: float) -> dict[str, object]:
             return dict(event["figures"])
     folder = newest_model(run)
     tokenizer = Tokenizer.load(folder)
-    renderer = renderer_for(tokenizer)
-    settings = EngineSettings(page_tokens=4, max_running=48, stop_ids=renderer.stops)
+    renderer = get_renderer(tokenizer)
+    settings = EngineSettings(page_tokens=4, max_running=48, stop_ids=renderer.stop_token_ids)
     figures: dict[str, object] = {}
     with Engine(load_pretrained(folder), tokenizer, settings) as engine:
         talker = Talker(engine, tokenizer, renderer, top_p)

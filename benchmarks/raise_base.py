@@ -290,7 +290,7 @@ def _measured(run: Path, settings: TrainSettings, context: int) -> Figures:
     if settings.stage == "pretrain":  # its rows are shorter than a needle's document
         return Figures(loss=loss)
     count = lambda text: len(tokenizer.encode(text, specials=False))  # noqa: E731
-    begin = [tokenizer.id_of(token) or 0 for token in settings.corpus.begin]
+    begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.begin]
     tasks = NEEDLES.tasks(Reading(count_tokens=count))
     needles = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
     if dense:

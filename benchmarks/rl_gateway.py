@@ -31,7 +31,7 @@ from typing import Any, Literal
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.records import Completion, Message, Segment
 from paddock.rollout.session import PRESERVED, Session
-from paddock.text import GlmRenderer, Special, Tokenizer, train
+from paddock.text import GlmRenderer, SpecialToken, Tokenizer, train_tokenizer
 
 ADMIN_KEY = "benchmark"
 REPLY, RESULT = 60, 700  # tokens a reply has; letters that a tool answers with
@@ -47,21 +47,29 @@ TOOL = {
 
 def tokenizer() -> Tokenizer:
     text = Path(__file__).read_text()
-    return train([text] * 4, vocab=2000)
+    return train_tokenizer([text] * 4, vocab=2000)
 
 
 def canned(words: Tokenizer) -> list[int]:
     """A reply that thinks a little and calls the tool."""
-    specials, encode = words.specials, lambda text: words.encode(text, specials=False)
+    specials, encode = words.special_token_ids, lambda text: words.encode(text, specials=False)
     filler = encode(" gateway engine process memory turns" * 40)[: REPLY - 12]
     return [
         *filler,
-        specials[Special.THINK_CLOSE],
-        *(specials[Special.TOOL_CALL_OPEN], *encode("run")),
-        *(specials[Special.ARG_KEY_OPEN], *encode("command"), specials[Special.ARG_KEY_CLOSE]),
-        *(specials[Special.ARG_VALUE_OPEN], *encode("ls"), specials[Special.ARG_VALUE_CLOSE]),
-        specials[Special.TOOL_CALL_CLOSE],
-        specials[Special.OBSERVATION],
+        specials[SpecialToken.THINK_CLOSE],
+        *(specials[SpecialToken.TOOL_CALL_OPEN], *encode("run")),
+        *(
+            specials[SpecialToken.ARG_KEY_OPEN],
+            *encode("command"),
+            specials[SpecialToken.ARG_KEY_CLOSE],
+        ),
+        *(
+            specials[SpecialToken.ARG_VALUE_OPEN],
+            *encode("ls"),
+            specials[SpecialToken.ARG_VALUE_CLOSE],
+        ),
+        specials[SpecialToken.TOOL_CALL_CLOSE],
+        specials[SpecialToken.OBSERVATION],
     ]
 
 

@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 from paddock.records import ToolCall
-from paddock.text import Special, Tokenizer
+from paddock.text import SpecialToken, Tokenizer
 
 WORDS = ("city", "days", "größe", "цена", "名前", "is_on", "level", "note", "emoji_😀", "a-b")
 
@@ -57,10 +57,10 @@ def _any(rng: random.Random, levels: int) -> dict[str, Any]:
 def smallest(tokenizer: Tokenizer, name: str, schema: dict[str, Any]) -> int:
     """Tokens of a small call, its required arguments alone, as the chat template writes it."""
     call = ToolCall(id="a", name=name, arguments=instance(schema, schema))
-    specials, count = tokenizer.specials, 2 + len(tokenizer.encode(name, specials=False))
+    specials, count = tokenizer.special_token_ids, 2 + len(tokenizer.encode(name, specials=False))
     for key, value in call.arguments.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        count += 4 * (Special.ARG_KEY_OPEN in specials)
+        count += 4 * (SpecialToken.ARG_KEY_OPEN in specials)
         count += len(tokenizer.encode(key, specials=False))
         count += len(tokenizer.encode(text, specials=False))
     return count

@@ -35,7 +35,7 @@ from paddock.engine.settings import cached_layers
 from paddock.envs import open_world
 from paddock.model import ModelConfig, Network, preset
 from paddock.records import SamplingParams
-from paddock.text import Tokenizer, renderer_for
+from paddock.text import Tokenizer, get_renderer
 
 LAYERS, PAGE, CHUNK = 3, 64, 8192
 PROMPTS = (4096, 16_384, 65_536, 131_072)
@@ -245,15 +245,17 @@ def drafts(folder: Path) -> Iterator[Claim]:
     """Acceptance length and gain in time per token of 1, 3 and 5 drafts, greedy, at 1 to 32
     requests. Prompts have been read before, and every size of step has been recorded."""
     network = load_pretrained(folder, "bfloat16", "cuda").eval()
-    renderer = renderer_for(Tokenizer.load(folder))
+    renderer = get_renderer(Tokenizer.load(folder))
     world = open_world("nano-chain")
-    asked = [renderer.prompt(world.task(i, "test").messages).token_ids for i in range(5 * 32)]
+    asked = [
+        renderer.render_prompt(world.task(i, "test").messages).token_ids for i in range(5 * 32)
+    ]
     sampling = SamplingParams(temperature=0.0, max_new_tokens=128)
     for count in (1, 8, 32):
         token_s: dict[int, float] = {}
         for k in (0, 1, 3, 5):
             settings = EngineSettings(
-                cache_bytes=4 << 30, mtp_steps=k, context=2048, stop_ids=renderer.stops
+                cache_bytes=4 << 30, mtp_steps=k, context=2048, stop_ids=renderer.stop_token_ids
             )
             with Engine(network, None, settings) as engine:
                 for _ in range(2):  # the first time to warm up

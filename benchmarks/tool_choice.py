@@ -49,7 +49,9 @@ def random_model(folder: Path) -> Path:
     from tests.serve.school import tokenizer
 
     words = tokenizer()
-    config = latent_config(vocab=words.vocab_size, context=4096, eos=words.specials.stops)
+    config = latent_config(
+        vocab=words.vocab_size, context=4096, eos=words.special_token_ids.stop_token_ids
+    )
     save_pretrained(Network.born(config, seed=1), folder)
     words.save(folder)
     return folder

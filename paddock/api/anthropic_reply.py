@@ -6,13 +6,13 @@ from typing import Any
 
 from paddock.api.reply import Answer
 from paddock.records import Message
-from paddock.text.events import (
-    CallArguments,
-    CallEnded,
-    CallStarted,
-    ContentText,
-    Event,
-    ReasoningText,
+from paddock.text.parse_events import (
+    ContentDelta,
+    ParseEvent,
+    ReasoningDelta,
+    ToolCallArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
 )
 
 # Nothing is signed, and whoever sends thoughts back is believed. But it is not empty: clients take
@@ -96,7 +96,7 @@ class MessageStream:
         message = envelope(self.id, self.model) | {"usage": counts}
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
-    def push(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+    def push(self, events: Sequence[ParseEvent]) -> list[dict[str, Any]]:
         return [payload for event in events for payload in self._payloads(event)]
 
     def close(self, answer: Answer, *, calls: int) -> list[dict[str, Any]]:
@@ -107,22 +107,22 @@ class MessageStream:
         }
         return [*self._shut(), last, {"type": "message_stop"}]
 
-    def _payloads(self, event: Event) -> Iterator[dict[str, Any]]:
+    def _payloads(self, event: ParseEvent) -> Iterator[dict[str, Any]]:
         match event:
-            case ReasoningText(text):
+            case ReasoningDelta(text):
                 block = {"type": "thinking", "thinking": "", "signature": ""}
                 yield from self._turn("thinking", block)
                 yield self._delta(type="thinking_delta", thinking=text)
-            case ContentText(text):
+            case ContentDelta(text):
                 yield from self._turn("text", {"type": "text", "text": ""})
                 yield self._delta(type="text_delta", text=text)
-            case CallStarted(_, id, name):
+            case ToolCallStart(_, id, name):
                 yield from self._shut()
                 call = {"type": "tool_use", "id": id, "name": name, "input": {}}
                 yield from self._turn("tool_use", call)
-            case CallArguments(_, text):
+            case ToolCallArgumentsDelta(_, text):
                 yield self._delta(type="input_json_delta", partial_json=text)
-            case CallEnded():
+            case ToolCallEnd():
                 yield from self._shut()
 
     def _turn(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from paddock.api.errors import ApiError
 from paddock.records import Grammar, Message, SamplingParams, ToolSpec
-from paddock.text import Special, Tokenizer, call_grammar
-from paddock.text.template import UNSAID, Thinking
+from paddock.text import SpecialToken, Tokenizer, tool_call_grammar
+from paddock.text.chat_template import DEFAULT_THINKING, ThinkingKwargs
 
 MOST_ID = 256  # characters of a request's id
 Prompt = tuple[int, ...] | str  # a text is tokenized as it is, without any template
@@ -38,7 +38,7 @@ class Talk(Ask):
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()  # shown to the model; empty where it may not call any
     skipped_tools: tuple[str, ...] = ()  # kinds of tools that we do not know
-    thinking: Thinking = UNSAID
+    thinking: ThinkingKwargs = DEFAULT_THINKING
     prompt_ids: tuple[int, ...] | None = None  # in place of the rendered conversation
     continues: bool = False  # the last message is a reply to be gone on with
     must_call: bool = False  # an answer without a call is not wanted
@@ -47,7 +47,7 @@ class Talk(Ask):
     n: int = 1
 
     @property
-    def reply_thinking(self) -> Thinking:
+    def reply_thinking(self) -> ThinkingKwargs:
         """Of a reply whose call the prompt opens: there is no room left for thoughts."""
         return replace(self.thinking, enable_thinking=False) if self.must_call else self.thinking
 
@@ -57,7 +57,7 @@ class Talk(Ask):
         if self.call_grammar(tokenizer) is None:
             return ()
         name = self.callable[0].name if len(self.callable) == 1 else ""
-        opened = tokenizer.specials[Special.TOOL_CALL_OPEN]
+        opened = tokenizer.special_token_ids[SpecialToken.TOOL_CALL_OPEN]
         return (opened, *tokenizer.encode(name, specials=False))
 
     @property
@@ -69,7 +69,7 @@ class Talk(Ask):
         """Of a reply that must be a call; None where it need not."""
         if not self.must_call:
             return None
-        found = call_grammar(tokenizer, self.callable)
+        found = tool_call_grammar(tokenizer, self.callable)
         if found is None:
             raise ApiError(
                 "tool_choice: this model's calls have no marker, so none can be required",

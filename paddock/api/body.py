@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paddock.api.errors import ApiError
-from paddock.text.arguments import plain
+from paddock.text.tool_arguments import to_json_value
 
 _B = TypeVar("_B", bound="Body")
 
@@ -39,7 +39,7 @@ def json_from(data: bytes) -> Any:
     except orjson.JSONDecodeError:
         pass
     try:
-        return plain(json.loads(data.decode(), parse_constant=_refuse))
+        return to_json_value(json.loads(data.decode(), parse_constant=_refuse))
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:

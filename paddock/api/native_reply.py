@@ -8,8 +8,8 @@ from typing import Any
 from paddock.api.native import Generate
 from paddock.api.reply import Answer, Delta, Held, cut
 from paddock.api.spelling import Likely, Spelling
-from paddock.text import Detokenizer, Tokenizer
-from paddock.text.events import ContentText
+from paddock.text import IncrementalDetokenizer, Tokenizer
+from paddock.text.parse_events import ContentDelta
 
 Entry = list[Any]  # [log-probability, token id, text or null]
 
@@ -115,10 +115,10 @@ class Format:
         text = growing.push_all(ids) + growing.flush()
         return cut(text, matched) if isinstance(matched, str) else text
 
-    def growing(self) -> Detokenizer:
+    def growing(self) -> IncrementalDetokenizer:
         """The reply's text: what it adds to the prompt's."""
         skip = self.ask.skip_special
-        return Detokenizer(self.tokenizer, skip_special=skip, behind=self.prompt)
+        return IncrementalDetokenizer(self.tokenizer, skip_special=skip, behind=self.prompt)
 
     def _entries(self, logprobs: Sequence[float | None], ids: Sequence[int]) -> list[Entry]:
         return [self._entry(*pair) for pair in zip(logprobs, ids, strict=True)]
@@ -160,8 +160,8 @@ class GenerateStream:
         if answer is not None:
             return self._last(delta, answer)
         said = self._said = Said(total=self._said.total) if self._incremental else self._said
-        for event in self._held.feed([ContentText(self._text.push(i)) for i in delta.token_ids]):
-            assert isinstance(event, ContentText)
+        for event in self._held.feed([ContentDelta(self._text.push(i)) for i in delta.token_ids]):
+            assert isinstance(event, ContentDelta)
             said.text += event.text
             self._before += len(event.text)
         said.ids += delta.token_ids

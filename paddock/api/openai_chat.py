@@ -9,7 +9,7 @@ from paddock.api.ask import Talk
 from paddock.api.errors import ApiError
 from paddock.api.knobs import Addressed, Knobs, grammar_from, sampling_from
 from paddock.records import Message, SamplingParams, ToolSpec
-from paddock.text.messages import MessageError, messages_from, tools_from
+from paddock.text.messages import MessageError, parse_messages, parse_tools
 
 
 class ChatBody(Addressed, Knobs):
@@ -113,7 +113,7 @@ def chat(body: ChatBody, defaults: SamplingParams, server: thinking.Wish) -> Cha
 
 def conversation(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     try:
-        found = messages_from(raw)
+        found = parse_messages(raw)
     except MessageError as error:
         raise ApiError(str(error), param="messages") from None
     if not found:
@@ -133,7 +133,7 @@ def known_tools(
         else:
             skipped.append(str(kind)[:80])
     try:
-        found = tools_from(functions)
+        found = parse_tools(functions)
     except MessageError as error:
         raise ApiError(str(error), param="tools") from None
     names = [tool.name for tool in found]

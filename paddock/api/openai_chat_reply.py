@@ -10,12 +10,12 @@ from paddock.api.openai_usage import usage
 from paddock.api.reply import Answer, Delta
 from paddock.api.spelling import Spelling, chat_logprobs
 from paddock.records import Message, ToolCall
-from paddock.text.events import (
-    CallArguments,
-    CallStarted,
-    ContentText,
-    Event,
-    ReasoningText,
+from paddock.text.parse_events import (
+    ContentDelta,
+    ParseEvent,
+    ReasoningDelta,
+    ToolCallArgumentsDelta,
+    ToolCallStart,
 )
 
 
@@ -113,7 +113,7 @@ class ChatStream:
     def open(self) -> dict[str, Any]:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def push(self, events: Sequence[Event], delta: Delta) -> list[dict[str, Any]]:
+    def push(self, events: Sequence[ParseEvent], delta: Delta) -> list[dict[str, Any]]:
         if self.ask.top_logprobs is not None:
             top = delta.top if self.ask.top_logprobs else ()
             self._logprobs += chat_logprobs(self.spelling, delta.token_ids, delta.logprobs, top)
@@ -127,19 +127,19 @@ class ChatStream:
         reason = finish_reason(answer, calls=calls)
         return self._chunk(last, finish_reason=reason, matched_stop=answer.matched)
 
-    def _deltas(self, event: Event) -> list[dict[str, Any]]:
-        if isinstance(event, ReasoningText):
+    def _deltas(self, event: ParseEvent) -> list[dict[str, Any]]:
+        if isinstance(event, ReasoningDelta):
             return self._thought(event.text)
         closing = [self._join("</think>")] if self._thinks and self.ask.joins_reasoning else []
         self._thinks = False
         match event:
-            case ContentText(text):
+            case ContentDelta(text):
                 return [*closing, {"content": text}]
-            case CallStarted(_, id, name):
+            case ToolCallStart(_, id, name):
                 self.calls += 1
                 function = {"name": name, "arguments": ""}
                 return [*closing, self._call(id=id, type="function", function=function)]
-            case CallArguments(_, text):
+            case ToolCallArgumentsDelta(_, text):
                 return [self._call(function={"arguments": text})]
         return closing
 

@@ -10,9 +10,9 @@ from paddock.api.knobs import Addressed, Knobs, grammar_from, sampling_from
 from paddock.api.reply import Answer, Delta, Held, cut
 from paddock.api.spelling import Likely, Spelling
 from paddock.records import SamplingParams
-from paddock.text import Detokenizer, Tokenizer
-from paddock.text.events import ContentText
-from paddock.text.tokenizer import CONTEXT
+from paddock.text import IncrementalDetokenizer, Tokenizer
+from paddock.text.parse_events import ContentDelta
+from paddock.text.tokenizer import DETOKENIZE_CONTEXT_TOKENS
 
 MOST_NEW = 16  # tokens, where nothing is said
 
@@ -141,10 +141,10 @@ class CompletionFormat:
         text = growing.push_all(ids) + growing.flush()
         return cut(text, matched) if isinstance(matched, str) else text
 
-    def growing(self) -> Detokenizer:
+    def growing(self) -> IncrementalDetokenizer:
         """The continuation's text: what it adds to the prompt's."""
         skip = self.ask.skip_special
-        return Detokenizer(self.tokenizer, skip_special=skip, behind=self.prompt)
+        return IncrementalDetokenizer(self.tokenizer, skip_special=skip, behind=self.prompt)
 
     def _logprobs(self, answer: Answer, ids: Sequence[int]) -> dict[str, Any]:
         all_ids, behind = list(ids), self.prompt
@@ -168,7 +168,7 @@ class CompletionFormat:
     ) -> dict[str, Any]:
         """The four parallel lists; the text begins at character `offset`, its tokens `behind`
         others."""
-        text = Detokenizer(self.tokenizer, behind=behind)
+        text = IncrementalDetokenizer(self.tokenizer, behind=behind)
         pieces = [text.push(i) for i in ids]
         offsets, at = [], offset
         for piece in pieces:
@@ -201,7 +201,7 @@ class CompletionStream:
 
     def __init__(self, form: CompletionFormat, index: int) -> None:
         self._form, self._index, self._at = form, index, 0
-        self._text, self._said = form.growing(), list(form.prompt[-CONTEXT:])
+        self._text, self._said = form.growing(), list(form.prompt[-DETOKENIZE_CONTEXT_TOKENS:])
         self._held = Held(form.ask.sampling.stop)
         self._before = form._prompt_text()
 
@@ -209,13 +209,13 @@ class CompletionStream:
         """The next choice object."""
         form, answer = self._form, delta.answer
         ids = () if form.ask.scores_only else delta.token_ids
-        pieces = [ContentText(self._text.push(i)) for i in ids]
+        pieces = [ContentDelta(self._text.push(i)) for i in ids]
         if answer is None:
             events = self._held.feed(pieces)
         else:
             matched = answer.matched if isinstance(answer.matched, str) else None
-            events = self._held.finish([*pieces, ContentText(self._text.flush())], matched)
-        new = "".join(event.text for event in events if isinstance(event, ContentText))
+            events = self._held.finish([*pieces, ContentDelta(self._text.flush())], matched)
+        new = "".join(event.text for event in events if isinstance(event, ContentDelta))
         choice: dict[str, Any] = {
             "index": self._index,
             "text": self._before + new,
@@ -231,6 +231,6 @@ class CompletionStream:
         if form.ask.shows_ids:
             choice["token_ids"] = list(ids)
         self._at += len(choice["text"])
-        self._said = [*self._said, *ids][-CONTEXT:]
+        self._said = [*self._said, *ids][-DETOKENIZE_CONTEXT_TOKENS:]
         self._before = ""
         return choice

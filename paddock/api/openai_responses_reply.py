@@ -13,14 +13,14 @@ from paddock.api.openai_responses import Respond
 from paddock.api.reply import Answer, Delta
 from paddock.api.spelling import Spelling, chat_logprobs
 from paddock.records import Message
-from paddock.text.events import (
-    CallArguments,
-    CallDropped,
-    CallEnded,
-    CallStarted,
-    ContentText,
-    Event,
-    ReasoningText,
+from paddock.text.parse_events import (
+    ContentDelta,
+    ParseEvent,
+    ReasoningDelta,
+    ToolCallArgumentsDelta,
+    ToolCallDiscard,
+    ToolCallEnd,
+    ToolCallStart,
 )
 
 Item = dict[str, Any]
@@ -131,7 +131,7 @@ class ResponseStream:
             self._event("response.in_progress", response=response),
         ]
 
-    def push(self, events: Sequence[Event], delta: Delta) -> list[dict[str, Any]]:
+    def push(self, events: Sequence[ParseEvent], delta: Delta) -> list[dict[str, Any]]:
         ask = self.frame.ask
         if ask.top_logprobs is not None:
             top = delta.top if ask.top_logprobs else ()
@@ -148,13 +148,13 @@ class ResponseStream:
         kind = "incomplete" if response["status"] == "incomplete" else "completed"
         return [*found, self._event(f"response.{kind}", response=response)]
 
-    def _payloads(self, event: Event) -> Iterator[dict[str, Any]]:
+    def _payloads(self, event: ParseEvent) -> Iterator[dict[str, Any]]:
         match event:
-            case ReasoningText(text):
+            case ReasoningDelta(text):
                 yield from self._begin("reasoning")
                 self._text += text
                 yield self._at("response.reasoning_text.delta", content_index=0, delta=text)
-            case ContentText(text):
+            case ContentDelta(text):
                 yield from self._begin("message")
                 self._text += text
                 entries, self._pending = self._pending, []
@@ -162,15 +162,15 @@ class ResponseStream:
                 yield self._at(
                     "response.output_text.delta", content_index=0, delta=text, logprobs=entries
                 )
-            case CallStarted(_, id, name):
+            case ToolCallStart(_, id, name):
                 yield from self._shut()
                 yield from self._begin("function_call", call_id=id, name=name)
-            case CallArguments(_, text):
+            case ToolCallArgumentsDelta(_, text):
                 self._text += text
                 yield self._at("response.function_call_arguments.delta", delta=text)
-            case CallEnded():
+            case ToolCallEnd():
                 yield from self._shut()
-            case CallDropped():
+            case ToolCallDiscard():
                 yield from self._shut(status="incomplete")
 
     def _begin(self, kind: str, **call: str) -> Iterator[dict[str, Any]]:

@@ -10,18 +10,18 @@ from typing import Any, Protocol
 from paddock.api.spelling import Likely
 from paddock.records import Completion, Message, ToolSpec
 from paddock.text import Tokenizer
-from paddock.text.events import (
-    CallArguments,
-    CallDropped,
-    CallEnded,
-    CallStarted,
-    ContentText,
-    Event,
-    ReasoningText,
+from paddock.text.completion_parser import CompletionParser
+from paddock.text.parse_events import (
+    ContentDelta,
+    ParseEvent,
+    ReasoningDelta,
+    ToolCallArgumentsDelta,
+    ToolCallDiscard,
+    ToolCallEnd,
+    ToolCallStart,
 )
-from paddock.text.parse import Parser
 
-Text = type[ReasoningText] | type[ContentText]
+Text = type[ReasoningDelta] | type[ContentDelta]
 
 
 class Answer(Protocol):
@@ -97,13 +97,13 @@ class Reading:
         call_id: Callable[[int], str],
         whole_calls: bool = False,
     ) -> None:
-        self._parser = Parser(tokenizer, tools=tools, prompt=prompt, call_id=call_id)
+        self._parser = CompletionParser(tokenizer, tools=tools, prompt=prompt, call_id=call_id)
         self._held = Held(stops)
         self._matched: str | None = None
-        self._whole_calls, self._call = whole_calls, list[Event]()
+        self._whole_calls, self._call = whole_calls, list[ParseEvent]()
         self._thoughts: list[str] = []  # as they were told
 
-    def feed(self, delta: Delta) -> list[Event]:
+    def feed(self, delta: Delta) -> list[ParseEvent]:
         """What is new; with the last delta everything that was still held back."""
         events = self._parser.feed(delta.token_ids)
         if delta.answer is None:
@@ -112,19 +112,19 @@ class Reading:
             events += self._parser.finish(delta.answer.completion.finish)
             self._matched = delta.answer.matched if isinstance(delta.answer.matched, str) else None
             found = self._held.finish(events, self._matched)
-        self._thoughts += [event.text for event in found if isinstance(event, ReasoningText)]
+        self._thoughts += [event.text for event in found if isinstance(event, ReasoningDelta)]
         return [out for event in found for out in self._sure(event)] if self._whole_calls else found
 
-    def _sure(self, event: Event) -> list[Event]:
+    def _sure(self, event: ParseEvent) -> list[ParseEvent]:
         """The event, unless it is part of a call that is not over; with a call's end all of it."""
         match event:
-            case CallStarted() | CallArguments():
+            case ToolCallStart() | ToolCallArgumentsDelta():
                 self._call.append(event)
                 return []
-            case CallEnded():
+            case ToolCallEnd():
                 call, self._call = self._call, []
                 return [*call, event]
-            case CallDropped():
+            case ToolCallDiscard():
                 self._call = []
                 return []
         return [event]
@@ -138,7 +138,7 @@ class Reading:
     @property
     def message(self) -> Message:
         """The reply so far; whole after the last delta."""
-        said = self._parser.parsed.message
+        said = self._parser.result.message
         if self._matched is None:
             return said
         content, reasoning = said.content, said.reasoning
@@ -152,12 +152,12 @@ class Reading:
 
     @property
     def reasoning_tokens(self) -> int:
-        return self._parser.parsed.reasoning_tokens
+        return self._parser.result.reasoning_tokens
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was wrong with the reply."""
-        return self._parser.parsed.notes
+        return self._parser.result.notes
 
 
 class Held:
@@ -172,15 +172,15 @@ class Held:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._kind: Text = ContentText
+        self._kind: Text = ContentDelta
         self._text = ""
 
-    def feed(self, events: Sequence[Event]) -> list[Event]:
+    def feed(self, events: Sequence[ParseEvent]) -> list[ParseEvent]:
         if not self._stops:
             return list(events)
-        found: list[Event] = []
+        found: list[ParseEvent] = []
         for event in events:
-            if isinstance(event, ReasoningText | ContentText):
+            if isinstance(event, ReasoningDelta | ContentDelta):
                 self._turn(found, type(event))
                 self._text += event.text
                 self._say(found, len(self._text) - self._hopeful())
@@ -189,13 +189,13 @@ class Held:
                 found.append(event)
         return found
 
-    def finish(self, events: Sequence[Event], matched: str | None) -> list[Event]:
+    def finish(self, events: Sequence[ParseEvent], matched: str | None) -> list[ParseEvent]:
         """All that is left, up to the text that ended the reply."""
         if not self._stops:
             return list(events)
-        found: list[Event] = []
+        found: list[ParseEvent] = []
         for event in events:
-            if isinstance(event, ReasoningText | ContentText):
+            if isinstance(event, ReasoningDelta | ContentDelta):
                 self._turn(found, type(event), matched)
                 self._text += event.text
             else:
@@ -204,7 +204,7 @@ class Held:
         self._turn(found, None, matched)
         return found
 
-    def _turn(self, found: list[Event], kind: Text | None, matched: str | None = None) -> None:
+    def _turn(self, found: list[ParseEvent], kind: Text | None, matched: str | None = None) -> None:
         """Another kind of event comes: what was held back is no end (or has it in it)."""
         if kind is not self._kind:
             if matched is not None:
@@ -212,7 +212,7 @@ class Held:
             self._say(found, len(self._text))
             self._kind = kind or self._kind
 
-    def _say(self, found: list[Event], length: int) -> None:
+    def _say(self, found: list[ParseEvent], length: int) -> None:
         if length:
             found.append(self._kind(self._text[:length]))
             self._text = self._text[length:]

@@ -53,7 +53,7 @@ class Spelling:
         return known
 
     def _raw(self, token_id: int) -> tuple[int, ...] | None:
-        token = self.tokenizer.token_of(token_id) or ""
+        token = self.tokenizer.id_to_token(token_id) or ""
         single = _BYTE.fullmatch(token)
         if single:
             return (int(single[1], 16),)

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.api.errors import ApiError
-from paddock.text.template import UNSAID, Thinking
+from paddock.text.chat_template import DEFAULT_THINKING, ThinkingKwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """Thinking as asked for, and how many tokens of it at most."""
 
-    thinking: Thinking = UNSAID
+    thinking: ThinkingKwargs = DEFAULT_THINKING
     budget: int | None = None
 
     def over(self, other: "Wish") -> "Wish":
         """What this says, and where it says nothing what `other` does."""
         if SILENT in (self, other):
             return other if self == SILENT else self
-        mine = self.thinking.said
+        mine = self.thinking.as_kwargs
         return Wish(
-            thinking=Thinking(**(other.thinking.said | mine)),
+            thinking=ThinkingKwargs(**(other.thinking.as_kwargs | mine)),
             budget=other.budget if self.budget is None else self.budget,
         )
 
@@ -113,4 +113,4 @@ def _wish(where: str, **said: Any) -> Wish:
         if value is not None and type(value) is not kinds[name]:
             message = f"{where}.{name}: {value!r:.80} is not {kinds[name].__name__}"
             raise ApiError(message, param=where.split(".")[0])
-    return Wish(thinking=Thinking(**said))
+    return Wish(thinking=ThinkingKwargs(**said))

@@ -12,7 +12,7 @@ from paddock.api.errors import ApiError
 from paddock.api.openai_chat import conversation, known_tools
 from paddock.records import SamplingParams
 from paddock.text import Tokenizer
-from paddock.text.tokenizer import CONFIG
+from paddock.text.tokenizer import TOKENIZER_CONFIG_FILE
 
 
 class TokenizeBody(Body):
@@ -59,7 +59,7 @@ def talk(body: TokenizeBody | TemplateBody, server: thinking.Wish) -> Talk:
 
 def tokenizer_info(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:
     """What tokenizer_config.json says, with the three tokens that clients look for as text."""
-    config: dict[str, Any] = json.loads(tokenizer.files[CONFIG])
+    config: dict[str, Any] = json.loads(tokenizer.files[TOKENIZER_CONFIG_FILE])
     named = {name: _spelled(config.get(name)) for name in ("eos_token", "bos_token", "pad_token")}
     config.pop("added_tokens_decoder", None)
     return config | named | {"chat_template": template, "vocab_size": tokenizer.vocab_size}

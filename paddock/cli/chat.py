@@ -43,7 +43,7 @@ def chat(
     model = open_model(folder, template_version)
     said = preferred(folder) | ({} if temperature is None else {"temperature": temperature})
     (place,) = devices(None, 1)
-    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
+    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(mtp_steps=mtp, max_running=1, stop_ids=stops or None)
     dtype = precision(model.folder, place, None)
     (engine,) = engines_for(model, [place], dtype, settings, fits=True)
@@ -121,22 +121,22 @@ class Conversation:
             self.thoughts = reply.reasoning or ""
 
     def _reply(self) -> Message:
-        from paddock.text import Parser, Thinking
+        from paddock.text import CompletionParser, ThinkingKwargs
 
         enable = None if self.thinks else False
         first = [Message(role="system", content=self.system)] if self.system else []
-        prompt = self.model.renderer.prompt(
+        prompt = self.model.renderer.render_prompt(
             [*first, *self.messages],
-            thinking=Thinking(enable_thinking=enable, clear_thinking=False),
+            thinking=ThinkingKwargs(enable_thinking=enable, clear_thinking=False),
         ).token_ids
-        parser = Parser(self.model.tokenizer, tools=(), prompt=prompt)
+        parser = CompletionParser(self.model.tokenizer, tools=(), prompt=prompt)
         shown = Shown(sys.stdout.isatty())
         for delta in self._deltas(prompt):
             shown.say(parser.feed(delta.token_ids))
             if delta.answer is not None:
                 shown.say(parser.finish(delta.answer.completion.finish))
                 shown.end(delta.answer)
-        return parser.parsed.message
+        return parser.result.message
 
     def _deltas(self, prompt: tuple[int, ...]) -> Iterator[Any]:
         """What the engine writes. Ctrl-C ends the reply where it stands."""
@@ -166,14 +166,14 @@ class Shown:
     _folded: int = 0  # characters of thoughts that were not printed
 
     def say(self, events: Iterable[Any]) -> None:
-        from paddock.text import ContentText, ReasoningText
+        from paddock.text import ContentDelta, ReasoningDelta
 
         for event in events:
-            if isinstance(event, ReasoningText) and self.terminal:
+            if isinstance(event, ReasoningDelta) and self.terminal:
                 self._write(event.text, dim=True)
-            elif isinstance(event, ReasoningText):
+            elif isinstance(event, ReasoningDelta):
                 self._folded += len(event.text)
-            elif isinstance(event, ContentText):
+            elif isinstance(event, ContentDelta):
                 self._write(event.text, dim=False)
 
     def end(self, answer: "Answer") -> None:

@@ -96,9 +96,9 @@ class Spelled:
         self._tokenizer = tokenizer
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        from paddock.text.tokenizer import Detokenizer
+        from paddock.text.tokenizer import IncrementalDetokenizer
 
-        growing = Detokenizer(self._tokenizer)
+        growing = IncrementalDetokenizer(self._tokenizer)
         found = [growing.push(token) for token in ids]
         if found:
             found[-1] += growing.flush()

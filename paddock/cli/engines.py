@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from paddock.engine import Engine, EngineSettings
     from paddock.model import ModelConfig, Network
-    from paddock.text import Renderer, Tokenizer, Version
+    from paddock.text import GlmVersion, Renderer, Tokenizer
 
 CACHE_BYTES = 1 << 28  # where nothing is said, on the CPU
 OF_FREE_MEMORY = 0.8  # likewise, on an accelerator, once the weights are there
@@ -30,12 +30,12 @@ class Model:
     renderer: "Renderer"
 
 
-def open_model(folder: Path, version: "Version | None") -> Model:
+def open_model(folder: Path, version: "GlmVersion | None") -> Model:
     """Of a checkpoint, or of a run's newest one. Refuses what could not chat, before anything heavy
     is read."""
     from paddock.checkpoint import read_config
     from paddock.checkpoint.training import newest_model
-    from paddock.text import ChatTemplateError, Tokenizer, renderer_for
+    from paddock.text import ChatTemplateError, Tokenizer, get_renderer
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
@@ -48,7 +48,7 @@ def open_model(folder: Path, version: "Version | None") -> Model:
             f"{config.vocab} rows of embeddings"
         )
     try:
-        renderer = renderer_for(tokenizer, version=version)
+        renderer = get_renderer(tokenizer, version=version)
     except ChatTemplateError as error:
         raise UserError(f"{error}; --template-version puts one of GLM-5's there") from None
     return Model(folder, config, tokenizer, renderer)

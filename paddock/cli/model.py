@@ -17,7 +17,7 @@ from paddock.cli.numbers import parse_size, size
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig, Network
-    from paddock.text import Version
+    from paddock.text import GlmVersion
 
 TOKENIZER = "tokenizer.json"
 
@@ -166,12 +166,12 @@ def _read(source: Path, dtype: str | None) -> tuple["Network", dict[str, bytes]]
 
 
 def _with_chat(
-    network: "Network", beside: dict[str, bytes], version: "Version", source: Path
+    network: "Network", beside: dict[str, bytes], version: "GlmVersion", source: Path
 ) -> tuple["Network", dict[str, bytes]]:
     """GLM-5's markers in the vocabulary, at first in the sense of the tokens that spelled them, and
     its template beside the weights. What was not in the vocabulary has to be learnt."""
     from paddock.model.surgery import with_tokens
-    from paddock.text import Special, Tokenizer, with_chat_template
+    from paddock.text import SpecialToken, Tokenizer, with_chat_template
 
     if TOKENIZER not in beside:
         raise UserError(f"{source}: there is no {TOKENIZER} to add GLM-5's tokens to")
@@ -180,10 +180,13 @@ def _with_chat(
         raise UserError(
             f"{source}: {old.vocab_size} tokens, but {network.config.vocab} rows of weights"
         )
-    new = with_chat_template(old.with_specials(), version)
+    new = with_chat_template(old.with_special_tokens(), version)
     spellings = {
-        new.specials[token]: old.encode(token, specials=False)
-        for token in Special
-        if token not in old.specials
+        new.special_token_ids[token]: old.encode(token, specials=False)
+        for token in SpecialToken
+        if token not in old.special_token_ids
     }
-    return with_tokens(network, spellings, new.specials.stops), {**beside, **new.files}
+    return with_tokens(network, spellings, new.special_token_ids.stop_token_ids), {
+        **beside,
+        **new.files,
+    }

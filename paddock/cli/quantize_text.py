@@ -62,7 +62,7 @@ def passages_from_run(folder: Path, tokenizer: "Tokenizer", amounts: Amounts) ->
     if known and amounts.needles:
         longest = max(known, key=lambda source: source.tokens)
         asked = {"count": amounts.needles, "held_out": True, "times": 1}
-        begin = [tokenizer.id_of(token) or 0 for token in run.settings.corpus.begin]
+        begin = [tokenizer.token_to_id(token) or 0 for token in run.settings.corpus.begin]
         found += _needles(longest.model_copy(update=asked), tokenizer, begin)
     return found
 

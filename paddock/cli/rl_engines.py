@@ -168,7 +168,7 @@ def _engine_settings(model: Model, settings: "RLSettings") -> "EngineSettings":
     from paddock.engine import EngineSettings
 
     asked = settings.engines
-    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
+    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     return EngineSettings(
         cache_bytes=asked.cache_bytes,
         context=asked.context,

@@ -118,7 +118,7 @@ def _works(
     from paddock.records import SamplingParams
     from paddock.rollout.episode import Player
     from paddock.rollout.orchestrator import Work
-    from paddock.text import Thinking
+    from paddock.text import ThinkingKwargs
 
     # A teacher reads all that was written, and its engine wants room for one token more.
     spare = 1 if settings.teachers else 0
@@ -128,7 +128,7 @@ def _works(
         player = Player(
             generate=generate,
             renderer=model.renderer,
-            thinking=Thinking(clear_thinking=False, enable_thinking=task.thinking),
+            thinking=ThinkingKwargs(clear_thinking=False, enable_thinking=task.thinking),
             room=None if sampling.context is None else sampling.context - spare,
         )
         wanted = SamplingParams(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paddock.cli.engines import Model
     from paddock.engine import Engine
     from paddock.envs import Episode, Policy, World
-    from paddock.text import Thinking
+    from paddock.text import ThinkingKwargs
 
 Mode = Literal["interleaved", "preserved", "off"]
 
@@ -105,7 +105,7 @@ class Player(Protocol):
     name: str
     version: str
 
-    def policy(self, thinking: "Thinking", sampling: SamplingParams) -> "Policy":
+    def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
         """One that plays one attempt; its first reply is sampled with the seed, the others with
         seeds made of it."""
 
@@ -179,7 +179,7 @@ def player_of(name: str, url: str | None, at_once: int) -> Iterator[Player]:
 
     model = open_model(Path(name), None)
     (place,) = devices(None, 1)
-    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
+    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(max_running=at_once, stop_ids=stops or None)
     (engine,) = engines_for(
         model, [place], precision(model.folder, place, None), settings, fits=True
@@ -197,13 +197,15 @@ class EnginePlayer:
         step = model.folder.parent.name
         self.version = step if step.startswith("step-") else str(engine.version)
 
-    def policy(self, thinking: "Thinking", sampling: SamplingParams) -> "Policy":
+    def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
         from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
         from paddock.envs import Stopped
-        from paddock.text import parse
+        from paddock.text import parse_completion
 
         async def reply(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
-            prompt = self._model.renderer.prompt(messages, tools=tools, thinking=thinking).token_ids
+            prompt = self._model.renderer.render_prompt(
+                messages, tools=tools, thinking=thinking
+            ).token_ids
             chosen = replace(sampling, seed=_seed(sampling.seed, len(messages)))
             try:
                 answer = await self._engine.respond(Request(token_ids=prompt, sampling=chosen))
@@ -217,7 +219,7 @@ class EnginePlayer:
             if completion.finish == "length":
                 what = f"the reply does not end within {len(completion.token_ids)} tokens"
                 raise Stopped("policy", "engine", what)
-            return parse(
+            return parse_completion(
                 self._model.tokenizer,
                 completion.token_ids,
                 finish=completion.finish,
@@ -245,13 +247,13 @@ class ServerPlayer:
         if found.is_success:
             self.version = str(found.json().get("weight_version", ""))
 
-    def policy(self, thinking: "Thinking", sampling: SamplingParams) -> "Policy":
+    def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
         import httpx
 
         from paddock.data import message_json
         from paddock.envs import Stopped
-        from paddock.text import messages_from
-        from paddock.text.template import tool_dict
+        from paddock.text import parse_messages
+        from paddock.text.chat_template import tool_to_openai
 
         async def reply(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
             body: dict[str, Any] = {
@@ -259,9 +261,9 @@ class ServerPlayer:
                 "messages": [message_json(message) for message in messages],
                 "temperature": sampling.temperature,
                 "seed": _seed(sampling.seed, len(messages)),
-                "chat_template_kwargs": thinking.said,
+                "chat_template_kwargs": thinking.as_kwargs,
             }
-            body |= {"tools": [tool_dict(tool) for tool in tools]} if tools else {}
+            body |= {"tools": [tool_to_openai(tool) for tool in tools]} if tools else {}
             limit = sampling.max_new_tokens
             body |= {} if limit is None else {"max_tokens": limit}
             try:
@@ -273,7 +275,7 @@ class ServerPlayer:
             (choice,) = answer.json()["choices"]
             if choice["finish_reason"] == "length":
                 raise Stopped("policy", "server", "the reply does not end")
-            (said,) = messages_from([choice["message"]])
+            (said,) = parse_messages([choice["message"]])
             return said
 
         return reply

@@ -86,7 +86,7 @@ def serve(  # noqa: PLR0913  the command line
         raise UserError("--memory and --pages say the same thing: give one of them")
     _log(log_requests)
     model = open_model(folder, template_version)
-    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
+    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(
         cache_bytes=parse_size(memory) if memory else CACHE_BYTES,
         pages=pages,

@@ -109,7 +109,7 @@ def engine_of(
     from paddock.engine import Engine, EngineSettings
 
     (place,) = devices(device, 1)
-    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stops)))
+    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(max_running=AT_ONCE, stop_ids=stops or None)
     if network is None:
         network = load_pretrained(model.folder, precision(model.folder, place, None), place)
@@ -214,7 +214,7 @@ def _needles(skill: SkillPlan, run: Path, network: "Network", dense: bool) -> Re
 
     settings, tokenizer = _text(skill, run)
     reading = Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
-    begin = [tokenizer.id_of(token) or 0 for token in settings.corpus.begin]
+    begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.begin]
     tasks = _needle_source(skill).tasks(reading)
     share = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
     error = (share * (1 - share) / skill.tasks) ** 0.5

@@ -28,14 +28,14 @@ from paddock.records import (
     ToolSpec,
     Verdict,
 )
-from paddock.text import Special, Version
-from paddock.text.template import glm_template
+from paddock.text import GlmVersion, SpecialToken
+from paddock.text.chat_template import glm_chat_template
 
 Judge = Callable[[Dialogue], Iterable[LossMaskSpan]]
 Shares = dict[str, Annotated[float, Field(ge=0)]]
 ModeShares = dict[ThinkingMode, Annotated[float, Field(ge=0)]]
 
-_MARKERS = re.compile("|".join(re.escape(token) for token in Special))
+_MARKERS = re.compile("|".join(re.escape(token) for token in SpecialToken))
 
 
 class DialogueSettings(SourceSettings):
@@ -194,9 +194,9 @@ def one_after_another(dialogues: list[Dialogue]) -> Dialogue:
     )
 
 
-def spoken(dialogue: Dialogue, version: Version = "5") -> list[str]:
+def spoken(dialogue: Dialogue, version: GlmVersion = "5") -> list[str]:
     """The words of a dialogue between the markers of GLM-5's template."""
-    text = glm_template(version).render(
+    text = glm_chat_template(version).render(
         dialogue.messages, tools=dialogue.tools, thinking=MODES["preserved"]
     )
     return [part for part in _MARKERS.split(text) if part.strip()]

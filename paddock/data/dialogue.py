@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from paddock.data.corpus import UNPACKING, DataError, opened
 from paddock.records import Dialogue, LossMaskSpan, Message, RecordDecodeError, ThinkingMode, decode
-from paddock.text import MessageError, messages_from, tools_from
-from paddock.text.template import tool_dict
+from paddock.text import MessageError, parse_messages, parse_tools
+from paddock.text.chat_template import tool_to_openai
 
 Format = Literal["openai", "sharegpt"]
 
@@ -82,13 +82,13 @@ def dialogue_from(
         raise ValueError("neither 'messages' (OpenAI) nor 'conversations' (ShareGPT) is a list")
     messages: list[Message] = []
     untrained: list[LossMaskSpan] = []
-    for i, (message, entry) in enumerate(zip(messages_from(entries), entries, strict=True)):
+    for i, (message, entry) in enumerate(zip(parse_messages(entries), entries, strict=True)):
         moved, cut = _thought_apart(message)
         messages.append(moved)
         untrained += _marks(entry, i, cut)
     return Dialogue(
         messages=tuple(messages),
-        tools=tools_from(_tools(raw.get("tools"))),
+        tools=parse_tools(_tools(raw.get("tools"))),
         thinking=_thinking(raw, thinking),
         untrained=tuple(untrained),
         weight=_weight(raw.get("weight", 1.0)),
@@ -114,7 +114,7 @@ def dialogue_json(dialogue: Dialogue) -> dict[str, Any]:
             {"part": span.part, "start": span.start, "end": span.end} for span in spans
         ]
     if dialogue.tools:
-        found["tools"] = [tool_dict(tool) for tool in dialogue.tools]
+        found["tools"] = [tool_to_openai(tool) for tool in dialogue.tools]
     return found
 
 

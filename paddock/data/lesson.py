@@ -12,20 +12,20 @@ from typing import Literal
 
 from paddock.records import Dialogue, LossMaskSpan, Message, ThinkingMode
 from paddock.text import (
-    Detokenizer,
-    Rendered,
+    IncrementalDetokenizer,
+    NotPrefixPreservingError,
+    RenderedTokens,
     Renderer,
-    RewritesPast,
-    Special,
-    Thinking,
+    SpecialToken,
+    ThinkingKwargs,
     Tokenizer,
 )
 
-MODES: dict[ThinkingMode, Thinking] = {
-    "interleaved": Thinking(),
-    "preserved": Thinking(clear_thinking=False),
-    "turns": Thinking(clear_thinking=False),
-    "off": Thinking(enable_thinking=False, clear_thinking=False),
+MODES: dict[ThinkingMode, ThinkingKwargs] = {
+    "interleaved": ThinkingKwargs(),
+    "preserved": ThinkingKwargs(clear_thinking=False),
+    "turns": ThinkingKwargs(clear_thinking=False),
+    "off": ThinkingKwargs(enable_thinking=False, clear_thinking=False),
 }
 
 Learn = Literal["replies", "all"]
@@ -45,7 +45,7 @@ def lessons(dialogue: Dialogue, renderer: Renderer, *, learn: Learn = "replies")
     found: list[Lesson] = []
     for row in _rows(dialogue, renderer):
         if learn == "all":
-            row = replace(row, trained=(True,) * len(row.token_ids))
+            row = replace(row, loss_mask=(True,) * len(row.token_ids))
         here = _marked(row, dialogue, renderer.tokenizer)
         if found and here.token_ids[: len(found[-1].token_ids)] == found[-1].token_ids:
             before = found.pop()
@@ -56,7 +56,7 @@ def lessons(dialogue: Dialogue, renderer: Renderer, *, learn: Learn = "replies")
     return found
 
 
-def _rows(dialogue: Dialogue, renderer: Renderer) -> Iterator[Rendered]:
+def _rows(dialogue: Dialogue, renderer: Renderer) -> Iterator[RenderedTokens]:
     messages, thinking = dialogue.messages, MODES[dialogue.thinking]
     whole = range(len(messages))
     match dialogue.thinking:
@@ -73,22 +73,22 @@ def _rows(dialogue: Dialogue, renderer: Renderer) -> Iterator[Rendered]:
                 if message.role == "assistant":
                     mode = replace(thinking, enable_thinking=message.reasoning is not None)
                     asked = messages[: k + 1]
-                    yield renderer.reply(asked, tools=dialogue.tools, thinking=mode)
+                    yield renderer.render_last_reply(asked, tools=dialogue.tools, thinking=mode)
 
 
 def _turn(
     renderer: Renderer, dialogue: Dialogue, messages: Sequence[Message], turn: range
-) -> Iterator[Rendered]:
+) -> Iterator[RenderedTokens]:
     """The replies of a turn in one row; or, where the template would change what it said before,
     each in its own."""
     tools, thinking = dialogue.tools, MODES[dialogue.thinking]
     try:
-        row = renderer.dialogue(messages[: turn.stop], tools=tools, thinking=thinking)
-        yield row.training_only(turn)
-    except RewritesPast:
+        row = renderer.render_dialogue(messages[: turn.stop], tools=tools, thinking=thinking)
+        yield row.restrict_loss_to(turn)
+    except NotPrefixPreservingError:
         for k in turn:
             if messages[k].role == "assistant":
-                yield renderer.reply(messages[: k + 1], tools=tools, thinking=thinking)
+                yield renderer.render_last_reply(messages[: k + 1], tools=tools, thinking=thinking)
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[range]:
@@ -108,12 +108,14 @@ def _turns(messages: Sequence[Message]) -> Iterator[range]:
 # --- marks ----------------------------------------------------------------------------------------
 
 
-def _marked(row: Rendered, dialogue: Dialogue, tokenizer: Tokenizer) -> Lesson:
-    trained = list(row.trained)
+def _marked(row: RenderedTokens, dialogue: Dialogue, tokenizer: Tokenizer) -> Lesson:
+    trained = list(row.loss_mask)
     for span in dialogue.untrained:
         own = [
             i
-            for i, (message, producer) in enumerate(zip(row.messages, row.producers, strict=True))
+            for i, (message, producer) in enumerate(
+                zip(row.message_indices, row.sources, strict=True)
+            )
             if message == span.message and producer == "assistant"
         ]
         message = dialogue.messages[span.message]
@@ -154,16 +156,16 @@ class _Said:
 
     text: str
     spans: tuple[tuple[int, int], ...]  # of each token, in the text
-    markers: tuple[Special | None, ...]  # of each token, what it marks, if it does
+    markers: tuple[SpecialToken | None, ...]  # of each token, what it marks, if it does
     has_think: bool  # whether </think> is a token
 
     MARK = "\ufdd1"
 
     @classmethod
     def of(cls, ids: Sequence[int], tokenizer: Tokenizer) -> "_Said":
-        known = {number: token for token, number in tokenizer.specials.ids.items()}
+        known = {number: token for token, number in tokenizer.special_token_ids.ids.items()}
         text, spans = "", []
-        growing, waiting = Detokenizer(tokenizer), 0
+        growing, waiting = IncrementalDetokenizer(tokenizer), 0
         for number in ids:
             if tokenizer.is_added(number):
                 text += growing.flush() + cls.MARK
@@ -178,11 +180,15 @@ class _Said:
         text += growing.flush()
         spans += [(len(text) - 1, len(text))] * waiting
         markers = tuple(known.get(number) for number in ids)
-        return cls(text, tuple(spans), markers, Special.THINK_CLOSE in tokenizer.specials)
+        return cls(
+            text, tuple(spans), markers, SpecialToken.THINK_CLOSE in tokenizer.special_token_ids
+        )
 
     def parts(self, message: Message) -> dict[str, tuple[int, int]]:
         """Where in the text the parts of the message stand; empty where they are not shown."""
-        closed = next((i for i, m in enumerate(self.markers) if m is Special.THINK_CLOSE), None)
+        closed = next(
+            (i for i, m in enumerate(self.markers) if m is SpecialToken.THINK_CLOSE), None
+        )
         # Thoughts end at </think>. A model without that token may still spell it in letters.
         limit = self.spans[closed][0] if closed is not None else len(self.text)
         shown = closed is not None or not self.has_think
@@ -202,8 +208,8 @@ class _Said:
         """The tokens of calls `span.start` to before `span.end`. If the markers do not tell calls
         apart, everything behind the content."""
         behind = [i for i, (a, _) in enumerate(self.spans) if a in where]
-        opened = [i for i in behind if self.markers[i] is Special.TOOL_CALL_OPEN]
-        closed = [i for i in behind if self.markers[i] is Special.TOOL_CALL_CLOSE]
+        opened = [i for i in behind if self.markers[i] is SpecialToken.TOOL_CALL_OPEN]
+        closed = [i for i in behind if self.markers[i] is SpecialToken.TOOL_CALL_CLOSE]
         if not len(opened) == len(closed) == count:
             return behind
         wanted = range(count)[span.start : span.end]

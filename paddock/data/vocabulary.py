@@ -11,7 +11,7 @@ from paddock.config import BaseSettings
 from paddock.data.corpus import Reading
 from paddock.data.prepare import CorpusSettings, Source
 from paddock.data.prepare.clean import clean
-from paddock.text import Template, Tokenizer, Version, train, with_chat_template
+from paddock.text import ChatTemplate, GlmVersion, Tokenizer, train_tokenizer, with_chat_template
 
 
 class TokenizerSettings(BaseSettings):
@@ -44,7 +44,7 @@ def open_tokenizer(
         tokenizer = Tokenizer.load(inherited)
     else:
         say(f"training a tokenizer of up to {settings.vocab:,} tokens")
-        tokenizer = train(
+        tokenizer = train_tokenizer(
             _texts(corpus, settings), vocab=settings.vocab, splitting=settings.splitting
         )
     if corpus.has_dialogues:
@@ -53,10 +53,10 @@ def open_tokenizer(
     return tokenizer
 
 
-def with_own_template(tokenizer: Tokenizer, version: Version | None) -> Tokenizer:
+def with_own_template(tokenizer: Tokenizer, version: GlmVersion | None) -> Tokenizer:
     """The tokenizer with the chat template that its dialogues are read with among its files, so
     that whoever serves the network reads them the same way."""
-    if version is None and Template.of(tokenizer) is not None:
+    if version is None and ChatTemplate.from_tokenizer(tokenizer) is not None:
         return tokenizer
     return with_chat_template(tokenizer, version or "5")
 

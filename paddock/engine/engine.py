@@ -202,7 +202,11 @@ class Engine(Asking):
     def _default_stops(self) -> Iterable[int]:
         named = self.settings.stop_ids
         if named is None:
-            own = self.tokenizer.specials.stops if self.tokenizer is not None else ()
+            own = (
+                self.tokenizer.special_token_ids.stop_token_ids
+                if self.tokenizer is not None
+                else ()
+            )
             named = (*self.config.eos, *own)
         # A small vocabulary may lack what its configuration names; nobody will ever say that.
         return (token for token in named if 0 <= token < self.config.vocab)
@@ -272,7 +276,7 @@ class Engine(Asking):
         if self.tokenizer is not None:
             sequence.thinking = Thinking.after(
                 request.token_ids,
-                self.tokenizer.specials,
+                self.tokenizer.special_token_ids,
                 budget=sampling.thinking_budget,
                 is_open=request.thinking_open,
             )

@@ -31,14 +31,14 @@ from paddock.engine.request import EngineFailed, EngineFull, RequestRefused
 from paddock.engine.settings import EngineSettings
 from paddock.engine.thinking import Thinking
 from paddock.records import Grammar
-from paddock.text import Special, Tokenizer
+from paddock.text import SpecialToken, Tokenizer
 
 MOST_REFUSED = 256  # grammars remembered as such
 STEP_S = 1.0  # a reply whose grammar holds up the engine for longer at one token is ended
 MARKERS = (
-    *(Special.TOOL_CALL_OPEN, Special.TOOL_CALL_CLOSE),
-    *(Special.ARG_KEY_OPEN, Special.ARG_KEY_CLOSE),
-    *(Special.ARG_VALUE_OPEN, Special.ARG_VALUE_CLOSE),
+    *(SpecialToken.TOOL_CALL_OPEN, SpecialToken.TOOL_CALL_CLOSE),
+    *(SpecialToken.ARG_KEY_OPEN, SpecialToken.ARG_KEY_CLOSE),
+    *(SpecialToken.ARG_VALUE_OPEN, SpecialToken.ARG_VALUE_CLOSE),
 )
 
 
@@ -174,7 +174,7 @@ class Grammars:
             ) from None
         self._xgrammar, self._vocab, self._settings = xgrammar, vocab, settings
         self._tokenizer, self._mute = tokenizer, frozenset(_mute(tokenizer))
-        specials = tokenizer.specials
+        specials = tokenizer.special_token_ids
         self._markers = frozenset(specials[each] for each in MARKERS if each in specials)
         self._info = {apart: self._tokenizer_info(apart) for apart in (False, True)}
         self._vocabulary = {apart: _vocabulary(info) for apart, info in self._info.items()}
@@ -201,7 +201,7 @@ class Grammars:
         )
         never_V = torch.zeros(self._vocab, dtype=torch.bool)
         never_V[sorted(self._mute.difference(stops))] = True  # the library lets some through
-        call_id = self._tokenizer.specials.ids.get(Special.TOOL_CALL_OPEN)
+        call_id = self._tokenizer.special_token_ids.ids.get(SpecialToken.TOOL_CALL_OPEN)
         unthinkable = {*stop_ids, *self._mute} - {thinking.close_id if thinking else None}
         constraint = Constraint(
             matcher,
@@ -252,7 +252,7 @@ class Grammars:
         """With `markers_apart` no text spells a marker: it is the byte 0xFF, which no text has."""
         kind, blank_first = _vocabulary_kind(self._tokenizer)
         count = self._tokenizer.vocab_size
-        spelled: list[Any] = [self._tokenizer.token_of(i) or "" for i in range(count)]
+        spelled: list[Any] = [self._tokenizer.id_to_token(i) or "" for i in range(count)]
         for token in self._mute:
             spelled[token] = ""
         for token in self._markers if markers_apart else ():
@@ -261,7 +261,7 @@ class Grammars:
             spelled,
             self._xgrammar.VocabType[kind],
             vocab_size=self._vocab,
-            stop_token_ids=list(self._tokenizer.specials.stops) or None,
+            stop_token_ids=list(self._tokenizer.special_token_ids.stop_token_ids) or None,
             add_prefix_space=blank_first,
         )
 
@@ -325,5 +325,8 @@ def _mute(tokenizer: Tokenizer) -> set[int]:
     """Tokens that no language may spell: roles, ends and the marks of thinking."""
     rules = json.loads(tokenizer.files["tokenizer.json"])
     mute = {int(token["id"]) for token in rules["added_tokens"] if token["special"]}
-    marks = (tokenizer.id_of(token) for token in (Special.THINK_OPEN, Special.THINK_CLOSE))
+    marks = (
+        tokenizer.token_to_id(token)
+        for token in (SpecialToken.THINK_OPEN, SpecialToken.THINK_CLOSE)
+    )
     return mute | {token for token in marks if token is not None}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paddock.text import Detokenizer, Tokenizer
+from paddock.text import IncrementalDetokenizer, Tokenizer
 
 
 class StopTexts:
@@ -15,7 +15,9 @@ class StopTexts:
         self, texts: Sequence[str], tokenizer: Tokenizer, *, prompt: Sequence[int] = ()
     ) -> None:
         self.texts = tuple(texts)
-        self._detokenizer = Detokenizer(tokenizer, behind=prompt)  # its first blank counts
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, behind=prompt
+        )  # its first blank counts
         self._longest = max(map(len, texts))
         self._tail = ""  # the last of what was read, in which a text may have begun
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Self
 
-from paddock.text import Special, Specials
+from paddock.text import SpecialToken, SpecialTokenIds
 
 
 class Thinking:
@@ -32,18 +32,18 @@ class Thinking:
     def after(
         cls,
         prompt: Sequence[int],
-        specials: Specials,
+        specials: SpecialTokenIds,
         *,
         budget: int | None,
         is_open: bool | None = None,
     ) -> Self | None:
         """What a reply to this prompt starts with; None if the tokenizer knows no thinking."""
-        if Special.THINK_OPEN not in specials or Special.THINK_CLOSE not in specials:
+        if SpecialToken.THINK_OPEN not in specials or SpecialToken.THINK_CLOSE not in specials:
             return None
-        open_id, close_id = specials[Special.THINK_OPEN], specials[Special.THINK_CLOSE]
+        open_id, close_id = specials[SpecialToken.THINK_OPEN], specials[SpecialToken.THINK_CLOSE]
         if is_open is None:
             is_open = _open_at_end(prompt, specials)
-        call_id = specials.ids.get(Special.TOOL_CALL_OPEN)
+        call_id = specials.ids.get(SpecialToken.TOOL_CALL_OPEN)
         return cls(open_id, close_id, is_open=is_open, budget=budget, call_id=call_id)
 
     def push(self, token: int) -> None:
@@ -72,12 +72,17 @@ class Thinking:
         return rows
 
 
-def _open_at_end(prompt: Sequence[int], specials: Specials) -> bool:
-    roles = (Special.SYSTEM, Special.USER, Special.ASSISTANT, Special.OBSERVATION)
-    others = (Special.THINK_CLOSE, Special.TOOL_CALL_OPEN)
+def _open_at_end(prompt: Sequence[int], specials: SpecialTokenIds) -> bool:
+    roles = (
+        SpecialToken.SYSTEM,
+        SpecialToken.USER,
+        SpecialToken.ASSISTANT,
+        SpecialToken.OBSERVATION,
+    )
+    others = (SpecialToken.THINK_CLOSE, SpecialToken.TOOL_CALL_OPEN)
     ends = {specials[token] for token in (*roles, *others) if token in specials}
     for token in reversed(prompt):
-        if token == specials[Special.THINK_OPEN]:
+        if token == specials[SpecialToken.THINK_OPEN]:
             return True
         if token in ends:
             return False

@@ -22,7 +22,7 @@ from paddock.rollout.client import (
 from paddock.rollout.context import Context, Show, everything
 from paddock.rollout.match import LOOSE, Matcher
 from paddock.rollout.session import PRESERVED, Opening, Session
-from paddock.text import Renderer, Thinking
+from paddock.text import Renderer, ThinkingKwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Player:
 
     generate: Generate
     renderer: Renderer
-    thinking: Thinking = PRESERVED
+    thinking: ThinkingKwargs = PRESERVED
     matcher: Matcher = LOOSE
     context: Context = everything
     room: int | None = None  # tokens that a prompt and its reply may have; None: the engine says

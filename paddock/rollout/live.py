@@ -24,8 +24,8 @@ from paddock.records import Message, SamplingParams
 from paddock.rollout.client import Ask, Generate, last_delta, turn_seed
 from paddock.rollout.match import LOOSE, Digest, Matcher, digests
 from paddock.rollout.session import PRESERVED, Opening, Past, Session
-from paddock.text import Renderer, Thinking
-from paddock.text.messages import Conversation
+from paddock.text import Renderer, ThinkingKwargs
+from paddock.text.messages import LazyMessages
 
 LONG = 1 << 14  # characters whose tokens are worth a thread of their own
 _ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
@@ -45,7 +45,7 @@ class Rules:
     """How a session samples and compares, whatever its client says."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    thinking: Thinking = PRESERVED  # where the client says nothing
+    thinking: ThinkingKwargs = PRESERVED  # where the client says nothing
     matcher: Matcher = LOOSE
 
     def ruled(self, asked: SamplingParams, turn: int) -> SamplingParams:
@@ -101,7 +101,7 @@ class Live:
         replied = isinstance(follows, dict) and follows.get("role") == "assistant"
         if now is None or now[0] != heard or not replied:
             length, past = 0, None
-        return Sent(Conversation(raw, known=length), now and now[1], past)
+        return Sent(LazyMessages(raw, known=length), now and now[1], past)
 
     def hear(self, sent: Sent, past: Past) -> None:
         """What was sent, for the next turn to be held against."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from paddock.records import Message, ToolCall, ToolSpec, encode
-from paddock.text import Special, Thinking
+from paddock.text import SpecialToken, ThinkingKwargs
 
 Digest = bytes
 
@@ -88,7 +88,9 @@ def thoughts_of(message: Message) -> Digest | None:
     return blake2b(said.encode(), digest_size=16).digest() if said else None
 
 
-def opening_of(tools: Sequence[ToolSpec], thinking: Thinking, scaffold: Sequence[int]) -> Digest:
+def opening_of(
+    tools: Sequence[ToolSpec], thinking: ThinkingKwargs, scaffold: Sequence[int]
+) -> Digest:
     """Of what stands before the first message: the tools, and what the template says about
     thinking, which shows in the tokens of a fixed conversation (`scaffold`)."""
     return digest([[encode(tool) for tool in tools], thinking.clear_thinking, list(scaffold)])
@@ -128,11 +130,11 @@ def parted(message: Message) -> Message:
     >>> said.reasoning, said.content
     ('hm', 'so')
     """
-    inside = message.role == "assistant" and message.content.startswith(Special.THINK_OPEN)
-    if not inside or message.reasoning or Special.THINK_CLOSE not in message.content:
+    inside = message.role == "assistant" and message.content.startswith(SpecialToken.THINK_OPEN)
+    if not inside or message.reasoning or SpecialToken.THINK_CLOSE not in message.content:
         return message
-    said = message.content.removeprefix(Special.THINK_OPEN)
-    thought, _, content = said.partition(Special.THINK_CLOSE)
+    said = message.content.removeprefix(SpecialToken.THINK_OPEN)
+    thought, _, content = said.partition(SpecialToken.THINK_CLOSE)
     return replace(message, reasoning=thought or None, content=content)
 
 

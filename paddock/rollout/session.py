@@ -25,10 +25,16 @@ from paddock.rollout.match import (
     thoughts_of,
 )
 from paddock.rollout.tree import Node, Tree
-from paddock.text import UNSAID, Renderer, RewritesPast, Special, Thinking
-from paddock.text.parse import is_thinking
+from paddock.text import (
+    DEFAULT_THINKING,
+    NotPrefixPreservingError,
+    Renderer,
+    SpecialToken,
+    ThinkingKwargs,
+)
+from paddock.text.completion_parser import is_in_reasoning
 
-PRESERVED = Thinking(clear_thinking=False)  # an agent keeps its thoughts, and so its prefix
+PRESERVED = ThinkingKwargs(clear_thinking=False)  # an agent keeps its thoughts, and so its prefix
 _PROBE = (Message(role="user", content="x"),)
 
 
@@ -51,7 +57,7 @@ class Found:
 
     messages: Sequence[Message]
     tools: tuple[ToolSpec, ...]
-    thinking: Thinking
+    thinking: ThinkingKwargs
     past: Past
     start: int  # index of the first message that is not recorded
     answering: Message | None  # the last recorded reply, as it came back
@@ -77,7 +83,7 @@ class Opening:
     entries: int
     forked: str  # why it does not go on from the newest turn; "" if it does
     tools: tuple[ToolSpec, ...] = ()
-    thinking: Thinking = UNSAID
+    thinking: ThinkingKwargs = DEFAULT_THINKING
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +96,7 @@ class Session:
     tree: Tree = field(default_factory=Tree)
     tools: tuple[ToolSpec, ...] = ()  # as the newest turn had them
     _by_key: dict[Digest, Node] = field(default_factory=dict)
-    _heads: dict[Thinking, tuple[tuple[ToolSpec, ...], Digest]] = field(default_factory=dict)
+    _heads: dict[ThinkingKwargs, tuple[tuple[ToolSpec, ...], Digest]] = field(default_factory=dict)
 
     # --- a turn -----------------------------------------------------------------------------------
 
@@ -99,7 +105,7 @@ class Session:
         messages: Sequence[Message],
         *,
         tools: Sequence[ToolSpec] = (),
-        thinking: Thinking = UNSAID,
+        thinking: ThinkingKwargs = DEFAULT_THINKING,
         forced: Sequence[int] = (),
     ) -> Opening:
         """The tokens of the next turn's prompt. `forced` are put behind it, for the reply to go on
@@ -111,7 +117,7 @@ class Session:
         messages: Sequence[Message],
         *,
         tools: Sequence[ToolSpec] = (),
-        thinking: Thinking = UNSAID,
+        thinking: ThinkingKwargs = DEFAULT_THINKING,
         past: Past | None = None,
     ) -> Found:
         """The first half of `begin`, which takes microseconds a message. A `past` that the messages
@@ -228,11 +234,11 @@ class Session:
             return whole, 0, None
         return whole, before.length + said[at].end, said[at].message
 
-    def _head(self, tools: tuple[ToolSpec, ...], thinking: Thinking) -> Digest:
+    def _head(self, tools: tuple[ToolSpec, ...], thinking: ThinkingKwargs) -> Digest:
         """Of what stands before the first message; the same, as a rule, in every turn."""
         known = self._heads.get(thinking)
         if known is None or known[0] != tools:
-            probe = self.renderer.dialogue(_PROBE, thinking=thinking).token_ids
+            probe = self.renderer.render_dialogue(_PROBE, thinking=thinking).token_ids
             known = self._heads[thinking] = (tools, opening_of(tools, thinking, probe))
         return known[1]
 
@@ -273,12 +279,12 @@ class Session:
         rest = found.messages[found.start :]
         try:
             if all(message.role != "assistant" for message in rest):
-                new = self.renderer.extend(
+                new = self.renderer.render_next_turn(
                     past, rest, thinking=found.thinking, answering=found.answering
                 )
                 return array("i", new.token_ids), True, why
             spliced = self._spliced(found, past)
-        except RewritesPast as error:
+        except NotPrefixPreservingError as error:
             return self._whole(found), False, str(error)
         if spliced is None:
             return self._whole(found), False, "replies of others came in"
@@ -287,7 +293,7 @@ class Session:
     def _whole(self, found: Found) -> "array[int]":
         return array(
             "i",
-            self.renderer.prompt(
+            self.renderer.render_prompt(
                 found.messages, tools=found.tools, thinking=found.thinking
             ).token_ids,
         )
@@ -295,7 +301,7 @@ class Session:
     def _spliced(self, found: Found, past: "array[int]") -> "array[int] | None":
         """What the template puts after the recorded messages, where replies that this session did
         not sample are among the rest; None if the template does not simply go on there."""
-        before = self.renderer.dialogue(
+        before = self.renderer.render_dialogue(
             found.messages[: found.start], tools=found.tools, thinking=found.thinking, closed=False
         ).token_ids
         whole = tuple(self._whole(found))
@@ -305,6 +311,6 @@ class Session:
         if past and new and past[-1] == new[0]:
             return new[1:]
         tokenizer = self.renderer.tokenizer
-        if is_thinking(tokenizer, past):
-            new.insert(0, tokenizer.specials[Special.THINK_CLOSE])
+        if is_in_reasoning(tokenizer, past):
+            new.insert(0, tokenizer.special_token_ids[SpecialToken.THINK_CLOSE])
         return new

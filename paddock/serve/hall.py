@@ -35,11 +35,11 @@ from paddock.serve.replicas import Replicas
 from paddock.serve.settings import ServeSettings
 from paddock.text import (
     ChatTemplateError,
+    NotPrefixPreservingError,
     Renderer,
-    RewritesPast,
-    Thinking,
+    TextTooLongError,
+    ThinkingKwargs,
     Tokenizer,
-    TooLong,
 )
 
 # Threads that wait for grammars to be compiled, apart from those that tokenize conversations. More
@@ -98,7 +98,7 @@ class Hall:
     def thinking(self) -> Wish:
         """Of chats that say nothing else."""
         enable = None if self.settings.enable_thinking else False
-        said = Thinking(enable_thinking=enable, clear_thinking=self.settings.clear_thinking)
+        said = ThinkingKwargs(enable_thinking=enable, clear_thinking=self.settings.clear_thinking)
         return Wish(thinking=said)
 
     def refuse_unknown(self, model: str | None) -> None:
@@ -122,7 +122,7 @@ class Hall:
         most = most or self.capacity.context
         try:
             return await asyncio.to_thread(self._prompt, talk, most)
-        except TooLong as error:
+        except TextTooLongError as error:
             raise too_long(str(error), most, "messages") from None
 
     def _prompt(self, talk: Talk, most: int) -> tuple[int, ...]:
@@ -133,9 +133,9 @@ class Hall:
         said = {"tools": talk.tools, "thinking": talk.thinking, "most": most}
         try:
             if talk.continues:
-                return renderer.dialogue(talk.messages, closed=False, **said).token_ids  # type: ignore[arg-type]
-            return renderer.prompt(talk.messages, **said).token_ids  # type: ignore[arg-type]
-        except (ChatTemplateError, RewritesPast) as error:
+                return renderer.render_dialogue(talk.messages, closed=False, **said).token_ids  # type: ignore[arg-type]
+            return renderer.render_prompt(talk.messages, **said).token_ids  # type: ignore[arg-type]
+        except (ChatTemplateError, NotPrefixPreservingError) as error:
             raise ApiError(f"messages: {error}", param="messages") from None
 
     async def tokens_of(self, prompt: Prompt, *, most: int | None = None) -> tuple[int, ...]:
@@ -146,11 +146,11 @@ class Hall:
         most = most or self.capacity.context
         try:
             return await asyncio.to_thread(self._encoded, prompt, most)
-        except TooLong as error:
+        except TextTooLongError as error:
             raise too_long(str(error), most, "prompt") from None
 
     def _encoded(self, text: str, most: int) -> tuple[int, ...]:
-        self.tokenizer.refuse_longer([text], most, specials=True)
+        self.tokenizer.check_max_tokens([text], most, specials=True)
         return tuple(self.tokenizer.encode(text, specials=True))
 
     @property
@@ -173,7 +173,7 @@ class Hall:
             said = talk.thinking
             if said.clear_thinking == self.settings.clear_thinking:
                 said = replace(said, clear_thinking=None)  # nobody asked for it
-            for why in self.renderer.ignored(said).values():
+            for why in self.renderer.ignored_kwargs(said).values():
                 self.warn_once(why)
 
     def warn_once(self, message: str) -> None:

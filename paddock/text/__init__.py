@@ -1,95 +1,101 @@
 """Text as the model sees it.
 
-append_only.py  whether a template goes on from what it said before
-arguments.py    arguments of calls: JSON that may be broken, text that a schema gives a type
-calls.py        a grammar for exactly one tool call
-events.py       what is heard of a reply while it is read
-folder.py       conversations in tokens, by the chat template of a model's own folder
+prefix_check.py  whether a template goes on from what it said before
+tool_arguments.py  arguments of calls: JSON that may be broken, text that a schema gives a type
+tool_call_grammar.py  a grammar for exactly one tool call
+parse_events.py  what is heard of a reply while it is read
+chat_template_renderer.py  conversations in tokens, by the chat template of a model's own folder
 gguf.py         the tokenizer inside a GGUF file
-glm.py          conversations in tokens, by GLM-5's chat template
+glm_renderer.py  conversations in tokens, by GLM-5's chat template
 glm5.jinja      GLM-5's chat template, in four versions
 messages.py     conversations and tools from outside, as records
-parse.py        a reply in tokens, into reasoning, content and calls
-render.py       the renderer for a tokenizer
-rendered.py     tokens that know where they come from, and what every renderer can do
-special.py      the tokens that text cannot spell
-template.py     chat templates through Jinja2; what is said about thinking
+completion_parser.py  a reply in tokens, into reasoning, content and calls
+renderer_factory.py  the renderer for a tokenizer
+renderer.py     tokens that know where they come from, and what every renderer can do
+special_tokens.py  the tokens that text cannot spell
+chat_template.py  chat templates through Jinja2; what is said about thinking
 tokenizer.py    text into token ids and back; training a tokenizer
 """
 
-from paddock.text.append_only import Mode, Rewrite, rewrite
-from paddock.text.calls import call_grammar
-from paddock.text.events import (
-    CallArguments,
-    CallDropped,
-    CallEnded,
-    CallStarted,
-    ContentText,
-    Event,
-    NotReasoning,
-    Parsed,
-    ReasoningText,
-)
-from paddock.text.folder import FolderRenderer
-from paddock.text.glm import GlmRenderer
-from paddock.text.messages import MessageError, messages_from, tools_from
-from paddock.text.parse import Parser, parse
-from paddock.text.render import renderer_for, with_chat_template
-from paddock.text.rendered import Producer, Rendered, Renderer, RewritesPast
-from paddock.text.special import MissingToken, Special, Specials
-from paddock.text.template import (
-    UNSAID,
-    VERSIONS,
+from paddock.text.chat_template import (
+    DEFAULT_THINKING,
+    GLM_VERSIONS,
+    ChatTemplate,
     ChatTemplateError,
-    Template,
-    Thinking,
-    Version,
-    chat_template,
-    ignored,
+    GlmVersion,
+    ThinkingKwargs,
+    glm_chat_template_source,
+    ignored_thinking_kwargs,
 )
-from paddock.text.tokenizer import Detokenizer, Tokenizer, TokenizerError, TooLong, train
+from paddock.text.chat_template_renderer import ChatTemplateRenderer
+from paddock.text.completion_parser import CompletionParser, parse_completion
+from paddock.text.glm_renderer import GlmRenderer
+from paddock.text.messages import MessageError, parse_messages, parse_tools
+from paddock.text.parse_events import (
+    ContentDelta,
+    ParsedCompletion,
+    ParseEvent,
+    ReasoningDelta,
+    ReasoningRetraction,
+    ToolCallArgumentsDelta,
+    ToolCallDiscard,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from paddock.text.prefix_check import PrefixChange, SessionPattern, find_prefix_change
+from paddock.text.renderer import NotPrefixPreservingError, RenderedTokens, Renderer, TokenSource
+from paddock.text.renderer_factory import get_renderer, with_chat_template
+from paddock.text.special_tokens import MissingTokenError, SpecialToken, SpecialTokenIds
+from paddock.text.tokenizer import (
+    IncrementalDetokenizer,
+    TextTooLongError,
+    Tokenizer,
+    TokenizerError,
+    train_tokenizer,
+)
+from paddock.text.tool_call_grammar import tool_call_grammar
 
 __all__ = [
-    "UNSAID",
-    "VERSIONS",
-    "CallArguments",
-    "CallDropped",
-    "CallEnded",
-    "CallStarted",
+    "DEFAULT_THINKING",
+    "GLM_VERSIONS",
+    "ChatTemplate",
     "ChatTemplateError",
-    "ContentText",
-    "Detokenizer",
-    "Event",
-    "FolderRenderer",
+    "ChatTemplateRenderer",
+    "CompletionParser",
+    "ContentDelta",
     "GlmRenderer",
+    "GlmVersion",
+    "IncrementalDetokenizer",
     "MessageError",
-    "MissingToken",
-    "Mode",
-    "NotReasoning",
-    "Parsed",
-    "Parser",
-    "Producer",
-    "ReasoningText",
-    "Rendered",
+    "MissingTokenError",
+    "NotPrefixPreservingError",
+    "ParseEvent",
+    "ParsedCompletion",
+    "PrefixChange",
+    "ReasoningDelta",
+    "ReasoningRetraction",
+    "RenderedTokens",
     "Renderer",
-    "Rewrite",
-    "RewritesPast",
-    "Special",
-    "Specials",
-    "Template",
-    "Thinking",
+    "SessionPattern",
+    "SpecialToken",
+    "SpecialTokenIds",
+    "TextTooLongError",
+    "ThinkingKwargs",
+    "TokenSource",
     "Tokenizer",
     "TokenizerError",
-    "TooLong",
-    "Version",
-    "call_grammar",
-    "chat_template",
-    "ignored",
-    "messages_from",
-    "parse",
-    "renderer_for",
-    "rewrite",
-    "tools_from",
-    "train",
+    "ToolCallArgumentsDelta",
+    "ToolCallDiscard",
+    "ToolCallEnd",
+    "ToolCallStart",
+    "find_prefix_change",
+    "get_renderer",
+    "glm_chat_template_source",
+    "ignored_thinking_kwargs",
+    "parse_completion",
+    "parse_messages",
+    "parse_tools",
+    "tool_call_grammar",
+    "train_tokenizer",
     "with_chat_template",
 ]

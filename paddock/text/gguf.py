@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import Sequence as Steps
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of pieces
 SPACE = "\u2581"  # how sentencepiece spells one
 
-Said = Mapping[str, Any]  # what the file says, by key without "tokenizer.ggml."
+GgufFields = Mapping[str, Any]  # what the file says, by key without "tokenizer.ggml."
 
 
 class GgufError(ValueError):
@@ -62,7 +62,7 @@ def tokenizer_from_gguf(path: str | Path) -> GgufTokenizer:
         raise GgufError(f"{path}: {error}") from None
 
 
-def _read(path: Path) -> Said:
+def _read(path: Path) -> GgufFields:
     try:
         from gguf import GGUFReader  # an extra: only those who convert need it
     except ImportError:
@@ -82,11 +82,13 @@ def _read(path: Path) -> Said:
     }
 
 
-def _built(said: Said) -> GgufTokenizer:
+def _built(said: GgufFields) -> GgufTokenizer:
     kind = _required(said, "model")
-    if kind not in KINDS:
-        raise GgufError(f"no kind of tokenizer called '{kind}' is known; there are {_all(KINDS)}")
-    tokenizer, bos_unless_told = KINDS[kind](said)
+    if kind not in TOKENIZER_BUILDERS:
+        raise GgufError(
+            f"no kind of tokenizer called '{kind}' is known; there are {_all(TOKENIZER_BUILDERS)}"
+        )
+    tokenizer, bos_unless_told = TOKENIZER_BUILDERS[kind](said)
     pieces = list(zip(_required(said, "tokens"), _kinds(said), strict=True))
     special = [piece for piece, kind in pieces if kind in (UNKNOWN, CONTROL)]
     whole = [piece for piece, kind in pieces if kind == USER_DEFINED]
@@ -129,7 +131,7 @@ def _frame(tokenizer: Tokenizer, *, before: str | None, after: str | None) -> No
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PreTokenizerSpec:
     """What a vocabulary expects to happen to text before any merging."""
 
     cut: PreTokenizer
@@ -146,24 +148,28 @@ def _split(digits: str) -> PreTokenizer:
     return Steps([split, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-GPT2 = Rule(ByteLevel(add_prefix_space=False))
-LLAMA3 = Rule(_split(r"\p{N}{1,3}"), whole_words=True, bos=True)
-RULES = {
+GPT2 = PreTokenizerSpec(ByteLevel(add_prefix_space=False))
+LLAMA3 = PreTokenizerSpec(_split(r"\p{N}{1,3}"), whole_words=True, bos=True)
+PRE_TOKENIZERS = {
     "default": GPT2,
     "gpt-2": GPT2,
-    "smollm": Rule(Steps([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])),
-    "qwen2": Rule(_split(r"\p{N}"), normalizer=normalizers.NFC()),
+    "smollm": PreTokenizerSpec(
+        Steps([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    ),
+    "qwen2": PreTokenizerSpec(_split(r"\p{N}"), normalizer=normalizers.NFC()),
     "llama-bpe": LLAMA3,
     "llama3": LLAMA3,
     "llama-v3": LLAMA3,
 }
 
 
-def _byte_level(said: Said) -> tuple[Tokenizer, bool]:
+def _byte_level(said: GgufFields) -> tuple[Tokenizer, bool]:
     pre = said.get("pre", "default")
-    if pre not in RULES:
-        raise GgufError(f"no pre-tokenizer called '{pre}' is known; there are {_all(RULES)}")
-    rule = RULES[pre]
+    if pre not in PRE_TOKENIZERS:
+        raise GgufError(
+            f"no pre-tokenizer called '{pre}' is known; there are {_all(PRE_TOKENIZERS)}"
+        )
+    rule = PRE_TOKENIZERS[pre]
     merges = _merges(_required(said, "merges"))
     tokenizer = Tokenizer(_bpe(said, merges, ignore_merges=rule.whole_words))
     if rule.normalizer is not None:
@@ -176,7 +182,7 @@ def _byte_level(said: Said) -> tuple[Tokenizer, bool]:
 # --- sentencepiece --------------------------------------------------------------------------------
 
 
-def _sentencepiece(said: Said) -> tuple[Tokenizer, bool]:
+def _sentencepiece(said: GgufFields) -> tuple[Tokenizer, bool]:
     pieces, kinds = _required(said, "tokens"), _kinds(said)
     unknown = [piece for piece, kind in zip(pieces, kinds, strict=True) if kind == UNKNOWN]
     merges = _merges(said["merges"]) if "merges" in said else list(_merges_by_score(said))
@@ -193,7 +199,7 @@ def _sentencepiece(said: Said) -> tuple[Tokenizer, bool]:
     return tokenizer, True
 
 
-def _merges_by_score(said: Said) -> Iterator[tuple[str, str]]:
+def _merges_by_score(said: GgufFields) -> Iterator[tuple[str, str]]:
     """Every way to make a piece of two others, the best piece first.
 
     Sentencepiece merges whichever pair makes the piece of the highest score; ranked merges do the
@@ -212,7 +218,7 @@ def _merges_by_score(said: Said) -> Iterator[tuple[str, str]]:
 
 
 # Each makes a tokenizer, and says whether texts begin with BOS where the file is silent.
-KINDS: dict[str, Callable[[Said], tuple[Tokenizer, bool]]] = {
+TOKENIZER_BUILDERS: dict[str, Callable[[GgufFields], tuple[Tokenizer, bool]]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
 }
@@ -221,19 +227,19 @@ KINDS: dict[str, Callable[[Said], tuple[Tokenizer, bool]]] = {
 # --- what the file says ---------------------------------------------------------------------------
 
 
-def _required(said: Said, key: str) -> Any:
+def _required(said: GgufFields, key: str) -> Any:
     if key not in said:
         raise GgufError(f"'tokenizer.ggml.{key}' is missing")
     return said[key]
 
 
-def _kinds(said: Said) -> list[int]:
+def _kinds(said: GgufFields) -> list[int]:
     if "token_type" not in said:
         return [NORMAL] * len(_required(said, "tokens"))
     return _column(said, "token_type")
 
 
-def _column(said: Said, key: str) -> list[Any]:
+def _column(said: GgufFields, key: str) -> list[Any]:
     """One entry a piece."""
     pieces, column = _required(said, "tokens"), _required(said, key)
     if len(column) != len(pieces):
@@ -241,7 +247,7 @@ def _column(said: Said, key: str) -> list[Any]:
     return list(column)
 
 
-def _piece(said: Said, key: str) -> str | None:
+def _piece(said: GgufFields, key: str) -> str | None:
     if key not in said:
         return None
     pieces = _required(said, "tokens")
@@ -255,7 +261,7 @@ def _merges(lines: Sequence[str]) -> list[tuple[str, str]]:
     return [(left, right) for left, _, right in pairs]
 
 
-def _bpe(said: Said, merges: list[tuple[str, str]], **settings: Any) -> BPE:
+def _bpe(said: GgufFields, merges: list[tuple[str, str]], **settings: Any) -> BPE:
     vocabulary = {piece: i for i, piece in enumerate(_required(said, "tokens"))}
     try:
         return BPE(vocabulary, merges, **settings)

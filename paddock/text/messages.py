@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Any, overload
 
 from paddock.records import Message, Role, ToolCall, ToolSpec, replace_lone_surrogates
-from paddock.text.arguments import arguments_from, plain
+from paddock.text.tool_arguments import parse_arguments, to_json_value
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -25,7 +25,7 @@ class MessageError(ValueError):
     """A conversation or tool that cannot be taken; the message begins with its path."""
 
 
-def messages_from(raw: Sequence[Mapping[str, Any]], *, first: int = 0) -> tuple[Message, ...]:
+def parse_messages(raw: Sequence[Mapping[str, Any]], *, first: int = 0) -> tuple[Message, ...]:
     """The messages of a chat request or a dataset; they are counted from `first` on.
 
     Content may be text, a list of text parts, null or missing; reasoning may be called
@@ -59,7 +59,7 @@ def messages_from(raw: Sequence[Mapping[str, Any]], *, first: int = 0) -> tuple[
     return tuple(found)
 
 
-class Conversation(Sequence[Message]):
+class LazyMessages(Sequence[Message]):
     """Messages of which the first, `known` of them, were read in an earlier turn: these are read
     again only if somebody looks at them. What comes after them begins with a reply.
 
@@ -71,7 +71,7 @@ class Conversation(Sequence[Message]):
 
     def __init__(self, raw: Sequence[Mapping[str, Any]], *, known: int) -> None:
         self._raw, self._known = raw, known
-        self._new = messages_from(raw[known:], first=known)
+        self._new = parse_messages(raw[known:], first=known)
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -93,10 +93,10 @@ class Conversation(Sequence[Message]):
 
     @cached_property
     def _all(self) -> tuple[Message, ...]:
-        return messages_from(self._raw) if self._known else self._new
+        return parse_messages(self._raw) if self._known else self._new
 
 
-def tools_from(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
+def parse_tools(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
     """The tools of a request, in their {"type": "function", "function": ...} wrapper or bare. Other
     fields than name, description and parameters (or Anthropic's `input_schema`) are left out.
 
@@ -118,7 +118,7 @@ def tools_from(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
                 ToolSpec(
                     name=replace_lone_surrogates(bare["name"]),
                     description=_text(bare.get("description"), "description"),
-                    parameters=plain({} if parameters is None else parameters),
+                    parameters=to_json_value({} if parameters is None else parameters),
                 )
             )
         except ValueError as error:
@@ -176,7 +176,7 @@ def _calls(entry: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
 
 
 def _call(id: str, name: str, arguments: object) -> ToolCall:
-    return ToolCall(id=id, name=replace_lone_surrogates(name), arguments=arguments_from(arguments))
+    return ToolCall(id=id, name=replace_lone_surrogates(name), arguments=parse_arguments(arguments))
 
 
 # Agents send their whole history with every turn: most calls were read before.
@@ -192,7 +192,7 @@ def _text(content: object, path: str, *, any_json: bool = False) -> str:
     if isinstance(content, _LIST) and not (any_json and not _is_parts(content)):
         return "".join(_part(part, f"{path}[{j}]") for j, part in enumerate(content))
     if any_json:
-        return json.dumps(plain(content), ensure_ascii=False)
+        return json.dumps(to_json_value(content), ensure_ascii=False)
     raise ValueError(f"{path}: expected text, got {content!r:.80}")
 
 

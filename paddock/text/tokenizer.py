@@ -13,17 +13,19 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE, Model, Unigram
 
-from paddock.text.special import Special, Specials
+from paddock.text.special_tokens import SpecialToken, SpecialTokenIds
 
-FILE = "tokenizer.json"
-CONFIG = "tokenizer_config.json"
-COMPANIONS = (CONFIG, "chat_template.jinja", "special_tokens_map.json")
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+OPTIONAL_TOKENIZER_FILES = (TOKENIZER_CONFIG_FILE, "chat_template.jinja", "special_tokens_map.json")
 
-Splitting = Literal["bytes", "words"]
+PreTokenization = Literal["bytes", "words"]
 _UNSAID = "\ufdd0\ufdd1"  # characters that mean nothing to anyone
-CONTEXT = 8  # tokens before a text that decide how it begins
-FEW = 8  # characters for each token that there may be: so short a text is not counted first
-WINDOW = 1 << 16  # characters counted at once
+DETOKENIZE_CONTEXT_TOKENS = 8  # tokens before a text that decide how it begins
+MAX_CHARS_PER_TOKEN = (
+    8  # characters for each token that there may be: so short a text is not counted first
+)
+COUNT_WINDOW_CHARS = 1 << 16  # characters counted at once
 
 # Words with the blank or sign before them, digits in groups of three at most (so that a number has
 # one spelling, and few of them), signs, space: the rule of GPT-4 and of GLM-5.
@@ -51,7 +53,7 @@ class TokenizerError(ValueError):
     """A tokenizer that cannot be read or trained; the message says which and why."""
 
 
-class TooLong(ValueError):
+class TextTooLongError(ValueError):
     """A text of certainly more tokens than there may be."""
 
 
@@ -66,25 +68,29 @@ class Tokenizer:
         """`files` holds tokenizer.json and, if there are any, the files beside it."""
         self.name = name
         try:
-            self._inner = tokenizers.Tokenizer.from_buffer(files[FILE])
-            self._json: dict[str, Any] = json.loads(files[FILE])
+            self._inner = tokenizers.Tokenizer.from_buffer(files[TOKENIZER_FILE])
+            self._json: dict[str, Any] = json.loads(files[TOKENIZER_FILE])
         except Exception as error:  # the library has no narrower one
             raise TokenizerError(f"{name} is not a tokenizer.json: {error}") from None
         self._inner.no_truncation()
         self._inner.no_padding()
         self._added = {token["id"] for token in self._json["added_tokens"]}
         self._silent = {token["id"] for token in self._json["added_tokens"] if token["special"]}
-        self.files = {FILE: files[FILE], CONFIG: self._default_config(), **files}
+        self.files = {
+            TOKENIZER_FILE: files[TOKENIZER_FILE],
+            TOKENIZER_CONFIG_FILE: self._default_config(),
+            **files,
+        }
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The tokenizer in a folder or in a tokenizer.json, kept byte for byte."""
-        file = Path(path) / FILE if Path(path).is_dir() else Path(path)
+        file = Path(path) / TOKENIZER_FILE if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise TokenizerError(f"there is no tokenizer at {file}")
-        beside = [file.with_name(name) for name in COMPANIONS]
+        beside = [file.with_name(name) for name in OPTIONAL_TOKENIZER_FILES]
         files = {other.name: other.read_bytes() for other in beside if other.is_file()}
-        return cls({FILE: file.read_bytes(), **files}, name=str(path))
+        return cls({TOKENIZER_FILE: file.read_bytes(), **files}, name=str(path))
 
     def save(self, folder: str | Path) -> None:
         """Write the files so that transformers' AutoTokenizer reads the same ids from them."""
@@ -94,17 +100,18 @@ class Tokenizer:
             partial.write_bytes(content)
             replace(partial, Path(folder) / name)
 
-    def with_specials(self) -> "Tokenizer":
+    def with_special_tokens(self) -> "Tokenizer":
         """The same with those of GLM-5's added tokens that it lacks behind its last id; documents
         end in <|endoftext|>."""
-        inner = tokenizers.Tokenizer.from_buffer(self.files[FILE])
-        lacking = [token for token in Special if self.id_of(token) is None]
+        inner = tokenizers.Tokenizer.from_buffer(self.files[TOKENIZER_FILE])
+        lacking = [token for token in SpecialToken if self.token_to_id(token) is None]
         inner.add_tokens([_added(token) for token in lacking])
-        config = json.loads(self.files[CONFIG])
-        config |= {"eos_token": Special.ENDOFTEXT, "pad_token": Special.ENDOFTEXT}
+        config = json.loads(self.files[TOKENIZER_CONFIG_FILE])
+        config |= {"eos_token": SpecialToken.ENDOFTEXT, "pad_token": SpecialToken.ENDOFTEXT}
         changed = {
-            FILE: inner.to_str(pretty=True).encode(),
-            CONFIG: json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n",
+            TOKENIZER_FILE: inner.to_str(pretty=True).encode(),
+            TOKENIZER_CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()
+            + b"\n",
         }
         return Tokenizer({**self.files, **changed}, name=self.name)
 
@@ -119,32 +126,32 @@ class Tokenizer:
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
-    def specials(self) -> Specials:
-        return Specials.of(self.id_of, tokenizer=self.name)
+    def special_token_ids(self) -> SpecialTokenIds:
+        return SpecialTokenIds.from_tokenizer(self.token_to_id, tokenizer=self.name)
 
     @cached_property
-    def end(self) -> int | None:
+    def eos_token_id(self) -> int | None:
         """The token that ends a document: what the config calls EOS, else <|endoftext|>."""
-        named = json.loads(self.files[CONFIG]).get("eos_token")
+        named = json.loads(self.files[TOKENIZER_CONFIG_FILE]).get("eos_token")
         token = named["content"] if isinstance(named, dict) else named
-        return self.id_of(token or Special.ENDOFTEXT)
+        return self.token_to_id(token or SpecialToken.ENDOFTEXT)
 
-    def id_of(self, token: str) -> int | None:
+    def token_to_id(self, token: str) -> int | None:
         return self._inner.token_to_id(token)
 
-    def token_of(self, token_id: int) -> str | None:
+    def id_to_token(self, token_id: int) -> str | None:
         return self._inner.id_to_token(token_id)
 
     def is_added(self, token_id: int) -> bool:
         """Whether only `specials=True` can yield it."""
         return token_id in self._added
 
-    def is_silent(self, token_id: int) -> bool:
+    def is_special(self, token_id: int) -> bool:
         """Whether `skip_special` leaves it out: a role, <|endoftext|>, but not <think> and such."""
         return token_id in self._silent
 
     @cached_property
-    def added(self) -> tuple[str, ...]:
+    def added_tokens(self) -> tuple[str, ...]:
         """How the added tokens are spelled."""
         return tuple(token["content"] for token in self._json["added_tokens"])
 
@@ -153,35 +160,35 @@ class Tokenizer:
         inner = self._inner if specials else self._plain
         return inner.encode(text, add_special_tokens=False).ids
 
-    def refuse_longer(self, texts: Sequence[str], most: int, *, specials: bool) -> None:
+    def check_max_tokens(self, texts: Sequence[str], most: int, *, specials: bool) -> None:
         """Raise TooLong if these texts together certainly have more than `most` tokens.
 
         The work is bounded by `most`, not by the texts: encoding 30 MB takes minutes and gigabytes.
         Texts that may or may not be too long pass.
         """
-        if len(texts) + sum(map(len, texts)) <= FEW * most:
+        if len(texts) + sum(map(len, texts)) <= MAX_CHARS_PER_TOKEN * most:
             return
         least = 0
         for text in texts:
-            for start in range(0, len(text), WINDOW):
-                window = text[start : start + WINDOW]
-                ids = self.encode(window, specials=specials or isinstance(text, Special))
+            for start in range(0, len(text), COUNT_WINDOW_CHARS):
+                window = text[start : start + COUNT_WINDOW_CHARS]
+                ids = self.encode(window, specials=specials or isinstance(text, SpecialToken))
                 # A cut falls into one token, which may become as many as it has characters.
-                cuts = (start > 0) + (start + WINDOW < len(text))
+                cuts = (start > 0) + (start + COUNT_WINDOW_CHARS < len(text))
                 least += max(0, len(ids) - cuts * self._longest)
                 if least > most:
-                    raise TooLong(f"at least {least} tokens")
+                    raise TextTooLongError(f"at least {least} tokens")
 
     @cached_property
     def _longest(self) -> int:
         """Characters of the longest token."""
         return max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
 
-    def encode_behind(self, text: str) -> list[int]:
+    def encode_continuation(self, text: str) -> list[int]:
         """Without specials, the text as it is encoded behind an added token."""
         return self._plain_behind.encode(text, add_special_tokens=False).ids
 
-    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Each text as `encode` without specials would have it, on all cores."""
         return [e.ids for e in self._plain.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -241,13 +248,13 @@ class Tokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
         }
-        if self.id_of(Special.ENDOFTEXT) is not None:
-            config |= {"eos_token": Special.ENDOFTEXT, "pad_token": Special.ENDOFTEXT}
+        if self.token_to_id(SpecialToken.ENDOFTEXT) is not None:
+            config |= {"eos_token": SpecialToken.ENDOFTEXT, "pad_token": SpecialToken.ENDOFTEXT}
             config["padding_side"] = "left"
         return json.dumps(config, indent=2).encode() + b"\n"
 
 
-class Detokenizer:
+class IncrementalDetokenizer:
     """Text as it grows, token by token, never with half a character at its end.
 
     What `push` and then `flush` return, joined, is what `decode` makes of all tokens at once, or
@@ -262,7 +269,7 @@ class Detokenizer:
         self._tokenizer, self._skip = tokenizer, skip_special
         # Said; a decoder may look at the token before. One that begins within a character, of at
         # most four tokens, may be all U+FFFD. If it ends within one, nothing is behind it.
-        starts = (list(behind[-CONTEXT - more :]) for more in range(4))
+        starts = (list(behind[-DETOKENIZE_CONTEXT_TOKENS - more :]) for more in range(4))
         whole = (tokens for tokens in starts if not self._decode(tokens).endswith("\ufffd"))
         self._context = next(whole, [])
         self._pending: list[int] = []
@@ -299,7 +306,9 @@ class Detokenizer:
         return self._tokenizer.decode(ids, skip_special=self._skip)
 
 
-def train(texts: Iterable[str], *, vocab: int, splitting: Splitting = "bytes") -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], *, vocab: int, splitting: PreTokenization = "bytes"
+) -> Tokenizer:
     """A BPE of at most `vocab` tokens, GLM-5's added tokens included, which come last as released.
 
     "bytes" is byte-level: any text comes back unchanged. "words" is for a small closed language
@@ -308,7 +317,7 @@ def train(texts: Iterable[str], *, vocab: int, splitting: Splitting = "bytes") -
 
     The same texts give the same file, byte for byte.
     """
-    fixed = len(Special) + (len(OTHER_BYTES) if splitting == "words" else 0)
+    fixed = len(SpecialToken) + (len(OTHER_BYTES) if splitting == "words" else 0)
     alphabet = WORDS_ALPHABET if splitting == "words" else pre_tokenizers.ByteLevel.alphabet()
     least = fixed + len(alphabet)
     if vocab < least:
@@ -321,22 +330,22 @@ def train(texts: Iterable[str], *, vocab: int, splitting: Splitting = "bytes") -
         vocab_size=vocab - fixed, initial_alphabet=sorted(alphabet), show_progress=False
     )
     # The one added token that is a word to the splitting; merges must not come to spell it too.
-    inner.train_from_iterator((text.replace(Special.NOTHINK, "") for text in texts), trainer)
+    inner.train_from_iterator((text.replace(SpecialToken.NOTHINK, "") for text in texts), trainer)
     if splitting == "words":
         inner.model = _with_bytes(inner)
         as_text = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         inner.decoder = decoders.Sequence([*as_text, decoders.Strip(" ", 1, 0)])
     else:
         inner.decoder = decoders.ByteLevel()
-    inner.add_tokens([_added(token) for token in Special])
-    return Tokenizer({FILE: inner.to_str(pretty=True).encode()}, name="trained")
+    inner.add_tokens([_added(token) for token in SpecialToken])
+    return Tokenizer({TOKENIZER_FILE: inner.to_str(pretty=True).encode()}, name="trained")
 
 
-def _added(token: Special) -> AddedToken:
-    return AddedToken(token.value, special=token.silent, normalized=False)
+def _added(token: SpecialToken) -> AddedToken:
+    return AddedToken(token.value, special=token.is_special, normalized=False)
 
 
-def _cut(splitting: Splitting) -> pre_tokenizers.PreTokenizer:
+def _cut(splitting: PreTokenization) -> pre_tokenizers.PreTokenizer:
     if splitting == "words":
         blank = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False)
         lines = pre_tokenizers.Split(Regex(LINES_SPLIT), "merged_with_previous")

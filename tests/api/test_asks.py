@@ -13,10 +13,10 @@ from paddock.api.openai_completions import CompletionBody, completes
 from paddock.api.openai_responses import ResponsesBody, respond
 from paddock.api.thinking import SILENT, Wish
 from paddock.records import LogitBias, SamplingParams
-from paddock.text import Thinking
+from paddock.text import ThinkingKwargs
 
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9, top_k=40)
-SERVER = Wish(thinking=Thinking(clear_thinking=False), budget=500)
+SERVER = Wish(thinking=ThinkingKwargs(clear_thinking=False), budget=500)
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -92,7 +92,7 @@ def test_the_ways_to_ask_for_thinking(said, expected, budget):
 
 def test_kwargs_are_merged_with_the_defaults_not_put_in_their_place():
     ask = chat_of(chat_template_kwargs={"enable_thinking": False})
-    assert ask.thinking == Thinking(enable_thinking=False, clear_thinking=False)
+    assert ask.thinking == ThinkingKwargs(enable_thinking=False, clear_thinking=False)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_thinking_that_makes_no_sense_is_refused(wrong):
 
 
 def test_the_earlier_wish_is_the_stronger():
-    strong, weak = Wish(budget=1), Wish(thinking=Thinking(enable_thinking=False), budget=2)
+    strong, weak = Wish(budget=1), Wish(thinking=ThinkingKwargs(enable_thinking=False), budget=2)
     assert thinking.first(strong, weak) == Wish(thinking=weak.thinking, budget=1)
     assert thinking.first() == SILENT
 

@@ -18,10 +18,10 @@ from paddock.api.reply import Held, Reading
 from paddock.api.spelling import Spelling, chat_logprobs
 from paddock.api.thinking import SILENT
 from paddock.records import Completion, SamplingParams, Segment, ToolSpec
-from paddock.text import ContentText, ReasoningText, train
+from paddock.text import ContentDelta, ReasoningDelta, train_tokenizer
 
 TEXTS = ["Need the tool. Checking. get_weather city Oslo days Hello"]
-TOKENIZER = train(TEXTS, vocab=330)
+TOKENIZER = train_tokenizer(TEXTS, vocab=330)
 SPELLING = Spelling(TOKENIZER)
 TOOL = ToolSpec(
     name="look",
@@ -217,7 +217,7 @@ def test_a_stop_text_is_cut_away_however_it_is_cut(text, stop, cuts):
     # Only what the last delta brings may complete the stop text.
     places = [p for p in places if at < 0 or p < at + len(stop)] + [len(said)]
     for start, end in pairwise(places):
-        piece = [ContentText(said[start:end])]
+        piece = [ContentDelta(said[start:end])]
         found += held.finish(piece, matched) if end == len(said) else held.feed(piece)
     if not said:
         found = held.finish([], None)
@@ -226,8 +226,8 @@ def test_a_stop_text_is_cut_away_however_it_is_cut(text, stop, cuts):
 
 def test_a_stop_text_in_thoughts():
     held = Held(["END"])
-    assert held.feed([ReasoningText("so EN")]) == [ReasoningText("so ")]
-    assert held.feed([ContentText("D")]) == [ReasoningText("EN"), ContentText("D")]
+    assert held.feed([ReasoningDelta("so EN")]) == [ReasoningDelta("so ")]
+    assert held.feed([ContentDelta("D")]) == [ReasoningDelta("EN"), ContentDelta("D")]
     message = whole(TOKENIZER.encode("so END", specials=True), ["END"], matched="END")
     assert (message.reasoning, message.content) == (None, "so ")
 

@@ -14,7 +14,7 @@ from paddock.config import dump_toml
 from paddock.kernels.twins import TWINS
 from paddock.records import Completion, Segment
 from paddock.rollout.client import Answered, Forgets, Said
-from paddock.text import train, with_chat_template
+from paddock.text import train_tokenizer, with_chat_template
 from tests.serve.live import serving
 from tests.train.tiny import network_folder, settings
 
@@ -32,7 +32,7 @@ def lines(found):
 def folder(tmp_path_factory):
     target = network_folder(tmp_path_factory.mktemp("bench") / "model")
     text = (f"{a} + {b} = {a + b}" for a in range(30) for b in range(30))
-    with_chat_template(train(text, vocab=320, splitting="words"), "5").save(target)
+    with_chat_template(train_tokenizer(text, vocab=320, splitting="words"), "5").save(target)
     return target
 
 

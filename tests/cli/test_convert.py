@@ -10,7 +10,13 @@ from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.cli.__main__ import app
 from paddock.model import ModelConfig, Network, preset
 from paddock.model.config import GroupedSettings, RopeSettings
-from paddock.text import GlmRenderer, Special, Tokenizer, chat_template, renderer_for
+from paddock.text import (
+    GlmRenderer,
+    SpecialToken,
+    Tokenizer,
+    get_renderer,
+    glm_chat_template_source,
+)
 from tests.text.tiny_gguf import TEMPLATE, byte_level, sentencepiece, write_gguf
 
 TOKENIZER = {
@@ -112,21 +118,23 @@ def test_a_model_of_another_family_gets_glm5s_chat_and_keeps_what_it_knew(tmp_pa
     assert done.exit_code == 0, done.output
     old, new = (Tokenizer.load(tmp_path / name) for name in ("old", "new"))
     assert old.encode("The pony", specials=False) == new.encode("The pony", specials=False)
-    assert set(Special) == set(new.specials)
-    assert isinstance(renderer_for(new), GlmRenderer)
+    assert set(SpecialToken) == set(new.special_token_ids)
+    assert isinstance(get_renderer(new), GlmRenderer)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "new")
     talk = "<|user|>The pony<|assistant|><think></think><tool_call>"
     assert theirs.encode(talk, add_special_tokens=False) == new.encode(talk, specials=True)
-    assert theirs.chat_template == chat_template("5.1")
+    assert theirs.chat_template == glm_chat_template_source("5.1")
     larger = load_pretrained(tmp_path / "new")
-    assert larger.config.eos == new.specials.stops
+    assert larger.config.eos == new.special_token_ids.stop_token_ids
     assert new.vocab_size <= larger.config.vocab < new.vocab_size + 64
     before = network.logits([1, 5, 9])
     torch.testing.assert_close(larger.logits([1, 5, 9])[:, : len(pieces)], before)
     # A marker starts as what spelled it.
-    spelled = old.encode(Special.USER, specials=False)
+    spelled = old.encode(SpecialToken.USER, specials=False)
     rows = larger.embed.weight.detach()
-    torch.testing.assert_close(rows[new.specials[Special.USER]], rows[spelled].mean(0))
+    torch.testing.assert_close(
+        rows[new.special_token_ids[SpecialToken.USER]], rows[spelled].mean(0)
+    )
 
 
 def test_chat_needs_a_tokenizer(tmp_path):

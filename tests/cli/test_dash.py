@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
 from paddock.cli.dash import Spelled
-from paddock.text.tokenizer import train
+from paddock.text.tokenizer import train_tokenizer
 from tests.dashboard.runs import write_run
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_shown_is_said_in_a_line(words, why):
 
 
 def test_pieces_of_a_token_are_the_text_again():
-    tokenizer = train(["the quick fox"], vocab=400)
+    tokenizer = train_tokenizer(["the quick fox"], vocab=400)
     text = "the ☃ <think>fox</think>"
     ids = tokenizer.encode(text, specials=True)
     pieces = Spelled(tokenizer).pieces(ids)

@@ -131,13 +131,15 @@ def test_a_model_of_a_folder_plays(tmp_path):
     from paddock.checkpoint import save_pretrained
     from paddock.data import DemonstrationSource
     from paddock.model import Network
-    from paddock.text import train, with_chat_template
+    from paddock.text import train_tokenizer, with_chat_template
     from tests.model.networks import latent_config
 
     source = DemonstrationSource(name="c", world="nano-chain", count=20)
     texts = (document.text for document in source.documents(None))
-    tokenizer = with_chat_template(train(texts, vocab=330, splitting="words"), "5")
-    config = latent_config(vocab=tokenizer.vocab_size, context=256, eos=tokenizer.specials.stops)
+    tokenizer = with_chat_template(train_tokenizer(texts, vocab=330, splitting="words"), "5")
+    config = latent_config(
+        vocab=tokenizer.vocab_size, context=256, eos=tokenizer.special_token_ids.stop_token_ids
+    )
     save_pretrained(Network.born(config, seed=1), tmp_path / "model")
     tokenizer.save(tmp_path / "model")
     folder = str(tmp_path / "model")

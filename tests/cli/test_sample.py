@@ -18,7 +18,7 @@ from paddock.cli.harvest import Harvest
 from paddock.data import DemonstrationSource, read_dialogues
 from paddock.model import Network
 from paddock.records import Failure, Verdict
-from paddock.text import train, with_chat_template
+from paddock.text import train_tokenizer, with_chat_template
 from tests.model.networks import latent_config
 from tests.patience import until
 from tests.serve.live import serving
@@ -31,14 +31,14 @@ def folder(tmp_path_factory):
     """A newborn network that says little: its replies end soon, by chance."""
     source = DemonstrationSource(name="c", world="nano-chain", count=50)
     texts = (document.text for document in source.documents(None))
-    tokenizer = with_chat_template(train(texts, vocab=330, splitting="words"), "5")
+    tokenizer = with_chat_template(train_tokenizer(texts, vocab=330, splitting="words"), "5")
     two_layers = {
         "vocab": tokenizer.vocab_size,
         "context": 256,
         "attention": ("dsa",) * 2,
         "mlp": ("dense", "moe"),
         "indexer": {"heads": 2, "dim": 8, "topk": 64, "layers": ("full",) * 2},
-        "eos": tokenizer.specials.stops,
+        "eos": tokenizer.special_token_ids.stop_token_ids,
     }
     target = tmp_path_factory.mktemp("newborn") / "model"
     save_pretrained(Network.born(latent_config(**two_layers), seed=1), target)

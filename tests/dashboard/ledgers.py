@@ -8,7 +8,7 @@ from paddock.journal import GroupRecord, Journal, Ledger, TokenTrainRecord
 from paddock.journal.rollout_codec import pack_rollout
 from paddock.records import Completion, Failure, Outcome, Segment, Trajectory, Turn, Verdict
 from paddock.text import Tokenizer
-from paddock.text.tokenizer import train
+from paddock.text.tokenizer import train_tokenizer
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 PROMPT = f"[gMASK]<sop><|user|>Say {HOSTILE} twice.<|assistant|><think>"
@@ -19,7 +19,7 @@ LAST = "Done.</think>The word is {}.<|user|>"
 
 
 def tokenizer() -> Tokenizer:
-    return train(["Say the word twice. It wants a look. Done. seen it"], vocab=420)
+    return train_tokenizer(["Say the word twice. It wants a look. Done. seen it"], vocab=420)
 
 
 def attempt(words: Tokenizer, number: int, member: int, outcome: Outcome, version: int = 0):

@@ -32,7 +32,7 @@ from paddock.envs import open_world
 from paddock.envs.nano import Manner
 from paddock.envs.nano.language import is_held_out
 from paddock.records import Dialogue, LossMaskSpan, Message
-from paddock.text import GlmRenderer, Template, renderer_for, with_chat_template
+from paddock.text import ChatTemplate, GlmRenderer, get_renderer, with_chat_template
 from tests.data.tiny import byte_tokenizer
 
 
@@ -151,13 +151,15 @@ def test_a_tokenizer_knows_the_words_of_later_dialogues_before_it_meets_them(tmp
     corpus = CorpusSettings(sources=(ReasoningSource(name="f", family="facts", count=200),))
     settings = TokenizerSettings(vocab=960, splitting="words", also=(tools(count=600, slips=0.2),))
     tokenizer = open_tokenizer(settings, corpus, tmp_path / "own")
-    whole = {tokenizer.token_of(i) for d in tools(seed=5).dialogues() for i in _ids(tokenizer, d)}
+    whole = {
+        tokenizer.id_to_token(i) for d in tools(seed=5).dialogues() for i in _ids(tokenizer, d)
+    }
     pieces = {piece for d in tools(seed=5).dialogues() for piece in spoken(d)}
     words = {word for piece in pieces if "\n" not in piece for word in piece.split()}
     assert {f"\u2581{word}" for word in words} <= whole
     lines = {line for line in whole if line.endswith("\n")}
     assert any('"name":\u2581"search"' in line for line in lines)  # a tool in one token
-    assert Template.of(tokenizer) is None  # nothing in this corpus is a dialogue
+    assert ChatTemplate.from_tokenizer(tokenizer) is None  # nothing in this corpus is a dialogue
 
 
 def _ids(tokenizer, dialogue):
@@ -169,9 +171,9 @@ def test_a_corpus_of_dialogues_gives_its_tokenizer_the_template(tmp_path):
     folder = tmp_path / "given"
     byte_tokenizer().save(folder)
     tokenizer = open_tokenizer(TokenizerSettings(folder=str(folder)), corpus, tmp_path / "own")
-    assert renderer_for(tokenizer).version == "5.1"
+    assert get_renderer(tokenizer).version == "5.1"
     again = open_tokenizer(TokenizerSettings(), corpus, tmp_path / "own")
-    assert renderer_for(again).version == "5.1"
+    assert get_renderer(again).version == "5.1"
 
 
 # --- shards and batches ---------------------------------------------------------------------------

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from paddock.data import lessons
 from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, ToolSpec
 from paddock.text import (
-    VERSIONS,
-    FolderRenderer,
+    GLM_VERSIONS,
+    ChatTemplate,
+    ChatTemplateRenderer,
     GlmRenderer,
-    Template,
-    Thinking,
+    ThinkingKwargs,
     Tokenizer,
-    train,
+    train_tokenizer,
 )
 from tests.data.tiny import byte_tokenizer
 
@@ -114,7 +114,7 @@ def test_thinking_off_leaves_thoughts_out():
     assert "first" not in text(row)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", GLM_VERSIONS)
 def test_turns_are_learnt_behind_the_prompt_each_would_have(version):
     """On and off by turn: what a row learns follows exactly what `prompt` would have said."""
     messages = (*THREE[:3], reply("Two."), *THREE[4:])
@@ -123,7 +123,7 @@ def test_turns_are_learnt_behind_the_prompt_each_would_have(version):
     learnt = {}
     for row in rows:
         for k in (1, 3, 5):
-            thinking = Thinking(
+            thinking = ThinkingKwargs(
                 enable_thinking=messages[k].reasoning is not None, clear_thinking=False
             )
             prompt = made.prompt(messages[:k], thinking=thinking).token_ids
@@ -136,7 +136,7 @@ def test_turns_are_learnt_behind_the_prompt_each_would_have(version):
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "preserved", "turns", "off"])
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", GLM_VERSIONS)
 def test_each_reply_is_learnt_exactly_once(mode, version):
     words = ["One.", "Two.", "Three."]
     rows = lessons(Dialogue(messages=THREE, thinking=mode), renderer(version))
@@ -205,7 +205,9 @@ def test_a_thought_that_is_no_longer_shown_masks_nothing():
 
 def test_a_token_that_a_mark_only_touches_is_masked():
     tokenizer = byte_tokenizer()
-    pieces = [tokenizer.decode([token]) for token in tokenizer.encode("morning", specials=False)]
+    pieces = [
+        tokenizer.decode([token]) for token in tokenizer.encode("morning", special_token_ids=False)
+    ]
     assert pieces == ["m", "orning"]
     row = marked(reply("morning"), {"part": "content", "start": 3, "end": 4})
     assert shown(row) == "m|<|user|>"
@@ -219,7 +221,7 @@ def foreign():
     keep = {"<|user|>", "<|endoftext|>"}
     bare["added_tokens"] = [t for t in bare["added_tokens"] if t["content"] in keep]
     tokenizer = Tokenizer({"tokenizer.json": json.dumps(bare).encode()}, name="foreign")
-    return FolderRenderer(tokenizer, Template(CHATML, name="foreign"))
+    return ChatTemplateRenderer(tokenizer, ChatTemplate(CHATML, name="foreign"))
 
 
 def test_other_families_are_marked_too():
@@ -249,7 +251,7 @@ FORGETS = (
 @pytest.mark.parametrize("mode", ["interleaved", "preserved"])
 def test_a_template_that_forgets_has_each_reply_learnt_where_it_was_said(mode):
     """Thoughts are shown with the last message alone, whatever the mode asks for."""
-    made = FolderRenderer(foreign().tokenizer, Template(FORGETS, name="forgets"))
+    made = ChatTemplateRenderer(foreign().tokenizer, ChatTemplate(FORGETS, name="forgets"))
     rows = lessons(Dialogue(messages=THREE, thinking=mode), made)
     decode = made.tokenizer.decode
     learnt = [
@@ -310,7 +312,7 @@ def test_no_mark_changes_nothing():
 
 
 def test_words_of_a_closed_language_are_marked_too():
-    tokenizer = train(["the boat is red , no , blue"] * 50, vocab=400, splitting="words")
+    tokenizer = train_tokenizer(["the boat is red , no , blue"] * 50, vocab=400, splitting="words")
     made = GlmRenderer(tokenizer)
     row = marked(
         reply("red", "the boat is blue , no , the boat is red"),

@@ -22,7 +22,7 @@ from paddock.data.conversations import DialogueSource
 from paddock.data.prepare import apart
 from paddock.data.prepare.fim import Fim
 from paddock.envs.nano.language import is_held_out
-from paddock.text import Special, train
+from paddock.text import SpecialToken, train_tokenizer
 from tests.data.tiny import byte_tokenizer
 from tests.patience import until
 
@@ -54,7 +54,7 @@ def test_documents_come_back_framed_and_whole(tmp_path):
     settings = CorpusSettings(sources=(source,), held_out=0.1, shard_tokens=2000)
     corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
     train_set, held_out = corpus.documents("lines"), corpus.documents("lines", "held_out")
-    end = byte_tokenizer().specials[Special.ENDOFTEXT]
+    end = byte_tokenizer().special_token_ids[SpecialToken.ENDOFTEXT]
     assert all(ids[0] == ids[-1] == end for ids in decoded(train_set))
     there, aside = set(texts_in(train_set)), set(texts_in(held_out))
     assert there | aside == {story(i) for i in range(300)} and not there & aside
@@ -103,7 +103,7 @@ def test_code_has_its_middle_last_and_prose_has_not(tmp_path):
     prose = jsonl(tmp_path, [story(i) for i in range(40, 80)], name="prose")
     settings = CorpusSettings(sources=(code, prose), fim=Fim(rate=1.0), held_out=0.0)
     corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
-    middle = byte_tokenizer().specials[Special.CODE_MIDDLE]
+    middle = byte_tokenizer().special_token_ids[SpecialToken.CODE_MIDDLE]
     assert all(middle in ids for ids in decoded(corpus.documents("code")))
     assert not any(middle in ids for ids in decoded(corpus.documents("prose")))
 
@@ -191,7 +191,7 @@ def test_a_run_that_was_killed_is_done_again_cleanly(tmp_path):
 def test_another_vocabulary_is_refused_and_both_are_named(tmp_path):
     settings = CorpusSettings(sources=(jsonl(tmp_path, [story(1)]),), held_out=0.0)
     folder = prepare(settings, byte_tokenizer(), tmp_path / "cache").folder
-    other = train([story(i) for i in range(9)], vocab=350)
+    other = train_tokenizer([story(i) for i in range(9)], vocab=350)
     with pytest.raises(DataError) as refused:
         Corpus(folder, tokenizer=other)
     assert byte_tokenizer().fingerprint in str(refused.value)

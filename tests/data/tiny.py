@@ -3,7 +3,7 @@
 from functools import cache
 
 from paddock.data.shards import Documents, Manifest, ShardWriter
-from paddock.text import train
+from paddock.text import train_tokenizer
 
 PROSE = (
     "The old harbour was quiet in the morning. A single boat came in with the tide.",
@@ -15,7 +15,7 @@ PROSE = (
 
 @cache
 def byte_tokenizer():
-    return train(PROSE, vocab=400)
+    return train_tokenizer(PROSE, vocab=400)
 
 
 def shelf(folder, lengths, *, shard_tokens=1000):

@@ -12,7 +12,7 @@ import typer
 
 from paddock.cli.__main__ import VERBS, app
 from paddock.envs.sandbox import system
-from paddock.text import train, with_chat_template
+from paddock.text import train_tokenizer, with_chat_template
 from tests.cli.test_convert import grouped
 from tests.docs.pages import LANGUAGES, ROOT, Block, blocks, every_command, inline, links, pages
 from tests.docs.workshop import opened
@@ -60,7 +60,9 @@ def bring_along(folder):
     (folder / "notes.txt").write_text("first 2 add 5 is 7 , second 7 add 8 is 5 .\n" * 20)
     network_folder(folder / "folder")
     text = (f"{a} + {b} = {a + b}" for a in range(30) for b in range(30))
-    with_chat_template(train(text, vocab=320, splitting="words"), "5").save(folder / "folder")
+    with_chat_template(train_tokenizer(text, vocab=320, splitting="words"), "5").save(
+        folder / "folder"
+    )
     write_gguf(folder / "x.gguf", network=grouped("llama", len(byte_level()[0])))
     for arm in ("split", "adamw"):
         for seed in (0, 1):

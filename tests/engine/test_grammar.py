@@ -10,13 +10,13 @@ from paddock.engine import EngineFull, Request, RequestRefused
 from paddock.engine.grammar import Cache
 from paddock.engine.grammar_worker import lanes
 from paddock.records import Grammar, SamplingParams
-from paddock.text import Special
+from paddock.text import SpecialToken
 from tests.engine.nets import engine, network
 from tests.engine.test_requests import ids, serving, tokenizer
 
 pytest.importorskip("xgrammar", reason="the extra 'grammar' is not installed")
 
-STOP = tokenizer().specials[Special.ENDOFTEXT]
+STOP = tokenizer().special_token_ids[SpecialToken.ENDOFTEXT]
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Bergen"]}, "days": {"type": "integer"}},
@@ -85,7 +85,7 @@ def test_drafts_do_not_change_what_a_grammar_lets_through():
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_the_grammar_begins_where_thinking_ends(steps):
-    specials = tokenizer().specials
+    specials = tokenizer().special_token_ids
     with serving(mtp_steps=steps, stop_ids=(STOP,)) as engine:
         ask = [
             asking(
@@ -99,7 +99,7 @@ def test_the_grammar_begins_where_thinking_ends(steps):
         ]
         for answer in engine.answers(ask):
             reply = answer.completion.token_ids
-            close = reply.index(specials[Special.THINK_CLOSE])
+            close = reply.index(specials[SpecialToken.THINK_CLOSE])
             assert close <= 4
             rest = tokenizer().decode([t for t in reply[close + 1 :] if t != STOP])
             if answer.completion.finish == "stop":
@@ -115,7 +115,7 @@ def test_a_grammar_that_has_ended_ends_the_reply_even_early():
 
 
 def test_roles_cannot_be_spelled():
-    mute = {tokenizer().specials[token] for token in Special if token.silent}
+    mute = {tokenizer().special_token_ids[token] for token in SpecialToken if token.is_special}
     with serving(stop_ids=(STOP,)) as engine:
         ask = [asking(Grammar("regex", r"[^x]{12}"), seed, temperature=3.0) for seed in range(8)]
         for answer in engine.answers(ask):

@@ -12,7 +12,7 @@ from paddock.engine.request import DuplicateId
 from paddock.engine.stops import StopTexts
 from paddock.engine.thinking import Thinking
 from paddock.records import LogitBias, SamplingParams
-from paddock.text import Special, Tokenizer, train
+from paddock.text import SpecialToken, Tokenizer, train_tokenizer
 from tests.engine.nets import (
     answers_at_once,
     assert_greedy,
@@ -28,7 +28,7 @@ PROMPTS = prompts(6, seed=2)
 
 @cache
 def tokenizer() -> Tokenizer:
-    return train(["hello world, how are you"] * 3, vocab=300)
+    return train_tokenizer(["hello world, how are you"] * 3, vocab=300)
 
 
 @cache
@@ -98,7 +98,7 @@ def test_stop_texts_are_found_across_tokens():
 
 
 def test_a_stop_text_may_begin_with_the_blank_that_a_reply_begins_with():
-    words = train(["one two three four"] * 9, vocab=300, splitting="words")
+    words = train_tokenizer(["one two three four"] * 9, vocab=300, splitting="words")
     prompt, (four,) = words.encode("one two", specials=False), words.encode("four", specials=False)
     only = (LogitBias(four, 100.0),)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=3, stop=(" four",), logit_bias=only)
@@ -123,7 +123,7 @@ def test_a_stop_text_ends_the_reply(steps):
 
 # --- thinking -------------------------------------------------------------------------------------
 
-OPEN, CLOSE = Special.THINK_OPEN, Special.THINK_CLOSE
+OPEN, CLOSE = SpecialToken.THINK_OPEN, SpecialToken.THINK_CLOSE
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ OPEN, CLOSE = Special.THINK_OPEN, Special.THINK_CLOSE
     ],
 )
 def test_thinking_is_read_off_the_prompt(prompt, is_open):
-    assert Thinking.after(ids(prompt), tokenizer().specials, budget=3).is_open == is_open
+    assert Thinking.after(ids(prompt), tokenizer().special_token_ids, budget=3).is_open == is_open
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 5])
 @pytest.mark.parametrize("budget", [0, 1, 2, 5])
 def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
-    specials = tokenizer().specials
+    specials = tokenizer().special_token_ids
     prompt = ids("<|user|>hi<|assistant|><think>")
     keep_thinking = (LogitBias(specials[CLOSE], -100.0), LogitBias(specials[OPEN], -100.0))
     sampling = SamplingParams(
@@ -166,7 +166,7 @@ def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
 
 
 def test_thinking_the_reply_opens_itself_counts_too():
-    specials = tokenizer().specials
+    specials = tokenizer().special_token_ids
     thinking = Thinking.after(ids("hello"), specials, budget=2)
     assert thinking.forced_rows([specials[OPEN], 5, 6, 7]) == [3, 4]
     assert thinking.forced_rows([specials[OPEN], 5, specials[CLOSE], 7]) == []
@@ -174,7 +174,7 @@ def test_thinking_the_reply_opens_itself_counts_too():
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
-    specials = tokenizer().specials
+    specials = tokenizer().special_token_ids
     silent = tuple(LogitBias(specials[mark], -100.0) for mark in (OPEN, CLOSE))
     sampling = SamplingParams(
         temperature=0.0, max_new_tokens=9, thinking_budget=1, logit_bias=silent
@@ -185,7 +185,7 @@ def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
     assert answer.completion.forced == ()
     assert answer.reasoning_tokens == 0
     thinking = Thinking.after(ids("<think>"), specials, budget=2)
-    called = [5, specials[Special.TOOL_CALL_OPEN], 6, 7, 8]
+    called = [5, specials[SpecialToken.TOOL_CALL_OPEN], 6, 7, 8]
     assert thinking.forced_rows(called) == []
     for token in called:
         thinking.push(token)

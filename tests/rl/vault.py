@@ -18,8 +18,8 @@ from paddock.envs.registry import WorldSettings
 from paddock.envs.tools import Tool, answer_calls
 from paddock.model import Layout, Network
 from paddock.records import Budget, Message, Task, ToolCall, ToolSpec, Verdict
-from paddock.text import GlmRenderer, Thinking, Tokenizer, train, with_chat_template
-from paddock.text.template import glm_template
+from paddock.text import GlmRenderer, ThinkingKwargs, Tokenizer, train_tokenizer, with_chat_template
+from paddock.text.chat_template import glm_chat_template
 from tests.model.networks import latent_config
 
 LOOK = ToolSpec(
@@ -28,7 +28,7 @@ LOOK = ToolSpec(
     parameters={"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]},
 )
 LIMITS = Budget(turns=3, seconds=300, output_bytes=200)  # a busy machine takes its time
-KEEPS = Thinking(clear_thinking=False)
+KEEPS = ThinkingKwargs(clear_thinking=False)
 NUMBERS = [str(n) for n in range(10)]
 
 
@@ -123,8 +123,8 @@ def tokenizer() -> Tokenizer:
         for i in range(40)
         for m in demonstration(world, i, "full")
     ]
-    prompt = glm_template("5").render(list(world.task(0).messages), tools=[LOOK])
-    trained = train([*texts, "know", prompt] * 3, vocab=700, splitting="words")
+    prompt = glm_chat_template("5").render(list(world.task(0).messages), tools=[LOOK])
+    trained = train_tokenizer([*texts, "know", prompt] * 3, vocab=700, splitting="words")
     return with_chat_template(trained, "5")
 
 
@@ -141,7 +141,7 @@ def schooled(
         attention=("dsa",) * 2,
         mlp=("dense", "moe"),
         indexer={"heads": 2, "dim": 8, "topk": 64, "layers": ("full",) * 2},
-        eos=words.specials.stops,
+        eos=words.special_token_ids.stop_token_ids,
         init={"std": 0.05},
         mtp=None,
     )
@@ -155,7 +155,7 @@ def schooled(
         for i in range(5):
             style = "full" if chance.random() < full else "guess"
             messages = demonstration(world, 5 * step + i, style)
-            rows.append(renderer.dialogue(messages, tools=(LOOK,), thinking=KEEPS))
+            rows.append(renderer.render_dialogue(messages, tools=(LOOK,), thinking=KEEPS))
         _step(network, optimizer, rows)
         schedule.step()
     save_pretrained(network, folder)

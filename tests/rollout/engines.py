@@ -9,16 +9,16 @@ from random import Random
 from paddock.api.reply import Answer
 from paddock.records import Completion, Segment
 from paddock.rollout.client import Answered, Ask, Said, Whole
-from paddock.text import GlmRenderer, Special, Tokenizer, tools_from, train
+from paddock.text import GlmRenderer, SpecialToken, Tokenizer, parse_tools, train_tokenizer
 from tests.text.conversations import MARKERS, TOOLS, WORDS, text, value
 
-SPEC = tools_from(TOOLS)
+SPEC = parse_tools(TOOLS)
 
 
 @cache
 def tokenizer() -> Tokenizer:
     """Byte-level, with a few merges, so that a text has many spellings in tokens."""
-    return train([" ".join(WORDS), "the pony is in the box", "12 C."] * 20, vocab=360)
+    return train_tokenizer([" ".join(WORDS), "the pony is in the box", "12 C."] * 20, vocab=360)
 
 
 @cache
@@ -101,8 +101,10 @@ class Chancy(Whole):
     def made_up(self, ask: Ask) -> Completion:
         chance = Random(f"{self.seed} {ask.session} {list(ask.token_ids)}")
         ids = list(reply_ids(chance, thinking=self._thinks(ask)))
-        stop = chance.choice([Special.USER, Special.OBSERVATION, Special.ENDOFTEXT, None])
-        ids += [] if stop is None else [tokenizer().specials[stop]]
+        stop = chance.choice(
+            [SpecialToken.USER, SpecialToken.OBSERVATION, SpecialToken.ENDOFTEXT, None]
+        )
+        ids += [] if stop is None else [tokenizer().special_token_ids[stop]]
         ids = ids or [7]
         finish = "length" if stop is None else "stop"
         forced = sorted(chance.sample(range(len(ids)), chance.choice([0, 0, 1])))
@@ -110,29 +112,29 @@ class Chancy(Whole):
         return completion(ids, chance, finish=finish, version=version, forced=forced)
 
     def _thinks(self, ask: Ask) -> bool:
-        return ask.token_ids[-1] == tokenizer().specials[Special.THINK_OPEN]
+        return ask.token_ids[-1] == tokenizer().special_token_ids[SpecialToken.THINK_OPEN]
 
 
 def reply_ids(chance: Random, *, thinking: bool):
     """Tokens as a model might sample them."""
-    specials, words = tokenizer().specials, (*WORDS, *MARKERS)
+    specials, words = tokenizer().special_token_ids, (*WORDS, *MARKERS)
     if thinking:
         yield from odd_ids(chance, text(chance, words))
         if chance.random() < 0.9:
-            yield specials[Special.THINK_CLOSE]
+            yield specials[SpecialToken.THINK_CLOSE]
     yield from odd_ids(chance, text(chance, words))
     for _ in range(chance.choice([0, 0, 1, 1, 2, 3])):
-        yield specials[Special.TOOL_CALL_OPEN]
+        yield specials[SpecialToken.TOOL_CALL_OPEN]
         yield from odd_ids(chance, chance.choice(["get_weather", "now", "ponies", "nobody"]))
         for key in chance.sample(["city", "days", "options", "\u00fcber"], chance.randint(0, 3)):
-            yield specials[Special.ARG_KEY_OPEN]
+            yield specials[SpecialToken.ARG_KEY_OPEN]
             yield from odd_ids(chance, key)
-            yield specials[Special.ARG_KEY_CLOSE]
-            yield specials[Special.ARG_VALUE_OPEN]
+            yield specials[SpecialToken.ARG_KEY_CLOSE]
+            yield specials[SpecialToken.ARG_VALUE_OPEN]
             yield from odd_ids(chance, str(value(chance, WORDS)))
-            yield specials[Special.ARG_VALUE_CLOSE]
+            yield specials[SpecialToken.ARG_VALUE_CLOSE]
         if chance.random() < 0.9:
-            yield specials[Special.TOOL_CALL_CLOSE]
+            yield specials[SpecialToken.TOOL_CALL_CLOSE]
     if chance.random() < 0.2:
         yield from odd_ids(chance, text(chance, words))
 

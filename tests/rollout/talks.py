@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from paddock.records import Message, Verdict
 from paddock.rollout.session import PRESERVED
-from paddock.text import Special, parse
+from paddock.text import SpecialToken, parse_completion
 from tests.rollout.engines import SPEC, completion, tokenizer
 from tests.text.conversations import MARKERS, WORDS, text
 
@@ -20,7 +20,9 @@ def say(session, messages, ids, *, thinking=PRESERVED, tools=SPEC, **more):
     """One turn, recorded: what was asked, what was answered."""
     opening = session.begin(messages, tools=tools, thinking=thinking)
     done = completion(ids, **more)
-    parsed = parse(tokenizer(), ids, finish=done.finish, tools=tools, prompt=opening.prompt)
+    parsed = parse_completion(
+        tokenizer(), ids, finish=done.finish, tools=tools, prompt=opening.prompt
+    )
     session.record(opening, done, parsed.message)
     return opening, done, parsed.message
 
@@ -29,14 +31,16 @@ def ids_of(said, *markers):
     """Plain text and markers as tokens."""
     found = []
     for part in (said, *markers):
-        marker = isinstance(part, Special)
+        marker = isinstance(part, SpecialToken)
         found += (
-            [tokenizer().specials[part]] if marker else tokenizer().encode(part, specials=False)
+            [tokenizer().special_token_ids[part]]
+            if marker
+            else tokenizer().encode(part, specials=False)
         )
     return found
 
 
-CALL_OF_NOW = (Special.TOOL_CALL_OPEN, "now", Special.TOOL_CALL_CLOSE)
+CALL_OF_NOW = (SpecialToken.TOOL_CALL_OPEN, "now", SpecialToken.TOOL_CALL_CLOSE)
 
 
 def assert_each_token_trained_once(session):

@@ -130,7 +130,9 @@ def test_a_real_network_many_sessions_at_once_and_the_trainers_numbers():
     """Batched, cached, sampled: ids as the engine's log has them, log-probabilities as one forward
     pass over the trajectory gives them."""
     words = tokenizer()
-    config = latent_config(vocab=words.vocab_size, context=2048, eos=words.specials.stops)
+    config = latent_config(
+        vocab=words.vocab_size, context=2048, eos=words.special_token_ids.stop_token_ids
+    )
     network = Network.born(config, seed=3).eval()
     settings = EngineSettings(page_tokens=8, cache_bytes=1 << 24, max_running=16)
     with Engine(network, words, settings) as engine:
@@ -265,7 +267,7 @@ def test_the_room_that_is_left_bounds_a_reply_and_then_ends_the_attempt():
             )
 
     asked = []
-    room = 150 + len(renderer().prompt([ASK], tools=SPEC, thinking=PRESERVED).token_ids)
+    room = 150 + len(renderer().render_prompt([ASK], tools=SPEC, thinking=PRESERVED).token_ids)
     (found,) = attempt(Rambling(), Talk(turns=50), room=room)
     assert all(prompt + count <= room for prompt, count in asked)
     assert asked[0][1] == 40 and asked[-1][1] <= 40
@@ -303,7 +305,7 @@ class Calling(Chancy):
     """Calls the clock, whatever was said."""
 
     def made_up(self, ask):
-        specials = tokenizer().specials
+        specials = tokenizer().special_token_ids
         name = tokenizer().encode("now", specials=False)
         ids = (
             *tokenizer().encode(f"thought {len(self.log)}", specials=False),

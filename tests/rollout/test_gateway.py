@@ -25,7 +25,7 @@ from paddock.records import Message, SamplingParams, Trajectory, Verdict, decode
 from paddock.rollout.client import EngineLost, InProcess
 from paddock.rollout.gateway import build_gateway
 from paddock.rollout.live import GatewaySettings, Rules, Sessions
-from paddock.text import Special, Tokenizer, renderer_for
+from paddock.text import SpecialToken, Tokenizer, get_renderer
 from tests.patience import until
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent, Door, MessagesAgent
 from tests.rollout.engines import Chancy, Scripted, completion, renderer
@@ -96,7 +96,7 @@ def test_every_protocol_leaves_the_same_record():
 
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)
 def test_a_thought_that_turned_out_to_be_the_answer_comes_back_as_it_was_told(name, stream):
-    ended = completion(ids_of("just so", Special.USER))  # no </think>
+    ended = completion(ids_of("just so", SpecialToken.USER))  # no </think>
     with gateway(Scripted([ended, ended])) as (url, _):
         door = opened(url, "s")
         agent = AGENTS[name](door, stream=stream)
@@ -134,7 +134,7 @@ def real(engine):
 
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)
 def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, stream):
-    words = renderer_for(engine.tokenizer)
+    words = get_renderer(engine.tokenizer)
     with gateway(real, words, GREEDY, room=engine.capacity.context) as (url, sessions):
         door = opened(url, "s")
         agent = AGENTS[name](door, stream=stream, tools=[TOOL])
@@ -166,7 +166,7 @@ class Freezing(InProcess):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_turn_whose_client_left_in_the_middle_is_not_recorded(engine, name):
-    words, slow = renderer_for(engine.tokenizer), _in_process(engine, Freezing)
+    words, slow = get_renderer(engine.tokenizer), _in_process(engine, Freezing)
     with gateway(slow, words, GREEDY, room=engine.capacity.context) as (url, sessions):
         door = opened(url, "s")
         agent = AGENTS[name](door, stream=False, tools=[TOOL])
@@ -189,7 +189,7 @@ def test_a_turn_whose_client_left_in_the_middle_is_not_recorded(engine, name):
 
 
 def test_a_client_that_left_before_the_whole_answer_has_no_turn(real, engine):
-    words = renderer_for(engine.tokenizer)
+    words = get_renderer(engine.tokenizer)
     with gateway(real, words, GREEDY) as (url, sessions):
         door = opened(url, "s")
         engine.pause("in_place")
@@ -232,7 +232,7 @@ class Looks(Scripted):
 
 
 def test_a_turn_that_waits_holds_what_is_new_and_not_its_conversation():
-    engine = Looks([completion(ids_of("so", Special.USER))] * 12)
+    engine = Looks([completion(ids_of("so", SpecialToken.USER))] * 12)
     with gateway(engine) as (url, _):
         door = opened(url, "s")
         agent = ChatAgent(door, stream=False)
@@ -269,7 +269,7 @@ def test_the_session_rules_over_what_shapes_the_distribution():
 
 
 def test_a_required_call_is_opened_by_us_and_not_trained(real, engine):
-    words = renderer_for(engine.tokenizer)
+    words = get_renderer(engine.tokenizer)
     with gateway(real, words, GREEDY) as (url, sessions):
         door = opened(url, "s")
         agent = ChatAgent(door, stream=False, tools=[TOOL])

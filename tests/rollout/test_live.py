@@ -10,8 +10,8 @@ from paddock.rollout.client import Ask, last_delta
 from paddock.rollout.live import Live, Rules
 from paddock.rollout.match import LOOSE, STRICT, Matcher
 from paddock.rollout.session import PRESERVED, Past, Session
-from paddock.text import Special, parse
-from paddock.text.messages import messages_from
+from paddock.text import SpecialToken, parse_completion
+from paddock.text.messages import parse_messages
 from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
 from tests.rollout.talks import CALL_OF_NOW, SILENT, follow_up, ids_of, rewritten, say, user
 
@@ -53,8 +53,8 @@ async def roam(seed):
         found = session.found(sent.messages, past=sent.past, **mode)
         opening = session.opened(found)
         skipped += bool(sent.past) and "_all" not in vars(sent.messages)
-        assert facts(opening) == facts(session.begin(messages_from(raw), **mode))
-        assert tuple(sent.messages) == messages_from(raw)
+        assert facts(opening) == facts(session.begin(parse_messages(raw), **mode))
+        assert tuple(sent.messages) == parse_messages(raw)
         live.hear(sent, found.past)
         answer = await engine.respond(
             Ask(token_ids=opening.prompt, sampling=SamplingParams(), session="s")
@@ -82,9 +82,11 @@ def test_agents_that_only_append_are_not_read_again():
         opening = live.session.opened(found)
         assert bool(turn) == (sent.past is not None) == ("_all" not in vars(sent.messages))
         live.hear(sent, found.past)
-        ids = ids_of(f"turn {turn}", *CALL_OF_NOW, Special.OBSERVATION)
+        ids = ids_of(f"turn {turn}", *CALL_OF_NOW, SpecialToken.OBSERVATION)
         done = completion(ids)
-        reply = parse(tokenizer(), ids, finish="stop", tools=SPEC, prompt=opening.prompt).message
+        reply = parse_completion(
+            tokenizer(), ids, finish="stop", tools=SPEC, prompt=opening.prompt
+        ).message
         live.session.record(opening, done, reply)
         result = Message(role="tool", content="x" * 100, tool_call_id=reply.tool_calls[0].id)
         messages += [reply, result]
@@ -99,14 +101,18 @@ def test_a_twin_that_follows_other_thoughts_is_not_gone_on_from():
     session = Session("s", renderer())
     mode = {"tools": SPEC, "thinking": PRESERVED}
     one, other = (
-        say(session, [user()], ids_of(thought, Special.THINK_CLOSE, "so", Special.USER))[2]
+        say(session, [user()], ids_of(thought, SpecialToken.THINK_CLOSE, "so", SpecialToken.USER))[
+            2
+        ]
         for thought in ("one", "other")
     )
-    ids = ids_of("hm", Special.THINK_CLOSE, "same", Special.USER)
+    ids = ids_of("hm", SpecialToken.THINK_CLOSE, "same", SpecialToken.USER)
     asked = [session.found([user(), reply, user()], **mode) for reply in (one, other)]
     for found in asked:
         opening = session.opened(found)
-        parsed = parse(tokenizer(), ids, finish="stop", tools=SPEC, prompt=opening.prompt)
+        parsed = parse_completion(
+            tokenizer(), ids, finish="stop", tools=SPEC, prompt=opening.prompt
+        )
         session.record(opening, completion(ids), parsed.message)
     messages = [user(), one, user(), parsed.message, user()]
     again = session.opened(session.found(messages, past=asked[0].past, **mode))

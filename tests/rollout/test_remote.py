@@ -20,7 +20,7 @@ from paddock.rollout.client import Ask, AskRefused, BadReply, ContextFull, Engin
 from paddock.rollout.fleet import Fleet, FleetSettings, Replica
 from paddock.rollout.remote import HttpGenerate, HttpScore, HttpWeights, Server, _complaint, pool
 from paddock.rollout.session import PRESERVED, Session
-from paddock.text import Tokenizer, parse, renderer_for
+from paddock.text import Tokenizer, get_renderer, parse_completion
 from tests.serve.live import serving
 from tests.serve.school import ASK, COUNT, WEATHER
 
@@ -215,7 +215,7 @@ def process(folder):
 
 @pytest.mark.slow
 def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn(folder):
-    words = renderer_for(Tokenizer.load(folder))
+    words = get_renderer(Tokenizer.load(folder))
     session = Session("s", words)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
     with Engine(load_pretrained(folder), words.tokenizer, EngineSettings()) as engine:
@@ -239,7 +239,9 @@ def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn
                     ids += delta.token_ids
                     answer = delta.answer
                 assert victim not in fleet.alive and len(fleet.alive) == 1
-                reply = parse(words.tokenizer, ids, finish="length", prompt=first.prompt).message
+                reply = parse_completion(
+                    words.tokenizer, ids, finish="length", prompt=first.prompt
+                ).message
                 session.record(first, answer.completion, reply)
                 again = Message(role="user", content="Count.")
                 second = session.begin([COUNT, reply, again], thinking=PRESERVED)

@@ -6,7 +6,7 @@ import pytest
 
 from paddock.records import Grammar, LogitBias, SamplingParams
 from paddock.rollout.live import Rules
-from paddock.text import FolderRenderer, Special, Template
+from paddock.text import ChatTemplate, ChatTemplateRenderer, SpecialToken
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent
 from tests.rollout.engines import Chancy, Scripted, completion, tokenizer
 from tests.rollout.talks import ids_of
@@ -49,7 +49,7 @@ class Matching(Scripted):
 
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)
 def test_a_text_that_ends_replies_by_the_sessions_rules_is_not_told(name, stream):
-    ended = completion(ids_of("hm", Special.THINK_CLOSE, "so END"))
+    ended = completion(ids_of("hm", SpecialToken.THINK_CLOSE, "so END"))
     with gateway(Matching([ended, ended])) as (url, _):
         door = opened(url, "s", stop=["END"])
         agent = AGENTS[name](door, stream=stream)
@@ -64,7 +64,7 @@ def test_a_text_that_ends_replies_by_the_sessions_rules_is_not_told(name, stream
 @pytest.mark.parametrize("matcher", ["strict", "loose"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_is_told_thoughts_as_content_goes_on_where_it_was(stream, matcher):
-    ended = completion(ids_of("hm", Special.THINK_CLOSE, "so", Special.USER))
+    ended = completion(ids_of("hm", SpecialToken.THINK_CLOSE, "so", SpecialToken.USER))
     with gateway(Scripted([ended, ended])) as (url, _):
         door = opened(url, "s", matcher=matcher)
         agent = ChatAgent(door, stream=stream)
@@ -77,8 +77,8 @@ def test_a_client_that_is_told_thoughts_as_content_goes_on_where_it_was(stream, 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "messages/count_tokens"])
 def test_what_a_template_will_not_say_is_refused_at_every_door(path):
-    picky = Template("{{ raise_exception('no system here') }}", name="picky")
-    with gateway(Chancy(), FolderRenderer(tokenizer(), picky)) as (url, _):
+    picky = ChatTemplate("{{ raise_exception('no system here') }}", name="picky")
+    with gateway(Chancy(), ChatTemplateRenderer(tokenizer(), picky)) as (url, _):
         door = opened(url, "s")
         body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
         refused = HTTP.post(f"{door.url}/v1/{path}", json=body, headers=door.headers)

@@ -12,7 +12,7 @@ from paddock.records import Message, SamplingParams, ToolCall
 from paddock.rollout.client import Ask, last_delta
 from paddock.rollout.match import LOOSE, STRICT, Matcher
 from paddock.rollout.session import PRESERVED, Session
-from paddock.text import Special, Thinking
+from paddock.text import SpecialToken, ThinkingKwargs
 from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
 from tests.rollout.talks import (
     CALL_OF_NOW,
@@ -92,9 +92,9 @@ def test_tokens_that_no_tokenizer_would_choose_are_kept():
     for letter in "the pony":
         odd += tokenizer().encode(letter, specials=False)
     assert odd != tokenizer().encode("the pony", specials=False)
-    _, done, reply = say(session, [user()], [*odd, *ids_of("", Special.USER)], thinking=SILENT)
+    _, done, reply = say(session, [user()], [*odd, *ids_of("", SpecialToken.USER)], thinking=SILENT)
     assert reply.content == "the pony"
-    opening, _, _ = say(session, [user(), reply, user()], ids_of("ok", Special.USER))
+    opening, _, _ = say(session, [user(), reply, user()], ids_of("ok", SpecialToken.USER))
     assert opening.prompt.tolist()[len(session.tree.nodes[0].added) :][: len(odd)] == odd
     (found,) = session.trajectories(**JUDGED)
     assert found.turns[0].completion == done
@@ -102,26 +102,28 @@ def test_tokens_that_no_tokenizer_would_choose_are_kept():
 
 # --- A3: boundaries -------------------------------------------------------------------------------
 
-ROLES = {"user": Special.USER, "tool": Special.OBSERVATION, "system": Special.SYSTEM}
+ROLES = {"user": SpecialToken.USER, "tool": SpecialToken.OBSERVATION, "system": SpecialToken.SYSTEM}
 
 
-@pytest.mark.parametrize("stop", [Special.USER, Special.OBSERVATION, Special.ENDOFTEXT, None])
+@pytest.mark.parametrize(
+    "stop", [SpecialToken.USER, SpecialToken.OBSERVATION, SpecialToken.ENDOFTEXT, None]
+)
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
 @pytest.mark.parametrize("thinking", [PRESERVED, SILENT])
 def test_a_role_opens_exactly_once_and_only_what_was_sampled_is_trained(stop, role, thinking):
     session = Session("s", renderer())
     said = (
-        ids_of("hm", Special.THINK_CLOSE, *CALL_OF_NOW)
+        ids_of("hm", SpecialToken.THINK_CLOSE, *CALL_OF_NOW)
         if thinking is PRESERVED
         else ids_of("hm", *CALL_OF_NOW)
     )
-    ids = said + ([tokenizer().specials[stop]] if stop else [])
+    ids = said + ([tokenizer().special_token_ids[stop]] if stop else [])
     finish = "stop" if stop else "length"
     _, _, reply = say(session, [user()], ids, thinking=thinking, finish=finish)
     answer = reply.tool_calls[0].id if role == "tool" else None
     after = Message(role=role, content="12 C.", tool_call_id=answer)
-    opening, _, _ = say(session, [user(), reply, after], ids_of("x", Special.USER))
-    opener = tokenizer().specials[ROLES[role]]
+    opening, _, _ = say(session, [user(), reply, after], ids_of("x", SpecialToken.USER))
+    opener = tokenizer().special_token_ids[ROLES[role]]
     boundary = [*ids[len(said) :], *opening.added[:1]]
     assert boundary.count(opener) == 1, "between the reply and what follows"
     assert (opening.added[0] == opener) == (stop != ROLES[role])
@@ -135,7 +137,7 @@ def test_a_thought_that_was_cut_short_is_closed_and_the_close_is_not_trained():
     session = Session("s", renderer())
     _, _, reply = say(session, [user()], ids_of("hm hm"), finish="length")
     opening, _, _ = say(session, [user(), reply, user()], ids_of("x"))
-    assert opening.added[0] == tokenizer().specials[Special.THINK_CLOSE]
+    assert opening.added[0] == tokenizer().special_token_ids[SpecialToken.THINK_CLOSE]
     (found,) = session.trajectories(**JUDGED)
     assert sum(found.loss_mask) == len(ids_of("hm hm")) + len(ids_of("x"))
 
@@ -146,12 +148,25 @@ def test_a_thought_that_was_cut_short_is_closed_and_the_close_is_not_trained():
 def thoughtful(session):
     """A first turn that thought, spoke and called twice."""
     call = (
-        *(Special.TOOL_CALL_OPEN, "get_weather", Special.ARG_KEY_OPEN, "city"),
-        *(Special.ARG_KEY_CLOSE, Special.ARG_VALUE_OPEN, "Oslo", Special.ARG_VALUE_CLOSE),
-        *(Special.ARG_KEY_OPEN, "days", Special.ARG_KEY_CLOSE, Special.ARG_VALUE_OPEN, "2"),
-        *(Special.ARG_VALUE_CLOSE, Special.TOOL_CALL_CLOSE),
+        *(SpecialToken.TOOL_CALL_OPEN, "get_weather", SpecialToken.ARG_KEY_OPEN, "city"),
+        *(
+            SpecialToken.ARG_KEY_CLOSE,
+            SpecialToken.ARG_VALUE_OPEN,
+            "Oslo",
+            SpecialToken.ARG_VALUE_CLOSE,
+        ),
+        *(
+            SpecialToken.ARG_KEY_OPEN,
+            "days",
+            SpecialToken.ARG_KEY_CLOSE,
+            SpecialToken.ARG_VALUE_OPEN,
+            "2",
+        ),
+        *(SpecialToken.ARG_VALUE_CLOSE, SpecialToken.TOOL_CALL_CLOSE),
     )
-    ids = ids_of("Think.", Special.THINK_CLOSE, "Look. ", *call, *CALL_OF_NOW, Special.OBSERVATION)
+    ids = ids_of(
+        "Think.", SpecialToken.THINK_CLOSE, "Look. ", *call, *CALL_OF_NOW, SpecialToken.OBSERVATION
+    )
     return say(session, [user()], ids)[2]
 
 
@@ -195,7 +210,7 @@ def test_what_counts_as_the_same_reply(name, matcher):
     session = Session("s", renderer(), matcher)
     reply = thoughtful(session)
     echo = change(reply)
-    opening, *_ = say(session, [user(), echo, *results(echo)], ids_of("ok", Special.USER))
+    opening, *_ = say(session, [user(), echo, *results(echo)], ids_of("ok", SpecialToken.USER))
     same = strict if matcher is STRICT else loose
     assert (opening.forked == "") == same
     assert len(session.trajectories(**JUDGED)) == (1 if same else 2)
@@ -204,7 +219,7 @@ def test_what_counts_as_the_same_reply(name, matcher):
 
 def test_a_reply_that_spells_the_markers_of_thoughts_is_found_again():
     session = Session("s", renderer())
-    spelled = ids_of("<think>x</think>y", Special.USER)
+    spelled = ids_of("<think>x</think>y", SpecialToken.USER)
     _, _, reply = say(session, [user()], spelled, thinking=SILENT)
     assert (reply.content, reply.reasoning) == ("<think>x</think>y", None)
     assert session.begin([user(), reply, user()], tools=SPEC, thinking=SILENT).parent
@@ -212,7 +227,7 @@ def test_a_reply_that_spells_the_markers_of_thoughts_is_found_again():
 
 def test_no_arguments_and_an_empty_object_are_the_same():
     session = Session("s", renderer())
-    ids = ids_of("x", Special.THINK_CLOSE, *CALL_OF_NOW, Special.OBSERVATION)
+    ids = ids_of("x", SpecialToken.THINK_CLOSE, *CALL_OF_NOW, SpecialToken.OBSERVATION)
     _, _, reply = say(session, [user()], ids)
     echo = replace(reply, tool_calls=(ToolCall(id="z", name="now", arguments={}),))
     assert session.begin([user(), echo, *results(echo)], tools=SPEC, thinking=PRESERVED).parent
@@ -242,10 +257,12 @@ def test_replies_that_some_dialects_tell_in_parts_are_one():
 def test_a_fork_keeps_all_that_still_holds():
     session, messages = Session("s", renderer()), [user()]
     for word in ("one", "two", "three"):
-        _, _, reply = say(session, messages, ids_of(word, Special.THINK_CLOSE, word, Special.USER))
+        _, _, reply = say(
+            session, messages, ids_of(word, SpecialToken.THINK_CLOSE, word, SpecialToken.USER)
+        )
         messages += [reply, user()]
     messages[3] = replace(messages[3], content="not two")  # the second reply
-    opening, *_ = say(session, messages, ids_of("four", Special.USER))
+    opening, *_ = say(session, messages, ids_of("four", SpecialToken.USER))
     assert opening.parent is session.tree.nodes[0]
     past = session.tree.nodes[0].token_ids()
     assert opening.prompt[: len(past)] == past
@@ -270,8 +287,8 @@ def test_a_fork_after_a_thought_that_was_cut_short_closes_it_first():
 
 def test_asking_again_samples_a_sibling_from_the_same_prompt():
     session = Session("s", renderer())
-    one, *_ = say(session, [user()], ids_of("one", Special.USER))
-    other, *_ = say(session, [user()], ids_of("two", Special.USER))
+    one, *_ = say(session, [user()], ids_of("one", SpecialToken.USER))
+    other, *_ = say(session, [user()], ids_of("two", SpecialToken.USER))
     assert one.prompt == other.prompt
     assert [len(t.turns) for t in session.trajectories(**JUDGED)] == [1, 1]
     assert_each_token_trained_once(session)
@@ -283,7 +300,7 @@ def test_other_tools_or_another_system_message_are_another_past():
         {"messages": [Message(role="system", content="!"), user()]},
     ):
         session = Session("s", renderer())
-        _, _, reply = say(session, [user()], ids_of("one", Special.USER))
+        _, _, reply = say(session, [user()], ids_of("one", SpecialToken.USER))
         said = change.get("messages", [user()])
         opening = session.begin(
             [*said, reply, user()], tools=change.get("tools", SPEC), thinking=PRESERVED
@@ -292,8 +309,8 @@ def test_other_tools_or_another_system_message_are_another_past():
 
 
 def test_where_the_template_forgets_thoughts_a_user_message_begins_anew():
-    session, forgets = Session("s", renderer()), Thinking(clear_thinking=True)
-    ids = ids_of("deep", Special.THINK_CLOSE, "so", Special.USER)
+    session, forgets = Session("s", renderer()), ThinkingKwargs(clear_thinking=True)
+    ids = ids_of("deep", SpecialToken.THINK_CLOSE, "so", SpecialToken.USER)
     _, _, reply = say(session, [user()], ids, thinking=forgets)
     opening, *_ = say(session, [user(), reply, user()], ids_of("x"), thinking=forgets)
     assert opening.parent is None and "thoughts" in opening.forked

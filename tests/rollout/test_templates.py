@@ -7,9 +7,17 @@ import pytest
 from paddock.records import Message, ToolCall
 from paddock.rollout.match import STRICT
 from paddock.rollout.session import PRESERVED, Session
-from paddock.text import FolderRenderer, Mode, Special, Template, Tokenizer, renderer_for, rewrite
+from paddock.text import (
+    ChatTemplate,
+    ChatTemplateRenderer,
+    SessionPattern,
+    SpecialToken,
+    Tokenizer,
+    find_prefix_change,
+    get_renderer,
+)
+from paddock.text.chat_template import glm_chat_template
 from paddock.text.gguf import tokenizer_from_gguf
-from paddock.text.template import glm_template
 from tests.rollout.engines import SPEC, completion, renderer, tokenizer
 from tests.rollout.talks import JUDGED, ids_of, say, user
 from tests.text.test_folder import CHATML
@@ -17,10 +25,10 @@ from tests.text.tiny_gguf import write_gguf
 
 
 def test_the_verifier_passes_our_template_and_fails_one_that_rewrites():
-    mode = Mode(thinking=PRESERVED, switching=True)
-    assert rewrite(glm_template("5"), tokenizer(), mode) is None
+    mode = SessionPattern(thinking=PRESERVED, switching=True)
+    assert find_prefix_change(glm_chat_template("5"), tokenizer(), mode) is None
     source = "{{ messages | length }}{% for m in messages %}<|user|>{{ m.content }}{% endfor %}"
-    assert rewrite(Template(source, name="counts"), tokenizer(), mode) is not None
+    assert find_prefix_change(ChatTemplate(source, name="counts"), tokenizer(), mode) is not None
 
 
 @pytest.mark.parametrize("version", ["5", "5.1", "5.2", "5.3"])
@@ -35,24 +43,24 @@ def test_a_session_of_canonical_replies_is_what_sft_trains_on(version):
         user(),
         Message(role="assistant", content="Bye.", reasoning="End."),
     ]
-    whole = renderer(version).dialogue(said, tools=SPEC, thinking=PRESERVED)
+    whole = renderer(version).render_dialogue(said, tools=SPEC, thinking=PRESERVED)
     session = Session("s", renderer(version), STRICT)
     for at, message in enumerate(said):
         if message.role != "assistant":
             continue
         opening = session.begin(said[:at], tools=SPEC, thinking=PRESERVED)
-        mine = renderer(version).reply(said[: at + 1], tools=SPEC, thinking=PRESERVED)
-        ids = [i for i, flag in zip(mine.token_ids, mine.trained, strict=True) if flag]
+        mine = renderer(version).render_last_reply(said[: at + 1], tools=SPEC, thinking=PRESERVED)
+        ids = [i for i, flag in zip(mine.token_ids, mine.loss_mask, strict=True) if flag]
         session.record(opening, completion(ids), message)
     (found,) = session.trajectories(**JUDGED)
     assert found.token_ids == whole.token_ids
-    assert found.loss_mask == whole.trained
+    assert found.loss_mask == whole.loss_mask
 
 
 def test_a_long_session_costs_a_few_bytes_a_token():
     session, messages, words = Session("s", renderer()), [user()], "the pony is in the box " * 120
     for _ in range(20):
-        ids = ids_of("x", Special.THINK_CLOSE, words, Special.USER)
+        ids = ids_of("x", SpecialToken.THINK_CLOSE, words, SpecialToken.USER)
         _, _, reply = say(session, messages, ids)
         messages += [reply, user(words)]
     assert session.tree.nbytes < 12 * session.tokens
@@ -72,13 +80,16 @@ def family(tmp_path_factory):
     folder = tmp_path_factory.mktemp("family")
     files = tokenizer_from_gguf(write_gguf(folder / "m.gguf", pre="qwen2")).files()
     named = {**files, "chat_template.jinja": CHATML.encode()}
-    return renderer_for(Tokenizer(named, name="family"))
+    return get_renderer(Tokenizer(named, name="family"))
 
 
 @pytest.mark.parametrize("stops", [True, False])
 def test_sessions_of_other_families_go_on_from_their_own_tokens(family, stops):
-    assert isinstance(family, FolderRenderer)
-    end, encode = family.stops[0], lambda text: family.tokenizer.encode(text, specials=False)
+    assert isinstance(family, ChatTemplateRenderer)
+    end, encode = (
+        family.stop_token_ids[0],
+        lambda text: family.tokenizer.encode(text, specials=False),
+    )
     session, messages, log = Session("s", family), [user("Hi")], []
     for turn in range(3):
         opening = session.begin(messages)

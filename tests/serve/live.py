@@ -16,7 +16,7 @@ import uvicorn
 from paddock.checkpoint import load_pretrained
 from paddock.engine import Engine, EngineSettings
 from paddock.serve import Keys, ServeSettings, build_app
-from paddock.text import Renderer, Tokenizer, renderer_for
+from paddock.text import Renderer, Tokenizer, get_renderer
 from tests.patience import PATIENCE_S, until
 
 
@@ -72,7 +72,7 @@ def serving(
     **settings: Any,
 ) -> Iterator[Live]:
     tokenizer = Tokenizer.load(folder)
-    renderer = renderer_for(tokenizer)
+    renderer = get_renderer(tokenizer)
     chosen = EngineSettings(**({"cache_bytes": 1 << 22, "max_running": 8} | (engine or {})))
     engines = [Engine(load_pretrained(folder), tokenizer, chosen) for _ in range(replicas)]
     names = {"served_name": "tiny", "aliases": ("m", "glm-5[1m]")}

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from paddock.checkpoint import save_pretrained
 from paddock.model import Layout, Network
 from paddock.records import Message, ToolCall, ToolSpec
-from paddock.text import GlmRenderer, Thinking, Tokenizer, train, with_chat_template
-from paddock.text.template import glm_template
+from paddock.text import GlmRenderer, ThinkingKwargs, Tokenizer, train_tokenizer, with_chat_template
+from paddock.text.chat_template import glm_chat_template
 from tests.model.networks import latent_config
 
 WEATHER = ToolSpec(
@@ -23,8 +23,8 @@ WEATHER = ToolSpec(
         "required": ["city"],
     },
 )
-KEEPS = Thinking(clear_thinking=False)
-SILENT = Thinking(clear_thinking=False, enable_thinking=False)
+KEEPS = ThinkingKwargs(clear_thinking=False)
+SILENT = ThinkingKwargs(clear_thinking=False, enable_thinking=False)
 
 ASK = Message(role="user", content="Weather in Oslo?")
 CALL = ToolCall(id="call_0", name="get_weather", arguments={"city": "Oslo", "days": 2})
@@ -45,30 +45,30 @@ CONTEXT = 512
 def lessons(renderer: GlmRenderer) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
     """Tokens, and which of them are learned."""
     tools = (WEATHER,)
-    required = renderer.prompt([ASK], tools=tools, thinking=SILENT).token_ids
-    called = renderer.dialogue(
+    required = renderer.render_prompt([ASK], tools=tools, thinking=SILENT).token_ids
+    called = renderer.render_dialogue(
         [ASK, Message(role="assistant", content="", tool_calls=(CALL,))],
         tools=tools,
         thinking=SILENT,
     )
     every = [
-        renderer.reply([ASK, CALLS], tools=tools, thinking=KEEPS),
-        renderer.reply([ASK, CALLS, RESULT, TOLD], tools=tools, thinking=KEEPS),
-        renderer.reply([HELLO, GREETS], thinking=KEEPS),
-        renderer.reply([HELLO, PLAIN], thinking=SILENT),
-        renderer.reply([COUNT, COUNTS], thinking=SILENT),
+        renderer.render_last_reply([ASK, CALLS], tools=tools, thinking=KEEPS),
+        renderer.render_last_reply([ASK, CALLS, RESULT, TOLD], tools=tools, thinking=KEEPS),
+        renderer.render_last_reply([HELLO, GREETS], thinking=KEEPS),
+        renderer.render_last_reply([HELLO, PLAIN], thinking=SILENT),
+        renderer.render_last_reply([COUNT, COUNTS], thinking=SILENT),
         called,
     ]
     assert called.token_ids[: len(required)] == required
-    return [(each.token_ids, each.trained) for each in every]
+    return [(each.token_ids, each.loss_mask) for each in every]
 
 
 @cache
 def tokenizer() -> Tokenizer:
     says = [ASK, CALLS, RESULT, TOLD, HELLO, GREETS, COUNT, COUNTS]
     texts = [f"{m.content} {m.reasoning or ''}" for m in says]
-    prompt = glm_template("5").render([ASK], tools=[WEATHER])
-    trained = train([*texts, prompt] * 3, vocab=1200, splitting="words")
+    prompt = glm_chat_template("5").render([ASK], tools=[WEATHER])
+    trained = train_tokenizer([*texts, prompt] * 3, vocab=1200, splitting="words")
     return with_chat_template(trained, "5")
 
 
@@ -82,7 +82,7 @@ def schooled(folder: Path) -> Path:
         attention=("dsa",) * 2,
         mlp=("dense", "moe"),
         indexer={"heads": 2, "dim": 8, "topk": 256, "layers": ("full",) * 2},
-        eos=words.specials.stops,
+        eos=words.special_token_ids.stop_token_ids,
         init={"std": 0.05},
     )
     network = Network.born(config, seed=1)

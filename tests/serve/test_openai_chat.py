@@ -6,11 +6,11 @@ import json
 import openai
 import pytest
 
-from paddock.text.template import tool_dict
+from paddock.text.chat_template import tool_to_openai
 from tests.patience import until, until_async
 from tests.serve.school import CONTEXT, COUNTS, WEATHER
 
-TOOLS = [tool_dict(WEATHER)]
+TOOLS = [tool_to_openai(WEATHER)]
 HELLO = [{"role": "user", "content": "Say hello."}]
 OSLO = [{"role": "user", "content": "Weather in Oslo?"}]
 COUNT = [{"role": "user", "content": "Count."}]
@@ -263,7 +263,7 @@ def test_token_ids_can_be_had_and_given(client, live):
         extra_body={"input_ids": done.prompt_token_ids, "return_token_ids": True},
     ).choices[0]
     assert again.token_ids == done.token_ids and again.message == done.message
-    assert done.prompt_token_ids[0] == live.tokenizer.id_of("[gMASK]")
+    assert done.prompt_token_ids[0] == live.tokenizer.token_to_id("[gMASK]")
 
 
 def test_top_logprobs_hold_the_chosen_token_when_greedy(client):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from paddock.text.template import tool_dict
+from paddock.text.chat_template import tool_to_openai
 from tests.serve.school import WEATHER
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -85,7 +85,7 @@ def test_thinking_can_be_switched_off(page):
 
 def test_a_tool_call_is_shown_and_its_result_answered(page):
     page.click("#more")
-    page.fill("#tools", json.dumps([tool_dict(WEATHER)]))
+    page.fill("#tools", json.dumps([tool_to_openai(WEATHER)]))
     say(page, "Weather in Oslo?")
     assert page.inner_text(".call code") == 'get_weather({"city": "Oslo", "days": 2})'
     page.fill(".call input", '{"t": 12}')

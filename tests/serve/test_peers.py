@@ -102,8 +102,8 @@ def test_lm_eval_measures_what_the_network_says(live, tmp_path):
         for arguments, response in zip(sample["arguments"], sample["resps"], strict=True):
             context, continuation = arguments
             loglikelihood, greedy = response[0]
-            whole = live.tokenizer.encode(context + continuation, specials=True)
-            start = len(live.tokenizer.encode(context, specials=True))
+            whole = live.tokenizer.encode(context + continuation, special_token_ids=True)
+            start = len(live.tokenizer.encode(context, special_token_ids=True))
             with torch.no_grad():
                 logp = network.logits(whole).log_softmax(-1)
             rows = range(start - 1, len(whole) - 1)

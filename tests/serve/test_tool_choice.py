@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Tokens
 from benchmarks.schemas import instance, random_schema, smallest
 from paddock.checkpoint import save_pretrained
 from paddock.model import Network
-from paddock.text import Special, Tokenizer
+from paddock.text import SpecialToken, Tokenizer
 from paddock.text.gguf import tokenizer_from_gguf
 from tests.model.networks import grouped_config
 from tests.serve.live import serving
@@ -144,11 +144,11 @@ def family(tmp_path_factory):
     gguf = write_gguf(folder.with_name("m.gguf"), pre="qwen2")
     files = tokenizer_from_gguf(gguf).files()
     inner = Tokens.from_buffer(files["tokenizer.json"])
-    markers = (Special.TOOL_CALL_OPEN, Special.TOOL_CALL_CLOSE)
+    markers = (SpecialToken.TOOL_CALL_OPEN, SpecialToken.TOOL_CALL_CLOSE)
     inner.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
     said = {"tokenizer.json": inner.to_str().encode(), "chat_template.jinja": CHATML.encode()}
     words = Tokenizer(files | said, name="family")
-    end = words.id_of("<|im_end|>")
+    end = words.token_to_id("<|im_end|>")
     config = grouped_config("gqa", "gqa", vocab=words.vocab_size, context=4096, eos=(end,))
     save_pretrained(Network.born(config, seed=1), folder)
     words.save(folder)

@@ -1,35 +1,42 @@
 import pytest
 
-from paddock.text import VERSIONS, ChatTemplateError, Mode, Template, Thinking, rewrite
-from paddock.text.template import glm_template
+from paddock.text import (
+    GLM_VERSIONS,
+    ChatTemplate,
+    ChatTemplateError,
+    SessionPattern,
+    ThinkingKwargs,
+    find_prefix_change,
+)
+from paddock.text.chat_template import glm_chat_template
 from tests.data.tiny import byte_tokenizer
 
-PRESERVED = Thinking(clear_thinking=False)
-INTERLEAVED = Thinking(clear_thinking=True)
-OFF = Thinking(enable_thinking=False)
+PRESERVED = ThinkingKwargs(clear_thinking=False)
+INTERLEAVED = ThinkingKwargs(clear_thinking=True)
+OFF = ThinkingKwargs(enable_thinking=False)
 
 
 def verdict(template, mode):
-    return rewrite(template, byte_tokenizer(), mode)
+    return find_prefix_change(template, byte_tokenizer(), mode)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", GLM_VERSIONS)
 def test_preserved_thinking_only_grows(version):
-    template = glm_template(version)
+    template = glm_chat_template(version)
     for mode in (
-        Mode(thinking=PRESERVED),
-        Mode(thinking=PRESERVED, tools=False),
-        Mode(thinking=PRESERVED, users=False),
-        Mode(thinking=OFF),
+        SessionPattern(thinking=PRESERVED),
+        SessionPattern(thinking=PRESERVED, tools=False),
+        SessionPattern(thinking=PRESERVED, users=False),
+        SessionPattern(thinking=OFF),
     ):
         assert verdict(template, mode) is None
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", GLM_VERSIONS)
 def test_interleaved_thinking_only_grows_until_a_user_speaks(version):
-    template = glm_template(version)
-    assert verdict(template, Mode(thinking=INTERLEAVED, users=False)) is None
-    found = verdict(template, Mode(thinking=INTERLEAVED))
+    template = glm_chat_template(version)
+    assert verdict(template, SessionPattern(thinking=INTERLEAVED, users=False)) is None
+    found = verdict(template, SessionPattern(thinking=INTERLEAVED))
     assert found.step == "messages[6] (user)"
     assert "Hm." in found.was and "</think>Looking" in found.became
 
@@ -44,8 +51,8 @@ def test_interleaved_thinking_only_grows_until_a_user_speaks(version):
     ],
 )
 def test_switching_thinking_from_turn_to_turn(version, grows):
-    mode = Mode(thinking=PRESERVED, switching=True)
-    assert (verdict(glm_template(version), mode) is None) is grows
+    mode = SessionPattern(thinking=PRESERVED, switching=True)
+    assert (verdict(glm_chat_template(version), mode) is None) is grows
 
 
 GOOD = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -61,18 +68,18 @@ BAD = {
 
 
 def test_a_plain_template_only_grows():
-    assert verdict(Template(GOOD + OPENER, name="good"), Mode()) is None
+    assert verdict(ChatTemplate(GOOD + OPENER, name="good"), SessionPattern()) is None
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_template_that_rewrites_the_past_is_caught(name):
-    found = verdict(Template(BAD[name], name=name), Mode())
+    found = verdict(ChatTemplate(BAD[name], name=name), SessionPattern())
     assert found is not None and found.was != found.became
     assert f"token {found.position} changes" in str(found)
 
 
 def test_a_template_that_cannot_play_the_session_says_so():
     source = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-    template = Template(source + GOOD + OPENER, name="m")
+    template = ChatTemplate(source + GOOD + OPENER, name="m")
     with pytest.raises(ChatTemplateError, match="the chat template of m: no tools"):
-        verdict(template, Mode())
+        verdict(template, SessionPattern())

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.records import RecordDecodeError, ToolCall, replace_lone_surrogates
-from paddock.text.arguments import arguments_from, from_json, kinds_of, plain, typed
+from paddock.text.tool_arguments import (
+    allowed_json_types,
+    coerce_argument,
+    parse_arguments,
+    parse_json_value,
+    to_json_value,
+)
 
 NUMBER, TEXT = frozenset({"number"}), frozenset({"string"})
 JSON = st.recursive(
@@ -42,21 +48,21 @@ JSON = st.recursive(
     ],
 )
 def test_arguments_in_any_shape_become_an_object_that_a_record_carries(given_, arguments):
-    assert arguments_from(given_) == arguments
+    assert parse_arguments(given_) == arguments
     assert ToolCall(id="a", name="f", arguments=arguments).arguments == arguments
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000, "[" * 500 + "]" * 500])
 def test_what_is_nested_without_end_is_text(text):
-    assert arguments_from(text) == {"arguments": text}
-    assert typed(text, frozenset({"array"})) == (text, False)
+    assert parse_arguments(text) == {"arguments": text}
+    assert coerce_argument(text, frozenset({"array"})) == (text, False)
 
 
 def test_what_is_no_json_is_refused_by_name():
     with pytest.raises(RecordDecodeError, match="value"):
-        plain({"a": object()})
+        to_json_value({"a": object()})
     with pytest.raises(RecordDecodeError, match="values within values"):
-        plain(json.loads("[" * 200 + "]" * 200))
+        to_json_value(json.loads("[" * 200 + "]" * 200))
 
 
 @given(st.text() | st.text(st.characters(codec=None, categories=["Cs", "Lu"])))
@@ -67,7 +73,7 @@ def test_mended_text_can_always_be_written(text):
 
 @given(JSON)
 def test_any_json_value_is_read_back(value):
-    assert from_json(json.dumps(value)) == value
+    assert parse_json_value(json.dumps(value)) == value
 
 
 # --- types ----------------------------------------------------------------------------------------
@@ -108,7 +114,7 @@ SCHEMA = {
     ],
 )
 def test_types_are_found_wherever_a_schema_hides_them(key, kinds):
-    assert kinds_of(SCHEMA, key) == kinds
+    assert allowed_json_types(SCHEMA, key) == kinds
 
 
 def test_a_schema_that_refers_to_itself_many_times_is_looked_at_once():
@@ -121,13 +127,13 @@ def test_a_schema_that_refers_to_itself_many_times_is_looked_at_once():
 
     knot = Watched(anyOf=[{"$ref": "#/$defs/Knot"}] * 3 + [{"type": "string"}])
     schema = {"properties": {"x": {"$ref": "#/$defs/Knot"}}, "$defs": {"Knot": knot}}
-    assert kinds_of(schema, "x") == {"string"}
+    assert allowed_json_types(schema, "x") == {"string"}
     assert Watched.looks < 10
 
 
 def test_other_arguments_may_have_a_type_too():
-    assert kinds_of({"additionalProperties": {"type": "string"}}, "x") == {"string"}
-    assert kinds_of({"properties": 3, "additionalProperties": True}, "x") == set()
+    assert allowed_json_types({"additionalProperties": {"type": "string"}}, "x") == {"string"}
+    assert allowed_json_types({"properties": 3, "additionalProperties": True}, "x") == set()
 
 
 @pytest.mark.parametrize(
@@ -167,12 +173,12 @@ def test_other_arguments_may_have_a_type_too():
     ],
 )
 def test_text_gets_the_type_it_may_have(text, kinds, value, fits):
-    found = typed(text, frozenset(kinds.split()))
+    found = coerce_argument(text, frozenset(kinds.split()))
     assert found == (value, fits) and type(found[0]) is type(value)
 
 
 @given(st.text(), st.sets(st.sampled_from(["string", "integer", "object", "null", "odd"])))
 def test_any_text_has_a_value(text, kinds):
-    value, fits = typed(text, frozenset(kinds))
-    assert plain(value) == value
+    value, fits = coerce_argument(text, frozenset(kinds))
+    assert to_json_value(value) == value
     assert fits or kinds

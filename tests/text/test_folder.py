@@ -8,15 +8,15 @@ from transformers import PreTrainedTokenizerFast
 
 from paddock.records import Message, ToolCall, ToolSpec
 from paddock.text import (
-    UNSAID,
-    FolderRenderer,
-    RewritesPast,
-    Thinking,
+    DEFAULT_THINKING,
+    ChatTemplateRenderer,
+    NotPrefixPreservingError,
+    ThinkingKwargs,
     Tokenizer,
-    messages_from,
-    parse,
-    renderer_for,
-    tools_from,
+    get_renderer,
+    parse_completion,
+    parse_messages,
+    parse_tools,
 )
 from paddock.text.gguf import tokenizer_from_gguf
 from tests.text.conversations import WORDS, conversation
@@ -67,9 +67,9 @@ def files(tmp_path_factory):
 
 def renderer(files, template, **settings):
     tokenizer = Tokenizer({**files, "chat_template.jinja": template.encode()}, name="family")
-    found = renderer_for(tokenizer)
-    assert isinstance(found, FolderRenderer)
-    return FolderRenderer(tokenizer, found.template, **settings)
+    found = get_renderer(tokenizer)
+    assert isinstance(found, ChatTemplateRenderer)
+    return ChatTemplateRenderer(tokenizer, found.template, **settings)
 
 
 def user(text):
@@ -106,7 +106,7 @@ def test_a_prompt_is_what_transformers_makes_of_the_folder(files, tmp_path):
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for number in range(80):
         raw, tools = conversation(Random(number), (*WORDS, "<|im_end|>", "<think>"))
-        messages, specs = messages_from(raw), tools_from(tools)
+        messages, specs = parse_messages(raw), parse_tools(tools)
         plain = [  # as OpenAI's shape has it after our own door
             {"role": m.role, "content": m.content}
             | ({"tool_calls": [
@@ -120,7 +120,7 @@ def test_a_prompt_is_what_transformers_makes_of_the_folder(files, tmp_path):
 
 def test_a_model_learns_its_replies_up_to_the_token_that_stops_it(files):
     ours = renderer(files, CHATML)
-    whole = ours.dialogue(TURNS)
+    whole = ours.render_dialogue(TURNS)
     call = '<tool_call>{"name": "look", "arguments": {"at": "up"}}</tool_call>'
     assert runs(ours, whole, "trained") == [
         (False, SAID("system", "You are a pony.") + SAID("user", "What is up?") + OPENER),
@@ -141,15 +141,17 @@ def test_a_model_learns_its_replies_up_to_the_token_that_stops_it(files):
         ("assistant", "Yes.<|im_end|>"),
     ]
     assert [m for m, _ in runs(ours, whole, "messages") if m is not None] == [0, 1, 2, 3, 4, 5]
-    open_ended = ours.dialogue(TURNS, closed=False)
+    open_ended = ours.render_dialogue(TURNS, closed=False)
     assert runs(ours, open_ended, "trained")[-1] == (True, "Yes.")
 
 
 def test_the_tokens_of_a_dialogue_are_those_of_its_text(files):
     ours = renderer(files, CHATML)
     text = ours.template.render(TURNS, tools=())
-    assert list(ours.dialogue(TURNS).token_ids) == ours.tokenizer.encode(text, specials=True)
-    asked = ours.dialogue((*TURNS, user("Bye.")))
+    assert list(ours.render_dialogue(TURNS).token_ids) == ours.tokenizer.encode(
+        text, special_token_ids=True
+    )
+    asked = ours.render_dialogue((*TURNS, user("Bye.")))
     assert runs(ours, asked, "trained")[-1] == (False, "\n" + SAID("user", "Bye."))
 
 
@@ -196,18 +198,18 @@ def test_a_template_that_forgets_is_refused_with_the_place(files):
     ours = renderer(files, FORGETS)
     thought = (user("a"), reply("b", "Hm."), user("c"), reply("d", "So."))
     with pytest.raises(
-        RewritesPast, match=r"template of family changes .* comes to messages\[2:3\]"
+        NotPrefixPreservingError, match=r"template of family changes .* comes to messages\[2:3\]"
     ):
-        ours.dialogue(thought)
+        ours.render_dialogue(thought)
     # One turn of it, and results of tools, are fine.
     alone = ours.reply(thought)
     assert [text for on, text in runs(ours, alone, "trained") if on] == [
         "<think>\nSo.\n</think>\n\nd<|im_end|>"
     ]
-    ours.dialogue((user("a"), reply("b", "Hm."), reply("c", "So.")))
+    ours.render_dialogue((user("a"), reply("b", "Hm."), reply("c", "So.")))
     # With thinking off, prompts say what replies then lack.
-    with pytest.raises(RewritesPast, match=r"comes to messages\[1\]: .*<think>"):
-        ours.reply((user("a"), reply("b")), thinking=Thinking(enable_thinking=False))
+    with pytest.raises(NotPrefixPreservingError, match=r"comes to messages\[1\]: .*<think>"):
+        ours.reply((user("a"), reply("b")), thinking=ThinkingKwargs(enable_thinking=False))
 
 
 # --- sessions -------------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ def test_a_session_only_grows(files, sampled, added):
     ours = renderer(files, CHATML)
     past = [
         *ours.prompt(TURNS[:1]).token_ids,
-        *ours.tokenizer.encode(sampled, specials=True),
+        *ours.tokenizer.encode(sampled, special_token_ids=True),
     ]
     new = ours.extend(past, [user("Sure?")])
     assert ours.tokenizer.decode(new.token_ids) == added + SAID("user", "Sure?") + OPENER
@@ -240,19 +242,19 @@ def test_a_session_of_sampled_tokens_is_the_dialogue_of_its_messages(files):
             session += ours.extend(session, TURNS[k - 1 : k], answering=TURNS[k - 2]).token_ids
         alone = ours.reply(TURNS[: k + 1])
         session += [i for i, on in zip(alone.token_ids, alone.trained, strict=True) if on]
-    whole = ours.dialogue(TURNS).token_ids
+    whole = ours.render_dialogue(TURNS).token_ids
     assert session == list(whole[: len(session)])
     assert ours.tokenizer.decode(whole[len(session) :]) == "\n"
 
 
 def test_a_session_that_would_be_rewritten_is_refused(files):
     ours = renderer(files, FORGETS)
-    past = [*ours.prompt(TURNS[:1]).token_ids, *ours.tokenizer.encode("Hm", specials=True)]
-    with pytest.raises(RewritesPast, match="comes to the new messages"):
+    past = [*ours.prompt(TURNS[:1]).token_ids, *ours.tokenizer.encode("Hm", special_token_ids=True)]
+    with pytest.raises(NotPrefixPreservingError, match="comes to the new messages"):
         ours.extend(past, [user("Sure?")])
     result = Message(role="tool", content="x", tool_call_id="a")
     assert ours.tokenizer.decode(ours.extend(past, [result]).token_ids).startswith("<|im_end|>\n")
-    thinking = [*past, ours.tokenizer.id_of("<think>")]
+    thinking = [*past, ours.tokenizer.token_to_id("<think>")]
     added = ours.tokenizer.decode(ours.extend(thinking, [result]).token_ids)
     assert added.startswith("</think><|im_end|>\n")
 
@@ -261,17 +263,17 @@ def test_a_session_that_would_be_rewritten_is_refused(files):
 
 
 def test_stops_are_found_in_the_template_and_the_tokenizer(files):
-    ids = renderer(files, CHATML).tokenizer.id_of
-    assert renderer(files, CHATML).stops == (ids("<|im_end|>"),)
+    ids = renderer(files, CHATML).tokenizer.token_to_id
+    assert renderer(files, CHATML).stop_token_ids == (ids("<|im_end|>"),)
     config = json.loads(files["tokenizer_config.json"]) | {"eos_token": "<|endoftext|>"}
     other = {**files, "tokenizer_config.json": json.dumps(config).encode()}
-    assert renderer(other, CHATML).stops == (ids("<|im_end|>"), ids("<|endoftext|>"))
-    assert renderer(other, WORDS_ONLY).stops == (ids("<|endoftext|>"),)
+    assert renderer(other, CHATML).stop_token_ids == (ids("<|im_end|>"), ids("<|endoftext|>"))
+    assert renderer(other, WORDS_ONLY).stop_token_ids == (ids("<|endoftext|>"),)
 
 
 def test_a_template_without_markers_works_too(files):
     ours = renderer(files, WORDS_ONLY)
-    whole = ours.dialogue((user("a"), reply("b"), user("c")))
+    whole = ours.render_dialogue((user("a"), reply("b"), user("c")))
     assert runs(ours, whole, "trained") == [
         (False, "### user: a\n\n### assistant:"),
         (True, " b\n\n"),
@@ -285,15 +287,17 @@ def test_a_reply_has_the_tokens_it_has_after_its_prompt(tmp_path):
     ours = renderer(files, WORDS_ONLY.replace(": '", ":\\n'").replace(":'", ":\\n'"))
     turns = (user("The pony"), reply("ran"))
     text = ours.template.render(turns)
-    assert list(ours.dialogue(turns).token_ids) == ours.tokenizer.encode(text, specials=True)
-    assert ours.dialogue(turns).token_ids == ours.reply(turns).token_ids
+    assert list(ours.render_dialogue(turns).token_ids) == ours.tokenizer.encode(
+        text, special_token_ids=True
+    )
+    assert ours.render_dialogue(turns).token_ids == ours.reply(turns).token_ids
 
 
 def test_settings_that_the_template_never_mentions_are_named(files):
-    asked = Thinking(enable_thinking=True, reasoning_effort="low")
+    asked = ThinkingKwargs(enable_thinking=True, reasoning_effort="low")
     assert list(renderer(files, FORGETS).ignored(asked)) == ["reasoning_effort"]
     assert list(renderer(files, CHATML).ignored(asked)) == ["enable_thinking", "reasoning_effort"]
-    assert renderer(files, CHATML).ignored(UNSAID) == {}
+    assert renderer(files, CHATML).ignored(DEFAULT_THINKING) == {}
 
 
 def test_its_replies_are_read_with_its_own_markers(files):
@@ -301,6 +305,6 @@ def test_its_replies_are_read_with_its_own_markers(files):
     alone = ours.reply((user("a"), reply("d", "So.")))
     start = alone.trained.index(True)
     said = [i for i, on in zip(alone.token_ids, alone.trained, strict=True) if on]
-    parsed = parse(ours.tokenizer, said, finish="stop", prompt=alone.token_ids[:start])
+    parsed = parse_completion(ours.tokenizer, said, finish="stop", prompt=alone.token_ids[:start])
     assert parsed.message.reasoning == "\nSo.\n"
     assert parsed.message.content == "\n\nd"

@@ -1,13 +1,13 @@
 import pytest
 
 from paddock.records import Message, ToolCall
-from paddock.text import MessageError, messages_from, tools_from
+from paddock.text import MessageError, parse_messages, parse_tools
 
 ASK = {"role": "user", "content": "Hi"}
 
 
 def one(**fields):
-    (message,) = messages_from([{"role": "assistant", **fields}])
+    (message,) = parse_messages([{"role": "assistant", **fields}])
     return message
 
 
@@ -59,24 +59,24 @@ def test_broken_arguments_are_kept_as_they_are():
 def test_results_without_an_id_answer_the_calls_in_turn():
     calls = [{"function": {"name": "f"}}, {"id": "mine", "function": {"name": "g"}}]
     results = [{"role": "tool", "tool_call_id": "mine"}, {"role": "function"}, {"role": "tool"}]
-    ask, *answers = messages_from([{"role": "assistant", "tool_calls": calls}, *results])
+    ask, *answers = parse_messages([{"role": "assistant", "tool_calls": calls}, *results])
     assert [call.id for call in ask.tool_calls] == ["call_0_0", "mine"]
     assert [answer.tool_call_id for answer in answers] == ["mine", "call_0_0", "call_3"]
 
 
 def test_results_may_be_any_json():
     for content, text in (({"t": 12}, '{"t": 12}'), ([1, None], "[1, null]"), (3, "3")):
-        (message,) = messages_from([{"role": "tool", "content": content}])
+        (message,) = parse_messages([{"role": "tool", "content": content}])
         assert message.content == text
 
 
 def test_developers_speak_as_the_system():
-    assert messages_from([{"role": "developer", "content": "x"}])[0].role == "system"
+    assert parse_messages([{"role": "developer", "content": "x"}])[0].role == "system"
 
 
 def test_a_client_may_send_every_field_with_every_message():
     full = {"reasoning_content": "", "reasoning": None, "tool_calls": None, "name": None}
-    assert messages_from([{**ASK, **full, "tool_call_id": None}]) == messages_from([ASK])
+    assert parse_messages([{**ASK, **full, "tool_call_id": None}]) == parse_messages([ASK])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_client_may_send_every_field_with_every_message():
 )
 def test_what_cannot_be_taken_is_named_with_its_place(entry, complaint):
     with pytest.raises(MessageError, match=f"^{complaint}"):
-        messages_from([ASK, entry])
+        parse_messages([ASK, entry])
 
 
 def test_tools_in_any_wrapper():
@@ -110,9 +110,9 @@ def test_tools_in_any_wrapper():
     bare = {"name": "f", "description": "F.", "parameters": schema}
     theirs = {"name": "f", "description": "F.", "input_schema": schema, "cache_control": {}}
     strict = {"type": "function", "function": {**bare, "strict": True}}
-    assert tools_from([bare]) == tools_from([strict]) == tools_from([theirs])
-    assert tools_from(None) == tools_from([]) == ()
-    (least,) = tools_from([{"name": "f", "description": None, "parameters": None}])
+    assert parse_tools([bare]) == parse_tools([strict]) == parse_tools([theirs])
+    assert parse_tools(None) == parse_tools([]) == ()
+    (least,) = parse_tools([{"name": "f", "description": None, "parameters": None}])
     assert (least.description, least.parameters) == ("", {})
 
 
@@ -128,4 +128,4 @@ def test_tools_in_any_wrapper():
 )
 def test_a_tool_that_cannot_be_taken_is_named(tool, complaint):
     with pytest.raises(MessageError, match=f"^{complaint}"):
-        tools_from([tool])
+        parse_tools([tool])

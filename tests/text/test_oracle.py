@@ -8,7 +8,14 @@ from renderers import GLM5Renderer, GLM51Renderer, GLM53Renderer
 from renderers.configs import GLM5RendererConfig, GLM51RendererConfig, GLM53RendererConfig
 from transformers import PreTrainedTokenizerFast
 
-from paddock.text import GlmRenderer, Special, Thinking, messages_from, parse, tools_from
+from paddock.text import (
+    GlmRenderer,
+    SpecialToken,
+    ThinkingKwargs,
+    parse_completion,
+    parse_messages,
+    parse_tools,
+)
 from tests.data.tiny import byte_tokenizer
 from tests.text.conversations import MARKERS, TOOLS, WORDS, conversation, without_null
 
@@ -46,14 +53,17 @@ def disagreements(peer, version, words, numbers):
         raw, tools = conversation(chance, words)
         said = settings(chance, version)
         theirs = renderer(peer, config(**said)).render(without_null(raw), tools=tools)
-        mine = ours.dialogue(
-            messages_from(raw), tools=tools_from(tools), thinking=Thinking(**said), closed=False
+        mine = ours.render_dialogue(
+            parse_messages(raw),
+            tools=parse_tools(tools),
+            thinking=ThinkingKwargs(**said),
+            closed=False,
         )
         if (
             list(mine.token_ids) != theirs.token_ids
-            or list(mine.trained) != theirs.sampled_mask
-            or [-1 if m is None else m for m in mine.messages] != theirs.message_indices
-            or [producer != "template" for producer in mine.producers] != theirs.is_content
+            or list(mine.loss_mask) != theirs.sampled_mask
+            or [-1 if m is None else m for m in mine.message_indices] != theirs.message_indices
+            or [producer != "template" for producer in mine.sources] != theirs.is_content
         ):
             yield number
 
@@ -82,22 +92,27 @@ NEXT = {
 
 @pytest.mark.parametrize("version", ORACLES)
 @pytest.mark.parametrize("messages", NEXT)
-@pytest.mark.parametrize("stop", [Special.USER, Special.OBSERVATION, Special.ENDOFTEXT])
+@pytest.mark.parametrize(
+    "stop", [SpecialToken.USER, SpecialToken.OBSERVATION, SpecialToken.ENDOFTEXT]
+)
 def test_a_session_goes_on_as_the_oracle_bridges_it(peer, version, messages, stop):
     tokenizer, raw = byte_tokenizer(), NEXT[messages]
     ours = GlmRenderer(tokenizer, version=version)
     renderer, config, _ = ORACLES[version]
-    prompt = [*ours.prompt(messages_from([{"role": "user", "content": "Hi"}])).token_ids]
+    prompt = [*ours.render_prompt(parse_messages([{"role": "user", "content": "Hi"}])).token_ids]
     # Not as the tokenizer would have it: sampled tokens stay as they are.
-    reply = [*map(tokenizer.id_of, "thought"), *tokenizer.encode("</think>Hello", specials=True)]
-    past = [*prompt, *reply, tokenizer.specials[stop]]
+    reply = [
+        *map(tokenizer.token_to_id, "thought"),
+        *tokenizer.encode("</think>Hello", special_token_ids=True),
+    ]
+    past = [*prompt, *reply, tokenizer.special_token_ids[stop]]
     thinking = {"clear_thinking": False}
     theirs = renderer(peer, config(**thinking)).bridge_to_next_turn(
         prompt, past[len(prompt) :], raw
     )
-    new = ours.extend(past, messages_from(raw), thinking=Thinking(**thinking))
+    new = ours.render_next_turn(past, parse_messages(raw), thinking=ThinkingKwargs(**thinking))
     assert [*past, *new.token_ids] == theirs.token_ids
-    assert not any(new.trained)
+    assert not any(new.loss_mask)
 
 
 # --- reading replies ------------------------------------------------------------------------------
@@ -105,19 +120,21 @@ def test_a_session_goes_on_as_the_oracle_bridges_it(peer, version, messages, sto
 
 def test_well_formed_replies_are_read_as_the_oracle_reads_them(peer):
     tokenizer, read = byte_tokenizer(), 0
-    tools = tools_from(TOOLS)
+    tools = parse_tools(TOOLS)
     ours, theirs = GlmRenderer(tokenizer), GLM5Renderer(peer)
     for number in range(300):
         raw, _ = conversation(Random(number))
-        messages = messages_from(raw)
+        messages = parse_messages(raw)
         if messages[-1].role != "assistant":
             continue
-        whole = ours.reply(messages, tools=tools, thinking=Thinking(clear_thinking=False))
-        start = whole.trained.index(True)
+        whole = ours.render_last_reply(
+            messages, tools=tools, thinking=ThinkingKwargs(clear_thinking=False)
+        )
+        start = whole.loss_mask.index(True)
         prompt, reply = whole.token_ids[:start], whole.token_ids[start:]
-        if prompt[-1] != tokenizer.specials[Special.THINK_OPEN]:
+        if prompt[-1] != tokenizer.special_token_ids[SpecialToken.THINK_OPEN]:
             continue
-        mine = parse(tokenizer, reply, finish="stop", tools=tools, prompt=prompt)
+        mine = parse_completion(tokenizer, reply, finish="stop", tools=tools, prompt=prompt)
         other = theirs.parse_response(list(reply), tools=TOOLS)
         assert (mine.message.reasoning or "").rstrip() == (other.reasoning_content or "")
         assert mine.message.content.strip() == other.content.strip()

@@ -9,39 +9,39 @@ from hypothesis import strategies as st
 
 from paddock.records import Message, ToolSpec
 from paddock.text import (
-    VERSIONS,
-    CallArguments,
-    CallDropped,
-    CallEnded,
-    CallStarted,
-    ContentText,
+    GLM_VERSIONS,
+    CompletionParser,
+    ContentDelta,
     GlmRenderer,
-    NotReasoning,
-    Parser,
-    ReasoningText,
-    Special,
-    Thinking,
+    ReasoningDelta,
+    ReasoningRetraction,
+    SpecialToken,
+    ThinkingKwargs,
     Tokenizer,
-    messages_from,
-    parse,
-    tools_from,
+    ToolCallArgumentsDelta,
+    ToolCallDiscard,
+    ToolCallEnd,
+    ToolCallStart,
+    parse_completion,
+    parse_messages,
+    parse_tools,
 )
 from tests.data.tiny import byte_tokenizer
 from tests.text.conversations import MARKERS, TOOLS, WORDS, conversation
 from tests.text.test_tokenizer import word_tokenizer
 
 TOKENIZER = byte_tokenizer()
-SPECS = tools_from(TOOLS)
-OPEN = TOKENIZER.encode("<|user|>Hi<|assistant|><think>", specials=True)
-SHUT = TOKENIZER.encode("<|user|>Hi<|assistant|></think>", specials=True)
+SPECS = parse_tools(TOOLS)
+OPEN = TOKENIZER.encode("<|user|>Hi<|assistant|><think>", special_token_ids=True)
+SHUT = TOKENIZER.encode("<|user|>Hi<|assistant|></think>", special_token_ids=True)
 
 
 def ids(text):
-    return TOKENIZER.encode(text, specials=True)
+    return TOKENIZER.encode(text, special_token_ids=True)
 
 
 def read(text, prompt=OPEN, finish="stop", tools=SPECS):
-    return parse(TOKENIZER, ids(text), finish=finish, tools=tools, prompt=prompt)
+    return parse_completion(TOKENIZER, ids(text), finish=finish, tools=tools, prompt=prompt)
 
 
 def calls(parsed):
@@ -100,8 +100,10 @@ def test_a_family_without_markers_only_has_content():
     config["added_tokens"] = [t for t in config["added_tokens"] if t["content"] == "<|endoftext|>"]
     bare = Tokenizer({"tokenizer.json": json.dumps(config).encode()})
     text = "<think>Hm.</think><tool_call>now</tool_call>"
-    tokens = [*bare.encode(text, specials=True), bare.specials[Special.ENDOFTEXT]]
-    parsed = parse(bare, tokens, finish="stop", prompt=bare.encode("<think>", specials=True))
+    tokens = [*bare.encode(text, specials=True), bare.special_token_ids[SpecialToken.ENDOFTEXT]]
+    parsed = parse_completion(
+        bare, tokens, finish="stop", prompt=bare.encode("<think>", specials=True)
+    )
     assert parsed.message == Message(role="assistant", content=text)
 
 
@@ -194,62 +196,66 @@ def test_a_value_that_does_not_fit_is_kept_and_noted():
 
 def test_a_prompt_may_end_inside_a_call():
     prompt = [*SHUT, *ids("Now.<tool_call>get_weather<arg_key>city</arg_key><arg_value>")]
-    parser = Parser(TOKENIZER, tools=SPECS, prompt=prompt)
+    parser = CompletionParser(TOKENIZER, tools=SPECS, prompt=prompt)
     events = parser.feed(ids("Oslo</arg_value></tool_call>"))
-    assert events[0] == CallStarted(0, "call_0", "get_weather")
-    assert calls(parser.parsed) == [("get_weather", {"city": "Oslo"})]
-    assert parser.parsed.message.content == ""
+    assert events[0] == ToolCallStart(0, "call_0", "get_weather")
+    assert calls(parser.result) == [("get_weather", {"city": "Oslo"})]
+    assert parser.result.message.content == ""
 
 
 # --- as it comes ----------------------------------------------------------------------------------
 
 
 def test_events_come_as_soon_as_they_are_certain():
-    parser = Parser(TOKENIZER, tools=SPECS, prompt=OPEN, call_id="c{}".format)
-    assert parser.feed(ids("Hm")) == [ReasoningText("Hm")]
-    assert parser.feed(ids("</think>On it.<tool_call>get_")) == [ContentText("On it.")]
-    assert parser.feed(ids("weather<arg_key>")) == [CallStarted(0, "c0", "get_weather")]
-    assert parser.feed(ids("city</arg_key><arg_value>Os")) == [CallArguments(0, '{"city": "Os')]
-    assert parser.feed(ids('lo\n"')) == [CallArguments(0, 'lo\\n\\"')]
+    parser = CompletionParser(TOKENIZER, tools=SPECS, prompt=OPEN, call_id="c{}".format)
+    assert parser.feed(ids("Hm")) == [ReasoningDelta("Hm")]
+    assert parser.feed(ids("</think>On it.<tool_call>get_")) == [ContentDelta("On it.")]
+    assert parser.feed(ids("weather<arg_key>")) == [ToolCallStart(0, "c0", "get_weather")]
+    assert parser.feed(ids("city</arg_key><arg_value>Os")) == [
+        ToolCallArgumentsDelta(0, '{"city": "Os')
+    ]
+    assert parser.feed(ids('lo\n"')) == [ToolCallArgumentsDelta(0, 'lo\\n\\"')]
     assert parser.feed(ids("</arg_value><arg_key>days</arg_key><arg_value>1")) == [
-        CallArguments(0, '", "days": ')
+        ToolCallArgumentsDelta(0, '", "days": ')
     ]
     assert parser.feed(ids("2</arg_value></tool_call><tool_call>now</tool_call>")) == [
-        CallArguments(0, "12}"),
-        CallEnded(0),
-        CallStarted(1, "c1", "now"),
-        CallArguments(1, "{}"),
-        CallEnded(1),
+        ToolCallArgumentsDelta(0, "12}"),
+        ToolCallEnd(0),
+        ToolCallStart(1, "c1", "now"),
+        ToolCallArgumentsDelta(1, "{}"),
+        ToolCallEnd(1),
     ]
     assert parser.feed(ids("\n<|observation|>")) == []
     assert parser.finish("stop") == []
 
 
 def test_an_answer_without_thinking_is_said_again_as_content():
-    parser = Parser(TOKENIZER, prompt=OPEN)
-    assert parser.feed(ids("Yes.<|user|>")) == [ReasoningText("Yes.")]
-    assert parser.finish("stop") == [NotReasoning("Yes."), ContentText("Yes.")]
+    parser = CompletionParser(TOKENIZER, prompt=OPEN)
+    assert parser.feed(ids("Yes.<|user|>")) == [ReasoningDelta("Yes.")]
+    assert parser.finish("stop") == [ReasoningRetraction("Yes."), ContentDelta("Yes.")]
 
 
 def test_a_call_that_breaks_after_its_start_is_taken_back():
-    parser = Parser(TOKENIZER, tools=SPECS, prompt=SHUT)
+    parser = CompletionParser(TOKENIZER, tools=SPECS, prompt=SHUT)
     parser.feed(ids("<tool_call>now<arg_key>a"))
-    assert parser.finish("length") == [CallDropped(0), ContentText("<tool_call>now<arg_key>a")]
+    assert parser.finish("length") == [ToolCallDiscard(0), ContentDelta("<tool_call>now<arg_key>a")]
 
 
 def test_a_character_is_heard_whole():
-    parser = Parser(TOKENIZER, prompt=SHUT)
+    parser = CompletionParser(TOKENIZER, prompt=SHUT)
     heard = [parser.feed([token]) for token in ids("\U0001f40e!")]
     assert [event for events in heard for event in events] == [
-        ContentText("\U0001f40e"),
-        ContentText("!"),
+        ContentDelta("\U0001f40e"),
+        ContentDelta("!"),
     ]
 
 
 def test_half_a_character_at_the_end_is_heard_too():
     half = ids("\U0001f40e")[:2]
-    assert parse(TOKENIZER, half, finish="length", prompt=SHUT).message.content == "\ufffd"
-    parsed = parse(TOKENIZER, [*half, *ids("</think>")], finish="stop", prompt=OPEN)
+    assert (
+        parse_completion(TOKENIZER, half, finish="length", prompt=SHUT).message.content == "\ufffd"
+    )
+    parsed = parse_completion(TOKENIZER, [*half, *ids("</think>")], finish="stop", prompt=OPEN)
     assert parsed.message.reasoning == "\ufffd"
 
 
@@ -261,18 +267,18 @@ def rebuilt(events):
     reasoning, content, found = "", "", {}
     for event in events:
         match event:
-            case ReasoningText(text):
+            case ReasoningDelta(text):
                 reasoning += text
-            case NotReasoning(text):
+            case ReasoningRetraction(text):
                 assert text and reasoning.endswith(text)
                 reasoning = reasoning.removesuffix(text)
-            case ContentText(text):
+            case ContentDelta(text):
                 content += text
-            case CallStarted(index, name, tool):
+            case ToolCallStart(index, name, tool):
                 found[index] = [name, tool, ""]
-            case CallArguments(index, text):
+            case ToolCallArgumentsDelta(index, text):
                 found[index][2] += text
-            case CallDropped(index):
+            case ToolCallDiscard(index):
                 del found[index]
     made = [(name, tool, json.loads(text)) for name, tool, text in found.values()]
     return reasoning, content, made
@@ -286,7 +292,7 @@ def cut(tokens, chance):
 
 
 PIECES = [
-    *(ids(marker) for marker in Special),
+    *(ids(marker) for marker in SpecialToken),
     *(ids(word) for word in ("now", "get_weather", "city", "days", "12", "[1, ", "\n", "\u6f22")),
     *([token] for token in ids("\U0001f40e")),
     ids(call("get_weather", city="Oslo", days="2")),
@@ -296,7 +302,7 @@ REPLY = st.lists(st.sampled_from(PIECES), max_size=25).map(lambda found: [*chain
 ANY_IDS = st.lists(
     st.one_of(
         st.integers(0, TOKENIZER.vocab_size + 50),
-        st.sampled_from([TOKENIZER.specials[token] for token in Special]),
+        st.sampled_from([TOKENIZER.special_token_ids[token] for token in SpecialToken]),
     )
 )
 
@@ -313,11 +319,11 @@ ANY_IDS = st.lists(
 @settings(max_examples=300)
 def test_however_tokens_are_cut_the_reply_is_the_same(tokens, prompt, finish, tools, chance):
     """And nothing raises, whatever a model says."""
-    whole = parse(TOKENIZER, tokens, finish=finish, tools=tools, prompt=prompt)
-    parser = Parser(TOKENIZER, tools=tools, prompt=prompt)
+    whole = parse_completion(TOKENIZER, tokens, finish=finish, tools=tools, prompt=prompt)
+    parser = CompletionParser(TOKENIZER, tools=tools, prompt=prompt)
     events = [event for part in cut(tokens, chance) for event in parser.feed(part)]
     events += parser.finish(finish)
-    assert parser.parsed == whole
+    assert parser.result == whole
     reasoning, content, made = rebuilt(events)
     message = whole.message
     assert (reasoning, content) == (message.reasoning or "", message.content)
@@ -327,9 +333,9 @@ def test_however_tokens_are_cut_the_reply_is_the_same(tokens, prompt, finish, to
 def test_blanks_behind_what_follows_a_call_stay_wherever_tokens_are_cut():
     tokens = ids("<tool_call>now</tool_call>\nDone.\n<tool_call>now</tool_call>\n")
     for at in range(len(tokens)):
-        parser = Parser(TOKENIZER, tools=SPECS, prompt=SHUT)
+        parser = CompletionParser(TOKENIZER, tools=SPECS, prompt=SHUT)
         events = [*parser.feed(tokens[:at]), *parser.feed(tokens[at:]), *parser.finish("stop")]
-        assert parser.parsed.message.content == rebuilt(events)[1] == "\nDone.\n"
+        assert parser.result.message.content == rebuilt(events)[1] == "\nDone.\n"
 
 
 def schema_of(arguments):
@@ -338,23 +344,25 @@ def schema_of(arguments):
     return ToolSpec(name="f", description="", parameters={"properties": text})
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", GLM_VERSIONS)
 def test_what_is_rendered_is_read_back(version):
     renderer, read_calls = GlmRenderer(TOKENIZER, version=version), 0
     words = [word for word in (*WORDS, *MARKERS) if "think>" not in word]
-    thinking = Thinking(clear_thinking=False)
+    thinking = ThinkingKwargs(clear_thinking=False)
     for number in range(60):
         raw, _ = conversation(Random(number), words)
-        said = next((m for m in messages_from(raw) if m.role == "assistant"), None)
+        said = next((m for m in parse_messages(raw) if m.role == "assistant"), None)
         if said is None or "</think>" in said.content:
             continue
         for one in said.tool_calls or (None,):
             alone = replace(said, tool_calls=(one,) if one else ())
-            whole = renderer.reply([Message(role="user", content=""), alone], thinking=thinking)
-            start = whole.trained.index(True)
+            whole = renderer.render_last_reply(
+                [Message(role="user", content=""), alone], thinking=thinking
+            )
+            start = whole.loss_mask.index(True)
             prompt, reply = whole.token_ids[:start], whole.token_ids[start:]
             tools = [replace(schema_of(one.arguments), name=one.name)] if one else ()
-            parsed = parse(TOKENIZER, reply, finish="stop", tools=tools, prompt=prompt)
+            parsed = parse_completion(TOKENIZER, reply, finish="stop", tools=tools, prompt=prompt)
             assert parsed.notes == ()
             assert parsed.message.content == said.content.strip()
             assert (parsed.message.reasoning or "").strip() == (said.reasoning or "").strip()
@@ -367,8 +375,8 @@ def test_words_are_read_back_too():
     tokenizer = word_tokenizer()
     spec = ToolSpec(name="look", description="", parameters={})
     reply = f"red oak .</think>blue{call('look', oak='12')}"
-    tokens = tokenizer.encode(reply, specials=True)
-    prompt = tokenizer.encode("<|assistant|><think>", specials=True)
-    parsed = parse(tokenizer, tokens, finish="stop", tools=(spec,), prompt=prompt)
+    tokens = tokenizer.encode(reply, special_token_ids=True)
+    prompt = tokenizer.encode("<|assistant|><think>", special_token_ids=True)
+    parsed = parse_completion(tokenizer, tokens, finish="stop", tools=(spec,), prompt=prompt)
     assert parsed.message.reasoning == "red oak ."
     assert (parsed.message.content, calls(parsed)) == ("blue", [("look", {"oak": 12})])

@@ -5,20 +5,20 @@ from transformers import PreTrainedTokenizerFast
 
 from paddock.records import Message, ToolCall
 from paddock.text import (
-    UNSAID,
-    VERSIONS,
+    DEFAULT_THINKING,
+    GLM_VERSIONS,
+    ChatTemplate,
     ChatTemplateError,
     GlmRenderer,
-    Template,
-    Thinking,
-    chat_template,
-    ignored,
-    messages_from,
-    renderer_for,
-    tools_from,
+    ThinkingKwargs,
+    get_renderer,
+    glm_chat_template_source,
+    ignored_thinking_kwargs,
+    parse_messages,
+    parse_tools,
     with_chat_template,
 )
-from paddock.text.template import glm_template, version_of
+from paddock.text.chat_template import detect_glm_version, glm_chat_template
 from tests.data.tiny import byte_tokenizer
 
 RAW_TOOLS = [
@@ -79,33 +79,33 @@ CLEARED = (
     f"{ASKED}</think>Checking.{WISH}{SEEN}"
     "<|assistant|></think>12 C.<|user|>And Bergen?<|assistant|>"
 )
-OFF, KEEP = Thinking(enable_thinking=False), Thinking(clear_thinking=False)
-BOTH = Thinking(enable_thinking=False, clear_thinking=False)
+OFF, KEEP = ThinkingKwargs(enable_thinking=False), ThinkingKwargs(clear_thinking=False)
+BOTH = ThinkingKwargs(enable_thinking=False, clear_thinking=False)
 
 # The reference's own renderings, GLM-5.
 GOLDEN = {
-    "A": (HI, False, UNSAID, "[gMASK]<sop><|user|>Hi<|assistant|><think>"),
+    "A": (HI, False, DEFAULT_THINKING, "[gMASK]<sop><|user|>Hi<|assistant|><think>"),
     "B": (HI, False, OFF, "[gMASK]<sop><|user|>Hi<|assistant|></think>"),
-    "C": (RAW, True, UNSAID, f"{HEAD}{THOUGHT}<|assistant|><think>"),
-    "D": (RAW2, True, UNSAID, f"{HEAD}{CLEARED}<think>"),
+    "C": (RAW, True, DEFAULT_THINKING, f"{HEAD}{THOUGHT}<|assistant|><think>"),
+    "D": (RAW2, True, DEFAULT_THINKING, f"{HEAD}{CLEARED}<think>"),
     "E": (RAW2, True, KEEP, f"{HEAD}{KEPT}<think>"),
     "F": (RAW2, True, BOTH, f"{HEAD}{KEPT}</think>"),
-    "G": (HI, True, UNSAID, f"{HEAD}<|user|>Hi<|assistant|><think>"),
+    "G": (HI, True, DEFAULT_THINKING, f"{HEAD}<|user|>Hi<|assistant|><think>"),
     "I": (
         [*RAW, SECOND],
         True,
-        UNSAID,
+        DEFAULT_THINKING,
         f"{HEAD}{THOUGHT}<tool_response>x</tool_response><|assistant|><think>",
     ),
 }
 
 
-def both(version, raw, tools, thinking=UNSAID):
+def both(version, raw, tools, thinking=DEFAULT_THINKING):
     """The Jinja text, and what the tokens say."""
-    messages, specs = messages_from(raw), tools_from(RAW_TOOLS if tools else None)
-    template, renderer = glm_template(version), GlmRenderer(byte_tokenizer(), version=version)
+    messages, specs = parse_messages(raw), parse_tools(RAW_TOOLS if tools else None)
+    template, renderer = glm_chat_template(version), GlmRenderer(byte_tokenizer(), version=version)
     text = template.render(messages, tools=specs, thinking=thinking, add_generation_prompt=True)
-    prompt = renderer.prompt(messages, tools=specs, thinking=thinking)
+    prompt = renderer.render_prompt(messages, tools=specs, thinking=thinking)
     return text, byte_tokenizer().decode(prompt.token_ids)
 
 
@@ -117,22 +117,28 @@ def test_golden_renderings_of_the_reference(case):
 
 EFFORT = "[gMASK]<sop><|system|>Reasoning Effort: "
 LATER = [  # version, messages, tools, thinking, rendering
-    ("5.1", HI, True, UNSAID, f"[gMASK]<sop><|system|>{BARE_TOOLS}<|user|>Hi<|assistant|><think>"),
+    (
+        "5.1",
+        HI,
+        True,
+        DEFAULT_THINKING,
+        f"[gMASK]<sop><|system|>{BARE_TOOLS}<|user|>Hi<|assistant|><think>",
+    ),
     ("5.1", RAW2, True, KEEP, f"[gMASK]<sop><|system|>{BARE_TOOLS}{KEPT}<think>"),
-    ("5.1", RAW2, True, UNSAID, f"[gMASK]<sop><|system|>{BARE_TOOLS}{CLEARED}<think>"),
-    ("5.2", HI, False, UNSAID, f"{EFFORT}Max<|user|>Hi<|assistant|><think>"),
+    ("5.1", RAW2, True, DEFAULT_THINKING, f"[gMASK]<sop><|system|>{BARE_TOOLS}{CLEARED}<think>"),
+    ("5.2", HI, False, DEFAULT_THINKING, f"{EFFORT}Max<|user|>Hi<|assistant|><think>"),
     (
         "5.2",
         HI,
         False,
-        Thinking(reasoning_effort="high"),
+        ThinkingKwargs(reasoning_effort="high"),
         f"{EFFORT}High<|user|>Hi<|assistant|><think>",
     ),
     (
         "5.2",
         HI,
         False,
-        Thinking(reasoning_effort="low"),
+        ThinkingKwargs(reasoning_effort="low"),
         f"{EFFORT}Max<|user|>Hi<|assistant|><think>",
     ),
     ("5.2", HI, False, OFF, "[gMASK]<sop><|user|>Hi<|assistant|><think></think>"),
@@ -140,18 +146,18 @@ LATER = [  # version, messages, tools, thinking, rendering
         "5.2",
         RAW2,
         True,
-        UNSAID,
+        DEFAULT_THINKING,
         f"{EFFORT}Max<|system|>{BARE_TOOLS}{CLEARED}<think>".replace(
             "<|assistant|></think>", "<|assistant|><think></think>"
         ),
     ),
-    ("5.3", RAW2, True, UNSAID, f"{EFFORT}Max<|system|>{BARE_TOOLS}{KEPT}<think>"),
+    ("5.3", RAW2, True, DEFAULT_THINKING, f"{EFFORT}Max<|system|>{BARE_TOOLS}{KEPT}<think>"),
     ("5.3", HI, False, OFF, f"{EFFORT}Max<|user|>Hi<|assistant|><think>"),
     (
         "5.3",
         HI,
         False,
-        Thinking(reasoning_effort="low"),
+        ThinkingKwargs(reasoning_effort="low"),
         f"{EFFORT}Low<|user|>Hi<|assistant|><think>",
     ),
 ]
@@ -181,7 +187,7 @@ def test_5_3_puts_results_in_the_order_of_the_calls():
         "<tool_response>{}</tool_response><tool_response>{}</tool_response>",
         ("b", "a"),
     )
-    for version in VERSIONS:
+    for version in GLM_VERSIONS:
         order = sorted(given) if version == "5.3" else given
         assert all(sorted_.format(*order) in text for text in both(version, raw, True))
     # Ids may differ in case alone.
@@ -210,7 +216,7 @@ def test_thoughts_may_stand_inside_content(content, shown, opened):
             assert f"<|assistant|>{said}<|assistant|>" in text
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", GLM_VERSIONS)
 def test_null_content_is_no_word_and_json_text_is_no_crash(version):
     wish = {**CALL, "arguments": json.dumps(CALL["arguments"])}
     raw = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"function": wish}]}]
@@ -229,16 +235,16 @@ def peer(tmp_path_factory):
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", GLM_VERSIONS)
 def test_transformers_renders_the_same_from_our_file(peer, version):
     for raw, tools, thinking, _ in GOLDEN.values():
         theirs = peer.apply_chat_template(
             raw,
             tools=RAW_TOOLS if tools else None,
-            chat_template=chat_template(version),
+            chat_template=glm_chat_template_source(version),
             tokenize=False,
             add_generation_prompt=True,
-            **thinking.said,
+            **thinking.as_kwargs,
         )
         assert theirs == both(version, raw, tools, thinking)[0]
 
@@ -249,18 +255,20 @@ def test_our_file_alone_survives_what_the_published_one_does_not(peer):
         {"function": {"name": "now"}},
     ]
     raw = [*HI, {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool"}]
-    text = peer.apply_chat_template(raw, chat_template=chat_template("5.3"), tokenize=False)
+    text = peer.apply_chat_template(
+        raw, chat_template=glm_chat_template_source("5.3"), tokenize=False
+    )
     said = '</think><tool_call>now{"zone": 1}</tool_call><tool_call>now</tool_call>'
     assert text.endswith(f"{said}<|observation|><tool_response></tool_response>")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", GLM_VERSIONS)
 def test_a_saved_template_is_recognised_by_what_it_does(tmp_path, version):
     with_chat_template(byte_tokenizer(), version).save(tmp_path)
-    renderer = renderer_for(type(byte_tokenizer()).load(tmp_path))
+    renderer = get_renderer(type(byte_tokenizer()).load(tmp_path))
     assert isinstance(renderer, GlmRenderer) and renderer.version == version
-    other = Template(chat_template(version).replace("[gMASK]", ""), name="other")
-    assert version_of(other) is None
+    other = ChatTemplate(glm_chat_template_source(version).replace("[gMASK]", ""), name="other")
+    assert detect_glm_version(other) is None
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -269,28 +277,32 @@ def test_a_saved_template_is_recognised_by_what_it_does(tmp_path, version):
 @pytest.mark.parametrize(
     ("version", "thinking", "names"),
     [
-        ("5", Thinking(enable_thinking=False, clear_thinking=True), []),
-        ("5", Thinking(reasoning_effort="high"), ["reasoning_effort"]),
-        ("5.1", Thinking(reasoning_effort="max"), ["reasoning_effort"]),
-        ("5.2", Thinking(reasoning_effort="high"), []),
-        ("5.2", Thinking(reasoning_effort="low"), ["reasoning_effort"]),
-        ("5.2", Thinking(enable_thinking=False, reasoning_effort="high"), ["reasoning_effort"]),
-        ("5.3", Thinking(reasoning_effort="low", clear_thinking=True), []),
-        ("5.3", Thinking(enable_thinking=False), ["enable_thinking"]),
-        ("5.3", Thinking(enable_thinking=True), []),
+        ("5", ThinkingKwargs(enable_thinking=False, clear_thinking=True), []),
+        ("5", ThinkingKwargs(reasoning_effort="high"), ["reasoning_effort"]),
+        ("5.1", ThinkingKwargs(reasoning_effort="max"), ["reasoning_effort"]),
+        ("5.2", ThinkingKwargs(reasoning_effort="high"), []),
+        ("5.2", ThinkingKwargs(reasoning_effort="low"), ["reasoning_effort"]),
+        (
+            "5.2",
+            ThinkingKwargs(enable_thinking=False, reasoning_effort="high"),
+            ["reasoning_effort"],
+        ),
+        ("5.3", ThinkingKwargs(reasoning_effort="low", clear_thinking=True), []),
+        ("5.3", ThinkingKwargs(enable_thinking=False), ["enable_thinking"]),
+        ("5.3", ThinkingKwargs(enable_thinking=True), []),
     ],
 )
 def test_what_is_passed_over_changes_nothing_and_is_named(version, thinking, names):
-    assert list(ignored(version, thinking)) == names
+    assert list(ignored_thinking_kwargs(version, thinking)) == names
     rest = {name: value for name, value in thinking.said.items() if name not in names}
-    assert both(version, RAW2, True, thinking) == both(version, RAW2, True, Thinking(**rest))
+    assert both(version, RAW2, True, thinking) == both(version, RAW2, True, ThinkingKwargs(**rest))
 
 
 def test_an_unknown_version_is_refused_with_those_there_are():
     with pytest.raises(
         ChatTemplateError, match=r"no GLM-5 template '6'; there are 5, 5.1, 5.2, 5.3"
     ):
-        chat_template("6")
+        glm_chat_template_source("6")
 
 
 # --- other templates ------------------------------------------------------------------------------
@@ -300,7 +312,9 @@ USER = Message(role="user", content="Hi")
 
 def of_files(**files):
     content = {name.replace("__", "."): text.encode() for name, text in files.items()}
-    return Template.of(type(byte_tokenizer())({**byte_tokenizer().files, **content}, name="m"))
+    return ChatTemplate.from_tokenizer(
+        type(byte_tokenizer())({**byte_tokenizer().files, **content}, name="m")
+    )
 
 
 def test_a_folder_says_its_template_in_a_file_or_in_its_config():
@@ -317,7 +331,7 @@ def test_of_several_templates_tools_have_their_own():
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     template = of_files(tokenizer_config__json=json.dumps({"chat_template": named}))
     assert template.render([USER]) == "plain"
-    assert template.render([USER], tools=tools_from(RAW_TOOLS)) == "tools"
+    assert template.render([USER], tools=parse_tools(RAW_TOOLS)) == "tools"
 
 
 @pytest.mark.parametrize(
@@ -335,7 +349,7 @@ def test_of_several_templates_tools_have_their_own():
 )
 def test_a_template_that_fails_says_whose_it_is_and_why(source, complaint):
     with pytest.raises(ChatTemplateError, match=complaint):
-        Template(source, name="m").render([USER])
+        ChatTemplate(source, name="m").render([USER])
 
 
 def test_templates_may_leave_loops_and_mark_what_the_assistant_says():
@@ -343,23 +357,23 @@ def test_templates_may_leave_loops_and_mark_what_the_assistant_says():
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
-    assert Template(source, name="m").render([USER, USER]) == "Hi"
+    assert ChatTemplate(source, name="m").render([USER, USER]) == "Hi"
 
 
 def test_lines_of_control_leave_no_trace():
     source = "a\n  {% if true %}\nb\n  {% endif %}\nc"
-    assert Template(source, name="m").render([USER]) == "a\nb\nc"
+    assert ChatTemplate(source, name="m").render([USER]) == "a\nb\nc"
 
 
 def test_json_is_written_as_it_is():
     call = ToolCall(id="a", name="f", arguments={"x": "<\u00e9>'&"})
     reply = Message(role="assistant", content="", tool_calls=(call,))
     source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
-    assert Template(source, name="m").render([reply]) == '{"x": "<\u00e9>\'&"}'
+    assert ChatTemplate(source, name="m").render([reply]) == '{"x": "<\u00e9>\'&"}'
 
 
 def test_arguments_are_given_as_text_to_templates_that_want_text():
     call = ToolCall(id="a", name="f", arguments={"x": 1})
     reply = Message(role="assistant", content="", tool_calls=(call,))
     source = "{{ 'f' + messages[0].tool_calls[0].function.arguments }}"
-    assert Template(source, name="m").render([reply]) == 'f{"x": 1}'
+    assert ChatTemplate(source, name="m").render([reply]) == 'f{"x": 1}'

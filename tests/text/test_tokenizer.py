@@ -13,7 +13,13 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from paddock.data.reasoning import chains, facts, knowledge, records
 from paddock.envs.nano.language import COLOURS, KEYS, NOUNS
-from paddock.text import Detokenizer, Special, Tokenizer, TokenizerError, train
+from paddock.text import (
+    IncrementalDetokenizer,
+    SpecialToken,
+    Tokenizer,
+    TokenizerError,
+    train_tokenizer,
+)
 from tests.data.tiny import PROSE, byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -25,11 +31,11 @@ def word_tokenizer():
     chance = Random(0)
     families = (facts, chains, knowledge, records)
     texts = [family(chance) for _ in range(1000) for family in families]
-    return train([*texts, *[TOOLS] * 50], vocab=1024, splitting="words")
+    return train_tokenizer([*texts, *[TOOLS] * 50], vocab=1024, splitting="words")
 
 
 def pieces(tokenizer, text, *, specials=False):
-    return [tokenizer.token_of(i) for i in tokenizer.encode(text, specials=specials)]
+    return [tokenizer.id_to_token(i) for i in tokenizer.encode(text, special_token_ids=specials)]
 
 
 # --- both ways ------------------------------------------------------------------------------------
@@ -38,22 +44,24 @@ def pieces(tokenizer, text, *, specials=False):
 @given(st.text())
 def test_byte_level_gives_any_text_back(text):
     tokenizer = byte_tokenizer()
-    assert tokenizer.decode(tokenizer.encode(text, specials=False)) == text
+    assert tokenizer.decode(tokenizer.encode(text, special_token_ids=False)) == text
 
 
 @given(st.text())
 def test_words_give_any_text_back_but_for_its_first_blank(text):
     tokenizer = word_tokenizer()
     spaced = text.replace("\u2581", " ")
-    assert tokenizer.decode(tokenizer.encode(text, specials=False)) == spaced.removeprefix(" ")
+    assert tokenizer.decode(tokenizer.encode(text, special_token_ids=False)) == spaced.removeprefix(
+        " "
+    )
 
 
-@given(st.lists(st.sampled_from([*(t.value for t in Special), "x", "</", "<|", " ", "hi"])))
+@given(st.lists(st.sampled_from([*(t.value for t in SpecialToken), "x", "</", "<|", " ", "hi"])))
 def test_text_from_outside_never_yields_an_added_token(parts):
     for tokenizer in (byte_tokenizer(), word_tokenizer()):
-        ids = tokenizer.encode("".join(parts), specials=False)
+        ids = tokenizer.encode("".join(parts), special_token_ids=False)
         assert not any(map(tokenizer.is_added, ids))
-        assert tokenizer.encode_many(["".join(parts)]) == [ids]
+        assert tokenizer.encode_batch(["".join(parts)]) == [ids]
 
 
 def test_nor_where_added_tokens_are_pieces_of_the_model():
@@ -68,42 +76,42 @@ def test_nor_where_added_tokens_are_pieces_of_the_model():
     )
     inner.train_from_iterator(PROSE, trainer)
     tokenizer = Tokenizer({"tokenizer.json": inner.to_str().encode()})
-    end = tokenizer.id_of("</s>")
+    end = tokenizer.token_to_id("</s>")
     assert end in tokenizer.encode("fox </s>", specials=True)
     assert pieces(tokenizer, "</s>") == ["\u2581", "<", "/", "s", ">"]
     plain = [text for text in PROSE if "<" not in text][:20]
-    assert [tokenizer.encode(t, specials=False) for t in plain] == tokenizer.encode_many(plain)
-    assert [tokenizer.encode(t, specials=True) for t in plain] == tokenizer.encode_many(plain)
+    assert [tokenizer.encode(t, specials=False) for t in plain] == tokenizer.encode_batch(plain)
+    assert [tokenizer.encode(t, specials=True) for t in plain] == tokenizer.encode_batch(plain)
 
 
 def test_an_added_token_is_encoded_when_asked_for():
     tokenizer = byte_tokenizer()
-    user = tokenizer.specials[Special.USER]
-    assert tokenizer.encode("<|user|>", specials=True) == [user]
+    user = tokenizer.special_token_ids[SpecialToken.USER]
+    assert tokenizer.encode("<|user|>", special_token_ids=True) == [user]
     assert tokenizer.decode([user]) == "<|user|>"
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=4))
 def test_text_between_added_tokens_is_encoded_as_if_alone(texts):
     for tokenizer in (byte_tokenizer(), word_tokenizer()):
-        middle = tokenizer.specials[Special.THINK_CLOSE]
-        texts = [text for text in texts if not any(token in text for token in Special)]
-        apart = [tokenizer.encode(text, specials=False) for text in texts]
+        middle = tokenizer.special_token_ids[SpecialToken.THINK_CLOSE]
+        texts = [text for text in texts if not any(token in text for token in SpecialToken)]
+        apart = [tokenizer.encode(text, special_token_ids=False) for text in texts]
         joined = [i for ids in apart for i in (middle, *ids)]
         whole = "".join(f"</think>{text}" for text in texts)
-        assert tokenizer.encode(whole, specials=True) == joined
+        assert tokenizer.encode(whole, special_token_ids=True) == joined
 
 
 def test_silent_tokens_are_left_out_on_request_and_thinking_is_not():
     tokenizer = byte_tokenizer()
-    ids = tokenizer.encode("<|user|>hi<think>so</think>", specials=True)
+    ids = tokenizer.encode("<|user|>hi<think>so</think>", special_token_ids=True)
     assert tokenizer.decode(ids) == "<|user|>hi<think>so</think>"
     assert tokenizer.decode(ids, skip_special=True) == "hi<think>so</think>"
 
 
 def test_words_after_an_added_token_decode_without_a_blank():
     tokenizer = word_tokenizer()
-    ids = tokenizer.encode("<think>look oak</think>red", specials=True)
+    ids = tokenizer.encode("<think>look oak</think>red", special_token_ids=True)
     assert tokenizer.decode(ids) == "<think>look oak</think>red"
 
 
@@ -111,7 +119,7 @@ def test_words_after_an_added_token_decode_without_a_blank():
 
 
 def grown(tokenizer, ids, *, skip_special=False):
-    detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special=skip_special)
     return [*map(detokenizer.push, ids), detokenizer.flush()]
 
 
@@ -125,8 +133,8 @@ def test_growing_text_is_the_decoded_text(ids, skip):
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
 @given(st.text(), st.integers(1, 40))
 def test_growing_by_several_tokens_at_once_is_the_same(tokenizer, text, size):
-    ids = tokenizer.encode(text * 8, specials=False)
-    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode(text * 8, special_token_ids=False)
+    detokenizer = IncrementalDetokenizer(tokenizer)
     bits = [detokenizer.push_all(ids[i : i + size]) for i in range(0, len(ids), size)]
     assert "".join([*bits, detokenizer.flush()]) == tokenizer.decode(ids)
 
@@ -134,7 +142,7 @@ def test_growing_by_several_tokens_at_once_is_the_same(tokenizer, text, size):
 @given(st.lists(st.lists(st.integers(0, byte_tokenizer().vocab_size - 1), max_size=40)))
 def test_so_it_is_for_bytes_that_are_no_text(groups):
     tokenizer = byte_tokenizer()
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer)
     text = "".join([*map(detokenizer.push_all, groups), detokenizer.flush()])
     assert text == tokenizer.decode([token for group in groups for token in group])
 
@@ -148,31 +156,34 @@ def test_lines_stay_whole_and_what_ends_in_none_is_words():
 
 
 def test_text_behind_other_text_keeps_its_blank():
-    words = train(["one two three four"] * 9, vocab=700, splitting="words")
+    words = train_tokenizer(["one two three four"] * 9, vocab=700, splitting="words")
     *before, last = words.encode("one two three four", specials=False)
-    growing = Detokenizer(words, behind=before)
+    growing = IncrementalDetokenizer(words, behind=before)
     assert growing.push(last) + growing.flush() == " four" != words.decode([last])
 
 
 @pytest.mark.parametrize("character", ["\u00e9", "\u6f22", "\U0001f98c"])
 def test_text_behind_characters_of_many_tokens_keeps_its_blank(character):
-    words = train(["one two three four"] * 9, vocab=700, splitting="words")
+    words = train_tokenizer(["one two three four"] * 9, vocab=700, splitting="words")
     *before, last = words.encode(character * 9 + " four", specials=False)
-    growing = Detokenizer(words, behind=before)
+    growing = IncrementalDetokenizer(words, behind=before)
     assert growing.push(last) + growing.flush() == " four"
 
 
 def test_text_behind_half_a_character_begins_anew():
     tokenizer = byte_tokenizer()
-    half, *_ = tokenizer.encode("\U0001f98c", specials=False)
-    growing = Detokenizer(tokenizer, behind=[half])
-    assert growing.push_all(tokenizer.encode("deer", specials=False)) + growing.flush() == "deer"
+    half, *_ = tokenizer.encode("\U0001f98c", special_token_ids=False)
+    growing = IncrementalDetokenizer(tokenizer, behind=[half])
+    assert (
+        growing.push_all(tokenizer.encode("deer", special_token_ids=False)) + growing.flush()
+        == "deer"
+    )
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
 @given(st.text())
 def test_growing_text_never_shows_half_a_character(tokenizer, text):
-    ids = tokenizer.encode(text.replace("\ufffd", ""), specials=False)
+    ids = tokenizer.encode(text.replace("\ufffd", ""), special_token_ids=False)
     bits = grown(tokenizer, ids)
     assert not any("\ufffd" in bit for bit in bits)
     assert "".join(bits) == tokenizer.decode(ids)
@@ -180,7 +191,7 @@ def test_growing_text_never_shows_half_a_character(tokenizer, text):
 
 def test_a_character_comes_with_its_last_byte_and_half_a_one_at_the_end():
     tokenizer = byte_tokenizer()
-    ids = tokenizer.encode("\u6f22", specials=False)
+    ids = tokenizer.encode("\u6f22", special_token_ids=False)
     assert grown(tokenizer, ids) == ["", "", "\u6f22", ""]
     assert grown(tokenizer, ids[:2]) == ["", "", "\ufffd"]
 
@@ -195,7 +206,7 @@ def test_a_released_file_is_kept_byte_for_byte(tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes(b"{{ messages }}")
     loaded = Tokenizer.load(tmp_path)
     loaded.save(tmp_path / "copy")
-    assert loaded.end == loaded.specials[Special.USER]
+    assert loaded.eos_token_id == loaded.special_token_ids[SpecialToken.USER]
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "copy" / file).read_bytes() == (tmp_path / file).read_bytes()
     assert loaded.fingerprint == byte_tokenizer().fingerprint != word_tokenizer().fingerprint
@@ -208,9 +219,13 @@ def test_transformers_reads_the_same_ids(tmp_path):
     for name, tokenizer in (("bytes", byte_tokenizer()), ("words", word_tokenizer())):
         tokenizer.save(tmp_path / name)
         theirs = AutoTokenizer.from_pretrained(tmp_path / name)
-        assert theirs.encode(text) == tokenizer.encode(text, specials=True)
+        assert theirs.encode(text) == tokenizer.encode(text, special_token_ids=True)
         assert len(theirs) == tokenizer.vocab_size
-        assert theirs.eos_token_id == tokenizer.end == tokenizer.specials[Special.ENDOFTEXT]
+        assert (
+            theirs.eos_token_id
+            == tokenizer.end
+            == tokenizer.special_token_ids[SpecialToken.ENDOFTEXT]
+        )
 
 
 def test_what_is_no_tokenizer_is_refused_with_its_path(tmp_path):
@@ -226,8 +241,10 @@ def test_what_is_no_tokenizer_is_refused_with_its_path(tmp_path):
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
 def test_added_tokens_come_last_in_the_released_order(tokenizer):
-    first = tokenizer.vocab_size - len(Special)
-    assert [tokenizer.specials[t] for t in Special] == list(range(first, tokenizer.vocab_size))
+    first = tokenizer.vocab_size - len(SpecialToken)
+    assert [tokenizer.special_token_ids[t] for t in SpecialToken] == list(
+        range(first, tokenizer.vocab_size)
+    )
 
 
 @pytest.mark.parametrize("splitting", ["bytes", "words"])
@@ -240,23 +257,27 @@ def test_the_same_texts_give_the_same_file_in_another_process(splitting):
     """
     command = [sys.executable, "-c", code, splitting]
     other = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert train(PROSE, vocab=420, splitting=splitting).fingerprint == other.stdout.strip()
+    assert (
+        train_tokenizer(PROSE, vocab=420, splitting=splitting).fingerprint == other.stdout.strip()
+    )
 
 
 def test_a_corpus_that_spells_an_added_token_does_not_take_it_from_the_end():
-    tokenizer = train(["say\n/nothink\n<think>"] * 50, vocab=500)
-    assert tokenizer.specials[Special.NOTHINK] >= tokenizer.vocab_size - len(Special)
+    tokenizer = train_tokenizer(["say\n/nothink\n<think>"] * 50, vocab=500)
+    assert tokenizer.special_token_ids[SpecialToken.NOTHINK] >= tokenizer.vocab_size - len(
+        SpecialToken
+    )
     assert not any(map(tokenizer.is_added, tokenizer.encode("/nothink", specials=False)))
 
 
 def test_digits_are_grouped_by_three_at_most():
-    tokenizer = train(["year 123456789"] * 50, vocab=500)
+    tokenizer = train_tokenizer(["year 123456789"] * 50, vocab=500)
     assert pieces(tokenizer, "123456789") == ["123", "456", "789"]
 
 
 def test_a_vocabulary_too_small_for_what_is_always_there_is_refused():
     with pytest.raises(TokenizerError, match="vocab: 256 is less than the 292 tokens"):
-        train(PROSE, vocab=256)
+        train_tokenizer(PROSE, vocab=256)
 
 
 # --- the small language ---------------------------------------------------------------------------
@@ -265,14 +286,16 @@ def test_a_vocabulary_too_small_for_what_is_always_there_is_refused():
 @pytest.mark.parametrize("words", [KEYS, COLOURS, NOUNS, ("add", "minus", "is", "first", "look")])
 def test_every_word_of_the_small_language_is_one_token(words):
     tokenizer = word_tokenizer()
-    assert [word for word in words if len(tokenizer.encode(word, specials=False)) != 1] == []
+    assert [
+        word for word in words if len(tokenizer.encode(word, special_token_ids=False)) != 1
+    ] == []
 
 
 def test_a_word_has_one_spelling_wherever_it_stands():
     tokenizer = word_tokenizer()
-    [oak] = tokenizer.encode("oak", specials=False)
+    [oak] = tokenizer.encode("oak", special_token_ids=False)
     for text in ("look oak .", "<think>oak</think>", "oak . oak", "<arg_value>oak</arg_value>"):
-        assert oak in tokenizer.encode(text, specials=True)
+        assert oak in tokenizer.encode(text, special_token_ids=True)
 
 
 def test_digits_stand_one_by_one():
@@ -280,6 +303,6 @@ def test_digits_stand_one_by_one():
 
 
 def test_a_line_of_the_tools_block_is_one_token():
-    assert len(word_tokenizer().encode(TOOLS, specials=False)) == TOOLS.replace("\n\n", "\n").count(
-        "\n"
-    )
+    assert len(word_tokenizer().encode(TOOLS, special_token_ids=False)) == TOOLS.replace(
+        "\n\n", "\n"
+    ).count("\n")

@@ -3,15 +3,21 @@
 import pytest
 
 from paddock.records import Message, ToolCall, ToolSpec
-from paddock.text import FolderRenderer, GlmRenderer, Template, TooLong, train
-from paddock.text.template import chat_template
+from paddock.text import (
+    ChatTemplate,
+    ChatTemplateRenderer,
+    GlmRenderer,
+    TextTooLongError,
+    train_tokenizer,
+)
+from paddock.text.chat_template import glm_chat_template_source
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve, and so on.\n"
 
 
 @pytest.fixture(scope="module", params=["bytes", "words"])
 def tokenizer(request):
-    return train([WORDS * 20], vocab=600, splitting=request.param)
+    return train_tokenizer([WORDS * 20], vocab=600, splitting=request.param)
 
 
 class Counted:
@@ -23,7 +29,7 @@ class Counted:
 
         def counted(text, *, specials):
             self.characters += len(text)
-            return encode(text, specials=specials)
+            return encode(text, special_token_ids=specials)
 
         tokenizer.encode = counted
 
@@ -51,18 +57,20 @@ def conversations(text):
 def test_a_conversation_far_too_long_is_refused_after_a_part_of_it(tokenizer, read, where, family):
     renderer = GlmRenderer(tokenizer)
     if family == "folder":
-        renderer = FolderRenderer(tokenizer, Template(chat_template("5"), name="a folder"))
+        renderer = ChatTemplateRenderer(
+            tokenizer, ChatTemplate(glm_chat_template_source("5"), name="a folder")
+        )
     messages, tools = conversations(WORDS * 2000)[where]
-    with pytest.raises(TooLong, match="at least"):
-        renderer.prompt(messages, tools=tools, most=200)
-    with pytest.raises(TooLong):
-        renderer.dialogue(messages, tools=tools, most=200)
+    with pytest.raises(TextTooLongError, match="at least"):
+        renderer.render_prompt(messages, tools=tools, most=200)
+    with pytest.raises(TextTooLongError):
+        renderer.render_dialogue(messages, tools=tools, most=200)
     assert read.characters < 140_000  # of 150,000, twice
 
 
 @pytest.mark.parametrize("repeats", [1, 100, 2000])
 def test_what_has_room_passes(tokenizer, repeats):
     for text in (WORDS * repeats, " " * 60 * repeats, "\u00e9\n" * repeats, "x" * 60 * repeats):
-        count = len(tokenizer.encode(text, specials=False))
-        tokenizer.refuse_longer([text], count, specials=False)
-        tokenizer.refuse_longer([text[:7], text[7:]], count + 30, specials=False)
+        count = len(tokenizer.encode(text, special_token_ids=False))
+        tokenizer.check_max_tokens([text], count, special_token_ids=False)
+        tokenizer.check_max_tokens([text[:7], text[7:]], count + 30, special_token_ids=False)

@@ -131,17 +131,17 @@ def test_a_needle_counts_if_and_only_if_the_network_says_it_next(raised, dense, 
     """Whatever the network says behind a question is made the right answer of one task and the
     wrong answer of another, so the share found is known beforehand."""
     network, _, tokenizer = raised
-    begin = [tokenizer.id_of("[gMASK]"), tokenizer.id_of("<sop>")]
+    begin = [tokenizer.token_to_id("[gMASK]"), tokenizer.token_to_id("<sop>")]
     tasks, right = [], 0
     for number in range(30):
         text = " ".join(f"{number + i} add {i} is {(number + 2 * i) % 10} ." for i in range(8))
-        prompt = tokenizer.encode(f"{text}{gap}3 add{gap.strip(' ')}", specials=False)
+        prompt = tokenizer.encode(f"{text}{gap}3 add{gap.strip(' ')}", special_token_ids=False)
         [said] = says(network, begin + prompt, 1, dense=dense)
         word = tokenizer.decode([said]).strip()
         for answer in (word, "is" if word != "is" else "add"):
             answer = answer if gap == " " else f" {answer}"  # its words carry a space
             tasks.append(LongTask(text=text, question="3 add", answers=(answer,), gap=gap))
-        whole = tokenizer.encode(tasks[-2].document(), specials=False)
+        whole = tokenizer.encode(tasks[-2].document(), special_token_ids=False)
         right += whole == [*prompt, said]  # the answer is the very token that was said
     assert right > 10
     found = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
@@ -151,11 +151,14 @@ def test_a_needle_counts_if_and_only_if_the_network_says_it_next(raised, dense, 
 def test_of_several_answers_each_counts(raised):
     network, _, tokenizer = raised
     text, question = "look oak . is 3 .", "3 add 4 is 7 , 5 add"
-    prompt = tokenizer.encode(f"{text} {question}", specials=False)
+    prompt = tokenizer.encode(f"{text} {question}", special_token_ids=False)
     [said] = says(network, prompt, 1, dense=True)
     word = tokenizer.decode([said]).strip()
     second = says(
-        network, tokenizer.encode(f"{text} {question} {word} ,", specials=False), 1, dense=True
+        network,
+        tokenizer.encode(f"{text} {question} {word} ,", special_token_ids=False),
+        1,
+        dense=True,
     )
     wrong = "is" if tokenizer.decode(second).strip() != "is" else "add"
     task = LongTask(text=text, question=question, answers=(word, wrong), gap=" ")

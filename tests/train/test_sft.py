@@ -21,8 +21,8 @@ from paddock.data import (
 from paddock.kernels.lm_loss import lm_loss
 from paddock.model import Layout
 from paddock.records import Dialogue, LossMaskSpan, Message
-from paddock.text import GlmRenderer, Tokenizer, renderer_for
-from paddock.text import train as train_tokenizer
+from paddock.text import GlmRenderer, Tokenizer, get_renderer
+from paddock.text import train_tokenizer as train_tokenizer
 from paddock.train import train
 from paddock.train.batch import TokenBatch, counts, on_device
 from paddock.train.evaluate import held_out_loss
@@ -87,7 +87,7 @@ def test_a_run_learns_from_dialogues_and_is_measured_on_held_out_ones(tuned):
 def test_a_checkpoint_carries_the_template_it_was_taught_with(tuned):
     folder = newest_model(tuned.folder)
     assert (folder / "chat_template.jinja").is_file()
-    assert renderer_for(Tokenizer.load(folder)).version == "5"
+    assert get_renderer(Tokenizer.load(folder)).version == "5"
 
 
 class Stop(Exception):
@@ -158,7 +158,7 @@ def row_of(thought=WRONG + RIGHT, marked=True, weight=None):
 def errors_in(batch, tokenizer):
     """Where the words of the error stand."""
     ids = batch.token_T.tolist()
-    wrong = tokenizer.encode(WRONG, specials=False)
+    wrong = tokenizer.encode(WRONG, special_token_ids=False)
     (start,) = [i for i in range(len(ids)) if ids[i : i + len(wrong)] == wrong]
     return range(start, start + len(wrong))
 

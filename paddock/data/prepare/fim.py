@@ -3,12 +3,12 @@
 from random import Random
 
 from paddock.config import BaseSettings
-from paddock.text.special import Special
+from paddock.text.special_tokens import SpecialToken
 
-Parts = tuple[str | Special, ...]  # text, and tokens between
+Parts = tuple[str | SpecialToken, ...]  # text, and tokens between
 
-PSM = (Special.CODE_PREFIX, Special.CODE_SUFFIX, Special.CODE_MIDDLE)
-SPM = (Special.CODE_SUFFIX, Special.CODE_PREFIX, Special.CODE_MIDDLE)
+PSM = (SpecialToken.CODE_PREFIX, SpecialToken.CODE_SUFFIX, SpecialToken.CODE_MIDDLE)
+SPM = (SpecialToken.CODE_SUFFIX, SpecialToken.CODE_PREFIX, SpecialToken.CODE_MIDDLE)
 
 
 class Fim(BaseSettings):
@@ -27,9 +27,9 @@ def fill_in_middle(text: str, rules: Fim, chance: Random) -> Parts:
     order = SPM if chance.random() < rules.suffix_first else PSM
     start, stop = sorted(chance.randint(0, len(text)) for _ in range(2))
     pieces = {
-        Special.CODE_PREFIX: text[:start],
-        Special.CODE_MIDDLE: text[start:stop],
-        Special.CODE_SUFFIX: text[stop:],
+        SpecialToken.CODE_PREFIX: text[:start],
+        SpecialToken.CODE_MIDDLE: text[start:stop],
+        SpecialToken.CODE_SUFFIX: text[stop:],
     }
     return tuple(part for token in order for part in (token, pieces[token]))
 
@@ -39,5 +39,5 @@ def put_back(parts: Parts) -> str:
     if len(parts) == 1:
         return str(parts[0])
     pieces = dict(zip(parts[::2], parts[1::2], strict=True))
-    order = (Special.CODE_PREFIX, Special.CODE_MIDDLE, Special.CODE_SUFFIX)
+    order = (SpecialToken.CODE_PREFIX, SpecialToken.CODE_MIDDLE, SpecialToken.CODE_SUFFIX)
     return "".join(pieces[token] for token in order)

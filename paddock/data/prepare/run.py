@@ -33,12 +33,12 @@ from paddock.data.shards import (
 )
 from paddock.records import Dialogue
 from paddock.text import (
+    ChatTemplate,
     ChatTemplateError,
-    RewritesPast,
-    Special,
-    Template,
+    NotPrefixPreservingError,
+    SpecialToken,
     Tokenizer,
-    renderer_for,
+    get_renderer,
 )
 
 Progress = Callable[[str, int, int], None]  # a source, its documents and bytes so far
@@ -78,7 +78,7 @@ def corpus_key(settings: CorpusSettings, tokenizer: Tokenizer) -> str:
     """Stands for everything that decides what the shards hold, except the files themselves."""
     parts = [str(FORMAT), tokenizer.fingerprint, settings.model_dump_json()]
     if settings.has_dialogues and settings.template is None:
-        template = Template.of(tokenizer)
+        template = ChatTemplate.from_tokenizer(tokenizer)
         parts.append("" if template is None else template.source)
     return sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -192,12 +192,12 @@ class _Kitchen:
         progress: Progress,
     ) -> tuple[int, int]:
         """As `_write_texts`; one that has nothing to learn is left out."""
-        renderer = renderer_for(self._tokenizer, version=self._settings.template)
+        renderer = get_renderer(self._tokenizer, version=self._settings.template)
         documents = size = 0
         for split, dialogue in self._both_splits(source):
             try:
                 rows = lessons(dialogue, renderer, learn=source.learn)
-            except (ChatTemplateError, RewritesPast) as error:
+            except (ChatTemplateError, NotPrefixPreservingError) as error:
                 raise DataError(f"source '{source.name}', {dialogue.id}: {error}") from None
             rows = [row for row in rows if any(row.trained[1:])] if dialogue.weight else []
             reading.drops.update([] if rows else ["nothing to learn"])
@@ -253,15 +253,15 @@ class _Kitchen:
     def _ids(self, documents: Sequence[Document]) -> Iterator[list[int]]:
         """The tokens of each document, with what stands before and after."""
         rows = [self._parts(document) for document in documents]
-        texts = [part for row in rows for part in row if not isinstance(part, Special)]
-        encoded = iter(self._tokenizer.encode_many(texts))
+        texts = [part for row in rows for part in row if not isinstance(part, SpecialToken)]
+        encoded = iter(self._tokenizer.encode_batch(texts))
         for row in rows:
             yield [*self._begin, *self._joined(row, encoded), *self._end]
 
     def _joined(self, row: Parts, encoded: Iterator[list[int]]) -> Iterable[int]:
         for part in row:
-            if isinstance(part, Special):
-                yield self._tokenizer.specials[part]
+            if isinstance(part, SpecialToken):
+                yield self._tokenizer.special_token_ids[part]
             else:
                 yield from next(encoded)
 
@@ -275,7 +275,7 @@ class _Kitchen:
         return len(self._tokenizer.encode(text, specials=False))
 
     def _id(self, token: str) -> int:
-        found = self._tokenizer.id_of(token)
+        found = self._tokenizer.token_to_id(token)
         if found is None:
             raise DataError(f"tokenizer '{self._tokenizer.name}' has no token {token}")
         return found

@@ -14,7 +14,7 @@ from paddock.data.prepare.clean import Clean
 from paddock.data.prepare.dedup import Dedup
 from paddock.data.prepare.fim import Fim
 from paddock.data.reasoning import ReasoningSource
-from paddock.text import Special, Version
+from paddock.text import GlmVersion, SpecialToken
 
 Source = Annotated[
     FileSource | ReasoningSource | LongContextSource | DialogueSource | DemonstrationSource,
@@ -56,10 +56,12 @@ class CorpusSettings(BaseSettings):
     quality: Quality | None = None
     fim: Fim = Fim()
     # A boundary on both sides: the first word is predicted from one, the end is the other.
-    begin: tuple[str, ...] = (Special.ENDOFTEXT.value,)
-    end: tuple[str, ...] = (Special.ENDOFTEXT.value,)
+    begin: tuple[str, ...] = (SpecialToken.ENDOFTEXT.value,)
+    end: tuple[str, ...] = (SpecialToken.ENDOFTEXT.value,)
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.005  # share of documents
-    template: Version | None = None  # of dialogues; None: the tokenizer's own, else GLM-5's first
+    template: GlmVersion | None = (
+        None  # of dialogues; None: the tokenizer's own, else GLM-5's first
+    )
     shard_tokens: Annotated[int, Field(gt=0)] = 250_000_000
     seed: int = 0
 

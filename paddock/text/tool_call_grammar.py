@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paddock.records import Grammar, ToolSpec
-from paddock.text.arguments import kinds_of, typed
-from paddock.text.special import Special, Specials
+from paddock.text.special_tokens import SpecialToken, SpecialTokenIds
 from paddock.text.tokenizer import Tokenizer
+from paddock.text.tool_arguments import allowed_json_types, coerce_argument
 
 _ARGUMENT = (
-    *(Special.ARG_KEY_OPEN, Special.ARG_KEY_CLOSE),
-    *(Special.ARG_VALUE_OPEN, Special.ARG_VALUE_CLOSE),
+    *(SpecialToken.ARG_KEY_OPEN, SpecialToken.ARG_KEY_CLOSE),
+    *(SpecialToken.ARG_VALUE_OPEN, SpecialToken.ARG_VALUE_CLOSE),
 )
 _LEVELS = 16  # of schemas that stand for others
 _KEY = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # of an argument that the schema does not name
@@ -33,34 +33,36 @@ _FORMATS = {
     "ipv4": r"(1[0-9]{2}|[1-9]?[0-9])(\.(1[0-9]{2}|[1-9]?[0-9])){3}",
 }
 
-Format = dict[str, Any]
+StructuralTagFormat = dict[str, Any]
 Schema = Mapping[str, Any]
 
 
-def call_grammar(tokenizer: Tokenizer, tools: Sequence[ToolSpec]) -> Grammar | None:
+def tool_call_grammar(tokenizer: Tokenizer, tools: Sequence[ToolSpec]) -> Grammar | None:
     """For a reply that is one call of one of `tools`, to its closing marker; None where calls have
     no markers."""
-    specials = tokenizer.specials
-    if Special.TOOL_CALL_OPEN not in specials or Special.TOOL_CALL_CLOSE not in specials:
+    specials = tokenizer.special_token_ids
+    if SpecialToken.TOOL_CALL_OPEN not in specials or SpecialToken.TOOL_CALL_CLOSE not in specials:
         return None
     form = _glm_call if all(marker in specials for marker in _ARGUMENT) else _json_call
     # Where every text begins with a blank, the one behind a marker is not part of it.
-    first = tokenizer.token_of(tokenizer.encode("a", specials=False)[0]) or ""
+    first = tokenizer.id_to_token(tokenizer.encode("a", specials=False)[0]) or ""
     blank = " " if first.startswith("\u2581") else ""
     calls = [form(specials, tool, blank) for tool in tools]
-    begin, end = (_token(specials, m) for m in (Special.TOOL_CALL_OPEN, Special.TOOL_CALL_CLOSE))
+    begin, end = (
+        _token(specials, m) for m in (SpecialToken.TOOL_CALL_OPEN, SpecialToken.TOOL_CALL_CLOSE)
+    )
     whole = _row(begin, _either(calls), end)
     tag = {"type": "structural_tag", "format": whole}
     return Grammar("structural_tag", json.dumps(tag, ensure_ascii=False), must_complete=True)
 
 
-def _json_call(_: Specials, tool: ToolSpec, blank: str) -> Format:
+def _json_call(_: SpecialTokenIds, tool: ToolSpec, blank: str) -> StructuralTagFormat:
     name = json.dumps(tool.name, ensure_ascii=False)
     schema = {"type": "object"} | dict(tool.parameters)
     return _row(_const(f'{blank}\n{{"name": {name}, "arguments": '), _json(schema), _const("}\n"))
 
 
-def _glm_call(specials: Specials, tool: ToolSpec, blank: str) -> Format:
+def _glm_call(specials: SpecialTokenIds, tool: ToolSpec, blank: str) -> StructuralTagFormat:
     root = tool.parameters
     top = _plain(root, root)
     required = set(top.get("required") or ())
@@ -78,18 +80,20 @@ def _glm_call(specials: Specials, tool: ToolSpec, blank: str) -> Format:
     return _row(*parts)
 
 
-def _behind(blank: str, value: Format) -> Format:
+def _behind(blank: str, value: StructuralTagFormat) -> StructuralTagFormat:
     return value if not blank or value == _ANY else _row(_const(blank), value)
 
 
-def _argument(specials: Specials, key: Format, value: Format) -> Format:
+def _argument(
+    specials: SpecialTokenIds, key: StructuralTagFormat, value: StructuralTagFormat
+) -> StructuralTagFormat:
     key_open, key_close, value_open, value_close = (_token(specials, m) for m in _ARGUMENT)
     return _row(key_open, key, key_close, value_open, value, value_close)
 
 
-def _value(root: Schema, key: str, schema: object) -> Format:
+def _value(root: Schema, key: str, schema: object) -> StructuralTagFormat:
     """One argument's value, so that the parser reads a value of the schema."""
-    kinds = kinds_of(root, key)
+    kinds = allowed_json_types(root, key)
     texts, others = _parted(schema, root, _LEVELS)
     if not kinds and (others or not _is_free(schema)):
         return _json(_rooted(schema, root))  # of whatever type JSON says
@@ -99,7 +103,9 @@ def _value(root: Schema, key: str, schema: object) -> Format:
     return _either([*safe, *(_json(_rooted(other, root)) for other in others)])
 
 
-def _parted(schema: object, root: Schema, levels: int) -> tuple[list[Format], list[Schema]]:
+def _parted(
+    schema: object, root: Schema, levels: int
+) -> tuple[list[StructuralTagFormat], list[Schema]]:
     """What of a schema is text, and the schemas of the rest."""
     plain = _plain(schema, root)
     options = plain.get("anyOf") or plain.get("oneOf")
@@ -122,7 +128,7 @@ def _parted(schema: object, root: Schema, levels: int) -> tuple[list[Format], li
     )
 
 
-def _text(schema: Schema) -> Format:
+def _text(schema: Schema) -> StructuralTagFormat:
     """A string without quotes."""
     pattern, form = schema.get("pattern"), schema.get("format")
     if isinstance(pattern, str):
@@ -136,11 +142,14 @@ def _text(schema: Schema) -> Format:
     return _ANY
 
 
-def _told_apart(text: Format, kinds: frozenset[str]) -> Format | None:
+def _told_apart(text: StructuralTagFormat, kinds: frozenset[str]) -> StructuralTagFormat | None:
     """The text where a value of another type may stand too: only what stays text."""
     if text == _ANY:
         return {"type": "regex", "pattern": _WORDS}
-    if text["type"] == "const_string" and typed(text["value"], kinds) != (text["value"], True):
+    if text["type"] == "const_string" and coerce_argument(text["value"], kinds) != (
+        text["value"],
+        True,
+    ):
         return None
     return text
 
@@ -209,24 +218,24 @@ def _moved(schema: Any) -> Any:
     return [_moved(each) for each in schema] if isinstance(schema, list) else schema
 
 
-_ANY: Format = {"type": "any_text"}
+_ANY: StructuralTagFormat = {"type": "any_text"}
 
 
-def _const(text: str) -> Format:
+def _const(text: str) -> StructuralTagFormat:
     return {"type": "const_string", "value": text} if text else _row()
 
 
-def _json(schema: Schema) -> Format:
+def _json(schema: Schema) -> StructuralTagFormat:
     return {"type": "json_schema", "json_schema": dict(schema)}
 
 
-def _token(specials: Specials, marker: Special) -> Format:
+def _token(specials: SpecialTokenIds, marker: SpecialToken) -> StructuralTagFormat:
     return {"type": "token", "token": specials[marker]}
 
 
-def _row(*elements: Format) -> Format:
+def _row(*elements: StructuralTagFormat) -> StructuralTagFormat:
     return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}
 
 
-def _either(options: Sequence[Format]) -> Format:
+def _either(options: Sequence[StructuralTagFormat]) -> StructuralTagFormat:
     return options[0] if len(options) == 1 else {"type": "or", "elements": list(options)}

@@ -10,23 +10,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from paddock.records import Message, ToolCall, ToolSpec
-from paddock.text.rendered import common
-from paddock.text.template import UNSAID, Template, Thinking
+from paddock.text.chat_template import DEFAULT_THINKING, ChatTemplate, ThinkingKwargs
+from paddock.text.renderer import common_prefix_length
 from paddock.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
+class SessionPattern:
     """How a session will go. A proof is for one mode."""
 
-    thinking: Thinking = UNSAID
+    thinking: ThinkingKwargs = DEFAULT_THINKING
     users: bool = True  # user messages come after replies, not only results of tools
     tools: bool = True
     switching: bool = False  # thinking is turned off for some replies and on again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rewrite:
+class PrefixChange:
     """What a template changed."""
 
     step: str  # what was added when it happened
@@ -40,7 +40,9 @@ class Rewrite:
         )
 
 
-def rewrite(template: Template, tokenizer: Tokenizer, mode: Mode) -> Rewrite | None:
+def find_prefix_change(
+    template: ChatTemplate, tokenizer: Tokenizer, mode: SessionPattern
+) -> PrefixChange | None:
     """The first change that `template` makes to the past in such a session; None if it makes none.
 
     Checked at every reply: the text with the reply begins with the prompt for it, and the next
@@ -50,9 +52,9 @@ def rewrite(template: Template, tokenizer: Tokenizer, mode: Mode) -> Rewrite | N
     before: list[int] = []
     for step, text in _session(template, mode):
         after = tokenizer.encode(text, specials=True)
-        same = common(before, after)
+        same = common_prefix_length(before, after)
         if same < len(before):
-            return Rewrite(
+            return PrefixChange(
                 step=step,
                 position=same,
                 was=tokenizer.decode(before[same : same + 8]),
@@ -62,7 +64,7 @@ def rewrite(template: Template, tokenizer: Tokenizer, mode: Mode) -> Rewrite | N
     return None
 
 
-def _session(template: Template, mode: Mode) -> Iterator[tuple[str, str]]:
+def _session(template: ChatTemplate, mode: SessionPattern) -> Iterator[tuple[str, str]]:
     """Every text that an engine would see, in order, each with what is new in it."""
     messages = _messages(mode)
     replies = [k for k, message in enumerate(messages) if message.role == "assistant"]
@@ -80,7 +82,7 @@ def _session(template: Template, mode: Mode) -> Iterator[tuple[str, str]]:
             yield f"messages[{end - 1}] ({added.role})", text
 
 
-def _turn(mode: Mode, turn: int) -> tuple[Thinking, bool]:
+def _turn(mode: SessionPattern, turn: int) -> tuple[ThinkingKwargs, bool]:
     """What is said about thinking in this turn, and whether the reply thinks."""
     if mode.switching:
         on = turn % 4 in (0, 3)  # so that it changes before results and before user messages
@@ -88,7 +90,7 @@ def _turn(mode: Mode, turn: int) -> tuple[Thinking, bool]:
     return mode.thinking, mode.thinking.enable_thinking is not False
 
 
-def _messages(mode: Mode) -> list[Message]:
+def _messages(mode: SessionPattern) -> list[Message]:
     """A session in which everything happens that the mode allows."""
     found = [Message(role="system", content="Be brief."), _user("What is in the box?")]
     for round_ in range(3):

@@ -20,12 +20,12 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paddock.records import Message, ToolCall, ToolSpec
-from paddock.text.tokenizer import CONFIG, Tokenizer
+from paddock.text.tokenizer import TOKENIZER_CONFIG_FILE, Tokenizer
 
-FILE = "chat_template.jinja"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
-Version = Literal["5", "5.1", "5.2", "5.3"]
-VERSIONS: tuple[Version, ...] = get_args(Version)
+GlmVersion = Literal["5", "5.1", "5.2", "5.3"]
+GLM_VERSIONS: tuple[GlmVersion, ...] = get_args(GlmVersion)
 
 
 class ChatTemplateError(ValueError):
@@ -33,7 +33,7 @@ class ChatTemplateError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thinking:
+class ThinkingKwargs:
     """What a request says about thinking, in the words of `chat_template_kwargs`. None: nothing.
 
     GLM-5's default is interleaved: thoughts are shown back to the model until the next user
@@ -49,17 +49,17 @@ class Thinking:
     reasoning_effort: str | None = None
 
     @property
-    def said(self) -> dict[str, Any]:
+    def as_kwargs(self) -> dict[str, Any]:
         """What was said, as a template is told."""
         pairs = ((name, getattr(self, name)) for name in self.__slots__)
         return {name: value for name, value in pairs if value is not None}
 
 
-UNSAID = Thinking()
+DEFAULT_THINKING = ThinkingKwargs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class GlmTemplateVariant:
     """How a version of GLM-5's template differs from the others, as glm5.jinja says it."""
 
     efforts: tuple[str, ...] = ()  # the levels it knows; any other is the last; () no effort line
@@ -70,26 +70,26 @@ class Rules:
     wraps_tools: bool = False  # in {"type": "function", "function": ...}
     sorts_results: bool = False  # of parallel calls, into the order of the calls
 
-    def thinks(self, thinking: Thinking) -> bool:
+    def is_thinking_enabled(self, thinking: ThinkingKwargs) -> bool:
         return self.always_thinks or thinking.enable_thinking is not False
 
-    def forgets(self, thinking: Thinking) -> bool:
+    def clears_reasoning(self, thinking: ThinkingKwargs) -> bool:
         """Whether thoughts from before the last user message are left out."""
         return self.clears if thinking.clear_thinking is None else thinking.clear_thinking
 
-    def effort(self, thinking: Thinking) -> str | None:
+    def reasoning_effort(self, thinking: ThinkingKwargs) -> str | None:
         """The level that the effort line names, if there is one."""
-        if not self.efforts or not self.thinks(thinking):
+        if not self.efforts or not self.is_thinking_enabled(thinking):
             return None
         said = thinking.reasoning_effort
         return said if said in self.efforts else self.efforts[-1]
 
 
-RULES: dict[Version, Rules] = {
-    "5": Rules(wraps_tools=True),
-    "5.1": Rules(opens_newest=True),
-    "5.2": Rules(efforts=("high", "max"), opens=True),
-    "5.3": Rules(
+GLM_TEMPLATE_VARIANTS: dict[GlmVersion, GlmTemplateVariant] = {
+    "5": GlmTemplateVariant(wraps_tools=True),
+    "5.1": GlmTemplateVariant(opens_newest=True),
+    "5.2": GlmTemplateVariant(efforts=("high", "max"), opens=True),
+    "5.3": GlmTemplateVariant(
         efforts=("low", "high", "max"),
         always_thinks=True,
         clears=False,
@@ -99,18 +99,18 @@ RULES: dict[Version, Rules] = {
 }
 
 
-def ignored(version: Version, thinking: Thinking) -> dict[str, str]:
+def ignored_thinking_kwargs(version: GlmVersion, thinking: ThinkingKwargs) -> dict[str, str]:
     """What of `thinking` GLM-5's template passes over, each with the reason, so that whoever
     takes requests can warn.
 
     >>> ignored("5.2", Thinking(enable_thinking=True, reasoning_effort="low"))
     {'reasoning_effort': "GLM-5.2 knows high and max: 'low' means max"}
     """
-    rules, said = RULES[version], thinking.said
+    rules, said = GLM_TEMPLATE_VARIANTS[version], thinking.as_kwargs
     found: dict[str, str] = {}
     if rules.always_thinks and said.get("enable_thinking") is False:
         found["enable_thinking"] = f"GLM-{version} always thinks"
-    if "reasoning_effort" in said and rules.effort(thinking) is None:
+    if "reasoning_effort" in said and rules.reasoning_effort(thinking) is None:
         why = "has no levels of effort" if not rules.efforts else "has none with thinking off"
         found["reasoning_effort"] = f"GLM-{version} {why}"
     elif "reasoning_effort" in said and said["reasoning_effort"] not in rules.efforts:
@@ -123,7 +123,7 @@ def ignored(version: Version, thinking: Thinking) -> dict[str, str]:
 # --- rendering ------------------------------------------------------------------------------------
 
 
-class Template:
+class ChatTemplate:
     """A chat template as its model's folder has it.
 
     The variables are those of transformers' `apply_chat_template`, but no clock (`strftime_now`):
@@ -148,13 +148,13 @@ class Template:
         self._sources = [source, *([with_tools] if with_tools is not None else [])]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Self | None:
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> Self | None:
         """The template among a tokenizer's files: chat_template.jinja, else in its config."""
         config = json.loads(tokenizer.files.get("special_tokens_map.json", b"{}"))
-        config |= json.loads(tokenizer.files[CONFIG])
+        config |= json.loads(tokenizer.files[TOKENIZER_CONFIG_FILE])
         given: Any = config.get("chat_template")
-        if FILE in tokenizer.files:
-            given = tokenizer.files[FILE].decode()
+        if CHAT_TEMPLATE_FILE in tokenizer.files:
+            given = tokenizer.files[CHAT_TEMPLATE_FILE].decode()
         if isinstance(given, list):  # several, by name
             given = {each["name"]: each["template"] for each in given}
         named = given if isinstance(given, dict) else {"default": given}
@@ -173,7 +173,7 @@ class Template:
         messages: Sequence[Message],
         *,
         tools: Sequence[ToolSpec] = (),
-        thinking: Thinking = UNSAID,
+        thinking: ThinkingKwargs = DEFAULT_THINKING,
         add_generation_prompt: bool = False,
     ) -> str:
         """The conversation as text; ChatTemplateError if the template refuses it or fails."""
@@ -182,11 +182,11 @@ class Template:
             template = self._with_tools if tools else self._plain
             return template.render(
                 messages=_dicts(messages, arguments),
-                tools=[tool_dict(tool) for tool in tools] or None,
+                tools=[tool_to_openai(tool) for tool in tools] or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._variables,
-                **thinking.said,
+                **thinking.as_kwargs,
             )
 
         try:
@@ -198,7 +198,7 @@ class Template:
             raise ChatTemplateError(f"the chat template of {self.name}: {error}") from None
 
     @cached_property
-    def heeds(self) -> frozenset[str]:
+    def variables(self) -> frozenset[str]:
         """The variables that the template mentions."""
         trees = (_environment().parse(source) for source in self._sources)
         return frozenset().union(*map(jinja2.meta.find_undeclared_variables, trees))
@@ -212,28 +212,30 @@ class Template:
             ) from None
 
 
-def chat_template(version: Version) -> str:
+def glm_chat_template_source(version: GlmVersion) -> str:
     """GLM-5's template, whole: what `chat_template.jinja` beside released weights should say."""
-    if version not in RULES:
-        raise ChatTemplateError(f"no GLM-5 template {version!r}; there are {', '.join(VERSIONS)}")
+    if version not in GLM_TEMPLATE_VARIANTS:
+        raise ChatTemplateError(
+            f"no GLM-5 template {version!r}; there are {', '.join(GLM_VERSIONS)}"
+        )
     body = (files("paddock.text") / "glm5.jinja").read_text(encoding="utf-8")
     return f"{{%- set version = '{version}' -%}}\n{body}"
 
 
 @cache
-def glm_template(version: Version) -> Template:
-    return Template(chat_template(version), name=f"GLM-{version}")
+def glm_chat_template(version: GlmVersion) -> ChatTemplate:
+    return ChatTemplate(glm_chat_template_source(version), name=f"GLM-{version}")
 
 
-def version_of(template: Template) -> Version | None:
+def detect_glm_version(template: ChatTemplate) -> GlmVersion | None:
     """Which of GLM-5's templates this one is, by what it makes of a few conversations."""
-    for version in VERSIONS:
-        if all(_alike(template, glm_template(version), thinking) for thinking in _SETTINGS):
+    for version in GLM_VERSIONS:
+        if all(_alike(template, glm_chat_template(version), thinking) for thinking in _SETTINGS):
             return version
     return None
 
 
-def tool_dict(tool: ToolSpec) -> dict[str, Any]:
+def tool_to_openai(tool: ToolSpec) -> dict[str, Any]:
     """The tool in the wrapper that templates expect; what is empty is left out."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
@@ -324,7 +326,11 @@ def _raise_exception(message: str) -> None:
 
 # --- telling versions apart -----------------------------------------------------------------------
 
-_SETTINGS = (UNSAID, Thinking(clear_thinking=False), Thinking(enable_thinking=False))
+_SETTINGS = (
+    DEFAULT_THINKING,
+    ThinkingKwargs(clear_thinking=False),
+    ThinkingKwargs(enable_thinking=False),
+)
 _LOOK = ToolCall(id="a", name="look", arguments={"where": "up", "far": 2})
 _WAIT = ToolCall(id="b", name="wait")
 _TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
@@ -341,8 +347,8 @@ _CONVERSATION = (
 )
 
 
-def _alike(one: Template, other: Template, thinking: Thinking) -> bool:
-    def text(template: Template, end: int) -> str:
+def _alike(one: ChatTemplate, other: ChatTemplate, thinking: ThinkingKwargs) -> bool:
+    def text(template: ChatTemplate, end: int) -> str:
         return template.render(
             _CONVERSATION[:end],
             tools=(_TOOL,),

@@ -9,7 +9,7 @@ from typing import Any
 from paddock.records import JsonObject, RecordDecodeError, replace_lone_surrogates
 from paddock.records.json_codec import check_json_object
 
-RAW = "arguments"  # the key under which arguments that are no JSON object are kept
+RAW_ARGUMENTS_KEY = "arguments"  # the key under which arguments that are no JSON object are kept
 
 _LEVELS = 100  # of values within values
 _SCHEMA_LEVELS = 16  # that are looked into; a schema may refer to itself
@@ -24,20 +24,20 @@ _KINDS: dict[type, str] = {
 }
 
 
-def plain(value: object) -> Any:
+def to_json_value(value: object) -> Any:
     """A copy of a JSON value with every text mended; WireError if it is none or too deep."""
     return check_json_object({"value": _mended(value, _LEVELS)}, "value")["value"]
 
 
-def from_json(text: str) -> Any:
+def parse_json_value(text: str) -> Any:
     """The value that JSON `text` spells, as a record can carry it; ValueError if it does not."""
     try:
-        return plain(json.loads(text))
+        return to_json_value(json.loads(text))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def arguments_from(given: object) -> JsonObject:
+def parse_arguments(given: object) -> JsonObject:
     """Arguments as clients send them: an object, or JSON text, or nothing. What is neither an
     object nor spells one is kept as text under the key RAW, so that history can be shown.
 
@@ -47,20 +47,28 @@ def arguments_from(given: object) -> JsonObject:
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     try:
-        value = from_json(given) if isinstance(given, str) else plain(given)
+        value = parse_json_value(given) if isinstance(given, str) else to_json_value(given)
     except ValueError:
-        return {RAW: replace_lone_surrogates(given if isinstance(given, str) else str(given))}
+        return {
+            RAW_ARGUMENTS_KEY: replace_lone_surrogates(
+                given if isinstance(given, str) else str(given)
+            )
+        }
     if value is None:
         return {}
     if isinstance(value, dict):
         return value
-    return {RAW: replace_lone_surrogates(given) if isinstance(given, str) else json.dumps(value)}
+    return {
+        RAW_ARGUMENTS_KEY: replace_lone_surrogates(given)
+        if isinstance(given, str)
+        else json.dumps(value)
+    }
 
 
 # --- types from a schema --------------------------------------------------------------------------
 
 
-def kinds_of(parameters: JsonObject, key: str) -> frozenset[str]:
+def allowed_json_types(parameters: JsonObject, key: str) -> frozenset[str]:
     """The JSON types that a tool's schema allows the argument `key`; empty if it does not say.
 
     >>> schema = {"properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
@@ -74,7 +82,7 @@ def kinds_of(parameters: JsonObject, key: str) -> frozenset[str]:
     return frozenset(_kinds(schema, parameters, _SCHEMA_LEVELS, set()))
 
 
-def typed(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
+def coerce_argument(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
     """The value of an argument written as `text`, and whether it is of a type it may have.
 
     Text that may only be a string is never looked into. Else it is JSON, or a Python literal where
@@ -114,14 +122,14 @@ def _mended(value: Any, levels: int) -> Any:
 def _spelled(text: str, *, literal: bool) -> Any:
     """The value that `text` spells in JSON or, with `literal`, in Python."""
     try:
-        return from_json(text)
+        return parse_json_value(text)
     except ValueError:
         if not literal:
             raise
     try:
         with warnings.catch_warnings():  # about escapes in what is no Python at all
             warnings.simplefilter("ignore")
-            return plain(ast.literal_eval(text.strip()))
+            return to_json_value(ast.literal_eval(text.strip()))
     except (SyntaxError, TypeError, MemoryError, RecursionError):
         raise ValueError("no literal") from None
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Self
 
 
-class Special(StrEnum):
+class SpecialToken(StrEnum):
     """GLM-5's added tokens, in the order of the released vocabulary, whose end they are.
 
     >>> Special.USER.value, list(Special).index(Special.USER)
@@ -51,22 +51,28 @@ class Special(StrEnum):
     VIDEO = "<|video|>"
 
     @property
-    def silent(self) -> bool:
+    def is_special(self) -> bool:
         """Left out of decoded text on request ("special" in the released files). The others, such
         as <think> and <tool_call>, are part of what the model says and always shown."""
         return self in _SILENT
 
 
-_SILENT = frozenset(list(Special)[: list(Special).index(Special.TRANSCRIPTION_CLOSE) + 1])
-STOPS = (Special.ENDOFTEXT, Special.USER, Special.OBSERVATION)  # where a reply ends
+_SILENT = frozenset(
+    list(SpecialToken)[: list(SpecialToken).index(SpecialToken.TRANSCRIPTION_CLOSE) + 1]
+)
+STOP_TOKENS = (
+    SpecialToken.ENDOFTEXT,
+    SpecialToken.USER,
+    SpecialToken.OBSERVATION,
+)  # where a reply ends
 
 
-class MissingToken(ValueError):
+class MissingTokenError(ValueError):
     """A tokenizer without a token that is asked for; the message names both."""
 
 
 @dataclass(frozen=True, slots=True)
-class Specials:
+class SpecialTokenIds:
     """The ids of GLM-5's added tokens in one tokenizer, which need not have them all.
 
     >>> specials = Specials({Special.ENDOFTEXT: 300, Special.USER: 301}, tokenizer="tiny")
@@ -74,32 +80,32 @@ class Specials:
     (301, (300, 301))
     >>> specials[Special.SOP]
     Traceback (most recent call last):
-    paddock.text.special.MissingToken: tokenizer 'tiny' has no token <sop>
+    paddock.text.special_tokens.MissingToken: tokenizer 'tiny' has no token <sop>
     """
 
-    ids: Mapping[Special, int]
+    ids: Mapping[SpecialToken, int]
     tokenizer: str  # how an error calls it
 
     @classmethod
-    def of(cls, id_of: Callable[[str], int | None], *, tokenizer: str) -> Self:
-        found = ((token, id_of(token.value)) for token in Special)
+    def from_tokenizer(cls, id_of: Callable[[str], int | None], *, tokenizer: str) -> Self:
+        found = ((token, id_of(token.value)) for token in SpecialToken)
         return cls({token: i for token, i in found if i is not None}, tokenizer)
 
-    def __getitem__(self, token: Special) -> int:
+    def __getitem__(self, token: SpecialToken) -> int:
         if token not in self.ids:
-            raise MissingToken(f"tokenizer '{self.tokenizer}' has no token {token.value}")
+            raise MissingTokenError(f"tokenizer '{self.tokenizer}' has no token {token.value}")
         return self.ids[token]
 
     def __contains__(self, token: object) -> bool:
         return token in self.ids
 
-    def __iter__(self) -> Iterator[Special]:
+    def __iter__(self) -> Iterator[SpecialToken]:
         return iter(self.ids)
 
-    def all(self, tokens: Iterable[Special]) -> list[int]:
+    def ids_of(self, tokens: Iterable[SpecialToken]) -> list[int]:
         return [self[token] for token in tokens]
 
     @property
-    def stops(self) -> tuple[int, ...]:
+    def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end a reply, of those that there are."""
-        return tuple(self.ids[token] for token in STOPS if token in self.ids)
+        return tuple(self.ids[token] for token in STOP_TOKENS if token in self.ids)

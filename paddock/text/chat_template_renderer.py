@@ -12,28 +12,28 @@ from functools import cached_property
 from typing import Any
 
 from paddock.records import Message, ToolCall, ToolSpec
-from paddock.text.parse import is_thinking
-from paddock.text.rendered import (
-    Producer,
-    Rendered,
-    RewritesPast,
-    Row,
-    common,
-    refuse_many,
-    refuse_replies,
-    rendered,
-    require_reply,
+from paddock.text.chat_template import DEFAULT_THINKING, ChatTemplate, ThinkingKwargs
+from paddock.text.completion_parser import is_in_reasoning
+from paddock.text.renderer import (
+    NotPrefixPreservingError,
+    RenderedTokens,
+    TokenRow,
+    TokenSource,
+    check_ends_with_assistant,
+    check_message_count,
+    check_no_assistant_messages,
+    common_prefix_length,
+    rendered_from_rows,
 )
-from paddock.text.special import Special
-from paddock.text.template import UNSAID, Template, Thinking
-from paddock.text.tokenizer import Detokenizer, Tokenizer
+from paddock.text.special_tokens import SpecialToken
+from paddock.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 # A character that means nothing to anyone. Put inside what a text spells like a marker, it takes it
 # past the template; it is taken out again before the text is encoded.
 _GUARD = "\ufdd0"
 
 
-class FolderRenderer:
+class ChatTemplateRenderer:
     """The template in a model's folder.
 
     Nothing that a message or a tool says can spell a marker, but for <think> and </think> in an
@@ -42,48 +42,50 @@ class FolderRenderer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: Template, *, specials_in_text: bool = False
+        self, tokenizer: Tokenizer, template: ChatTemplate, *, specials_in_text: bool = False
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
-        spelled = sorted((t for t in tokenizer.added if len(t.strip()) > 1), key=len, reverse=True)
+        spelled = sorted(
+            (t for t in tokenizer.added_tokens if len(t.strip()) > 1), key=len, reverse=True
+        )
         self._marker = _any_of(spelled)
         self._marker_in_content = _any_of([t for t in spelled if t not in _THINK])
         self._specials_in_text = specials_in_text
 
     @cached_property
-    def stops(self) -> tuple[int, ...]:
+    def stop_token_ids(self) -> tuple[int, ...]:
         """What the template puts after a reply, and the end of a document."""
         text = self._text((_ask("x"), Message(role="assistant", content="y")))
         ids = self._ids(text)
-        found = [*ids[self._closing(ids) :][:1], self.tokenizer.end]
+        found = [*ids[self._closing(ids) :][:1], self.tokenizer.eos_token_id]
         return tuple(dict.fromkeys(token for token in found if token is not None))
 
-    def prompt(
+    def render_prompt(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[ToolSpec] = (),
-        thinking: Thinking = UNSAID,
+        thinking: ThinkingKwargs = DEFAULT_THINKING,
         most: int | None = None,
-    ) -> Rendered:
-        refuse_many(messages, most)
+    ) -> RenderedTokens:
+        check_message_count(messages, most)
         text = self._text(messages, tools, thinking, opened=True)
         self._refuse_longer(text, most)
-        return rendered(self._others(text, self._ids(text), messages, 0))
+        return rendered_from_rows(self._others(text, self._ids(text), messages, 0))
 
-    def dialogue(
+    def render_dialogue(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[ToolSpec] = (),
-        thinking: Thinking = UNSAID,
+        thinking: ThinkingKwargs = DEFAULT_THINKING,
         closed: bool = True,
         most: int | None = None,
-    ) -> Rendered:
-        refuse_many(messages, most)
+    ) -> RenderedTokens:
+        check_message_count(messages, most)
         if most is not None:
             self._refuse_longer(self._text(messages, tools, thinking), most)
-        rows: list[Row] = []
+        rows: list[TokenRow] = []
         done, before, first = "", "", 0  # all the text, its last piece, the first message not in it
         for k, message in enumerate(messages):
             if message.role != "assistant":
@@ -102,33 +104,33 @@ class FolderRenderer:
             text = self._text(messages, tools, thinking)
             new = self._gained(done, text, f"messages[{first}:]")
             rows += self._others(new, self._following(before, new), messages[first:], first)
-        return rendered(rows)
+        return rendered_from_rows(rows)
 
-    def reply(
+    def render_last_reply(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[ToolSpec] = (),
-        thinking: Thinking = UNSAID,
-    ) -> Rendered:
-        require_reply(messages)
+        thinking: ThinkingKwargs = DEFAULT_THINKING,
+    ) -> RenderedTokens:
+        check_ends_with_assistant(messages)
         last = len(messages) - 1
         asked = self._text(messages[:last], tools, thinking, opened=True)
         said = self._gained(asked, self._text(messages, tools, thinking), f"messages[{last}]")
         prompt = self._others(asked, self._ids(asked), messages[:last], 0)
-        return rendered([*prompt, *self._reply(self._following(asked, said), last)])
+        return rendered_from_rows([*prompt, *self._reply(self._following(asked, said), last)])
 
-    def extend(
+    def render_next_turn(
         self,
         past: Sequence[int],
         messages: Sequence[Message],
         *,
-        thinking: Thinking = UNSAID,
+        thinking: ThinkingKwargs = DEFAULT_THINKING,
         answering: Message | None = None,
-    ) -> Rendered:
+    ) -> RenderedTokens:
         """What the template puts after a stand-in for the session. The stop that was sampled is
         not said again; if another was, or none, the template's own follows."""
-        refuse_replies(messages)
+        check_no_assistant_messages(messages)
         session = (_ask("x"), answering or _stand_in(messages, thinking))
         before = self._text(session, thinking=thinking)
         after = self._text((*session, *messages), thinking=thinking, opened=True)
@@ -137,13 +139,15 @@ class FolderRenderer:
         closing = ids[self._closing(ids) :]
         if past and closing and past[-1] == closing[0]:
             closing = closing[1:]
-        elif is_thinking(self.tokenizer, past):
-            closing = [self.tokenizer.specials[Special.THINK_CLOSE], *closing]
-        return rendered([*map(_scaffold, closing), *self._others(new, self._ids(new), messages, 0)])
+        elif is_in_reasoning(self.tokenizer, past):
+            closing = [self.tokenizer.special_token_ids[SpecialToken.THINK_CLOSE], *closing]
+        return rendered_from_rows(
+            [*map(_scaffold, closing), *self._others(new, self._ids(new), messages, 0)]
+        )
 
-    def ignored(self, thinking: Thinking) -> dict[str, str]:
+    def ignored_kwargs(self, thinking: ThinkingKwargs) -> dict[str, str]:
         why = f"the chat template of {self.template.name} does not mention it"
-        return {name: why for name in thinking.said if name not in self.template.heeds}
+        return {name: why for name in thinking.as_kwargs if name not in self.template.variables}
 
     # --- text
 
@@ -151,7 +155,7 @@ class FolderRenderer:
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
-        thinking: Thinking = UNSAID,
+        thinking: ThinkingKwargs = DEFAULT_THINKING,
         *,
         opened: bool = False,
     ) -> str:
@@ -165,8 +169,8 @@ class FolderRenderer:
     def _gained(self, before: str, after: str, what: str) -> str:
         if after.startswith(before):
             return after[len(before) :]
-        same = common(before, after)
-        raise RewritesPast(
+        same = common_prefix_length(before, after)
+        raise NotPrefixPreservingError(
             f"the chat template of {self.template.name} changes what it said when it comes to"
             f" {what}: {_near(before, same)!r} becomes {_near(after, same)!r}"
         )
@@ -185,7 +189,7 @@ class FolderRenderer:
 
     def _refuse_longer(self, text: str, most: int | None) -> None:
         if most is not None:
-            self.tokenizer.refuse_longer([text.replace(_GUARD, "")], most, specials=True)
+            self.tokenizer.check_max_tokens([text.replace(_GUARD, "")], most, specials=True)
 
     def _ids(self, text: str) -> list[int]:
         if _GUARD not in text:
@@ -195,7 +199,7 @@ class FolderRenderer:
         for found in [*self._marker.finditer(text), None]:
             plain = text[start : found.start() if found else None].replace(_GUARD, "")
             if start:
-                ids += self.tokenizer.encode_behind(plain)
+                ids += self.tokenizer.encode_continuation(plain)
             else:
                 ids += self.tokenizer.encode(plain, specials=False)
             if found:
@@ -211,11 +215,11 @@ class FolderRenderer:
     def _closing(self, ids: Sequence[int]) -> int:
         """Where in a reply's tokens the template closes it: at a silent token with at most blanks
         after it."""
-        at = max((i for i, token in enumerate(ids) if self.tokenizer.is_silent(token)), default=-1)
+        at = max((i for i, token in enumerate(ids) if self.tokenizer.is_special(token)), default=-1)
         closes = at >= 0 and not self.tokenizer.decode(ids[at + 1 :]).strip()
         return at if closes else len(ids)
 
-    def _reply(self, ids: Sequence[int], message: int) -> Iterator[Row]:
+    def _reply(self, ids: Sequence[int], message: int) -> Iterator[TokenRow]:
         """The model says all up to the token that stops it; what follows is the template's."""
         stop = self._closing(ids)
         for i, token in enumerate(ids):
@@ -224,10 +228,10 @@ class FolderRenderer:
 
     def _others(
         self, text: str, ids: Sequence[int], messages: Sequence[Message], first: int
-    ) -> Iterator[Row]:
+    ) -> Iterator[TokenRow]:
         """Tokens of a prompt: a message's where its content stands, else the template's."""
         text = text.replace(_GUARD, "")
-        spans: list[tuple[int, int, Producer, int]] = []
+        spans: list[tuple[int, int, TokenSource, int]] = []
         at = 0
         for i, message in enumerate(messages, first):
             content = message.content if message.content in text[at:] else message.content.strip()
@@ -235,7 +239,7 @@ class FolderRenderer:
             if content and start >= 0:
                 at = start + len(content)
                 spans.append((start, at, message.role, i))
-        growing, position = Detokenizer(self.tokenizer), 0
+        growing, position = IncrementalDetokenizer(self.tokenizer), 0
         for token in ids:
             while spans and spans[0][1] <= position:
                 spans.pop(0)
@@ -244,10 +248,10 @@ class FolderRenderer:
             position += len(growing.push(token))
 
 
-_THINK = (Special.THINK_OPEN, Special.THINK_CLOSE)
+_THINK = (SpecialToken.THINK_OPEN, SpecialToken.THINK_CLOSE)
 
 
-def _scaffold(token: int) -> Row:
+def _scaffold(token: int) -> TokenRow:
     return token, "template", False, None
 
 
@@ -255,7 +259,7 @@ def _ask(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-def _stand_in(messages: Sequence[Message], thinking: Thinking) -> Message:
+def _stand_in(messages: Sequence[Message], thinking: ThinkingKwargs) -> Message:
     """A reply that `messages` could follow; it thought, unless told not to."""
     answered = dict.fromkeys(m.tool_call_id for m in messages if m.tool_call_id is not None)
     return Message(

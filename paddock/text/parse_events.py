@@ -6,31 +6,31 @@ from paddock.records import Message
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningText:
+class ReasoningDelta:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class ContentText:
+class ContentDelta:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class NotReasoning:
+class ReasoningRetraction:
     """The last of the reasoning, this much, was the answer. It follows once more as content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted:
+class ToolCallStart:
     index: int
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallArguments:
+class ToolCallArgumentsDelta:
     """The next piece of a call's arguments; all of them, joined, are one JSON object."""
 
     index: int
@@ -38,30 +38,30 @@ class CallArguments:
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnded:
+class ToolCallEnd:
     index: int
 
 
 @dataclass(frozen=True, slots=True)
-class CallDropped:
+class ToolCallDiscard:
     """A call that had started is none; what was said follows as content."""
 
     index: int
 
 
-Event = (
-    ReasoningText
-    | ContentText
-    | NotReasoning
-    | CallStarted
-    | CallArguments
-    | CallEnded
-    | CallDropped
+ParseEvent = (
+    ReasoningDelta
+    | ContentDelta
+    | ReasoningRetraction
+    | ToolCallStart
+    | ToolCallArgumentsDelta
+    | ToolCallEnd
+    | ToolCallDiscard
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class ParsedCompletion:
     """A whole reply."""
 
     message: Message

@@ -21,25 +21,35 @@ from enum import Enum, auto
 from typing import Any
 
 from paddock.records import FinishReason, Message, ToolCall, ToolSpec
-from paddock.text.arguments import arguments_from, from_json, kinds_of, typed
-from paddock.text.events import (
-    CallArguments,
-    CallDropped,
-    CallEnded,
-    CallStarted,
-    ContentText,
-    Event,
-    NotReasoning,
-    Parsed,
-    ReasoningText,
+from paddock.text.parse_events import (
+    ContentDelta,
+    ParsedCompletion,
+    ParseEvent,
+    ReasoningDelta,
+    ReasoningRetraction,
+    ToolCallArgumentsDelta,
+    ToolCallDiscard,
+    ToolCallEnd,
+    ToolCallStart,
 )
-from paddock.text.special import Special
-from paddock.text.tokenizer import Detokenizer, Tokenizer
+from paddock.text.special_tokens import SpecialToken
+from paddock.text.tokenizer import IncrementalDetokenizer, Tokenizer
+from paddock.text.tool_arguments import (
+    allowed_json_types,
+    coerce_argument,
+    parse_arguments,
+    parse_json_value,
+)
 
 _MARKERS = (
-    *(Special.THINK_OPEN, Special.THINK_CLOSE, Special.TOOL_CALL_OPEN, Special.TOOL_CALL_CLOSE),
-    *(Special.ARG_KEY_OPEN, Special.ARG_KEY_CLOSE),
-    *(Special.ARG_VALUE_OPEN, Special.ARG_VALUE_CLOSE),
+    *(
+        SpecialToken.THINK_OPEN,
+        SpecialToken.THINK_CLOSE,
+        SpecialToken.TOOL_CALL_OPEN,
+        SpecialToken.TOOL_CALL_CLOSE,
+    ),
+    *(SpecialToken.ARG_KEY_OPEN, SpecialToken.ARG_KEY_CLOSE),
+    *(SpecialToken.ARG_VALUE_OPEN, SpecialToken.ARG_VALUE_CLOSE),
 )
 
 # --- the machine ----------------------------------------------------------------------------------
@@ -69,7 +79,7 @@ class _Call:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-class Parser:
+class CompletionParser:
     """Reads a reply as it is sampled. However tokens are cut into feeds, the result is the same.
 
     `tools` are those the reply may call: None if any name will do, () if there are none. `prompt`
@@ -87,10 +97,10 @@ class Parser:
     ) -> None:
         self._tokenizer, self._call_id = tokenizer, call_id
         self._tools = None if tools is None else {tool.name: tool for tool in tools}
-        specials = tokenizer.specials
+        specials = tokenizer.special_token_ids
         self._markers = {specials[token]: token for token in _MARKERS if token in specials}
-        self._text = Detokenizer(tokenizer)
-        self._events: list[Event] = []
+        self._text = IncrementalDetokenizer(tokenizer)
+        self._events: list[ParseEvent] = []
         self._notes: list[str] = []
         self._reasoning: list[str] = []
         self._thought: list[str] = []  # since the last <think>
@@ -103,12 +113,12 @@ class Parser:
         self._state = _State.CONTENT
         self._begin(prompt)
 
-    def feed(self, token_ids: Iterable[int]) -> list[Event]:
+    def feed(self, token_ids: Iterable[int]) -> list[ParseEvent]:
         self._read(token_ids)
         events, self._events = self._events, []
         return _joined(events)
 
-    def finish(self, reason: FinishReason) -> list[Event]:
+    def finish(self, reason: FinishReason) -> list[ParseEvent]:
         """What is still to be said when no token follows; `reason` is why."""
         self._said(self._text.flush())
         if self._state not in (_State.CONTENT, _State.REASONING):
@@ -116,16 +126,16 @@ class Parser:
         if self._state is _State.REASONING and reason == "stop" and self._thought:
             self._notes.append("no </think>: what was thought is the answer")
             text, self._thought, self._thought_tokens = "".join(self._thought), [], 0
-            self._events.append(NotReasoning(text))
+            self._events.append(ReasoningRetraction(text))
             self._state = _State.CONTENT
             self._said(text)
         self._close_thought()
         return self.feed(())
 
     @property
-    def parsed(self) -> Parsed:
+    def result(self) -> ParsedCompletion:
         """The reply so far; whole after `finish`."""
-        return Parsed(
+        return ParsedCompletion(
             message=Message(
                 role="assistant",
                 content="".join(self._content),
@@ -140,21 +150,21 @@ class Parser:
         """Enter the state that the prompt ends in."""
         at = _last_marker(self._tokenizer, prompt)
         marker = None if at is None else self._markers.get(prompt[at])
-        if marker is Special.THINK_OPEN:
+        if marker is SpecialToken.THINK_OPEN:
             self._state = _State.REASONING
-        elif marker is Special.TOOL_CALL_OPEN:
+        elif marker is SpecialToken.TOOL_CALL_OPEN:
             self._read(prompt[at:])
 
     def _read(self, token_ids: Iterable[int]) -> None:
         """Markers one by one, the tokens between two of them all at once."""
-        vocab, silent = self._tokenizer.vocab_size, self._tokenizer.is_silent
+        vocab, silent = self._tokenizer.vocab_size, self._tokenizer.is_special
         text: list[int] = []
         for token_id in token_ids:
             marker = self._markers.get(token_id)
             if marker is not None:
                 self._read_text(text)
                 text = []
-                if self._state is _State.REASONING and marker is not Special.TOOL_CALL_OPEN:
+                if self._state is _State.REASONING and marker is not SpecialToken.TOOL_CALL_OPEN:
                     self._thought_tokens += 1
                 self._said(self._text.flush())
                 self._marked(marker)
@@ -177,7 +187,7 @@ class Parser:
             self._say(text)
         elif self._state is _State.REASONING:
             self._thought.append(text)
-            self._events.append(ReasoningText(text))
+            self._events.append(ReasoningDelta(text))
         else:
             self._call.said.append(text)
             self._said_in_call(self._call, text)
@@ -202,9 +212,9 @@ class Parser:
             return
         text, self._blank, self._after_call = self._blank + text, "", False
         self._content.append(text)
-        self._events.append(ContentText(text))
+        self._events.append(ContentDelta(text))
 
-    def _marked(self, marker: Special) -> None:
+    def _marked(self, marker: SpecialToken) -> None:
         """A marker in the present state."""
         step = _STEPS.get((self._state, marker))
         if step is not None:
@@ -213,7 +223,7 @@ class Parser:
         elif self._state is _State.VALUE:
             self._said(marker.value)
         elif self._state in (_State.CONTENT, _State.REASONING):
-            if marker not in (Special.THINK_OPEN, Special.THINK_CLOSE):
+            if marker not in (SpecialToken.THINK_OPEN, SpecialToken.THINK_CLOSE):
                 self._said(marker.value)
         else:
             self._drop_call(f"a call with {marker.value} in the wrong place")
@@ -236,7 +246,7 @@ class Parser:
     def _open_call(self) -> None:
         self._close_thought()
         self._blank = ""
-        self._call = _Call(said=[Special.TOOL_CALL_OPEN])
+        self._call = _Call(said=[SpecialToken.TOOL_CALL_OPEN])
         self._state = _State.NAME
 
     def _start_call(self) -> bool:
@@ -248,7 +258,7 @@ class Parser:
             return False
         call.started = True
         index = len(self._calls)
-        self._events.append(CallStarted(index, self._call_id(index), call.name))
+        self._events.append(ToolCallStart(index, self._call_id(index), call.name))
         return True
 
     def _open_key(self) -> None:
@@ -269,7 +279,7 @@ class Parser:
 
     def _close_value(self) -> None:
         call = self._call
-        value, fits = typed("".join(call.value), self._kinds())
+        value, fits = coerce_argument("".join(call.value), self._kinds())
         if not fits:
             kinds = " or ".join(sorted(self._kinds()))
             self._notes.append(f"argument {call.key!r:.80} of {call.name!r:.80} is not {kinds}")
@@ -287,7 +297,7 @@ class Parser:
             self._pass_on(_quoted(given)[:-1])
         index = len(self._calls)
         self._pass_on("}")
-        self._events.append(CallEnded(index))
+        self._events.append(ToolCallEnd(index))
         self._calls.append(
             ToolCall(id=self._call_id(index), name=call.name, arguments=call.arguments)
         )
@@ -298,46 +308,46 @@ class Parser:
         """The arguments of a call without parts, which are none or stand in a JSON object together
         with the name."""
         try:
-            found = from_json(self._call.name)
+            found = parse_json_value(self._call.name)
         except ValueError:
             return {}
         if not isinstance(found, dict) or not isinstance(found.get("name"), str):
             return {}
         self._call.name = found["name"]
-        return dict(arguments_from(found.get("arguments")))
+        return dict(parse_arguments(found.get("arguments")))
 
     def _drop_call(self, why: str) -> None:
         self._notes.append(why)
         if self._call.started:
-            self._events.append(CallDropped(len(self._calls)))
+            self._events.append(ToolCallDiscard(len(self._calls)))
         said, self._call = "".join(self._call.said), _Call()
         self._state = _State.CONTENT
         self._said(said)
 
     def _kinds(self) -> frozenset[str]:
         tool = (self._tools or {}).get(self._call.name)
-        return frozenset() if tool is None else kinds_of(tool.parameters, self._call.key)
+        return frozenset() if tool is None else allowed_json_types(tool.parameters, self._call.key)
 
     def _pass_on(self, text: str) -> None:
-        self._events.append(CallArguments(len(self._calls), text))
+        self._events.append(ToolCallArgumentsDelta(len(self._calls), text))
 
 
-_STEPS: dict[tuple[_State, Special], Callable[[Parser], object]] = {
-    (_State.CONTENT, Special.THINK_OPEN): Parser._open_thought,
-    (_State.REASONING, Special.THINK_CLOSE): Parser._close_thought,
-    (_State.CONTENT, Special.TOOL_CALL_OPEN): Parser._open_call,
-    (_State.REASONING, Special.TOOL_CALL_OPEN): Parser._open_call,
-    (_State.NAME, Special.ARG_KEY_OPEN): Parser._open_key,
-    (_State.NAME, Special.TOOL_CALL_CLOSE): Parser._close_call,
-    (_State.BETWEEN, Special.ARG_KEY_OPEN): Parser._open_key,
-    (_State.BETWEEN, Special.TOOL_CALL_CLOSE): Parser._close_call,
-    (_State.KEY, Special.ARG_KEY_CLOSE): Parser._close_key,
-    (_State.AFTER_KEY, Special.ARG_VALUE_OPEN): Parser._open_value,
-    (_State.VALUE, Special.ARG_VALUE_CLOSE): Parser._close_value,
+_STEPS: dict[tuple[_State, SpecialToken], Callable[[CompletionParser], object]] = {
+    (_State.CONTENT, SpecialToken.THINK_OPEN): CompletionParser._open_thought,
+    (_State.REASONING, SpecialToken.THINK_CLOSE): CompletionParser._close_thought,
+    (_State.CONTENT, SpecialToken.TOOL_CALL_OPEN): CompletionParser._open_call,
+    (_State.REASONING, SpecialToken.TOOL_CALL_OPEN): CompletionParser._open_call,
+    (_State.NAME, SpecialToken.ARG_KEY_OPEN): CompletionParser._open_key,
+    (_State.NAME, SpecialToken.TOOL_CALL_CLOSE): CompletionParser._close_call,
+    (_State.BETWEEN, SpecialToken.ARG_KEY_OPEN): CompletionParser._open_key,
+    (_State.BETWEEN, SpecialToken.TOOL_CALL_CLOSE): CompletionParser._close_call,
+    (_State.KEY, SpecialToken.ARG_KEY_CLOSE): CompletionParser._close_key,
+    (_State.AFTER_KEY, SpecialToken.ARG_VALUE_OPEN): CompletionParser._open_value,
+    (_State.VALUE, SpecialToken.ARG_VALUE_CLOSE): CompletionParser._close_value,
 }
 
 
-def parse(
+def parse_completion(
     tokenizer: Tokenizer,
     token_ids: Iterable[int],
     *,
@@ -345,27 +355,27 @@ def parse(
     tools: Sequence[ToolSpec] | None = None,
     prompt: Sequence[int] = (),
     call_id: Callable[[int], str] = "call_{}".format,
-) -> Parsed:
+) -> ParsedCompletion:
     """A reply that is already whole; see Parser."""
-    parser = Parser(tokenizer, tools=tools, prompt=prompt, call_id=call_id)
+    parser = CompletionParser(tokenizer, tools=tools, prompt=prompt, call_id=call_id)
     parser.feed(token_ids)
     parser.finish(finish)
-    return parser.parsed
+    return parser.result
 
 
-def is_thinking(tokenizer: Tokenizer, token_ids: Sequence[int]) -> bool:
+def is_in_reasoning(tokenizer: Tokenizer, token_ids: Sequence[int]) -> bool:
     """Whether what follows these tokens is reasoning."""
     at = _last_marker(tokenizer, token_ids)
-    specials = tokenizer.specials
-    return at is not None and token_ids[at] == specials.ids.get(Special.THINK_OPEN)
+    specials = tokenizer.special_token_ids
+    return at is not None and token_ids[at] == specials.ids.get(SpecialToken.THINK_OPEN)
 
 
 def _last_marker(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int | None:
     """Where the last token stands that opens or closes thinking or a call, or is silent."""
-    specials = tokenizer.specials
+    specials = tokenizer.special_token_ids
     telling = {specials[token] for token in _MARKERS[:4] if token in specials}
     for at in range(len(token_ids) - 1, -1, -1):
-        if token_ids[at] in telling or tokenizer.is_silent(token_ids[at]):
+        if token_ids[at] in telling or tokenizer.is_special(token_ids[at]):
             return at
     return None
 
@@ -374,17 +384,19 @@ def _quoted(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _joined(events: Sequence[Event]) -> list[Event]:
+def _joined(events: Sequence[ParseEvent]) -> list[ParseEvent]:
     """Neighbours that go on with the same text become one."""
-    found: list[Event] = []
+    found: list[ParseEvent] = []
     for event in events:
         match (found[-1] if found else None), event:
-            case (ReasoningText(text), ReasoningText(more)):
-                found[-1] = ReasoningText(text + more)
-            case (ContentText(text), ContentText(more)):
-                found[-1] = ContentText(text + more)
-            case (CallArguments(index, text), CallArguments(same, more)) if index == same:
-                found[-1] = CallArguments(index, text + more)
+            case (ReasoningDelta(text), ReasoningDelta(more)):
+                found[-1] = ReasoningDelta(text + more)
+            case (ContentDelta(text), ContentDelta(more)):
+                found[-1] = ContentDelta(text + more)
+            case (ToolCallArgumentsDelta(index, text), ToolCallArgumentsDelta(same, more)) if (
+                index == same
+            ):
+                found[-1] = ToolCallArgumentsDelta(index, text + more)
             case _:
                 found.append(event)
     return found
