@@ -61,12 +61,12 @@ def _serve(
     from paddock.dashboard.engine import EngineWatch
     from paddock.dashboard.server import Sight, build_app
     from paddock.dashboard.shelf import Shelf
-    from paddock.http.server import server_config
+    from paddock.http.server import uvicorn_config
 
     shelf = Shelf(folders)
     watch = EngineWatch(engine, os.environ.get("PADDOCK_API_KEY")) if engine else None
     app = build_app(Sight(shelf=shelf, open_words=open_words, engine=watch, host=host))
-    config = server_config(app)
+    config = uvicorn_config(app)
     sock.listen(config.backlog)  # whoever reads the address may already knock
     url = url_of(sock)
     found = len(shelf.names())

@@ -139,7 +139,7 @@ def _run(
     import uvicorn
 
     from paddock.engine import Reload, capacity
-    from paddock.http.server import server_config
+    from paddock.http.server import uvicorn_config
     from paddock.serve import build_app
 
     started = time.monotonic()
@@ -150,7 +150,7 @@ def _run(
     try:
         weights = [Reload(engine) for engine in engines]
         app = build_app(engines, model.tokenizer, model.renderer, shown, keys=keys, weights=weights)
-        config = server_config(app, timeout_graceful_shutdown=PATIENCE_S)
+        config = uvicorn_config(app, timeout_graceful_shutdown=PATIENCE_S)
         _introduce(model, engines, shown, place, dtype)
         place.sock.listen(config.backlog)  # whoever reads "ready" may already knock
         typer.echo(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C ends it")

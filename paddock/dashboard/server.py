@@ -26,7 +26,7 @@ from paddock.dashboard.report import report
 from paddock.dashboard.shelf import LEDGER_FILE, Shelf, curve, summary
 from paddock.dashboard.story import read_story, story_page
 from paddock.dashboard.talk import Numbers, OpenWords, Words
-from paddock.http import names_this_machine
+from paddock.http import is_allowed_host
 from paddock.journal import LedgerError, LedgerView
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def build_app(sight: Sight) -> "FastAPI":
     async def guard(
         request: "Request", forward: Callable[["Request"], Awaitable["Response"]]
     ) -> "Response":
-        if not names_this_machine(request.headers.get("host"), [sight.host]):
+        if not is_allowed_host(request.headers.get("host"), [sight.host]):
             answer: Response = JSONResponse({"error": "this host name is not ours"}, 403)
         elif request.method not in ("GET", "HEAD"):
             answer = JSONResponse({"error": "only to be read"}, 405)

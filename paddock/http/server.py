@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
+class ConnectionTimeouts:
     """Seconds after which a connection is closed."""
 
     headers_s: float = 30.0  # without a whole request line and headers
@@ -22,9 +22,11 @@ class Deadlines:
     header_bytes: int = 1 << 16
 
 
-def server_config(app: Any, deadlines: Deadlines | None = None, **options: Any) -> uvicorn.Config:
+def uvicorn_config(
+    app: Any, deadlines: ConnectionTimeouts | None = None, **options: Any
+) -> uvicorn.Config:
     """How all our servers run `app`; `options` are uvicorn's."""
-    limits = deadlines or Deadlines()
+    limits = deadlines or ConnectionTimeouts()
 
     class Protocol(_DeadlineProtocol):
         deadlines = limits
@@ -35,7 +37,7 @@ def server_config(app: Any, deadlines: Deadlines | None = None, **options: Any) 
 
 
 class _DeadlineProtocol(HttpToolsProtocol):
-    deadlines: Deadlines
+    deadlines: ConnectionTimeouts
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

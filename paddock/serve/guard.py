@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from paddock.api.dialect import dialect_of, refusal
 from paddock.api.errors import ApiError
 from paddock.api.keys import sent_key
-from paddock.http import is_cross_site, names_this_machine
+from paddock.http import is_allowed_host, is_cross_site
 from paddock.serve.doors.control import PATHS
 from paddock.serve.settings import Keys, ServeSettings
 
@@ -62,4 +62,4 @@ class Guard:
         settings = self.settings
         if settings.is_public or self.keys.api is not None:
             return False
-        return not names_this_machine(headers.get("host"), settings.allowed_hosts)
+        return not is_allowed_host(headers.get("host"), settings.allowed_hosts)

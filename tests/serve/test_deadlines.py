@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from paddock.api.dialect import Doors
-from paddock.http.server import Deadlines, server_config
+from paddock.http.server import ConnectionTimeouts, uvicorn_config
 from tests.patience import PATIENCE_S
 
 BEGUN = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
@@ -19,7 +19,7 @@ BEGUN = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
 @contextmanager
 def listening(app, deadlines):
     sock = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(app, deadlines, timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn_config(app, deadlines, timeout_graceful_shutdown=1))
     thread = Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     while not server.started:
@@ -39,7 +39,7 @@ def address():
 
     Doors(app, 1 << 20, body_s=0.2).add("/echo", echo, methods=("POST", "GET"))
     # A busy machine may take its time between connecting and sending.
-    limits = Deadlines(headers_s=1.0, unread_s=0.2, header_bytes=1 << 14)
+    limits = ConnectionTimeouts(headers_s=1.0, unread_s=0.2, header_bytes=1 << 14)
     with listening(app, limits) as where:
         yield where
 
@@ -80,7 +80,7 @@ def test_half_a_body_is_told_and_closed(client, length):
 
 def test_headers_without_end_are_refused():
     with (
-        listening(FastAPI(), Deadlines(headers_s=600)) as where,
+        listening(FastAPI(), ConnectionTimeouts(headers_s=600)) as where,
         socket.create_connection(where, timeout=PATIENCE_S) as client,
         pytest.raises(ConnectionError),
     ):

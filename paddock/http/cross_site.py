@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 
-def names_this_machine(host: str | None, own: Collection[str] = ()) -> bool:
+def is_allowed_host(host: str | None, own: Collection[str] = ()) -> bool:
     """Whether a Host header is localhost, an IP address or one of our `own` names. Any other name
     may have been pointed here by its owner; an address cannot be.
 
