@@ -16,7 +16,7 @@ from paddock.text.tool_arguments import to_json_value
 _B = TypeVar("_B", bound="Body")
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """The base of every request body. Its JSON schema is what the OpenAPI document shows."""
 
     model_config = ConfigDict(
@@ -24,7 +24,7 @@ class Body(BaseModel):
     )
 
 
-def json_from(data: bytes) -> Any:
+def parse_json(data: bytes) -> Any:
     """The value that a body spells. Halves of surrogate pairs, which some clients send when they
     cut a text, are mended.
 
@@ -52,7 +52,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
 
 
-def read(kind: type[_B], value: Any) -> _B:
+def parse_body(kind: type[_B], value: Any) -> _B:
     """The body as `kind`, or an ApiError that names the first field that is wrong.
 
     >>> class Small(Body):

@@ -11,24 +11,32 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from paddock.api import errors
-from paddock.api.body import Body, json_from
+from paddock.api.body import RequestBody, parse_json
 from paddock.api.errors import ApiError
-from paddock.api.sse import DONE, ClientLeft, EventStream, begun, event, json_bytes, unless_left
+from paddock.http.sse import (
+    DONE,
+    ClientDisconnected,
+    EventSourceResponse,
+    cancel_on_disconnect,
+    encode_event,
+    json_bytes,
+    prefetch_first,
+)
 
 log = getLogger("paddock.api")
-LEFT = 499  # nobody reads it
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 JSON = "application/json"
-BODY_S = 60.0  # for a body to arrive, and more while it does:
-LEAST_BYTES_PER_S = 1000
+BODY_TIMEOUT_S = 60.0  # for a body to arrive, and more while it does:
+MIN_BODY_BYTES_PER_S = 1000
 
 Handler = Callable[[Request, Any], Awaitable[Any]]  # the request and its body's JSON value
-Payloads = AsyncIterator[dict[str, Any]]
-Admit = Callable[[Request], None]  # raises ApiError for a client that may not pass
-Explain = Callable[[Exception], ApiError]  # what a client is told of an error
+PayloadIterator = AsyncIterator[dict[str, Any]]
+Authorize = Callable[[Request], None]  # raises ApiError for a client that may not pass
+ErrorMapper = Callable[[Exception], ApiError]  # what a client is told of an error
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ApiProtocol:
     """How errors look, and how a stream is written."""
 
     name: str
@@ -37,17 +45,19 @@ class Dialect:
     named: bool = False  # events carry their type on a line of its own
     done: bool = True  # a stream ends in [DONE]
 
-    async def written(self, payloads: Payloads, explain: Explain) -> AsyncIterator[bytes]:
+    async def encode_stream(
+        self, payloads: PayloadIterator, explain: ErrorMapper
+    ) -> AsyncIterator[bytes]:
         """A stream's payloads as events. Once it has begun, an error is one of them."""
         started = False
         try:
             async for payload in payloads:
-                yield event(payload, named=self.named)
+                yield encode_event(payload, named=self.named)
                 started = True
         except Exception as error:
             if not started:
                 raise
-            yield event(self.event(explain(error)), named=self.named)
+            yield encode_event(self.event(explain(error)), named=self.named)
         finally:
             close = getattr(payloads, "aclose", None)
             if close is not None:
@@ -56,13 +66,17 @@ class Dialect:
             yield DONE
 
 
-NATIVE = Dialect("native", errors.native, errors.native)
-OPENAI = Dialect("openai", errors.openai, errors.openai)
-RESPONSES = Dialect("responses", errors.openai, errors.responses_event, named=True, done=False)
-ANTHROPIC = Dialect("anthropic", errors.anthropic, errors.anthropic, named=True, done=False)
+SGLANG = ApiProtocol("native", errors.sglang_error, errors.sglang_error)
+OPENAI = ApiProtocol("openai", errors.openai_error, errors.openai_error)
+RESPONSES = ApiProtocol(
+    "responses", errors.openai_error, errors.responses_error_event, named=True, done=False
+)
+ANTHROPIC = ApiProtocol(
+    "anthropic", errors.anthropic_error, errors.anthropic_error, named=True, done=False
+)
 
 
-def dialect_of(path: str) -> Dialect:
+def protocol_for_path(path: str) -> ApiProtocol:
     """In which words a path answers, even if there is nothing at it.
 
     >>> dialect_of("/v1/messages").name, dialect_of("/sessions/7/v1/responses").name
@@ -75,10 +89,10 @@ def dialect_of(path: str) -> Dialect:
     ):
         if path.startswith(part) or (path.startswith("/sessions/") and part in path):
             return dialect
-    return NATIVE
+    return SGLANG
 
 
-def explained(error: Exception) -> ApiError:
+def to_api_error(error: Exception) -> ApiError:
     """What a client is told; a bug of ours is also logged."""
     if isinstance(error, ApiError):
         if error.status == 500:
@@ -90,7 +104,7 @@ def explained(error: Exception) -> ApiError:
     return ApiError(f"internal error: {type(error).__name__}", status=500)
 
 
-def refusal(dialect: Dialect, error: ApiError) -> Response:
+def error_response(dialect: ApiProtocol, error: ApiError) -> Response:
     # Of a request that did not arrive, the rest may still come: it must not be read as the next.
     headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}.get(error.status)
     return Response(
@@ -101,33 +115,33 @@ def refusal(dialect: Dialect, error: ApiError) -> Response:
     )
 
 
-def answer(value: Any, status: int = 200) -> Response:
+def json_response(value: Any, status: int = 200) -> Response:
     return Response(json_bytes(value), status_code=status, media_type=JSON)
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class PayloadStream:
     """What a handler returns in place of a value when payloads are to follow one by one."""
 
-    payloads: Payloads
+    payloads: PayloadIterator
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class JsonRouter:
     """Where handlers are put. `admit` is asked before a body is read."""
 
     app: FastAPI
     body_bytes: int
-    explain: Explain = explained
-    admit: Admit | None = None
-    body_s: float = BODY_S
+    explain: ErrorMapper = to_api_error
+    admit: Authorize | None = None
+    body_s: float = BODY_TIMEOUT_S
 
-    def add(
+    def add_route(
         self,
         path: str,
         handler: Handler,
         *,
-        body: type[Body] | None = None,
+        body: type[RequestBody] | None = None,
         methods: tuple[str, ...] = ("POST",),
         media: str = JSON,
         most: int | None = None,
@@ -136,7 +150,7 @@ class Doors:
         raises is told in the path's dialect. The client is watched meanwhile: leaving cancels it.
         `body` and `media`, the type of the answer, are shown in the OpenAPI document; a body may
         have `most` bytes, or as many as all others."""
-        dialect = dialect_of(path)
+        dialect = protocol_for_path(path)
 
         async def door(request: Request) -> Response:
             try:
@@ -144,11 +158,11 @@ class Doors:
                     self.admit(request)
                 # The handler alone holds the body, so that it can let go of it while it waits.
                 work = handler(request, await self._value(request, most, wanted=body is not None))
-                return await unless_left(request, self._response(dialect, work))
-            except (ClientLeft, ClientDisconnect):
-                return Response(status_code=LEFT)
+                return await cancel_on_disconnect(request, self._response(dialect, work))
+            except (ClientDisconnected, ClientDisconnect):
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
             except Exception as error:
-                return refusal(dialect, self.explain(error))
+                return error_response(dialect, self.explain(error))
 
         for method in methods:
             self.app.add_api_route(
@@ -162,17 +176,19 @@ class Doors:
             )
 
     async def _value(self, request: Request, most: int | None, *, wanted: bool) -> Any:
-        data = await body_of(request, most or self.body_bytes, self.body_s)
-        return json_from(data) if data or wanted else None
+        data = await read_body(request, most or self.body_bytes, self.body_s)
+        return parse_json(data) if data or wanted else None
 
-    async def _response(self, dialect: Dialect, work: Awaitable[Any]) -> Response:
+    async def _response(self, dialect: ApiProtocol, work: Awaitable[Any]) -> Response:
         found = await work
-        if isinstance(found, Stream):
-            return EventStream(await begun(dialect.written(found.payloads, self.explain)))
-        return found if isinstance(found, Response) else answer(found)
+        if isinstance(found, PayloadStream):
+            return EventSourceResponse(
+                await prefetch_first(dialect.encode_stream(found.payloads, self.explain))
+            )
+        return found if isinstance(found, Response) else json_response(found)
 
 
-async def body_of(request: Request, most: int, seconds: float = BODY_S) -> bytes:
+async def read_body(request: Request, most: int, seconds: float = BODY_TIMEOUT_S) -> bytes:
     """A request's body, if it is not longer than `most` bytes and does not stop arriving."""
     data = bytearray()
     said = request.headers.get("content-length", "")
@@ -185,7 +201,7 @@ async def body_of(request: Request, most: int, seconds: float = BODY_S) -> bytes
                 data += chunk
                 if len(data) > most:
                     raise ApiError(f"the body has more than {most} bytes", status=413)
-                deadline.reschedule(begun + seconds + len(data) / LEAST_BYTES_PER_S)
+                deadline.reschedule(begun + seconds + len(data) / MIN_BODY_BYTES_PER_S)
     except TimeoutError:
         raise ApiError(
             f"the body did not arrive in time: {len(data)} bytes so far", status=408
@@ -193,17 +209,19 @@ async def body_of(request: Request, most: int, seconds: float = BODY_S) -> bytes
     return bytes(data)
 
 
-def _request_body(body: type[Body]) -> dict[str, Any]:
+def _request_body(body: type[RequestBody]) -> dict[str, Any]:
     """For the OpenAPI document. Bodies are flat, so their schemas need no definitions."""
     schema = body.model_json_schema()
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
-def _fields(body: type[Body] | None) -> Iterable[str]:
+def _fields(body: type[RequestBody] | None) -> Iterable[str]:
     return () if body is None else body.model_fields
 
 
-def _responses(dialect: Dialect, media: str, *, streams: bool) -> dict[int | str, dict[str, Any]]:
+def _responses(
+    dialect: ApiProtocol, media: str, *, streams: bool
+) -> dict[int | str, dict[str, Any]]:
     """For the OpenAPI document: errors have the dialect's shape."""
     shape = dialect.error(ApiError("example"))
     schema = {

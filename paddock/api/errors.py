@@ -17,7 +17,7 @@ _OPENAI = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-MOST_MESSAGE = 1000  # characters: what was wrong may be long, and a client knows what it sent
+MAX_MESSAGE_CHARS = 1000  # characters: what was wrong may be long, and a client knows what it sent
 _ANTHROPIC = _OPENAI | {500: "api_error", 503: "overloaded_error"}
 
 
@@ -38,8 +38,8 @@ class ApiError(ValueError):
     code: str | None = None
 
     def __post_init__(self) -> None:
-        if len(self.message) > MOST_MESSAGE:
-            self.message = f"{self.message[:MOST_MESSAGE]} ..."
+        if len(self.message) > MAX_MESSAGE_CHARS:
+            self.message = f"{self.message[:MAX_MESSAGE_CHARS]} ..."
 
     def __str__(self) -> str:
         return self.message
@@ -49,13 +49,13 @@ class ApiError(ValueError):
         return self.status in (409, 429, 503)
 
 
-def refuse_crowd(replies: int, most: int) -> None:
+def check_completion_count(replies: int, most: int) -> None:
     """One request may not ask for more than could ever be answered."""
     if replies > most:
         raise ApiError(f"{replies} replies are asked for at once, more than {most}")
 
 
-def openai(error: ApiError) -> dict[str, Any]:
+def openai_error(error: ApiError) -> dict[str, Any]:
     return {
         "error": {
             "message": error.message,
@@ -66,7 +66,7 @@ def openai(error: ApiError) -> dict[str, Any]:
     }
 
 
-def anthropic(error: ApiError) -> dict[str, Any]:
+def anthropic_error(error: ApiError) -> dict[str, Any]:
     kind = _ANTHROPIC.get(error.status, "api_error")
     shown: dict[str, Any] = {"type": kind, "message": error.message}
     if error.code is not None:
@@ -74,7 +74,7 @@ def anthropic(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": shown}
 
 
-def native(error: ApiError) -> dict[str, Any]:
+def sglang_error(error: ApiError) -> dict[str, Any]:
     return {
         "error": {
             "message": error.message,
@@ -86,7 +86,7 @@ def native(error: ApiError) -> dict[str, Any]:
     }
 
 
-def responses_event(error: ApiError) -> dict[str, Any]:
+def responses_error_event(error: ApiError) -> dict[str, Any]:
     """As the Responses API says it in the middle of a stream."""
     kind = error.code or _OPENAI.get(error.status, "server_error")
     return {"type": "error", "code": kind, "message": error.message, "param": error.param}

@@ -4,20 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api.ask import Ask, Prompt
-from paddock.api.errors import ApiError, refuse_crowd
-from paddock.api.knobs import Addressed, Knobs, grammar_from, sampling_from
-from paddock.api.reply import Answer, Delta, Held, cut
-from paddock.api.spelling import Likely, Spelling
+from paddock.api.delta_parser import (
+    HeldBackText,
+    OutputDeltaLike,
+    RequestOutputLike,
+    truncate_at_stop,
+)
+from paddock.api.errors import ApiError, check_completion_count
+from paddock.api.request import ApiRequest, Prompt
+from paddock.api.sampling_fields import (
+    RoutingFields,
+    SamplingFields,
+    parse_response_format,
+    parse_sampling_params,
+)
+from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
 from paddock.records import SamplingParams
 from paddock.text import IncrementalDetokenizer, Tokenizer
 from paddock.text.parse_events import ContentDelta
 from paddock.text.tokenizer import DETOKENIZE_CONTEXT_TOKENS
 
-MOST_NEW = 16  # tokens, where nothing is said
+DEFAULT_MAX_TOKENS = 16  # tokens, where nothing is said
 
 
-class CompletionBody(Addressed, Knobs):
+class CompletionBody(RoutingFields, SamplingFields):
     prompt: str | list[str] | list[int] | list[list[int]]
     model: str | None = None
     max_tokens: int | None = None
@@ -34,7 +44,7 @@ class CompletionBody(Addressed, Knobs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Complete(Ask):
+class CompletionRequest(ApiRequest):
     """One prompt, answered `n` times."""
 
     prompt: Prompt
@@ -46,9 +56,11 @@ class Complete(Ask):
     shows_usage: bool = False  # at the end of a stream
 
 
-def completes(body: CompletionBody, defaults: SamplingParams, *, most: int) -> list[Complete]:
+def parse_completion_requests(
+    body: CompletionBody, defaults: SamplingParams, *, most: int
+) -> list[CompletionRequest]:
     """What is asked, prompt by prompt. More than `most` replies are refused."""
-    length = MOST_NEW if body.max_tokens is None else body.max_tokens
+    length = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     n = 1 if body.n is None else body.n
     if n < 1 or n > 128:
         raise ApiError(f"n: {n} is not in [1, 128]", param="n")
@@ -57,17 +69,17 @@ def completes(body: CompletionBody, defaults: SamplingParams, *, most: int) -> l
     if body.suffix:
         raise ApiError("suffix: this server cannot fill in the middle", param="suffix")
     prompts = _prompts(body.prompt)
-    refuse_crowd(n * len(prompts), most)
+    check_completion_count(n * len(prompts), most)
     if length == 0 and not body.echo:
         raise ApiError("max_tokens: 0 makes sense with echo alone", param="max_tokens")
-    sampling = sampling_from(
+    sampling = parse_sampling_params(
         body,
         most=1 if length == 0 else length,
         defaults=defaults,
-        grammar=grammar_from(body.response_format),
+        grammar=parse_response_format(body.response_format),
     )
     return [
-        Complete(
+        CompletionRequest(
             model=body.model,
             id=body.rid or body.request_id,
             prompt=prompt,
@@ -101,29 +113,29 @@ def _prompts(said: str | list[str] | list[int] | list[list[int]]) -> list[Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionFormat:
+class CompletionFormatter:
     """How one prompt is answered."""
 
-    ask: Complete
+    ask: CompletionRequest
     prompt: tuple[int, ...]
     tokenizer: Tokenizer
-    spelling: Spelling
+    spelling: TokenDecoder
 
-    def choice(self, answer: Answer, index: int) -> dict[str, Any]:
+    def format_choice(self, answer: RequestOutputLike, index: int) -> dict[str, Any]:
         done = answer.completion
         ids = () if self.ask.scores_only else done.token_ids
         found: dict[str, Any] = {
             "index": index,
             "text": self._prompt_text() + self._text(ids, answer),
             "logprobs": self._logprobs(answer, ids) if self.ask.top_logprobs is not None else None,
-            "finish_reason": self.finish(answer),
-            "matched_stop": answer.matched,
+            "finish_reason": self.finish_reason(answer),
+            "matched_stop": answer.matched_stop,
         }
         if self.ask.shows_ids:
             found |= {"prompt_token_ids": list(self.prompt), "token_ids": list(ids)}
         return found
 
-    def finish(self, answer: Answer) -> str:
+    def finish_reason(self, answer: RequestOutputLike) -> str:
         return "length" if self.ask.scores_only else answer.completion.finish
 
     def _prompt_text(self) -> str:
@@ -133,36 +145,36 @@ class CompletionFormat:
             return self.ask.prompt
         return self.tokenizer.decode(list(self.prompt), skip_special=False)
 
-    def _text(self, ids: Sequence[int], answer: Answer) -> str:
-        matched = answer.matched
+    def _text(self, ids: Sequence[int], answer: RequestOutputLike) -> str:
+        matched = answer.matched_stop
         if isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
-        growing = self.growing()
+        growing = self.new_detokenizer()
         text = growing.push_all(ids) + growing.flush()
-        return cut(text, matched) if isinstance(matched, str) else text
+        return truncate_at_stop(text, matched) if isinstance(matched, str) else text
 
-    def growing(self) -> IncrementalDetokenizer:
+    def new_detokenizer(self) -> IncrementalDetokenizer:
         """The continuation's text: what it adds to the prompt's."""
         skip = self.ask.skip_special
         return IncrementalDetokenizer(self.tokenizer, skip_special=skip, behind=self.prompt)
 
-    def _logprobs(self, answer: Answer, ids: Sequence[int]) -> dict[str, Any]:
+    def _logprobs(self, answer: RequestOutputLike, ids: Sequence[int]) -> dict[str, Any]:
         all_ids, behind = list(ids), self.prompt
         logprobs: list[float | None] = list(answer.completion.logprobs[: len(ids)])
-        top: list[Likely | None] = list(answer.top[: len(ids)])
+        top: list[TokenLogprobLike | None] = list(answer.top_logprobs[: len(ids)])
         if self.ask.echo:
             all_ids, behind = [*self.prompt, *all_ids], ()
             logprobs = [*answer.prompt_logprobs, *logprobs]
-            top = [*answer.prompt_top, *top]
+            top = [*answer.prompt_top_logprobs, *top]
         if not self.ask.top_logprobs:  # of the chosen tokens alone
             top = []
-        return self.entries(all_ids, logprobs, top, 0, behind)
+        return self.format_logprobs(all_ids, logprobs, top, 0, behind)
 
-    def entries(
+    def format_logprobs(
         self,
         ids: Sequence[int],
         logprobs: Sequence[float | None],
-        top: Sequence[Likely | None],
+        top: Sequence[TokenLogprobLike | None],
         offset: int,
         behind: Sequence[int],
     ) -> dict[str, Any]:
@@ -185,7 +197,7 @@ class CompletionFormat:
         }
 
     def _table(
-        self, token_id: int, logprob: float | None, likely: Likely | None
+        self, token_id: int, logprob: float | None, likely: TokenLogprobLike | None
     ) -> dict[str, float] | None:
         """The likeliest tokens, and always the one that stands here."""
         if logprob is None:
@@ -193,41 +205,44 @@ class CompletionFormat:
         pairs = {token_id: logprob}
         if likely is not None:
             pairs |= dict(zip(likely.token_ids, likely.logprobs, strict=True))
-        return dict(zip(self.spelling.names(pairs), pairs.values(), strict=True))
+        return dict(zip(self.spelling.unique_texts(pairs), pairs.values(), strict=True))
 
 
 class CompletionStream:
     """One choice, delta by delta."""
 
-    def __init__(self, form: CompletionFormat, index: int) -> None:
+    def __init__(self, form: CompletionFormatter, index: int) -> None:
         self._form, self._index, self._at = form, index, 0
-        self._text, self._said = form.growing(), list(form.prompt[-DETOKENIZE_CONTEXT_TOKENS:])
-        self._held = Held(form.ask.sampling.stop)
+        self._text, self._said = (
+            form.new_detokenizer(),
+            list(form.prompt[-DETOKENIZE_CONTEXT_TOKENS:]),
+        )
+        self._held = HeldBackText(form.ask.sampling.stop)
         self._before = form._prompt_text()
 
-    def push(self, delta: Delta) -> dict[str, Any]:
+    def push(self, delta: OutputDeltaLike) -> dict[str, Any]:
         """The next choice object."""
-        form, answer = self._form, delta.answer
+        form, answer = self._form, delta.output
         ids = () if form.ask.scores_only else delta.token_ids
         pieces = [ContentDelta(self._text.push(i)) for i in ids]
         if answer is None:
             events = self._held.feed(pieces)
         else:
-            matched = answer.matched if isinstance(answer.matched, str) else None
+            matched = answer.matched_stop if isinstance(answer.matched_stop, str) else None
             events = self._held.finish([*pieces, ContentDelta(self._text.flush())], matched)
         new = "".join(event.text for event in events if isinstance(event, ContentDelta))
         choice: dict[str, Any] = {
             "index": self._index,
             "text": self._before + new,
             "logprobs": None,
-            "finish_reason": None if answer is None else form.finish(answer),
+            "finish_reason": None if answer is None else form.finish_reason(answer),
         }
         if answer is not None:
-            choice["matched_stop"] = answer.matched
+            choice["matched_stop"] = answer.matched_stop
         if form.ask.top_logprobs is not None:
             at = self._at + len(self._before)
-            scores = delta.logprobs[: len(ids)], delta.top[: len(ids)]
-            choice["logprobs"] = form.entries(ids, *scores, at, self._said)
+            scores = delta.logprobs[: len(ids)], delta.top_logprobs[: len(ids)]
+            choice["logprobs"] = form.format_logprobs(ids, *scores, at, self._said)
         if form.ask.shows_ids:
             choice["token_ids"] = list(ids)
         self._at += len(choice["text"])

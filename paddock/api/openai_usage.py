@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paddock.api.reply import Answer
+from paddock.api.delta_parser import RequestOutputLike
 
 
-def usage(
-    answers: Sequence[Answer], *, prompts: int = 1, scores_only: bool = False
+def openai_usage(
+    answers: Sequence[RequestOutputLike], *, prompts: int = 1, scores_only: bool = False
 ) -> dict[str, Any]:
     """Of answers to `prompts` prompts, as many to each: a prompt answered twice counts once. Where
     only the prompt's scores were wanted, nothing was written."""

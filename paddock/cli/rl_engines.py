@@ -15,7 +15,7 @@ from paddock.cli.rl_gauge import Gauge, Row
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from paddock.api.reply import Answer
+    from paddock.api.delta_parser import RequestOutputLike
     from paddock.checkpoint.wire import Parcel, Publish
     from paddock.engine import Engine, EngineApart, EngineSettings
     from paddock.rl.distill import Score
@@ -348,7 +348,7 @@ class Experts:
         self._generate = generate
         self._kept: dict[str, tuple[tuple[int, ...], NDArray[Any]]] = {}
 
-    async def respond(self, ask: "Ask") -> "Answer":
+    async def respond(self, ask: "Ask") -> "RequestOutputLike":
         answer = await self._generate.respond(replace(ask, replay=True))
         replay = getattr(answer, "replay", None)
         if replay is not None and replay.expert_TLK is not None:

@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import replace
 
-from paddock.api.reply import Answer
+from paddock.api.delta_parser import RequestOutputLike
 from paddock.records import Completion, SamplingParams, Segment
 from paddock.rollout.client import Answered, Ask, turn_seed
 
@@ -63,7 +63,7 @@ def joined(one: Completion, other: Completion) -> Completion:
     )
 
 
-def with_part(before: Completion | None, answer: Answer, ask: Ask) -> Answer:
+def with_part(before: Completion | None, answer: RequestOutputLike, ask: Ask) -> RequestOutputLike:
     """The answer to the whole ask, whose last part `answer` is."""
     if before is None:
         return answer
@@ -71,9 +71,9 @@ def with_part(before: Completion | None, answer: Answer, ask: Ask) -> Answer:
         completion=joined(before, answer.completion),
         prompt_tokens=len(ask.token_ids),
         id=ask.id,
-        matched=answer.matched,
-        message=answer.message,
+        matched=answer.matched_stop,
+        message=answer.abort_reason,
         cached_tokens=min(answer.cached_tokens, len(ask.token_ids)),
-        retractions=answer.retractions + 1,
-        replay=answer.replay,  # the last ask read all that came before it
+        retractions=answer.preemptions + 1,
+        replay=answer.routing,  # the last ask read all that came before it
     )

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from paddock.api.reply import Answer, Delta
-from paddock.api.spelling import Likely
+from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
+from paddock.api.token_decoder import TokenLogprobLike
 from paddock.records import Completion, SamplingParams
 from paddock.records.sampling_params import MAX_SEED
 
@@ -49,10 +49,10 @@ class Generate(Protocol):
     """Answers asks. Both ways of asking end the request when nobody waits any more: when the task
     is cancelled, or the stream closed early. Raises EngineLost or AskRefused."""
 
-    async def respond(self, ask: Ask) -> Answer:
+    async def respond(self, ask: Ask) -> RequestOutputLike:
         """The whole answer."""
 
-    def stream(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+    def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
         """What is new, as it comes; the last delta carries the answer."""
 
     def end(self, session: str) -> None:
@@ -75,10 +75,10 @@ class Answered:
     reasoning_tokens: int = 0
     retractions: int = 0
     prompt_logprobs: Sequence[float | None] = ()
-    prompt_top: Sequence[Likely | None] = ()
-    prompt_asked: Sequence[Likely | None] = ()
-    top: Sequence[Likely] = ()
-    asked: Sequence[Likely] = ()
+    prompt_top: Sequence[TokenLogprobLike | None] = ()
+    prompt_asked: Sequence[TokenLogprobLike | None] = ()
+    top: Sequence[TokenLogprobLike] = ()
+    asked: Sequence[TokenLogprobLike] = ()
     replay: Any = None
     drafts_proposed: int = 0
     drafts_accepted: int = 0
@@ -93,11 +93,11 @@ class Said:
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     version: int
-    top: Sequence[Likely] = ()
-    answer: Answer | None = None  # with the last one
+    top: Sequence[TokenLogprobLike] = ()
+    answer: RequestOutputLike | None = None  # with the last one
 
 
-def last_delta(answer: Answer) -> Said:
+def last_delta(answer: RequestOutputLike) -> Said:
     """A whole answer as the only delta of a stream."""
     done = answer.completion
     version = done.versions[-1].version if done.versions else 0
@@ -117,10 +117,10 @@ class Forgets:
 class Whole(Forgets):
     """The base of whoever answers in one piece: a stream is then a single delta."""
 
-    async def respond(self, ask: Ask) -> Answer:
+    async def respond(self, ask: Ask) -> RequestOutputLike:
         raise NotImplementedError
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
         yield last_delta(await self.respond(ask))
 
 
@@ -145,9 +145,9 @@ class InProcess(Forgets):
     refusals: tuple[type[Exception], ...] = field(kw_only=True)
     failures: tuple[type[Exception], ...] = field(kw_only=True)
 
-    async def respond(self, ask: Ask) -> Answer:
+    async def respond(self, ask: Ask) -> RequestOutputLike:
         try:
-            answer: Answer = await self.engine.respond(self._request(ask))
+            answer: RequestOutputLike = await self.engine.respond(self._request(ask))
         except self.overlong as error:
             raise ContextFull(str(error)) from None
         except self.refusals as error:
@@ -156,7 +156,7 @@ class InProcess(Forgets):
             raise EngineLost(str(error)) from error
         return answer
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
         try:
             async with aclosing(self.engine.stream(self._request(ask))) as deltas:
                 async for delta in deltas:

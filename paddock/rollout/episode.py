@@ -7,7 +7,7 @@ The same session code serves agents that come over HTTP (gateway.py); here the a
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paddock.api.reply import Answer, Reading
+from paddock.api.delta_parser import DeltaParser, RequestOutputLike
 from paddock.envs import Episode, Stopped, World, blaming, play
 from paddock.records import Message, SamplingParams, Task, ToolSpec, Trajectory
 from paddock.rollout.client import (
@@ -87,7 +87,7 @@ class SessionPolicy:
         shown = self._show(messages, self.session.tokens)
         opening = self.session.begin(shown, tools=tools, thinking=self.player.thinking)
         answer = await self._answer(opening)
-        reading = Reading(
+        reading = DeltaParser(
             self.session.renderer.tokenizer,
             tools=tools,
             prompt=opening.prompt,
@@ -103,7 +103,7 @@ class SessionPolicy:
             raise Stopped("policy", "reply", what)
         return reading.message
 
-    async def _answer(self, opening: Opening) -> Answer:
+    async def _answer(self, opening: Opening) -> RequestOutputLike:
         ask = Ask(
             token_ids=opening.prompt,
             sampling=self._fitted(len(opening.prompt)),
@@ -119,7 +119,7 @@ class SessionPolicy:
         except EngineLost as error:
             raise Stopped("infrastructure", "engine", str(error)) from error
         if answer.completion.finish == "abort":
-            why = answer.message or "aborted"
+            why = answer.abort_reason or "aborted"
             raise Stopped("infrastructure", "engine", f"the reply was broken off: {why}")
         return answer
 

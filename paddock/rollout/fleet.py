@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 from pydantic import PositiveFloat, PositiveInt
 
-from paddock.api.reply import Answer, Delta
+from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
 from paddock.config import BaseSettings
 from paddock.records import Completion, Segment
 from paddock.rollout.carry import continuable, rest_of, with_part
@@ -119,7 +119,7 @@ class Fleet:
 
     # --- asking -----------------------------------------------------------------------------------
 
-    async def respond(self, ask: Ask) -> Answer:
+    async def respond(self, ask: Ask) -> RequestOutputLike:
         end = asyncio.get_running_loop().time() + self.settings.deadline_s
         before: Completion | None = None
         current, failures = ask, 0
@@ -144,7 +144,7 @@ class Fleet:
                 current = _again(rest, ask, failures)
                 await self._pause(failures, end)
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+    async def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
         end = asyncio.get_running_loop().time() + self.settings.deadline_s
         current, failures, told = ask, 0, Passed()
         with _Counted(self._busy, ask.session):
@@ -155,7 +155,7 @@ class Fleet:
                     async with aclosing(self._deltas(replica, current, end)) as deltas:
                         async for delta in deltas:
                             told.take(delta)
-                            answer = delta.answer and with_part(before, delta.answer, ask)
+                            answer = delta.output and with_part(before, delta.output, ask)
                             if answer and self._broken_off(ask, answer.completion):
                                 answer = None
                             if answer or delta.token_ids:
@@ -163,7 +163,7 @@ class Fleet:
                                     token_ids=delta.token_ids,
                                     logprobs=delta.logprobs,
                                     version=delta.version,
-                                    top=delta.top,
+                                    top=delta.top_logprobs,
                                     answer=answer,
                                 )
                             if answer:
@@ -174,7 +174,9 @@ class Fleet:
                     await self._failed(replica, current, error, failures, end)
                 current = _again(self._after(ask, told.completion()), ask, failures)
 
-    async def _deltas(self, replica: Replica, ask: Ask, end: float) -> AsyncGenerator[Delta, None]:
+    async def _deltas(
+        self, replica: Replica, ask: Ask, end: float
+    ) -> AsyncGenerator[OutputDeltaLike, None]:
         """A replica's stream, each wait of which has an end."""
         async with aclosing(replica.generate.stream(ask)) as deltas:
             while True:
@@ -182,7 +184,7 @@ class Fleet:
                 if delta is None:
                     raise EngineLost(f"{replica.name}: the stream broke off")
                 yield delta
-                if delta.answer is not None:
+                if delta.output is not None:
                     return
 
     async def while_alive(self, name: str, work: Awaitable[_T]) -> _T:
@@ -371,7 +373,7 @@ class Passed:
         self._logprobs: list[float] = []
         self._versions: list[Segment] = []
 
-    def take(self, delta: Delta) -> None:
+    def take(self, delta: OutputDeltaLike) -> None:
         count = len(delta.token_ids)
         self._ids += delta.token_ids
         self._logprobs += delta.logprobs

@@ -23,20 +23,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
-from paddock.api import anthropic, dialect
-from paddock.api.anthropic import CountBody, MessagesBody
-from paddock.api.ask import Talk
-from paddock.api.body import Body, read
-from paddock.api.dialect import Doors, Stream, dialect_of, refusal
+from paddock.api import anthropic_request, dialect
+from paddock.api.anthropic_request import CountTokensBody, MessagesBody
+from paddock.api.body import RequestBody, parse_body
+from paddock.api.dialect import JsonRouter, PayloadStream, error_response, protocol_for_path
 from paddock.api.errors import ApiError
-from paddock.api.keys import has_key
-from paddock.api.knobs import Knobs, sampling_from
-from paddock.api.openai_chat import ChatBody, chat
-from paddock.api.openai_responses import ResponsesBody, respond
-from paddock.api.spelling import Spelling
-from paddock.api.sse import Delivered
-from paddock.api.thinking import Wish, from_template_kwargs
-from paddock.api.voice import MessagesVoice, OneChatVoice, ResponsesVoice, Speaker, Voice
+from paddock.api.formatter import (
+    FormatterContext,
+    MessagesFormatter,
+    ResponseFormatter,
+    ResponsesFormatter,
+    SingleChoiceFormatter,
+)
+from paddock.api.openai_chat_request import ChatCompletionBody, parse_chat_request
+from paddock.api.openai_responses_request import ResponsesBody, parse_responses_request
+from paddock.api.request import ChatRequest
+from paddock.api.sampling_fields import SamplingFields, parse_sampling_params
+from paddock.api.thinking_options import ThinkingOptions, from_template_kwargs
+from paddock.api.token_decoder import TokenDecoder
+from paddock.http.api_keys import has_api_key
+from paddock.http.sse import TrackedJSONResponse
 from paddock.records import Failure, Outcome, RecordDecodeError, Verdict, decode, encode
 from paddock.rollout.atif import atif
 from paddock.rollout.client import AskRefused, EngineLost
@@ -45,12 +51,12 @@ from paddock.rollout.match import MATCHERS
 from paddock.text import ChatTemplateError, MessageError
 
 PATH = "/sessions/{session}"
-_Talk = TypeVar("_Talk", bound=Talk)
+_Talk = TypeVar("_Talk", bound=ChatRequest)
 _LEFT_BEHIND = 50_000  # objects, some hundred turns' worth
 UNJUDGED = Failure(kind="grader", where="export", what="nobody has judged it yet")
 
 
-class SessionBody(Knobs):
+class SessionBody(SamplingFields):
     """How a new session samples; see `Rules`."""
 
     id: str | None = None
@@ -59,7 +65,7 @@ class SessionBody(Knobs):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ExportBody(Body):
+class ExportBody(RequestBody):
     task_id: str | None = None
     group_id: str | None = None
     outcome: dict[str, Any] | None = None
@@ -84,20 +90,20 @@ def build_gateway(
     app.router.route_class = _Straight
     app.state.sessions = sessions
     gateway, access = _Gateway(sessions, rules or Rules()), _Access(sessions, admin_key)
-    public = Doors(app, sessions.settings.body_bytes, explained)
-    public.add("/health", gateway.health, methods=("GET",))
+    public = JsonRouter(app, sessions.settings.body_bytes, explained)
+    public.add_route("/health", gateway.health, methods=("GET",))
     admin = replace(public, admit=access.admin)
-    admin.add("/sessions", gateway.create, body=SessionBody)
-    admin.add("/sessions", gateway.every, methods=("GET",))
-    admin.add(PATH, gateway.close, methods=("DELETE",))
-    admin.add(f"{PATH}/export", gateway.export, body=ExportBody)
-    replace(public, admit=access.either).add(PATH, gateway.about, methods=("GET",))
+    admin.add_route("/sessions", gateway.create, body=SessionBody)
+    admin.add_route("/sessions", gateway.every, methods=("GET",))
+    admin.add_route(PATH, gateway.close, methods=("DELETE",))
+    admin.add_route(f"{PATH}/export", gateway.export, body=ExportBody)
+    replace(public, admit=access.either).add_route(PATH, gateway.about, methods=("GET",))
     agent = replace(public, admit=access.agent)
-    agent.add(f"{PATH}/v1/models", gateway.models, methods=("GET",))
-    agent.add(f"{PATH}/v1/chat/completions", gateway.chat, body=ChatBody)
-    agent.add(f"{PATH}/v1/responses", gateway.respond, body=ResponsesBody)
-    agent.add(f"{PATH}/v1/messages", gateway.messages, body=MessagesBody)
-    agent.add(f"{PATH}/v1/messages/count_tokens", gateway.count, body=CountBody)
+    agent.add_route(f"{PATH}/v1/models", gateway.models, methods=("GET",))
+    agent.add_route(f"{PATH}/v1/chat/completions", gateway.chat, body=ChatCompletionBody)
+    agent.add_route(f"{PATH}/v1/responses", gateway.respond, body=ResponsesBody)
+    agent.add_route(f"{PATH}/v1/messages", gateway.messages, body=MessagesBody)
+    agent.add_route(f"{PATH}/v1/messages/count_tokens", gateway.count, body=CountTokensBody)
     app.add_exception_handler(HTTPException, _refused)
     return app
 
@@ -135,28 +141,28 @@ class _Access:
         if self.admin_key is None:
             what = "closed: this gateway was started without an admin key"
             raise ApiError(f"{http.url.path} is {what}", status=403)
-        if not has_key(http.headers, self.admin_key):
+        if not has_api_key(http.headers, self.admin_key):
             raise ApiError("the admin key is missing or wrong", status=401, code="invalid_api_key")
 
     def agent(self, http: Request) -> None:
         # The same answer for a session that is not there: it says nothing about other sessions.
         session = http.path_params["session"]
         live = self.sessions.find(session)
-        if live is None or not has_key(http.headers, live.api_key):
+        if live is None or not has_api_key(http.headers, live.api_key):
             what = "the API key is missing or wrong, or the session is closed"
             raise ApiError(f"session {session!r:.80}: {what}", status=401, code="invalid_api_key")
 
     def either(self, http: Request) -> None:
-        if not has_key(http.headers, self.admin_key):
+        if not has_api_key(http.headers, self.admin_key):
             self.agent(http)
 
 
 class _Gateway:
     def __init__(self, sessions: Sessions, rules: Rules) -> None:
         self.sessions, self.rules = sessions, rules
-        spelling = Spelling(sessions.renderer.tokenizer)
+        spelling = TokenDecoder(sessions.renderer.tokenizer)
         # A client sends back what it heard, so it must not hear of calls that come to nothing.
-        self.speaker = Speaker(spelling, sessions.settings.served_name, whole_calls=True)
+        self.speaker = FormatterContext(spelling, sessions.settings.served_name, whole_calls=True)
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -164,7 +170,7 @@ class _Gateway:
         return {"status": "ok"}
 
     async def create(self, _http: Request, value: Any) -> Any:
-        body = read(SessionBody, value)
+        body = parse_body(SessionBody, value)
         live = self.sessions.open(body.id, self._rules(body))
         id = live.session.id
         return {"id": id, "path": f"/sessions/{id}", "api_key": live.api_key}
@@ -182,7 +188,7 @@ class _Gateway:
         return found
 
     async def export(self, http: Request, value: Any) -> Any:
-        body, session = read(ExportBody, value), (await self._settled(http)).session
+        body, session = parse_body(ExportBody, value), (await self._settled(http)).session
         if body.format == "atif":
             branches = list(session.tree.branches())
             found = [atif(session, i, tokens=bool(body.tokens)) for i in range(len(branches))]
@@ -202,14 +208,16 @@ class _Gateway:
         if matcher is None:
             raise ApiError(f"matcher: none of {', '.join(MATCHERS)}", param="matcher")
         most = own.sampling.max_new_tokens if body.max_tokens is None else body.max_tokens
-        sampling = sampling_from(
+        sampling = parse_sampling_params(
             body,
             most=most,
             defaults=own.sampling,
             grammar=own.sampling.grammar,
             thinking_budget=own.sampling.thinking_budget,
         )
-        wish = from_template_kwargs(body.chat_template_kwargs).over(Wish(thinking=own.thinking))
+        wish = from_template_kwargs(body.chat_template_kwargs).with_fallback(
+            ThinkingOptions(thinking=own.thinking)
+        )
         return Rules(sampling=sampling, thinking=wish.thinking, matcher=matcher)
 
     def _live(self, http: Request) -> Live:
@@ -233,41 +241,55 @@ class _Gateway:
     def chat(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         sent, value = _sent(live, value)
-        ask = chat(read(ChatBody, value), live.rules.sampling, Wish(thinking=live.rules.thinking))
+        ask = parse_chat_request(
+            parse_body(ChatCompletionBody, value),
+            live.rules.sampling,
+            ThinkingOptions(thinking=live.rules.thinking),
+        )
         ask = _stopping(live, ask)
         sent = sent or Sent(ask.messages)
-        frame = self.speaker.chat_frame(ask, 0)
-        return self._turn(live, ask, sent, lambda p: OneChatVoice(self.speaker, ask, p, frame))
+        frame = self.speaker.new_chat_envelope(ask, 0)
+        return self._turn(
+            live, ask, sent, lambda p: SingleChoiceFormatter(self.speaker, ask, p, frame)
+        )
 
     def respond(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
-        wish = Wish(thinking=live.rules.thinking)
-        ask = respond(read(ResponsesBody, value), live.rules.sampling, wish)
+        wish = ThinkingOptions(thinking=live.rules.thinking)
+        ask = parse_responses_request(parse_body(ResponsesBody, value), live.rules.sampling, wish)
         sent, ask = Sent(ask.messages), replace(_stopping(live, ask), messages=())
-        return self._turn(live, ask, sent, lambda p: ResponsesVoice(self.speaker, ask, p))
+        return self._turn(live, ask, sent, lambda p: ResponsesFormatter(self.speaker, ask, p))
 
     def messages(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
-        wish = Wish(thinking=live.rules.thinking)
-        ask = anthropic.messages(read(MessagesBody, value), live.rules.sampling, wish)
+        wish = ThinkingOptions(thinking=live.rules.thinking)
+        ask = anthropic_request.parse_messages_request(
+            parse_body(MessagesBody, value), live.rules.sampling, wish
+        )
         sent, ask = Sent(ask.messages), replace(_stopping(live, ask), messages=())
-        return self._turn(live, ask, sent, lambda p: MessagesVoice(self.speaker, ask, p))
+        return self._turn(live, ask, sent, lambda p: MessagesFormatter(self.speaker, ask, p))
 
     async def count(self, http: Request, value: Any) -> Any:
         live = self._live(http)
-        ask = anthropic.count(read(CountBody, value), Wish(thinking=live.rules.thinking))
-        opening = live.session.begin(ask.messages, tools=ask.tools, thinking=ask.reply_thinking)
+        ask = anthropic_request.parse_count_tokens_request(
+            parse_body(CountTokensBody, value), ThinkingOptions(thinking=live.rules.thinking)
+        )
+        opening = live.session.begin(ask.messages, tools=ask.tools, thinking=ask.thinking_for_reply)
         return {"input_tokens": len(opening.prompt)}
 
-    async def _turn(self, live: Live, ask: Talk, sent: Sent, voice: Callable[[Any], Voice]) -> Any:
+    async def _turn(
+        self, live: Live, ask: ChatRequest, sent: Sent, voice: Callable[[Any], ResponseFormatter]
+    ) -> Any:
         turn: TurnUnderway = await begin(self.sessions, live, ask, sent)
         del sent
         turn.voice = voice(turn.opening.prompt)
         if ask.stream:
-            return Stream(turn.told())
+            return PayloadStream(turn.told())
         payload = await turn.whole()
         telling = live.telling()
-        return Delivered(payload, received=turn.received, over=lambda: live.settle(telling))
+        return TrackedJSONResponse(
+            payload, received=turn.received, over=lambda: live.settle(telling)
+        )
 
 
 def _stopping(live: Live, ask: _Talk) -> _Talk:
@@ -299,7 +321,7 @@ def explained(error: Exception) -> ApiError:
         error = ApiError(f"messages: {error}", param="messages")
     if isinstance(error, EngineLost):
         error = ApiError(f"no engine could answer: {error}", status=503, code="engine_failed")
-    return dialect.explained(error)
+    return dialect.to_api_error(error)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -307,7 +329,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     path = request.url.path
     what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
     message = what.get(error.status_code, str(error.detail))
-    return refusal(dialect_of(path), ApiError(message[:300], status=error.status_code))
+    return error_response(
+        protocol_for_path(path), ApiError(message[:300], status=error.status_code)
+    )
 
 
 def _facts(live: Live) -> dict[str, Any]:

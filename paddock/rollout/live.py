@@ -15,10 +15,10 @@ from uuid import uuid4
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from paddock.api.ask import Talk, fitted
+from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
 from paddock.api.errors import ApiError
-from paddock.api.reply import Answer, Delta
-from paddock.api.voice import Payload, Voice, payloads
+from paddock.api.formatter import Payload, ResponseFormatter, stream_payloads
+from paddock.api.request import ChatRequest, fit_to_context
 from paddock.config import BaseSettings
 from paddock.records import Message, SamplingParams
 from paddock.rollout.client import Ask, Generate, last_delta, turn_seed
@@ -183,8 +183,8 @@ class TurnUnderway:
     live: Live
     opening: Opening
     ask: Ask
-    voice: Voice | None = None  # once somebody is there to tell it
-    answer: Answer | None = None
+    voice: ResponseFormatter | None = None  # once somebody is there to tell it
+    answer: RequestOutputLike | None = None
     _telling: asyncio.Event | None = None
 
     async def whole(self) -> Payload:
@@ -195,7 +195,7 @@ class TurnUnderway:
             self.answer = await self.sessions.generate.respond(self.ask)
         finally:
             self.live.running -= 1
-        return self.voice.whole(last_delta(self.answer))
+        return self.voice.format_response(last_delta(self.answer))
 
     async def told(self) -> AsyncGenerator[Payload, None]:
         """The same as it comes. Recorded when the last payload was taken; leaving before that ends
@@ -203,10 +203,10 @@ class TurnUnderway:
         assert self.voice is not None
         self.live.running += 1
         try:
-            async with aclosing(payloads(self.voice, self._heard())) as every:
+            async with aclosing(stream_payloads(self.voice, self._heard())) as every:
                 async for payload in every:
                     yield payload
-            self._record(self.voice.reading.as_told)
+            self._record(self.voice.reading.streamed_message)
         finally:
             self.live.running -= 1
             if self._telling is not None:
@@ -221,16 +221,16 @@ class TurnUnderway:
         assert self.answer is not None
         self.live.session.record(self.opening, self.answer.completion, heard)
 
-    async def _heard(self) -> AsyncGenerator[Delta, None]:
+    async def _heard(self) -> AsyncGenerator[OutputDeltaLike, None]:
         async with aclosing(self.sessions.generate.stream(self.ask)) as deltas:
             async for delta in deltas:
-                self.answer = delta.answer
-                if delta.answer is not None:
+                self.answer = delta.output
+                if delta.output is not None:
                     self._telling = self.live.telling()
                 yield delta
 
 
-async def begin(sessions: Sessions, live: Live, talk: Talk, sent: Sent) -> TurnUnderway:
+async def begin(sessions: Sessions, live: Live, talk: ChatRequest, sent: Sent) -> TurnUnderway:
     """The next turn of a session, ready to be asked for."""
     _refuse(talk)
     await live.settled(sessions.settings.settle_s)
@@ -244,7 +244,7 @@ async def begin(sessions: Sessions, live: Live, talk: Talk, sent: Sent) -> TurnU
         sampling = replace(sampling, grammar=None)
     if room is not None:
         asked = replace(talk, sampling=sampling, fits_context=True)
-        sampling = fitted(asked, len(opening.prompt), room)
+        sampling = fit_to_context(asked, len(opening.prompt), room)
     ask = Ask(
         token_ids=opening.prompt,
         sampling=sampling,
@@ -254,19 +254,19 @@ async def begin(sessions: Sessions, live: Live, talk: Talk, sent: Sent) -> TurnU
     return TurnUnderway(sessions, live, opening, ask)
 
 
-async def _opened(live: Live, talk: Talk, sent: Sent) -> Opening:
+async def _opened(live: Live, talk: ChatRequest, sent: Sent) -> Opening:
     session = live.session
     found = session.found(
-        sent.messages, tools=talk.tools, thinking=talk.reply_thinking, past=sent.past
+        sent.messages, tools=talk.tools, thinking=talk.thinking_for_reply, past=sent.past
     )
     live.hear(sent, found.past)
-    forced = talk.call_opening(session.renderer.tokenizer)
+    forced = talk.tool_call_prefix(session.renderer.tokenizer)
     if found.letters > LONG:
         return await asyncio.to_thread(session.opened, found, forced)
     return session.opened(found, forced)
 
 
-def _refuse(talk: Talk) -> None:
+def _refuse(talk: ChatRequest) -> None:
     """What a session, whose tokens are its own, cannot do."""
     wrong: Sequence[tuple[bool, str, str]] = (
         (talk.prompt_ids is not None, "input_ids", "a session keeps its own tokens"),

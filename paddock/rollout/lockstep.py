@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api.reply import Answer
+from paddock.api.delta_parser import RequestOutputLike
 from paddock.rollout.client import Ask, Generate, Whole
 
 Held = Callable[[], AbstractAsyncContextManager[Any]]
@@ -110,8 +110,10 @@ class LockstepGenerate(Whole):
     def __init__(self, generate: Generate, waves: Waves) -> None:
         self._generate, self._waves = generate, waves
 
-    async def respond(self, ask: Ask) -> Answer:
-        answer: Answer = await self._waves.turn(ask.session, lambda: self._generate.respond(ask))
+    async def respond(self, ask: Ask) -> RequestOutputLike:
+        answer: RequestOutputLike = await self._waves.turn(
+            ask.session, lambda: self._generate.respond(ask)
+        )
         return answer
 
     def end(self, session: str) -> None:

@@ -17,9 +17,14 @@ from typing import Any
 import numpy as np
 import orjson
 
+from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
 from paddock.api.errors import ApiError
-from paddock.api.native_client import Told, params, prompt_logprobs, told
-from paddock.api.reply import Answer, Delta
+from paddock.api.sglang_client import (
+    GenerateOutput,
+    parse_generate_output,
+    parse_prompt_logprobs,
+    to_sglang_sampling_params,
+)
 from paddock.records import SamplingParams
 from paddock.rollout.client import (
     Answered,
@@ -156,12 +161,12 @@ class HttpGenerate(Forgets):
     ) -> None:
         self.server, self.context, self.experts = server, context, experts
 
-    async def respond(self, ask: Ask) -> Answer:
+    async def respond(self, ask: Ask) -> RequestOutputLike:
         payload = await self.server.post("/generate", self._body(ask), self._headers(ask))
         return self._answer(ask, _read(payload))
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Delta, None]:
-        so_far: Told | None = None
+    async def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
+        so_far: GenerateOutput | None = None
         body = self._body(ask) | {"stream": True}
         async for payload in self.server.lines("/generate", body, self._headers(ask)):
             before, so_far = so_far, _read(payload, so_far)
@@ -192,7 +197,7 @@ class HttpGenerate(Forgets):
             sampling = replace(sampling, max_new_tokens=room)
         body: dict[str, Any] = {
             "input_ids": np.frombuffer(int32(ask.token_ids), dtype=np.int32),
-            "sampling_params": params(sampling),
+            "sampling_params": to_sglang_sampling_params(sampling),
             "return_logprob": True,
             "logprob_start_len": -1,
             "return_text_in_logprobs": False,
@@ -205,7 +210,7 @@ class HttpGenerate(Forgets):
             body["return_routed_experts"] = True
         return body
 
-    def _answer(self, ask: Ask, done: Told) -> Answered:
+    def _answer(self, ask: Ask, done: GenerateOutput) -> Answered:
         return Answered(
             completion=done.completion,
             prompt_tokens=done.prompt_tokens or len(ask.token_ids),
@@ -216,7 +221,7 @@ class HttpGenerate(Forgets):
             replay=self._routed(ask, done),
         )
 
-    def _routed(self, ask: Ask, done: Told) -> Routed | None:
+    def _routed(self, ask: Ask, done: GenerateOutput) -> Routed | None:
         if done.routed_experts is None or self.experts is None:
             return None
         flat = np.frombuffer(b64decode(done.routed_experts), dtype="<i4")
@@ -226,9 +231,9 @@ class HttpGenerate(Forgets):
         return Routed(flat.reshape(shape))
 
 
-def _read(payload: Any, before: Told | None = None) -> Told:
+def _read(payload: Any, before: GenerateOutput | None = None) -> GenerateOutput:
     try:
-        return told(payload, before)
+        return parse_generate_output(payload, before)
     except (ApiError, ValueError, TypeError, IndexError) as error:
         raise BadReply(f"a server's answer cannot be trained on: {error}") from error
 
@@ -246,14 +251,15 @@ class HttpScore:
             raise AskRefused(f"start: {start} is not in [1, {len(token_ids)})")
         body = {
             "input_ids": list(token_ids),
-            "sampling_params": params(SamplingParams(max_new_tokens=1)) | {"max_new_tokens": 0},
+            "sampling_params": to_sglang_sampling_params(SamplingParams(max_new_tokens=1))
+            | {"max_new_tokens": 0},
             "return_logprob": True,
             # SGLang begins one token later than it is told: what it is told is the context.
             "logprob_start_len": start - 1,
         }
         payload = await self.server.post("/generate", body)
         try:
-            return prompt_logprobs(payload, start, len(token_ids) - start)
+            return parse_prompt_logprobs(payload, start, len(token_ids) - start)
         except (ApiError, TypeError, IndexError) as error:
             raise BadReply(f"a server's scores cannot be read: {error}") from error
 

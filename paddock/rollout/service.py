@@ -19,10 +19,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from paddock import __version__
-from paddock.api.body import Body, read
-from paddock.api.dialect import Admit, Doors
+from paddock.api.body import RequestBody, parse_body
+from paddock.api.dialect import Authorize, JsonRouter
 from paddock.api.errors import ApiError
-from paddock.api.keys import has_key
+from paddock.http.api_keys import has_api_key
 from paddock.records import Failure, Outcome, RecordDecodeError, Trajectory, Verdict, decode, encode
 from paddock.rollout.client import AskRefused, EngineLost
 from paddock.rollout.connections import Connections
@@ -46,7 +46,7 @@ class SessionEndpoint:
 Rollout = Callable[[Assignment, SessionEndpoint], Awaitable[Outcome]]
 
 
-class RolloutBody(Body):
+class RolloutBody(RequestBody):
     """One attempt, as it is asked for."""
 
     task: str
@@ -57,7 +57,7 @@ class RolloutBody(Body):
     api_key: str
 
 
-class RegisterBody(Body):
+class RegisterBody(RequestBody):
     name: str
     url: str
 
@@ -70,7 +70,7 @@ def build_service(tasks: Mapping[str, Rollout], *, key: str) -> FastAPI:
     app = FastAPI(title="Paddock tasks", version=__version__, docs_url=None, redoc_url=None)
 
     async def play(_http: Request, value: Any) -> Any:
-        body = read(RolloutBody, value)
+        body = parse_body(RolloutBody, value)
         if body.task not in tasks:
             there = ", ".join(tasks)
             raise ApiError(
@@ -83,8 +83,8 @@ def build_service(tasks: Mapping[str, Rollout], *, key: str) -> FastAPI:
     async def health(_http: Request, _value: Any) -> Any:
         return {"status": "ok", "tasks": list(tasks)}
 
-    Doors(app, BODY_BYTES, admit=_admit(key)).add("/rollouts", play, body=RolloutBody)
-    Doors(app, BODY_BYTES).add("/health", health, methods=("GET",))
+    JsonRouter(app, BODY_BYTES, admit=_admit(key)).add_route("/rollouts", play, body=RolloutBody)
+    JsonRouter(app, BODY_BYTES).add_route("/health", health, methods=("GET",))
     return app
 
 
@@ -137,7 +137,7 @@ class Registry:
         """Where services register: beside the gateway that their agents talk to."""
 
         async def register(_http: Request, value: Any) -> Any:
-            body = read(RegisterBody, value)
+            body = parse_body(RegisterBody, value)
             if not body.url.startswith(("http://", "https://")):
                 raise ApiError(f"url: {body.url!r:.80} is no address", param="url")
             self.register(body.name, body.url)
@@ -146,9 +146,9 @@ class Registry:
         async def every(_http: Request, _value: Any) -> Any:
             return {"tasks": self.tasks()}
 
-        doors = Doors(app, BODY_BYTES, admit=_admit(key))
-        doors.add("/tasks", register, body=RegisterBody)
-        doors.add("/tasks", every, methods=("GET",))
+        doors = JsonRouter(app, BODY_BYTES, admit=_admit(key))
+        doors.add_route("/tasks", register, body=RegisterBody)
+        doors.add_route("/tasks", every, methods=("GET",))
 
 
 @dataclass(kw_only=True)
@@ -244,12 +244,12 @@ def _nothing(given: Assignment, outcome: Outcome) -> Trajectory:
     )
 
 
-def _admit(key: str) -> Admit:
+def _admit(key: str) -> Authorize:
     if not key:
         raise ValueError("the key of task services must not be empty")
 
     def admit(http: Request) -> None:
-        if not has_key(http.headers, key):
+        if not has_api_key(http.headers, key):
             raise ApiError("the key is missing or wrong", status=401, code="invalid_api_key")
 
     return admit

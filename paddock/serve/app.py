@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
-from paddock.api.dialect import Doors, dialect_of, refusal
+from paddock.api.dialect import JsonRouter, error_response, protocol_for_path
 from paddock.api.errors import ApiError
 from paddock.config import ConfigError
 from paddock.engine import Engine
@@ -48,7 +48,7 @@ def build_app(
     app = FastAPI(title="Paddock", version=__version__, docs_url=None, redoc_url=None)
     hall = Hall(engines, tokenizer, renderer, settings)
     app.state.hall = hall
-    doors = Doors(app, settings.body_bytes, explained)
+    doors = JsonRouter(app, settings.body_bytes, explained)
     for door in (
         Native(hall),
         Inference(hall),
@@ -72,10 +72,12 @@ async def _refused(request: Request, error: Exception) -> Response:
     path = request.scope["path"]  # `url` raises where the Host header is no host
     what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
     message = what.get(error.status_code, str(error.detail))
-    found = refusal(dialect_of(path), ApiError(message[:300], status=error.status_code))
+    found = error_response(
+        protocol_for_path(path), ApiError(message[:300], status=error.status_code)
+    )
     found.headers.update(error.headers or {})
     return found
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(dialect_of(request.scope["path"]), explained(error))
+    return error_response(protocol_for_path(request.scope["path"]), explained(error))

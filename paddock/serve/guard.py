@@ -3,10 +3,10 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paddock.api.dialect import dialect_of, refusal
+from paddock.api.dialect import error_response, protocol_for_path
 from paddock.api.errors import ApiError
-from paddock.api.keys import sent_key
 from paddock.http import is_allowed_host, is_cross_site
+from paddock.http.api_keys import api_key_from_headers
 from paddock.serve.doors.control import PATHS
 from paddock.serve.settings import Keys, ServeSettings
 
@@ -28,7 +28,7 @@ class Guard:
         if error is None:
             await self.app(scope, receive, send)
         else:
-            await refusal(dialect_of(scope["path"]), error)(scope, receive, send)
+            await error_response(protocol_for_path(scope["path"]), error)(scope, receive, send)
 
     def objection(self, method: str, path: str, headers: Headers) -> ApiError | None:
         """Why a request may not pass, if it may not."""
@@ -49,7 +49,7 @@ class Guard:
                 f"{path} is closed: on a public address control routes need an admin key",
                 status=403,
             )
-        if not self.keys.admits(sent_key(headers), control=control):
+        if not self.keys.admits(api_key_from_headers(headers), control=control):
             kind = "admin " if control and self.keys.admin else ""
             return ApiError(
                 f"the {kind}key is missing or wrong", status=401, code="invalid_api_key"

@@ -13,11 +13,17 @@ from uuid import uuid4
 from starlette.requests import Request as HttpRequest
 
 from paddock.api import dialect
-from paddock.api.ask import Ask, Prompt, Talk, fitted, too_long
 from paddock.api.errors import ApiError
-from paddock.api.spelling import Spelling
-from paddock.api.thinking import Wish
-from paddock.api.voice import Speaker
+from paddock.api.formatter import FormatterContext
+from paddock.api.request import (
+    ApiRequest,
+    ChatRequest,
+    Prompt,
+    context_length_error,
+    fit_to_context,
+)
+from paddock.api.thinking_options import ThinkingOptions
+from paddock.api.token_decoder import TokenDecoder
 from paddock.engine import (
     Answer,
     Delta,
@@ -73,8 +79,8 @@ class Hall:
         """Without a renderer there is no chat, only prompts."""
         self.replicas = Replicas(engines)
         self.tokenizer, self.renderer, self.settings = tokenizer, renderer, settings
-        self.spelling = Spelling(tokenizer)
-        self.speaker = Speaker(self.spelling, settings.served_name)
+        self.spelling = TokenDecoder(tokenizer)
+        self.speaker = FormatterContext(self.spelling, settings.served_name)
         self.capacity = engines[0].capacity
         self.vocab = engines[0].config.vocab
         self.sessions: dict[str, int] = {}  # calls being answered, by session
@@ -95,11 +101,11 @@ class Hall:
         return SamplingParams(temperature=said.temperature, top_p=said.top_p, top_k=said.top_k)
 
     @property
-    def thinking(self) -> Wish:
+    def thinking(self) -> ThinkingOptions:
         """Of chats that say nothing else."""
         enable = None if self.settings.enable_thinking else False
         said = ThinkingKwargs(enable_thinking=enable, clear_thinking=self.settings.clear_thinking)
-        return Wish(thinking=said)
+        return ThinkingOptions(thinking=said)
 
     def refuse_unknown(self, model: str | None) -> None:
         """As vLLM: a client that names a model must name one that is served; none is fine."""
@@ -115,7 +121,7 @@ class Hall:
 
     # --- prompts ----------------------------------------------------------------------------------
 
-    async def prompt_of(self, talk: Talk, *, most: int | None = None) -> tuple[int, ...]:
+    async def prompt_of(self, talk: ChatRequest, *, most: int | None = None) -> tuple[int, ...]:
         """The conversation in tokens, and the opening of the reply. A long one takes a while, so
         other clients are attended to meanwhile. One that is far longer than `most` tokens, or than
         the context, is refused without tokenizing all of it."""
@@ -123,9 +129,9 @@ class Hall:
         try:
             return await asyncio.to_thread(self._prompt, talk, most)
         except TextTooLongError as error:
-            raise too_long(str(error), most, "messages") from None
+            raise context_length_error(str(error), most, "messages") from None
 
-    def _prompt(self, talk: Talk, most: int) -> tuple[int, ...]:
+    def _prompt(self, talk: ChatRequest, most: int) -> tuple[int, ...]:
         self._warn(talk)
         if talk.prompt_ids is not None:
             return talk.prompt_ids
@@ -147,7 +153,7 @@ class Hall:
         try:
             return await asyncio.to_thread(self._encoded, prompt, most)
         except TextTooLongError as error:
-            raise too_long(str(error), most, "prompt") from None
+            raise context_length_error(str(error), most, "prompt") from None
 
     def _encoded(self, text: str, most: int) -> tuple[int, ...]:
         self.tokenizer.check_max_tokens([text], most, specials=True)
@@ -166,7 +172,7 @@ class Hall:
             )
         return self.renderer
 
-    def _warn(self, talk: Talk) -> None:
+    def _warn(self, talk: ChatRequest) -> None:
         for kind in talk.skipped_tools:
             self.warn_once(f"tools of type {kind!r} are skipped: this server does not run them")
         if self.renderer is not None:
@@ -184,12 +190,14 @@ class Hall:
     # --- requests ---------------------------------------------------------------------------------
 
     def requests(
-        self, ask: Ask, prompt: tuple[int, ...], *, n: int = 1, extras: Extras = NOTHING
+        self, ask: ApiRequest, prompt: tuple[int, ...], *, n: int = 1, extras: Extras = NOTHING
     ) -> list[Request]:
         """The prompt, to be answered `n` times."""
-        sampling = fitted(ask, len(prompt), self.capacity.context)
-        if isinstance(ask, Talk) and ask.must_call:  # a format is for words; a call has its own
-            sampling = replace(sampling, grammar=ask.call_grammar(self.tokenizer))
+        sampling = fit_to_context(ask, len(prompt), self.capacity.context)
+        if (
+            isinstance(ask, ChatRequest) and ask.must_call
+        ):  # a format is for words; a call has its own
+            sampling = replace(sampling, grammar=ask.tool_call_grammar(self.tokenizer))
         top = (ask.top_logprobs or 0) if extras.top_logprobs is None else extras.top_logprobs
         request = Request(
             token_ids=prompt,
@@ -208,7 +216,7 @@ class Hall:
             replace(request, id=f"{request.id}-{i}", sampling=_nth(sampling, i)) for i in range(n)
         ]
 
-    def call(self, http: HttpRequest, ask: Ask, requests: Sequence[Request]) -> "Call":
+    def call(self, http: HttpRequest, ask: ApiRequest, requests: Sequence[Request]) -> "Call":
         session = http.headers.get(ROUTING) or ask.session
         replica = self.replicas.choose(session, ask.replica)
         return Call(hall=self, replica=replica, requests=list(requests), session=session)
@@ -382,4 +390,4 @@ def explained(error: Exception) -> ApiError:
         error = ApiError(str(error), status=409, code="duplicate_id")
     if isinstance(error, EngineFailed):
         error = ApiError(str(error), status=500, code="engine_failed")
-    return dialect.explained(error)
+    return dialect.to_api_error(error)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from paddock.api.openai_responses import PreviousResponse
-from paddock.api.sse import json_bytes
+from paddock.api.openai_responses_request import PreviousResponse
+from paddock.http.sse import json_bytes
 from paddock.records import Message
 
 

@@ -2,35 +2,47 @@
 
 import pytest
 
-from paddock.api import thinking
-from paddock.api.anthropic import CountBody, MessagesBody, count, messages
-from paddock.api.body import json_from, read
+from paddock.api import thinking_options
+from paddock.api.anthropic_request import (
+    CountTokensBody,
+    MessagesBody,
+    parse_count_tokens_request,
+    parse_messages_request,
+)
+from paddock.api.body import parse_body, parse_json
 from paddock.api.errors import ApiError
-from paddock.api.knobs import Knobs, sampling_from
-from paddock.api.native import GenerateBody, generates
-from paddock.api.openai_chat import ChatBody, chat
-from paddock.api.openai_completions import CompletionBody, completes
-from paddock.api.openai_responses import ResponsesBody, respond
-from paddock.api.thinking import SILENT, Wish
+from paddock.api.openai_chat_request import ChatCompletionBody, parse_chat_request
+from paddock.api.openai_completions import CompletionBody, parse_completion_requests
+from paddock.api.openai_responses_request import ResponsesBody, parse_responses_request
+from paddock.api.sampling_fields import SamplingFields, parse_sampling_params
+from paddock.api.sglang_request import GenerateBody, parse_generate_requests
+from paddock.api.thinking_options import NO_THINKING_OPTIONS, ThinkingOptions
 from paddock.records import LogitBias, SamplingParams
 from paddock.text import ThinkingKwargs
 
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9, top_k=40)
-SERVER = Wish(thinking=ThinkingKwargs(clear_thinking=False), budget=500)
+SERVER = ThinkingOptions(thinking=ThinkingKwargs(clear_thinking=False), budget=500)
 HI = [{"role": "user", "content": "Hi"}]
 
 
 def chat_of(**said):
-    return chat(read(ChatBody, {"messages": HI} | said), DEFAULTS, SERVER)
+    return parse_chat_request(
+        parse_body(ChatCompletionBody, {"messages": HI} | said), DEFAULTS, SERVER
+    )
 
 
 def test_knobs_over_defaults():
-    said = read(Knobs, {"top_k": -1, "stop": "x", "logit_bias": {"5": -3}, "seed": -1})
-    found = sampling_from(said, most=9, defaults=DEFAULTS)
+    said = parse_body(
+        SamplingFields, {"top_k": -1, "stop": "x", "logit_bias": {"5": -3}, "seed": -1}
+    )
+    found = parse_sampling_params(said, most=9, defaults=DEFAULTS)
     assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, None)
     assert found.stop == ("x",) and found.logit_bias == (LogitBias(5, -3.0),)
     assert found.seed == 2**63 - 1 and found.max_new_tokens == 9
-    assert sampling_from(read(Knobs, {}), most=None, defaults=DEFAULTS).top_k == 40
+    assert (
+        parse_sampling_params(parse_body(SamplingFields, {}), most=None, defaults=DEFAULTS).top_k
+        == 40
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,9 +125,14 @@ def test_thinking_that_makes_no_sense_is_refused(wrong):
 
 
 def test_the_earlier_wish_is_the_stronger():
-    strong, weak = Wish(budget=1), Wish(thinking=ThinkingKwargs(enable_thinking=False), budget=2)
-    assert thinking.first(strong, weak) == Wish(thinking=weak.thinking, budget=1)
-    assert thinking.first() == SILENT
+    strong, weak = (
+        ThinkingOptions(budget=1),
+        ThinkingOptions(thinking=ThinkingKwargs(enable_thinking=False), budget=2),
+    )
+    assert thinking_options.merge_thinking_options(strong, weak) == ThinkingOptions(
+        thinking=weak.thinking, budget=1
+    )
+    assert thinking_options.merge_thinking_options() == NO_THINKING_OPTIONS
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -161,16 +178,21 @@ def test_three_dialects_say_the_same_conversation():
     ]
     tools = {"tools": [TOOL]}
     bare = {"tools": [{"name": "look", "input_schema": {"type": "object"}}]}
-    first = chat(read(ChatBody, {"messages": openai} | tools), DEFAULTS, SERVER)
+    first = parse_chat_request(
+        parse_body(ChatCompletionBody, {"messages": openai} | tools), DEFAULTS, SERVER
+    )
     body = {"messages": anthropic, "system": "Be brief.", "max_tokens": 5} | bare
-    second = messages(read(MessagesBody, body), DEFAULTS, SERVER)
+    second = parse_messages_request(parse_body(MessagesBody, body), DEFAULTS, SERVER)
     flat = {"tools": [{"type": "function"} | TOOL["function"]]}
     body = {"input": items, "instructions": "Be brief."} | flat
-    third = respond(read(ResponsesBody, body), DEFAULTS, SERVER)
+    third = parse_responses_request(parse_body(ResponsesBody, body), DEFAULTS, SERVER)
     assert first.messages == second.messages == third.messages
     assert first.tools == second.tools == third.tools
     counted = {"messages": anthropic, "system": "Be brief."} | bare
-    assert count(read(CountBody, counted), SERVER).messages == second.messages
+    assert (
+        parse_count_tokens_request(parse_body(CountTokensBody, counted), SERVER).messages
+        == second.messages
+    )
 
 
 def test_a_failed_tool_and_words_beside_results():
@@ -179,7 +201,7 @@ def test_a_failed_tool_and_words_beside_results():
         {"type": "text", "text": "Try again."},
     ]
     body = {"messages": [{"role": "user", "content": said}], "max_tokens": 5}
-    ask = messages(read(MessagesBody, body), DEFAULTS, SERVER)
+    ask = parse_messages_request(parse_body(MessagesBody, body), DEFAULTS, SERVER)
     assert [(m.role, m.content) for m in ask.messages] == [
         ("tool", "Error: no sky"),
         ("user", "Try again."),
@@ -197,7 +219,7 @@ def test_replies_of_the_responses_api_are_kept_apart():
         thought("Two."),
         {"type": "message", "role": "assistant", "content": "Done."},
     ]
-    ask = respond(read(ResponsesBody, {"input": items}), DEFAULTS, SERVER)
+    ask = parse_responses_request(parse_body(ResponsesBody, {"input": items}), DEFAULTS, SERVER)
     one, two = ask.messages
     assert (one.reasoning, [call.id for call in one.tool_calls]) == ("One.", ["a", "b"])
     assert (two.reasoning, two.content, two.tool_calls) == ("Two.", "Done.", ())
@@ -209,16 +231,20 @@ def test_replies_of_the_responses_api_are_kept_apart():
 )
 def test_what_this_server_does_not_keep_cannot_be_referred_to(kept):
     with pytest.raises(ApiError, match="keeps no"):
-        respond(read(ResponsesBody, {"input": "x"} | kept), DEFAULTS, SERVER)
+        parse_responses_request(parse_body(ResponsesBody, {"input": "x"} | kept), DEFAULTS, SERVER)
 
 
 def test_a_knob_is_complained_of_by_the_name_it_was_given():
     with pytest.raises(ApiError, match="max_output_tokens: 0 is less") as caught:
-        respond(read(ResponsesBody, {"input": "x", "max_output_tokens": 0}), DEFAULTS, SERVER)
+        parse_responses_request(
+            parse_body(ResponsesBody, {"input": "x", "max_output_tokens": 0}), DEFAULTS, SERVER
+        )
     assert caught.value.param == "max_output_tokens"
     said = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     with pytest.raises(ApiError, match="stop_sequences: "):
-        messages(read(MessagesBody, said | {"stop_sequences": [""]}), DEFAULTS, SERVER)
+        parse_messages_request(
+            parse_body(MessagesBody, said | {"stop_sequences": [""]}), DEFAULTS, SERVER
+        )
 
 
 @pytest.mark.parametrize(
@@ -249,7 +275,7 @@ def test_a_choice_among_allowed_tools(mode):
     body = {"input": "x", "tools": [TOOL, other, {"type": "web_search"}], "tool_choice": flat}
     for ask in (
         chat_of(tools=[TOOL, other], tool_choice=nested),
-        respond(read(ResponsesBody, body), DEFAULTS, SERVER),
+        parse_responses_request(parse_body(ResponsesBody, body), DEFAULTS, SERVER),
     ):
         assert [tool.name for tool in ask.tools] == ["look"]
         assert ask.must_call == (mode == "required")
@@ -291,43 +317,61 @@ def test_two_tools_of_one_name_are_refused():
     ],
 )
 def test_the_four_shapes_of_a_prompt(prompt, expected):
-    asks = completes(read(CompletionBody, {"prompt": prompt}), DEFAULTS, most=9)
+    asks = parse_completion_requests(
+        parse_body(CompletionBody, {"prompt": prompt}), DEFAULTS, most=9
+    )
     assert [ask.prompt for ask in asks] == expected
     assert asks[0].sampling.max_new_tokens == 16
 
 
 def test_a_prompt_can_be_scored_alone():
-    (ask,) = completes(
-        read(CompletionBody, {"prompt": "a", "echo": True, "max_tokens": 0}), DEFAULTS, most=9
+    (ask,) = parse_completion_requests(
+        parse_body(CompletionBody, {"prompt": "a", "echo": True, "max_tokens": 0}), DEFAULTS, most=9
     )
     assert ask.scores_only and ask.sampling.max_new_tokens == 1
     with pytest.raises(ApiError, match="max_tokens"):
-        completes(read(CompletionBody, {"prompt": "a", "max_tokens": 0}), DEFAULTS, most=9)
+        parse_completion_requests(
+            parse_body(CompletionBody, {"prompt": "a", "max_tokens": 0}), DEFAULTS, most=9
+        )
 
 
 def test_a_native_request_has_the_defaults_of_its_own_dialect():
-    (ask,), many = generates(read(GenerateBody, {"input_ids": [1, 2]}), most=9)
+    (ask,), many = parse_generate_requests(parse_body(GenerateBody, {"input_ids": [1, 2]}), most=9)
     assert not many and ask.prompt == (1, 2)
     assert (ask.sampling.max_new_tokens, ask.sampling.temperature) == (128, 1.0)
     assert ask.top_logprobs is None and ask.prompt_logprobs_from is None
     body = {"input_ids": [1], "logprob_start_len": 0}
-    (unasked,), _ = generates(read(GenerateBody, body), most=9)
-    (asked,), _ = generates(read(GenerateBody, body | {"return_logprob": True}), most=9)
+    (unasked,), _ = parse_generate_requests(parse_body(GenerateBody, body), most=9)
+    (asked,), _ = parse_generate_requests(
+        parse_body(GenerateBody, body | {"return_logprob": True}), most=9
+    )
     assert (unasked.prompt_logprobs_from, asked.prompt_logprobs_from) == (None, 0)
 
 
 @pytest.mark.parametrize(
     ("kind", "make", "body"),
     [
-        (GenerateBody, generates, {"input_ids": [[1]] * 10}),
-        (GenerateBody, generates, {"input_ids": [[1]] * 3, "sampling_params": {"n": 4}}),
-        (GenerateBody, generates, {"input_ids": [1], "sampling_params": {"n": 10**9}}),
-        (CompletionBody, lambda b, most: completes(b, DEFAULTS, most=most), {"prompt": ["a"] * 10}),
+        (GenerateBody, parse_generate_requests, {"input_ids": [[1]] * 10}),
+        (
+            GenerateBody,
+            parse_generate_requests,
+            {"input_ids": [[1]] * 3, "sampling_params": {"n": 4}},
+        ),
+        (
+            GenerateBody,
+            parse_generate_requests,
+            {"input_ids": [1], "sampling_params": {"n": 10**9}},
+        ),
+        (
+            CompletionBody,
+            lambda b, most: parse_completion_requests(b, DEFAULTS, most=most),
+            {"prompt": ["a"] * 10},
+        ),
     ],
 )
 def test_one_request_cannot_ask_for_a_crowd(kind, make, body):
     with pytest.raises(ApiError, match="more than 9"):
-        make(read(kind, body), most=9)
+        make(parse_body(kind, body), most=9)
 
 
 @pytest.mark.parametrize(
@@ -357,11 +401,11 @@ def test_what_would_slow_every_token_down_is_refused(wrong):
 )
 def test_bytes_that_are_no_json(data, message):
     with pytest.raises(ApiError, match=message):
-        json_from(data)
+        parse_json(data)
 
 
 def test_halves_of_pairs_are_mended():
-    assert json_from(b'{"a": "\\ud83d", "b": "\\ud83d\\ude00"}') == {
+    assert parse_json(b'{"a": "\\ud83d", "b": "\\ud83d\\ude00"}') == {
         "a": "\ufffd",
         "b": "\U0001f600",
     }
@@ -370,7 +414,7 @@ def test_halves_of_pairs_are_mended():
 def test_a_body_must_be_an_object():
     for value in ([], None, "x", 3):
         with pytest.raises(ApiError, match="not a JSON object"):
-            read(ChatBody, value)
+            parse_body(ChatCompletionBody, value)
 
 
 @pytest.mark.parametrize(
@@ -379,5 +423,7 @@ def test_a_body_must_be_an_object():
 )
 def test_a_native_client_hears_its_own_names(params, name):
     with pytest.raises(ApiError, match=rf"^{name}:") as refused:
-        generates(read(GenerateBody, {"input_ids": [1], "sampling_params": params}), most=9)
+        parse_generate_requests(
+            parse_body(GenerateBody, {"input_ids": [1], "sampling_params": params}), most=9
+        )
     assert refused.value.param == name

@@ -4,10 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.api.body import read
+from paddock.api.body import parse_body
 from paddock.api.errors import ApiError
-from paddock.api.native import SamplingParams, sampling_from
-from paddock.api.native_client import params, prompt_logprobs, told
+from paddock.api.sglang_client import (
+    parse_generate_output,
+    parse_prompt_logprobs,
+    to_sglang_sampling_params,
+)
+from paddock.api.sglang_request import SGLangSamplingBody, parse_sglang_sampling_params
 from paddock.records import Grammar, LogitBias, SamplingParams, Segment
 
 SAMPLINGS = st.builds(
@@ -34,13 +38,13 @@ SAMPLINGS = st.builds(
 
 @given(SAMPLINGS)
 def test_what_is_sent_reads_back(sampling):
-    said = read(SamplingParams, params(sampling))
-    assert sampling_from(said, said.max_new_tokens, None) == sampling
+    said = parse_body(SGLangSamplingBody, to_sglang_sampling_params(sampling))
+    assert parse_sglang_sampling_params(said, said.max_new_tokens, None) == sampling
 
 
 def test_how_many_tokens_are_wanted_must_be_said():
     with pytest.raises(ApiError, match="max_new_tokens"):
-        params(SamplingParams())
+        to_sglang_sampling_params(SamplingParams())
 
 
 def payload(ids, *, finish=None, total=None, **meta):
@@ -59,13 +63,15 @@ def payload(ids, *, finish=None, total=None, **meta):
 
 
 def test_our_server_says_of_every_token_who_sampled_it():
-    found = told(payload([5, 6, 7], finish="stop", weight_versions=[[0, "3"], [2, "4"]]))
+    found = parse_generate_output(
+        payload([5, 6, 7], finish="stop", weight_versions=[[0, "3"], [2, "4"]])
+    )
     assert found.completion.versions == (Segment(3, 2), Segment(4, 1))
     assert found.matched == 9
 
 
 def test_sglang_says_it_of_the_whole_answer():
-    found = told(payload([5, 6, 7], finish="length", weight_version="default"))
+    found = parse_generate_output(payload([5, 6, 7], finish="length", weight_version="default"))
     assert found.completion.versions == (Segment(0, 3),)
 
 
@@ -76,7 +82,7 @@ def test_streams_hold_all_so_far_or_what_is_new(incremental):
         start = 0 if not incremental or so_far is None else len(so_far.token_ids)
         finish = "stop" if end == 4 else None
         part = payload(ids[start:end], total=end, finish=finish, weight_version=version)
-        so_far = told(part, so_far)
+        so_far = parse_generate_output(part, so_far)
     assert so_far.completion.token_ids == (5, 6, 7, 8)
     assert so_far.completion.versions == (Segment(3, 3), Segment(4, 1))
 
@@ -95,18 +101,18 @@ def test_streams_hold_all_so_far_or_what_is_new(incremental):
 )
 def test_what_cannot_be_trained_on_is_refused(wrong, why):
     with pytest.raises(ApiError, match=why):
-        told(wrong)
+        parse_generate_output(wrong)
 
 
 def test_an_answer_that_is_not_finished_is_no_completion():
     with pytest.raises(ApiError, match="broke off"):
-        told(payload([5])).completion  # noqa: B018
+        parse_generate_output(payload([5])).completion  # noqa: B018
 
 
 def test_scores_of_a_prompt():
     rows = {"meta_info": {"input_token_logprobs": [[None, 1, None], [-0.1, 2, None], [-0.2, 3, 0]]}}
-    assert prompt_logprobs(rows, 1, 2) == (-0.1, -0.2)
+    assert parse_prompt_logprobs(rows, 1, 2) == (-0.1, -0.2)
     with pytest.raises(ApiError, match="first token"):
-        prompt_logprobs(rows, 0, 3)
+        parse_prompt_logprobs(rows, 0, 3)
     with pytest.raises(ApiError, match="3 for 4"):
-        prompt_logprobs(rows, 0, 4)
+        parse_prompt_logprobs(rows, 0, 4)

@@ -8,21 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.api.anthropic_reply import MessageStream, blocks
-from paddock.api.body import read
-from paddock.api.openai_chat import ChatBody, chat
-from paddock.api.openai_chat_reply import ChatStream, Frame, message_dict
-from paddock.api.openai_responses import ResponsesBody, respond
-from paddock.api.openai_responses_reply import ResponseFrame, ResponseStream
-from paddock.api.reply import Held, Reading
-from paddock.api.spelling import Spelling, chat_logprobs
-from paddock.api.thinking import SILENT
+from paddock.api.anthropic_format import MessageStream, content_blocks
+from paddock.api.body import parse_body
+from paddock.api.delta_parser import DeltaParser, HeldBackText
+from paddock.api.openai_chat_format import (
+    ChatCompletionEnvelope,
+    ChatCompletionStream,
+    format_message_dict,
+)
+from paddock.api.openai_chat_request import ChatCompletionBody, parse_chat_request
+from paddock.api.openai_responses_format import ResponsesEnvelope, ResponseStream
+from paddock.api.openai_responses_request import ResponsesBody, parse_responses_request
+from paddock.api.thinking_options import NO_THINKING_OPTIONS
+from paddock.api.token_decoder import TokenDecoder, format_chat_logprobs
 from paddock.records import Completion, SamplingParams, Segment, ToolSpec
 from paddock.text import ContentDelta, ReasoningDelta, train_tokenizer
 
 TEXTS = ["Need the tool. Checking. get_weather city Oslo days Hello"]
 TOKENIZER = train_tokenizer(TEXTS, vocab=330)
-SPELLING = Spelling(TOKENIZER)
+SPELLING = TokenDecoder(TOKENIZER)
 TOOL = ToolSpec(
     name="look",
     description="",
@@ -76,7 +80,7 @@ def deltas(ids, cuts, **end):
 
 
 def reading(stops=(), tools=(TOOL,), prompt=PROMPT):
-    return Reading(TOKENIZER, tools=tools, prompt=prompt, stops=stops, call_id="call_{}".format)
+    return DeltaParser(TOKENIZER, tools=tools, prompt=prompt, stops=stops, call_id="call_{}".format)
 
 
 def whole(ids=IDS, stops=(), **end):
@@ -99,17 +103,21 @@ def test_the_reply_as_a_whole():
 
 
 def asked(kind, body, make):
-    return make(read(kind, body), SamplingParams(), SILENT)
+    return make(parse_body(kind, body), SamplingParams(), NO_THINKING_OPTIONS)
 
 
-CHAT = asked(ChatBody, {"messages": [{"role": "user", "content": "x"}], "logprobs": True}, chat)
-FRAME = Frame(id="c", model="m", created=1, version=0)
+CHAT = asked(
+    ChatCompletionBody,
+    {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
+    parse_chat_request,
+)
+FRAME = ChatCompletionEnvelope(id="c", model="m", created=1, version=0)
 
 
 @settings(max_examples=40)
 @given(CUTS)
 def test_a_chat_stream_adds_up_however_it_is_cut(cuts):
-    found, stream = reading(), ChatStream(CHAT, 0, FRAME, SPELLING)
+    found, stream = reading(), ChatCompletionStream(CHAT, 0, FRAME, SPELLING)
     chunks = [stream.open()]
     for delta in deltas(IDS, cuts):
         chunks += stream.push(found.feed(delta), delta)
@@ -125,7 +133,7 @@ def test_a_chat_stream_adds_up_however_it_is_cut(cuts):
             if "id" in call:
                 calls[call["index"]] = [call["function"]["name"], ""]
             calls[call["index"]][1] += call["function"]["arguments"]
-    expected = message_dict(CHAT, whole())
+    expected = format_message_dict(CHAT, whole())
     assert said == {key: expected[key] for key in said}
     assert [(n, json.loads(a)) for n, a in calls.values()] == [
         ("look", {"at": 'sky "high"', "far": 2}),
@@ -167,18 +175,22 @@ def test_blocks_of_a_message_stream_add_up_however_they_are_cut(cuts):
                 is_open = None
                 if "json" in made[-1]:
                     made[-1]["input"] = json.loads(made[-1].pop("json"))
-    assert is_open is None and made == blocks(whole())
+    assert is_open is None and made == content_blocks(whole())
     assert [e["type"] for e in events[-2:]] == ["message_delta", "message_stop"]
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
-RESPOND = asked(ResponsesBody, {"input": "x", "include": ["message.output_text.logprobs"]}, respond)
+RESPOND = asked(
+    ResponsesBody,
+    {"input": "x", "include": ["message.output_text.logprobs"]},
+    parse_responses_request,
+)
 
 
 @settings(max_examples=40)
 @given(CUTS)
 def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
-    frame = ResponseFrame(id="resp_1", model="m", created=1, ask=RESPOND, spelling=SPELLING)
+    frame = ResponsesEnvelope(id="resp_1", model="m", created=1, ask=RESPOND, spelling=SPELLING)
     found, stream = reading(), ResponseStream(frame)
     events = stream.open()
     for delta in deltas(IDS, cuts):
@@ -187,7 +199,7 @@ def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
             events += stream.close(delta.answer)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     done = events[-1]["response"]
-    expected = frame.whole(whole(), answer_of(IDS))
+    expected = frame.format_response(whole(), answer_of(IDS))
 
     def bare(items):
         return [{k: v for k, v in item.items() if k != "content"} for item in items]
@@ -212,7 +224,7 @@ def test_a_stop_text_is_cut_away_however_it_is_cut(text, stop, cuts):
     at = text.find(stop)
     matched = stop if at >= 0 else None
     said = text if at < 0 else text[: at + len(stop)] + "z"  # the token may hold more
-    held, found = Held([stop]), []
+    held, found = HeldBackText([stop]), []
     places = sorted({cut % (len(said) + 1) for cut in cuts} | {0, len(said)})
     # Only what the last delta brings may complete the stop text.
     places = [p for p in places if at < 0 or p < at + len(stop)] + [len(said)]
@@ -225,7 +237,7 @@ def test_a_stop_text_is_cut_away_however_it_is_cut(text, stop, cuts):
 
 
 def test_a_stop_text_in_thoughts():
-    held = Held(["END"])
+    held = HeldBackText(["END"])
     assert held.feed([ReasoningDelta("so EN")]) == [ReasoningDelta("so ")]
     assert held.feed([ContentDelta("D")]) == [ReasoningDelta("EN"), ContentDelta("D")]
     message = whole(TOKENIZER.encode("so END", specials=True), ["END"], matched="END")
@@ -244,7 +256,7 @@ def test_a_dropped_call_leaves_its_number_unused():
     text += "<tool_call>look</tool_call>"
     ids = TOKENIZER.encode(text, specials=True)
     prompt = TOKENIZER.encode("<|assistant|></think>", specials=True)
-    found, stream = reading(prompt=prompt), ChatStream(CHAT, 0, FRAME, SPELLING)
+    found, stream = reading(prompt=prompt), ChatCompletionStream(CHAT, 0, FRAME, SPELLING)
     chunks = []
     for delta in deltas(ids, range(len(ids))):
         chunks += stream.push(found.feed(delta), delta)
@@ -257,11 +269,11 @@ def test_a_dropped_call_leaves_its_number_unused():
 
 def test_reasoning_can_be_hidden_or_joined():
     message = whole()
-    assert message_dict(replace(CHAT, shows_reasoning=False), message)["reasoning"] is None
-    joined = message_dict(replace(CHAT, joins_reasoning=True), message)
+    assert format_message_dict(replace(CHAT, shows_reasoning=False), message)["reasoning"] is None
+    joined = format_message_dict(replace(CHAT, joins_reasoning=True), message)
     assert joined["content"] == "<think>Need the tool.</think>Checking \U0001f600."
     ask = replace(CHAT, joins_reasoning=True)
-    found, stream, said = reading(), ChatStream(ask, 0, FRAME, SPELLING), ""
+    found, stream, said = reading(), ChatCompletionStream(ask, 0, FRAME, SPELLING), ""
     for delta in deltas(IDS, range(40)):
         for chunk in stream.push(found.feed(delta), delta):
             said += chunk["choices"][0]["delta"].get("content", "")
@@ -272,9 +284,9 @@ def test_tokens_that_are_half_a_character_have_bytes():
     ids = TOKENIZER.encode("\U0001f600", specials=True)
     assert len(ids) > 1
     assert b"".join(bytes(SPELLING.bytes(i)) for i in ids).decode() == "\U0001f600"
-    entries = chat_logprobs(SPELLING, ids, [-1.0] * len(ids), ())
+    entries = format_chat_logprobs(SPELLING, ids, [-1.0] * len(ids), ())
     assert [entry["token"] for entry in entries] == ["\ufffd"] * len(ids)
-    assert len(set(SPELLING.names(ids))) == len(set(ids)) or len(ids) != len(set(ids))
+    assert len(set(SPELLING.unique_texts(ids))) == len(set(ids)) or len(ids) != len(set(ids))
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("stop", "end_turn"), ("length", "max_tokens")])

@@ -124,7 +124,7 @@ def test_an_engine_that_was_not_paused_runs_on(serving, in_place_buckets):
     answers = while_running(
         serving, lambda: running.append(reload.from_network(other(), version=7, mode="retract"))
     )
-    assert running == [sum(answer.retractions for answer in answers)]
+    assert running == [sum(answer.preemptions for answer in answers)]
     assert [len(answer.completion.token_ids) for answer in answers] == [24] * len(PROMPTS)
     assert reload.last.paused_s > 0
     assert not serving.stats().paused

@@ -86,7 +86,7 @@ def test_retracted_requests_go_on_as_if_the_new_weights_had_read_it_all(steps):
             for prompt, answer in zip(PROMPTS, answers, strict=True)
         ]
         assert sum(after) > 0
-        assert sum(answer.retractions for answer in answers) > 0
+        assert sum(answer.preemptions for answer in answers) > 0
         assert serving.audit() == []
 
 
@@ -108,10 +108,10 @@ def test_a_prompt_that_is_read_anew_is_scored_anew():
         serving.submit(request, scored.put)
         serving.resume()
         answer = scored.get().answer
-    assert answer.retractions == 1
+    assert answer.preemptions == 1
     got = torch.tensor(answer.prompt_logprobs[1:])
     torch.testing.assert_close(got, logprobs_of(other(), prompt[:1], prompt[1:]), atol=1e-5, rtol=0)
-    assert len(answer.prompt_top) == len(prompt)
+    assert len(answer.prompt_top_logprobs) == len(prompt)
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -126,7 +126,7 @@ def test_requests_in_place_go_on_with_the_rows_they_have(steps):
             differs |= bool((got - new)[answer.completion.versions[0].tokens :].abs().max() > 1e-3)
         assert after > 0
         assert differs  # else the rows were computed anew after all
-        assert sum(answer.retractions for answer in answers) == 0
+        assert sum(answer.preemptions for answer in answers) == 0
         # Whoever comes now, even with a text that was just written, is answered by the new weights.
         again = [p + a.completion.token_ids for p, a in zip(PROMPTS, answers, strict=True)]
         for prompt, answer in zip(again, serving.answers(map(greedy, again)), strict=True):

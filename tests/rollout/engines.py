@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from random import Random
 
-from paddock.api.reply import Answer
+from paddock.api.delta_parser import RequestOutputLike
 from paddock.records import Completion, Segment
 from paddock.rollout.client import Answered, Ask, Said, Whole
 from paddock.text import GlmRenderer, SpecialToken, Tokenizer, parse_tools, train_tokenizer
@@ -61,7 +61,7 @@ class Scripted(Whole):
     replies: list[Completion]
     log: list[Logged] = field(default_factory=list)
 
-    async def respond(self, ask: Ask) -> Answer:
+    async def respond(self, ask: Ask) -> RequestOutputLike:
         await asyncio.sleep(0)
         found = self.replies[len(self.log)]
         self.log.append(Logged(ask.session, tuple(ask.token_ids), found))
@@ -77,7 +77,7 @@ class Chancy(Whole):
     log: list[Logged] = field(default_factory=list)
     pieces: int = 1  # in which a reply is streamed
 
-    async def respond(self, ask: Ask) -> Answer:
+    async def respond(self, ask: Ask) -> RequestOutputLike:
         found = self.made_up(ask)
         self.log.append(Logged(ask.session, tuple(ask.token_ids), found))
         return Answered(completion=found, prompt_tokens=len(ask.token_ids))

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from random import Random
 
-from paddock.api.reply import Reading
+from paddock.api.delta_parser import DeltaParser
 from paddock.records import Message, SamplingParams
 from paddock.rollout.client import Ask, last_delta
 from paddock.rollout.live import Live, Rules
@@ -59,7 +59,7 @@ async def roam(seed):
         answer = await engine.respond(
             Ask(token_ids=opening.prompt, sampling=SamplingParams(), session="s")
         )
-        reading = Reading(
+        reading = DeltaParser(
             tokenizer(), tools=tools, prompt=opening.prompt, stops=(), call_id="c{}".format
         )
         reading.feed(last_delta(answer))

@@ -237,7 +237,7 @@ def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn
                             if url == victim:
                                 os.kill(server.pid, signal.SIGKILL)
                     ids += delta.token_ids
-                    answer = delta.answer
+                    answer = delta.output
                 assert victim not in fleet.alive and len(fleet.alive) == 1
                 reply = parse_completion(
                     words.tokenizer, ids, finish="length", prompt=first.prompt

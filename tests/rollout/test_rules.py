@@ -44,7 +44,7 @@ class Matching(Scripted):
     async def respond(self, ask):
         answer = await super().respond(ask)
         said = tokenizer().decode(answer.completion.token_ids)
-        return replace(answer, matched=next(t for t in ask.sampling.stop_texts if t in said))
+        return replace(answer, matched_stop=next(t for t in ask.sampling.stop_texts if t in said))
 
 
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)

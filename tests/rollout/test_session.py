@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from paddock.api.reply import Reading
+from paddock.api.delta_parser import DeltaParser
 from paddock.records import Message, SamplingParams, ToolCall
 from paddock.rollout.client import Ask, last_delta
 from paddock.rollout.match import LOOSE, STRICT, Matcher
@@ -40,7 +40,7 @@ async def wander(session, engine, chance, *, modes):
         opening = session.begin(messages, tools=tools, thinking=thinking)
         ask = Ask(token_ids=opening.prompt, sampling=SamplingParams(), session=session.id)
         answer = await engine.respond(ask)
-        reading = Reading(
+        reading = DeltaParser(
             tokenizer(),
             tools=tools,
             prompt=opening.prompt,
@@ -330,7 +330,7 @@ def test_random_rewrites_train_each_sampled_token_exactly_once(seed):
             opening = session.begin(messages, tools=SPEC, thinking=PRESERVED)
             ask = Ask(token_ids=opening.prompt, sampling=SamplingParams(), session="s")
             answer = await engine.respond(ask)
-            reading = Reading(
+            reading = DeltaParser(
                 tokenizer(), tools=SPEC, prompt=opening.prompt, stops=(), call_id="c{}".format
             )
             reading.feed(last_delta(answer))

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from paddock.api.dialect import Doors
+from paddock.api.dialect import JsonRouter
 from paddock.http.server import ConnectionTimeouts, uvicorn_config
 from tests.patience import PATIENCE_S
 
@@ -37,7 +37,7 @@ def address():
     async def echo(_http, value):
         return {"heard": value, "long": "x" * (value or {}).get("long", 0)}
 
-    Doors(app, 1 << 20, body_s=0.2).add("/echo", echo, methods=("POST", "GET"))
+    JsonRouter(app, 1 << 20, body_s=0.2).add_route("/echo", echo, methods=("POST", "GET"))
     # A busy machine may take its time between connecting and sending.
     limits = ConnectionTimeouts(headers_s=1.0, unread_s=0.2, header_bytes=1 << 14)
     with listening(app, limits) as where:

@@ -4,10 +4,15 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api.anthropic import CountBody, MessagesBody, count, messages
-from paddock.api.body import read
-from paddock.api.dialect import Doors, Stream
-from paddock.api.voice import MessagesVoice, payloads
+from paddock.api.anthropic_request import (
+    CountTokensBody,
+    MessagesBody,
+    parse_count_tokens_request,
+    parse_messages_request,
+)
+from paddock.api.body import parse_body
+from paddock.api.dialect import JsonRouter, PayloadStream
+from paddock.api.formatter import MessagesFormatter, stream_payloads
 from paddock.serve.hall import Hall
 
 
@@ -15,25 +20,25 @@ class Anthropic:
     def __init__(self, hall: Hall) -> None:
         self.hall = hall
 
-    def open(self, doors: Doors) -> None:
-        doors.add("/v1/messages", self.messages, body=MessagesBody)
-        doors.add("/v1/messages/count_tokens", self.count, body=CountBody)
+    def open(self, doors: JsonRouter) -> None:
+        doors.add_route("/v1/messages", self.messages, body=MessagesBody)
+        doors.add_route("/v1/messages/count_tokens", self.count, body=CountTokensBody)
 
     async def count(self, _http: Request, value: Any) -> Any:
-        body = read(CountBody, value)
+        body = parse_body(CountTokensBody, value)
         self.hall.refuse_unknown(body.model)
-        asked = count(body, self.hall.thinking)
+        asked = parse_count_tokens_request(body, self.hall.thinking)
         prompt = await self.hall.prompt_of(asked, most=self.hall.most_counted)
         return {"input_tokens": len(prompt)}
 
     async def messages(self, http: Request, value: Any) -> Any:
-        body = read(MessagesBody, value)
+        body = parse_body(MessagesBody, value)
         self.hall.refuse_unknown(body.model)
-        ask = messages(body, self.hall.defaults, self.hall.thinking)
+        ask = parse_messages_request(body, self.hall.defaults, self.hall.thinking)
         prompt = await self.hall.prompt_of(ask)
         call = self.hall.call(http, ask, self.hall.requests(ask, prompt))
-        voice = MessagesVoice(self.hall.speaker, ask, prompt)
+        voice = MessagesFormatter(self.hall.speaker, ask, prompt)
         if ask.stream:
-            return Stream(payloads(voice, call.only()))
+            return PayloadStream(stream_payloads(voice, call.only()))
         (delta,) = await call.last()
-        return voice.whole(delta)
+        return voice.format_response(delta)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, get_args
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.body import Body, read
-from paddock.api.dialect import Doors, answer
+from paddock.api.body import RequestBody, parse_body
+from paddock.api.dialect import JsonRouter, json_response
 from paddock.api.errors import ApiError
 from paddock.engine import Engine, PauseMode
 from paddock.serve.hall import Hall
@@ -21,23 +21,23 @@ _T = TypeVar("_T")
 POLL_S = 0.05
 
 
-class AbortBody(Body):
+class AbortBody(RequestBody):
     rid: str | None = None
     abort_all: bool | None = None
 
 
-class PauseBody(Body):
+class PauseBody(RequestBody):
     mode: str | None = None
 
 
-class DiskBody(Body):
+class DiskBody(RequestBody):
     model_path: str
     weight_version: str | None = None
     abort_all_requests: bool | None = None
     flush_cache: bool | None = None
 
 
-class TensorsBody(Body):
+class TensorsBody(RequestBody):
     """Safetensors files in base64; pickle is refused."""
 
     serialized_named_tensors: list[str]
@@ -46,7 +46,7 @@ class TensorsBody(Body):
     flush_cache: bool | None = None
 
 
-class GroupBody(Body):
+class GroupBody(RequestBody):
     master_address: str
     master_port: int
     rank_offset: int
@@ -55,7 +55,7 @@ class GroupBody(Body):
     backend: str = "nccl"
 
 
-class DistributedBody(Body):
+class DistributedBody(RequestBody):
     names: list[str]
     dtypes: list[str]
     shapes: list[list[int]]
@@ -66,21 +66,21 @@ class DistributedBody(Body):
     flush_cache: bool | None = None
 
 
-class LeaveBody(Body):
+class LeaveBody(RequestBody):
     group_name: str = "weight_update_group"
 
 
-class VersionBody(Body):
+class VersionBody(RequestBody):
     new_version: str
     abort_all_requests: bool | None = None
 
 
-class NameBody(Body):
+class NameBody(RequestBody):
     name: str
     truncate_size: int = 100
 
 
-class CheckBody(Body):
+class CheckBody(RequestBody):
     action: str | None = None
 
 
@@ -98,21 +98,23 @@ class Control:
         self.hall, self.weights = hall, tuple(weights)
         self._changing = asyncio.Lock()  # one change of weights at a time
 
-    def open(self, doors: Doors) -> None:
+    def open(self, doors: JsonRouter) -> None:
         both = ("GET", "POST")
-        doors.add("/flush_cache", self.flush, methods=both)
-        doors.add("/abort_request", self.abort, body=AbortBody)
-        doors.add("/pause_generation", self.pause, body=PauseBody)
-        doors.add("/continue_generation", self.resume)
-        doors.add("/update_weights_from_disk", self.from_disk, body=DiskBody)
+        doors.add_route("/flush_cache", self.flush, methods=both)
+        doors.add_route("/abort_request", self.abort, body=AbortBody)
+        doors.add_route("/pause_generation", self.pause, body=PauseBody)
+        doors.add_route("/continue_generation", self.resume)
+        doors.add_route("/update_weights_from_disk", self.from_disk, body=DiskBody)
         most = self.hall.settings.weights_bytes
-        doors.add("/update_weights_from_tensor", self.from_tensors, body=TensorsBody, most=most)
-        doors.add("/init_weights_update_group", self.join, body=GroupBody)
-        doors.add("/update_weights_from_distributed", self.from_group, body=DistributedBody)
-        doors.add("/destroy_weights_update_group", self.leave, body=LeaveBody)
-        doors.add("/update_weight_version", self.rename, body=VersionBody)
-        doors.add("/get_weights_by_name", self.values, body=NameBody)
-        doors.add("/weights_checker", self.check, body=CheckBody)
+        doors.add_route(
+            "/update_weights_from_tensor", self.from_tensors, body=TensorsBody, most=most
+        )
+        doors.add_route("/init_weights_update_group", self.join, body=GroupBody)
+        doors.add_route("/update_weights_from_distributed", self.from_group, body=DistributedBody)
+        doors.add_route("/destroy_weights_update_group", self.leave, body=LeaveBody)
+        doors.add_route("/update_weight_version", self.rename, body=VersionBody)
+        doors.add_route("/get_weights_by_name", self.values, body=NameBody)
+        doors.add_route("/weights_checker", self.check, body=CheckBody)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -124,15 +126,15 @@ class Control:
             raise ApiError(f"timeout: {said!r:.80} is no number", param="timeout") from None
         while True:
             if all(await self._each(Engine.flush_cache)):
-                return answer({"success": True, "message": "the cache is empty"})
+                return json_response({"success": True, "message": "the cache is empty"})
             if not left > 0:
                 message = "the cache is in use: requests are waiting or running"
-                return answer({"success": False, "message": message}, status=400)
+                return json_response({"success": False, "message": message}, status=400)
             await asyncio.sleep(POLL_S)
             left -= POLL_S
 
     async def abort(self, _http: Request, value: Any) -> Any:
-        body = read(AbortBody, value)
+        body = parse_body(AbortBody, value)
         if body.abort_all:
             return {"success": True, "aborted": sum(await self._each(Engine.abort_all))}
         if not body.rid:
@@ -140,7 +142,7 @@ class Control:
         return {"success": True, "aborted": self.hall.abort(body.rid)}
 
     async def pause(self, _http: Request, value: Any) -> Any:
-        mode: Any = read(PauseBody, value).mode or "abort"
+        mode: Any = parse_body(PauseBody, value).mode or "abort"
         if mode not in get_args(PauseMode):
             known = ", ".join(get_args(PauseMode))
             raise ApiError(f"mode: {mode!r:.80} is none of {known}", param="mode")
@@ -154,14 +156,14 @@ class Control:
     # --- weights ----------------------------------------------------------------------------------
 
     async def from_disk(self, _http: Request, value: Any) -> Any:
-        body = read(DiskBody, value)
+        body = parse_body(DiskBody, value)
         version, mode = self._version(body.weight_version), _mode(body.abort_all_requests)
         return await self._change(
             lambda weights, _: weights.from_disk(body.model_path, version=version, mode=mode)
         )
 
     async def from_tensors(self, _http: Request, value: Any) -> Any:
-        body = read(TensorsBody, value)
+        body = parse_body(TensorsBody, value)
         version, mode = self._version(body.weight_version), _mode(body.abort_all_requests)
         try:
             parcels = [b64decode(text, validate=True) for text in body.serialized_named_tensors]
@@ -172,7 +174,7 @@ class Control:
         )
 
     async def join(self, _http: Request, value: Any) -> Any:
-        body = read(GroupBody, value)
+        body = parse_body(GroupBody, value)
 
         def join(weights: Weights, replica: int) -> int:
             weights.join(
@@ -190,7 +192,7 @@ class Control:
         return await self._change(join)
 
     async def from_group(self, _http: Request, value: Any) -> Any:
-        body = read(DistributedBody, value)
+        body = parse_body(DistributedBody, value)
         version, mode = self._version(body.weight_version), _mode(body.abort_all_requests)
         if body.load_format == "flattened_bucket":
             raise ApiError("load_format: tensors are taken one by one, not as 'flattened_bucket'")
@@ -206,7 +208,7 @@ class Control:
         )
 
     async def leave(self, _http: Request, value: Any) -> Any:
-        body = read(LeaveBody, value)
+        body = parse_body(LeaveBody, value)
 
         def leave(weights: Weights, _: int) -> int:
             weights.leave(body.group_name)
@@ -215,21 +217,21 @@ class Control:
         return await self._change(leave)
 
     async def rename(self, _http: Request, value: Any) -> Any:
-        body = read(VersionBody, value)
+        body = parse_body(VersionBody, value)
         version = self._version(body.new_version)
         mode: PauseMode = "in_place" if body.abort_all_requests is False else "abort"
         await self._each(lambda engine: engine.swap(lambda _: None, version, mode))
         return {"success": True, "message": "done", "new_version": body.new_version}
 
     async def values(self, _http: Request, value: Any) -> Any:
-        body = read(NameBody, value)
+        body = parse_body(NameBody, value)
         found = await asyncio.to_thread(
             _asked, lambda: self._weights()[0].values(body.name, body.truncate_size)
         )
-        return answer(found)
+        return json_response(found)
 
     async def check(self, _http: Request, value: Any) -> Any:
-        action = read(CheckBody, value).action or "checksum"
+        action = parse_body(CheckBody, value).action or "checksum"
         if action != "checksum":
             raise ApiError(f"action: {action!r:.80} is not 'checksum'", param="action")
         every = await asyncio.gather(
@@ -269,11 +271,11 @@ class Control:
             threads.shutdown(wait=False)
         for outcome in outcomes:
             if isinstance(outcome, ValueError | OSError):
-                return answer({"success": False, "message": str(outcome)}, status=400)
+                return json_response({"success": False, "message": str(outcome)}, status=400)
             if isinstance(outcome, BaseException):
                 raise outcome
         running = sum(outcome for outcome in outcomes if isinstance(outcome, int))
-        return answer({"success": True, "message": "done", "num_paused_requests": running})
+        return json_response({"success": True, "message": "done", "num_paused_requests": running})
 
     async def _each(self, act: Callable[[Engine], _T]) -> list[_T]:
         """On every engine, off the event loop: an engine answers between two steps."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
-from paddock.api.dialect import Doors
+from paddock.api.dialect import JsonRouter
 from paddock.api.errors import ApiError
 from paddock.engine import Engine, EngineFailed, Stats
 from paddock.engine import Request as EngineRequest
@@ -32,21 +32,21 @@ class Facts:
         self.page = (files("paddock.serve") / "page" / "chat.html").read_bytes()
         self.created = int(time.time())
 
-    def open(self, doors: Doors) -> None:
-        doors.add("/", self.chat_page, methods=GET, media="text/html")
+    def open(self, doors: JsonRouter) -> None:
+        doors.add_route("/", self.chat_page, methods=GET, media="text/html")
         for path in ("/health", "/ping"):
-            doors.add(path, self.health, methods=GET)
-        doors.add("/health_generate", self.health_generate, methods=GET)
-        doors.add("/metrics", self.metrics, methods=GET, media="text/plain")
-        doors.add("/v1/models", self.models, methods=GET)
-        doors.add("/v1/models/{model:path}", self.model, methods=GET)
+            doors.add_route(path, self.health, methods=GET)
+        doors.add_route("/health_generate", self.health_generate, methods=GET)
+        doors.add_route("/metrics", self.metrics, methods=GET, media="text/plain")
+        doors.add_route("/v1/models", self.models, methods=GET)
+        doors.add_route("/v1/models/{model:path}", self.model, methods=GET)
         for path in ("/model_info", "/get_model_info"):
-            doors.add(path, self.model_info, methods=GET)
+            doors.add_route(path, self.model_info, methods=GET)
         for path in ("/server_info", "/get_server_info"):
-            doors.add(path, self.server_info, methods=GET)
-        doors.add("/get_weight_version", self.weight_version, methods=GET)
+            doors.add_route(path, self.server_info, methods=GET)
+        doors.add_route("/get_weight_version", self.weight_version, methods=GET)
         for path in ("/v1/loads", "/get_load"):
-            doors.add(path, self.loads, methods=GET)
+            doors.add_route(path, self.loads, methods=GET)
 
     async def chat_page(self, _http: Request, _value: Any) -> Response:
         # Everything the page needs is in it; nothing may be fetched from elsewhere.

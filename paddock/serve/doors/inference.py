@@ -6,9 +6,15 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api.body import read
-from paddock.api.dialect import Doors, Stream
-from paddock.api.inference import TokensAsk, TokensBody, tokens_ask, tokens_chunk, tokens_reply
+from paddock.api.body import parse_body
+from paddock.api.dialect import JsonRouter, PayloadStream
+from paddock.api.vllm_generate import (
+    VLLMGenerateBody,
+    VLLMGenerateRequest,
+    format_vllm_generate_chunk,
+    format_vllm_generate_response,
+    parse_vllm_generate_request,
+)
 from paddock.serve.hall import Call, Extras, Hall
 
 
@@ -16,13 +22,13 @@ class Inference:
     def __init__(self, hall: Hall) -> None:
         self.hall = hall
 
-    def open(self, doors: Doors) -> None:
-        doors.add("/inference/v1/generate", self.generate, body=TokensBody)
+    def open(self, doors: JsonRouter) -> None:
+        doors.add_route("/inference/v1/generate", self.generate, body=VLLMGenerateBody)
 
     async def generate(self, http: Request, value: Any) -> Any:
-        body = read(TokensBody, value)
+        body = parse_body(VLLMGenerateBody, value)
         self.hall.refuse_unknown(body.model)
-        ask = tokens_ask(body, self.hall.defaults)
+        ask = parse_vllm_generate_request(body, self.hall.defaults)
         scored = ask.prompt_logprobs is not None
         extras = Extras(
             prompt_logprobs_from=0 if scored else None,
@@ -31,9 +37,9 @@ class Inference:
         requests = self.hall.requests(ask, ask.prompt, n=ask.n, extras=extras)
         call = self.hall.call(http, ask, requests)
         if ask.stream:
-            return Stream(self._payloads(call, ask))
+            return PayloadStream(self._payloads(call, ask))
         answers = await call.whole()
-        return tokens_reply(
+        return format_vllm_generate_response(
             ask,
             list(answers),
             id=ask.id or answers[0].id,
@@ -41,8 +47,10 @@ class Inference:
             created=int(time.time()),
         )
 
-    async def _payloads(self, call: Call, ask: TokensAsk) -> AsyncIterator[dict[str, Any]]:
+    async def _payloads(
+        self, call: Call, ask: VLLMGenerateRequest
+    ) -> AsyncIterator[dict[str, Any]]:
         shown = {"request_id": ask.id or call.requests[0].id}
         async with call.deltas() as deltas:
             async for i, delta in deltas:
-                yield shown | tokens_chunk(ask, i, delta)
+                yield shown | format_vllm_generate_chunk(ask, i, delta)

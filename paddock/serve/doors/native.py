@@ -7,11 +7,11 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from paddock.api.body import read
-from paddock.api.dialect import Doors, Stream
+from paddock.api.body import parse_body
+from paddock.api.dialect import JsonRouter, PayloadStream
 from paddock.api.errors import ApiError
-from paddock.api.native import Generate, GenerateBody, generates
-from paddock.api.native_reply import Format, GenerateStream
+from paddock.api.sglang_format import GenerateFormatter, GenerateStream
+from paddock.api.sglang_request import GenerateBody, GenerateRequest, parse_generate_requests
 from paddock.engine import Answer
 from paddock.engine import Request as EngineRequest
 from paddock.serve.hall import Call, Extras, Hall
@@ -21,12 +21,12 @@ class Native:
     def __init__(self, hall: Hall) -> None:
         self.hall = hall
 
-    def open(self, doors: Doors) -> None:
-        doors.add("/generate", self.generate, body=GenerateBody, methods=("POST", "PUT"))
+    def open(self, doors: JsonRouter) -> None:
+        doors.add_route("/generate", self.generate, body=GenerateBody, methods=("POST", "PUT"))
 
     async def generate(self, http: Request, value: Any) -> Any:
-        body = read(GenerateBody, value)
-        asks, many = generates(body, most=self.hall.most_replies)
+        body = parse_body(GenerateBody, value)
+        asks, many = parse_generate_requests(body, most=self.hall.most_replies)
         asks = [replace(ask, id=ask.id or uuid4().hex) for ask in asks]
         if not asks:
             raise ApiError("input_ids: there are no prompts", param="input_ids")
@@ -34,7 +34,7 @@ class Native:
         requests = [self._requests(ask, p) for ask, p in zip(asks, prompts, strict=True)]
         call = self.hall.call(http, asks[0], [each for group in requests for each in group])
         forms = [
-            Format(
+            GenerateFormatter(
                 replace(ask, id=request.id),
                 prompt,
                 self.hall.tokenizer,
@@ -46,12 +46,12 @@ class Native:
             for request in group
         ]
         if asks[0].stream:
-            return Stream(self._payloads(call, forms, many or len(forms) > 1))
+            return PayloadStream(self._payloads(call, forms, many or len(forms) > 1))
         answers: list[Answer] = await call.whole()
-        found = [form.whole(answer) for form, answer in zip(forms, answers, strict=True)]
+        found = [form.format_response(answer) for form, answer in zip(forms, answers, strict=True)]
         return found if many or len(forms) > 1 else found[0]
 
-    def _requests(self, ask: Generate, prompt: tuple[int, ...]) -> list[EngineRequest]:
+    def _requests(self, ask: GenerateRequest, prompt: tuple[int, ...]) -> list[EngineRequest]:
         extras = Extras(
             prompt_logprobs_from=ask.prompt_logprobs_from,
             ask_ids=ask.ask_ids,
@@ -60,7 +60,7 @@ class Native:
         return self.hall.requests(ask, prompt, n=ask.n, extras=extras)
 
     async def _payloads(
-        self, call: Call, forms: list[Format], many: bool
+        self, call: Call, forms: list[GenerateFormatter], many: bool
     ) -> AsyncIterator[dict[str, Any]]:
         incremental = self.hall.settings.incremental
         streams = [GenerateStream(form, incremental=incremental) for form in forms]

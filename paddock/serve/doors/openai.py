@@ -8,22 +8,26 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from paddock.api.body import read
-from paddock.api.dialect import Doors, Stream
+from paddock.api.body import parse_body
+from paddock.api.delta_parser import RequestOutputLike
+from paddock.api.dialect import JsonRouter, PayloadStream
 from paddock.api.errors import ApiError
-from paddock.api.native import Generate
-from paddock.api.native_reply import Format
-from paddock.api.openai_chat import Chat, ChatBody, chat
-from paddock.api.openai_completions import (
-    Complete,
-    CompletionBody,
-    CompletionFormat,
-    CompletionStream,
-    completes,
+from paddock.api.formatter import ChatCompletionFormatter
+from paddock.api.openai_chat_request import (
+    ChatCompletionBody,
+    ChatCompletionRequest,
+    parse_chat_request,
 )
-from paddock.api.openai_usage import usage
-from paddock.api.reply import Answer
-from paddock.api.voice import ChatVoice
+from paddock.api.openai_completions import (
+    CompletionBody,
+    CompletionFormatter,
+    CompletionRequest,
+    CompletionStream,
+    parse_completion_requests,
+)
+from paddock.api.openai_usage import openai_usage
+from paddock.api.sglang_format import GenerateFormatter
+from paddock.api.sglang_request import GenerateRequest
 from paddock.serve.hall import Call, Extras, Hall
 
 
@@ -31,32 +35,39 @@ class OpenAI:
     def __init__(self, hall: Hall) -> None:
         self.hall = hall
 
-    def open(self, doors: Doors) -> None:
-        doors.add("/v1/chat/completions", self.chat, body=ChatBody)
-        doors.add("/v1/completions", self.complete, body=CompletionBody)
+    def open(self, doors: JsonRouter) -> None:
+        doors.add_route("/v1/chat/completions", self.chat, body=ChatCompletionBody)
+        doors.add_route("/v1/completions", self.complete, body=CompletionBody)
 
     # --- chat -------------------------------------------------------------------------------------
 
     async def chat(self, http: Request, value: Any) -> Any:
-        body = read(ChatBody, value)
+        body = parse_body(ChatCompletionBody, value)
         self.hall.refuse_unknown(body.model)
-        ask = chat(body, self.hall.defaults, self.hall.thinking)
+        ask = parse_chat_request(body, self.hall.defaults, self.hall.thinking)
         prompt = await self.hall.prompt_of(ask)
         requests = self.hall.requests(ask, prompt, n=ask.n)
         call = self.hall.call(http, ask, requests)
-        frame = self.hall.speaker.chat_frame(ask, call.version)
-        voices = [ChatVoice(self.hall.speaker, ask, prompt, frame, i) for i in range(len(requests))]
+        frame = self.hall.speaker.new_chat_envelope(ask, call.version)
+        voices = [
+            ChatCompletionFormatter(self.hall.speaker, ask, prompt, frame, i)
+            for i in range(len(requests))
+        ]
         if ask.stream:
-            return Stream(self._chunks(call, voices))
+            return PayloadStream(self._chunks(call, voices))
         answers, choices = [], []
         for voice, delta in zip(voices, await call.last(), strict=True):
-            shown, answer = voice.choice(delta)
+            shown, answer = voice.format_choice(delta)
             answers.append(answer)
             choices.append(shown | self._extra(ask, prompt, answer, call.replica))
-        return frame.whole(choices, answers)
+        return frame.format_response(choices, answers)
 
     def _extra(
-        self, ask: Chat, prompt: tuple[int, ...], answer: Answer, replica: int
+        self,
+        ask: ChatCompletionRequest,
+        prompt: tuple[int, ...],
+        answer: RequestOutputLike,
+        replica: int,
     ) -> dict[str, Any]:
         """What some ask for beyond OpenAI's fields."""
         found: dict[str, Any] = {}
@@ -66,34 +77,40 @@ class OpenAI:
             ids = list(answer.completion.token_ids)
             found |= {"token_ids": ids, "response_token_ids": ids}
         if ask.shows_meta:
-            asked = Generate(prompt=prompt, sampling=ask.sampling, top_logprobs=ask.top_logprobs)
+            asked = GenerateRequest(
+                prompt=prompt, sampling=ask.sampling, top_logprobs=ask.top_logprobs
+            )
             hall = self.hall
-            form = Format(asked, prompt, hall.tokenizer, hall.spelling, replica, hall.labels.label)
-            found["meta_info"] = form.meta(answer)
+            form = GenerateFormatter(
+                asked, prompt, hall.tokenizer, hall.spelling, replica, hall.labels.label
+            )
+            found["meta_info"] = form.format_meta_info(answer)
         return found
 
-    async def _chunks(self, call: Call, voices: list[ChatVoice]) -> AsyncIterator[dict[str, Any]]:
-        answers: list[Answer] = []
+    async def _chunks(
+        self, call: Call, voices: list[ChatCompletionFormatter]
+    ) -> AsyncIterator[dict[str, Any]]:
+        answers: list[RequestOutputLike] = []
         opened: set[int] = set()
         async with call.deltas() as deltas:
             async for i, delta in deltas:
                 if i not in opened:
                     opened.add(i)
-                    for chunk in voices[i].open():
+                    for chunk in voices[i].start_stream():
                         yield chunk
-                for chunk in voices[i].say(delta):
+                for chunk in voices[i].format_delta(delta):
                     yield chunk
                 if delta.answer is not None:
                     answers.append(delta.answer)
-        for chunk in voices[0].usage(answers):
+        for chunk in voices[0].usage_chunks(answers):
             yield chunk
 
     # --- completions ------------------------------------------------------------------------------
 
     async def complete(self, http: Request, value: Any) -> Any:
-        body = read(CompletionBody, value)
+        body = parse_body(CompletionBody, value)
         self.hall.refuse_unknown(body.model)
-        asks = completes(body, self.hall.defaults, most=self.hall.most_replies)
+        asks = parse_completion_requests(body, self.hall.defaults, most=self.hall.most_replies)
         if not asks:
             raise ApiError("prompt: there are none", param="prompt")
         prompts = [await self.hall.tokens_of(ask.prompt) for ask in asks]
@@ -103,7 +120,7 @@ class OpenAI:
         ]
         call = self.hall.call(http, asks[0], [each for group in groups for each in group])
         forms = [
-            CompletionFormat(ask, prompt, self.hall.tokenizer, self.hall.spelling)
+            CompletionFormatter(ask, prompt, self.hall.tokenizer, self.hall.spelling)
             for ask, prompt in zip(asks, prompts, strict=True)
             for _ in range(ask.n)
         ]
@@ -114,19 +131,19 @@ class OpenAI:
             "model": asks[0].model or self.hall.settings.served_name,
         }
         if asks[0].stream:
-            return Stream(self._completion_chunks(call, forms, around, len(asks)))
+            return PayloadStream(self._completion_chunks(call, forms, around, len(asks)))
         answers = await call.whole()
         choices = [
-            form.choice(a, i) for i, (form, a) in enumerate(zip(forms, answers, strict=True))
+            form.format_choice(a, i) for i, (form, a) in enumerate(zip(forms, answers, strict=True))
         ]
-        used = usage(answers, prompts=len(asks), scores_only=asks[0].scores_only)
+        used = openai_usage(answers, prompts=len(asks), scores_only=asks[0].scores_only)
         return around | {"choices": choices, "usage": used}
 
     async def _completion_chunks(
-        self, call: Call, forms: list[CompletionFormat], around: dict[str, Any], prompts: int
+        self, call: Call, forms: list[CompletionFormatter], around: dict[str, Any], prompts: int
     ) -> AsyncIterator[dict[str, Any]]:
         streams = [CompletionStream(form, i) for i, form in enumerate(forms)]
-        answers: dict[int, Answer] = {}
+        answers: dict[int, RequestOutputLike] = {}
         scored = _extras(forms[0].ask).prompt_logprobs_from is not None
         async with call.deltas() as deltas:
             async for i, delta in deltas:
@@ -135,19 +152,19 @@ class OpenAI:
                 if not scored:
                     yield around | {"choices": [streams[i].push(delta)]}
                 elif i in answers:  # the prompt's scores go first, and are known with the answer
-                    yield around | {"choices": [forms[i].choice(answers[i], i)]}
+                    yield around | {"choices": [forms[i].format_choice(answers[i], i)]}
         if forms[0].ask.shows_usage:
             ordered = [answers[i] for i in sorted(answers)]
-            used = usage(ordered, prompts=prompts, scores_only=forms[0].ask.scores_only)
+            used = openai_usage(ordered, prompts=prompts, scores_only=forms[0].ask.scores_only)
             yield around | {"choices": [], "usage": used}
 
 
-def _extras(ask: Complete) -> Extras:
+def _extras(ask: CompletionRequest) -> Extras:
     scored = ask.echo and ask.top_logprobs is not None
     return Extras(prompt_logprobs_from=0 if scored else None)
 
 
-def _apart(asks: list[Complete]) -> list[Complete]:
+def _apart(asks: list[CompletionRequest]) -> list[CompletionRequest]:
     """An id that was given for several prompts, made into one for each."""
     if len(asks) == 1:
         return asks

@@ -6,11 +6,16 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api.body import read
-from paddock.api.dialect import Doors, Stream
+from paddock.api.body import parse_body
+from paddock.api.dialect import JsonRouter, PayloadStream
 from paddock.api.errors import ApiError
-from paddock.api.openai_responses import PreviousResponse, Respond, ResponsesBody, respond
-from paddock.api.voice import Payload, ResponsesVoice, payloads
+from paddock.api.formatter import Payload, ResponsesFormatter, stream_payloads
+from paddock.api.openai_responses_request import (
+    PreviousResponse,
+    ResponsesBody,
+    ResponsesRequest,
+    parse_responses_request,
+)
 from paddock.serve.hall import Hall
 from paddock.serve.kept import Kept, KeptResponses
 
@@ -26,21 +31,21 @@ class Responses:
             most_bytes=settings.keep_responses_bytes,
         )
 
-    def open(self, doors: Doors) -> None:
-        doors.add("/v1/responses", self.respond, body=ResponsesBody)
-        doors.add("/v1/responses/input_tokens", self.count, body=ResponsesBody)
-        doors.add("/v1/responses/{response}", self.retrieve, methods=("GET",))
-        doors.add("/v1/responses/{response}", self.delete, methods=("DELETE",))
+    def open(self, doors: JsonRouter) -> None:
+        doors.add_route("/v1/responses", self.respond, body=ResponsesBody)
+        doors.add_route("/v1/responses/input_tokens", self.count, body=ResponsesBody)
+        doors.add_route("/v1/responses/{response}", self.retrieve, methods=("GET",))
+        doors.add_route("/v1/responses/{response}", self.delete, methods=("DELETE",))
 
     async def respond(self, http: Request, value: Any) -> Any:
         ask = self._asked(value)
         prompt = await self.hall.prompt_of(ask)
         call = self.hall.call(http, ask, self.hall.requests(ask, prompt))
-        voice = ResponsesVoice(self.hall.speaker, ask, prompt)
+        voice = ResponsesFormatter(self.hall.speaker, ask, prompt)
         if ask.stream:
-            return Stream(self._keeping(ask, voice, payloads(voice, call.only())))
+            return PayloadStream(self._keeping(ask, voice, stream_payloads(voice, call.only())))
         (delta,) = await call.last()
-        response = voice.whole(delta)
+        response = voice.format_response(delta)
         self._keep(ask, voice, response)
         return response
 
@@ -48,10 +53,10 @@ class Responses:
         prompt = await self.hall.prompt_of(self._asked(value), most=self.hall.most_counted)
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
-    def _asked(self, value: Any) -> Respond:
-        body = read(ResponsesBody, value)
+    def _asked(self, value: Any) -> ResponsesRequest:
+        body = parse_body(ResponsesBody, value)
         self.hall.refuse_unknown(body.model)
-        return respond(
+        return parse_responses_request(
             body,
             self.hall.defaults,
             self.hall.thinking,
@@ -70,7 +75,10 @@ class Responses:
     # --- what is kept -----------------------------------------------------------------------------
 
     async def _keeping(
-        self, ask: Respond, voice: ResponsesVoice, events: AsyncGenerator[Payload, None]
+        self,
+        ask: ResponsesRequest,
+        voice: ResponsesFormatter,
+        events: AsyncGenerator[Payload, None],
     ) -> AsyncGenerator[Payload, None]:
         async with aclosing(events):
             async for event in events:
@@ -78,9 +86,9 @@ class Responses:
                     self._keep(ask, voice, event["response"])
                 yield event
 
-    def _keep(self, ask: Respond, voice: ResponsesVoice, response: Payload) -> None:
+    def _keep(self, ask: ResponsesRequest, voice: ResponsesFormatter, response: Payload) -> None:
         if ask.store:
-            messages = (*ask.conversation, voice.reading.message)
+            messages = (*ask.stored_messages, voice.reading.message)
             self.kept.put(response, messages, ask.session)
 
     def _previous(self, name: str | None) -> PreviousResponse | None:

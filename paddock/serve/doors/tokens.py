@@ -4,14 +4,14 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api.body import read
-from paddock.api.dialect import Doors
+from paddock.api.body import parse_body
+from paddock.api.dialect import JsonRouter
 from paddock.api.errors import ApiError
-from paddock.api.tokens import (
+from paddock.api.tokenize import (
+    ApplyTemplateBody,
     DetokenizeBody,
-    TemplateBody,
     TokenizeBody,
-    talk,
+    parse_template_request,
     tokenizer_info,
 )
 from paddock.serve.hall import Hall
@@ -21,18 +21,20 @@ class Tokens:
     def __init__(self, hall: Hall) -> None:
         self.hall = hall
 
-    def open(self, doors: Doors) -> None:
+    def open(self, doors: JsonRouter) -> None:
         for prefix in ("", "/v1"):
-            doors.add(f"{prefix}/tokenize", self.tokenize, body=TokenizeBody)
-            doors.add(f"{prefix}/detokenize", self.detokenize, body=DetokenizeBody)
-        doors.add("/apply-template", self.apply_template, body=TemplateBody)
-        doors.add("/tokenizer_info", self.info, methods=("GET",))
+            doors.add_route(f"{prefix}/tokenize", self.tokenize, body=TokenizeBody)
+            doors.add_route(f"{prefix}/detokenize", self.detokenize, body=DetokenizeBody)
+        doors.add_route("/apply-template", self.apply_template, body=ApplyTemplateBody)
+        doors.add_route("/tokenizer_info", self.info, methods=("GET",))
 
     async def tokenize(self, _http: Request, value: Any) -> Any:
-        body, most = read(TokenizeBody, value), self.hall.most_counted
+        body, most = parse_body(TokenizeBody, value), self.hall.most_counted
         self.hall.refuse_unknown(body.model)
         if body.prompt is None:
-            ids = await self.hall.prompt_of(talk(body, self.hall.thinking), most=most)
+            ids = await self.hall.prompt_of(
+                parse_template_request(body, self.hall.thinking), most=most
+            )
             return self._shown(ids, body)
         # As /v1/completions reads text: markers that it spells are markers, nothing is added.
         if isinstance(body.prompt, str):
@@ -54,7 +56,7 @@ class Tokens:
         }
 
     async def detokenize(self, _http: Request, value: Any) -> Any:
-        body = read(DetokenizeBody, value)
+        body = parse_body(DetokenizeBody, value)
         self.hall.refuse_unknown(body.model)
         skip = bool(body.skip_special_tokens)
         many = bool(body.tokens) and isinstance(body.tokens[0], list)
@@ -68,7 +70,7 @@ class Tokens:
         return {"prompt": text, "text": text}
 
     async def apply_template(self, _http: Request, value: Any) -> Any:
-        asked = talk(read(TemplateBody, value), self.hall.thinking)
+        asked = parse_template_request(parse_body(ApplyTemplateBody, value), self.hall.thinking)
         ids = await self.hall.prompt_of(asked, most=self.hall.most_counted)
         return {"prompt": self.hall.tokenizer.decode(ids), "tokens": list(ids)}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api.reply import Answer
+from paddock.api.delta_parser import RequestOutputLike
 from paddock.records import Message
 from paddock.text.parse_events import (
     ContentDelta,
@@ -20,15 +20,17 @@ from paddock.text.parse_events import (
 SIGNATURE = "unsigned"
 
 
-def whole(id: str, model: str, message: Message, answer: Answer) -> dict[str, Any]:
-    return envelope(id, model) | {
-        "content": blocks(message),
-        **ending(answer, calls=len(message.tool_calls)),
-        "usage": usage(answer),
+def format_message(
+    id: str, model: str, message: Message, answer: RequestOutputLike
+) -> dict[str, Any]:
+    return message_envelope(id, model) | {
+        "content": content_blocks(message),
+        **stop_fields(answer, calls=len(message.tool_calls)),
+        "usage": anthropic_usage(answer),
     }
 
 
-def envelope(id: str, model: str) -> dict[str, Any]:
+def message_envelope(id: str, model: str) -> dict[str, Any]:
     return {
         "id": id,
         "type": "message",
@@ -40,7 +42,7 @@ def envelope(id: str, model: str) -> dict[str, Any]:
     }
 
 
-def blocks(message: Message) -> list[dict[str, Any]]:
+def content_blocks(message: Message) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if message.reasoning:
         thought = {"type": "thinking", "thinking": message.reasoning, "signature": SIGNATURE}
@@ -53,9 +55,9 @@ def blocks(message: Message) -> list[dict[str, Any]]:
     return found
 
 
-def ending(answer: Answer, *, calls: int) -> dict[str, Any]:
+def stop_fields(answer: RequestOutputLike, *, calls: int) -> dict[str, Any]:
     """`stop_reason` and `stop_sequence`."""
-    matched = answer.matched if isinstance(answer.matched, str) else None
+    matched = answer.matched_stop if isinstance(answer.matched_stop, str) else None
     reason = {"stop": "end_turn", "length": "max_tokens", "abort": "end_turn"}
     said = reason[answer.completion.finish]
     if answer.completion.finish == "stop" and calls:
@@ -65,7 +67,7 @@ def ending(answer: Answer, *, calls: int) -> dict[str, Any]:
     return {"stop_reason": said, "stop_sequence": matched}
 
 
-def usage(answer: Answer) -> dict[str, int]:
+def anthropic_usage(answer: RequestOutputLike) -> dict[str, int]:
     """`input_tokens` are those that were not found in the cache."""
     return {
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
@@ -93,17 +95,17 @@ class MessageStream:
             "cache_read_input_tokens": 0,
             "output_tokens": 0,
         }
-        message = envelope(self.id, self.model) | {"usage": counts}
+        message = message_envelope(self.id, self.model) | {"usage": counts}
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def push(self, events: Sequence[ParseEvent]) -> list[dict[str, Any]]:
         return [payload for event in events for payload in self._payloads(event)]
 
-    def close(self, answer: Answer, *, calls: int) -> list[dict[str, Any]]:
+    def close(self, answer: RequestOutputLike, *, calls: int) -> list[dict[str, Any]]:
         last = {
             "type": "message_delta",
-            "delta": ending(answer, calls=calls),
-            "usage": usage(answer),
+            "delta": stop_fields(answer, calls=calls),
+            "usage": anthropic_usage(answer),
         }
         return [*self._shut(), last, {"type": "message_stop"}]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddock.api.openai_responses import Respond
-from paddock.api.reply import Answer, Delta
-from paddock.api.spelling import Spelling, chat_logprobs
+from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
+from paddock.api.openai_responses_request import ResponsesRequest
+from paddock.api.token_decoder import TokenDecoder, format_chat_logprobs
 from paddock.records import Message
 from paddock.text.parse_events import (
     ContentDelta,
@@ -23,10 +23,10 @@ from paddock.text.parse_events import (
     ToolCallStart,
 )
 
-Item = dict[str, Any]
+ResponseItem = dict[str, Any]
 
 
-def usage(answer: Answer) -> dict[str, Any]:
+def responses_usage(answer: RequestOutputLike) -> dict[str, Any]:
     written = len(answer.completion.token_ids)
     return {
         "input_tokens": answer.prompt_tokens,
@@ -38,16 +38,18 @@ def usage(answer: Answer) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFrame:
+class ResponsesEnvelope:
     """What stands around the items."""
 
     id: str
     model: str
     created: int
-    ask: Respond
-    spelling: Spelling
+    ask: ResponsesRequest
+    spelling: TokenDecoder
 
-    def response(self, items: Sequence[Item], answer: Answer | None) -> dict[str, Any]:
+    def response_object(
+        self, items: Sequence[ResponseItem], answer: RequestOutputLike | None
+    ) -> dict[str, Any]:
         """The response object; `answer` is None while it is being written."""
         status, incomplete = "in_progress", None
         if answer is not None:
@@ -63,40 +65,42 @@ class ResponseFrame:
             "status": status,
             "model": self.model,
             "output": list(items),
-            "usage": None if answer is None else usage(answer),
+            "usage": None if answer is None else responses_usage(answer),
             "error": None,
             "incomplete_details": incomplete,
             **self.ask.echoed,
         }
 
-    def whole(self, message: Message, answer: Answer) -> dict[str, Any]:
-        items: list[Item] = []
+    def format_response(self, message: Message, answer: RequestOutputLike) -> dict[str, Any]:
+        items: list[ResponseItem] = []
         suffix = self.id.removeprefix("resp_")
         if message.reasoning:
             items.append(_thought(f"rs_{suffix}_{len(items)}", message.reasoning, "completed"))
         if message.content or not (items or message.tool_calls):
             entries: list[dict[str, Any]] = []
             if self.ask.top_logprobs is not None:
-                done, top = answer.completion, answer.top if self.ask.top_logprobs else ()
-                entries = chat_logprobs(self.spelling, done.token_ids, done.logprobs, top)
+                done, top = answer.completion, answer.top_logprobs if self.ask.top_logprobs else ()
+                entries = format_chat_logprobs(self.spelling, done.token_ids, done.logprobs, top)
             part = _text_part(message.content, entries)
             items.append(_message(f"msg_{suffix}_{len(items)}", [part], "completed"))
         for call in message.tool_calls:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
             items.append(_call(f"fc_{suffix}_{len(items)}", call.id, call.name, arguments))
-        return self.response(items, answer)
+        return self.response_object(items, answer)
 
 
-def _thought(id: str, text: str, status: str) -> Item:
+def _thought(id: str, text: str, status: str) -> ResponseItem:
     content = [{"type": "reasoning_text", "text": text}] if text else []
     return {"id": id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
-def _message(id: str, content: list[dict[str, Any]], status: str) -> Item:
+def _message(id: str, content: list[dict[str, Any]], status: str) -> ResponseItem:
     return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def _call(id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Item:
+def _call(
+    id: str, call_id: str, name: str, arguments: str, status: str = "completed"
+) -> ResponseItem:
     return {
         "id": id,
         "type": "function_call",
@@ -116,35 +120,35 @@ class ResponseStream:
     """One reply, event by event. Log-probabilities go with the next text that is sent; those of
     tokens after the last text go with the end of the message."""
 
-    frame: ResponseFrame
+    frame: ResponsesEnvelope
     _number: int = 0
-    _items: list[Item] = field(default_factory=list)
+    _items: list[ResponseItem] = field(default_factory=list)
     _open: str | None = None  # the type of the item being written
     _text: str = ""
     _pending: list[dict[str, Any]] = field(default_factory=list)
     _sent: list[dict[str, Any]] = field(default_factory=list)
 
     def open(self) -> list[dict[str, Any]]:
-        response = self.frame.response([], None)
+        response = self.frame.response_object([], None)
         return [
             self._event("response.created", response=response),
             self._event("response.in_progress", response=response),
         ]
 
-    def push(self, events: Sequence[ParseEvent], delta: Delta) -> list[dict[str, Any]]:
+    def push(self, events: Sequence[ParseEvent], delta: OutputDeltaLike) -> list[dict[str, Any]]:
         ask = self.frame.ask
         if ask.top_logprobs is not None:
-            top = delta.top if ask.top_logprobs else ()
-            self._pending += chat_logprobs(
+            top = delta.top_logprobs if ask.top_logprobs else ()
+            self._pending += format_chat_logprobs(
                 self.frame.spelling, delta.token_ids, delta.logprobs, top
             )
         return [payload for event in events for payload in self._payloads(event)]
 
-    def close(self, answer: Answer) -> list[dict[str, Any]]:
+    def close(self, answer: RequestOutputLike) -> list[dict[str, Any]]:
         found = list(self._shut())
         if not self._items:
             found += [*self._begin("message"), *self._shut()]
-        response = self.frame.response(self._items, answer)
+        response = self.frame.response_object(self._items, answer)
         kind = "incomplete" if response["status"] == "incomplete" else "completed"
         return [*found, self._event(f"response.{kind}", response=response)]
 

@@ -4,15 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api import thinking
-from paddock.api.ask import Talk
+from paddock.api import thinking_options
 from paddock.api.errors import ApiError
-from paddock.api.knobs import Addressed, Knobs, grammar_from, sampling_from
+from paddock.api.request import ChatRequest
+from paddock.api.sampling_fields import (
+    RoutingFields,
+    SamplingFields,
+    parse_response_format,
+    parse_sampling_params,
+)
 from paddock.records import Message, SamplingParams, ToolSpec
 from paddock.text.messages import MessageError, parse_messages, parse_tools
 
 
-class ChatBody(Addressed, Knobs):
+class ChatCompletionBody(RoutingFields, SamplingFields):
     """OpenAI's fields, and those of others that people really send."""
 
     messages: list[dict[str, Any]]
@@ -46,7 +51,7 @@ class ChatBody(Addressed, Knobs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat(Talk):
+class ChatCompletionRequest(ChatRequest):
     shows_usage: bool = False  # at the end of a stream
     shows_reasoning: bool = True
     joins_reasoning: bool = False  # shown as part of the content, between <think> and </think>
@@ -55,14 +60,24 @@ class Chat(Talk):
     shows_meta: bool = False
 
 
-def chat(body: ChatBody, defaults: SamplingParams, server: thinking.Wish) -> Chat:
-    wish = thinking.first(
-        thinking.from_template_kwargs(body.chat_template_kwargs),
-        thinking.from_type(body.thinking),
-        thinking.from_reasoning(body.reasoning),
-        thinking.from_effort(body.reasoning_effort),
-        thinking.Wish(budget=thinking.budget(body.thinking_token_budget, "thinking_token_budget")),
-        thinking.Wish(budget=thinking.budget(body.max_thinking_tokens, "max_thinking_tokens")),
+def parse_chat_request(
+    body: ChatCompletionBody, defaults: SamplingParams, server: thinking_options.ThinkingOptions
+) -> ChatCompletionRequest:
+    wish = thinking_options.merge_thinking_options(
+        thinking_options.from_template_kwargs(body.chat_template_kwargs),
+        thinking_options.from_thinking_field(body.thinking),
+        thinking_options.from_reasoning_field(body.reasoning),
+        thinking_options.from_effort(body.reasoning_effort),
+        thinking_options.ThinkingOptions(
+            budget=thinking_options.parse_thinking_budget(
+                body.thinking_token_budget, "thinking_token_budget"
+            )
+        ),
+        thinking_options.ThinkingOptions(
+            budget=thinking_options.parse_thinking_budget(
+                body.max_thinking_tokens, "max_thinking_tokens"
+            )
+        ),
         server,
     )
     n = 1 if body.n is None else body.n
@@ -73,11 +88,11 @@ def chat(body: ChatBody, defaults: SamplingParams, server: thinking.Wish) -> Cha
     if body.top_logprobs and not body.logprobs:
         raise ApiError("top_logprobs: needs logprobs to be true", param="top_logprobs")
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    messages = conversation(body.messages)
-    tools, skipped = known_tools(body.tools)
-    tools, must, only = choice_of(body.tool_choice, tools)
+    messages = parse_request_messages(body.messages)
+    tools, skipped = parse_function_tools(body.tools)
+    tools, must, only = parse_tool_choice(body.tool_choice, tools)
     hides = body.include_reasoning is False or (body.reasoning or {}).get("exclude") is True
-    return Chat(
+    return ChatCompletionRequest(
         model=body.model,
         id=body.rid or body.request_id,
         messages=messages,
@@ -86,11 +101,11 @@ def chat(body: ChatBody, defaults: SamplingParams, server: thinking.Wish) -> Cha
         must_call=must,
         only_tool=only,
         thinking=wish.thinking,
-        sampling=sampling_from(
+        sampling=parse_sampling_params(
             body,
             most=most,
             defaults=defaults,
-            grammar=grammar_from(body.response_format),
+            grammar=parse_response_format(body.response_format),
             thinking_budget=wish.budget,
         ),
         prompt_ids=None if body.input_ids is None else tuple(body.input_ids),
@@ -111,7 +126,7 @@ def chat(body: ChatBody, defaults: SamplingParams, server: thinking.Wish) -> Cha
     )
 
 
-def conversation(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+def parse_request_messages(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     try:
         found = parse_messages(raw)
     except MessageError as error:
@@ -121,7 +136,7 @@ def conversation(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     return found
 
 
-def known_tools(
+def parse_function_tools(
     raw: Sequence[Mapping[str, Any]] | None,
 ) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
     """The functions, and the kinds of those tools that are none (web_search and the like)."""
@@ -143,7 +158,7 @@ def known_tools(
     return found, tuple(skipped)
 
 
-def choice_of(
+def parse_tool_choice(
     choice: str | Mapping[str, Any] | None, tools: tuple[ToolSpec, ...]
 ) -> tuple[tuple[ToolSpec, ...], bool, str | None]:
     """The tools that the model is shown, whether it must call one, and which.
@@ -154,7 +169,7 @@ def choice_of(
     """
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         mode, tools = _allowed(choice, tools)
-        return choice_of(mode, tools)
+        return parse_tool_choice(mode, tools)
     if choice is None or choice == "auto":
         return tools, False, None
     if choice == "none":
@@ -202,7 +217,7 @@ def _no_tool(name: str) -> ApiError:
     return ApiError(f"tool_choice: there is no tool called {name!r:.80}", param="tool_choice")
 
 
-def _continues(body: ChatBody, messages: Sequence[Message]) -> bool:
+def _continues(body: ChatCompletionBody, messages: Sequence[Message]) -> bool:
     wanted = bool(body.continue_final_message) or body.add_generation_prompt is False
     if wanted and messages[-1].role != "assistant":
         raise ApiError(

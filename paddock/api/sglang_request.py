@@ -5,21 +5,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api.ask import Ask, Prompt
-from paddock.api.body import Body, read
-from paddock.api.errors import ApiError, refuse_crowd
-from paddock.api.knobs import biases_from, checked, refuse_more, seed_from, texts_from
+from paddock.api.body import RequestBody, parse_body
+from paddock.api.errors import ApiError, check_completion_count
+from paddock.api.request import ApiRequest, Prompt
+from paddock.api.sampling_fields import (
+    check_id_count,
+    make_sampling_params,
+    normalize_seed,
+    parse_logit_bias,
+    parse_stop,
+)
 from paddock.records import Grammar, SamplingParams
 
-MOST_NEW = 128  # tokens, where nothing is said
-PLAIN = (
+DEFAULT_MAX_NEW_TOKENS = 128  # tokens, where nothing is said
+SHARED_FIELDS = (
     "temperature", "top_p", "min_p", "min_new_tokens", "ignore_eos",
     "repetition_penalty", "frequency_penalty", "presence_penalty",
 )  # fmt: skip
-GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
-class GenerateBody(Body):
+class GenerateBody(RequestBody):
     """Exactly one of `text` and `input_ids`. Lists of prompts are answered by lists."""
 
     text: str | list[str] | None = None
@@ -49,7 +55,7 @@ class GenerateBody(Body):
     model: str | None = None
 
 
-NAMES = {  # of a Sampling's fields, as SGLang's clients call them
+SGLANG_FIELD_NAMES = {  # of a Sampling's fields, as SGLang's clients call them
     "stop_ids": "stop_token_ids",
     "stop_texts": "stop",
     "seed": "sampling_seed",
@@ -57,7 +63,7 @@ NAMES = {  # of a Sampling's fields, as SGLang's clients call them
 }
 
 
-class SamplingParams(Body):
+class SGLangSamplingBody(RequestBody):
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     temperature: float | None = None
@@ -82,7 +88,7 @@ class SamplingParams(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generate(Ask):
+class GenerateRequest(ApiRequest):
     """One prompt, answered `n` times."""
 
     prompt: Prompt
@@ -98,11 +104,11 @@ class Generate(Ask):
     shows_prompt: bool = False
 
 
-def generates(body: GenerateBody, *, most: int) -> tuple[list[Generate], bool]:
+def parse_generate_requests(body: GenerateBody, *, most: int) -> tuple[list[GenerateRequest], bool]:
     """What is asked, prompt by prompt, and whether the answer is a list whatever its length. More
     than `most` replies are refused."""
     prompts, many = _prompts(body)
-    refuse_crowd(len(prompts), most)
+    check_completion_count(len(prompts), most)
     params = body.sampling_params
     each = params if isinstance(params, list) else [params or {}] * len(prompts)
     rids: Sequence[str | None] = body.rid if isinstance(body.rid, list) else [body.rid]
@@ -117,10 +123,10 @@ def generates(body: GenerateBody, *, most: int) -> tuple[list[Generate], bool]:
         if getattr(body, name):
             raise ApiError(f"{name}: this server cannot", param=name)
     found = [
-        _generate(body, prompt, read(SamplingParams, said), rid)
+        _generate(body, prompt, parse_body(SGLangSamplingBody, said), rid)
         for prompt, said, rid in zip(prompts, each, rids, strict=True)
     ]
-    refuse_crowd(sum(ask.n for ask in found), most)
+    check_completion_count(sum(ask.n for ask in found), most)
     return found, many
 
 
@@ -137,22 +143,22 @@ def _prompts(body: GenerateBody) -> tuple[list[Prompt], bool]:
 
 
 def _generate(
-    body: GenerateBody, prompt: Prompt, params: SamplingParams, rid: str | None
-) -> Generate:
-    most = MOST_NEW if params.max_new_tokens is None else params.max_new_tokens
+    body: GenerateBody, prompt: Prompt, params: SGLangSamplingBody, rid: str | None
+) -> GenerateRequest:
+    most = DEFAULT_MAX_NEW_TOKENS if params.max_new_tokens is None else params.max_new_tokens
     n = 1 if params.n is None else params.n
     if n < 1:
         raise ApiError(f"n: {n} is less than 1", param="n")
-    refuse_more(body.token_ids_logprob or (), "token_ids_logprob")
+    check_id_count(body.token_ids_logprob or (), "token_ids_logprob")
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
     scored = start if body.return_logprob and start >= 0 else None
     rank = body.data_parallel_rank if body.routed_dp_rank is None else body.routed_dp_rank
     experts = max(0, body.routed_experts_start_len or 0) if body.return_routed_experts else None
-    return Generate(
+    return GenerateRequest(
         model=body.model,
         id=rid,
         prompt=prompt,
-        sampling=sampling_from(params, most, body.max_thinking_tokens),
+        sampling=parse_sglang_sampling_params(params, most, body.max_thinking_tokens),
         scores_only=most == 0,
         stream=bool(body.stream),
         n=n,
@@ -172,22 +178,24 @@ def _generate(
     )
 
 
-def sampling_from(params: SamplingParams, most: int, thinking_budget: int | None) -> SamplingParams:
-    said = {kind: getattr(params, kind) for kind in GRAMMARS if getattr(params, kind)}
+def parse_sglang_sampling_params(
+    params: SGLangSamplingBody, most: int, thinking_budget: int | None
+) -> SamplingParams:
+    said = {kind: getattr(params, kind) for kind in GRAMMAR_FIELDS if getattr(params, kind)}
     if len(said) > 1:
         raise ApiError(f"{' and '.join(said)}: only one of them can be followed")
     grammar = next((_grammar(kind, value) for kind, value in said.items()), None)
     plain = {  # whose names and meanings are ours
-        name: getattr(params, name) for name in PLAIN if getattr(params, name) is not None
+        name: getattr(params, name) for name in SHARED_FIELDS if getattr(params, name) is not None
     }
-    return checked(
-        NAMES,
+    return make_sampling_params(
+        SGLANG_FIELD_NAMES,
         max_new_tokens=max(1, most) if most >= 0 else most,
         top_k=params.top_k if params.top_k is not None and params.top_k > 0 else None,
         stop_ids=tuple(params.stop_token_ids or ()),
-        stop_texts=texts_from(params.stop),
-        logit_bias=biases_from(params.logit_bias),
-        seed=seed_from(params.sampling_seed),
+        stop_texts=parse_stop(params.stop),
+        logit_bias=parse_logit_bias(params.logit_bias),
+        seed=normalize_seed(params.sampling_seed),
         thinking_budget=thinking_budget,
         grammar=grammar,
         **plain,

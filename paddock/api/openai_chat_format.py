@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddock.api.openai_chat import Chat
-from paddock.api.openai_usage import usage
-from paddock.api.reply import Answer, Delta
-from paddock.api.spelling import Spelling, chat_logprobs
+from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
+from paddock.api.openai_chat_request import ChatCompletionRequest
+from paddock.api.openai_usage import openai_usage
+from paddock.api.token_decoder import TokenDecoder, format_chat_logprobs
 from paddock.records import Message, ToolCall
 from paddock.text.parse_events import (
     ContentDelta,
@@ -20,7 +20,7 @@ from paddock.text.parse_events import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class ChatCompletionEnvelope:
     """What stands on every payload of one reply."""
 
     id: str
@@ -31,8 +31,10 @@ class Frame:
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         return self._around("chat.completion.chunk", choices) | more
 
-    def whole(self, choices: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> dict[str, Any]:
-        return self._around("chat.completion", choices) | {"usage": usage(answers)}
+    def format_response(
+        self, choices: Sequence[dict[str, Any]], answers: Sequence[RequestOutputLike]
+    ) -> dict[str, Any]:
+        return self._around("chat.completion", choices) | {"usage": openai_usage(answers)}
 
     def _around(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -45,28 +47,32 @@ class Frame:
         }
 
 
-def choice(
-    ask: Chat, index: int, message: Message, answer: Answer, spelling: Spelling
+def format_choice(
+    ask: ChatCompletionRequest,
+    index: int,
+    message: Message,
+    answer: RequestOutputLike,
+    spelling: TokenDecoder,
 ) -> dict[str, Any]:
     """One reply, whole."""
     done = answer.completion
     entries = None
     if ask.top_logprobs is not None:
-        top = answer.top if ask.top_logprobs else ()
+        top = answer.top_logprobs if ask.top_logprobs else ()
         entries = {
-            "content": chat_logprobs(spelling, done.token_ids, done.logprobs, top),
+            "content": format_chat_logprobs(spelling, done.token_ids, done.logprobs, top),
             "refusal": None,
         }
     return {
         "index": index,
-        "message": message_dict(ask, message),
+        "message": format_message_dict(ask, message),
         "logprobs": entries,
-        "finish_reason": finish_reason(answer, calls=len(message.tool_calls)),
-        "matched_stop": answer.matched,
+        "finish_reason": openai_finish_reason(answer, calls=len(message.tool_calls)),
+        "matched_stop": answer.matched_stop,
     }
 
 
-def message_dict(ask: Chat, message: Message) -> dict[str, Any]:
+def format_message_dict(ask: ChatCompletionRequest, message: Message) -> dict[str, Any]:
     reasoning = message.reasoning if ask.shows_reasoning else None
     content: str | None = message.content
     if ask.joins_reasoning and reasoning is not None:
@@ -78,11 +84,11 @@ def message_dict(ask: Chat, message: Message) -> dict[str, Any]:
         "content": content,
         "reasoning_content": reasoning,
         "reasoning": reasoning,
-        "tool_calls": [call_dict(call) for call in message.tool_calls] or None,
+        "tool_calls": [format_tool_call(call) for call in message.tool_calls] or None,
     }
 
 
-def call_dict(call: ToolCall) -> dict[str, Any]:
+def format_tool_call(call: ToolCall) -> dict[str, Any]:
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     return {
         "id": call.id,
@@ -91,20 +97,20 @@ def call_dict(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def finish_reason(answer: Answer, *, calls: int) -> str:
+def openai_finish_reason(answer: RequestOutputLike, *, calls: int) -> str:
     finish = answer.completion.finish
     return "tool_calls" if finish == "stop" and calls else finish
 
 
 @dataclass(slots=True)
-class ChatStream:
+class ChatCompletionStream:
     """One reply, delta by delta. Each token's log-probability is sent exactly once, with the next
     chunk there is, whatever the text of that chunk is."""
 
-    ask: Chat
+    ask: ChatCompletionRequest
     index: int
-    frame: Frame
-    spelling: Spelling
+    frame: ChatCompletionEnvelope
+    spelling: TokenDecoder
     calls: int = 0  # started so far; an index is never used twice, even if a call comes to nothing
     _logprobs: list[dict[str, Any]] = field(default_factory=list)
     _ids: list[int] = field(default_factory=list)
@@ -113,19 +119,21 @@ class ChatStream:
     def open(self) -> dict[str, Any]:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def push(self, events: Sequence[ParseEvent], delta: Delta) -> list[dict[str, Any]]:
+    def push(self, events: Sequence[ParseEvent], delta: OutputDeltaLike) -> list[dict[str, Any]]:
         if self.ask.top_logprobs is not None:
-            top = delta.top if self.ask.top_logprobs else ()
-            self._logprobs += chat_logprobs(self.spelling, delta.token_ids, delta.logprobs, top)
+            top = delta.top_logprobs if self.ask.top_logprobs else ()
+            self._logprobs += format_chat_logprobs(
+                self.spelling, delta.token_ids, delta.logprobs, top
+            )
         self._ids += delta.token_ids
         deltas = [found for event in events for found in self._deltas(event)]
         return [self._chunk(each) for each in deltas]
 
-    def close(self, answer: Answer, *, calls: int) -> dict[str, Any]:
+    def close(self, answer: RequestOutputLike, *, calls: int) -> dict[str, Any]:
         """The last chunk; `calls` is how many calls the whole reply holds."""
         last = self._join("</think>") if self._thinks and self.ask.joins_reasoning else {}
-        reason = finish_reason(answer, calls=calls)
-        return self._chunk(last, finish_reason=reason, matched_stop=answer.matched)
+        reason = openai_finish_reason(answer, calls=calls)
+        return self._chunk(last, finish_reason=reason, matched_stop=answer.matched_stop)
 
     def _deltas(self, event: ParseEvent) -> list[dict[str, Any]]:
         if isinstance(event, ReasoningDelta):

@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 _T = TypeVar("_T")
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """Nobody waits for the answer any more."""
 
 
@@ -30,7 +30,7 @@ def json_bytes(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False).encode()
 
 
-def event(payload: dict[str, Any], *, named: bool = False) -> bytes:
+def encode_event(payload: dict[str, Any], *, named: bool = False) -> bytes:
     """One event; `named` also puts its type on a line of its own.
 
     >>> event({"type": "ping"}, named=True)
@@ -40,7 +40,7 @@ def event(payload: dict[str, Any], *, named: bool = False) -> bytes:
     return name + b"data: " + json_bytes(payload) + b"\n\n"
 
 
-async def unless_left(request: Request, work: Awaitable[_T]) -> _T:
+async def cancel_on_disconnect(request: Request, work: Awaitable[_T]) -> _T:
     """The outcome of `work`, which is cancelled if the client leaves first. The request's body must
     have been read."""
     doing = asyncio.ensure_future(work)
@@ -48,7 +48,7 @@ async def unless_left(request: Request, work: Awaitable[_T]) -> _T:
     try:
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            raise ClientLeft
+            raise ClientDisconnected
         return doing.result()
     finally:
         for task in (doing, leaving):
@@ -61,7 +61,7 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-class EventStream(StreamingResponse):
+class EventSourceResponse(StreamingResponse):
     """A stream that ends when the client leaves, even while there is nothing to send."""
 
     media_type = "text/event-stream"
@@ -87,7 +87,7 @@ class EventStream(StreamingResponse):
                 await close()
 
 
-class Delivered(Response):
+class TrackedJSONResponse(Response):
     """A JSON value; `received` is called when it was sent to a client that was still there, `over`
     in any case."""
 
@@ -115,7 +115,7 @@ class Delivered(Response):
             await asyncio.gather(leaving, return_exceptions=True)
 
 
-async def begun(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def prefetch_first(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The same events, once there is a first one: what goes wrong before is an error of its own,
     with a status."""
     first = await anext(events, None)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.api.errors import ApiError
-from paddock.api.native import GRAMMARS, PLAIN
+from paddock.api.sglang_request import GRAMMAR_FIELDS, SHARED_FIELDS
 from paddock.records import Completion, FinishReason, SamplingParams, Segment
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _NUMBER = re.compile(r"(\d{1,18})$")
 
 
-def params(sampling: SamplingParams) -> dict[str, Any]:
+def to_sglang_sampling_params(sampling: SamplingParams) -> dict[str, Any]:
     """`sampling_params`; reading them back gives the same Sampling. `max_new_tokens` must be said:
     servers have small defaults of their own.
 
@@ -26,7 +26,7 @@ def params(sampling: SamplingParams) -> dict[str, Any]:
     """
     if sampling.max_new_tokens is None:
         raise ApiError("max_new_tokens: servers need it said", param="max_new_tokens")
-    found: dict[str, Any] = {name: getattr(sampling, name) for name in PLAIN}
+    found: dict[str, Any] = {name: getattr(sampling, name) for name in SHARED_FIELDS}
     found |= {
         "max_new_tokens": sampling.max_new_tokens,
         "top_k": -1 if sampling.top_k is None else sampling.top_k,
@@ -43,13 +43,13 @@ def params(sampling: SamplingParams) -> dict[str, Any]:
     if sampling.logit_bias:
         found["logit_bias"] = {str(bias.token_id): bias.amount for bias in sampling.logit_bias}
     if sampling.grammar is not None:
-        assert sampling.grammar.kind in GRAMMARS
+        assert sampling.grammar.kind in GRAMMAR_FIELDS
         found[sampling.grammar.kind] = sampling.grammar.text
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class GenerateOutput:
     """An answer, or as much of it as a stream has told so far."""
 
     token_ids: tuple[int, ...]
@@ -76,7 +76,7 @@ class Told:
         )
 
 
-def told(payload: Any, before: Told | None = None) -> Told:
+def parse_generate_output(payload: Any, before: GenerateOutput | None = None) -> GenerateOutput:
     """What one payload says. `before` is what a stream has told already: payloads may hold all of
     the answer so far, or only what is new. An ApiError names what is missing or does not fit."""
     if not isinstance(payload, Mapping) or not isinstance(payload.get("meta_info"), Mapping):
@@ -89,7 +89,7 @@ def told(payload: Any, before: Told | None = None) -> Told:
     if total != len(ids):
         raise ApiError(f"completion_tokens: {total}, but {len(ids)} tokens came")
     finish, matched, message = _finish(meta.get("finish_reason"))
-    return Told(
+    return GenerateOutput(
         token_ids=ids,
         logprobs=logprobs,
         versions=_versions(meta, len(ids), before),
@@ -103,7 +103,7 @@ def told(payload: Any, before: Told | None = None) -> Told:
     )
 
 
-def version_number(label: object) -> int:
+def parse_weight_version(label: object) -> int:
     """The number of a version. Servers that were never given weights call theirs "default".
 
     >>> version_number("7"), version_number("step-12"), version_number("default")
@@ -120,7 +120,7 @@ def version_number(label: object) -> int:
     return int(found[1])
 
 
-def prompt_logprobs(payload: Any, start: int, count: int) -> tuple[float, ...]:
+def parse_prompt_logprobs(payload: Any, start: int, count: int) -> tuple[float, ...]:
     """Log-probabilities of the prompt's tokens from `start` on, `count` of them."""
     meta = payload.get("meta_info") if isinstance(payload, Mapping) else None
     rows = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
@@ -159,15 +159,17 @@ def _finish(reason: Any) -> tuple[FinishReason | None, int | str | None, str]:
     return _FINISHES[kind], said.get("matched"), str(said.get("message") or "")
 
 
-def _versions(meta: Mapping[str, Any], count: int, before: Told | None) -> tuple[Segment, ...]:
+def _versions(
+    meta: Mapping[str, Any], count: int, before: GenerateOutput | None
+) -> tuple[Segment, ...]:
     starts = meta.get("weight_versions")
     if starts is None and before is not None:  # what came before was sampled by what was said then
         known = sum(segment.tokens for segment in before.versions)
-        newest = version_number(meta.get("weight_version"))
+        newest = parse_weight_version(meta.get("weight_version"))
         return _merged([*before.versions, *_segments([[known, newest]], count)])
     if starts is None:
         starts = [[0, meta.get("weight_version")]]
-    numbered = [[first, version_number(label)] for first, label in starts]
+    numbered = [[first, parse_weight_version(label)] for first, label in starts]
     if count and (not numbered or numbered[0][0] != 0):
         raise ApiError("weight_versions: the first does not begin at the first token")
     return _segments(numbered, count)

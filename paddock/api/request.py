@@ -7,12 +7,12 @@ from paddock.records import Grammar, Message, SamplingParams, ToolSpec
 from paddock.text import SpecialToken, Tokenizer, tool_call_grammar
 from paddock.text.chat_template import DEFAULT_THINKING, ThinkingKwargs
 
-MOST_ID = 256  # characters of a request's id
+MAX_REQUEST_ID_CHARS = 256  # characters of a request's id
 Prompt = tuple[int, ...] | str  # a text is tokenized as it is, without any template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ApiRequest:
     """What every request says, whatever it is about."""
 
     model: str | None = None
@@ -27,12 +27,16 @@ class Ask:
 
     def __post_init__(self) -> None:
         # It stands in the log as it is: a line of its own would look like one of ours.
-        if self.id is not None and (len(self.id) > MOST_ID or not self.id.isprintable()):
-            raise ApiError(f"rid: must be at most {MOST_ID} printable characters", param="rid")
+        if self.id is not None and (
+            len(self.id) > MAX_REQUEST_ID_CHARS or not self.id.isprintable()
+        ):
+            raise ApiError(
+                f"rid: must be at most {MAX_REQUEST_ID_CHARS} printable characters", param="rid"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk(Ask):
+class ChatRequest(ApiRequest):
     """A conversation to be continued: OpenAI's chat and Responses, Anthropic's messages."""
 
     messages: tuple[Message, ...]
@@ -47,29 +51,29 @@ class Talk(Ask):
     n: int = 1
 
     @property
-    def reply_thinking(self) -> ThinkingKwargs:
+    def thinking_for_reply(self) -> ThinkingKwargs:
         """Of a reply whose call the prompt opens: there is no room left for thoughts."""
         return replace(self.thinking, enable_thinking=False) if self.must_call else self.thinking
 
-    def call_opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+    def tool_call_prefix(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The beginning of a required call, for sessions, which have no grammar for it: nothing
         where none is required."""
-        if self.call_grammar(tokenizer) is None:
+        if self.tool_call_grammar(tokenizer) is None:
             return ()
-        name = self.callable[0].name if len(self.callable) == 1 else ""
+        name = self.callable_tools[0].name if len(self.callable_tools) == 1 else ""
         opened = tokenizer.special_token_ids[SpecialToken.TOOL_CALL_OPEN]
         return (opened, *tokenizer.encode(name, specials=False))
 
     @property
-    def callable(self) -> tuple[ToolSpec, ...]:
+    def callable_tools(self) -> tuple[ToolSpec, ...]:
         """The tools that a required call may be of."""
         return tuple(tool for tool in self.tools if self.only_tool in (None, tool.name))
 
-    def call_grammar(self, tokenizer: Tokenizer) -> Grammar | None:
+    def tool_call_grammar(self, tokenizer: Tokenizer) -> Grammar | None:
         """Of a reply that must be a call; None where it need not."""
         if not self.must_call:
             return None
-        found = tool_call_grammar(tokenizer, self.callable)
+        found = tool_call_grammar(tokenizer, self.callable_tools)
         if found is None:
             raise ApiError(
                 "tool_choice: this model's calls have no marker, so none can be required",
@@ -78,7 +82,7 @@ class Talk(Ask):
         return found
 
 
-def too_long(tokens: str, most: int, param: str) -> ApiError:
+def context_length_error(tokens: str, most: int, param: str) -> ApiError:
     return ApiError(
         f"prompt is too long: {tokens} > {most - 1} maximum (this model's maximum "
         f"context length is {most} tokens, at least one of them for the reply)",
@@ -87,13 +91,15 @@ def too_long(tokens: str, most: int, param: str) -> ApiError:
     )
 
 
-def fitted(ask: Ask, length: int, most: int) -> SamplingParams:
+def fit_to_context(ask: ApiRequest, length: int, most: int) -> SamplingParams:
     """What is to be sampled, if a prompt of `length` tokens and its reply have room in a context of
     `most`; else an error with the numbers."""
     sampling, wanted = ask.sampling, ask.sampling.max_new_tokens
-    fits = isinstance(ask, Talk) and ask.fits_context
+    fits = isinstance(ask, ChatRequest) and ask.fits_context
     if length >= most:
-        raise too_long(f"{length} tokens", most, "messages" if isinstance(ask, Talk) else "prompt")
+        raise context_length_error(
+            f"{length} tokens", most, "messages" if isinstance(ask, ChatRequest) else "prompt"
+        )
     if wanted is not None and length + wanted > most:
         if fits:
             kept = min(sampling.min_new_tokens, most - length)

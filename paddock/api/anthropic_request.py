@@ -7,18 +7,29 @@ from typing import Any
 
 from pydantic import Field
 
-from paddock.api import thinking
-from paddock.api.ask import Talk
-from paddock.api.body import Body
+from paddock.api import thinking_options
+from paddock.api.body import RequestBody
 from paddock.api.errors import ApiError
-from paddock.api.knobs import NAMES, checked, grammar_from, texts_from
-from paddock.api.openai_chat import choice_of, conversation, known_tools
+from paddock.api.openai_chat_request import (
+    parse_function_tools,
+    parse_request_messages,
+    parse_tool_choice,
+)
+from paddock.api.request import ChatRequest
+from paddock.api.sampling_fields import (
+    OPENAI_FIELD_NAMES,
+    make_sampling_params,
+    parse_response_format,
+    parse_stop,
+)
 from paddock.records import SamplingParams, ToolSpec
 
-BILLING = "x-anthropic-billing-header:"  # differs every time, so that no prefix is ever found again
+BILLING_HEADER = (
+    "x-anthropic-billing-header:"  # differs every time, so that no prefix is ever found again
+)
 
 
-class MessagesBody(Body):
+class MessagesBody(RequestBody):
     messages: list[dict[str, Any]]
     max_tokens: int = Field(ge=1)
     model: str | None = None
@@ -37,7 +48,7 @@ class MessagesBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CountBody(Body):
+class CountTokensBody(RequestBody):
     """The same without what only a reply needs."""
 
     messages: list[dict[str, Any]]
@@ -50,30 +61,34 @@ class CountBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-def messages(body: MessagesBody, defaults: SamplingParams, server: thinking.Wish) -> Talk:
+def parse_messages_request(
+    body: MessagesBody, defaults: SamplingParams, server: thinking_options.ThinkingOptions
+) -> ChatRequest:
     if body.thread is not None:  # the messages are not the whole conversation, or will not be
         what = "this server keeps none; send the conversation whole, without 'thread'"
         raise ApiError(f"thread: {what}", param="thread", code="thread_unsupported_request")
     wish, tools = _wish(body, server), _tools(body)
     user = (body.metadata or {}).get("user_id")
     top_k = defaults.top_k if body.top_k is None else body.top_k
-    return Talk(
+    return ChatRequest(
         model=body.model,
-        messages=conversation(list(_openai(body.system, body.messages))),
+        messages=parse_request_messages(list(_openai(body.system, body.messages))),
         tools=tools.shown,
         skipped_tools=tools.skipped,
         must_call=tools.must_call,
         only_tool=tools.only,
         thinking=wish.thinking,
-        sampling=checked(
-            NAMES | {"stop_texts": "stop_sequences"},
+        sampling=make_sampling_params(
+            OPENAI_FIELD_NAMES | {"stop_texts": "stop_sequences"},
             max_new_tokens=body.max_tokens,
             temperature=float(_given(body.temperature, defaults.temperature)),
             top_p=float(_given(body.top_p, defaults.top_p)),
             top_k=top_k if top_k and top_k > 0 else None,
-            stop_texts=texts_from(body.stop_sequences),
+            stop_texts=parse_stop(body.stop_sequences),
             thinking_budget=wish.budget,
-            grammar=grammar_from(_format(body.output_config), where="output_config.format"),
+            grammar=parse_response_format(
+                _format(body.output_config), where="output_config.format"
+            ),
         ),
         # Clients must say how long a reply may be without knowing this model's context.
         fits_context=True,
@@ -82,11 +97,13 @@ def messages(body: MessagesBody, defaults: SamplingParams, server: thinking.Wish
     )
 
 
-def count(body: CountBody, server: thinking.Wish) -> Talk:
+def parse_count_tokens_request(
+    body: CountTokensBody, server: thinking_options.ThinkingOptions
+) -> ChatRequest:
     tools = _tools(body)
-    return Talk(
+    return ChatRequest(
         model=body.model,
-        messages=conversation(list(_openai(body.system, body.messages))),
+        messages=parse_request_messages(list(_openai(body.system, body.messages))),
         tools=tools.shown,
         skipped_tools=tools.skipped,
         must_call=tools.must_call,
@@ -100,12 +117,14 @@ def _given(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _wish(body: MessagesBody | CountBody, server: thinking.Wish) -> thinking.Wish:
+def _wish(
+    body: MessagesBody | CountTokensBody, server: thinking_options.ThinkingOptions
+) -> thinking_options.ThinkingOptions:
     effort = (body.output_config or {}).get("effort")
-    return thinking.first(
-        thinking.from_template_kwargs(body.chat_template_kwargs),
-        thinking.from_type(body.thinking),
-        thinking.from_effort(effort, "output_config.effort"),
+    return thinking_options.merge_thinking_options(
+        thinking_options.from_template_kwargs(body.chat_template_kwargs),
+        thinking_options.from_thinking_field(body.thinking),
+        thinking_options.from_effort(effort, "output_config.effort"),
         server,
     )
 
@@ -125,13 +144,13 @@ class _Tools:
     only: str | None
 
 
-def _tools(body: MessagesBody | CountBody) -> _Tools:
+def _tools(body: MessagesBody | CountTokensBody) -> _Tools:
     # Ours have a schema; tools that Anthropic's own servers run (web_search_...) have a type.
     plain = [
         {**tool, "type": "function"} if "input_schema" in tool else tool
         for tool in body.tools or ()
     ]
-    found, skipped = known_tools(plain)
+    found, skipped = parse_function_tools(plain)
     said = body.tool_choice or {}
     choices: dict[Any, str | Mapping[str, Any]] = {
         "any": "required",
@@ -144,7 +163,7 @@ def _tools(body: MessagesBody | CountBody) -> _Tools:
     if not (kind is None or isinstance(kind, str)) or kind not in choices:
         known = "auto, any, tool, none"
         raise ApiError(f"tool_choice.type: {kind!r:.80} is none of {known}", param="tool_choice")
-    shown, must_call, only = choice_of(choices[kind], found)
+    shown, must_call, only = parse_tool_choice(choices[kind], found)
     return _Tools(shown, skipped, must_call, only)
 
 
@@ -245,6 +264,6 @@ def _string(block: Mapping[str, Any], name: str, path: str) -> str:
 
 def _without_billing(text: str) -> str:
     """Some clients put a line first that is different in every request."""
-    if not text.startswith(BILLING):
+    if not text.startswith(BILLING_HEADER):
         return text
     return text.partition("\n")[2].lstrip("\n")

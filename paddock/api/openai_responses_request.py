@@ -5,19 +5,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddock.api import thinking
-from paddock.api.ask import Talk
-from paddock.api.body import Body
+from paddock.api import thinking_options
+from paddock.api.body import RequestBody
 from paddock.api.errors import ApiError
-from paddock.api.knobs import NAMES, checked, grammar_from
-from paddock.api.openai_chat import choice_of, conversation, known_tools
-from paddock.api.sse import json_bytes
+from paddock.api.openai_chat_request import (
+    parse_function_tools,
+    parse_request_messages,
+    parse_tool_choice,
+)
+from paddock.api.request import ChatRequest
+from paddock.api.sampling_fields import (
+    OPENAI_FIELD_NAMES,
+    make_sampling_params,
+    parse_response_format,
+)
+from paddock.http.sse import json_bytes
 from paddock.records import Message, SamplingParams
 
-MOST_ECHO = 1 << 20  # bytes of a field that a response repeats
+MAX_ECHO_BYTES = 1 << 20  # bytes of a field that a response repeats
 
 
-class ResponsesBody(Body):
+class ResponsesBody(RequestBody):
     input: str | list[dict[str, Any]]
     model: str | None = None
     instructions: str | None = None
@@ -52,25 +60,25 @@ class PreviousResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Respond(Talk):
+class ResponsesRequest(ChatRequest):
     echoed: Mapping[str, Any] = field(default_factory=dict)  # what the reply repeats of the request
     instructions: int = 0  # of the messages; they hold for this response only
     store: bool = False  # whether it may be gone on from
 
     @property
-    def conversation(self) -> tuple[Message, ...]:
+    def stored_messages(self) -> tuple[Message, ...]:
         """The messages that a later response goes on from, with the reply to come."""
         return self.messages[self.instructions :]
 
 
-def respond(
+def parse_responses_request(
     body: ResponsesBody,
     defaults: SamplingParams,
-    server: thinking.Wish,
+    server: thinking_options.ThinkingOptions,
     *,
     previous: PreviousResponse | None = None,
     keeps: bool = False,
-) -> Respond:
+) -> ResponsesRequest:
     """`previous` is what `previous_response_id` names; `keeps` says whether the server keeps
     responses."""
     if body.previous_response_id is not None and previous is None:
@@ -83,26 +91,29 @@ def respond(
         raise ApiError("prompt: this server keeps no prompts; send its text", param="prompt")
     if body.background:
         raise ApiError("background: this server answers at once only", param="background")
-    messages, instructions = conversation(list(_messages(body))), int(bool(body.instructions))
+    messages, instructions = (
+        parse_request_messages(list(_messages(body))),
+        int(bool(body.instructions)),
+    )
     if previous is not None:
         messages = (*messages[:instructions], *previous.messages, *messages[instructions:])
     store = keeps and body.store is not False
     _refuse_long_echo(body)
-    wish = thinking.first(
-        thinking.from_template_kwargs(body.chat_template_kwargs),
-        thinking.from_reasoning(body.reasoning),
+    wish = thinking_options.merge_thinking_options(
+        thinking_options.from_template_kwargs(body.chat_template_kwargs),
+        thinking_options.from_reasoning_field(body.reasoning),
         server,
     )
-    found, skipped = known_tools(body.tools)
+    found, skipped = parse_function_tools(body.tools)
     choice = body.tool_choice
     ours = ("function", "allowed_tools", None)
     if isinstance(choice, Mapping) and choice.get("type") not in ours:
         choice = "auto"  # of a tool that we skip
-    tools, must, only = choice_of(choice, found)
+    tools, must, only = parse_tool_choice(choice, found)
     temperature = defaults.temperature if body.temperature is None else body.temperature
     top_p = defaults.top_p if body.top_p is None else body.top_p
     shows = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
-    return Respond(
+    return ResponsesRequest(
         model=body.model,
         messages=messages,
         instructions=instructions,
@@ -112,14 +123,14 @@ def respond(
         must_call=must,
         only_tool=only,
         thinking=wish.thinking,
-        sampling=checked(
-            NAMES | {"max_new_tokens": "max_output_tokens"},
+        sampling=make_sampling_params(
+            OPENAI_FIELD_NAMES | {"max_new_tokens": "max_output_tokens"},
             max_new_tokens=body.max_output_tokens,
             temperature=float(temperature),
             top_p=float(top_p),
             top_k=defaults.top_k,
             thinking_budget=wish.budget,
-            grammar=grammar_from(_format(body.text), where="text.format"),
+            grammar=parse_response_format(_format(body.text), where="text.format"),
         ),
         stream=bool(body.stream),
         session=body.prompt_cache_key or body.user or (previous.session if previous else None),
@@ -152,8 +163,8 @@ def _refuse_long_echo(body: ResponsesBody) -> None:
         raise ApiError(f"metadata: {what}", param="metadata")
     for name in ("tools", "tool_choice", "text", "reasoning"):
         length = len(json_bytes(getattr(body, name)))
-        if length > MOST_ECHO:
-            raise ApiError(f"{name}: {length} bytes, more than {MOST_ECHO}", param=name)
+        if length > MAX_ECHO_BYTES:
+            raise ApiError(f"{name}: {length} bytes, more than {MAX_ECHO_BYTES}", param=name)
 
 
 def _format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from paddock.api.spelling import Likely
+from paddock.api.token_decoder import TokenLogprobLike
 from paddock.records import Completion, Message, ToolSpec
 from paddock.text import Tokenizer
 from paddock.text.completion_parser import CompletionParser
@@ -21,10 +21,10 @@ from paddock.text.parse_events import (
     ToolCallStart,
 )
 
-Text = type[ReasoningDelta] | type[ContentDelta]
+TextDeltaType = type[ReasoningDelta] | type[ContentDelta]
 
 
-class Answer(Protocol):
+class RequestOutputLike(Protocol):
     """A finished reply."""
 
     @property
@@ -34,38 +34,38 @@ class Answer(Protocol):
     @property
     def completion(self) -> Completion: ...
     @property
-    def matched(self) -> int | str | None: ...
+    def matched_stop(self) -> int | str | None: ...
     @property
-    def message(self) -> str: ...
+    def abort_reason(self) -> str: ...
     @property
     def cached_tokens(self) -> int: ...
     @property
     def reasoning_tokens(self) -> int: ...
     @property
-    def retractions(self) -> int: ...
+    def preemptions(self) -> int: ...
     @property
     def prompt_logprobs(self) -> Sequence[float | None]: ...
     @property
-    def prompt_top(self) -> Sequence[Likely | None]: ...
+    def prompt_top_logprobs(self) -> Sequence[TokenLogprobLike | None]: ...
     @property
-    def prompt_asked(self) -> Sequence[Likely | None]: ...
+    def prompt_requested_logprobs(self) -> Sequence[TokenLogprobLike | None]: ...
     @property
-    def top(self) -> Sequence[Likely]: ...
+    def top_logprobs(self) -> Sequence[TokenLogprobLike]: ...
     @property
-    def asked(self) -> Sequence[Likely]: ...
+    def requested_logprobs(self) -> Sequence[TokenLogprobLike]: ...
     @property
-    def replay(self) -> Any: ...
+    def routing(self) -> Any: ...
     @property
-    def drafts_proposed(self) -> int: ...
+    def draft_tokens(self) -> int: ...
     @property
-    def drafts_accepted(self) -> int: ...
+    def accepted_draft_tokens(self) -> int: ...
     @property
     def verify_steps(self) -> int: ...
     @property
-    def total_s(self) -> float: ...
+    def e2e_latency_s(self) -> float: ...
 
 
-class Delta(Protocol):
+class OutputDeltaLike(Protocol):
     """What one step added to a reply."""
 
     @property
@@ -73,14 +73,14 @@ class Delta(Protocol):
     @property
     def logprobs(self) -> Sequence[float]: ...
     @property
-    def top(self) -> Sequence[Likely]: ...
+    def top_logprobs(self) -> Sequence[TokenLogprobLike]: ...
     @property
     def version(self) -> int: ...
     @property
-    def answer(self) -> Answer | None: ...
+    def output(self) -> RequestOutputLike | None: ...
 
 
-class Reading:
+class DeltaParser:
     """Reads one reply, delta by delta. The text that ended it, if one did, is cut away.
 
     With `whole_calls` nothing is told of a call before it is known to be one: what a client hears
@@ -98,19 +98,21 @@ class Reading:
         whole_calls: bool = False,
     ) -> None:
         self._parser = CompletionParser(tokenizer, tools=tools, prompt=prompt, call_id=call_id)
-        self._held = Held(stops)
+        self._held = HeldBackText(stops)
         self._matched: str | None = None
         self._whole_calls, self._call = whole_calls, list[ParseEvent]()
         self._thoughts: list[str] = []  # as they were told
 
-    def feed(self, delta: Delta) -> list[ParseEvent]:
+    def feed(self, delta: OutputDeltaLike) -> list[ParseEvent]:
         """What is new; with the last delta everything that was still held back."""
         events = self._parser.feed(delta.token_ids)
-        if delta.answer is None:
+        if delta.output is None:
             found = self._held.feed(events)
         else:
-            events += self._parser.finish(delta.answer.completion.finish)
-            self._matched = delta.answer.matched if isinstance(delta.answer.matched, str) else None
+            events += self._parser.finish(delta.output.completion.finish)
+            self._matched = (
+                delta.output.matched_stop if isinstance(delta.output.matched_stop, str) else None
+            )
             found = self._held.finish(events, self._matched)
         self._thoughts += [event.text for event in found if isinstance(event, ReasoningDelta)]
         return [out for event in found for out in self._sure(event)] if self._whole_calls else found
@@ -130,7 +132,7 @@ class Reading:
         return [event]
 
     @property
-    def as_told(self) -> Message:
+    def streamed_message(self) -> Message:
         """The reply as somebody heard it who heard it as it came: thoughts that turned out to be
         the answer were told as thoughts first."""
         return replace(self.message, reasoning="".join(self._thoughts) or None)
@@ -143,9 +145,9 @@ class Reading:
             return said
         content, reasoning = said.content, said.reasoning
         if self._matched in content:
-            content = cut(content, self._matched)
+            content = truncate_at_stop(content, self._matched)
         elif reasoning is not None:
-            reasoning = cut(reasoning, self._matched) or None
+            reasoning = truncate_at_stop(reasoning, self._matched) or None
         return Message(
             role="assistant", content=content, reasoning=reasoning, tool_calls=said.tool_calls
         )
@@ -160,7 +162,7 @@ class Reading:
         return self._parser.result.notes
 
 
-class Held:
+class HeldBackText:
     """Text passed on as soon as it cannot be the beginning of a text that ends the reply.
 
     >>> held = Held(["END"])
@@ -172,7 +174,7 @@ class Held:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._kind: Text = ContentDelta
+        self._kind: TextDeltaType = ContentDelta
         self._text = ""
 
     def feed(self, events: Sequence[ParseEvent]) -> list[ParseEvent]:
@@ -204,11 +206,13 @@ class Held:
         self._turn(found, None, matched)
         return found
 
-    def _turn(self, found: list[ParseEvent], kind: Text | None, matched: str | None = None) -> None:
+    def _turn(
+        self, found: list[ParseEvent], kind: TextDeltaType | None, matched: str | None = None
+    ) -> None:
         """Another kind of event comes: what was held back is no end (or has it in it)."""
         if kind is not self._kind:
             if matched is not None:
-                self._text = cut(self._text, matched)
+                self._text = truncate_at_stop(self._text, matched)
             self._say(found, len(self._text))
             self._kind = kind or self._kind
 
@@ -226,7 +230,7 @@ class Held:
         return 0
 
 
-def cut(text: str, stop: str) -> str:
+def truncate_at_stop(text: str, stop: str) -> str:
     """The text before the last `stop` in it, or all of it."""
     at = text.rfind(stop)
     return text if at < 0 else text[:at]

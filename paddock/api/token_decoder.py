@@ -10,7 +10,7 @@ from paddock.text import Tokenizer
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class Likely(Protocol):
+class TokenLogprobLike(Protocol):
     """Some tokens at one place, with their log-probabilities."""
 
     @property
@@ -19,7 +19,7 @@ class Likely(Protocol):
     def logprobs(self) -> Sequence[float]: ...
 
 
-class Spelling:
+class TokenDecoder:
     """How a tokenizer spells its tokens, one by one. A token that is half a character has bytes,
     and U+FFFD for text."""
 
@@ -34,7 +34,7 @@ class Spelling:
         """None if it is half a character and nobody knows which half."""
         return self._of(token_id)[1]
 
-    def names(self, token_ids: Iterable[int]) -> list[str]:
+    def unique_texts(self, token_ids: Iterable[int]) -> list[str]:
         """Their texts; of those that look alike all but the first are named by their id.
 
         Keys of one JSON object must differ."""
@@ -78,11 +78,11 @@ def _byte_letters() -> dict[str, int]:
     }
 
 
-def chat_logprobs(
-    spelling: Spelling,
+def format_chat_logprobs(
+    spelling: TokenDecoder,
     token_ids: Sequence[int],
     logprobs: Sequence[float],
-    top: Sequence[Likely],
+    top: Sequence[TokenLogprobLike],
 ) -> list[dict[str, Any]]:
     """Entries of `logprobs.content`, one a token; `top` may be empty."""
 

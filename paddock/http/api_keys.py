@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from hmac import compare_digest
 
 
-def sent_key(headers: Mapping[str, str]) -> str | None:
+def api_key_from_headers(headers: Mapping[str, str]) -> str | None:
     """The key of a request: as OpenAI's clients send it, or else as Anthropic's do.
 
     >>> sent_key({"authorization": "Bearer a"}), sent_key({"x-api-key": "b"}), sent_key({})
@@ -14,11 +14,11 @@ def sent_key(headers: Mapping[str, str]) -> str | None:
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
 
 
-def has_key(headers: Mapping[str, str], key: str | None) -> bool:
+def has_api_key(headers: Mapping[str, str], key: str | None) -> bool:
     """Whether a request was sent with this key, compared in constant time. None matches nothing.
 
     >>> has_key({"x-api-key": "b"}, "b"), has_key({}, "b"), has_key({"x-api-key": "b"}, None)
     (True, False, False)
     """
-    sent = sent_key(headers)
+    sent = api_key_from_headers(headers)
     return sent is not None and key is not None and compare_digest(sent.encode(), key.encode())

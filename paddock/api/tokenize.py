@@ -5,17 +5,17 @@ from typing import Any
 
 from pydantic import Field
 
-from paddock.api import thinking
-from paddock.api.ask import Talk
-from paddock.api.body import Body
+from paddock.api import thinking_options
+from paddock.api.body import RequestBody
 from paddock.api.errors import ApiError
-from paddock.api.openai_chat import conversation, known_tools
+from paddock.api.openai_chat_request import parse_function_tools, parse_request_messages
+from paddock.api.request import ChatRequest
 from paddock.records import SamplingParams
 from paddock.text import Tokenizer
 from paddock.text.tokenizer import TOKENIZER_CONFIG_FILE
 
 
-class TokenizeBody(Body):
+class TokenizeBody(RequestBody):
     """Either `prompt` (a text, or several) or `messages`."""
 
     prompt: str | list[str] | None = None
@@ -28,27 +28,31 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(RequestBody):
     tokens: list[int] | list[list[int]]
     model: str | None = None
     skip_special_tokens: bool | None = None
 
 
-class TemplateBody(Body):
+class ApplyTemplateBody(RequestBody):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-def talk(body: TokenizeBody | TemplateBody, server: thinking.Wish) -> Talk:
+def parse_template_request(
+    body: TokenizeBody | ApplyTemplateBody, server: thinking_options.ThinkingOptions
+) -> ChatRequest:
     """The conversation to be rendered."""
     if body.messages is None:
         raise ApiError("either 'prompt' or 'messages' is needed", param="prompt")
-    wish = thinking.first(thinking.from_template_kwargs(body.chat_template_kwargs), server)
-    tools, skipped = known_tools(body.tools)
-    return Talk(
-        messages=conversation(body.messages),
+    wish = thinking_options.merge_thinking_options(
+        thinking_options.from_template_kwargs(body.chat_template_kwargs), server
+    )
+    tools, skipped = parse_function_tools(body.tools)
+    return ChatRequest(
+        messages=parse_request_messages(body.messages),
         tools=tools,
         skipped_tools=skipped,
         thinking=wish.thinking,

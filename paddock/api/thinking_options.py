@@ -12,27 +12,27 @@ from paddock.text.chat_template import DEFAULT_THINKING, ThinkingKwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ThinkingOptions:
     """Thinking as asked for, and how many tokens of it at most."""
 
     thinking: ThinkingKwargs = DEFAULT_THINKING
     budget: int | None = None
 
-    def over(self, other: "Wish") -> "Wish":
+    def with_fallback(self, other: "ThinkingOptions") -> "ThinkingOptions":
         """What this says, and where it says nothing what `other` does."""
-        if SILENT in (self, other):
-            return other if self == SILENT else self
+        if NO_THINKING_OPTIONS in (self, other):
+            return other if self == NO_THINKING_OPTIONS else self
         mine = self.thinking.as_kwargs
-        return Wish(
+        return ThinkingOptions(
             thinking=ThinkingKwargs(**(other.thinking.as_kwargs | mine)),
             budget=other.budget if self.budget is None else self.budget,
         )
 
 
-SILENT = Wish()
+NO_THINKING_OPTIONS = ThinkingOptions()
 
 
-def from_template_kwargs(kwargs: Mapping[str, Any] | None) -> Wish:
+def from_template_kwargs(kwargs: Mapping[str, Any] | None) -> ThinkingOptions:
     """`chat_template_kwargs`; words that are not about thinking are passed over.
 
     >>> from_template_kwargs({"thinking": False}).thinking.said
@@ -49,14 +49,16 @@ def from_template_kwargs(kwargs: Mapping[str, Any] | None) -> Wish:
     )
 
 
-def from_type(said: Mapping[str, Any] | None, *, where: str = "thinking") -> Wish:
+def from_thinking_field(
+    said: Mapping[str, Any] | None, *, where: str = "thinking"
+) -> ThinkingOptions:
     """`{"type": "enabled" | "disabled" | "adaptive", ...}`, of z.ai and Anthropic.
 
     >>> from_type({"type": "enabled", "budget_tokens": 2000}).budget
     2000
     """
     if said is None:
-        return SILENT
+        return NO_THINKING_OPTIONS
     kind = said.get("type")
     kinds = {"enabled": True, "disabled": False, "adaptive": None, "auto": None, None: None}
     if not (kind is None or isinstance(kind, str)) or kind not in kinds:
@@ -64,21 +66,23 @@ def from_type(said: Mapping[str, Any] | None, *, where: str = "thinking") -> Wis
             f"{where}.type: {kind!r} is none of enabled, disabled, adaptive", param=where
         )
     wish = _wish(where, enable_thinking=kinds[kind], clear_thinking=said.get("clear_thinking"))
-    return Wish(thinking=wish.thinking, budget=budget(said.get("budget_tokens"), where))
+    return ThinkingOptions(
+        thinking=wish.thinking, budget=parse_thinking_budget(said.get("budget_tokens"), where)
+    )
 
 
-def from_reasoning(said: Mapping[str, Any] | None) -> Wish:
+def from_reasoning_field(said: Mapping[str, Any] | None) -> ThinkingOptions:
     """`reasoning: {"enabled", "effort", "max_tokens"}`, of OpenRouter and the Responses API."""
     if said is None:
-        return SILENT
+        return NO_THINKING_OPTIONS
     wish = _wish("reasoning", enable_thinking=said.get("enabled"))
-    most = budget(said.get("max_tokens"), "reasoning.max_tokens")
-    return Wish(thinking=wish.thinking, budget=most).over(
+    most = parse_thinking_budget(said.get("max_tokens"), "reasoning.max_tokens")
+    return ThinkingOptions(thinking=wish.thinking, budget=most).with_fallback(
         from_effort(said.get("effort"), "reasoning.effort")
     )
 
 
-def from_effort(effort: object, where: str = "reasoning_effort") -> Wish:
+def from_effort(effort: object, where: str = "reasoning_effort") -> ThinkingOptions:
     """An effort; "none" turns thinking off.
 
     >>> from_effort("none").thinking.said, from_effort("high").thinking.said
@@ -91,7 +95,7 @@ def from_effort(effort: object, where: str = "reasoning_effort") -> Wish:
     return _wish(where, reasoning_effort=effort)
 
 
-def budget(said: object, where: str) -> int | None:
+def parse_thinking_budget(said: object, where: str) -> int | None:
     if said is None:
         return None
     if type(said) is not int or said < 0:
@@ -99,18 +103,18 @@ def budget(said: object, where: str) -> int | None:
     return said
 
 
-def first(*wishes: Wish) -> Wish:
+def merge_thinking_options(*wishes: ThinkingOptions) -> ThinkingOptions:
     """The earlier, the stronger."""
-    found = SILENT
+    found = NO_THINKING_OPTIONS
     for wish in wishes:
-        found = found.over(wish)
+        found = found.with_fallback(wish)
     return found
 
 
-def _wish(where: str, **said: Any) -> Wish:
+def _wish(where: str, **said: Any) -> ThinkingOptions:
     kinds = {"enable_thinking": bool, "clear_thinking": bool, "reasoning_effort": str}
     for name, value in said.items():
         if value is not None and type(value) is not kinds[name]:
             message = f"{where}.{name}: {value!r:.80} is not {kinds[name].__name__}"
             raise ApiError(message, param=where.split(".")[0])
-    return Wish(thinking=ThinkingKwargs(**said))
+    return ThinkingOptions(thinking=ThinkingKwargs(**said))

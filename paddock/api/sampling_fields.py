@@ -4,21 +4,21 @@ import json
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from paddock.api.body import Body
+from paddock.api.body import RequestBody
 from paddock.api.errors import ApiError
 from paddock.records import Grammar, LogitBias, SamplingParams
 from paddock.records.sampling_params import MAX_SEED
 
-NAMES = {  # of a Sampling's fields, as most clients call them
+OPENAI_FIELD_NAMES = {  # of a Sampling's fields, as most clients call them
     "max_new_tokens": "max_tokens",
     "stop_ids": "stop_token_ids",
     "stop_texts": "stop",
     "thinking_budget": "thinking_token_budget",
 }
-MOST_STOPS, MOST_STOP_LENGTH, MOST_IDS = 64, 1000, 1024  # every token is held against them
+MAX_STOP_STRINGS, MAX_STOP_CHARS, MAX_TOKEN_IDS = 64, 1000, 1024  # every token is held against them
 
 
-class Knobs(Body):
+class SamplingFields(RequestBody):
     """The fields about sampling that the OpenAI-like dialects share."""
 
     temperature: float | None = None
@@ -36,7 +36,7 @@ class Knobs(Body):
     seed: int | None = None
 
 
-class Addressed(Body):
+class RoutingFields(RequestBody):
     """The fields about who asks, and where the answer is to be made."""
 
     user: str | None = None
@@ -48,8 +48,8 @@ class Addressed(Body):
     request_id: str | None = None
 
 
-def sampling_from(
-    knobs: Knobs,
+def parse_sampling_params(
+    knobs: SamplingFields,
     *,
     most: int | None,
     defaults: SamplingParams,
@@ -65,8 +65,8 @@ def sampling_from(
     if knobs.top_k is None:
         top_k = defaults.top_k
     least = defaults.min_new_tokens
-    biases = defaults.logit_bias if knobs.logit_bias is None else biases_from(knobs.logit_bias)
-    return checked(
+    biases = defaults.logit_bias if knobs.logit_bias is None else parse_logit_bias(knobs.logit_bias)
+    return make_sampling_params(
         max_new_tokens=most,
         min_new_tokens=given(knobs.min_tokens, least if most is None else min(least, most)),
         temperature=float(given(knobs.temperature, defaults.temperature)),
@@ -78,22 +78,24 @@ def sampling_from(
         presence_penalty=float(given(knobs.presence_penalty, defaults.presence_penalty)),
         logit_bias=biases,
         stop_ids=tuple(given(knobs.stop_token_ids, defaults.stop_token_ids)),
-        stop_texts=defaults.stop if knobs.stop is None else texts_from(knobs.stop),
+        stop_texts=defaults.stop if knobs.stop is None else parse_stop(knobs.stop),
         ignore_eos=given(knobs.ignore_eos, defaults.ignore_eos),
-        seed=given(seed_from(knobs.seed), defaults.seed),
+        seed=given(normalize_seed(knobs.seed), defaults.seed),
         thinking_budget=thinking_budget,
         grammar=grammar,
     )
 
 
-def checked(names: Mapping[str, str] = NAMES, /, **fields: Any) -> SamplingParams:
+def make_sampling_params(
+    names: Mapping[str, str] = OPENAI_FIELD_NAMES, /, **fields: Any
+) -> SamplingParams:
     """A Sampling, or an ApiError in the client's own words.
 
     >>> checked(max_new_tokens=-1)
     Traceback (most recent call last):
     paddock.api.errors.ApiError: max_tokens: -1 is less than 1
     """
-    refuse_more(fields.get("stop_ids", ()), "stop_token_ids")
+    check_id_count(fields.get("stop_ids", ()), "stop_token_ids")
     try:
         return SamplingParams(**fields)
     except ValueError as error:
@@ -102,18 +104,18 @@ def checked(names: Mapping[str, str] = NAMES, /, **fields: Any) -> SamplingParam
         raise ApiError(f"{name}:{why}", param=name) from None
 
 
-def refuse_more(ids: Sized, name: str) -> None:
-    if len(ids) > MOST_IDS:
-        raise ApiError(f"{name}: {len(ids)} token ids, more than {MOST_IDS}", param=name)
+def check_id_count(ids: Sized, name: str) -> None:
+    if len(ids) > MAX_TOKEN_IDS:
+        raise ApiError(f"{name}: {len(ids)} token ids, more than {MAX_TOKEN_IDS}", param=name)
 
 
-def biases_from(said: Mapping[str, float] | None) -> tuple[LogitBias, ...]:
+def parse_logit_bias(said: Mapping[str, float] | None) -> tuple[LogitBias, ...]:
     """
     >>> biases_from({"7": -100})
     (Bias(token_id=7, amount=-100.0),)
     """
     found = []
-    refuse_more(said or (), "logit_bias")
+    check_id_count(said or (), "logit_bias")
     for token, amount in (said or {}).items():
         if not token.isdecimal() or len(token) > 9:
             raise ApiError(f"logit_bias: {token!r:.80} is no token id", param="logit_bias")
@@ -121,23 +123,23 @@ def biases_from(said: Mapping[str, float] | None) -> tuple[LogitBias, ...]:
     return tuple(found)
 
 
-def texts_from(stop: str | list[str] | None) -> tuple[str, ...]:
+def parse_stop(stop: str | list[str] | None) -> tuple[str, ...]:
     if stop is None or stop == "":
         return ()
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(texts) > MOST_STOPS:
-        raise ApiError(f"stop: {len(texts)} texts, more than {MOST_STOPS}", param="stop")
-    if max(map(len, texts), default=0) > MOST_STOP_LENGTH:
-        raise ApiError(f"stop: longer than {MOST_STOP_LENGTH} characters", param="stop")
+    if len(texts) > MAX_STOP_STRINGS:
+        raise ApiError(f"stop: {len(texts)} texts, more than {MAX_STOP_STRINGS}", param="stop")
+    if max(map(len, texts), default=0) > MAX_STOP_CHARS:
+        raise ApiError(f"stop: longer than {MAX_STOP_CHARS} characters", param="stop")
     return texts
 
 
-def seed_from(seed: int | None) -> int | None:
+def normalize_seed(seed: int | None) -> int | None:
     """Seeds may be any whole number; the engine knows those of 63 bits."""
     return None if seed is None else seed % MAX_SEED
 
 
-def grammar_from(
+def parse_response_format(
     form: Mapping[str, Any] | None, *, where: str = "response_format"
 ) -> Grammar | None:
     """OpenAI's `response_format`, or `text.format` of the Responses API.
