@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paddock.kernels.dense_attention import packed
-from paddock.kernels.dense_attention.packed import Blocks, Kept
+from paddock.kernels.dense_attention.packed import KeyBlockMask, LaunchConfig
 from paddock.kernels.spans import Span
 
 OTHERS = {
@@ -56,15 +56,15 @@ def chosen(documents: int, tokens: int, topk: int) -> Tensor:
 
 
 @contextmanager
-def planned(width: int, part: str, blocks: Blocks) -> Iterator[None]:
+def planned(width: int, part: str, blocks: LaunchConfig) -> Iterator[None]:
     """One kernel cut another way, until the block ends."""
-    most = next(most for most in packed.KEPT_PLANS if width <= most)
-    before = packed.KEPT_PLANS[most]
-    packed.KEPT_PLANS[most] = replace(before, **{part: blocks})
+    most = next(most for most in packed.MASKED_LAUNCHES if width <= most)
+    before = packed.MASKED_LAUNCHES[most]
+    packed.MASKED_LAUNCHES[most] = replace(before, **{part: blocks})
     try:
         yield
     finally:
-        packed.KEPT_PLANS[most] = before
+        packed.MASKED_LAUNCHES[most] = before
 
 
 class Case:
@@ -79,7 +79,7 @@ class Case:
         self.above_THV = torch.randn(shape, device="cuda").bfloat16()
         pairs = sum(span.keys * (span.keys + 1) / 2 for span in spans)
         self.flop = 4 * pairs * heads * dim
-        self.kept = Kept.of(index_TK, spans)
+        self.kept = KeyBlockMask.of(index_TK, spans)
 
     def forward(self) -> Tensor:
         frame = packed._Frame(self.spans, self.scale)
@@ -135,7 +135,7 @@ def print_peers(case: Case, documents: int) -> None:
 def print_plans(case: Case, dim: int) -> None:
     expected = case.gradients()
     for part, others in OTHERS.items():
-        for blocks in (Blocks(*other) for other in others):
+        for blocks in (LaunchConfig(*other) for other in others):
             try:
                 with planned(dim, part, blocks):
                     found = case.gradients()
@@ -162,7 +162,9 @@ def main() -> None:
     spans = tuple(Span(i * length, length, i * length, length) for i in range(count))
     index_TK = chosen(count, length, options.topk)
     case = Case(spans, index_TK, options.heads, options.dim)
-    print(f"{'the mask':28}{milliseconds(lambda: Kept.of(index_TK, spans)):.2f} ms to build")
+    print(
+        f"{'the mask':28}{milliseconds(lambda: KeyBlockMask.of(index_TK, spans)):.2f} ms to build"
+    )
     print(f"{'from the keys':28}{milliseconds(lambda: case.kept.turned(spans)):.2f} ms to turn")
     print(f"{'under a mask, as planned':28}{case.rates()}", flush=True)
     print_peers(case, count)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from benchmarks.kernels import Figure, at_least, matmul_rate, medians
 from benchmarks.kernels_sparse_mla import GLM5, dense_arms
-from paddock.kernels.index_scores import Keys, to_float8
+from paddock.kernels.index_scores import IndexKeys, to_float8
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import fused
 from paddock.kernels.sparse_mla.problem import Problem
-from paddock.kernels.topk import index_topk_spans
+from paddock.kernels.topk import index_topk_varlen
 
 LENGTHS = (8192, 16_384, 32_768, 65_536, 131_072)
 BACKWARD = (16_384, 32_768)
@@ -66,13 +66,13 @@ def _chooser(length: int, *, float8: bool) -> Callable[[], Tensor]:
     spans = (Span(0, length, 0, length),)
 
     def halves() -> Tensor:
-        return index_topk_spans(query_THD, Keys(key_SD), weight_TH, spans, GLM5.kept)
+        return index_topk_varlen(query_THD, IndexKeys(key_SD), weight_TH, spans, GLM5.kept)
 
     def eighths() -> Tensor:
         query8_THD, scale_TH = to_float8(query_THD)
         key8_SD, scale_S = to_float8(key_SD)
-        keys = Keys(key8_SD, None, scale_S)
-        return index_topk_spans(query8_THD, keys, weight_TH * scale_TH, spans, GLM5.kept)
+        keys = IndexKeys(key8_SD, None, scale_S)
+        return index_topk_varlen(query8_THD, keys, weight_TH * scale_TH, spans, GLM5.kept)
 
     return eighths if float8 else halves
 

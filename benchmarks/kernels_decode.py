@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import Figure, at_least, copy_rate, medians
-from paddock.kernels.few_experts import few_experts
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.fused_experts import fused_experts
 from paddock.kernels.grouped_gemm import grouped_gemm
-from paddock.kernels.index_scores import Keys
-from paddock.kernels.latent_decode import latent_decode_kept, latent_decode_table
-from paddock.kernels.moe_permute import by_expert, gather, spread
-from paddock.kernels.pages import Pages
-from paddock.kernels.swiglu import swiglu_of
-from paddock.kernels.topk import best, index_topk_table
+from paddock.kernels.index_scores import IndexKeys
+from paddock.kernels.mla_decode import mla_paged_decode, mla_sparse_decode
+from paddock.kernels.moe_permute import permute, sort_by_expert, unpermute
+from paddock.kernels.swiglu import silu_and_mul
+from paddock.kernels.topk import index_topk_paged, topk_indices
 
 HEADS, LATENT, ROPE, TOPK, PAGE = 64, 512, 64, 2048, 64
 INDEX_HEADS, INDEX_DIM = 32, 128
@@ -40,7 +40,7 @@ class Step:
     index_query_BHD: Tensor
     weight_BH: Tensor
     key_SD: Tensor
-    pages: Pages
+    pages: BlockTable
     visible_B1: Tensor
 
     @classmethod
@@ -56,13 +56,13 @@ class Step:
             rows(batch, INDEX_HEADS, INDEX_DIM),
             torch.rand(batch, INDEX_HEADS, device="cuda"),
             rows(slots, INDEX_DIM),
-            Pages(page, PAGE),
+            BlockTable(page, PAGE),
             torch.full((batch, 1), length, dtype=torch.int32, device="cuda"),
         )
 
     def choose(self) -> Tensor:
-        keys, weight = Keys(self.key_SD), self.weight_BH
-        return index_topk_table(
+        keys, weight = IndexKeys(self.key_SD), self.weight_BH
+        return index_topk_paged(
             self.index_query_BHD, keys, weight, self.pages, self.visible_B1, TOPK
         )
 
@@ -70,11 +70,11 @@ class Step:
         return self.kept(self.choose())
 
     def kept(self, index_BK: Tensor) -> Tensor:
-        return latent_decode_kept(self.query_BHC, self.row_SC, self.pages, index_BK, **HOW)
+        return mla_sparse_decode(self.query_BHC, self.row_SC, self.pages, index_BK, **HOW)
 
     def dense(self) -> Tensor:
         query_B1HC = self.query_BHC.unsqueeze(1)
-        return latent_decode_table(query_B1HC, self.row_SC, self.pages, self.visible_B1, **HOW)
+        return mla_paged_decode(query_B1HC, self.row_SC, self.pages, self.visible_B1, **HOW)
 
 
 def recorded(work: Callable[[], object]) -> Callable[[], None]:
@@ -118,16 +118,16 @@ def _experts(tokens: int, moved: float) -> Figure:
     gate_up = torch.randn(E, 2 * F, D, device="cuda", dtype=torch.bfloat16)
     down = torch.randn(E, D, F, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(tokens, D, device="cuda", dtype=torch.bfloat16)
-    expert = best(torch.randn(tokens, E, device="cuda"), K)
+    expert = topk_indices(torch.randn(tokens, E, device="cuda"), K)
     weight = torch.rand(tokens, K, device="cuda")
 
     def grouped() -> Tensor:
-        order = by_expert(expert, E)
-        inner = swiglu_of(grouped_gemm(spread(x, order), gate_up, order.counts_E))
-        return gather(grouped_gemm(inner, down, order.counts_E), weight, order)
+        order = sort_by_expert(expert, E)
+        inner = silu_and_mul(grouped_gemm(permute(x, order), gate_up, order.counts_E))
+        return unpermute(grouped_gemm(inner, down, order.counts_E), weight, order)
 
     def few() -> Tensor:
-        return few_experts(x, expert, weight, gate_up, down)
+        return fused_experts(x, expert, weight, gate_up, down)
 
     mine, theirs = medians([recorded(few), recorded(grouped)], repeats=15)
     needed = len(expert.unique()) * 3 * 2 * D * F

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from benchmarks.kernels import Figure, at_least, copy_rate, matmul_rate, medians
 from benchmarks.kernels_decode import recorded
+from paddock.kernels.block_table import BlockTable
 from paddock.kernels.dense_attention import dense_attention
-from paddock.kernels.grouped_decode import grouped_continued, grouped_decode_table, reference
-from paddock.kernels.pages import Pages
+from paddock.kernels.gqa_decode import gqa_chunked_prefill, gqa_paged_decode, reference
 from paddock.kernels.spans import Span
 
 PAGE = 16
@@ -81,9 +81,9 @@ def _decoding(model: Model, batch: int, length: int, moved: float) -> Figure:
     def arm(function: Callable[..., Tensor]) -> Callable[[], None]:
         heads = (query_B1HD, key_SGD, value_SGD)
         how = {"scale": model.dim**-0.5}
-        return recorded(lambda: function(*heads, Pages(page_BP, PAGE), visible_B1, **how))
+        return recorded(lambda: function(*heads, BlockTable(page_BP, PAGE), visible_B1, **how))
 
-    mine, theirs = medians([arm(grouped_decode_table), arm(reference.grouped_decode_table)])
+    mine, theirs = medians([arm(gqa_paged_decode), arm(reference.gqa_paged_decode)])
     needed = 2 * 2 * slots * model.groups * model.dim
     figure = Figure(
         section="grouped",
@@ -114,7 +114,7 @@ def _reading(
     scale = model.dim**-0.5
     mine, theirs = medians(
         [
-            lambda: grouped_continued(*heads, tuple(spans), scale=scale),
+            lambda: gqa_chunked_prefill(*heads, tuple(spans), scale=scale),
             lambda: dense_attention(*heads, tuple(spans), scale=scale),
         ]
     )

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from benchmarks.kernels import Figure, matmul_rate, medians
 from benchmarks.kernels_sparse_mla import choices
-from paddock.kernels import twins
-from paddock.kernels.index_kl import AttentionSide, IndexSide, fused, index_kl, index_kl_kept
+from paddock.kernels import dispatch
+from paddock.kernels.index_kl import IndexerInputs, IndexerTarget, fused, index_kl, index_kl_topk
 from paddock.kernels.index_kl import triton as twin
-from paddock.kernels.index_scores import Keys
+from paddock.kernels.index_scores import IndexKeys
 from paddock.kernels.index_scores.triton import scores
 from paddock.kernels.spans import Span
 
@@ -83,15 +83,15 @@ def _part_rows(rate: float) -> Rows:
     yield partial(_kept_part, 8192, rate)
 
 
-def _sides(queries: int, keys: int) -> tuple[IndexSide, AttentionSide]:
+def _sides(queries: int, keys: int) -> tuple[IndexerInputs, IndexerTarget]:
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
     weight_TH = torch.randn(queries, G, device="cuda") * (G * D) ** -0.5
-    index = IndexSide(drawn(queries, G, D), drawn(keys, D), weight_TH)
+    index = IndexerInputs(drawn(queries, G, D), drawn(keys, D), weight_TH)
     return (
-        IndexSide(*(x.requires_grad_() for x in index)),
-        AttentionSide(drawn(queries, H, C), drawn(keys, C), 256**-0.5),
+        IndexerInputs(*(x.requires_grad_() for x in index)),
+        IndexerTarget(drawn(queries, H, C), drawn(keys, C), 256**-0.5),
     )
 
 
@@ -105,18 +105,18 @@ def _dense(keys: int, rate: float) -> Figure:
 def _kept(keys: int, rate: float, *, overlapping: bool) -> Figure:
     index, attention = _sides(keys - K, keys)
     index_TK = choices(K, keys - K, K, overlapping=overlapping)
-    ask = partial(index_kl_kept, index, attention, index_TK)
+    ask = partial(index_kl_topk, index, attention, index_TK)
     name = f"kept {keys // 1024}K {'alike' if overlapping else 'independent'}"
     return _compared(name, ask, index, int((index_TK >= 0).sum()), rate)
 
 
 def _compared(
-    name: str, ask: Callable[[], Tensor], index: IndexSide, pairs: int, rate: float
+    name: str, ask: Callable[[], Tensor], index: IndexerInputs, pairs: int, rate: float
 ) -> Figure:
     assert fused.suits(index, ask.args[1])  # type: ignore[attr-defined]
 
     def reference() -> Tensor:
-        with twins.without("index_kl"):
+        with dispatch.disable_kernels("index_kl"):
             return ask()
 
     ours, our_peak = _peak(ask)
@@ -160,7 +160,7 @@ def _peak(arm: Callable[[], Tensor]) -> tuple[Tensor, float]:
     return answer, (torch.cuda.max_memory_allocated() - before) / 1e9
 
 
-def _distances(ours: Tensor, theirs: Tensor, index: IndexSide) -> Iterator[float]:
+def _distances(ours: Tensor, theirs: Tensor, index: IndexerInputs) -> Iterator[float]:
     pairs = zip(
         (ours, *torch.autograd.grad(ours, index)),
         (theirs, *torch.autograd.grad(theirs, index)),
@@ -209,19 +209,21 @@ def _kept_targets(keys: int, tile: twin.Tile, rate: float) -> Figure:
 def _dense_part(part: str, keys: int, rate: float) -> Figure:
     """What is not the teacher's: scores of the index, the loss of every row, the gradients."""
     index, _ = _sides(keys, keys)
-    index = IndexSide(*(x.detach() for x in index))
+    index = IndexerInputs(*(x.detach() for x in index))
     device = index.key_SD.device
     ((block, key_tile_N8),) = fused.plan((Span(0, keys, 0, keys),), device, 1 << 34)
     score, target = (torch.zeros(block.shape, device=device) for _ in range(2))
     grad = torch.randn(block.shape, device=device, dtype=torch.bfloat16)
-    out = IndexSide(
+    out = IndexerInputs(
         torch.zeros_like(index.query_THD),
         torch.zeros(twin.SHARES, keys, D, device=device),
         torch.zeros_like(index.weight_TH),
     )
     arms: dict[str, tuple[Callable[[], object], int]] = {
         "scores": (
-            partial(scores, index.query_THD, Keys(index.key_SD), index.weight_TH, block, score),
+            partial(
+                scores, index.query_THD, IndexKeys(index.key_SD), index.weight_TH, block, score
+            ),
             1,
         ),
         "losses": (partial(twin.losses, score, target, grad, block.visible_R), 0),
@@ -234,10 +236,10 @@ def _dense_part(part: str, keys: int, rate: float) -> Figure:
 
 def _kept_part(keys: int, rate: float) -> Figure:
     index, _ = _sides(keys - K, keys)
-    index = IndexSide(*(x.detach() for x in index))
+    index = IndexerInputs(*(x.detach() for x in index))
     index_TK = choices(K, keys - K, K, overlapping=True)
     grad = torch.randn(index_TK.shape, device="cuda", dtype=torch.bfloat16)
-    out = IndexSide(
+    out = IndexerInputs(
         torch.zeros_like(index.query_THD),
         torch.zeros(keys, D, device="cuda"),
         torch.zeros_like(index.weight_TH),

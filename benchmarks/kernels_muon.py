@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.optim._muon import _zeropower_via_newtonschulz as torch_zeropower
 
 from benchmarks.kernels import Figure, at_least, matmul_rate, medians
+from paddock.kernels.dispatch import disable_kernels
 from paddock.kernels.newton_schulz import JORDAN, fused, newton_schulz, reference
-from paddock.kernels.twins import without
 from paddock.optim import Muon
 from paddock.optim.muon import cut
 from paddock.optim.roles import block_rows
@@ -113,7 +113,7 @@ def _steps(
     _compare(ours, theirs, named, blocks)
 
     def batched() -> None:
-        with without("newton_schulz"):
+        with disable_kernels("newton_schulz"):
             ours.step()
 
     arms = [ours.step, batched, theirs.step]

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.kernels import Figure, copy_rate, medians
 from benchmarks.kernels_decode import recorded
-from paddock.kernels import latent_prepare as prepare
-from paddock.kernels.latent_prepare import reference
-from paddock.kernels.pages import Pages
+from paddock.kernels import mla_prepare as prepare
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.mla_prepare import reference
 from paddock.kernels.spans import Span
 from paddock.model import Ask, Batch, Layout, Step, preset
 from paddock.model.attention.dsa import DSA
@@ -52,9 +52,9 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
-def _angles(tokens: int) -> prepare.Angles:
+def _angles(tokens: int) -> prepare.RotaryCosSin:
     angle_TP = torch.randn(tokens, ROPE // 2, device="cuda")
-    return prepare.Angles(angle_TP.cos(), angle_TP.sin())
+    return prepare.RotaryCosSin(angle_TP.cos(), angle_TP.sin())
 
 
 def _latents(tokens: int, moved: float) -> Iterator[Figure]:
@@ -67,12 +67,15 @@ def _latents(tokens: int, moved: float) -> Iterator[Figure]:
         stored = [
             torch.zeros(SLOTS, width, device="cuda").bfloat16() for width in (ROW + ROPE, KEY)
         ]
-        latent = prepare.Latent(raw_TQ, weight_Q, 1e-5)
-        row = prepare.Row(raw_TC, weight_L, 1e-5, True, stored[0])
-        key = prepare.Key(raw_TD, weight_D, bias_D, 1e-6, True, stored[1])
+        latent = prepare.QueryLatentInput(raw_TQ, weight_Q, 1e-5)
+        row = prepare.KVLatentInput(raw_TC, weight_L, 1e-5, True, stored[0])
+        key = prepare.IndexKeyInput(raw_TD, weight_D, bias_D, 1e-6, True, stored[1])
         return (lambda: how(latent, row, key, angles, slot_T)), stored
 
-    (ours, mine), (plain, theirs) = arm(prepare.store_latents), arm(reference.store_latents)
+    (ours, mine), (plain, theirs) = (
+        arm(prepare.norm_rope_and_cache),
+        arm(reference.norm_rope_and_cache),
+    )
     _agree([ours(), *mine], [plain(), *theirs])
     needed = 2 * raw_TF.nbytes + 2 * (weight_Q.nbytes + weight_L.nbytes)
     yield _figure(f"latents, {tokens} tokens", ours, plain, needed, moved)
@@ -82,14 +85,14 @@ def _queries(tokens: int, moved: float) -> Iterator[Figure]:
     angles, x_TE = _angles(tokens), _random(tokens, HIDDEN)
     weight_HE = torch.randn(INDEX_HEADS, HIDDEN, device="cuda") * HIDDEN**-0.5
     raw_THD, index_THD = _random(tokens, HEADS, HEAD), _random(tokens, INDEX_HEADS, KEY)
-    index = prepare.IndexQueries(index_THD, True, x_TE, weight_HE, 0.1)
+    index = prepare.IndexQueryInput(index_THD, True, x_TE, weight_HE, 0.1)
 
     def arm(how: Callable[..., object]) -> tuple[Callable[[], object], Tensor]:
         absorbed_THC = torch.zeros(tokens, HEADS, ROW + ROPE, device="cuda").bfloat16()
-        queries = prepare.Queries(raw_THD, True, absorbed_THC)
+        queries = prepare.QueryRopeInput(raw_THD, True, absorbed_THC)
         return (lambda: how(queries, angles, index)), absorbed_THC
 
-    (ours, mine), (plain, theirs) = arm(prepare.turn_queries), arm(reference.turn_queries)
+    (ours, mine), (plain, theirs) = arm(prepare.rotate_queries), arm(reference.rotate_queries)
     _agree([*ours(), mine], [*plain(), theirs])  # type: ignore[misc]
     needed = 4 * tokens * HEADS * ROPE + 2 * index_THD.nbytes + x_TE.nbytes + weight_HE.nbytes
     yield _figure(f"queries, {tokens} tokens", ours, plain, needed, moved)
@@ -128,7 +131,7 @@ def _attentions() -> tuple[DSA, DSA]:
 
 
 def _layer(tokens: int, moved: float, *, apart: DSA, joined: DSA) -> Iterator[Figure]:
-    pages = Pages(torch.arange(tokens * LENGTH // PAGE, device="cuda").view(tokens, -1), PAGE)
+    pages = BlockTable(torch.arange(tokens * LENGTH // PAGE, device="cuda").view(tokens, -1), PAGE)
     visible_BQ = torch.full((tokens, 1), LENGTH, dtype=torch.int32, device="cuda")
     spans = tuple(Span(t, 1, 0, LENGTH) for t in range(tokens))
     layout = Layout(visible_BQ.view(-1).long() - 1, spans, batch=Batch(pages, visible_BQ))

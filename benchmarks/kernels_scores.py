@@ -11,14 +11,14 @@ from dataclasses import replace
 import torch
 
 from benchmarks.kernels import Figure, at_least, copy_rate, matmul_rate, medians
-from paddock.kernels.index_scores import Keys, index_scores, to_float8
+from paddock.kernels.index_scores import IndexKeys, index_scores, to_float8
 from paddock.kernels.index_scores import triton as twin
 from paddock.kernels.index_scores.blocks import blocks
 from paddock.kernels.spans import Span
-from paddock.kernels.topk import index_topk_spans
-from paddock.kernels.workspace import scratch
+from paddock.kernels.topk import index_topk_varlen
+from paddock.kernels.workspace import scratch_bytes
 
-Inputs = tuple[torch.Tensor, Keys, torch.Tensor]
+Inputs = tuple[torch.Tensor, IndexKeys, torch.Tensor]
 K = 2048
 
 
@@ -41,13 +41,13 @@ def inputs(spans: tuple[Span, ...], heads: int, dim: int) -> Inputs:
     query = torch.randn(T, heads, dim, device="cuda", dtype=torch.bfloat16)
     key = torch.randn(S, dim, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(T, heads, device="cuda") * (heads * dim) ** -0.5
-    return query, Keys(key), weight
+    return query, IndexKeys(key), weight
 
 
-def in_8_bits(query: torch.Tensor, keys: Keys, weight: torch.Tensor) -> Inputs:
+def in_8_bits(query: torch.Tensor, keys: IndexKeys, weight: torch.Tensor) -> Inputs:
     query8, query_scale = to_float8(query)
     key8, key_scale = to_float8(keys.row_SD)
-    return query8, Keys(key8, None, key_scale), weight * query_scale
+    return query8, IndexKeys(key8, None, key_scale), weight * query_scale
 
 
 def operations(spans: tuple[Span, ...], heads: int, dim: int) -> int:
@@ -58,7 +58,7 @@ def operations(spans: tuple[Span, ...], heads: int, dim: int) -> int:
 def score_all(held: Inputs, spans: tuple[Span, ...]) -> Callable[[], None]:
     """Every block of the spans, through one piece of scratch. k = 0: every query is scored."""
     device = held[0].device
-    plan = blocks(spans, 0, device, scratch(device))
+    plan = blocks(spans, 0, device, scratch_bytes(device))
     workspace = torch.empty(max(block.rows_wide for block in plan), device=device)
 
     def run() -> None:
@@ -138,7 +138,7 @@ def _with_choice(peak: float) -> Iterator[Figure]:
         halves = inputs(spans, 32, 128)
         eight = in_8_bits(*halves)
         arms = [
-            lambda held=held, spans=spans: index_topk_spans(*held, spans, K)
+            lambda held=held, spans=spans: index_topk_varlen(*held, spans, K)
             for held in (halves, eight)
         ]
         work = operations(spans, 32, 128)

@@ -345,7 +345,7 @@ def backward_tiles(
 
 def masked_times(problem: Problem, spans: list, rounds: int) -> dict[str, float]:
     """The other way to the same result: a dense product over expanded heads, under a mask."""
-    from paddock.kernels.dense_attention import kept_attention
+    from paddock.kernels.dense_attention import topk_masked_attention
 
     T = len(problem.query_THC)
     heads = [
@@ -354,7 +354,7 @@ def masked_times(problem: Problem, spans: list, rounds: int) -> dict[str, float]
     ]
 
     def attend() -> Tensor:
-        return kept_attention(*heads, spans, problem.index_TK, scale=problem.scale)
+        return topk_masked_attention(*heads, spans, problem.index_TK, scale=problem.scale)
 
     times = race({"masked forward": attend}, rounds)
     if not times:

@@ -26,16 +26,16 @@ from benchmarks.quant_served import decode_claims, layer_claims
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.checkpoint import save_pretrained
 from paddock.kernels.w4a8_gemm import (
-    Rows,
-    Weight,
+    PackedWeight,
+    QuantizedActivations,
     fused,
-    integer_grouped,
-    integer_linear,
+    int_grouped_gemm,
+    int_linear,
     pack_halves,
-    quantize_rows,
+    quantize_per_token,
     reference,
 )
-from paddock.kernels.w4a8_gemm.fused import Tile
+from paddock.kernels.w4a8_gemm.fused import GemmTile
 from paddock.model import Network, preset
 from paddock.quant import Passage, quantize_folder
 from paddock.quant.run import Moment
@@ -54,29 +54,29 @@ COPIES_BYTES = 1 << 30  # so many different weights take turns that no cache hol
 # in use are timed too.
 CANDIDATES = {
     16: [
-        Tile(16, 8, 128, 8, 8, 3),
-        Tile(16, 16, 128, 4, 4, 4),
-        Tile(32, 16, 128, 1, 4, 6),
-        Tile(32, 16, 128, 1, 2, 8),
-        Tile(32, 8, 128, 1, 2, 8),
-        Tile(64, 16, 128, 1, 4, 6),
-        Tile(64, 8, 128, 1, 4, 6),
+        GemmTile(16, 8, 128, 8, 8, 3),
+        GemmTile(16, 16, 128, 4, 4, 4),
+        GemmTile(32, 16, 128, 1, 4, 6),
+        GemmTile(32, 16, 128, 1, 2, 8),
+        GemmTile(32, 8, 128, 1, 2, 8),
+        GemmTile(64, 16, 128, 1, 4, 6),
+        GemmTile(64, 8, 128, 1, 4, 6),
     ],
     64: [
-        Tile(32, 32, 128, 1, 4, 6),
-        Tile(32, 64, 128, 1, 4, 6),
-        Tile(64, 32, 128, 1, 4, 6),
-        Tile(64, 64, 128, 1, 4, 4),
-        Tile(64, 64, 128, 1, 8, 4),
+        GemmTile(32, 32, 128, 1, 4, 6),
+        GemmTile(32, 64, 128, 1, 4, 6),
+        GemmTile(64, 32, 128, 1, 4, 6),
+        GemmTile(64, 64, 128, 1, 4, 4),
+        GemmTile(64, 64, 128, 1, 8, 4),
     ],
     256: [
-        Tile(64, 128, 128, 1, 4, 3),
-        Tile(64, 64, 128, 1, 4, 4),
-        Tile(64, 128, 128, 1, 8, 3),
+        GemmTile(64, 128, 128, 1, 4, 3),
+        GemmTile(64, 64, 128, 1, 4, 4),
+        GemmTile(64, 128, 128, 1, 8, 3),
     ],
-    1024: [Tile(128, 128, 64, 1, 4, 3)],
+    1024: [GemmTile(128, 128, 64, 1, 4, 3)],
 }
-EXPERT_CANDIDATES = [Tile(64, 16, 128, 1, 4, 6), Tile(64, 8, 128, 1, 4, 4)]
+EXPERT_CANDIDATES = [GemmTile(64, 16, 128, 1, 4, 6), GemmTile(64, 8, 128, 1, 4, 4)]
 
 
 def gpu_claims() -> list[Claim]:
@@ -134,12 +134,12 @@ def _timed(arms: Sequence[Callable[[int], object]], turns: int) -> list[float]:
     return [1e3 * ms / turns for ms in found]
 
 
-def _weights(outputs: int, inputs: int, count: int) -> list[Weight]:
+def _weights(outputs: int, inputs: int, count: int) -> list[PackedWeight]:
     found = []
     for _ in range(count):
         integer = torch.randint(-7, 8, (outputs, inputs), device="cuda", dtype=torch.int8)
         scale = torch.rand(outputs, 1, device="cuda") * 1e-2
-        found.append(Weight(pack_halves(integer), scale, packed=True))
+        found.append(PackedWeight(pack_halves(integer), scale, packed=True))
     return found
 
 
@@ -152,11 +152,11 @@ def _product_claim(name: str, rows: int) -> Claim:
     turns = max(2, COPIES_BYTES // (2 * F * D))
     x = _activations(rows, D)
     wide = [torch.randn(F, D, device="cuda", dtype=torch.bfloat16) for _ in range(turns)]
-    narrow, rounded = _weights(F, D, turns), quantize_rows(x)
+    narrow, rounded = _weights(F, D, turns), quantize_per_token(x)
     arms = (
-        lambda turn: integer_linear(quantize_rows(x), narrow[turn], torch.bfloat16),
+        lambda turn: int_linear(quantize_per_token(x), narrow[turn], torch.bfloat16),
         lambda turn: torch.nn.functional.linear(x, wide[turn]),
-        lambda turn: integer_linear(rounded, narrow[turn], torch.bfloat16),
+        lambda turn: int_linear(rounded, narrow[turn], torch.bfloat16),
     )
     ours, theirs, alone = _timed(arms, turns)
     what = f"W4A8 {name} {F} x {D}, {rows} rows, rounding included, against bfloat16"
@@ -176,22 +176,22 @@ def _routed(tokens: int) -> Tensor:
     return torch.bincount(_chosen(tokens).flatten(), minlength=EXPERTS)
 
 
-def _stack(outputs: int, inputs: int) -> Weight:
+def _stack(outputs: int, inputs: int) -> PackedWeight:
     parts = [weight.integer for weight in _weights(outputs, inputs, EXPERTS)]
     scale = torch.rand(EXPERTS, outputs, 1, device="cuda") * 1e-2
-    return Weight(torch.stack(parts), scale, packed=True)
+    return PackedWeight(torch.stack(parts), scale, packed=True)
 
 
 def _expert_claim(tokens: int) -> Claim:
     """All of a layer's routed products, as decoding so many tokens at once meets them, against the
     faster of the two forms that bfloat16 has."""
-    from paddock.kernels.few_experts import triton as few
-    from paddock.kernels.few_experts.fused import MOST_ROWS
+    from paddock.kernels.fused_experts import triton as few
+    from paddock.kernels.fused_experts.fused import MOST_ROWS
     from paddock.kernels.grouped_gemm import grouped_gemm
 
     F, D = SHAPES["gate and up"]
     counts, x = _routed(tokens), _activations(tokens * CHOSEN, D)
-    narrow, rounded = _stack(F, D), quantize_rows(x)
+    narrow, rounded = _stack(F, D), quantize_per_token(x)
     wide = torch.randn(EXPERTS, F, D, device="cuda", dtype=torch.bfloat16)
     x_TD, expert_R = _activations(tokens, D), _chosen(tokens).flatten()
     inner_RF = x.new_empty(len(x), F // 2)
@@ -200,8 +200,8 @@ def _expert_claim(tokens: int) -> Claim:
         few.gate_and_up(x_TD, wide, few.plan(expert_R, EXPERTS), inner_RF, CHOSEN)
 
     arms = [
-        lambda _: integer_grouped(quantize_rows(x), narrow, counts, torch.bfloat16),
-        lambda _: integer_grouped(rounded, narrow, counts, torch.bfloat16),
+        lambda _: int_grouped_gemm(quantize_per_token(x), narrow, counts, torch.bfloat16),
+        lambda _: int_grouped_gemm(rounded, narrow, counts, torch.bfloat16),
         lambda _: grouped_gemm(x, wide, counts),
         *([by_few] if len(x) <= MOST_ROWS else []),
     ]
@@ -272,15 +272,15 @@ class Cuts:
     """One product, to be cut in many ways."""
 
     def __init__(
-        self, stacks: Sequence[Weight], x_RD: Tensor, counts_E: tuple[int] | Tensor
+        self, stacks: Sequence[PackedWeight], x_RD: Tensor, counts_E: tuple[int] | Tensor
     ) -> None:
         self.stacks, self.x_RD, self.counts_E = stacks, x_RD, counts_E
-        self.rows = reference.quantize_rows(x_RD)
-        self.exact_RF = reference.integer_grouped(self.rows, stacks[0], counts_E, torch.bfloat16)
+        self.rows = reference.quantize_per_token(x_RD)
+        self.exact_RF = reference.int_grouped_gemm(self.rows, stacks[0], counts_E, torch.bfloat16)
         met = 1 if isinstance(counts_E, tuple) else int((counts_E > 0).sum())
         self.weight_bytes = met * stacks[0].integer[0].numel()
 
-    def lines(self, tiles: Sequence[Tile]) -> Iterator[str]:
+    def lines(self, tiles: Sequence[GemmTile]) -> Iterator[str]:
         """Of the tile in use and of these."""
         used = fused.tile_for(len(self.x_RD), self.stacks[0])
         for tile in dict.fromkeys([used, *(tile.fitted(self.stacks[0]) for tile in tiles)]):
@@ -289,13 +289,13 @@ class Cuts:
             except Exception as error:
                 yield f"  broke off: {error!r:.80} {astuple(tile)}"
 
-    def _line(self, tile: Tile) -> str:
-        def product(rows: Rows, turn: int) -> Tensor:
+    def _line(self, tile: GemmTile) -> str:
+        def product(rows: QuantizedActivations, turn: int) -> Tensor:
             return fused.multiply(rows, self.stacks[turn], self.counts_E, torch.bfloat16, tile)
 
         verdict = "" if torch.equal(product(self.rows, 0), self.exact_RF) else ", WRONG"
         arms = (
-            lambda turn: product(quantize_rows(self.x_RD), turn),
+            lambda turn: product(quantize_per_token(self.x_RD), turn),
             lambda turn: product(self.rows, turn),
         )
         both, alone = _timed(arms, len(self.stacks))

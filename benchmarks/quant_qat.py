@@ -18,7 +18,7 @@ from paddock.checkpoint.training import newest_model
 from paddock.cli.quantize import compared, played
 from paddock.cli.quantize_text import Amounts, run_of
 from paddock.data import Tokenizer
-from paddock.kernels.lm_loss import lm_loss
+from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.quant import RECIPES
 from paddock.train.evaluate import held_out_batches
 from paddock.train.run import open_corpus
@@ -73,7 +73,7 @@ def losses_of(run: Path, folder: Path) -> list[tuple[float, int]]:
     for _, batch in held_out_batches(corpus, network, context=context, tokens=TOKENS):
         hidden_TD = network(batch.token_T, batch.layout).hidden_TD
         target_T = batch.targets(1)
-        loss_T = lm_loss(hidden_TD, network.head.weight, target_T)
+        loss_T = linear_cross_entropy(hidden_TD, network.head.weight, target_T)
         for span in batch.layout.spans:
             own = slice(span.query, span.query + span.queries)
             found.append((float(loss_T[own].sum()), int((target_T[own] >= 0).sum())))

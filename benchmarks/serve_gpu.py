@@ -165,7 +165,7 @@ def step_ms(network: Network, batch: int, length: int) -> float:
     token_N = np.random.default_rng(1).integers(0, 150_000, batch)
     graphs.write(asked, token_N)
     (recording,) = [r for inputs in graphs._inputs.values() for r in inputs.recorded.values()]
-    (ms,) = medians([recording.repeat], repeats=21)
+    (ms,) = medians([recording.replay], repeats=21)
     return ms
 
 

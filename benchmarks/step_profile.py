@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paddock.kernels import twins
+from paddock.kernels import dispatch
 from paddock.model.attention import dsa
 from paddock.model.attention.indexer import Indexer
 from paddock.model.attention.mla import MLA
@@ -250,9 +250,9 @@ def print_without_each(step: Step, steps: int) -> None:
     """Times with one twin off."""
     whole = milliseconds(step, steps)
     print(f"{'as it stands':30}{whole:8.1f} ms")
-    for name, instead in twins.TWINS.items():
+    for name, instead in dispatch.KERNELS.items():
         try:
-            with twins.without(name):
+            with dispatch.disable_kernels(name):
                 took = milliseconds(step, steps)
             said = f"{took:8.1f} ms  {took - whole:+8.1f}"
         except Exception as error:  # the others are still worth knowing

@@ -144,40 +144,40 @@ def _causal_attention(made: Tensors) -> Call:
 
 
 def _index_kl(made: Tensors) -> Call:
-    from paddock.kernels.index_kl import AttentionSide, IndexSide, index_kl
+    from paddock.kernels.index_kl import IndexerInputs, IndexerTarget, index_kl
     from paddock.kernels.spans import Span
 
     size, width = made.size, made.size.latent + made.size.rope
     weight_TH = made.random(size.tokens, size.heads, wide=True) * (size.heads * 64) ** -0.5
-    index = IndexSide(
+    index = IndexerInputs(
         made.random(size.tokens, size.heads, 64), made.random(size.tokens, 64), weight_TH
     )
     query_THC, row_SC = made.random(size.tokens, size.heads, width), made.random(size.tokens, width)
-    attention = AttentionSide(query_THC, row_SC, width**-0.5)
+    attention = IndexerTarget(query_THC, row_SC, width**-0.5)
     return lambda: index_kl(index, attention, (Span(0, size.tokens, 0, size.tokens),))
 
 
 def _kept_attention(made: Tensors) -> Call:
     import torch
 
-    from paddock.kernels.dense_attention import kept_attention
+    from paddock.kernels.dense_attention import topk_masked_attention
 
     query, key, value, spans = _documents(made, made.size.heads, 128, ragged=False)
     index_LK = made.kept(spans[0].queries, spans[0].keys)
     # Keys are counted over all documents.
     index_TK = torch.cat([torch.where(index_LK < 0, -1, index_LK + span.key) for span in spans])
-    return lambda: kept_attention(query, key, value, spans, index_TK.int(), scale=128**-0.5)
+    return lambda: topk_masked_attention(query, key, value, spans, index_TK.int(), scale=128**-0.5)
 
 
 def _expert_choice(made: Tensors) -> Call:
-    from paddock.kernels.expert_choice import best_of_few
+    from paddock.kernels.expert_topk import expert_topk
 
     score_TE = made.random(made.size.tokens, made.size.experts, wide=True)
-    return lambda: best_of_few(score_TE, made.size.active)
+    return lambda: expert_topk(score_TE, made.size.active)
 
 
 def _few_experts(made: Tensors) -> Call:
-    from paddock.kernels.few_experts import few_experts
+    from paddock.kernels.fused_experts import fused_experts
 
     size, few = made.size, 4
     expert_TK, weight_TK = made.routed(few)
@@ -186,16 +186,16 @@ def _few_experts(made: Tensors) -> Call:
         made.random(size.experts, size.hidden, size.inner),
     )
     gate_up_EGD = made.random(size.experts, 2 * size.inner, size.hidden)
-    return lambda: few_experts(x_TD, expert_TK, weight_TK, gate_up_EGD, down_EDF)
+    return lambda: fused_experts(x_TD, expert_TK, weight_TK, gate_up_EGD, down_EDF)
 
 
 def _grouped_gemm(made: Tensors) -> Call:
     from paddock.kernels.grouped_gemm import grouped_gemm
-    from paddock.kernels.moe_permute import load_of
+    from paddock.kernels.moe_permute import count_tokens_per_expert
 
     size = made.size
     expert_TK, _ = made.routed(size.tokens)
-    counts_E = load_of(expert_TK, size.experts)
+    counts_E = count_tokens_per_expert(expert_TK, size.experts)
     x_RD = made.random(size.tokens * size.active, size.hidden)
     weight_EFD = made.random(size.experts, 2 * size.inner, size.hidden)
     return lambda: grouped_gemm(x_RD, weight_EFD, counts_E)
@@ -213,42 +213,42 @@ def _index_topk(made: Tensors) -> Call:
 def _latent_decode(made: Tensors) -> Call:
     import torch
 
-    from paddock.kernels.latent_decode import latent_decode_table
-    from paddock.kernels.pages import Pages
+    from paddock.kernels.block_table import BlockTable
+    from paddock.kernels.mla_decode import mla_paged_decode
 
     size = made.size
     slots, width = size.sequences * size.tokens, size.latent + size.rope
     pages = torch.randperm(slots // size.page, device=made.device).int()
-    table = Pages(pages.view(size.sequences, -1), size.page)
+    table = BlockTable(pages.view(size.sequences, -1), size.page)
     visible_BQ = torch.full((size.sequences, 1), size.tokens, dtype=torch.int32, device=made.device)
     query_BQHC, row_SC = (
         made.random(size.sequences, 1, size.heads, width),
         made.random(slots, width),
     )
     how = {"scale": width**-0.5, "value": size.latent}
-    return lambda: latent_decode_table(query_BQHC, row_SC, table, visible_BQ, **how)  # type: ignore[arg-type]
+    return lambda: mla_paged_decode(query_BQHC, row_SC, table, visible_BQ, **how)  # type: ignore[arg-type]
 
 
 def _grouped_decode(made: Tensors) -> Call:
     import torch
 
-    from paddock.kernels.grouped_decode import grouped_decode_table
-    from paddock.kernels.pages import Pages
+    from paddock.kernels.block_table import BlockTable
+    from paddock.kernels.gqa_decode import gqa_paged_decode
 
     size = made.size
     slots, groups = size.sequences * size.tokens, size.heads // 4
     pages = torch.randperm(slots // size.page, device=made.device).int()
-    table = Pages(pages.view(size.sequences, -1), size.page)
+    table = BlockTable(pages.view(size.sequences, -1), size.page)
     visible_BQ = torch.full((size.sequences, 1), size.tokens, dtype=torch.int32, device=made.device)
     query_BQHD = made.random(size.sequences, 1, size.heads, 128)
     key_SGD, value_SGD = (made.random(slots, groups, 128) for _ in range(2))
-    return lambda: grouped_decode_table(
+    return lambda: gqa_paged_decode(
         query_BQHD, key_SGD, value_SGD, table, visible_BQ, scale=128**-0.5
     )
 
 
 def _lm_loss(made: Tensors) -> Call:
-    from paddock.kernels.lm_loss import lm_loss
+    from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 
     size = made.size
     hidden_TD, head_VD = (
@@ -256,19 +256,19 @@ def _lm_loss(made: Tensors) -> Call:
         made.random(size.vocab, size.hidden),
     )
     target_T = made.below(size.vocab, size.tokens)
-    return lambda: lm_loss(hidden_TD, head_VD, target_T)
+    return lambda: linear_cross_entropy(hidden_TD, head_VD, target_T)
 
 
 def _moe_permute(made: Tensors) -> Call:
-    from paddock.kernels.moe_permute import by_expert, gather, spread
+    from paddock.kernels.moe_permute import permute, sort_by_expert, unpermute
 
     size = made.size
     expert_TK, weight_TK = made.routed(size.tokens)
     x_TD = made.random(size.tokens, size.hidden)
 
     def there_and_back() -> "Tensor":
-        order = by_expert(expert_TK, size.experts)
-        return gather(spread(x_TD, order), weight_TK, order)
+        order = sort_by_expert(expert_TK, size.experts)
+        return unpermute(permute(x_TD, order), weight_TK, order)
 
     return there_and_back
 
@@ -315,10 +315,10 @@ def _sparse_mla(made: Tensors) -> Call:
 
 
 def _swiglu(made: Tensors) -> Call:
-    from paddock.kernels.swiglu import swiglu_of
+    from paddock.kernels.swiglu import silu_and_mul
 
     both_RG = made.random(made.size.tokens, 2 * made.size.inner)
-    return lambda: swiglu_of(both_RG)
+    return lambda: silu_and_mul(both_RG)
 
 
 def _topk(made: Tensors) -> Call:
@@ -335,31 +335,31 @@ def _topk(made: Tensors) -> Call:
 def _w4a8_gemm(made: Tensors) -> Call:
     import torch
 
-    from paddock.kernels.w4a8_gemm import Weight, integer_linear, pack_halves, quantize_rows
+    from paddock.kernels.w4a8_gemm import PackedWeight, int_linear, pack_halves, quantize_per_token
 
     size = made.size
-    rows = quantize_rows(made.random(size.tokens, size.hidden))
+    rows = quantize_per_token(made.random(size.tokens, size.hidden))
     integer_FD = (made.below(16, size.hidden, size.hidden) - 8).to(torch.int8)
     scale_FG = torch.rand(size.hidden, 1, device=made.device) + 0.1
-    weight = Weight(pack_halves(integer_FD), scale_FG, packed=True)
+    weight = PackedWeight(pack_halves(integer_FD), scale_FG, packed=True)
     dtype = torch.float32 if made.device.type == "cpu" else torch.bfloat16
-    return lambda: integer_linear(rows, weight, dtype)
+    return lambda: int_linear(rows, weight, dtype)
 
 
 def _wide_linear(made: Tensors) -> Call:
-    from paddock.kernels.wide_linear import wide_linear
+    from paddock.kernels.linear_fp32 import linear_fp32
 
     size = made.size
     x_TD, weight_ED = (
         made.random(size.tokens, size.hidden),
         made.random(size.experts, size.hidden, wide=True),
     )
-    return lambda: wide_linear(x_TD, weight_ED)
+    return lambda: linear_fp32(x_TD, weight_ED)
 
 
 def _gated_delta(made: Tensors) -> Two:
     """Two plain forms: token by token, and in chunks."""
-    from paddock.kernels.gated_delta import chunked, recurrent
+    from paddock.kernels.gated_delta import chunk_gated_delta_rule, recurrent_gated_delta_rule
 
     size, length = made.size, min(made.size.tokens, 1024)
     query, key, value = (made.random(length, size.heads, 32) for _ in range(3))
@@ -367,7 +367,9 @@ def _gated_delta(made: Tensors) -> Two:
     log_alpha_TH = -made.random(length, size.heads, wide=True).abs()
     beta_TH = made.random(length, size.heads, wide=True).sigmoid()
     operands = (query, key, value, log_alpha_TH, beta_TH)
-    return (lambda: recurrent(*operands)[0]), (lambda: chunked(*operands)[0])
+    return (lambda: recurrent_gated_delta_rule(*operands)[0]), (
+        lambda: chunk_gated_delta_rule(*operands)[0]
+    )
 
 
 # Every switch of kernels.twins has a case here.

@@ -50,7 +50,7 @@ def figures(names: Sequence[str], device: "torch.device", repeats: int) -> Itera
 
 
 def _figure(name: str, made: Tensors, repeats: int) -> Figure:
-    from paddock.kernels.twins import TWINS, has_triton, without
+    from paddock.kernels.dispatch import KERNELS, disable_kernels, has_triton
 
     if name in FORMS:
         replaces, case = FORMS[name]
@@ -58,15 +58,15 @@ def _figure(name: str, made: Tensors, repeats: int) -> Figure:
     call = CASES[name](made)
 
     def plain() -> "Tensor":
-        with without(name):
+        with disable_kernels(name):
             return call()
 
     if made.device.type == "cuda" and has_triton():
-        return _compared(name, TWINS[name], (plain, call), made.device, repeats)
+        return _compared(name, KERNELS[name], (plain, call), made.device, repeats)
     (plain_ms,) = medians([plain], made.device, repeats)
     missing = "triton" if made.device.type == "cuda" else "an NVIDIA GPU"
     return Figure(
-        kernel=name, replaces=TWINS[name], plain_ms=plain_ms, note=f"the twin needs {missing}"
+        kernel=name, replaces=KERNELS[name], plain_ms=plain_ms, note=f"the twin needs {missing}"
     )
 
 

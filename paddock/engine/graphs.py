@@ -18,10 +18,10 @@ from torch import Tensor
 from paddock.config import ConfigError
 from paddock.engine.memory import Cache, StepMemory, upload
 from paddock.engine.settings import EngineSettings
-from paddock.kernels.graphs import Pool, Recording, can_record
-from paddock.kernels.pages import Pages
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.cuda_graphs import CapturedGraph, CudaGraphPool, can_capture
+from paddock.kernels.dispatch import has_triton
 from paddock.kernels.spans import Span
-from paddock.kernels.twins import has_triton
 from paddock.model import RECURRENT, Ask, Batch, Layout, ModelConfig, Network, Step
 from paddock.model.rope import angles
 
@@ -67,7 +67,7 @@ class Inputs:
     number_I: Tensor  # int32: tokens, positions, slots, visible keys, pages
     hidden_ND: Tensor  # what an MTP pass reads beside its tokens
     size: Size
-    recorded: dict[str, Recording[tuple[Tensor, Tensor | None]]] = field(default_factory=dict)
+    recorded: dict[str, CapturedGraph[tuple[Tensor, Tensor | None]]] = field(default_factory=dict)
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -90,7 +90,7 @@ class Graphs:
     def __init__(self, network: Network, cache: Cache, settings: EngineSettings) -> None:
         self.network, self.cache, self.settings = network, cache, settings
         self._inputs: dict[Size, Inputs] = {}
-        self._pool = Pool(cache.device)
+        self._pool = CudaGraphPool(cache.device)
         self._weights = addresses(network)
         self._doubt = False  # whether the weights may lie elsewhere by now
         config, capacity = network.config, cache.capacity
@@ -103,7 +103,7 @@ class Graphs:
     ) -> "Graphs | None":
         """None where they are not wanted, for layers that keep a state, and where every step's
         choices are wanted. What runs in other types than bfloat16 asks the host for numbers."""
-        dtype, recording = network.embed.weight.dtype, can_record(cache.device)
+        dtype, recording = network.embed.weight.dtype, can_capture(cache.device)
         fit = dtype == torch.bfloat16 and has_triton()
         if settings.graphs and recording and not fit:
             raise ConfigError(f"'graphs' needs Triton and weights in bfloat16, these are {dtype}")
@@ -166,7 +166,7 @@ class Graphs:
         _, position_N, slot_N, visible_N, page_BP = inputs.parts
         size, page_tokens = inputs.size, self.cache.capacity.page_tokens
         B, Q = size.sequences, size.queries
-        pages = Pages(page_BP.view(B, -1), page_tokens)
+        pages = BlockTable(page_BP.view(B, -1), page_tokens)
         # Nobody asks the spans of a batch how long they are.
         spans = tuple(Span(b * Q, Q, 0, Q) for b in range(B))
         layout = Layout(position_N, spans, batch=Batch(pages, visible_N.view(B, Q)))
@@ -209,15 +209,19 @@ class Graphs:
         self, inputs: Inputs, name: str, work: Callable[[Inputs], tuple[Tensor, Tensor | None]]
     ) -> tuple[Tensor, Tensor | None]:
         if name not in inputs.recorded:
-            inputs.recorded[name] = self._pool.record(lambda: work(inputs))
-        return inputs.recorded[name].repeat()
+            inputs.recorded[name] = self._pool.capture(lambda: work(inputs))
+        return inputs.recorded[name].replay()
 
     def _recheck(self) -> None:
         """Recordings hold the addresses of weights. Copying new ones over the old keeps them."""
         if self._doubt:
             self._doubt, found = False, addresses(self.network)
             if found != self._weights:
-                self._weights, self._inputs, self._pool = found, {}, Pool(self.cache.device)
+                self._weights, self._inputs, self._pool = (
+                    found,
+                    {},
+                    CudaGraphPool(self.cache.device),
+                )
 
 
 def addresses(network: Network) -> tuple[int, ...]:

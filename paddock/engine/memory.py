@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paddock.engine.settings import Capacity
-from paddock.kernels.pages import Pages
+from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
 from paddock.model import Batch, Layout, ModelConfig
 from paddock.model.cost import streams
@@ -111,7 +111,7 @@ def arrange(
         new.append(cache.places(page_BP, position_BQ).reshape(-1))
         positions.append(position_BQ.reshape(-1))
         visible_BQ = upload((position_BQ + 1).astype(np.int32), cache.device)
-        pages = Pages(upload(page_BP, cache.device), cache.capacity.page_tokens)
+        pages = BlockTable(upload(page_BP, cache.device), cache.capacity.page_tokens)
         batch = Batch(pages, visible_BQ)
     layout = Layout(
         _tensor(positions, cache.device),

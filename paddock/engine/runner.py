@@ -21,7 +21,7 @@ from paddock.engine.sampler import Dials, Rows, Sampled, Sampler, Wish, wishes_m
 from paddock.engine.scheduler import Part, Plan
 from paddock.engine.settings import EngineSettings
 from paddock.engine.speculate import Drafter
-from paddock.kernels.twins import allowed
+from paddock.kernels.dispatch import is_enabled
 from paddock.kernels.workspace import chunks
 from paddock.model import Ask, Layout, Network
 
@@ -74,7 +74,7 @@ class Runner:
         self.network, self.cache, self.settings = network, cache, settings
         device = network.embed.weight.device
         self.sampler = Sampler(dials, network.config.vocab, device)
-        if device.type == "cuda" and allowed("latent_prepare"):
+        if device.type == "cuda" and is_enabled("latent_prepare"):
             network.lay_together()  # before recordings remember where the weights lie
         steps = settings.mtp_steps
         self.graphs = Graphs.where_possible(network, cache, settings)

@@ -24,7 +24,7 @@ MAX_DYNAMIC_SHARED = 8  # of CUfunction_attribute
 MAX_SHARED_OPTIN = 97  # of CUdevice_attribute
 
 
-class CompileError(RuntimeError):
+class KernelCompileError(RuntimeError):
     """A source that does not compile, or a driver that refuses the result."""
 
 
@@ -50,7 +50,7 @@ def _nvrtc_names() -> list[str]:
     return [*beside_torch, *bundled, name, *toolkit]
 
 
-def compiled(
+def compile_cuda(
     source: str, arch: str, options: Sequence[str] = (), folder: Path | None = None
 ) -> tuple[bytes, str]:
     """Machine code of `source` for `arch` ("sm_90"), and what the compiler said about it.
@@ -59,7 +59,7 @@ def compiled(
     """
     library = nvrtc()
     if library is None:
-        raise CompileError("no NVRTC library was found beside PyTorch or on this system")
+        raise KernelCompileError("no NVRTC library was found beside PyTorch or on this system")
     flags = ("--std=c++17", f"--gpu-architecture={arch}", "--ptxas-options=-v", *options)
     stem = (folder or _home()) / _digest(library, source, flags)
     code, report = stem.with_suffix(".cubin"), stem.with_suffix(".txt")
@@ -103,7 +103,7 @@ def _compile(library: ctypes.CDLL, source: str, flags: Sequence[str]) -> tuple[b
         log = _read(program, library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog)
         said = log.rstrip(b"\0").decode()
         if failed:
-            raise CompileError(f"NVRTC refused a source:\n{said}")
+            raise KernelCompileError(f"NVRTC refused a source:\n{said}")
         return _read(program, library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN), said
     finally:
         library.nvrtcDestroyProgram(byref(program))
@@ -117,7 +117,7 @@ def _read(program: c_void_p, size_of: Callable[..., int], read: Callable[..., in
     return buffer.raw
 
 
-class Kernel:
+class CudaKernel:
     """A function of a compiled source, loaded on one device."""
 
     def __init__(self, code: bytes, name: str, device: torch.device, shared_bytes: int) -> None:
@@ -148,11 +148,11 @@ class Kernel:
             reason = c_char_p()
             self._driver.cuGetErrorString(status, byref(reason))
             said = (reason.value or b"unknown").decode()
-            raise CompileError(f"{function} answered {status} on {self._device}: {said}")
+            raise KernelCompileError(f"{function} answered {status} on {self._device}: {said}")
 
 
 @cache
-def most_shared_bytes(device: torch.device) -> int:
+def max_shared_memory_bytes(device: torch.device) -> int:
     """Shared memory that one block may ask for."""
     torch.cuda.init()
     handle, answer = c_int(), c_int()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
     """At least float32: half types widen, float64 stays.
 
     >>> wide(torch.bfloat16), wide(torch.float64)
@@ -13,7 +13,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def wide_mm(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+def mm_fp32(a_MK: Tensor, b_KN: Tensor) -> Tensor:
     """a @ b with a result and sums in float32 or better.
 
     Products of halves are exact in float32, so a tensor core that multiplies halves and adds in
@@ -21,5 +21,5 @@ def wide_mm(a_MK: Tensor, b_KN: Tensor) -> Tensor:
     """
     if a_MK.is_cuda and a_MK.dtype == b_KN.dtype and a_MK.dtype.itemsize == 2:
         return torch.mm(a_MK, b_KN, out_dtype=torch.float32)
-    dtype = wide(torch.promote_types(a_MK.dtype, b_KN.dtype))
+    dtype = opmath_dtype(torch.promote_types(a_MK.dtype, b_KN.dtype))
     return a_MK.to(dtype) @ b_KN.to(dtype)

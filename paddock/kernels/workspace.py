@@ -13,7 +13,7 @@ SCRATCH_BYTES = 8 << 20
 ACCELERATOR_SCRATCH_BYTES = 1 << 30
 
 
-def scratch(device: torch.device) -> int:
+def scratch_bytes(device: torch.device) -> int:
     """What a reference may hold at once on this device."""
     return SCRATCH_BYTES if device.type == "cpu" else ACCELERATOR_SCRATCH_BYTES
 

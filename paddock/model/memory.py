@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.kernels.pages import Pages
+from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
 from paddock.parallel import Cut
 
@@ -27,7 +27,7 @@ class Batch:
     They are a layout's last spans, attended to all at once. Their keys lie in pages of the storage.
     """
 
-    pages: Pages
+    pages: BlockTable
     visible_BQ: Tensor  # how many keys of its sequence each query sees
 
     @property
@@ -41,7 +41,7 @@ class Batch:
     @property
     def columns(self) -> int:
         """Keys that a sequence of this batch may have."""
-        return self.pages.columns
+        return self.pages.max_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paddock.kernels.expert_choice import best_of_few
-from paddock.kernels.few_experts import few_experts, suits
+from paddock.kernels.expert_topk import expert_topk
+from paddock.kernels.fused_experts import fused_experts, is_supported
 from paddock.kernels.grouped_gemm import grouped_gemm
-from paddock.kernels.moe_permute import by_expert, gather, load_of, spread
+from paddock.kernels.linear_fp32 import linear_fp32
+from paddock.kernels.moe_permute import count_tokens_per_expert, permute, sort_by_expert, unpermute
 from paddock.kernels.spans import Span
-from paddock.kernels.swiglu import swiglu, swiglu_of
-from paddock.kernels.wide_linear import wide_linear
+from paddock.kernels.swiglu import silu_and_mul, swiglu
 from paddock.model.config import ExpertSettings
 from paddock.model.together import lay_together, products
 from paddock.parallel import SOLO, Axis, Trip
@@ -67,7 +67,7 @@ class Router(nn.Module):
         self.register_buffer("bias", torch.zeros(moe.experts, dtype=torch.float32))
 
     def forward(self, x_TD: Tensor) -> Routing:
-        score_TE = wide_linear(x_TD, self.weight).sigmoid()
+        score_TE = linear_fp32(x_TD, self.weight).sigmoid()
         expert_TK = choose_experts(score_TE.detach() + self.bias, self.moe)
         weight_TK = score_TE.gather(1, expert_TK)
         if self.moe.normalize:
@@ -89,9 +89,9 @@ def choose_experts(choice_TE: Tensor, moe: ExpertSettings) -> Tensor:
         grouped_TGE = choice_TE.unflatten(1, (moe.groups, -1))
         group_TG = grouped_TGE.topk(2, dim=-1).values.sum(-1)
         kept_TG = torch.zeros_like(group_TG, dtype=torch.bool)
-        kept_TG.scatter_(1, best_of_few(group_TG, moe.groups_kept), True)
+        kept_TG.scatter_(1, expert_topk(group_TG, moe.groups_kept), True)
         choice_TE = grouped_TGE.masked_fill(~kept_TG.unsqueeze(-1), float("-inf")).flatten(1)
-    return best_of_few(choice_TE, moe.active)
+    return expert_topk(choice_TE, moe.active)
 
 
 class Experts(nn.Module):
@@ -115,14 +115,14 @@ class Experts(nn.Module):
 
     def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
         stacks = self.gate_up, self.down
-        if self.axis.size == 1 and suits(x_TD, routing.expert_TK, *stacks):
-            return few_experts(x_TD, routing.expert_TK, routing.weight_TK, *stacks)
-        order = by_expert(routing.expert_TK, routing.score_TE.shape[1])
+        if self.axis.size == 1 and is_supported(x_TD, routing.expert_TK, *stacks):
+            return fused_experts(x_TD, routing.expert_TK, routing.weight_TK, *stacks)
+        order = sort_by_expert(routing.expert_TK, routing.score_TE.shape[1])
         trip = Trip(order.counts_E, self.axis)
-        x_RD, counts_E = trip.there(spread(x_TD, order)), trip.counts_H
-        inner_RF = swiglu_of(grouped_gemm(x_RD, self.gate_up, counts_E))
+        x_RD, counts_E = trip.there(permute(x_TD, order)), trip.counts_H
+        inner_RF = silu_and_mul(grouped_gemm(x_RD, self.gate_up, counts_E))
         answer_RD = trip.back(grouped_gemm(inner_RF, self.down, counts_E))
-        return gather(answer_RD, routing.weight_TK, order)
+        return unpermute(answer_RD, routing.weight_TK, order)
 
 
 class MoE(nn.Module):
@@ -144,7 +144,7 @@ class MoE(nn.Module):
 
 def load(routing: Routing) -> Tensor:
     """How many tokens each expert received."""
-    return load_of(routing.expert_TK, routing.score_TE.shape[1])
+    return count_tokens_per_expert(routing.expert_TK, routing.score_TE.shape[1])
 
 
 def balance_loss(
@@ -165,10 +165,10 @@ def balance_loss(
     )
     if choices is None:
         expert_TK = routing.expert_TK + E * sequence_T.unsqueeze(1)
-        load_BE = load_of(expert_TK, len(spans) * E).view(-1, E)
+        load_BE = count_tokens_per_expert(expert_TK, len(spans) * E).view(-1, E)
         rows_B = length_B * routing.expert_TK.shape[1]
     else:
-        load_BE = torch.stack([load_of(chosen, E) for chosen in choices])
+        load_BE = torch.stack([count_tokens_per_expert(chosen, E) for chosen in choices])
         rows_B = torch.tensor([chosen.numel() for chosen in choices], device=normed_TE.device)
     share_BE = load_BE.to(normed_TE.dtype) * (E / rows_B.unsqueeze(1))
     return (share_BE[sequence_T] * normed_TE).sum()

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paddock.kernels.precision import wide
-from paddock.kernels.twins import allowed
+from paddock.kernels.dispatch import is_enabled
+from paddock.kernels.precision import opmath_dtype
 from paddock.parallel.shard import local
 from paddock.records import NamedParameter
 
@@ -99,7 +99,7 @@ def adamw_steps_(stepping: Sequence[Stepping]) -> None:
     """Advance parameters and their states by their gradients."""
     together: dict[Any, list[Stepping]] = defaultdict(list)
     for parameter, state, group in stepping:
-        if allowed("adamw") and may_step_together(parameter):
+        if is_enabled("adamw") and may_step_together(parameter):
             step = int(_state_of(parameter, state)["step"]) + 1
             together[id(group), step, parameter.device].append((parameter, state, group))
         else:
@@ -191,4 +191,4 @@ def descend_(parameter: Tensor, direction: Tensor, *, lr: float, decay: float) -
 
 def zeros_for(parameter: Tensor) -> Tensor:
     """Fresh optimizer state, float32 or wider."""
-    return torch.zeros_like(parameter, dtype=wide(parameter.dtype))
+    return torch.zeros_like(parameter, dtype=opmath_dtype(parameter.dtype))

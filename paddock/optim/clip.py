@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from paddock.kernels.precision import wide
+from paddock.kernels.precision import opmath_dtype
 from paddock.parallel.shard import local
 
 
@@ -28,9 +28,9 @@ def clip_gradients(
     alike = len({(grad.device, grad.dtype) for grad in grads}) == 1
     together = alike and grads[0].device.type != "cpu"  # a few launches instead of one a tensor
     if together:
-        norms = list(torch._foreach_norm(grads, 2, dtype=wide(grads[0].dtype)))
+        norms = list(torch._foreach_norm(grads, 2, dtype=opmath_dtype(grads[0].dtype)))
     else:
-        norms = [torch.linalg.vector_norm(grad, dtype=wide(grad.dtype)) for grad in grads]
+        norms = [torch.linalg.vector_norm(grad, dtype=opmath_dtype(grad.dtype)) for grad in grads]
     norm = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
     norm = joint(norm)
     factor = torch.where(norm.isfinite(), (max_norm / norm).clamp(max=1.0), 1.0)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from paddock.kernels.grouped_gemm import grouped_gemm
-from paddock.kernels.moe_permute import by_expert, spread
-from paddock.kernels.swiglu import swiglu_of
-from paddock.kernels.w4a8_gemm import quantize_rows
-from paddock.kernels.workspace import chunks, scratch
+from paddock.kernels.moe_permute import permute, sort_by_expert
+from paddock.kernels.swiglu import silu_and_mul
+from paddock.kernels.w4a8_gemm import quantize_per_token
+from paddock.kernels.workspace import chunks, scratch_bytes
 from paddock.model.attention.gqa import GQA
 from paddock.model.attention.mla import MLA
 from paddock.model.block import Block
@@ -132,9 +132,9 @@ class Watch:
     def _see_experts(self, module: nn.Module, given: tuple[Tensor, Routing]) -> None:
         assert isinstance(module, Experts)
         x_TD, routing = given
-        order = by_expert(routing.expert_TK, routing.score_TE.shape[1])
-        x_RD, counts = spread(x_TD, order), order.counts_E.tolist()
-        inner_RF = swiglu_of(grouped_gemm(x_RD, module.gate_up, order.counts_E))
+        order = sort_by_expert(routing.expert_TK, routing.score_TE.shape[1])
+        x_RD, counts = permute(x_TD, order), order.counts_E.tolist()
+        inner_RF = silu_and_mul(grouped_gemm(x_RD, module.gate_up, order.counts_E))
         for kept, rows_R in ((self.inputs, x_RD), (self.experts, inner_RF)):
             for expert, rows_N in enumerate(rows_R.split(counts)):
                 kept.setdefault(expert, self._new()).add(rows_N)
@@ -192,7 +192,7 @@ def together(stack_EFD: Tensor, experts: list[int], rows: int) -> Iterator[list[
     of many matrices may round otherwise."""
     _, F, D = stack_EFD.shape
     held = 4 * F * (6 * D + 5 * rows)  # bytes: weights and outputs are there several times
-    budget = 0 if stack_EFD.device.type == "cpu" else scratch(stack_EFD.device)
+    budget = 0 if stack_EFD.device.type == "cpu" else scratch_bytes(stack_EFD.device)
     for part in chunks(len(experts), held, budget):
         yield experts[part]
 
@@ -303,7 +303,7 @@ def _energy(out_XNF: Tensor) -> Tensor:
 
 def _rounded(rows_XND: Tensor) -> Tensor:
     """What int8 makes of rows."""
-    rounded = quantize_rows(rows_XND.flatten(0, -2))
+    rounded = quantize_per_token(rows_XND.flatten(0, -2))
     return (rounded.integer_RD.float() * rounded.scale_R.unsqueeze(-1)).view_as(rows_XND)
 
 

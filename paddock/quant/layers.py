@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paddock.kernels.moe_permute import by_expert, gather
+from paddock.kernels.moe_permute import sort_by_expert, unpermute
 from paddock.kernels.w4a8_gemm import (
-    Weight,
-    integer_grouped,
-    integer_linear,
-    quantize_gated,
-    quantize_rows,
+    PackedWeight,
+    int_grouped_gemm,
+    int_linear,
+    quantize_per_token,
+    silu_and_mul_quantize,
 )
 from paddock.model.moe import Routing
 from paddock.quant.w4a8 import Quantized
@@ -46,8 +46,8 @@ class IntegerLinear(nn.Module):
         return (self.integer, self.scale) if self.bias is None else None
 
     def product(self, x_TD: Tensor, integer: Tensor, scale: Tensor) -> Tensor:
-        weight = Weight(integer, scale, self.packed)
-        return integer_linear(quantize_rows(x_TD), weight, x_TD.dtype)
+        weight = PackedWeight(integer, scale, self.packed)
+        return int_linear(quantize_per_token(x_TD), weight, x_TD.dtype)
 
 
 class IntegerExperts(nn.Module):
@@ -68,13 +68,18 @@ class IntegerExperts(nn.Module):
         self.register_buffer("down_scale", back.scale_XFG, persistent=False)
 
     def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
-        order = by_expert(routing.expert_TK, routing.score_TE.shape[1])
-        up = Weight(self.gate_up, self.gate_up_scale, self.up_packed)
-        back = Weight(self.down, self.down_scale, self.down_packed)
-        counts_E, rows = order.counts_E, quantize_rows(x_TD)  # once a token, not once an expert
-        inner = quantize_gated(integer_grouped(rows, up, counts_E, x_TD.dtype, order.token_R))
-        answer_RD = integer_grouped(inner, back, counts_E, x_TD.dtype)
-        return gather(answer_RD, routing.weight_TK, order)
+        order = sort_by_expert(routing.expert_TK, routing.score_TE.shape[1])
+        up = PackedWeight(self.gate_up, self.gate_up_scale, self.up_packed)
+        back = PackedWeight(self.down, self.down_scale, self.down_packed)
+        counts_E, rows = (
+            order.counts_E,
+            quantize_per_token(x_TD),
+        )  # once a token, not once an expert
+        inner = silu_and_mul_quantize(
+            int_grouped_gemm(rows, up, counts_E, x_TD.dtype, order.token_R)
+        )
+        answer_RD = int_grouped_gemm(inner, back, counts_E, x_TD.dtype)
+        return unpermute(answer_RD, routing.weight_TK, order)
 
 
 def replace_module(root: nn.Module, path: str, new: nn.Module) -> None:

@@ -10,7 +10,7 @@ from math import exp, log
 import torch
 from torch import Tensor
 
-from paddock.kernels.workspace import chunks, scratch
+from paddock.kernels.workspace import chunks, scratch_bytes
 from paddock.quant.stream import Batch
 
 Head = Callable[[Tensor], Tensor]
@@ -100,7 +100,7 @@ def weigh(batch: Batch, exact_TD: Tensor, integer_TD: Tensor, head: Head, tally:
 def _weigh_text(token_T: Tensor, states: tuple[Tensor, Tensor], head: Head, tally: Tally) -> None:
     last = len(token_T) - 1
     vocab = head(states[0][:1]).shape[-1]
-    for part in chunks(last, 40 * vocab, scratch(token_T.device)):
+    for part in chunks(last, 40 * vocab, scratch_bytes(token_T.device)):
         target_T1 = token_T[part.start + 1 : part.stop + 1].unsqueeze(-1)
         # In float64: opinions that differ by 1e-7 nats would drown in the rounding of float32.
         exact_TV, integer_TV = (head(state[part]).double().log_softmax(-1) for state in states)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paddock.kernels.w4a8_gemm import Weight, pack_halves
+from paddock.kernels.w4a8_gemm import PackedWeight, pack_halves
 
 WORD = 8  # int4 values of an int32 word
 
@@ -58,11 +58,11 @@ class Quantized:
         integer_XFGC = self.integer_XFD.float().unflatten(-1, (groups, -1))
         return (integer_XFGC * self.scale_XFG.unsqueeze(-1)).flatten(-2)
 
-    def stored(self) -> Weight:
+    def stored(self) -> PackedWeight:
         """As a product of integers wants it."""
         if self.bits == 8:
-            return Weight(self.integer_XFD, self.scale_XFG, packed=False)
-        return Weight(pack_halves(self.integer_XFD), self.scale_XFG, packed=True)
+            return PackedWeight(self.integer_XFD, self.scale_XFG, packed=False)
+        return PackedWeight(pack_halves(self.integer_XFD), self.scale_XFG, packed=True)
 
 
 @torch.no_grad()

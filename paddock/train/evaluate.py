@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paddock.data import Corpus, LongTask, Tokenizer, once
-from paddock.kernels.lm_loss import lm_loss
+from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.model import Ask, Layout, Network
 from paddock.model.attention.dsa import DSA, choose, split_by_reach
 from paddock.model.attention.mla import Projected
@@ -56,7 +56,7 @@ def held_out_loss(
     for name, batch in held_out_batches(corpus, network, context=context, tokens=tokens):
         hidden_TD = network(batch.token_T, batch.layout, ask=Ask(dense=dense)).hidden_TD
         target_T = batch.targets(1)
-        total[name] += float(lm_loss(hidden_TD, network.head.weight, target_T).sum())
+        total[name] += float(linear_cross_entropy(hidden_TD, network.head.weight, target_T).sum())
         count[name] += int((target_T >= 0).sum())
     if not count.total():
         return None

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paddock.kernels.lm_loss import lm_loss
+from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.model import LayerNotes, Network
 from paddock.train.batch import Counts, TokenBatch
 from paddock.train.settings import LossSettings
@@ -99,7 +99,7 @@ def _mtp(network: Network, states: list[Tensor], batch: TokenBatch, counts: Coun
 
 def _language(network: Network, hidden_TD: Tensor, batch: TokenBatch, ahead: int) -> Tensor:
     """Summed negative log-likelihood of the tokens `ahead` places on, as much as each counts."""
-    nats_T = lm_loss(hidden_TD, network.head.weight, batch.targets(ahead))
+    nats_T = linear_cross_entropy(hidden_TD, network.head.weight, batch.targets(ahead))
     weight_T = batch.target_weights(ahead)
     return nats_T.sum() if weight_T is None else (nats_T * weight_T).sum()
 

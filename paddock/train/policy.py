@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paddock.kernels.lm_loss import logprobs_of
+from paddock.kernels.linear_cross_entropy import token_logprobs
 from paddock.model import RECURRENT, Layout, Network
 from paddock.model.moe import Router, Routing
 from paddock.records import TrainSample
@@ -123,7 +123,7 @@ def sampled_logprobs(network: Network, batch: TokenBatch) -> Tensor:
     if bool((temperature_T != 1).any()):
         # Logits are linear in the hidden state, so that one division serves any kernel.
         hidden_TD = hidden_TD / temperature_T.unsqueeze(1).to(hidden_TD.dtype)
-    return logprobs_of(hidden_TD, network.head.weight, batch.targets(1))
+    return token_logprobs(hidden_TD, network.head.weight, batch.targets(1))
 
 
 def _hidden(network: Network, batch: TokenBatch) -> Tensor:

@@ -11,7 +11,7 @@ from paddock.cli.__main__ import app
 from paddock.cli.bench_kernels import KERNELS, figures
 from paddock.cli.bench_serve import Load, Spread, measure
 from paddock.config import dump_toml
-from paddock.kernels.twins import TWINS
+from paddock.kernels.dispatch import KERNELS
 from paddock.records import Completion, Segment
 from paddock.rollout.client import Answered, Forgets, Said
 from paddock.text import train_tokenizer, with_chat_template
@@ -171,12 +171,12 @@ def test_a_step_for_many_processes_is_refused():
 
 
 def test_every_twin_has_a_case_that_runs():
-    assert set(KERNELS) == set(TWINS) | {"gated_delta"}
+    assert set(KERNELS) == set(KERNELS) | {"gated_delta"}
     found = {each.kernel: each for each in figures((), torch.device("cpu"), 1)}
     assert set(found) == set(KERNELS)
     assert all(each.plain_ms > 0 for each in found.values())
     without = {name for name, each in found.items() if each.fast_ms is None}
-    assert without == set(TWINS)
+    assert without == set(KERNELS)
     assert all("NVIDIA GPU" in found[name].note for name in without)
     assert found["gated_delta"].apart < 1e-4
     assert found["gated_delta"].ratio > 0

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from paddock.engine import Reload
-from paddock.kernels import latent_prepare
-from paddock.kernels.pages import Pages
+from paddock.kernels import mla_prepare
+from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
 from paddock.model import Batch, Layout
 from paddock.model.attention.mla import MLA
@@ -34,7 +34,7 @@ def network_of(kind):
 @pytest.fixture
 def prepared(monkeypatch):
     """How many layers were prepared at once."""
-    monkeypatch.setattr(latent_prepare, "suits", lambda *_: True)
+    monkeypatch.setattr(mla_prepare, "suits", lambda *_: True)
     count, plain = [], MLA.prepared
 
     def counted(self, *args, **kwargs):
@@ -106,7 +106,7 @@ def test_a_layer_prepares_what_it_projects_bit_for_bit(kind):
     own = network_of(kind)
     attention = own.layers[0].attention
     position_T = torch.tensor([9, 30, 4])
-    batch = Batch(Pages(torch.arange(30).view(3, 10), 4), (position_T + 1).view(3, 1).int())
+    batch = Batch(BlockTable(torch.arange(30).view(3, 10), 4), (position_T + 1).view(3, 1).int())
     spans = tuple(Span(b, 1, 0, int(p) + 1) for b, p in enumerate(position_T))
     layout, x_TD = Layout(position_T, spans, batch=batch), torch.randn(3, 32)
     one, other = (Storage(torch.tensor([5, 0, 39]), row=20, index=8) for _ in range(2))

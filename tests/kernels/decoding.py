@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paddock.kernels.pages import Pages
+from paddock.kernels.block_table import BlockTable
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Decode:
         row[-self.size :] = 1e3 if self.kept is None else float("nan")
         page = torch.randperm(B * P, generator=chance).view(B, P)
         page[torch.arange(P) * self.size >= visible.amax(1, keepdim=True)] = B * P
-        pages = Pages(page.to(device), self.size)
+        pages = BlockTable(page.to(device), self.size)
         shown = visible if self.kept is None else self.choices(visible, chance)
         return query.to(dtype).to(device), row.to(dtype).to(device), pages, shown.to(device)
 
@@ -54,8 +54,8 @@ class Decode:
         query, row, pages, shown = inputs
         how = {"scale": self.scale, "value": self.value}
         if self.kept is None:
-            return module.latent_decode_table(query, row, pages, shown, **how).flatten(0, 1)
-        return module.latent_decode_kept(query.flatten(0, 1), row, pages, shown, **how)
+            return module.mla_paged_decode(query, row, pages, shown, **how).flatten(0, 1)
+        return module.mla_sparse_decode(query.flatten(0, 1), row, pages, shown, **how)
 
 
 def exact(inputs):
@@ -64,7 +64,7 @@ def exact(inputs):
     return (
         query.double().cpu(),
         row.double().cpu(),
-        Pages(pages.page_BP.cpu(), pages.size),
+        BlockTable(pages.page_BP.cpu(), pages.size),
         shown.cpu(),
     )
 
@@ -83,7 +83,7 @@ CASES = {
 
 
 if __name__ == "__main__":
-    from paddock.kernels.latent_decode import fused
+    from paddock.kernels.mla_decode import fused
 
     found = {name: case.attended(fused, case.inputs()) for name, case in CASES.items()}
     torch.save(found, sys.argv[1])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from paddock.kernels.pages import Pages
+from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
 
 
@@ -56,11 +56,11 @@ class Decode(Heads):
         key[-self.size :], value[-self.size :] = 1e3, 1e3
         page = torch.randperm(B * P, generator=torch.Generator().manual_seed(1)).view(B, P)
         page[torch.arange(P) * self.size >= visible.amax(1, keepdim=True)] = B * P
-        pages = Pages(page.int().to(device), self.size)
+        pages = BlockTable(page.int().to(device), self.size)
         return query.unflatten(0, (B, Q)), key, value, pages, visible.to(device)
 
     def attended(self, module, inputs):
-        return module.grouped_decode_table(*inputs, **self.how)
+        return module.gqa_paged_decode(*inputs, **self.how)
 
     def exact(self, inputs):
         """A loop in float64."""
@@ -97,7 +97,7 @@ class Continued(Heads):
         return *self.tensors(sum(q for q, _ in self.runs), keys, dtype, device), self.spans
 
     def attended(self, module, inputs):
-        return module.grouped_continued(*inputs, **self.how)
+        return module.gqa_chunked_prefill(*inputs, **self.how)
 
     def exact(self, inputs):
         query, key, value = (x.double().cpu() for x in inputs[:3])
@@ -154,7 +154,7 @@ LONG = replace(
 
 
 if __name__ == "__main__":
-    from paddock.kernels.grouped_decode import fused, tiles
+    from paddock.kernels.gqa_decode import fused, tiles
 
     plain = torch.Tensor.new_empty, torch.empty, torch.empty_like
 

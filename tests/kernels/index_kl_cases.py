@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paddock.kernels.index_kl import AttentionSide, IndexSide, fused, reference
+from paddock.kernels.index_kl import IndexerInputs, IndexerTarget, fused, reference
 from paddock.kernels.spans import Span
 
 
@@ -49,12 +49,12 @@ class Case:
             query[::2] = 0.0
             key[3] = 0.0
         # As large as scores are, so that targets and scores are neither even nor on one key.
-        index = IndexSide(query, key, weight * (self.G * self.D) ** -0.5)
+        index = IndexerInputs(query, key, weight * (self.G * self.D) ** -0.5)
         attention = drawn(self.T, self.H, self.C), drawn(self.S, self.C)
         query, key, weight, wide_query, row = (x.to(device, dtype) for x in (*index, *attention))
         # Head weights stay wide, as the indexer gives them.
-        index = IndexSide(query, key, index.weight_TH.to(device))
-        return index, AttentionSide(wide_query, row, 2 * self.C**-0.5)
+        index = IndexerInputs(query, key, index.weight_TH.to(device))
+        return index, IndexerTarget(wide_query, row, 2 * self.C**-0.5)
 
     def choice(self, device="cpu"):
         chance = torch.Generator().manual_seed(1)
@@ -100,12 +100,12 @@ CASES = {
 def found(case: Case, dtype=torch.float32, device="cpu"):
     """Loss and gradients by the twin, under a gradient of 3."""
     index, attention = case.sides(dtype, device)
-    leaves = IndexSide(*(x.requires_grad_() for x in index))
-    teacher = AttentionSide(*(x.requires_grad_() for x in attention[:2]), attention.scale)
+    leaves = IndexerInputs(*(x.requires_grad_() for x in index))
+    teacher = IndexerTarget(*(x.requires_grad_() for x in attention[:2]), attention.scale)
     if case.spans:
         loss = fused.index_kl(leaves, teacher, case.spans)
     else:
-        loss = fused.index_kl_kept(leaves, teacher, case.choice(device))
+        loss = fused.index_kl_topk(leaves, teacher, case.choice(device))
     (3 * loss).backward()
     assert attention.query_THC.grad is None and attention.row_SC.grad is None
     return [loss.detach(), *(x.grad for x in leaves)]
@@ -114,16 +114,16 @@ def found(case: Case, dtype=torch.float32, device="cpu"):
 def exact(case: Case, dtype=torch.float32, device="cpu"):
     """The same in float64 by the definition, for which every query must keep a key."""
     index, attention = case.sides(dtype, device)
-    leaves = IndexSide(*(x.double().requires_grad_() for x in index))
-    teacher = AttentionSide(*(x.double() for x in attention[:2]), attention.scale)
+    leaves = IndexerInputs(*(x.double().requires_grad_() for x in index))
+    teacher = IndexerTarget(*(x.double() for x in attention[:2]), attention.scale)
     if case.spans:
         loss = reference.index_kl(leaves, teacher, case.spans)
     else:
         kept_TK = case.choice(device)
         some = (kept_TK >= 0).any(1)
-        asking = IndexSide(leaves.query_THD[some], leaves.key_SD, leaves.weight_TH[some])
+        asking = IndexerInputs(leaves.query_THD[some], leaves.key_SD, leaves.weight_TH[some])
         teacher = teacher._replace(query_THC=teacher.query_THC[some])
-        loss = reference.index_kl_kept(asking, teacher, kept_TK[some])
+        loss = reference.index_kl_topk(asking, teacher, kept_TK[some])
     (3 * loss).backward()
     return [loss.detach(), *(x.grad for x in leaves)]
 
@@ -137,15 +137,15 @@ def main(file: str) -> None:
     fused._rectangles = poisoned
     answers = {}
     for name, case in CASES.items():
-        fused.scratch = lambda _, case=case: case.budget
+        fused.scratch_bytes = lambda _, case=case: case.budget
         answers[name] = found(case)
-    fused.scratch = lambda _: 1 << 30
+    fused.scratch_bytes = lambda _: 1 << 30
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     answers["whole numbers"] = found(CASES["kept with gaps over tiles"])
     with torch.no_grad():
         given = CASES["kept"].sides()
-        answers["no gradient"] = [fused.index_kl_kept(*given, CASES["kept"].choice())]
+        answers["no gradient"] = [fused.index_kl_topk(*given, CASES["kept"].choice())]
     torch.save(answers, file)
 
 

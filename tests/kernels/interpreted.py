@@ -77,7 +77,7 @@ def attention(spans, index, heads=(2, 2), dim=16, value=16):
         )
     return distances(
         lambda q, k, v: packed.attention(q, k, v, spans, index, scale=0.3),
-        lambda q, k, v: reference.kept_attention(q, k, v, spans, index, scale=0.3),
+        lambda q, k, v: reference.topk_masked_attention(q, k, v, spans, index, scale=0.3),
         *leaves,
     )
 
@@ -103,14 +103,14 @@ def kept_keys_of_heads_beyond_128():
 @case
 def kept_keys_where_tiles_are_left_out():
     """Queries from 128 on look only at what is near: the first tile of keys is theirs no more."""
-    from paddock.kernels.dense_attention.packed import Kept
+    from paddock.kernels.dense_attention.packed import KeyBlockMask
 
     spans = documents(270)
     near_T1 = torch.arange(270).view(-1, 1) // 128 * 128
     index = (near_T1 + torch.tensor([[0, 5]])).int()
     index[(index > torch.arange(270).view(-1, 1)).any(1)] = -1
     index[128:133], index[256:261] = torch.tensor([128, -1]), torch.tensor([256, -1])
-    kept = Kept.of(index, spans)
+    kept = KeyBlockMask.of(index, spans)
     assert kept.flags.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert kept.counts.tolist() == [1, 1, 1]
     assert kept.turned(spans).lists[:, 0].tolist() == [0, 1, 2]
@@ -196,27 +196,29 @@ def gated_activation_of_one_tensor():
     from paddock.kernels.swiglu import fused, reference
 
     return distances(
-        fused.swiglu_of, lambda x: reference.swiglu(*x.chunk(2, -1)), torch.randn(9, 40)
+        fused.silu_and_mul, lambda x: reference.swiglu(*x.chunk(2, -1)), torch.randn(9, 40)
     )
 
 
 @case
 def experts_are_chosen_by_the_rule():
-    from paddock.kernels.expert_choice import fused
-    from paddock.kernels.topk import best
+    from paddock.kernels.expert_topk import fused
+    from paddock.kernels.topk import topk_indices
 
     score = torch.randn(500, 12)
     score[0], score[1], score[2, 3] = 0.0, -torch.inf, torch.nan
     score[3, ::2], score[3, 1::2] = -0.0, 0.0
     score[4:200] = score[4:200].round()
     score[200, 7] = torch.inf
-    return [float((fused.best_of_few(score, k) != best(score, k)).sum()) for k in (1, 4, 11)]
+    return [
+        float((fused.expert_topk(score, k) != topk_indices(score, k)).sum()) for k in (1, 4, 11)
+    ]
 
 
 def order_of(tokens, experts, k):
-    from paddock.kernels.topk import best
+    from paddock.kernels.topk import topk_indices
 
-    return best(torch.randn(tokens, experts), k)
+    return topk_indices(torch.randn(tokens, experts), k)
 
 
 @case
@@ -227,7 +229,7 @@ def rows_are_sorted_by_expert_and_then_by_token():
     expert[:, 0], expert[:, 1:] = 0, expert[:, 1:].clamp(min=1)
     expert[:, 2] = torch.where(expert[:, 1] == expert[:, 2], 9, expert[:, 2])
     expert[expert[:, 1] == 9, 1] = 1
-    found, expected = fused.by_expert(expert, 12), reference.by_expert(expert, 12)
+    found, expected = fused.sort_by_expert(expert, 12), reference.sort_by_expert(expert, 12)
     names = ("token_R", "slot_TK", "counts_E")
     return [float((getattr(found, n) != getattr(expected, n)).sum()) for n in names]
 
@@ -237,7 +239,7 @@ def few_rows_are_sorted_at_once():
     from paddock.kernels.moe_permute import fused, reference
 
     expert = order_of(40, 10, 3)
-    found, expected = fused.by_expert(expert, 12), reference.by_expert(expert, 12)
+    found, expected = fused.sort_by_expert(expert, 12), reference.sort_by_expert(expert, 12)
     names = ("token_R", "slot_TK", "counts_E")
     return [float((getattr(found, n) != getattr(expected, n)).sum()) for n in names]
 
@@ -246,10 +248,10 @@ def few_rows_are_sorted_at_once():
 def rows_spread():
     from paddock.kernels.moe_permute import fused, reference
 
-    order = reference.by_expert(order_of(40, 5, 3), 5)
+    order = reference.sort_by_expert(order_of(40, 5, 3), 5)
     return distances(
-        lambda x: fused.spread(x[:, 2:], order),
-        lambda x: reference.spread(x[:, 2:], order),
+        lambda x: fused.permute(x[:, 2:], order),
+        lambda x: reference.permute(x[:, 2:], order),
         torch.randn(40, 14),
     )
 
@@ -258,24 +260,24 @@ def rows_spread():
 def answers_gathered():
     from paddock.kernels.moe_permute import fused, reference
 
-    order = reference.by_expert(order_of(40, 5, 3), 5)
+    order = reference.sort_by_expert(order_of(40, 5, 3), 5)
     return distances(
-        lambda a, w: fused.gather(a, w, order),
-        lambda a, w: reference.gather(a, w, order),
+        lambda a, w: fused.unpermute(a, w, order),
+        lambda a, w: reference.unpermute(a, w, order),
         torch.randn(120, 12),
         torch.rand(40, 3),
     )
 
 
 def experts_of(tokens, experts, k, hidden=20, inner=24):
-    from paddock.kernels.few_experts import fused, reference
+    from paddock.kernels.fused_experts import fused, reference
 
     stacks = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
     x, weight = torch.randn(tokens, hidden), torch.rand(tokens, k)
     expert = order_of(tokens, experts, k)
-    found = fused.few_experts(x, expert, weight, *stacks)
+    found = fused.fused_experts(x, expert, weight, *stacks)
     wide = (y.double() for y in (weight, *stacks))
-    return [error(found, reference.few_experts(x.double(), expert, *wide))]
+    return [error(found, reference.fused_experts(x.double(), expert, *wide))]
 
 
 @case
@@ -291,7 +293,7 @@ def few_tokens_meet_their_experts():
 
 @case
 def rows_of_few_experts_stand_in_blocks():
-    from paddock.kernels.few_experts.triton import BM, plan
+    from paddock.kernels.fused_experts.triton import BM, plan
 
     expert = torch.cat((torch.randint(0, 7, (60,)), torch.full((40,), 3)))
     work = plan(expert, 7)
@@ -305,7 +307,7 @@ def rows_of_few_experts_stand_in_blocks():
 
 
 def loss(target, temperature):
-    from paddock.kernels.lm_loss import fused, reference
+    from paddock.kernels.linear_cross_entropy import fused, reference
 
     chunk = 4 * 50 * 6  # bytes: six rows at a time
     return distances(
@@ -360,7 +362,7 @@ def a_network_that_uses_them_all():
 
     def gradients(network):
         hidden_TD = network(token_T, layout).hidden_TD
-        found = lm_loss.lm_loss(hidden_TD, network.head.weight, token_T)
+        found = lm_loss.linear_cross_entropy(hidden_TD, network.head.weight, token_T)
         found.sum().backward()
         grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
         return found, grads

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paddock.kernels.newton_schulz import JORDAN, TIGHT, reference
+from paddock.kernels.newton_schulz import JORDAN, XTUNER, reference
 
-COEFFICIENTS = {"jordan": JORDAN, "tight": TIGHT}
+COEFFICIENTS = {"jordan": JORDAN, "tight": XTUNER}
 
 
 def _values(kind: str, count: int) -> Tensor:

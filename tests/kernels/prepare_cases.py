@@ -10,7 +10,14 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
 
-from paddock.kernels.latent_prepare import Angles, IndexQueries, Key, Latent, Queries, Row
+from paddock.kernels.mla_prepare import (
+    IndexKeyInput,
+    IndexQueryInput,
+    KVLatentInput,
+    QueryLatentInput,
+    QueryRopeInput,
+    RotaryCosSin,
+)
 
 
 @dataclass(frozen=True)
@@ -44,10 +51,12 @@ class Prepare:
         width = self.row + 2 * P
         angle = torch.randn(T, P, generator=chance, dtype=torch.float64).to(device)
         kind = torch.float64 if dtype == torch.float64 else torch.float32
-        angles = Angles(angle.cos().to(kind), angle.sin().to(kind))
+        angles = RotaryCosSin(angle.cos().to(kind), angle.sin().to(kind))
         slot = torch.randperm(self.slots, generator=chance)[:T].to(device)
-        latent = Latent(random(T, self.latent), random(1, self.latent)[0].contiguous(), 1e-5)
-        row = Row(
+        latent = QueryLatentInput(
+            random(T, self.latent), random(1, self.latent)[0].contiguous(), 1e-5
+        )
+        row = KVLatentInput(
             random(T, width),
             random(1, self.row)[0].contiguous(),
             1e-6,
@@ -55,10 +64,12 @@ class Prepare:
             poisoned(self.slots, width, like=latent.raw_TQ),
         )
         raw = random(T, self.heads * self.head).unflatten(1, (self.heads, self.head))
-        queries = Queries(raw, self.interleaved, poisoned(T, self.heads, width, like=latent.raw_TQ))
+        queries = QueryRopeInput(
+            raw, self.interleaved, poisoned(T, self.heads, width, like=latent.raw_TQ)
+        )
         key = index = None
         if self.key is not None:
-            key = Key(
+            key = IndexKeyInput(
                 3 + random(T, self.key),
                 *(random(1, self.key)[0].contiguous() for _ in range(2)),
                 1e-6,
@@ -68,7 +79,7 @@ class Prepare:
             asked = random(T, IH * self.key).unflatten(1, (IH, self.key))
             drawn = torch.randn(IH, self.hidden, generator=chance, dtype=torch.float64)
             drawn = drawn * self.hidden**-0.5
-            index = IndexQueries(
+            index = IndexQueryInput(
                 asked,
                 self.index_interleaved,
                 random(T, self.hidden),
@@ -135,7 +146,7 @@ CASES = {
 
 
 def main():
-    from paddock.kernels.latent_prepare import fused
+    from paddock.kernels.mla_prepare import fused
 
     # Memory nobody has written to holds NaN then.
     torch.use_deterministic_algorithms(True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from paddock.kernels.index_scores import Keys
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.index_scores import IndexKeys
 from paddock.kernels.index_scores.blocks import WIDTH, blocks
-from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
 from paddock.kernels.workspace import ACCELERATOR_SCRATCH_BYTES
 
@@ -43,7 +43,7 @@ class Case:
 
     def inputs(
         self, dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[torch.Tensor, Keys, torch.Tensor]:
+    ) -> tuple[torch.Tensor, IndexKeys, torch.Tensor]:
         """The same numbers every time, whatever the device."""
         chance = torch.Generator().manual_seed(0)
         T = max(span.query + span.queries for span in self.spans)
@@ -54,7 +54,7 @@ class Case:
         weight = torch.randn(T, self.heads, generator=chance) / self.heads
         slot = torch.randperm(rows, generator=chance)[:S] if self.scattered else None
         scale = torch.rand(rows, generator=chance) + 0.5 if self.scaled else None
-        keys = Keys(
+        keys = IndexKeys(
             row.to(dtype).to(device),
             None if slot is None else slot.to(device),
             None if scale is None else scale.to(device),
@@ -124,18 +124,20 @@ class Table:
         visible = torch.tensor(self.visible_BQ)
         page = torch.randperm(B * P, generator=chance).view(B, P)
         page[torch.arange(P) * self.size >= visible.amax(1, keepdim=True)] = B * P
-        pages = Pages(page.to(device), self.size)
-        keys = Keys(row.to(dtype).to(device), None, None if scale is None else scale.to(device))
+        pages = BlockTable(page.to(device), self.size)
+        keys = IndexKeys(
+            row.to(dtype).to(device), None, None if scale is None else scale.to(device)
+        )
         return query.to(dtype).to(device), keys, weight.to(device), pages, visible.to(device)
 
-    def as_spans(self, keys: Keys, pages: Pages) -> tuple[Keys, tuple[Span, ...]]:
+    def as_spans(self, keys: IndexKeys, pages: BlockTable) -> tuple[IndexKeys, tuple[Span, ...]]:
         """Every query as a span of its own."""
         spans = tuple(
-            Span(b * len(row) + q, 1, b * pages.columns, visible)
+            Span(b * len(row) + q, 1, b * pages.max_keys, visible)
             for b, row in enumerate(self.visible_BQ)
             for q, visible in enumerate(row)
         )
-        return Keys(keys.row_SD, pages.slot_BM.reshape(-1), keys.scale_S), spans
+        return IndexKeys(keys.row_SD, pages.slot_BM.reshape(-1), keys.scale_S), spans
 
 
 TABLES = {

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from paddock.kernels import few_experts
-from paddock.kernels.latent_decode import (
+from paddock.kernels import fused_experts
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.mla_decode import (
     fused,
-    latent_decode,
-    latent_decode_kept,
-    latent_decode_table,
+    mla_decode,
+    mla_paged_decode,
+    mla_sparse_decode,
     reference,
 )
-from paddock.kernels.pages import Pages
 from paddock.kernels.spans import Span
-from paddock.kernels.topk import best
+from paddock.kernels.topk import topk_indices
 from tests.kernels.decoding import CASES, Decode, exact
 
 pytestmark = pytest.mark.gpu
@@ -52,23 +52,23 @@ def test_rows_beyond_two_billion_numbers():
     stored = torch.zeros(rows, 576, dtype=torch.bfloat16, device="cuda")
     stored[far : far + 500] = torch.randn(500, 576, device="cuda").bfloat16()
     query = torch.randn(1, 1, 64, 576, device="cuda").bfloat16()
-    pages = Pages(torch.arange(far, far + 500, device="cuda").view(1, -1).int(), 1)
-    near = Pages(torch.arange(500, device="cuda").view(1, -1).int(), 1)
+    pages = BlockTable(torch.arange(far, far + 500, device="cuda").view(1, -1).int(), 1)
+    near = BlockTable(torch.arange(500, device="cuda").view(1, -1).int(), 1)
     visible = torch.tensor([[500]], device="cuda", dtype=torch.int32)
     index = torch.arange(0, 500, 2, device="cuda", dtype=torch.int32).view(1, -1)
     how = {"scale": 0.06, "value": 512}
-    found = latent_decode_table(query, stored, pages, visible, **how)
-    here = latent_decode_table(query, stored[far : far + 500], near, visible, **how)
+    found = mla_paged_decode(query, stored, pages, visible, **how)
+    here = mla_paged_decode(query, stored[far : far + 500], near, visible, **how)
     assert found.any() and torch.equal(found, here)
-    found = latent_decode_kept(query[0], stored, pages, index, **how)
-    assert torch.equal(found, latent_decode_kept(query[0], stored[far:], near, index, **how))
+    found = mla_sparse_decode(query[0], stored, pages, index, **how)
+    assert torch.equal(found, mla_sparse_decode(query[0], stored[far:], near, index, **how))
 
 
 @pytest.mark.parametrize("chosen", [False, True])
 def test_a_graph_follows_lengths_pages_and_choices(chosen):
     case = Decode(((700,), (300,)), kept=64 if chosen else None, size=16, **GLM5)
     query, row, pages, shown = case.inputs(torch.bfloat16, "cuda")
-    pages = Pages(pages.page_BP.int(), pages.size)
+    pages = BlockTable(pages.page_BP.int(), pages.size)
     row = row.nan_to_num(nan=1.0)  # every page will be someone's
 
     def attend():
@@ -96,16 +96,16 @@ def test_few_tokens_meet_their_experts(tokens, experts, k):
     x = torch.randn(tokens, 1024, device="cuda").bfloat16()
     gate_up = (torch.randn(experts, 512, 1024, device="cuda") / 32).bfloat16()
     down = (torch.randn(experts, 1024, 256, device="cuda") / 16).bfloat16()
-    expert = best(torch.randn(tokens, experts), k).cuda()
+    expert = topk_indices(torch.randn(tokens, experts), k).cuda()
     weight = torch.rand(tokens, k, device="cuda")
     with torch.no_grad():
-        assert few_experts.suits(x, expert, gate_up, down)
-        found = few_experts.few_experts(x, expert, weight, gate_up, down)
+        assert fused_experts.is_supported(x, expert, gate_up, down)
+        found = fused_experts.fused_experts(x, expert, weight, gate_up, down)
     exact_inputs = (x.double(), expert, weight.double(), gate_up.double(), down.double())
-    expected = few_experts.reference.few_experts(*(y.cpu() for y in exact_inputs))
+    expected = fused_experts.reference.fused_experts(*(y.cpu() for y in exact_inputs))
     assert error(found, expected) < 6e-3
     with torch.no_grad():
-        alone = few_experts.few_experts(x[:1], expert[:1], weight[:1], gate_up, down)
+        alone = fused_experts.fused_experts(x[:1], expert[:1], weight[:1], gate_up, down)
     assert torch.equal(alone, found[:1])  # nobody notices the others
 
 
@@ -114,6 +114,6 @@ def test_few_queries_behind_a_long_past():
     query = torch.randn(46, 64, 576, device="cuda").bfloat16()
     row = torch.randn(3901, 576, device="cuda").bfloat16()
     how = {"scale": 1 / 16, "value": 512}
-    found = latent_decode(query, row, spans, **how)
-    expected = reference.latent_decode(query.double().cpu(), row.double().cpu(), spans, **how)
+    found = mla_decode(query, row, spans, **how)
+    expected = reference.mla_decode(query.double().cpu(), row.double().cpu(), spans, **how)
     assert error(found, expected) < 6e-3

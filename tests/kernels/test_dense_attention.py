@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from paddock.kernels import workspace
-from paddock.kernels.dense_attention import dense_attention, kept_attention
+from paddock.kernels.dense_attention import dense_attention, topk_masked_attention
 from paddock.kernels.spans import Span
 
 SPANS = {
@@ -88,7 +88,7 @@ def test_kept_attention_looks_at_the_kept_keys_alone():
         index[t, : len(kept)] = torch.tensor(kept)
         prob = torch.einsum("hd,shd->hs", q[t] * 0.3, k[kept]).softmax(-1)
         expected[t] = torch.einsum("hs,shv->hv", prob, v[kept])
-    torch.testing.assert_close(kept_attention(q, k, v, spans, index, scale=0.3), expected)
+    torch.testing.assert_close(topk_masked_attention(q, k, v, spans, index, scale=0.3), expected)
 
 
 def test_gradients_of_kept_attention():
@@ -96,5 +96,5 @@ def test_gradients_of_kept_attention():
     leaves = tuple(x.requires_grad_() for x in inputs(spans, 2, 2, 3, 2))
     index = torch.tensor([[-1, -1], [-1, -1], [0, 2], [1, 3], [-1, -1], [-1, -1], [4, 6]]).int()
     assert torch.autograd.gradcheck(
-        lambda q, k, v: kept_attention(q, k, v, spans, index, scale=0.5), leaves
+        lambda q, k, v: topk_masked_attention(q, k, v, spans, index, scale=0.5), leaves
     )

@@ -2,7 +2,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paddock.kernels.gated_delta import chunked, gated_delta, recurrent
+from paddock.kernels.gated_delta import (
+    chunk_gated_delta_rule,
+    gated_delta_rule,
+    recurrent_gated_delta_rule,
+)
 
 H, K, V = 2, 5, 3
 
@@ -39,7 +43,9 @@ def by_the_book(query, key, value, log_alpha, beta, state):
 
 def test_the_recurrence_is_the_formula():
     inputs, state = operands(9), start()
-    torch.testing.assert_close(recurrent(*inputs, state), by_the_book(*inputs, state))
+    torch.testing.assert_close(
+        recurrent_gated_delta_rule(*inputs, state), by_the_book(*inputs, state)
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 16, 17, 50])
@@ -47,18 +53,21 @@ def test_the_recurrence_is_the_formula():
 def test_chunks_are_the_recurrence(tokens, chunk):
     inputs, state = operands(tokens), start()
     torch.testing.assert_close(
-        chunked(*inputs, state, chunk=chunk), recurrent(*inputs, state), atol=1e-10, rtol=1e-10
+        chunk_gated_delta_rule(*inputs, state, chunk=chunk),
+        recurrent_gated_delta_rule(*inputs, state),
+        atol=1e-10,
+        rtol=1e-10,
     )
 
 
-@pytest.mark.parametrize("function", [recurrent, chunked])
+@pytest.mark.parametrize("function", [recurrent_gated_delta_rule, chunk_gated_delta_rule])
 def test_no_state_is_a_state_of_zeros(function):
     inputs = operands(7)
     zeros = torch.zeros(H, K, V, dtype=torch.float64)
     torch.testing.assert_close(function(*inputs), function(*inputs, zeros))
 
 
-@pytest.mark.parametrize("function", [recurrent, chunked])
+@pytest.mark.parametrize("function", [recurrent_gated_delta_rule, chunk_gated_delta_rule])
 def test_going_on_from_a_state_equals_one_pass(function):
     inputs = operands(150)
     out, final = function(*inputs)
@@ -68,7 +77,7 @@ def test_going_on_from_a_state_equals_one_pass(function):
 
 
 def test_chunks_are_the_default():
-    assert gated_delta is chunked
+    assert gated_delta_rule is chunk_gated_delta_rule
 
 
 def test_chunks_hold_in_float32_when_every_key_is_the_same():
@@ -80,15 +89,17 @@ def test_chunks_hold_in_float32_when_every_key_is_the_same():
         torch.zeros_like(log_alpha),
         torch.ones_like(beta),
     )
-    torch.testing.assert_close(chunked(*hard), recurrent(*hard), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        chunk_gated_delta_rule(*hard), recurrent_gated_delta_rule(*hard), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_strong_decay_neither_overflows_nor_spoils_gradients():
     inputs = [x.requires_grad_() for x in operands(40, torch.float32)]
     with torch.no_grad():
         inputs[3].fill_(-30.0)
-    out, final = chunked(*inputs)
-    torch.testing.assert_close((out, final), recurrent(*inputs))
+    out, final = chunk_gated_delta_rule(*inputs)
+    torch.testing.assert_close((out, final), recurrent_gated_delta_rule(*inputs))
     grads = torch.autograd.grad(out.sum() + final.sum(), inputs)
     assert all(grad.isfinite().all() for grad in grads)
 
@@ -97,12 +108,12 @@ def test_with_unit_keys_and_full_strength_the_last_value_of_a_key_is_recalled():
     key = F.one_hot(torch.tensor([0, 1, 0]), K).double()[:, None].expand(3, H, K)
     value = torch.randn(3, H, V, dtype=torch.float64)
     open_gates = torch.zeros(3, H, dtype=torch.float64)
-    _, state = gated_delta(key, key, value, open_gates, open_gates + 1)
+    _, state = gated_delta_rule(key, key, value, open_gates, open_gates + 1)
     torch.testing.assert_close(state[:, 0], value[2])
     torch.testing.assert_close(state[:, 1], value[1])
 
 
-@pytest.mark.parametrize("function", [recurrent, chunked])
+@pytest.mark.parametrize("function", [recurrent_gated_delta_rule, chunk_gated_delta_rule])
 def test_half_inputs_keep_their_state_in_float32(function):
     inputs = operands(20, torch.bfloat16)
     out, final = function(*inputs)
@@ -113,7 +124,9 @@ def test_half_inputs_keep_their_state_in_float32(function):
 
 
 @pytest.mark.parametrize(
-    "function", [recurrent, lambda *inputs: chunked(*inputs, chunk=3)], ids=["recurrent", "chunked"]
+    "function",
+    [recurrent_gated_delta_rule, lambda *inputs: chunk_gated_delta_rule(*inputs, chunk=3)],
+    ids=["recurrent", "chunked"],
 )
 def test_gradients_are_right(function):
     inputs = [x.requires_grad_() for x in (*operands(7), start())]

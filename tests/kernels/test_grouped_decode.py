@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paddock.kernels import grouped_decode
-from paddock.kernels.grouped_decode import fused, reference, tiles
-from paddock.kernels.pages import Pages
+from paddock.kernels import gqa_decode
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.gqa_decode import fused, reference, tiles
 from paddock.kernels.spans import Span
 from tests.kernels.compiled import compiled
 from tests.kernels.grouped_cases import LONG, SPANS, TABLES, Continued, Decode
@@ -26,17 +26,17 @@ named = pytest.mark.parametrize("name", CASES, ids=" ".join)
 def test_on_a_cpu_it_is_a_loop_over_queries_and_heads(name):
     case = CASES[name]
     inputs = case.inputs(torch.float64)
-    torch.testing.assert_close(case.attended(grouped_decode, inputs), case.exact(inputs))
+    torch.testing.assert_close(case.attended(gqa_decode, inputs), case.exact(inputs))
 
 
 def test_a_table_is_what_spans_are():
     """Decoding and reading agree about what a query sees."""
     case = Decode(visible=((20, 21, 22), (298, 299, 300)), window=40)
     query, key, value, pages, visible = case.inputs(torch.float64)
-    found = reference.grouped_decode_table(query, key, value, pages, visible, **case.how)
+    found = reference.gqa_paged_decode(query, key, value, pages, visible, **case.how)
     for b, seen in enumerate((22, 300)):
         slot = pages.slot_BM[b, :seen].long()
-        alone = grouped_decode.grouped_continued(
+        alone = gqa_decode.gqa_chunked_prefill(
             query[b], key[slot], value[slot], [Span(0, 3, 0, seen)], **case.how
         )
         torch.testing.assert_close(found[b], alone)
@@ -119,18 +119,18 @@ def interpreted(tmp_path_factory):
 @named
 def test_the_twin_attends_as_the_reference_does(name, interpreted):
     case, (kind, key) = CASES[name], name
-    expected = case.attended(grouped_decode, case.inputs(torch.float64))
+    expected = case.attended(gqa_decode, case.inputs(torch.float64))
     torch.testing.assert_close(interpreted[kind][key].double(), expected, atol=4e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["long", "large tiles", "parts"])
 def test_documents_that_go_elsewhere_come_back_in_their_place(name, interpreted):
-    expected = LONG.attended(grouped_decode, LONG.inputs(torch.float64))
+    expected = LONG.attended(gqa_decode, LONG.inputs(torch.float64))
     torch.testing.assert_close(interpreted[name].double(), expected, atol=4e-6, rtol=1e-5)
 
 
 def machine(rows, dim, group, folder, *, paged, parts=8, window=None):
-    from paddock.kernels.grouped_decode import triton as twin
+    from paddock.kernels.gqa_decode import triton as twin
 
     width = twin.padded(dim)
     blocks = twin.Blocks.of(rows, width, paged=paged, shared_bytes=232_448)
@@ -201,8 +201,8 @@ REAL = {
 def wide(inputs):
     """The same numbers in float64 on the CPU."""
     query, key, value, *where = inputs
-    if isinstance(where[0], Pages):
-        where = [Pages(where[0].page_BP.cpu(), where[0].size), where[1].cpu()]
+    if isinstance(where[0], BlockTable):
+        where = [BlockTable(where[0].page_BP.cpu(), where[0].page_size), where[1].cpu()]
     return *(x.double().cpu() for x in (query, key, value)), *where
 
 
@@ -215,7 +215,7 @@ def test_on_a_gpu_the_twin_is_near_the_truth(name, dtype):
     assert fused.suits(*inputs[:3])
     found = case.attended(fused, inputs)
     assert found.isfinite().all()
-    expected = case.attended(grouped_decode, wide(inputs))
+    expected = case.attended(gqa_decode, wide(inputs))
     assert float((found.double().cpu() - expected).norm() / expected.norm()) < 6e-3
     assert torch.equal(found, case.attended(fused, inputs))
 
@@ -231,12 +231,12 @@ def test_on_a_gpu_keys_lie_beyond_two_billion_numbers():
     near = stored[far : far + 500]
 
     def table(rows, pages):
-        return fused.grouped_decode_table(query, rows, rows, pages, visible, scale=0.1)
+        return fused.gqa_paged_decode(query, rows, rows, pages, visible, scale=0.1)
 
-    found = table(stored, Pages(place + far, 1))
-    assert found.any() and torch.equal(found, table(near, Pages(place, 1)))
-    span = fused.grouped_continued(query[0], stored, stored, [Span(0, 1, far, 500)], scale=0.1)
-    here = fused.grouped_continued(query[0], near, near, [Span(0, 1, 0, 500)], scale=0.1)
+    found = table(stored, BlockTable(place + far, 1))
+    assert found.any() and torch.equal(found, table(near, BlockTable(place, 1)))
+    span = fused.gqa_chunked_prefill(query[0], stored, stored, [Span(0, 1, far, 500)], scale=0.1)
+    here = fused.gqa_chunked_prefill(query[0], near, near, [Span(0, 1, 0, 500)], scale=0.1)
     assert torch.equal(span, here)
 
 
@@ -248,7 +248,7 @@ def test_on_a_gpu_a_graph_follows_lengths_and_pages(window):
     key[-16:], value[-16:] = 0, 0  # every page will be someone's
 
     def attend():
-        return case.attended(grouped_decode, (query, key, value, pages, visible))
+        return case.attended(gqa_decode, (query, key, value, pages, visible))
 
     attend()
     graph = torch.cuda.CUDAGraph()

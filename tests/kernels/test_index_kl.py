@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from paddock.kernels.index_kl import AttentionSide, IndexSide, index_kl, index_kl_kept, reference
+from paddock.kernels.index_kl import (
+    IndexerInputs,
+    IndexerTarget,
+    index_kl,
+    index_kl_topk,
+    reference,
+)
 from paddock.kernels.index_scores import index_scores
 from paddock.kernels.spans import Span
 
@@ -9,12 +15,12 @@ SPANS = (Span(0, 4, 0, 4), Span(4, 3, 4, 5))
 
 
 def sides(T=7, S=9, H=2, D=3, C=5):
-    index = IndexSide(
+    index = IndexerInputs(
         torch.randn(T, H, D, dtype=torch.float64),
         torch.randn(S, D, dtype=torch.float64),
         torch.rand(T, H, dtype=torch.float64),
     )
-    attention = AttentionSide(
+    attention = IndexerTarget(
         torch.randn(T, 4, C, dtype=torch.float64), torch.randn(S, C, dtype=torch.float64), 0.5
     )
     return index, attention
@@ -47,14 +53,14 @@ def test_the_sparse_loss_is_over_the_kept_keys():
     index, attention = sides()
     kept = [[0], [0, 1], [1, 2], [0, 3], [4, 6], [5, 7], [4, 8]]
     table = torch.tensor([row + [-1] * (2 - len(row)) for row in kept], dtype=torch.int32)
-    found = index_kl_kept(index, attention, table)
+    found = index_kl_topk(index, attention, table)
     torch.testing.assert_close(found, by_hand(index, attention, kept))
 
 
 def test_a_perfect_indexer_has_no_loss():
     index, attention = sides()
-    twin = AttentionSide(attention.query_THC[:, :1] * 0, attention.row_SC, 1.0)  # looks evenly
-    even = IndexSide(index.query_THD, index.key_SD, index.weight_TH * 0)
+    twin = IndexerTarget(attention.query_THC[:, :1] * 0, attention.row_SC, 1.0)  # looks evenly
+    even = IndexerInputs(index.query_THD, index.key_SD, index.weight_TH * 0)
     assert float(index_kl(even, twin, SPANS)) == pytest.approx(0.0, abs=1e-12)
 
 
@@ -62,16 +68,18 @@ def test_gradients_reach_the_indexer():
     index, attention = sides()
     leaves = tuple(x.requires_grad_() for x in index)
     table = torch.tensor([[0, -1], [0, 1], [1, 2], [0, 3], [4, 6], [5, 7], [4, 8]]).int()
-    assert torch.autograd.gradcheck(lambda *x: index_kl(IndexSide(*x), attention, SPANS), leaves)
     assert torch.autograd.gradcheck(
-        lambda *x: index_kl_kept(IndexSide(*x), attention, table), leaves
+        lambda *x: index_kl(IndexerInputs(*x), attention, SPANS), leaves
+    )
+    assert torch.autograd.gradcheck(
+        lambda *x: index_kl_topk(IndexerInputs(*x), attention, table), leaves
     )
 
 
 def test_gradients_do_not_reach_the_attention():
     index, attention = sides()
-    index = IndexSide(*(x.requires_grad_() for x in index))
-    teacher = AttentionSide(
+    index = IndexerInputs(*(x.requires_grad_() for x in index))
+    teacher = IndexerTarget(
         attention.query_THC.requires_grad_(), attention.row_SC.requires_grad_(), 0.5
     )
     index_kl(index, teacher, SPANS).backward()

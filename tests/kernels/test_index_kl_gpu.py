@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paddock.kernels import twins
+from paddock.kernels import dispatch
 from paddock.kernels.index_kl import (
-    AttentionSide,
-    IndexSide,
+    IndexerInputs,
+    IndexerTarget,
     fused,
     index_kl,
-    index_kl_kept,
+    index_kl_topk,
     reference,
 )
 from paddock.kernels.spans import Span
@@ -101,10 +101,10 @@ def test_the_door_chooses(monkeypatch):
         asked.clear()
         index, attention = dense.sides(dtype, "cuda")
         few, teacher = kept.sides(dtype, "cuda")
-        few = IndexSide(few.query_THD[4:], few.key_SD, few.weight_TH[4:])
+        few = IndexerInputs(few.query_THD[4:], few.key_SD, few.weight_TH[4:])
         teacher = teacher._replace(query_THC=teacher.query_THC[4:])
-        with twins.without(*off):
-            losses = index_kl(index, attention, dense.spans), index_kl_kept(few, teacher, kept_TK)
+        with dispatch.disable_kernels(*off):
+            losses = index_kl(index, attention, dense.spans), index_kl_topk(few, teacher, kept_TK)
         assert len(asked) == expected
         assert all(bool(loss.isfinite()) for loss in losses)
 
@@ -121,8 +121,8 @@ def test_far_offsets():
         x[-32:] = given
     query_THD, weight_TH = (x.requires_grad_() for x in wide)
     loss = index_kl(
-        IndexSide(query_THD, index.key_SD, weight_TH),
-        AttentionSide(far_THC, attention.row_SC, attention.scale),
+        IndexerInputs(query_THD, index.key_SD, weight_TH),
+        IndexerTarget(far_THC, attention.row_SC, attention.scale),
         (Span(T - 32, 32, 0, S),),
     )
     (3 * loss).backward()

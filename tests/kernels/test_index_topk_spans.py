@@ -3,10 +3,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.kernels.index_scores import Keys, to_float8
+from paddock.kernels.index_scores import IndexKeys, to_float8
 from paddock.kernels.index_scores.blocks import MANY, blocks
 from paddock.kernels.spans import Span
-from paddock.kernels.topk import index_topk, index_topk_spans, index_topk_table
+from paddock.kernels.topk import index_topk, index_topk_paged, index_topk_varlen
 from tests.kernels.scoring import CASES, TABLES, packed, rows_of
 
 CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def test_a_packed_step_chooses_what_each_document_would_choose_alone(name):
     case = CASES[name]
     query, keys, weight = case.inputs()
-    found = index_topk_spans(query, keys, weight, case.spans, case.k)
+    found = index_topk_varlen(query, keys, weight, case.spans, case.k)
     assert found.dtype == torch.int32
     row = 0
     for span in case.spans:
@@ -37,22 +37,22 @@ def test_a_packed_step_chooses_what_each_document_would_choose_alone(name):
 def test_a_table_chooses_what_every_sequence_would_choose_alone(name):
     table = TABLES[name]
     query, keys, weight, pages, visible = table.inputs()
-    found = index_topk_table(query, keys, weight, pages, visible, table.k)
+    found = index_topk_paged(query, keys, weight, pages, visible, table.k)
     strewn, spans = table.as_spans(keys, pages)
-    alone = index_topk_spans(query, strewn, weight, spans, table.k)
+    alone = index_topk_varlen(query, strewn, weight, spans, table.k)
     start = torch.tensor([span.key for span in spans]).unsqueeze(1)
     assert torch.equal(found, torch.where(alone < 0, alone, alone - start).int())
 
 
 def test_no_spans_no_rows():
     query, keys, weight = CASES["decoding"].inputs()
-    assert index_topk_spans(query, keys, weight, [], 7).shape == (0, 7)
+    assert index_topk_varlen(query, keys, weight, [], 7).shape == (0, 7)
 
 
 def test_queries_between_the_spans_are_left_out():
     query, keys, weight = CASES["one document"].inputs()
     spans = [Span(10, 2, 0, 50), Span(100, 1, 30, 60)]
-    found = index_topk_spans(query, keys, weight, spans, 5)
+    found = index_topk_varlen(query, keys, weight, spans, 5)
     assert found.shape == (3, 5)
     assert found[2].min() >= 30
     alone = index_topk(query[100:101], keys.row_SD[30:90], weight[100:101], past=59, k=5)
@@ -62,9 +62,9 @@ def test_queries_between_the_spans_are_left_out():
 def test_keys_in_slots_are_the_keys_in_order():
     query, keys, weight = CASES["slots"].inputs()
     spans = CASES["slots"].spans
-    in_order = Keys(keys.row_SD[keys.slot_S])
-    expected = index_topk_spans(query, in_order, weight, spans, 9)
-    assert torch.equal(index_topk_spans(query, keys, weight, spans, 9), expected)
+    in_order = IndexKeys(keys.row_SD[keys.slot_S])
+    expected = index_topk_varlen(query, in_order, weight, spans, 9)
+    assert torch.equal(index_topk_varlen(query, keys, weight, spans, 9), expected)
 
 
 def test_eight_bit_rows_are_scored_as_the_numbers_they_stand_for():
@@ -75,8 +75,10 @@ def test_eight_bit_rows_are_scored_as_the_numbers_they_stand_for():
     exact_query = query8.float() * query_scale[..., None]
     exact_key = key8.float() * key_scale[..., None]
     torch.testing.assert_close(exact_key, keys.row_SD, rtol=0.07, atol=0.01)
-    found = index_topk_spans(query8, Keys(key8, scale_S=key_scale), weight * query_scale, spans, 12)
-    expected = index_topk_spans(exact_query, Keys(exact_key), weight, spans, 12)
+    found = index_topk_varlen(
+        query8, IndexKeys(key8, scale_S=key_scale), weight * query_scale, spans, 12
+    )
+    expected = index_topk_varlen(exact_query, IndexKeys(exact_key), weight, spans, 12)
     assert (found == expected).float().mean() > 0.99  # scaled before or after: last bits differ
 
 

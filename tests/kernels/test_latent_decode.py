@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from paddock.kernels import workspace
-from paddock.kernels.latent_decode import fused, latent_decode, latent_decode_table, reference
-from paddock.kernels.pages import Pages
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.mla_decode import fused, mla_decode, mla_paged_decode, reference
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
 
@@ -11,7 +11,7 @@ from paddock.kernels.sparse_mla import sparse_mla
 def test_dense_is_sparse_with_nothing_left_out():
     query, row = torch.randn(5, 3, 6), torch.randn(14, 6)
     spans = (Span(0, 2, 0, 9), Span(2, 3, 9, 5))
-    dense = latent_decode(query, row, spans, scale=0.4, value=4)
+    dense = mla_decode(query, row, spans, scale=0.4, value=4)
     index = torch.full((5, 9), -1, dtype=torch.int32)
     for t, (first, last) in enumerate([(0, 8), (0, 9), (9, 12), (9, 13), (9, 14)]):
         index[t, : last - first] = torch.arange(first, last)
@@ -21,8 +21,8 @@ def test_dense_is_sparse_with_nothing_left_out():
 def test_every_key_can_be_listed_unless_there_are_too_many(monkeypatch):
     query, row = torch.randn(7, 3, 6), torch.randn(20, 6)
     spans = (Span(4, 3, 2, 9), Span(0, 1, 11, 1), Span(1, 2, 12, 5))  # in any order
-    expected = reference.latent_decode(query, row, spans, scale=0.4, value=4)
-    found = fused.latent_decode(query, row, spans, scale=0.4, value=4)
+    expected = reference.mla_decode(query, row, spans, scale=0.4, value=4)
+    found = fused.mla_decode(query, row, spans, scale=0.4, value=4)
     torch.testing.assert_close(found, expected)
     assert fused.lists(spans)
     monkeypatch.setattr(fused, "MOST_LISTED", 6 * 9 - 1)
@@ -37,10 +37,10 @@ def test_a_table_is_many_spans_at_once(monkeypatch, scratch_bytes):
     query, stored = torch.randn(3, 2, 4, 6), torch.randn(40, 6)
     table = torch.stack([torch.randperm(40)[:9] for _ in range(3)])
     visible = past.unsqueeze(1) + torch.tensor([1, 2])
-    got = latent_decode_table(query, stored, Pages(table, 1), visible, scale=0.4, value=4)
+    got = mla_paged_decode(query, stored, BlockTable(table, 1), visible, scale=0.4, value=4)
     for b in range(3):
         span = Span(0, 2, 0, int(past[b]) + 2)
-        alone = latent_decode(query[b], stored[table[b]], [span], scale=0.4, value=4)
+        alone = mla_decode(query[b], stored[table[b]], [span], scale=0.4, value=4)
         torch.testing.assert_close(got[b], alone)
 
 
@@ -49,5 +49,5 @@ def test_gradients():
     row = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
     spans = (Span(0, 1, 0, 3), Span(1, 3, 3, 3))
     assert torch.autograd.gradcheck(
-        lambda q, r: latent_decode(q, r, spans, scale=0.5, value=3), (query, row)
+        lambda q, r: mla_decode(q, r, spans, scale=0.5, value=3), (query, row)
     )

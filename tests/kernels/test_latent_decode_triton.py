@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paddock.kernels.latent_decode import reference
+from paddock.kernels.mla_decode import reference
 from tests.kernels.compiled import compiled
 from tests.kernels.decoding import CASES, exact
 
@@ -42,7 +42,7 @@ def test_a_query_that_chose_nothing_gets_zeros(interpreted):
 def test_a_hopper_chip_multiplies_by_warpgroups_and_spills_little(
     value, rest, heads, chosen, tmp_path, monkeypatch
 ):
-    from paddock.kernels.latent_decode import triton as twin
+    from paddock.kernels.mla_decode import triton as twin
     from paddock.kernels.sparse_mla import triton as sparse
     from paddock.kernels.sparse_mla.problem import Problem
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paddock.kernels import latent_prepare
-from paddock.kernels.latent_prepare import fused, reference
+from paddock.kernels import mla_prepare
+from paddock.kernels.mla_prepare import fused, reference
 from tests.kernels.compiled import compiled
 from tests.kernels.prepare_cases import CASES, exact
 
@@ -130,8 +130,8 @@ def test_a_token_does_not_notice_the_others(interpreted):
 def test_a_cpu_goes_to_the_reference():
     case = CASES["three tokens"]
     inputs = case.inputs(torch.float16)
-    assert not latent_prepare.suits(inputs[0].raw_TQ, inputs[0].weight_Q)
-    found = case.prepared(latent_prepare, inputs)
+    assert not mla_prepare.suits(inputs[0].raw_TQ, inputs[0].weight_Q)
+    found = case.prepared(mla_prepare, inputs)
     expected = case.prepared(reference, case.inputs(torch.float16))
     assert all(torch.equal(found[k].nan_to_num(), expected[k].nan_to_num()) for k in expected)
 
@@ -139,7 +139,7 @@ def test_a_cpu_goes_to_the_reference():
 @pytest.mark.parametrize("index", [True, False])
 def test_a_hopper_chip_stores_latents_without_spilling(index, tmp_path):
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-    from paddock.kernels.latent_prepare import triton as twin
+    from paddock.kernels.mla_prepare import triton as twin
 
     held = dict.fromkeys(
         ["LATENT", "LATENT_WEIGHT", "LATENT_OUT", "ROW", "ROW_WEIGHT", "ROWS"], "*bf16"
@@ -160,7 +160,7 @@ def test_a_hopper_chip_stores_latents_without_spilling(index, tmp_path):
 @pytest.mark.parametrize("index", [True, False])
 def test_a_hopper_chip_turns_queries_without_spilling(index, tmp_path):
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-    from paddock.kernels.latent_prepare import triton as twin
+    from paddock.kernels.mla_prepare import triton as twin
 
     held = {"QUERY": "*bf16", "ABSORBED": "*bf16", "COS": "*fp32", "SIN": "*fp32", "scale": "fp32"}
     held |= dict.fromkeys(["tokens", "query_token", "index_token", "x_token"], "i32")

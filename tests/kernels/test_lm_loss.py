@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paddock.kernels.lm_loss import lm_loss, logprobs_of
+from paddock.kernels.linear_cross_entropy import linear_cross_entropy, token_logprobs
 
 T, D, V = 11, 6, 17
 
@@ -40,7 +40,7 @@ def rows(count):
 def test_losses_and_gradients_are_those_of_full_cross_entropy(operands, chunk_bytes):
     hidden, head, target = operands
     above = torch.randn(T, dtype=torch.float64)
-    ours = lm_loss(hidden, head, target, chunk_bytes=chunk_bytes)
+    ours = linear_cross_entropy(hidden, head, target, chunk_bytes=chunk_bytes)
     theirs = F.cross_entropy(hidden @ head.T, target, reduction="none")
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(
@@ -54,16 +54,16 @@ def test_gradients_are_right(operands):
     weight = torch.rand(T, dtype=torch.float64)
 
     def both(hidden, head):
-        loss = lm_loss(hidden, head, target, weight_T=weight, chunk_bytes=rows(3))
-        return loss, logprobs_of(hidden, head, target, temperature=0.7, chunk_bytes=rows(2))
+        loss = linear_cross_entropy(hidden, head, target, weight_T=weight, chunk_bytes=rows(3))
+        return loss, token_logprobs(hidden, head, target, temperature=0.7, chunk_bytes=rows(2))
 
     assert torch.autograd.gradcheck(both, (hidden, head))
 
 
 def test_weights_scale_the_loss_of_their_token(operands):
     weight = torch.arange(T, dtype=torch.float64)
-    weighted = lm_loss(*operands, weight_T=weight)
-    torch.testing.assert_close(weighted, weight * lm_loss(*operands))
+    weighted = linear_cross_entropy(*operands, weight_T=weight)
+    torch.testing.assert_close(weighted, weight * linear_cross_entropy(*operands))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -72,13 +72,13 @@ def test_logprobs_are_those_of_the_tempered_softmax(operands, temperature):
     full = (hidden @ head.T / temperature).log_softmax(-1)
     picked = full.gather(1, target.clamp(min=0)[:, None]).squeeze(1)
     expected = torch.where(target < 0, 0.0, picked)
-    ours = logprobs_of(hidden, head, target, temperature=temperature)
+    ours = token_logprobs(hidden, head, target, temperature=temperature)
     torch.testing.assert_close(ours, expected)
 
 
 def test_an_ignored_token_loses_nothing_and_moves_nothing(operands):
     hidden, head, target = operands
-    loss = lm_loss(hidden, head, target)
+    loss = linear_cross_entropy(hidden, head, target)
     loss.sum().backward()
     ignored = target < 0
     assert loss[ignored].count_nonzero() == hidden.grad[ignored].count_nonzero() == 0
@@ -87,7 +87,7 @@ def test_an_ignored_token_loses_nothing_and_moves_nothing(operands):
 
 def test_a_batch_in_which_nothing_counts_has_zero_gradients(operands):
     hidden, head, _ = operands
-    lm_loss(hidden, head, torch.full((T,), -100)).sum().backward()
+    linear_cross_entropy(hidden, head, torch.full((T,), -100)).sum().backward()
     assert hidden.grad.count_nonzero() == head.grad.count_nonzero() == 0
 
 
@@ -96,9 +96,9 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_the_same(operands, frozen)
     hidden, head, target = operands
     names = {"hidden": hidden, "head": head}
     moving = next(tensor for name, tensor in names.items() if name != frozen)
-    (expected,) = torch.autograd.grad(lm_loss(hidden, head, target).sum(), moving)
+    (expected,) = torch.autograd.grad(linear_cross_entropy(hidden, head, target).sum(), moving)
     names[frozen].requires_grad_(False)
-    lm_loss(hidden, head, target).sum().backward()
+    linear_cross_entropy(hidden, head, target).sum().backward()
     torch.testing.assert_close(moving.grad, expected)
     assert names[frozen].grad is None
 
@@ -109,7 +109,7 @@ def test_no_tensor_outgrows_a_chunk_in_either_direction():
     head = torch.randn(vocabulary, dim, requires_grad=True)
     target = torch.randint(vocabulary, (tokens,))
     with LargestTensor() as largest:
-        loss = lm_loss(hidden, head, target, chunk_bytes=chunk_rows * vocabulary * 4)
+        loss = linear_cross_entropy(hidden, head, target, chunk_bytes=chunk_rows * vocabulary * 4)
         loss.sum().backward()
     assert largest.most == chunk_rows * vocabulary < tokens * vocabulary
 
@@ -118,9 +118,9 @@ def test_half_inputs_are_multiplied_in_float32():
     torch.manual_seed(0)
     hidden, head = torch.randn(T, D).bfloat16(), torch.randn(V, D).bfloat16()
     target = torch.randint(V, (T,))
-    loss = lm_loss(hidden, head, target)
+    loss = linear_cross_entropy(hidden, head, target)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, lm_loss(hidden.float(), head.float(), target))
+    torch.testing.assert_close(loss, linear_cross_entropy(hidden.float(), head.float(), target))
 
 
 def test_half_gradients_are_rounded_once():
@@ -130,7 +130,9 @@ def test_half_gradients_are_rounded_once():
     grads = {}
     for dtype in (torch.bfloat16, torch.float32):
         operands = [x.to(dtype).requires_grad_() for x in (hidden, head)]
-        loss = lm_loss(*operands, target, chunk_bytes=V * 4)  # a row at a time: 64 sums
+        loss = linear_cross_entropy(
+            *operands, target, chunk_bytes=V * 4
+        )  # a row at a time: 64 sums
         grads[dtype] = torch.autograd.grad(loss.sum(), operands)
     for half, full in zip(grads[torch.bfloat16], grads[torch.float32], strict=True):
         torch.testing.assert_close(half, full.bfloat16(), atol=0, rtol=0)
@@ -138,5 +140,5 @@ def test_half_gradients_are_rounded_once():
 
 def test_huge_logits_do_not_overflow():
     hidden, head = torch.full((1, 1), 1e4), torch.tensor([[1.0], [0.0]])
-    assert lm_loss(hidden, head, torch.tensor([0])).item() == 0.0
-    assert lm_loss(hidden, head, torch.tensor([1])).item() == 1e4
+    assert linear_cross_entropy(hidden, head, torch.tensor([0])).item() == 0.0
+    assert linear_cross_entropy(hidden, head, torch.tensor([1])).item() == 1e4

@@ -1,17 +1,17 @@
 import torch
 
-from paddock.kernels.moe_permute import by_expert, gather, load_of, spread
-from paddock.kernels.topk import best
+from paddock.kernels.moe_permute import count_tokens_per_expert, permute, sort_by_expert, unpermute
+from paddock.kernels.topk import topk_indices
 
 
 def routed(tokens=50, experts=6, k=3):
     torch.manual_seed(0)
-    return best(torch.randn(tokens, experts), k)
+    return topk_indices(torch.randn(tokens, experts), k)
 
 
 def test_rows_stand_by_expert_and_of_one_expert_by_token():
     expert_TK = routed()
-    order = by_expert(expert_TK, 6)
+    order = sort_by_expert(expert_TK, 6)
     expert_R = expert_TK.flatten()[order.slot_TK.flatten().argsort()]
     assert expert_R.tolist() == sorted(expert_R.tolist())
     for expert in range(6):
@@ -22,22 +22,22 @@ def test_rows_stand_by_expert_and_of_one_expert_by_token():
 
 def test_an_expert_nobody_wants_has_no_rows():
     expert_TK = torch.tensor([[0, 3], [3, 4]])
-    assert load_of(expert_TK, 6).tolist() == [1, 0, 0, 2, 1, 0]
-    assert by_expert(expert_TK, 6).counts_E.tolist() == [1, 0, 0, 2, 1, 0]
+    assert count_tokens_per_expert(expert_TK, 6).tolist() == [1, 0, 0, 2, 1, 0]
+    assert sort_by_expert(expert_TK, 6).counts_E.tolist() == [1, 0, 0, 2, 1, 0]
 
 
 def test_a_row_finds_its_way_back():
-    order = by_expert(routed(), 6)
+    order = sort_by_expert(routed(), 6)
     x, weight = torch.randn(50, 4), torch.rand(50, 3)
     torch.testing.assert_close(
-        gather(spread(x, order), weight, order), x * weight.sum(1, keepdim=True)
+        unpermute(permute(x, order), weight, order), x * weight.sum(1, keepdim=True)
     )
 
 
 def test_gradients():
-    order = by_expert(routed(7, 4, 2), 4)
+    order = sort_by_expert(routed(7, 4, 2), 4)
     x = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
     answer = torch.randn(14, 3, dtype=torch.float64, requires_grad=True)
     weight = torch.rand(7, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: spread(x, order), x)
-    assert torch.autograd.gradcheck(lambda a, w: gather(a, w, order), (answer, weight))
+    assert torch.autograd.gradcheck(lambda x: permute(x, order), x)
+    assert torch.autograd.gradcheck(lambda a, w: unpermute(a, w, order), (answer, weight))

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.optim._muon import _zeropower_via_newtonschulz as torch_zeropower
 
-from paddock.kernels.newton_schulz import JORDAN, TIGHT, newton_schulz
+from paddock.kernels.newton_schulz import JORDAN, XTUNER, newton_schulz
 
-BANDS = {"jordan": (JORDAN, 0.68, 1.21), "tight": (TIGHT, 0.97, 1.15)}
+BANDS = {"jordan": (JORDAN, 0.68, 1.21), "tight": (XTUNER, 0.97, 1.15)}
 
 
 def with_singular_values(values, rows, columns):
@@ -67,8 +67,8 @@ def test_nothing_stays_nothing():
 
 def test_further_steps_repeat_the_last_triple():
     matrix = torch.randn(4, 6, dtype=torch.float64)
-    longer = (*TIGHT, TIGHT[-1], TIGHT[-1])
-    ours = newton_schulz(matrix, coefficients=TIGHT, steps=7)
+    longer = (*XTUNER, XTUNER[-1], XTUNER[-1])
+    ours = newton_schulz(matrix, coefficients=XTUNER, steps=7)
     torch.testing.assert_close(ours, newton_schulz(matrix, coefficients=longer, steps=7))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paddock.kernels.newton_schulz import TIGHT, fused, newton_schulz, reference
+from paddock.kernels.newton_schulz import XTUNER, fused, newton_schulz, reference
 from paddock.kernels.newton_schulz.fused import (
     DEPTH,
     HALF_FROM,
@@ -35,17 +35,17 @@ HALF = {"steps": 5, "dtype": torch.bfloat16}
 
 
 def plan(steps):
-    return [len(triples) for triples, _ in phases(TIGHT, steps)]
+    return [len(triples) for triples, _ in phases(XTUNER, steps)]
 
 
 def test_the_gram_matrix_is_computed_afresh_after_two_steps_and_then_three():
     assert [plan(steps) for steps in (1, 2, 3, 5, 6, 9)] == [
         [1], [2], [2, 1], [2, 3], [2, 3, 1], [2, 3, 3, 1],
     ]  # fmt: skip
-    taken = [triple for triples, _ in phases(TIGHT, 7) for triple in triples]
-    assert taken[1:] == [*TIGHT[1:], TIGHT[-1], TIGHT[-1]]
-    assert taken[0] == tuple(x / SCALE**n for x, n in zip(TIGHT[0], (1, 3, 5), strict=True))
-    assert [last for _, last in phases(TIGHT, 6)] == [False, False, True]
+    taken = [triple for triples, _ in phases(XTUNER, 7) for triple in triples]
+    assert taken[1:] == [*XTUNER[1:], XTUNER[-1], XTUNER[-1]]
+    assert taken[0] == tuple(x / SCALE**n for x, n in zip(XTUNER[0], (1, 3, 5), strict=True))
+    assert [last for _, last in phases(XTUNER, 6)] == [False, False, True]
 
 
 def test_tiles_are_those_that_touch_the_lower_triangle():

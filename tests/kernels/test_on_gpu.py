@@ -5,8 +5,8 @@ import torch
 
 from paddock.kernels.grouped_gemm import fused, grouped_gemm, reference
 from paddock.kernels.index_scores import index_scores
-from paddock.kernels.lm_loss import lm_loss
-from paddock.kernels.precision import wide_mm
+from paddock.kernels.linear_cross_entropy import linear_cross_entropy
+from paddock.kernels.precision import mm_fp32
 from paddock.kernels.topk import index_topk
 from paddock.model import Layout, Network, preset
 
@@ -37,7 +37,7 @@ def test_the_grouped_product_and_its_gradients(counts):
 def test_halves_are_multiplied_exactly_and_added_in_float32():
     torch.manual_seed(0)
     a, b = (torch.randn(300, 300, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    found = wide_mm(a, b)
+    found = mm_fp32(a, b)
     assert found.dtype == torch.float32
     assert error(found, a.double() @ b.double()) < 1e-6
 
@@ -57,10 +57,10 @@ def test_the_loss_and_its_gradients():
     hidden = torch.randn(200, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     head = (torch.randn(500, 64, device="cuda") / 8).bfloat16().requires_grad_()
     target = torch.randint(0, 500, (200,), device="cuda")
-    loss = lm_loss(hidden, head, target)
+    loss = linear_cross_entropy(hidden, head, target)
     dhidden, dhead = torch.autograd.grad(loss.sum(), (hidden, head))
     exact = [t.detach().double().cpu().requires_grad_() for t in (hidden, head)]
-    exact_loss = lm_loss(*exact, target.cpu())
+    exact_loss = linear_cross_entropy(*exact, target.cpu())
     exact_dhidden, exact_dhead = torch.autograd.grad(exact_loss.sum(), exact)
     assert error(loss.detach(), exact_loss.detach()) < 1e-5
     assert error(dhidden, exact_dhidden) < 5e-3

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paddock.engine import Engine, EngineSettings, Request
-from paddock.kernels import latent_prepare, twins
-from paddock.kernels.latent_prepare import fused, reference
+from paddock.kernels import dispatch, mla_prepare
+from paddock.kernels.mla_prepare import fused, reference
 from paddock.model import Network, preset
 from paddock.model.attention.mla import MLA
 from paddock.records import SamplingParams
@@ -34,8 +34,8 @@ def test_raw_products_are_prepared(name, dtype):
     inputs = case.inputs(dtype, "cuda")
     expected = case.prepared(reference, exact(inputs))
     with torch.no_grad():
-        assert latent_prepare.suits(inputs[0].raw_TQ, inputs[0].weight_Q)
-    found = case.prepared(latent_prepare, inputs)
+        assert mla_prepare.suits(inputs[0].raw_TQ, inputs[0].weight_Q)
+    found = case.prepared(mla_prepare, inputs)
     for part in expected:
         assert error(found[part], expected[part]) < (1e-5 if part == "weights" else 6e-3), part
     again = case.prepared(fused, case.inputs(dtype, "cuda"))
@@ -65,15 +65,15 @@ def test_a_token_does_not_notice_the_others():
 def test_what_it_does_not_take():
     x, weight = torch.randn(129, 64, device="cuda").bfloat16(), torch.ones(64, device="cuda")
     half = weight.bfloat16()
-    assert not latent_prepare.suits(x[:1], half)  # gradients are on
+    assert not mla_prepare.suits(x[:1], half)  # gradients are on
     with torch.no_grad():
-        assert latent_prepare.suits(x[:128], half)
-        assert not latent_prepare.suits(x, half)
-        assert not latent_prepare.suits(x[:1], weight)
-        assert not latent_prepare.suits(x[:1].float(), weight)
-        assert not latent_prepare.suits(x[:0], half)
-        with twins.without("latent_prepare"):
-            assert not latent_prepare.suits(x[:1], half)
+        assert mla_prepare.suits(x[:128], half)
+        assert not mla_prepare.suits(x, half)
+        assert not mla_prepare.suits(x[:1], weight)
+        assert not mla_prepare.suits(x[:1].float(), weight)
+        assert not mla_prepare.suits(x[:0], half)
+        with dispatch.disable_kernels("latent_prepare"):
+            assert not mla_prepare.suits(x[:1], half)
 
 
 def test_a_graph_follows_slots_and_products():
@@ -135,7 +135,7 @@ def test_a_network_says_the_same_with_and_without(network, graphs, monkeypatch):
     with_it = replies()
     assert set(taken) == {0, 1, 2}
     taken.clear()
-    with twins.without("latent_prepare"):
+    with dispatch.disable_kernels("latent_prepare"):
         without_it = replies()
     assert not taken
     for a, b in zip(with_it, without_it, strict=True):

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.kernels.index_scores import Keys, to_float8
-from paddock.kernels.pages import Pages
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.index_scores import IndexKeys, to_float8
 from paddock.kernels.spans import Span
 from paddock.kernels.topk import (
     cuda,
     fused,
-    index_topk_spans,
-    index_topk_table,
+    index_topk_paged,
+    index_topk_varlen,
     reference,
     topk,
 )
@@ -49,7 +49,7 @@ def exact(case: Case, dtype: torch.dtype) -> torch.Tensor:
     widest = max(span.keys for span in case.spans)
     found = torch.full((case.queries, widest), float("nan"), dtype=torch.float64, device="cuda")
     scale = None if keys.scale_S is None else keys.scale_S.double()
-    keys = Keys(keys.row_SD.float().double(), keys.slot_S, None)
+    keys = IndexKeys(keys.row_SD.float().double(), keys.slot_S, None)
     for row, (t, start, visible) in enumerate(rows_of(case.spans)):
         key = keys.rows(slice(start, start + visible))
         match = (query[t].float().double() @ key.mT).relu()
@@ -174,10 +174,10 @@ def test_scores_beyond_two_gigabyte_offsets():
     assert bool((found[:-8] == -1).all())
 
 
-def whole_numbers(case: Case) -> tuple[torch.Tensor, Keys, torch.Tensor]:
+def whole_numbers(case: Case) -> tuple[torch.Tensor, IndexKeys, torch.Tensor]:
     """Inputs whose scores are exact in any order of summation, and full of ties."""
     query, keys, weight = case.inputs(torch.float32, "cuda")
-    rounded = Keys(keys.row_SD.round().bfloat16(), keys.slot_S, keys.scale_S)
+    rounded = IndexKeys(keys.row_SD.round().bfloat16(), keys.slot_S, keys.scale_S)
     return query.round().bfloat16(), rounded, (weight * case.heads).round()
 
 
@@ -196,25 +196,25 @@ def whole_numbers(case: Case) -> tuple[torch.Tensor, Keys, torch.Tensor]:
 def test_a_packed_step_chooses_what_the_reference_chooses(case):
     inputs = whole_numbers(case)
     assert fused.suits(inputs[0], inputs[1], 1, case.k)
-    found = index_topk_spans(*inputs, case.spans, case.k)
-    assert torch.equal(found, reference.index_topk_spans(*inputs, case.spans, case.k))
+    found = index_topk_varlen(*inputs, case.spans, case.k)
+    assert torch.equal(found, reference.index_topk_varlen(*inputs, case.spans, case.k))
 
 
 def test_little_scratch_changes_nothing(monkeypatch):
     case = Case(STEP, k=64, **SMALL)
     inputs = whole_numbers(case)
-    expected = index_topk_spans(*inputs, case.spans, case.k)
+    expected = index_topk_varlen(*inputs, case.spans, case.k)
     monkeypatch.setattr(fused, "scratch", lambda device: 1 << 18)
-    assert torch.equal(index_topk_spans(*inputs, case.spans, case.k), expected)
+    assert torch.equal(index_topk_varlen(*inputs, case.spans, case.k), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_two_runs_are_bit_identical(dtype):
     case = Case(packed((0, 3000), (6000, 500), (9000, 1)), k=1024, **GLM5)
     inputs = case.inputs(dtype, "cuda")
-    first = index_topk_spans(*inputs, case.spans, case.k)
+    first = index_topk_varlen(*inputs, case.spans, case.k)
     for _ in range(3):
-        assert torch.equal(index_topk_spans(*inputs, case.spans, case.k), first)
+        assert torch.equal(index_topk_varlen(*inputs, case.spans, case.k), first)
 
 
 def test_eight_bit_choices_are_mostly_the_same():
@@ -222,9 +222,9 @@ def test_eight_bit_choices_are_mostly_the_same():
     query, keys, weight = case.inputs(torch.bfloat16, "cuda")
     query8, query_scale = to_float8(query)
     key8, key_scale = to_float8(keys.row_SD)
-    exact_ones = index_topk_spans(query, keys, weight, case.spans, case.k)
-    found = index_topk_spans(
-        query8, Keys(key8, None, key_scale), weight * query_scale, case.spans, case.k
+    exact_ones = index_topk_varlen(query, keys, weight, case.spans, case.k)
+    found = index_topk_varlen(
+        query8, IndexKeys(key8, None, key_scale), weight * query_scale, case.spans, case.k
     )
     shared = [len(np.intersect1d(a, b)) for a, b in zip(found.cpu(), exact_ones.cpu(), strict=True)]
     assert np.mean(shared) > 0.95 * case.k
@@ -239,8 +239,8 @@ def test_queries_and_keys_beyond_two_gigabyte_offsets():
     near, keys, near_weight = whole_numbers(case)
     query[-70:], key[-4070:], weight[-70:] = near, keys.row_SD, near_weight
     far = [Span(T - 70, 70, S - 4070, 4070)]
-    found = index_topk_spans(query, Keys(key), weight, far, 64)
-    expected = reference.index_topk_spans(near, keys, near_weight, case.spans, 64)
+    found = index_topk_varlen(query, IndexKeys(key), weight, far, 64)
+    expected = reference.index_topk_varlen(near, keys, near_weight, case.spans, 64)
     assert torch.equal(found, expected + (S - 4070))
 
 
@@ -270,23 +270,23 @@ def test_a_table_of_sequences_chooses_what_the_reference_chooses(queries, size, 
     table = Table(visible, columns=9000, k=64, scaled=scaled, size=size, **SMALL)
     query, keys, weight, pages, visible_BQ = table.inputs(torch.float32, "cuda")
     scale = None if keys.scale_S is None else keys.scale_S.mul(4).round()
-    keys = Keys(keys.row_SD.round().bfloat16(), None, scale)
+    keys = IndexKeys(keys.row_SD.round().bfloat16(), None, scale)
     inputs = (query.round().bfloat16(), keys, (weight * 16).round(), pages, visible_BQ, 64)
-    found = index_topk_table(*inputs)
+    found = index_topk_paged(*inputs)
     here = [x.cpu() if isinstance(x, torch.Tensor) else x for x in inputs]
-    here[1] = Keys(keys.row_SD.cpu(), None, None if scale is None else scale.cpu())
-    here[3] = Pages(pages.page_BP.cpu(), pages.size)
-    assert torch.equal(found.cpu(), reference.index_topk_table(*here))
+    here[1] = IndexKeys(keys.row_SD.cpu(), None, None if scale is None else scale.cpu())
+    here[3] = BlockTable(pages.page_BP.cpu(), pages.size)
+    assert torch.equal(found.cpu(), reference.index_topk_paged(*here))
 
 
 def test_a_table_in_a_graph_follows_its_lengths():
     table = Table(((900,), (100,)), columns=1000, k=64, **SMALL)
     query, keys, weight, pages, visible = table.inputs(torch.bfloat16, "cuda")
-    pages = Pages(pages.page_BP.clamp(max=1999), 1)
+    pages = BlockTable(pages.page_BP.clamp(max=1999), 1)
     visible = visible.int()
 
     def choose():
-        return index_topk_table(query, keys, weight, pages, visible, 64)
+        return index_topk_paged(query, keys, weight, pages, visible, 64)
 
     choose()
     graph = torch.cuda.CUDAGraph()
@@ -303,10 +303,10 @@ def test_a_table_in_a_graph_follows_its_lengths():
 def test_a_graph_replays_both_kernels():
     case = Case(packed((3000, 1), (5000, 1)), k=256, **SMALL)
     query, keys, weight = whole_numbers(case)
-    expected = index_topk_spans(query, keys, weight, case.spans, case.k)
+    expected = index_topk_varlen(query, keys, weight, case.spans, case.k)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = index_topk_spans(query, keys, weight, case.spans, case.k)
+        found = index_topk_varlen(query, keys, weight, case.spans, case.k)
     found.fill_(-7)
     graph.replay()
     assert torch.equal(found, expected)
@@ -315,9 +315,9 @@ def test_a_graph_replays_both_kernels():
 def test_no_scratch_beyond_the_budget():
     case = Case(packed((0, 20000)), k=64, **SMALL)
     inputs = case.inputs(torch.bfloat16, "cuda")
-    index_topk_spans(*inputs, case.spans, case.k)
+    index_topk_varlen(*inputs, case.spans, case.k)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    found = index_topk_spans(*inputs, case.spans, case.k)
+    found = index_topk_varlen(*inputs, case.spans, case.k)
     peak = torch.cuda.max_memory_allocated() - before
-    assert peak < fused.scratch(found.device) + found.numel() * 4 + (32 << 20)
+    assert peak < fused.scratch_bytes(found.device) + found.numel() * 4 + (32 << 20)

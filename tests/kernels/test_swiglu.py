@@ -1,13 +1,13 @@
 import torch
 
-from paddock.kernels.swiglu import swiglu, swiglu_of
+from paddock.kernels.swiglu import silu_and_mul, swiglu
 
 
 def test_the_gate_is_the_first_half():
     both = torch.randn(5, 8, dtype=torch.float64)
     gate, up = both[:, :4], both[:, 4:]
-    torch.testing.assert_close(swiglu_of(both), gate / (1 + (-gate).exp()) * up)
-    assert torch.equal(swiglu_of(both), swiglu(gate, up))
+    torch.testing.assert_close(silu_and_mul(both), gate / (1 + (-gate).exp()) * up)
+    assert torch.equal(silu_and_mul(both), swiglu(gate, up))
 
 
 def test_gradients():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.kernels.index_scores import index_scores
-from paddock.kernels.topk import best, index_topk, reference, topk
+from paddock.kernels.topk import index_topk, reference, topk, topk_indices
 
 
 def by_hand(scores: list[float], visible: int, k: int) -> list[int]:
@@ -37,7 +37,7 @@ def test_both_ways_to_find_the_best_find_the_same(rows, k):
 
 def test_one_tie_in_one_row_does_not_disturb_the_others():
     scores = torch.tensor([[3.0, 1.0, 2.0, 1.0], [0.1, 0.2, 0.3, 0.4]])
-    assert best(scores, 3).tolist() == [[0, 1, 2], [1, 2, 3]]
+    assert topk_indices(scores, 3).tolist() == [[0, 1, 2], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("find", [reference._by_topk, reference._by_partition])

@@ -145,7 +145,7 @@ def nvrtc():
 def test_the_source_compiles_lean(arch, long, tmp_path):
     threads, together = (cuda.LONG_THREADS, 1024) if long else (cuda.SHORT_THREADS, 1536)
     options = [f"-DTHREADS={threads}", f"-DLONG={long}"]
-    code, said = compiling.compiled(SOURCE.read_text(), arch, options, tmp_path)
+    code, said = compiling.compile_cuda(SOURCE.read_text(), arch, options, tmp_path)
     assert code[:4] == b"\x7fELF"
     assert int(re.search(r"Used (\d+) registers", said)[1]) * together <= 65_536
     assert not any(int(n) for n in re.findall(r"(\d+) bytes spill stores", said))
@@ -154,17 +154,17 @@ def test_the_source_compiles_lean(arch, long, tmp_path):
 @pytest.mark.usefixtures("nvrtc")
 def test_a_source_is_compiled_once(tmp_path, monkeypatch):
     source = 'extern "C" __global__ void f(int* x) { *x = N; }'
-    first = compiling.compiled(source, "sm_90", ["-DN=1"], tmp_path)
-    other = compiling.compiled(source, "sm_90", ["-DN=2"], tmp_path)
+    first = compiling.compile_cuda(source, "sm_90", ["-DN=1"], tmp_path)
+    other = compiling.compile_cuda(source, "sm_90", ["-DN=2"], tmp_path)
     assert first[0] != other[0]
     monkeypatch.setattr(compiling, "_compile", None)  # from here on nothing can be compiled
-    assert compiling.compiled(source, "sm_90", ["-DN=1"], tmp_path) == first
+    assert compiling.compile_cuda(source, "sm_90", ["-DN=1"], tmp_path) == first
 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_a_wrong_source_is_refused_with_the_compilers_words(tmp_path):
-    with pytest.raises(compiling.CompileError, match="undefined"):
-        compiling.compiled("__global__ void f() { undefined(); }", "sm_90", folder=tmp_path)
+    with pytest.raises(compiling.KernelCompileError, match="undefined"):
+        compiling.compile_cuda("__global__ void f() { undefined(); }", "sm_90", folder=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -172,5 +172,5 @@ def test_a_wrong_source_is_refused_with_the_compilers_words(tmp_path):
 def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path):
     blocked = tmp_path / "a file"
     blocked.write_text("")
-    code, _ = compiling.compiled("__global__ void f() {}", "sm_90", folder=blocked / "cache")
+    code, _ = compiling.compile_cuda("__global__ void f() {}", "sm_90", folder=blocked / "cache")
     assert code[:4] == b"\x7fELF"

@@ -14,7 +14,7 @@ from paddock.kernels import (
     twins,
     wide_linear,
 )
-from paddock.kernels.topk import best
+from paddock.kernels.topk import topk_indices
 from paddock.model import Layout
 from paddock.optim import AdamW, clip_gradients
 from paddock.records import NamedParameter, ParameterRole
@@ -68,7 +68,7 @@ def test_attention_over_documents(case, masked):
     def attend(q, k, v):
         assert q.dtype == torch.float64 or dense_attention.packed.suits(name, q, k, v, spans)
         if masked:
-            return dense_attention.kept_attention(q, k, v, spans, index, scale=dim**-0.5)
+            return dense_attention.topk_masked_attention(q, k, v, spans, index, scale=dim**-0.5)
         if q.dtype == torch.float64:
             return dense_attention.dense_attention(q, k, v, spans, scale=dim**-0.5)
         return dense_attention.packed.attention(q, k, v, spans, None, scale=dim**-0.5)
@@ -90,7 +90,9 @@ def test_attention_of_the_small_preset_under_random_masks():
     assert (
         max(
             distances(
-                lambda q, k, v: dense_attention.kept_attention(q, k, v, spans, index, scale=0.1),
+                lambda q, k, v: dense_attention.topk_masked_attention(
+                    q, k, v, spans, index, scale=0.1
+                ),
                 leaves,
             )
         )
@@ -125,7 +127,7 @@ def test_the_gated_activation():
     gate, up, both = leaf(999, 512), leaf(999, 512), leaf(777, 3000)
     assert swiglu.fused.suits(gate, up) and swiglu.fused.suits(both)
     assert max(distances(swiglu.swiglu, (gate, up))) < 4e-3
-    assert max(distances(swiglu.swiglu_of, (both,))) < 4e-3
+    assert max(distances(swiglu.silu_and_mul, (both,))) < 4e-3
 
 
 @pytest.mark.parametrize(("experts", "k"), [(32, 4), (256, 8), (20, 3)])
@@ -133,24 +135,24 @@ def test_experts_and_their_rows(experts, k):
     torch.manual_seed(0)
     score = torch.randn(3000, experts, device="cuda").mul(3).round()
     assert expert_choice.fused.suits(score, k)
-    expert = expert_choice.best_of_few(score, k)
-    assert torch.equal(expert.cpu(), best(score.cpu(), k))
+    expert = expert_choice.expert_topk(score, k)
+    assert torch.equal(expert.cpu(), topk_indices(score.cpu(), k))
     assert moe_permute.fused.sorts(expert, experts)
-    order = moe_permute.by_expert(expert, experts)
-    expected = moe_permute.reference.by_expert(expert.cpu(), experts)
+    order = moe_permute.sort_by_expert(expert, experts)
+    expected = moe_permute.reference.sort_by_expert(expert.cpu(), experts)
     for name in ("token_R", "slot_TK", "counts_E"):
         assert torch.equal(getattr(order, name).cpu(), getattr(expected, name)), name
-    assert torch.equal(moe_permute.load_of(expert, experts), order.counts_E)
+    assert torch.equal(moe_permute.count_tokens_per_expert(expert, experts), order.counts_E)
     few, wanted = (
         sort(expert[:9], experts)
-        for sort in (moe_permute.by_expert, moe_permute.reference.by_expert)
+        for sort in (moe_permute.sort_by_expert, moe_permute.reference.sort_by_expert)
     )
     for name in ("token_R", "slot_TK", "counts_E"):
         assert torch.equal(getattr(few, name), getattr(wanted, name)), name
     x, answer = leaf(3000, 136), leaf(3000 * k, 136)
     weight = torch.rand(3000, k, device="cuda", requires_grad=True)
-    assert max(distances(lambda x: moe_permute.spread(x, order), (x,))) < 4e-3
-    found = distances(lambda a, w: moe_permute.gather(a, w, order), (answer, weight))
+    assert max(distances(lambda x: moe_permute.permute(x, order), (x,))) < 4e-3
+    found = distances(lambda a, w: moe_permute.unpermute(a, w, order), (answer, weight))
     assert max(found) < 4e-3
 
 
@@ -158,7 +160,7 @@ def test_a_wide_linear_map():
     torch.manual_seed(0)
     x, weight = leaf(500, 256), leaf(32, 256)
     assert wide_linear.fused.suits(x, weight)
-    out, dx, dweight = distances(wide_linear.wide_linear, (x, weight))
+    out, dx, dweight = distances(wide_linear.linear_fp32, (x, weight))
     assert out < 1e-6
     assert max(dx, dweight) < 5e-3
 
@@ -168,7 +170,7 @@ def test_a_wide_linear_map_with_exact_weights():
     x = leaf(500, 256)
     weight = torch.randn(16, 256, device="cuda", requires_grad=True)
     assert wide_linear.fused.suits(x, weight)
-    out, dx, dweight = distances(wide_linear.wide_linear, (x, weight))
+    out, dx, dweight = distances(wide_linear.linear_fp32, (x, weight))
     assert out < 1e-5  # a bfloat16 weight alone would be 2e-3 away
     assert max(dx, dweight) < 5e-3
 
@@ -181,7 +183,8 @@ def test_the_loss(ignored):
     target[:ignored] = -100
     assert lm_loss.fused.suits(hidden, head)
     loss, dhidden, dhead = distances(
-        lambda h, w: lm_loss.lm_loss(h, w, target, chunk_bytes=4 * 5000 * 130), (hidden, head)
+        lambda h, w: lm_loss.linear_cross_entropy(h, w, target, chunk_bytes=4 * 5000 * 130),
+        (hidden, head),
     )
     assert loss < 1e-5
     assert max(dhidden, dhead) < 6e-3
@@ -219,7 +222,7 @@ def test_a_network_is_as_near_the_truth_with_every_twin_as_without():
     def run():
         network.zero_grad()
         hidden_TD = network(token_T, layout).hidden_TD
-        loss_T = lm_loss.lm_loss(hidden_TD, network.head.weight, token_T)
+        loss_T = lm_loss.linear_cross_entropy(hidden_TD, network.head.weight, token_T)
         loss_T.mean().backward()
         grads = [p.grad.double() for p in network.parameters() if p.grad is not None]
         return loss_T.detach(), grads
@@ -230,7 +233,7 @@ def test_a_network_is_as_near_the_truth_with_every_twin_as_without():
     loss_T, grads = run()
     again_T, _ = run()
     assert torch.equal(loss_T, again_T)
-    with twins.without(*twins.TWINS):
+    with twins.disable_kernels(*twins.KERNELS):
         plain_T, plain = run()
         network.cast(torch.float64)
         true_T, true = run()

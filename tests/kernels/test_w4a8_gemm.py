@@ -11,20 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.kernels.swiglu import swiglu_of
+from paddock.kernels.swiglu import silu_and_mul
 from paddock.kernels.w4a8_gemm import (
-    Rows,
-    Weight,
+    PackedWeight,
+    QuantizedActivations,
     fused,
-    integer_grouped,
-    integer_linear,
+    int_grouped_gemm,
+    int_linear,
     pack_halves,
-    quantize_gated,
-    quantize_rows,
+    quantize_per_token,
     reference,
+    silu_and_mul_quantize,
     unpack_halves,
 )
-from paddock.kernels.w4a8_gemm.fused import ONE, ONE_NARROW, STACK, Tile
+from paddock.kernels.w4a8_gemm.fused import ONE, ONE_NARROW, STACK, GemmTile
 from tests.kernels.compiled import compiled
 from tests.kernels.w4a8_cases import CASES, CUTS, GATED, ROWS, SCATTERED, Product, elsewhere
 
@@ -48,23 +48,23 @@ def test_packing_two_to_a_byte_loses_nothing(rows, half, seed):
 def test_the_reference_computes_the_product(name):
     case = CASES[name]
     rows, weight = case.inputs_of()
-    found = integer_grouped(rows, weight, case.counts, torch.float32)
+    found = int_grouped_gemm(rows, weight, case.counts, torch.float32)
     torch.testing.assert_close(found.double(), case.exact(), rtol=1e-5, atol=1e-3)
 
 
 def test_one_matrix_is_a_stack_of_one():
     rows, weight = Product((7,), 32, 12).inputs_of()
-    alone = reference.Weight(weight.integer[0], weight.scale_XFG[0], packed=True)
-    found = integer_linear(rows, alone, torch.float32)
-    assert torch.equal(found, integer_grouped(rows, weight, (7,), torch.float32))
+    alone = reference.PackedWeight(weight.integer[0], weight.scale_XFG[0], packed=True)
+    found = int_linear(rows, alone, torch.float32)
+    assert torch.equal(found, int_grouped_gemm(rows, weight, (7,), torch.float32))
 
 
 def test_a_row_does_not_notice_its_neighbours():
     rows, weight = Product((40,), 64, 24).inputs_of()
-    whole = integer_grouped(rows, weight, (40,), torch.float32)
+    whole = int_grouped_gemm(rows, weight, (40,), torch.float32)
     for n in (1, 3, 33):
-        few = Rows(rows.integer_RD[:n], rows.scale_R[:n])
-        assert torch.equal(integer_grouped(few, weight, (n,), torch.float32), whole[:n])
+        few = QuantizedActivations(rows.integer_RD[:n], rows.scale_R[:n])
+        assert torch.equal(int_grouped_gemm(few, weight, (n,), torch.float32), whole[:n])
 
 
 def test_sums_are_exact_where_float32_would_round_them():
@@ -83,7 +83,7 @@ def test_sums_are_exact_where_float32_would_round_them():
 
 def test_rows_are_rounded_by_their_own_largest():
     x = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [1e-6, 0.0, -1e-6]])
-    rows = quantize_rows(x)
+    rows = quantize_per_token(x)
     assert rows.integer_RD.tolist() == [[64, -127, 32], [0, 0, 0], [127, 0, -127]]
     back = rows.integer_RD.float() * rows.scale_R.unsqueeze(-1)
     assert ((back - x).abs() <= rows.scale_R.unsqueeze(-1) / 2 * (1 + 1e-6)).all()
@@ -92,7 +92,7 @@ def test_rows_are_rounded_by_their_own_largest():
 def test_counts_that_do_not_cover_the_rows_are_refused():
     rows, weight = Product((4,), 32, 8).inputs_of()
     with pytest.raises(ValueError, match="do not cover 4 rows"):
-        integer_grouped(rows, weight, (3,), torch.float32)
+        int_grouped_gemm(rows, weight, (3,), torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def interpreted(tmp_path_factory):
 @pytest.mark.parametrize("name", [*CASES, *CUT_CASES])
 def test_the_twin_multiplies_as_the_reference_does(name, interpreted):
     case = CASES[name] if name in CASES else CUT_CASES[name][0]
-    expected = integer_grouped(*case.inputs_of(), case.counts, torch.float32)
+    expected = int_grouped_gemm(*case.inputs_of(), case.counts, torch.float32)
     if case.group is None:  # integers until the last multiplication: the same bits
         assert torch.equal(interpreted[name], expected)
     torch.testing.assert_close(interpreted[name], expected, rtol=1e-5, atol=1e-3)
@@ -115,19 +115,19 @@ def test_the_twin_multiplies_as_the_reference_does(name, interpreted):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_twin_rounds_as_the_reference_does(name, interpreted):
-    rows = quantize_rows(ROWS[name])
+    rows = quantize_per_token(ROWS[name])
     assert torch.equal(interpreted[f"{name}, rounded"], rows.integer_RD)
     assert torch.equal(interpreted[f"{name}, scales"], rows.scale_R)
 
 
 @pytest.mark.parametrize("name", GATED)
 def test_the_twin_rounds_what_passes_a_gate(name, interpreted):
-    rows = quantize_rows(swiglu_of(GATED[name]))
+    rows = quantize_per_token(silu_and_mul(GATED[name]))
     apart = interpreted[f"{name}, rounded"].int() - rows.integer_RD.int()
     assert apart.abs().max() <= 1  # an exponential may differ in its last bit
     assert apart.ne(0).float().mean() < 1e-3
     torch.testing.assert_close(interpreted[f"{name}, scales"], rows.scale_R, rtol=1e-6, atol=0)
-    assert torch.equal(quantize_gated(GATED[name]).integer_RD, rows.integer_RD)
+    assert torch.equal(silu_and_mul_quantize(GATED[name]).integer_RD, rows.integer_RD)
 
 
 @pytest.mark.parametrize("name", SCATTERED)
@@ -135,27 +135,27 @@ def test_rows_may_stand_elsewhere(name, interpreted):
     case = SCATTERED[name]
     rows, weight = case.inputs_of()
     source = elsewhere(rows.count)
-    expected = integer_grouped(rows, weight, case.counts, torch.float32)
+    expected = int_grouped_gemm(rows, weight, case.counts, torch.float32)
     there = (rows[source.argsort()], weight, case.counts, torch.float32, source)
-    assert torch.equal(integer_grouped(*there), expected)
+    assert torch.equal(int_grouped_gemm(*there), expected)
     torch.testing.assert_close(interpreted[f"{name}, scattered"], expected, rtol=1e-5, atol=1e-3)
 
 
 def test_a_tile_is_fitted_to_the_weight():
-    wide = Tile(32, 16, 128, slices=8, warps=8, stages=4)
+    wide = GemmTile(32, 16, 128, slices=8, warps=8, stages=4)
     one = Product((1,), 6144, 8).inputs_of()[1]  # 3072 bytes a row: 24 blocks of 128
     assert wide.fitted(one) == wide
     few_blocks = Product((1,), 768, 8).inputs_of()[1]  # 384 bytes: three blocks of 128
-    assert wide.fitted(few_blocks) == Tile(32, 16, 128, 1, 8, 4)
+    assert wide.fitted(few_blocks) == GemmTile(32, 16, 128, 1, 8, 4)
     grouped = Product((1,), 768, 8, group=64).inputs_of()[1]
-    assert wide.fitted(grouped) == Tile(32, 16, 64, 2, 8, 4)
+    assert wide.fitted(grouped) == GemmTile(32, 16, 64, 2, 8, 4)
 
 
 @pytest.mark.parametrize(
     ("experts", "width", "tiles"), [(1, 3072, ONE), (1, 1024, ONE_NARROW), (256, 3072, STACK)]
 )
 def test_the_table_goes_by_the_rows_of_a_matrix(experts, width, tiles):
-    weight = Weight(torch.empty(experts, 8, width), torch.empty(experts, 8, 1), packed=True)
+    weight = PackedWeight(torch.empty(experts, 8, width), torch.empty(experts, 8, 1), packed=True)
     assert list(tiles) == sorted(tiles)
     for most, tile in tiles.items():
         assert fused.tile_for(experts * most, weight) == tile
@@ -234,8 +234,8 @@ def test_a_hopper_chip_rounds_without_spilling(part, tmp_path):
 @pytest.mark.parametrize("name", CASES)
 def test_a_gpu_multiplies_as_the_reference_does(name):
     case = CASES[name]
-    found = integer_grouped(*case.inputs_of("cuda"), case.counts, torch.float32).cpu()
-    expected = integer_grouped(*case.inputs_of(), case.counts, torch.float32)
+    found = int_grouped_gemm(*case.inputs_of("cuda"), case.counts, torch.float32).cpu()
+    expected = int_grouped_gemm(*case.inputs_of(), case.counts, torch.float32)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)
 
 
@@ -245,7 +245,7 @@ def test_a_gpu_may_cut_a_product_otherwise(name):
     case, tile = CUT_CASES[name]
     rows, weight = case.inputs_of("cuda")
     how = (rows, weight, case.counts, torch.float32, tile.fitted(weight))
-    expected = integer_grouped(*case.inputs_of(), case.counts, torch.float32)
+    expected = int_grouped_gemm(*case.inputs_of(), case.counts, torch.float32)
     torch.testing.assert_close(fused.multiply(*how).cpu(), expected, rtol=1e-5, atol=1e-3)
 
 
@@ -254,8 +254,8 @@ def test_a_gpu_may_cut_a_product_otherwise(name):
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 6144), (6144, 2048)])
 def test_a_gpu_is_exact_at_the_shapes_of_experts(rows, outputs, inputs):
     held, weight = Product((rows,), inputs, outputs).inputs_of("cuda")
-    found = integer_grouped(held, weight, (rows,), torch.float32)
-    assert torch.equal(found, reference.integer_grouped(held, weight, (rows,), torch.float32))
+    found = int_grouped_gemm(held, weight, (rows,), torch.float32)
+    assert torch.equal(found, reference.int_grouped_gemm(held, weight, (rows,), torch.float32))
 
 
 @pytest.mark.gpu
@@ -266,7 +266,7 @@ def test_a_chain_of_products_in_a_graph_is_the_references_bit_for_bit():
     for outputs, inputs in [(4096, 2048), (2048, 4096)] * 8:
         integer = torch.randint(-8, 8, (outputs, inputs), generator=chance).to(torch.int8)
         scale = torch.full((outputs, 1), 0.2 * inputs**-0.5)
-        weights.append(Weight(pack_halves(integer).cuda(), scale.cuda(), packed=True))
+        weights.append(PackedWeight(pack_halves(integer).cuda(), scale.cuda(), packed=True))
     x = torch.empty(3, 2048, dtype=torch.bfloat16, device="cuda")
 
     def chain(multiplied, rounded):
@@ -275,14 +275,14 @@ def test_a_chain_of_products_in_a_graph_is_the_references_bit_for_bit():
             y = multiplied(rounded(y), weight.as_stack(), (3,), torch.bfloat16)
         return y
 
-    chain(fused.integer_grouped, fused.quantize_rows)
+    chain(fused.int_grouped_gemm, fused.quantize_per_token)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = chain(fused.integer_grouped, fused.quantize_rows)
+        found = chain(fused.int_grouped_gemm, fused.quantize_per_token)
     for seed in range(20):
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
-        expected = chain(reference.integer_grouped, reference.quantize_rows)
+        expected = chain(reference.int_grouped_gemm, reference.quantize_per_token)
         assert expected.abs().amax() > 0
         assert torch.equal(found, expected)
 
@@ -293,9 +293,9 @@ def test_on_a_gpu_too_rows_may_stand_elsewhere(name):
     case = SCATTERED[name]
     rows, weight = case.inputs_of("cuda")
     source = elsewhere(rows.count).cuda()
-    expected = integer_grouped(rows, weight, case.counts, torch.float32)
+    expected = int_grouped_gemm(rows, weight, case.counts, torch.float32)
     there = (rows[source.argsort()], weight, case.counts, torch.float32, source)
-    assert torch.equal(integer_grouped(*there), expected)
+    assert torch.equal(int_grouped_gemm(*there), expected)
 
 
 @pytest.mark.gpu
@@ -303,7 +303,7 @@ def test_on_a_gpu_too_rows_may_stand_elsewhere(name):
 @pytest.mark.parametrize("inner", [96, 2048])
 def test_a_gpu_rounds_what_passes_a_gate_as_two_launches_do(rows, inner):
     both = torch.randn(rows, 2 * inner, device="cuda", dtype=torch.bfloat16) * 2
-    found, expected = quantize_gated(both), quantize_rows(swiglu_of(both))
+    found, expected = silu_and_mul_quantize(both), quantize_per_token(silu_and_mul(both))
     assert torch.equal(found.integer_RD, expected.integer_RD)
     assert torch.equal(found.scale_R, expected.scale_R)
 
@@ -313,6 +313,6 @@ def test_a_gpu_rounds_what_passes_a_gate_as_two_launches_do(rows, inner):
 @pytest.mark.parametrize("rows", [1, 33, 65])
 def test_a_gpu_rounds_as_the_reference_does(dtype, rows):
     x = torch.randn(rows, 6144, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found, expected = quantize_rows(x.cuda()), reference.quantize_rows(x)
+    found, expected = quantize_per_token(x.cuda()), reference.quantize_per_token(x)
     assert torch.equal(found.integer_RD.cpu(), expected.integer_RD)
     assert torch.equal(found.scale_R.cpu(), expected.scale_R)

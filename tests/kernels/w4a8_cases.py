@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from paddock.kernels.w4a8_gemm import Rows, Weight, fused, pack_halves
-from paddock.kernels.w4a8_gemm.fused import Tile
+from paddock.kernels.w4a8_gemm import PackedWeight, QuantizedActivations, fused, pack_halves
+from paddock.kernels.w4a8_gemm.fused import GemmTile
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,19 @@ class Product:
     bits: int = 4
     group: int | None = None  # columns that share a scale; None: all of them
 
-    def inputs_of(self, device: str = "cpu") -> tuple[Rows, Weight]:
+    def inputs_of(self, device: str = "cpu") -> tuple[QuantizedActivations, PackedWeight]:
         chance = torch.Generator().manual_seed(0)
         R, E, limit = sum(self.counts), len(self.counts), 7 if self.bits == 4 else 127
         row = torch.randint(-127, 128, (R, self.inputs), generator=chance).to(torch.int8)
-        rows = Rows(row.to(device), (torch.rand(R, generator=chance) + 0.1).to(device))
+        rows = QuantizedActivations(
+            row.to(device), (torch.rand(R, generator=chance) + 0.1).to(device)
+        )
         shape = (E, self.outputs, self.inputs)
         integer = torch.randint(-limit - 1, limit + 1, shape, generator=chance).to(torch.int8)
         groups = self.inputs // (self.group or self.inputs)
         scale = torch.rand(E, self.outputs, groups, generator=chance) + 0.1
         stored = pack_halves(integer) if self.bits == 4 else integer
-        return rows, Weight(stored.to(device), scale.to(device), packed=self.bits == 4)
+        return rows, PackedWeight(stored.to(device), scale.to(device), packed=self.bits == 4)
 
     def exact(self) -> torch.Tensor:
         """In float64, one multiplication at a time."""
@@ -58,9 +60,9 @@ CASES = {
 
 # Ways of cutting a product that the table may not choose at sizes as small as these.
 CUTS = {
-    "the same columns": Tile(64, 16, 64, slices=1, warps=4, stages=3),
-    "columns of their own": Tile(16, 8, 32, slices=4, warps=4, stages=3),
-    "two slices of many rows": Tile(32, 64, 32, slices=2, warps=4, stages=2),
+    "the same columns": GemmTile(64, 16, 64, slices=1, warps=4, stages=3),
+    "columns of their own": GemmTile(16, 8, 32, slices=4, warps=4, stages=3),
+    "two slices of many rows": GemmTile(32, 64, 32, slices=2, warps=4, stages=2),
 }
 
 ROWS = {
@@ -94,7 +96,7 @@ if __name__ == "__main__":
     found = {}
     for name, case in CASES.items():
         rows, weight = case.inputs_of()
-        found[name] = fused.integer_grouped(rows, weight, case.counts, torch.float32)
+        found[name] = fused.int_grouped_gemm(rows, weight, case.counts, torch.float32)
         for cut, tile in CUTS.items():
             fitted = tile.fitted(weight)
             how = (rows, weight, case.counts, torch.float32, fitted)
@@ -103,11 +105,11 @@ if __name__ == "__main__":
         rows, weight = case.inputs_of()
         source = elsewhere(rows.count)
         how = (rows[source.argsort()], weight, case.counts, torch.float32, source)
-        found[f"{name}, scattered"] = fused.integer_grouped(*how)
+        found[f"{name}, scattered"] = fused.int_grouped_gemm(*how)
     for name, x in GATED.items():
-        rounded = fused.quantize_gated(x)
+        rounded = fused.silu_and_mul_quantize(x)
         found[f"{name}, rounded"], found[f"{name}, scales"] = rounded.integer_RD, rounded.scale_R
     for name, x in ROWS.items():
-        rounded = fused.quantize_rows(x)
+        rounded = fused.quantize_per_token(x)
         found[f"{name}, rounded"], found[f"{name}, scales"] = rounded.integer_RD, rounded.scale_R
     torch.save(found, sys.argv[1])

@@ -25,10 +25,10 @@ def test_absorbed_equals_expanded(geometry):
     for spans in [(Span(0, 25, 0, 25),), (Span(24, 1, 0, 25),), (Span(10, 15, 0, 25),)]:
         query_THD = projected.query_THD
         expanded = attention.expanded(query_THD, projected.row_TC, spans)
-        from paddock.kernels.latent_decode import latent_decode
+        from paddock.kernels.mla_decode import mla_decode
 
         absorbed = attention.emit(
-            latent_decode(
+            mla_decode(
                 attention.absorb(query_THD),
                 projected.row_TC,
                 spans,

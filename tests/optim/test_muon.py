@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from paddock.kernels.newton_schulz import TIGHT, newton_schulz
+from paddock.kernels.newton_schulz import XTUNER, newton_schulz
 from paddock.optim import AdamW, Muon, MuonSettings, Rule
 from paddock.optim.muon import orthogonalize_role
 from paddock.optim.roles import RULES
@@ -80,7 +80,7 @@ def assert_same_state(optimizer, other):
     ("settings", "low", "high"),
     [
         (MuonSettings(), 0.68, 1.21),
-        (MuonSettings(coefficients=TIGHT), 0.97, 1.15),
+        (MuonSettings(coefficients=XTUNER), 0.97, 1.15),
         (MuonSettings(scale="original"), 0.68, 1.21),
     ],
 )

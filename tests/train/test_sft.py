@@ -18,7 +18,7 @@ from paddock.data import (
     TokenizerSettings,
     lessons,
 )
-from paddock.kernels.lm_loss import lm_loss
+from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.model import Layout
 from paddock.records import Dialogue, LossMaskSpan, Message
 from paddock.text import GlmRenderer, Tokenizer, get_renderer
@@ -183,7 +183,7 @@ def test_a_masked_error_has_exactly_no_gradient(network, monkeypatch):
     def watched(hidden_TD, head_VD, target_T):
         states.append(hidden_TD.clone())
         states[-1].retain_grad()
-        return lm_loss(states[-1], head_VD, target_T)
+        return linear_cross_entropy(states[-1], head_VD, target_T)
 
     monkeypatch.setattr("paddock.train.objective.lm_loss", watched)
     losses_of(network, batch)[0].total.backward()

@@ -44,7 +44,7 @@ def dense_attention(
     return reference.dense_attention(*heads, spans, scale=scale, window=window)
 
 
-def kept_attention(
+def topk_masked_attention(
     query_THD: Tensor,
     key_SGD: Tensor,
     value_SGV: Tensor,
@@ -56,7 +56,7 @@ def kept_attention(
     heads = (query_THD, key_SGD, value_SGV)
     if packed.suits("kept_attention", *heads, spans):
         return packed.attention(*heads, spans, index_TK, scale=scale)
-    return reference.kept_attention(*heads, spans, index_TK, scale=scale)
+    return reference.topk_masked_attention(*heads, spans, index_TK, scale=scale)
 
 
-__all__ = ["dense_attention", "kept_attention"]
+__all__ = ["dense_attention", "topk_masked_attention"]

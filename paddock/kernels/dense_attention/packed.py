@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from paddock.kernels.dispatch import can_use_kernel
 from paddock.kernels.spans import Span
-from paddock.kernels.twins import usable
 
 # PyTorch plans a launch for every new count and length of documents, which takes longer than the
 # launch; up to so many different lengths it is worth it.
@@ -22,7 +22,7 @@ LENGTHS = 2
 TILE = 128  # queries and keys that share an entry in the lists of what is kept
 
 
-class Blocks(NamedTuple):
+class LaunchConfig(NamedTuple):
     """How a kernel is cut and launched."""
 
     queries: int
@@ -32,31 +32,43 @@ class Blocks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionLaunchConfigs:
     """The launches of one head width, cut so that little spills and products overlap
     (tests/kernels/test_dense_attention_compiled.py). Under a mask two stages look up the list.
     """
 
-    forward: Blocks
-    keys: Blocks
-    queries: Blocks
+    forward: LaunchConfig
+    keys: LaunchConfig
+    queries: LaunchConfig
 
 
-KEPT_PLANS = {
-    64: Plan(Blocks(128, 32, 8, 5), Blocks(32, 128, 8, 5), Blocks(128, 64, 8, 5)),
-    128: Plan(Blocks(128, 64, 8, 5), Blocks(64, 128, 8, 5), Blocks(128, 64, 8, 5)),
-    256: Plan(Blocks(128, 32, 8, 4), Blocks(32, 64, 8, 2), Blocks(128, 32, 8, 2)),
+MASKED_LAUNCHES = {
+    64: AttentionLaunchConfigs(
+        LaunchConfig(128, 32, 8, 5), LaunchConfig(32, 128, 8, 5), LaunchConfig(128, 64, 8, 5)
+    ),
+    128: AttentionLaunchConfigs(
+        LaunchConfig(128, 64, 8, 5), LaunchConfig(64, 128, 8, 5), LaunchConfig(128, 64, 8, 5)
+    ),
+    256: AttentionLaunchConfigs(
+        LaunchConfig(128, 32, 8, 4), LaunchConfig(32, 64, 8, 2), LaunchConfig(128, 32, 8, 2)
+    ),
 }
-CAUSAL_PLANS = {
-    64: Plan(Blocks(128, 64, 8, 3), Blocks(32, 128, 8, 3), Blocks(128, 64, 8, 3)),
-    128: Plan(Blocks(128, 64, 8, 3), Blocks(64, 128, 8, 3), Blocks(128, 64, 8, 3)),
-    256: Plan(Blocks(128, 32, 8, 2), Blocks(32, 64, 8, 2), Blocks(128, 32, 8, 2)),
+CAUSAL_LAUNCHES = {
+    64: AttentionLaunchConfigs(
+        LaunchConfig(128, 64, 8, 3), LaunchConfig(32, 128, 8, 3), LaunchConfig(128, 64, 8, 3)
+    ),
+    128: AttentionLaunchConfigs(
+        LaunchConfig(128, 64, 8, 3), LaunchConfig(64, 128, 8, 3), LaunchConfig(128, 64, 8, 3)
+    ),
+    256: AttentionLaunchConfigs(
+        LaunchConfig(128, 32, 8, 2), LaunchConfig(32, 64, 8, 2), LaunchConfig(128, 32, 8, 2)
+    ),
 }
 
 
-def plan_for(width: int, *, masked: bool) -> Plan:
+def plan_for(width: int, *, masked: bool) -> AttentionLaunchConfigs:
     """The launches for heads of this width, of the wider of queries and values."""
-    plans = KEPT_PLANS if masked else CAUSAL_PLANS
+    plans = MASKED_LAUNCHES if masked else CAUSAL_LAUNCHES
     return next(plan for most, plan in plans.items() if width <= most)
 
 
@@ -65,10 +77,10 @@ def suits(
 ) -> bool:
     """Half precision on a GPU, whole documents that lie one after the other."""
     return (
-        usable(name, query_THD, key_SGD, value_SGV)
+        can_use_kernel(name, query_THD, key_SGD, value_SGV)
         and query_THD.dtype == key_SGD.dtype == value_SGV.dtype
         and len(query_THD) > 0
-        and max(query_THD.shape[-1], value_SGV.shape[-1]) <= max(KEPT_PLANS)
+        and max(query_THD.shape[-1], value_SGV.shape[-1]) <= max(MASKED_LAUNCHES)
         and _one_after_the_other(tuple(spans), len(query_THD), len(key_SGD))
     )
 
@@ -98,7 +110,7 @@ def attention(
         key_SGD = key_SGD.repeat_interleave(groups, dim=1)
         value_SGV = value_SGV.repeat_interleave(groups, dim=1)
     heads = (_rows_apart(query_THD), _rows_apart(key_SGD), _rows_apart(value_SGV))
-    kept = None if index_TK is None else Kept.of(index_TK, tuple(spans))
+    kept = None if index_TK is None else KeyBlockMask.of(index_TK, tuple(spans))
     return _Attention.apply(*heads, kept, _Frame(tuple(spans), scale))  # type: ignore[no-any-return]
 
 
@@ -128,7 +140,7 @@ def table_of(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class KeyBlockMask:
     """Which keys each query keeps, as bits, and which tiles have any."""
 
     words_TW: Tensor
@@ -137,7 +149,7 @@ class Kept:
     counts: Tensor
 
     @classmethod
-    def of(cls, index_TK: Tensor, spans: tuple[Span, ...]) -> "Kept":
+    def of(cls, index_TK: Tensor, spans: tuple[Span, ...]) -> "KeyBlockMask":
         from . import triton as twin
 
         index_TK = index_TK if index_TK.stride(-1) == 1 else index_TK.contiguous()
@@ -156,7 +168,7 @@ class Kept:
         twin.turn[grid](words_TW, words_TW, flags, tiles, W, listed, TURN=False)
         return cls(words_TW, flags, *_named(flags, tiles, by_keys=False))
 
-    def turned(self, spans: tuple[Span, ...]) -> "Kept":
+    def turned(self, spans: tuple[Span, ...]) -> "KeyBlockMask":
         """The same from the keys' side: which queries keep each key."""
         from . import triton as twin
 
@@ -165,7 +177,7 @@ class Kept:
         W, listed = words_SW.shape[1], self.flags.shape[1]
         grid = (len(tiles), listed)
         twin.turn[grid](self.words_TW, words_SW, self.flags, tiles, W, listed, TURN=True)
-        return Kept(words_SW, self.flags, *_named(self.flags, tiles, by_keys=True))
+        return KeyBlockMask(words_SW, self.flags, *_named(self.flags, tiles, by_keys=True))
 
 
 def _named(flags: Tensor, tiles: Tensor, *, by_keys: bool) -> tuple[Tensor, Tensor]:
@@ -198,7 +210,7 @@ class _Attention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        kept: Kept | None,
+        kept: KeyBlockMask | None,
         frame: _Frame,
     ) -> Tensor:
         from . import triton as twin
@@ -223,7 +235,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_THV: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out_THV, lse_HS, *masks = ctx.saved_tensors
-        kept = Kept(*masks) if masks else None
+        kept = KeyBlockMask(*masks) if masks else None
         grad_THV = _rows_apart(grad_THV)
         spans, scale = ctx.frame
         delta_HS = _delta(out_THV, grad_THV, spans, lse_HS)
@@ -259,11 +271,11 @@ class _Backward(NamedTuple):
     spans: tuple[Span, ...]
     scale: float
 
-    def plan(self, kept: Kept | None) -> Plan:
+    def plan(self, kept: KeyBlockMask | None) -> AttentionLaunchConfigs:
         width = max(self.q.shape[-1], self.v.shape[-1])
         return plan_for(width, masked=kept is not None)
 
-    def queries(self, kept: Kept | None) -> Tensor:
+    def queries(self, kept: KeyBlockMask | None) -> Tensor:
         from . import triton as twin
 
         q, k, v, grad_THV, lse_HS, delta_HS, spans, scale = self
@@ -277,7 +289,7 @@ class _Backward(NamedTuple):
         )  # fmt: skip
         return dq_THD
 
-    def keys(self, kept: Kept | None) -> tuple[Tensor, Tensor]:
+    def keys(self, kept: KeyBlockMask | None) -> tuple[Tensor, Tensor]:
         """`kept` from the keys' side."""
         from . import triton as twin
 
@@ -294,12 +306,12 @@ class _Backward(NamedTuple):
         return dk_SHD, dv_SHV
 
 
-def _mask(kept: Kept | None, table: Tensor) -> tuple[Tensor, ...]:
+def _mask(kept: KeyBlockMask | None, table: Tensor) -> tuple[Tensor, ...]:
     """Words, lists, counts and the table; without a mask the first three are never read."""
     return (table,) * 4 if kept is None else (kept.words_TW, kept.lists, kept.counts, table)
 
 
-def _sizes(kept: Kept | None) -> tuple[int, int]:
+def _sizes(kept: KeyBlockMask | None) -> tuple[int, int]:
     return (0, 0) if kept is None else (kept.words_TW.shape[1], kept.lists.shape[1])
 
 
@@ -308,7 +320,7 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [stride for x in tensors for stride in x.stride()[:2]]
 
 
-def _shape(q: Tensor, v: Tensor, kept: Kept | None, blocks: Blocks) -> dict[str, Any]:
+def _shape(q: Tensor, v: Tensor, kept: KeyBlockMask | None, blocks: LaunchConfig) -> dict[str, Any]:
     D, V = q.shape[-1], v.shape[-1]
     return {
         "MASKED": kept is not None,

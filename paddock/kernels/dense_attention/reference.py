@@ -44,7 +44,7 @@ def dense_attention(
     return out_NHV[..., : value_SGV.shape[-1]]
 
 
-def kept_attention(
+def topk_masked_attention(
     query_THD: Tensor,
     key_SGD: Tensor,
     value_SGV: Tensor,

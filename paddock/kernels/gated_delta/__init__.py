@@ -14,8 +14,8 @@ of keys are the caller's; keys longer than sqrt(2 / beta) make the state grow wi
 T / chunk sequential steps of matrix products.
 """
 
-from .reference import chunked, recurrent
+from .reference import chunk_gated_delta_rule, recurrent_gated_delta_rule
 
-gated_delta = chunked
+gated_delta_rule = chunk_gated_delta_rule
 
-__all__ = ["chunked", "gated_delta", "recurrent"]
+__all__ = ["chunk_gated_delta_rule", "gated_delta_rule", "recurrent_gated_delta_rule"]

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paddock.kernels.precision import wide
+from paddock.kernels.precision import opmath_dtype
 
 
-def recurrent(
+def recurrent_gated_delta_rule(
     query_THK: Tensor,
     key_THK: Tensor,
     value_THV: Tensor,
@@ -31,7 +31,7 @@ def recurrent(
     return torch.stack(out).to(value_THV.dtype), state_HKV
 
 
-def chunked(  # noqa: PLR0913  the recurrence has six operands
+def chunk_gated_delta_rule(  # noqa: PLR0913  the recurrence has six operands
     query_THK: Tensor,
     key_THK: Tensor,
     value_THV: Tensor,
@@ -81,7 +81,7 @@ def chunked(  # noqa: PLR0913  the recurrence has six operands
 
 
 def _start(key_THK: Tensor, value_THV: Tensor, initial_state_HKV: Tensor | None) -> Tensor:
-    dtype = wide(value_THV.dtype)
+    dtype = opmath_dtype(value_THV.dtype)
     if initial_state_HKV is not None:
         return initial_state_HKV.to(dtype)
     return value_THV.new_zeros(*key_THK.shape[1:], value_THV.size(-1), dtype=dtype)

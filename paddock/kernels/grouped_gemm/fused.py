@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paddock.kernels.twins import allowed
+from paddock.kernels.dispatch import is_enabled
 
 
 def suits(x_RD: Tensor, weight_EFD: Tensor) -> bool:
     """bfloat16 on CUDA, rows of whole 16 bytes."""
     return (
-        allowed("grouped_gemm")
+        is_enabled("grouped_gemm")
         and x_RD.is_cuda
         and x_RD.dtype == weight_EFD.dtype == torch.bfloat16
         and weight_EFD.shape[1] % 8 == 0

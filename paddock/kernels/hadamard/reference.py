@@ -6,7 +6,7 @@ X any leading dims, N = P * S: P the Paley factor (1, 12 or 20), S the power of 
 import torch
 from torch import Tensor
 
-from paddock.kernels.precision import wide
+from paddock.kernels.precision import opmath_dtype
 
 
 def hadamard(x_XN: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def hadamard_matrix(n: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def _transform(x_XN: Tensor, *, inverse: bool) -> Tensor:
     N = x_XN.size(-1)
     P, S = _factors(N)
-    x_XPS = _butterfly(x_XN.to(wide(x_XN.dtype)).unflatten(-1, (P, S)))
+    x_XPS = _butterfly(x_XN.to(opmath_dtype(x_XN.dtype)).unflatten(-1, (P, S)))
     if P > 1:
         paley_PP = _paley(P).to(x_XPS)
         x_XPS = (paley_PP.T if inverse else paley_PP) @ x_XPS

@@ -24,19 +24,19 @@ from torch import Tensor
 from paddock.kernels.spans import Span
 
 from . import fused, reference
-from .reference import AttentionSide, IndexSide
+from .reference import IndexerInputs, IndexerTarget
 
 
-def index_kl(index: IndexSide, attention: AttentionSide, spans: Sequence[Span]) -> Tensor:
+def index_kl(index: IndexerInputs, attention: IndexerTarget, spans: Sequence[Span]) -> Tensor:
     if fused.suits(index, attention):
         return fused.index_kl(index, attention, spans)
     return reference.index_kl(index, attention, spans)
 
 
-def index_kl_kept(index: IndexSide, attention: AttentionSide, index_TK: Tensor) -> Tensor:
+def index_kl_topk(index: IndexerInputs, attention: IndexerTarget, index_TK: Tensor) -> Tensor:
     if fused.suits(index, attention) and index_TK.numel() > 0:
-        return fused.index_kl_kept(index, attention, index_TK)
-    return reference.index_kl_kept(index, attention, index_TK)
+        return fused.index_kl_topk(index, attention, index_TK)
+    return reference.index_kl_topk(index, attention, index_TK)
 
 
-__all__ = ["AttentionSide", "IndexSide", "index_kl", "index_kl_kept"]
+__all__ = ["IndexerInputs", "IndexerTarget", "index_kl", "index_kl_topk"]

@@ -17,27 +17,27 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paddock.kernels.index_scores.blocks import FIELDS, MANY, WIDTH, Block, blocks
-from paddock.kernels.index_scores.reference import Keys
+from paddock.kernels.dispatch import can_use_kernel
+from paddock.kernels.index_scores.blocks import FIELDS, MANY, WIDTH, ScoreBlock, blocks
+from paddock.kernels.index_scores.reference import IndexKeys
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla.problem import LARGEST_EXPONENT, SUM_BITS, from_sums
-from paddock.kernels.twins import usable
-from paddock.kernels.workspace import chunks, scratch
+from paddock.kernels.workspace import chunks, scratch_bytes
 
-from .reference import AttentionSide, IndexSide
+from .reference import IndexerInputs, IndexerTarget
 
 MOST_HEADS, MOST_DIM = 128, 128
 SHARED_BYTES = 200 << 10  # of a thread block, as from Hopper on; the largest tile takes 160
 PAIR_BYTES = 4 + 4 + 2  # a score, a target, a gradient
 # Loss, and the three gradients as wide sums; None where nobody wants them.
-Answer = tuple[Tensor, IndexSide | None]
+Answer = tuple[Tensor, IndexerInputs | None]
 
 
-def suits(index: IndexSide, attention: AttentionSide) -> bool:
+def suits(index: IndexerInputs, attention: IndexerTarget) -> bool:
     """Whether the twin takes these: halves of one type on a GPU of Hopper's size."""
     halves = (index.query_THD, index.key_SD, *attention[:2])
     return (
-        usable("index_kl", *halves)
+        can_use_kernel("index_kl", *halves)
         and len({x.dtype for x in halves}) == 1
         and all(x.numel() > 0 for x in halves)
         and attention.scale > 0  # a largest product is then a largest score
@@ -53,20 +53,20 @@ def _roomy(device: int) -> bool:
     return bool(getattr(properties, "shared_memory_per_block_optin", 0) >= SHARED_BYTES)
 
 
-def index_kl(index: IndexSide, attention: AttentionSide, spans: Sequence[Span]) -> Tensor:
+def index_kl(index: IndexerInputs, attention: IndexerTarget, spans: Sequence[Span]) -> Tensor:
     """Over every key a query sees; see the package's contract."""
     return _Loss.apply(partial(_dense, _detached(attention), tuple(spans)), *index)  # type: ignore[no-any-return]
 
 
-def index_kl_kept(index: IndexSide, attention: AttentionSide, index_TK: Tensor) -> Tensor:
+def index_kl_topk(index: IndexerInputs, attention: IndexerTarget, index_TK: Tensor) -> Tensor:
     """Over the kept keys alone; see the package's contract."""
     index_TK = index_TK.int().contiguous()
     return _Loss.apply(partial(_kept, _detached(attention), index_TK), *index)  # type: ignore[no-any-return]
 
 
-def _detached(attention: AttentionSide) -> AttentionSide:
+def _detached(attention: IndexerTarget) -> IndexerTarget:
     query_THC, row_SC = attention.query_THC.detach(), attention.row_SC.detach()
-    return AttentionSide(_dense_columns(query_THC), _dense_columns(row_SC), attention.scale)
+    return IndexerTarget(_dense_columns(query_THC), _dense_columns(row_SC), attention.scale)
 
 
 def _dense_columns(x: Tensor) -> Tensor:
@@ -77,10 +77,12 @@ class _Loss(torch.autograd.Function):
     """Gradients are computed while the scores are at hand, and only scaled later."""
 
     @staticmethod
-    def forward(ctx: Any, answer: Callable[[IndexSide, bool], Answer], *index: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, answer: Callable[[IndexerInputs, bool], Answer], *index: Tensor
+    ) -> Tensor:
         query_THD, key_SD, weight_TH = (x.detach().contiguous() for x in index)
         wanted = any(ctx.needs_input_grad[1:])
-        loss, grads = answer(IndexSide(query_THD, key_SD, weight_TH.float()), wanted)
+        loss, grads = answer(IndexerInputs(query_THD, key_SD, weight_TH.float()), wanted)
         if grads is not None:
             ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(grads, index, strict=True)))
         return loss
@@ -92,7 +94,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _dense(
-    attention: AttentionSide, spans: tuple[Span, ...], index: IndexSide, wanted: bool
+    attention: IndexerTarget, spans: tuple[Span, ...], index: IndexerInputs, wanted: bool
 ) -> Answer:
     from paddock.kernels.index_scores.triton import scores
 
@@ -101,9 +103,9 @@ def _dense(
     device = index.key_SD.device
     loss = torch.zeros((), device=device)
     grads = _nothing(index, (twin.SHARES, *index.key_SD.shape)) if wanted else None
-    for block, key_tile_N8 in plan(spans, device, scratch(device)):
+    for block, key_tile_N8 in plan(spans, device, scratch_bytes(device)):
         score, target, grad = _rectangles(*block.shape, index.query_THD)
-        scores(index.query_THD, Keys(index.key_SD), index.weight_TH, block, score)
+        scores(index.query_THD, IndexKeys(index.key_SD), index.weight_TH, block, score)
         twin.dense_target(attention, block, target)
         loss += twin.losses(score, target, grad if wanted else None, block.visible_R).sum()
         if grads is not None:
@@ -111,7 +113,7 @@ def _dense(
     return loss, None if grads is None else grads._replace(key_SD=grads.key_SD.sum(0))
 
 
-def _kept(attention: AttentionSide, index_TK: Tensor, index: IndexSide, wanted: bool) -> Answer:
+def _kept(attention: IndexerTarget, index_TK: Tensor, index: IndexerInputs, wanted: bool) -> Answer:
     from paddock.kernels.index_scores.triton import scores
 
     from . import triton as twin
@@ -120,13 +122,13 @@ def _kept(attention: AttentionSide, index_TK: Tensor, index: IndexSide, wanted: 
     fixed = torch.are_deterministic_algorithms_enabled()
     loss, unit = torch.zeros((), device=device), _unit(index, fixed=fixed)
     grads = _nothing(index, index.key_SD.shape, whole=fixed) if wanted else None
-    for q in chunks(T, PAIR_BYTES * _whole(K), scratch(device)):
-        mine = IndexSide(index.query_THD[q], index.key_SD, index.weight_TH[q])
+    for q in chunks(T, PAIR_BYTES * _whole(K), scratch_bytes(device)):
+        mine = IndexerInputs(index.query_THD[q], index.key_SD, index.weight_TH[q])
         teacher = attention._replace(query_THC=attention.query_THC[q])
         kept_QK = index_TK[q]
         score, target, grad = _rectangles(len(kept_QK), _whole(K), index.query_THD)
         slots = kept_QK.clamp(min=0).view(-1)
-        scores(mine.query_THD, Keys(mine.key_SD, slots), mine.weight_TH, _each(kept_QK), score)
+        scores(mine.query_THD, IndexKeys(mine.key_SD, slots), mine.weight_TH, _each(kept_QK), score)
         twin.kept_target(teacher, kept_QK, target)
         loss += twin.losses(score, target, grad if wanted else None, kept_QK).sum()
         if grads is not None:
@@ -137,18 +139,18 @@ def _kept(attention: AttentionSide, index_TK: Tensor, index: IndexSide, wanted: 
     return loss, grads._replace(key_SD=from_sums(grads.key_SD, unit, torch.float32))
 
 
-def _nothing(index: IndexSide, keys: Sequence[int], *, whole: bool = False) -> IndexSide:
+def _nothing(index: IndexerInputs, keys: Sequence[int], *, whole: bool = False) -> IndexerInputs:
     """Zeros: queries outside all spans have no gradient, and keys have a sum."""
     query_THD, key_SD, weight_TH = index
     dtype = torch.int64 if whole else torch.float32
-    return IndexSide(
+    return IndexerInputs(
         torch.zeros_like(query_THD),
         torch.zeros(*keys, dtype=dtype, device=key_SD.device),
         torch.zeros_like(weight_TH),
     )
 
 
-def _unit(index: IndexSide, *, fixed: bool) -> Tensor:
+def _unit(index: IndexerInputs, *, fixed: bool) -> Tensor:
     """[1] in which gradients of keys are counted: a sum of one contribution per query, at most
     its weight times its head for every head, fits a whole number."""
     if not fixed:
@@ -168,14 +170,14 @@ def _rectangles(rows: int, width: int, like: Tensor) -> tuple[Tensor, Tensor, Te
     return score, target, torch.empty(rows, width, dtype=half, device=like.device)
 
 
-def _each(kept_QK: Tensor) -> Block:
+def _each(kept_QK: Tensor) -> ScoreBlock:
     """Every query on its own, its keys one after the other in the flattened choice."""
     (Q, K), device = kept_QK.shape, kept_QK.device
     row_Q = torch.arange(Q, dtype=torch.int32, device=device)
     tile_Q8 = row_Q.new_zeros(Q, FIELDS)
     tile_Q8[:, 0], tile_Q8[:, 1], tile_Q8[:, 2] = row_Q, 1, row_Q * K
     tile_Q8[:, 3], tile_Q8[:, 4] = K, row_Q
-    return Block(slice(0, Q), _whole(K), True, tile_Q8, torch.full_like(row_Q, K), row_Q * K)
+    return ScoreBlock(slice(0, Q), _whole(K), True, tile_Q8, torch.full_like(row_Q, K), row_Q * K)
 
 
 def _whole(keys: int) -> int:
@@ -185,7 +187,7 @@ def _whole(keys: int) -> int:
 @lru_cache(maxsize=8)  # every layer of a step asks for the same
 def plan(
     spans: tuple[Span, ...], device: torch.device, budget: int
-) -> tuple[tuple[Block, Tensor], ...]:
+) -> tuple[tuple[ScoreBlock, Tensor], ...]:
     """Blocks of queries whose rectangles fit in `budget` bytes, each with its tiles of keys: key,
     keys, column, and the tiles of queries, from one to before another, that see one of them."""
     found = []

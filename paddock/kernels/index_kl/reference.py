@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from paddock.kernels.index_scores.reference import index_scores
-from paddock.kernels.precision import wide
+from paddock.kernels.precision import opmath_dtype
 from paddock.kernels.spans import Span
-from paddock.kernels.workspace import chunks, scratch
+from paddock.kernels.workspace import chunks, scratch_bytes
 
 
-class IndexSide(NamedTuple):
+class IndexerInputs(NamedTuple):
     """The student: what the indexer computes its scores from."""
 
     query_THD: Tensor
@@ -25,7 +25,7 @@ class IndexSide(NamedTuple):
     weight_TH: Tensor
 
 
-class AttentionSide(NamedTuple):
+class IndexerTarget(NamedTuple):
     """The teacher: absorbed queries and latent rows of the attention itself."""
 
     query_THC: Tensor
@@ -33,12 +33,12 @@ class AttentionSide(NamedTuple):
     scale: float
 
 
-def index_kl(index: IndexSide, attention: AttentionSide, spans: Sequence[Span]) -> Tensor:
+def index_kl(index: IndexerInputs, attention: IndexerTarget, spans: Sequence[Span]) -> Tensor:
     """Over every key a query sees; see the package's contract."""
     return _Sum.apply(_dense_pieces(attention, spans), *index)  # type: ignore[no-any-return]
 
 
-def index_kl_kept(index: IndexSide, attention: AttentionSide, index_TK: Tensor) -> Tensor:
+def index_kl_topk(index: IndexerInputs, attention: IndexerTarget, index_TK: Tensor) -> Tensor:
     """Over the kept keys alone; see the package's contract."""
     return _Sum.apply(_kept_pieces(attention, index_TK), *index)  # type: ignore[no-any-return]
 
@@ -67,7 +67,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pieces: Iterable[_Piece], *index: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=wide(index[0].dtype), device=index[0].device)
+        total = torch.zeros((), dtype=opmath_dtype(index[0].dtype), device=index[0].device)
         grads = [torch.zeros_like(leaf, dtype=total.dtype) for leaf in index]
         wanted = any(ctx.needs_input_grad[1:])
         for piece in pieces:
@@ -95,10 +95,10 @@ def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _dense_pieces(attention: AttentionSide, spans: Sequence[Span]) -> Iterator[_Piece]:
+def _dense_pieces(attention: IndexerTarget, spans: Sequence[Span]) -> Iterator[_Piece]:
     for span in spans:
         heads = attention.query_THC.shape[1]
-        budget = scratch(attention.row_SC.device)
+        budget = scratch_bytes(attention.row_SC.device)
         for q in chunks(span.queries, 4 * heads * span.keys, budget):
             part = span.part(q.start, q.stop)
             position_Q1 = torch.arange(part.past, part.keys, device=attention.row_SC.device)[
@@ -110,25 +110,25 @@ def _dense_pieces(attention: AttentionSide, spans: Sequence[Span]) -> Iterator[_
             yield _Piece(part.query_slice, part.key_slice, None, target_QS, hidden_QS)
 
 
-def _kept_pieces(attention: AttentionSide, index_TK: Tensor) -> Iterator[_Piece]:
+def _kept_pieces(attention: IndexerTarget, index_TK: Tensor) -> Iterator[_Piece]:
     T, K = index_TK.shape
     heads, width = attention.query_THC.shape[1:]
-    for q in chunks(T, 4 * K * max(heads, width), scratch(index_TK.device)):
+    for q in chunks(T, 4 * K * max(heads, width), scratch_bytes(index_TK.device)):
         kept_QK, hidden_QK = index_TK[q].clamp(min=0), index_TK[q] < 0
         target_QK = _target(attention, q, attention.row_SC[kept_QK], hidden_QK)
         yield _Piece(q, slice(None), kept_QK, target_QK, hidden_QK)
 
 
-def _target(attention: AttentionSide, q: slice, row_QSC: Tensor, hidden_QS: Tensor) -> Tensor:
+def _target(attention: IndexerTarget, q: slice, row_QSC: Tensor, hidden_QS: Tensor) -> Tensor:
     """Where the heads look on average; row_QSC may have one leading entry for all queries."""
-    row_QSC = row_QSC.detach().to(wide(row_QSC.dtype))
+    row_QSC = row_QSC.detach().to(opmath_dtype(row_QSC.dtype))
     query_QHC = attention.query_THC[q].detach().to(row_QSC.dtype)
     score_QHS = (query_QHC * attention.scale) @ row_QSC.mT
     return score_QHS.masked_fill_(hidden_QS.unsqueeze(1), float("-inf")).softmax(-1).mean(1)
 
 
 def _kept_scores(query_QHD: Tensor, key_QKD: Tensor, weight_QH: Tensor) -> Tensor:
-    dtype = wide(query_QHD.dtype)
+    dtype = opmath_dtype(query_QHD.dtype)
     match_QHK = (query_QHD.to(dtype) @ key_QKD.to(dtype).mT).relu()
     return torch.bmm(weight_QH.to(dtype).unsqueeze(1), match_QHK).squeeze(1)
 

@@ -18,6 +18,6 @@ are good to some 2e-4 of their norm, against 2e-7 for bfloat16.
 """
 
 from .float8 import to_float8
-from .reference import Keys, index_scores
+from .reference import IndexKeys, index_scores
 
-__all__ = ["Keys", "index_scores", "to_float8"]
+__all__ = ["IndexKeys", "index_scores", "to_float8"]

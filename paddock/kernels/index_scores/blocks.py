@@ -27,7 +27,7 @@ FIELDS = 8  # query, queries, key, keys, row in the block; the rest fills up 32 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class ScoreBlock:
     """Rows [rows.start, rows.stop) of the answer, scored and chosen from together."""
 
     rows: slice
@@ -48,11 +48,13 @@ class Block:
 
 
 @lru_cache(maxsize=8)  # every layer of a step asks for the same blocks
-def blocks(spans: tuple[Span, ...], k: int, device: torch.device, budget: int) -> tuple[Block, ...]:
+def blocks(
+    spans: tuple[Span, ...], k: int, device: torch.device, budget: int
+) -> tuple[ScoreBlock, ...]:
     """Cover the queries of `spans`, in order, with blocks whose scores fit in `budget` bytes (or
     that are a single tile). Where every key is kept anyway, at most `k` of them, nothing is scored.
     """
-    found: list[Block] = []
+    found: list[ScoreBlock] = []
     row = 0
     for few, group in groupby(spans, key=lambda span: span.queries <= FEW):
         tiles = _tiles(list(group), 1 if few else MANY)
@@ -90,7 +92,7 @@ def _whole(keys: int) -> int:
     return -(-keys // WIDTH) * WIDTH
 
 
-def _block(tile_N4: np.ndarray, row: int, few: bool, k: int, device: torch.device) -> Block:
+def _block(tile_N4: np.ndarray, row: int, few: bool, k: int, device: torch.device) -> ScoreBlock:
     count_N, key_N, keys_N = tile_N4[:, 1], tile_N4[:, 2], tile_N4[:, 3]
     first_N = np.cumsum(count_N) - count_N
     rows = int(count_N.sum())
@@ -106,4 +108,4 @@ def _block(tile_N4: np.ndarray, row: int, few: bool, k: int, device: torch.devic
     tables, visible, start = there.split([table_N8.size, rows, rows])
     width = _whole(int(keys_N.max()))
     tile_N8 = tables.view(-1, FIELDS)
-    return Block(slice(row, row + rows), width, few, tile_N8, visible, start)
+    return ScoreBlock(slice(row, row + rows), width, few, tile_N8, visible, start)

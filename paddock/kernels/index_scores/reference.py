@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paddock.kernels.precision import wide, wide_mm
-from paddock.kernels.workspace import chunks, scratch
+from paddock.kernels.precision import mm_fp32, opmath_dtype
+from paddock.kernels.workspace import chunks, scratch_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Keys:
+class IndexKeys:
     """Key s is row_SD[slot_S[s]] * scale_S[slot_S[s]].
 
     Without slots the rows lie in the order of the keys; without scales they are what they are.
@@ -38,10 +38,10 @@ class Keys:
 def index_scores(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor) -> Tensor:
     """[T, S] scores; see the package's contract."""
     (T, H, _), S = query_THD.shape, key_SD.shape[0]
-    dtype = wide(query_THD.dtype)
+    dtype = opmath_dtype(query_THD.dtype)
     pieces = [
         _scores(query_THD[q], key_SD, weight_TH[q].to(dtype))
-        for q in chunks(T, H * S * dtype.itemsize, scratch(query_THD.device))
+        for q in chunks(T, H * S * dtype.itemsize, scratch_bytes(query_THD.device))
     ]
     if not pieces:
         return query_THD.new_zeros((0, S), dtype=dtype)
@@ -50,10 +50,10 @@ def index_scores(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor) -> Tensor
 
 def _scores(query_QHD: Tensor, key_SD: Tensor, weight_QH: Tensor) -> Tensor:
     if torch.is_grad_enabled() and (query_QHD.requires_grad or key_SD.requires_grad):
-        dtype = wide(query_QHD.dtype)
+        dtype = opmath_dtype(query_QHD.dtype)
         match_QHS = (query_QHD.to(dtype).flatten(0, 1) @ key_SD.to(dtype).mT).relu()
     else:
         # In place: half the traffic where nobody needs the sign back.
-        match_QHS = wide_mm(query_QHD.flatten(0, 1), key_SD.mT).relu_()
+        match_QHS = mm_fp32(query_QHD.flatten(0, 1), key_SD.mT).relu_()
     match_QHS = match_QHS.unflatten(0, query_QHD.shape[:2])
     return torch.bmm(weight_QH.unsqueeze(1), match_QHS).squeeze(1)

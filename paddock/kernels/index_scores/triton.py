@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paddock.kernels.pages import Pages
+from paddock.kernels.block_table import Pages
 
 from .blocks import FIELDS, MANY, WIDTH, Block
 from .reference import Keys

@@ -15,25 +15,25 @@ which adds in float32 and rounds once.
 from torch import Tensor
 
 from . import fused, reference
-from .reference import Order, load_of
+from .reference import ExpertPermutation, count_tokens_per_expert
 
 
-def by_expert(expert_TK: Tensor, experts: int) -> Order:
+def sort_by_expert(expert_TK: Tensor, experts: int) -> ExpertPermutation:
     if fused.sorts(expert_TK, experts):
-        return fused.by_expert(expert_TK, experts)
-    return reference.by_expert(expert_TK, experts)
+        return fused.sort_by_expert(expert_TK, experts)
+    return reference.sort_by_expert(expert_TK, experts)
 
 
-def spread(x_TD: Tensor, order: Order) -> Tensor:
+def permute(x_TD: Tensor, order: ExpertPermutation) -> Tensor:
     if fused.moves(x_TD):
-        return fused.spread(x_TD, order)
-    return reference.spread(x_TD, order)
+        return fused.permute(x_TD, order)
+    return reference.permute(x_TD, order)
 
 
-def gather(answer_RD: Tensor, weight_TK: Tensor, order: Order) -> Tensor:
+def unpermute(answer_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) -> Tensor:
     if fused.moves(answer_RD):
-        return fused.gather(answer_RD, weight_TK, order)
-    return reference.gather(answer_RD, weight_TK, order)
+        return fused.unpermute(answer_RD, weight_TK, order)
+    return reference.unpermute(answer_RD, weight_TK, order)
 
 
-__all__ = ["Order", "by_expert", "gather", "load_of", "spread"]
+__all__ = ["ExpertPermutation", "count_tokens_per_expert", "permute", "sort_by_expert", "unpermute"]

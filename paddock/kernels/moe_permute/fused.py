@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paddock.kernels.twins import allowed, has_triton, usable
+from paddock.kernels.dispatch import can_use_kernel, has_triton, is_enabled
 
-from .reference import Order
+from .reference import ExpertPermutation
 
 BLOCK = 4096  # tokens times experts of a block that counts and places
 WIDEST = 1024  # experts
@@ -17,7 +17,7 @@ WIDEST_ROW = 16_384
 
 def sorts(expert_TK: Tensor, experts: int) -> bool:
     return (
-        allowed("moe_permute")
+        is_enabled("moe_permute")
         and expert_TK.is_cuda
         and expert_TK.get_device() == torch.cuda.current_device()
         and has_triton()
@@ -27,11 +27,11 @@ def sorts(expert_TK: Tensor, experts: int) -> bool:
 
 
 def moves(x: Tensor) -> bool:
-    return usable("moe_permute", x) and x.numel() > 0 and x.shape[1] <= WIDEST_ROW
+    return can_use_kernel("moe_permute", x) and x.numel() > 0 and x.shape[1] <= WIDEST_ROW
 
 
 @torch.no_grad()
-def by_expert(expert_TK: Tensor, experts: int) -> Order:
+def sort_by_expert(expert_TK: Tensor, experts: int) -> ExpertPermutation:
     """A counting sort: count in blocks of tokens, add up, place; one block does so by itself."""
     from . import triton as twin
 
@@ -46,18 +46,18 @@ def by_expert(expert_TK: Tensor, experts: int) -> Order:
     token_R = expert_TK.new_empty(T * K)
     if blocks == 1:
         twin.sort[(1,)](expert_TK, counts_EB, slot_TK, token_R, T, **sizes)
-        return Order(token_R, slot_TK, counts_EB.squeeze(1))
+        return ExpertPermutation(token_R, slot_TK, counts_EB.squeeze(1))
     twin.count[(blocks,)](expert_TK, counts_EB, T, blocks, **sizes)
     start_EB = counts_EB.flatten().cumsum(0).view_as(counts_EB) - counts_EB
     twin.place[(blocks,)](expert_TK, start_EB, slot_TK, token_R, T, blocks, **sizes)
-    return Order(token_R, slot_TK, counts_EB.sum(1))
+    return ExpertPermutation(token_R, slot_TK, counts_EB.sum(1))
 
 
-def spread(x_TD: Tensor, order: Order) -> Tensor:
+def permute(x_TD: Tensor, order: ExpertPermutation) -> Tensor:
     return _Spread.apply(x_TD, order.slot_TK)  # type: ignore[no-any-return]
 
 
-def gather(answer_RD: Tensor, weight_TK: Tensor, order: Order) -> Tensor:
+def unpermute(answer_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) -> Tensor:
     return _Gather.apply(answer_RD, weight_TK, order.slot_TK)  # type: ignore[no-any-return]
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paddock.kernels.precision import wide
+from paddock.kernels.precision import opmath_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
+class ExpertPermutation:
     """Rows sorted by expert."""
 
     token_R: Tensor  # whose row it is
@@ -19,20 +19,22 @@ class Order:
     counts_E: Tensor  # how many rows each expert has, int64
 
 
-def by_expert(expert_TK: Tensor, experts: int) -> Order:
+def sort_by_expert(expert_TK: Tensor, experts: int) -> ExpertPermutation:
     T, K = expert_TK.shape
     order_R = expert_TK.flatten().argsort(stable=True)
-    return Order(order_R // K, order_R.argsort().view(T, K), load_of(expert_TK, experts))
+    return ExpertPermutation(
+        order_R // K, order_R.argsort().view(T, K), count_tokens_per_expert(expert_TK, experts)
+    )
 
 
-def spread(x_TD: Tensor, order: Order) -> Tensor:
+def permute(x_TD: Tensor, order: ExpertPermutation) -> Tensor:
     return _Spread.apply(x_TD, order)  # type: ignore[no-any-return]
 
 
-def gather(answer_RD: Tensor, weight_TK: Tensor, order: Order) -> Tensor:
+def unpermute(answer_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) -> Tensor:
     answer_TKD = _Back.apply(answer_RD, order)
     weight_TK = weight_TK.to(answer_TKD.dtype)
-    if answer_TKD.device.type == "cpu" and answer_TKD.dtype == wide(answer_TKD.dtype):
+    if answer_TKD.device.type == "cpu" and answer_TKD.dtype == opmath_dtype(answer_TKD.dtype):
         # Several times sooner than below; halves would be rounded on the way.
         return (answer_TKD * weight_TK.unsqueeze(-1)).sum(1)
     return torch.einsum("tkd,tk->td", answer_TKD, weight_TK)
@@ -42,7 +44,7 @@ class _Spread(torch.autograd.Function):
     """Backward is a sum of fixed order: no atomics, the same bits every time."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, order: Order) -> Tensor:
+    def forward(ctx: Any, x_TD: Tensor, order: ExpertPermutation) -> Tensor:
         ctx.order = order
         return x_TD.index_select(0, order.token_R)
 
@@ -56,7 +58,7 @@ class _Back(torch.autograd.Function):
     """Rows by token again; what goes there comes back the same way."""
 
     @staticmethod
-    def forward(ctx: Any, answer_RD: Tensor, order: Order) -> Tensor:
+    def forward(ctx: Any, answer_RD: Tensor, order: ExpertPermutation) -> Tensor:
         ctx.order = order
         return _by_token(answer_RD, order)
 
@@ -68,12 +70,12 @@ class _Back(torch.autograd.Function):
         return grad_RD, None
 
 
-def _by_token(x_RD: Tensor, order: Order) -> Tensor:
+def _by_token(x_RD: Tensor, order: ExpertPermutation) -> Tensor:
     slot_TK = order.slot_TK
     return x_RD.index_select(0, slot_TK.flatten()).view(*slot_TK.shape, -1)
 
 
-def load_of(expert_TK: Tensor, experts: int) -> Tensor:
+def count_tokens_per_expert(expert_TK: Tensor, experts: int) -> Tensor:
     """How many rows each expert receives; on an accelerator without asking the host, as bincount
     would."""
     expert_R = expert_TK.flatten()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import fused, reference
-from .reference import JORDAN, TIGHT, Coefficients
+from .reference import JORDAN, XTUNER, Coefficients
 
 
 def newton_schulz(
@@ -37,4 +37,4 @@ def newton_schulz(
     )
 
 
-__all__ = ["JORDAN", "TIGHT", "Coefficients", "newton_schulz"]
+__all__ = ["JORDAN", "XTUNER", "Coefficients", "newton_schulz"]

@@ -29,8 +29,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from paddock.kernels.precision import wide
-from paddock.kernels.twins import allowed, has_triton
+from paddock.kernels.dispatch import has_triton, is_enabled
+from paddock.kernels.precision import opmath_dtype
 
 from .reference import Coefficients
 
@@ -53,7 +53,7 @@ def suits(update_XMN: Tensor, dtype: torch.dtype | None, steps: int) -> bool:
     """Whether the form above serves: where bfloat16 was asked for, and it takes less time."""
     return (
         update_XMN.is_cuda
-        and allowed("newton_schulz")
+        and is_enabled("newton_schulz")
         and dtype == torch.bfloat16
         and steps > 0
         and update_XMN.get_device() == torch.cuda.current_device()
@@ -100,7 +100,7 @@ def newton_schulz(
 def normalized(update_BRC: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Of norm SCALE each, contiguous."""
     norm_B11 = torch.linalg.vector_norm(
-        update_BRC, dim=(-2, -1), keepdim=True, dtype=wide(update_BRC.dtype)
+        update_BRC, dim=(-2, -1), keepdim=True, dtype=opmath_dtype(update_BRC.dtype)
     )
     x_BRC = torch.empty(update_BRC.shape, dtype=dtype, device=update_BRC.device)
     return torch.mul(update_BRC, SCALE / norm_B11.clamp(min=eps), out=x_BRC)

@@ -14,7 +14,7 @@ JORDAN: Coefficients = ((3.4445, -4.7750, 2.0315),)
 
 # Steep first, gentle last: five steps bring every singular value above 0.003 into [0.97, 1.15].
 # (XTuner's Muon Split for GLM.)
-TIGHT: Coefficients = (
+XTUNER: Coefficients = (
     (4.0848, -6.8946, 2.9270),
     (3.9505, -6.3029, 2.6377),
     (3.7418, -5.5913, 2.3037),

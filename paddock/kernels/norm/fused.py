@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paddock.kernels.twins import usable
+from paddock.kernels.dispatch import can_use_kernel
 
 WIDEST = 16_384
 BLOCK = 4096  # numbers a program holds at once
@@ -17,7 +17,7 @@ PROGRAMS = 512
 
 def suits(x_TD: Tensor, *parameters: Tensor) -> bool:
     return (
-        usable("norm", x_TD, *parameters)
+        can_use_kernel("norm", x_TD, *parameters)
         and all(p.dtype == x_TD.dtype for p in parameters)
         and 0 < x_TD.shape[-1] <= WIDEST
         and x_TD.numel() > 0

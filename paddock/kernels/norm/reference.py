@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paddock.kernels.precision import wide
+from paddock.kernels.precision import opmath_dtype
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    dtype = wide(x_TD.dtype)
+    dtype = opmath_dtype(x_TD.dtype)
     if not torch.is_grad_enabled():  # one call instead of five: what a decode step pays for
         if dtype == x_TD.dtype == weight_D.dtype:
             return F.rms_norm(x_TD, weight_D.shape, weight_D, eps)
@@ -19,7 +19,7 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm(x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
-    dtype = wide(x_TD.dtype)
+    dtype = opmath_dtype(x_TD.dtype)
     normed_TD = F.layer_norm(
         x_TD.to(dtype), weight_D.shape, weight_D.to(dtype), bias_D.to(dtype), eps
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paddock.kernels.twins import usable
+from paddock.kernels.dispatch import can_use_kernel
 
 BLOCK = 4096  # numbers a program holds at once
 
@@ -18,7 +18,7 @@ def suits(x_THD: Tensor, cos_TP: Tensor) -> bool:
     """Half precision on a GPU; pairs by a power of two."""
     pairs = cos_TP.shape[-1]
     return (
-        usable("rope", x_THD)
+        can_use_kernel("rope", x_THD)
         and x_THD.ndim == 3
         and x_THD.numel() > 0
         and cos_TP.dtype == torch.float32

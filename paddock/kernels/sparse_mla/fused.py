@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paddock.kernels.twins import allowed, has_triton
+from paddock.kernels.dispatch import has_triton, is_enabled
 
 from .problem import Attended, Problem
 
@@ -34,7 +34,7 @@ def suits(problem: Problem) -> bool:
     query_THC, row_SC = problem.query_THC, problem.row_SC
     return (
         query_THC.is_cuda
-        and allowed("sparse_mla")
+        and is_enabled("sparse_mla")
         and query_THC.dtype == row_SC.dtype == torch.bfloat16
         and 0 < problem.value <= WIDEST
         and problem.rest <= WIDEST

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paddock.kernels.precision import wide
-from paddock.kernels.workspace import chunks, scratch
+from paddock.kernels.precision import opmath_dtype
+from paddock.kernels.workspace import chunks, scratch_bytes
 
 # Gathered rows are used twice forward and four times backward, so a larger chunk pays here.
 SCRATCHES = 4
@@ -55,7 +55,7 @@ class _SparseMLA(torch.autograd.Function):
         (grad_THV,) = grads
         query_THC, row_SC, index_TK = ctx.saved_tensors
         dquery_THC = torch.empty_like(query_THC)
-        drow_SC = torch.zeros_like(row_SC, dtype=wide(row_SC.dtype))
+        drow_SC = torch.zeros_like(row_SC, dtype=opmath_dtype(row_SC.dtype))
         for q in _chunks(row_SC, index_TK):
             prob_QHK, gathered_QKC = _probabilities(query_THC[q], row_SC, index_TK[q], ctx.scale)
             grad_QHV = grad_THV[q].to(prob_QHK.dtype)
@@ -72,8 +72,8 @@ class _SparseMLA(torch.autograd.Function):
 
 def _chunks(row_SC: Tensor, index_TK: Tensor) -> Any:
     T, K = index_TK.shape
-    row_bytes = K * row_SC.shape[1] * wide(row_SC.dtype).itemsize
-    return chunks(T, row_bytes, SCRATCHES * scratch(row_SC.device))
+    row_bytes = K * row_SC.shape[1] * opmath_dtype(row_SC.dtype).itemsize
+    return chunks(T, row_bytes, SCRATCHES * scratch_bytes(row_SC.device))
 
 
 def _probabilities(
@@ -81,7 +81,7 @@ def _probabilities(
 ) -> tuple[Tensor, Tensor]:
     """Attention over the gathered rows, and the rows; both in float32 or better."""
     gathered_QKC = row_SC.index_select(0, index_QK.clamp(min=0).flatten())
-    gathered_QKC = gathered_QKC.view(*index_QK.shape, -1).to(wide(row_SC.dtype))
+    gathered_QKC = gathered_QKC.view(*index_QK.shape, -1).to(opmath_dtype(row_SC.dtype))
     score_QHK = (query_QHC.to(gathered_QKC.dtype) * scale) @ gathered_QKC.mT
     missing_Q1K = (index_QK < 0).unsqueeze(1)
     if not bool(missing_Q1K.any()):  # often: queries with few keys are attended densely

@@ -19,10 +19,10 @@ def swiglu(gate_RF: Tensor, up_RF: Tensor) -> Tensor:
     return reference.swiglu(gate_RF, up_RF)
 
 
-def swiglu_of(both_RG: Tensor) -> Tensor:
+def silu_and_mul(both_RG: Tensor) -> Tensor:
     if fused.suits(both_RG):
-        return fused.swiglu_of(both_RG)
+        return fused.silu_and_mul(both_RG)
     return reference.swiglu(*both_RG.chunk(2, dim=-1))
 
 
-__all__ = ["swiglu", "swiglu_of"]
+__all__ = ["silu_and_mul", "swiglu"]

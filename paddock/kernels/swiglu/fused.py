@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paddock.kernels.twins import usable
+from paddock.kernels.dispatch import can_use_kernel
 
 BLOCK = 4096  # numbers a program holds at once
 COLUMNS = 1024  # of a block, at most
@@ -14,14 +14,14 @@ COLUMNS = 1024  # of a block, at most
 
 def suits(*tensors: Tensor) -> bool:
     first = tensors[0]
-    return usable("swiglu", *tensors) and first.ndim == 2 and first.numel() > 0
+    return can_use_kernel("swiglu", *tensors) and first.ndim == 2 and first.numel() > 0
 
 
 def swiglu(gate_RF: Tensor, up_RF: Tensor) -> Tensor:
     return _Apart.apply(gate_RF, up_RF)  # type: ignore[no-any-return]
 
 
-def swiglu_of(both_RG: Tensor) -> Tensor:
+def silu_and_mul(both_RG: Tensor) -> Tensor:
     return _Together.apply(both_RG)  # type: ignore[no-any-return]
 
 

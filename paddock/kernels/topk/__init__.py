@@ -32,12 +32,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paddock.kernels.index_scores.reference import Keys
-from paddock.kernels.pages import Pages
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.index_scores.reference import IndexKeys
 from paddock.kernels.spans import Span
 
 from . import cuda, fused, reference
-from .reference import best
+from .reference import topk_indices
 
 
 def topk(score_TS: Tensor, visible_T: Tensor, k: int) -> Tensor:
@@ -54,23 +54,28 @@ def topk(score_TS: Tensor, visible_T: Tensor, k: int) -> Tensor:
 def index_topk(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor, past: int, k: int) -> Tensor:
     T = len(query_THD)
     spans = [Span(0, T, 0, past + T)] if T else []
-    return index_topk_spans(query_THD, Keys(key_SD), weight_TH, spans, k)
+    return index_topk_varlen(query_THD, IndexKeys(key_SD), weight_TH, spans, k)
 
 
-def index_topk_spans(
-    query_THD: Tensor, keys: Keys, weight_TH: Tensor, spans: Sequence[Span], k: int
+def index_topk_varlen(
+    query_THD: Tensor, keys: IndexKeys, weight_TH: Tensor, spans: Sequence[Span], k: int
 ) -> Tensor:
     longest = max((span.keys for span in spans), default=0)
     twin = fused if longest and fused.suits(query_THD, keys, longest, k) else reference
     return twin.index_topk_spans(query_THD, keys, weight_TH, spans, k)
 
 
-def index_topk_table(
-    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, pages: Pages, visible_BQ: Tensor, k: int
+def index_topk_paged(
+    query_NHD: Tensor,
+    keys: IndexKeys,
+    weight_NH: Tensor,
+    pages: BlockTable,
+    visible_BQ: Tensor,
+    k: int,
 ) -> Tensor:
     assert keys.slot_S is None
-    twin = fused if fused.suits(query_NHD, keys, pages.columns, k) else reference
+    twin = fused if fused.suits(query_NHD, keys, pages.max_keys, k) else reference
     return twin.index_topk_table(query_NHD, keys, weight_NH, pages, visible_BQ, k)
 
 
-__all__ = ["best", "index_topk", "index_topk_spans", "index_topk_table", "topk"]
+__all__ = ["index_topk", "index_topk_paged", "index_topk_varlen", "topk", "topk_indices"]

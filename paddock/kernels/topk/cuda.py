@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paddock.kernels.compile import Kernel, compiled, most_shared_bytes, nvrtc
-from paddock.kernels.twins import allowed
+from paddock.kernels.compile import CudaKernel, compile_cuda, max_shared_memory_bytes, nvrtc
+from paddock.kernels.dispatch import is_enabled
 
 MOST = 4096
 SHORT_THREADS, LONG_THREADS = 256, 512
@@ -19,12 +19,12 @@ def suits(device: torch.device, longest: int, k: int) -> bool:
     """An NVIDIA GPU since Ampere, a compiler for it, and a bitmap of the row that fits on chip."""
     return (
         device.type == "cuda"
-        and allowed("topk")
+        and is_enabled("topk")
         and torch.version.cuda is not None
         and torch.cuda.get_device_capability(device) >= (8, 0)
         and nvrtc() is not None
         and 1 <= k <= MOST
-        and shared_bytes(longest) <= most_shared_bytes(device)
+        and shared_bytes(longest) <= max_shared_memory_bytes(device)
     )
 
 
@@ -56,13 +56,13 @@ def topk(
 
 
 @cache
-def kernel(device: torch.device, threads: int, long: bool) -> Kernel:
+def kernel(device: torch.device, threads: int, long: bool) -> CudaKernel:
     """For rows up to WHOLE, or for rows of any length."""
     major, minor = torch.cuda.get_device_capability(device)
     source = Path(__file__).with_name("topk.cu").read_text()
     options = [f"-DTHREADS={threads}", f"-DLONG={int(long)}"]
-    code, _ = compiled(source, f"sm_{major}{minor}", options)
-    return Kernel(code, "topk_rows", device, most_shared_bytes(device))
+    code, _ = compile_cuda(source, f"sm_{major}{minor}", options)
+    return CudaKernel(code, "topk_rows", device, max_shared_memory_bytes(device))
 
 
 def shared_bytes(longest: int) -> int:

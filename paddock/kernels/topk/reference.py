@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paddock.kernels.index_scores.reference import Keys, index_scores
-from paddock.kernels.pages import Pages
-from paddock.kernels.precision import wide
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.index_scores.reference import IndexKeys, index_scores
+from paddock.kernels.precision import opmath_dtype
 from paddock.kernels.spans import Span
-from paddock.kernels.workspace import chunks, scratch
+from paddock.kernels.workspace import chunks, scratch_bytes
 
 PAD = -1
 FEW = 8  # rows that are looked at one by one: a step of decoding has no more
 
 
-def best(score_TS: Tensor, k: int) -> Tensor:
+def topk_indices(score_TS: Tensor, k: int) -> Tensor:
     """Indices of the k best of each row, ascending, int64; of equal scores the lowest index wins.
 
     No -1 here: the row must have at least k entries, -inf included.
@@ -75,7 +75,7 @@ def topk(score_TS: Tensor, visible_T: Tensor, k: int) -> Tensor:
     if T <= FEW and score_TS.device.type == "cpu":
         return _row_by_row(score_TS.detach().float(), visible_T, k)
     hidden_TS = torch.arange(S, device=score_TS.device) >= visible_T.unsqueeze(1)
-    index_TK = best(score_TS.detach().masked_fill(hidden_TS, float("-inf")), min(k, S))
+    index_TK = topk_indices(score_TS.detach().masked_fill(hidden_TS, float("-inf")), min(k, S))
     return _padded(index_TK, visible_T, k)
 
 
@@ -106,18 +106,18 @@ def index_topk(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor, past: int, 
     (T, H, _), S = query_THD.shape, key_SD.shape[0]
     index_TK = torch.full((T, k), PAD, dtype=torch.int32, device=query_THD.device)
     visible_T = torch.arange(past + 1, past + T + 1, device=query_THD.device)
-    for q in chunks(T, 4 * H * S, scratch(query_THD.device)):
+    for q in chunks(T, 4 * H * S, scratch_bytes(query_THD.device)):
         seen = past + q.stop  # the chunk's last query sees no further
         score_QS = index_scores(query_THD[q], key_SD[:seen], weight_TH[q])
         newest_QQ = score_QS[:, past + q.start :]  # only among these is anything hidden
         newest_QQ.masked_fill_(torch.ones_like(newest_QQ, dtype=torch.bool).triu(1), -torch.inf)
-        index_TK[q] = _padded(best(score_QS, min(k, seen)), visible_T[q], k)
+        index_TK[q] = _padded(topk_indices(score_QS, min(k, seen)), visible_T[q], k)
     return index_TK
 
 
 @torch.no_grad()
-def index_topk_spans(
-    query_THD: Tensor, keys: Keys, weight_TH: Tensor, spans: Sequence[Span], k: int
+def index_topk_varlen(
+    query_THD: Tensor, keys: IndexKeys, weight_TH: Tensor, spans: Sequence[Span], k: int
 ) -> Tensor:
     query_THD = _from_float8(query_THD)
     pieces = [torch.zeros((0, k), dtype=torch.int32, device=query_THD.device)]
@@ -129,19 +129,24 @@ def index_topk_spans(
 
 
 @torch.no_grad()
-def index_topk_table(
-    query_NHD: Tensor, keys: Keys, weight_NH: Tensor, pages: Pages, visible_BQ: Tensor, k: int
+def index_topk_paged(
+    query_NHD: Tensor,
+    keys: IndexKeys,
+    weight_NH: Tensor,
+    pages: BlockTable,
+    visible_BQ: Tensor,
+    k: int,
 ) -> Tensor:
     query_NHD, slot_BM = _from_float8(query_NHD), pages.slot_BM
     (B, M), Q = slot_BM.shape, visible_BQ.shape[1]
     _, H, D = query_NHD.shape
-    dtype = wide(query_NHD.dtype)
+    dtype = opmath_dtype(query_NHD.dtype)
     query_BXD = query_NHD.to(dtype).view(B, Q * H, D)
     weight_N1H = weight_NH.to(dtype).unsqueeze(1)
     pieces = []
-    for b in chunks(B, (D + Q * H) * M * dtype.itemsize, scratch(query_NHD.device)):
+    for b in chunks(B, (D + Q * H) * M * dtype.itemsize, scratch_bytes(query_NHD.device)):
         n = slice(b.start * Q, b.stop * Q)
-        flat = Keys(keys.row_SD, slot_BM[b].reshape(-1), keys.scale_S)
+        flat = IndexKeys(keys.row_SD, slot_BM[b].reshape(-1), keys.scale_S)
         key_BMD = flat.rows(slice(None)).to(dtype).view(-1, M, D)
         match_NHM = torch.bmm(query_BXD[b], key_BMD.mT).relu_().view(-1, H, M)
         score_NM = torch.bmm(weight_N1H[n], match_NHM).squeeze(1)

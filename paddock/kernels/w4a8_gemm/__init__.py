@@ -23,31 +23,31 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paddock.kernels.swiglu import swiglu_of
+from paddock.kernels.swiglu import silu_and_mul
 
 from . import fused, reference
-from .reference import Rows, Weight, pack_halves, unpack_halves
+from .reference import PackedWeight, QuantizedActivations, pack_halves, unpack_halves
 
 
-def quantize_rows(x_RD: Tensor) -> Rows:
+def quantize_per_token(x_RD: Tensor) -> QuantizedActivations:
     if fused.rounds(x_RD):
-        return fused.quantize_rows(x_RD)
-    return reference.quantize_rows(x_RD)
+        return fused.quantize_per_token(x_RD)
+    return reference.quantize_per_token(x_RD)
 
 
-def quantize_gated(both_RG: Tensor) -> Rows:
+def silu_and_mul_quantize(both_RG: Tensor) -> QuantizedActivations:
     if fused.rounds(both_RG):
-        return fused.quantize_gated(both_RG)
-    return reference.quantize_rows(swiglu_of(both_RG))
+        return fused.silu_and_mul_quantize(both_RG)
+    return reference.quantize_per_token(silu_and_mul(both_RG))
 
 
-def integer_linear(rows: Rows, weight: Weight, dtype: torch.dtype) -> Tensor:
-    return integer_grouped(rows, weight.as_stack(), (rows.count,), dtype)
+def int_linear(rows: QuantizedActivations, weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    return int_grouped_gemm(rows, weight.as_stack(), (rows.count,), dtype)
 
 
-def integer_grouped(
-    rows: Rows,
-    weight: Weight,
+def int_grouped_gemm(
+    rows: QuantizedActivations,
+    weight: PackedWeight,
     counts_E: Sequence[int] | Tensor,
     dtype: torch.dtype,
     source_R: Tensor | None = None,
@@ -57,12 +57,12 @@ def integer_grouped(
 
 
 __all__ = [
-    "Rows",
-    "Weight",
-    "integer_grouped",
-    "integer_linear",
+    "PackedWeight",
+    "QuantizedActivations",
+    "int_grouped_gemm",
+    "int_linear",
     "pack_halves",
-    "quantize_gated",
-    "quantize_rows",
+    "quantize_per_token",
+    "silu_and_mul_quantize",
     "unpack_halves",
 ]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paddock.kernels.twins import allowed, has_triton, usable
+from paddock.kernels.dispatch import can_use_kernel, has_triton, is_enabled
 
-from .reference import Rows, Weight
+from .reference import PackedWeight, QuantizedActivations
 
 LEAST_BLOCK = 32  # columns an int8 tensor core takes at least
 WIDEST_BLOCK = 128
@@ -19,13 +19,13 @@ SHARED_ROWS, SHARED_PART = 64, 1024
 
 
 def rounds(x_RD: Tensor) -> bool:
-    return usable("w4a8_gemm", x_RD) and x_RD.numel() > 0 and x_RD.shape[1] <= WIDEST_ROW
+    return can_use_kernel("w4a8_gemm", x_RD) and x_RD.numel() > 0 and x_RD.shape[1] <= WIDEST_ROW
 
 
-def suits(rows: Rows, weight: Weight) -> bool:
+def suits(rows: QuantizedActivations, weight: PackedWeight) -> bool:
     return (
         rows.integer_RD.is_cuda
-        and allowed("w4a8_gemm")
+        and is_enabled("w4a8_gemm")
         and weight.integer.is_cuda
         and rows.integer_RD.get_device() == torch.cuda.current_device()
         and has_triton()
@@ -35,7 +35,7 @@ def suits(rows: Rows, weight: Weight) -> bool:
     )
 
 
-def block_columns(weight: Weight) -> int:
+def block_columns(weight: PackedWeight) -> int:
     """The columns multiplied at a time: a power of two that divides what a pass walks over and a
     group of scales, so that no block needs a mask or two scales."""
     walked = weight.integer.shape[-1]
@@ -49,7 +49,7 @@ def block_columns(weight: Weight) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class GemmTile:
     """How the work is cut: outputs, rows and columns of a block, and how many ways the warps of a
     program share its columns."""
 
@@ -60,7 +60,7 @@ class Tile:
     warps: int
     stages: int
 
-    def fitted(self, weight: Weight) -> "Tile":
+    def fitted(self, weight: PackedWeight) -> "GemmTile":
         """The same with no more columns and slices than divide those of the weight."""
         columns = min(self.columns, block_columns(weight))
         blocks = weight.integer.shape[-1] // columns
@@ -69,30 +69,30 @@ class Tile:
 
 # By the most rows that a matrix has on average; beyond the last, the last. Timed on an H200 with
 # `python -m benchmarks.quant_gpu tiles`.
-LARGE = {512: Tile(128, 128, 64, slices=1, warps=8, stages=4)}
+LARGE = {512: GemmTile(128, 128, 64, slices=1, warps=8, stages=4)}
 # One matrix with long rows has few programs, whose warps share the columns.
 ONE = {
-    16: Tile(16, 16, 128, slices=4, warps=4, stages=4),
-    64: Tile(64, 32, 128, slices=1, warps=4, stages=6),
-    256: Tile(64, 64, 128, slices=1, warps=4, stages=4),
+    16: GemmTile(16, 16, 128, slices=4, warps=4, stages=4),
+    64: GemmTile(64, 32, 128, slices=1, warps=4, stages=6),
+    256: GemmTile(64, 64, 128, slices=1, warps=4, stages=4),
     **LARGE,
 }
 ONE_NARROW = {
-    16: Tile(64, 16, 128, slices=1, warps=4, stages=6),
-    64: Tile(64, 32, 128, slices=1, warps=4, stages=6),
-    256: Tile(64, 128, 128, slices=1, warps=4, stages=3),
+    16: GemmTile(64, 16, 128, slices=1, warps=4, stages=6),
+    64: GemmTile(64, 32, 128, slices=1, warps=4, stages=6),
+    256: GemmTile(64, 128, 128, slices=1, warps=4, stages=3),
     **LARGE,
 }
 NARROW = 1024  # bytes of a row of weights
 STACK = {
-    16: Tile(64, 16, 128, slices=1, warps=4, stages=4),
-    64: Tile(64, 64, 128, slices=1, warps=4, stages=4),
-    256: Tile(64, 128, 64, slices=1, warps=4, stages=4),
+    16: GemmTile(64, 16, 128, slices=1, warps=4, stages=4),
+    64: GemmTile(64, 64, 128, slices=1, warps=4, stages=4),
+    256: GemmTile(64, 128, 64, slices=1, warps=4, stages=4),
     **LARGE,
 }
 
 
-def tile_for(rows: int, weight: Weight) -> Tile:
+def tile_for(rows: int, weight: PackedWeight) -> GemmTile:
     experts, _, width = weight.integer.shape
     tiles = STACK if experts > 1 else ONE_NARROW if width <= NARROW else ONE
     each = -(-rows // min(rows, experts))
@@ -105,15 +105,15 @@ def shifts_words(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None
 
 
-def quantize_rows(x_RD: Tensor) -> Rows:
+def quantize_per_token(x_RD: Tensor) -> QuantizedActivations:
     return _rounded(x_RD, x_RD.shape[1], gated=False)
 
 
-def quantize_gated(both_RG: Tensor) -> Rows:
+def silu_and_mul_quantize(both_RG: Tensor) -> QuantizedActivations:
     return _rounded(both_RG, both_RG.shape[1] // 2, gated=True)
 
 
-def _rounded(x_RX: Tensor, D: int, *, gated: bool) -> Rows:
+def _rounded(x_RX: Tensor, D: int, *, gated: bool) -> QuantizedActivations:
     from . import triton as twin
 
     R = len(x_RX)
@@ -127,12 +127,12 @@ def _rounded(x_RX: Tensor, D: int, *, gated: bool) -> Rows:
         x_RX, integer_RD, scale_R, x_RX.stride(0), D=D, BD=width, BP=part, GATED=gated,
         num_warps=4 if width <= 2048 else 8,
     )  # fmt: skip
-    return Rows(integer_RD, scale_R)
+    return QuantizedActivations(integer_RD, scale_R)
 
 
-def integer_grouped(
-    rows: Rows,
-    weight: Weight,
+def int_grouped_gemm(
+    rows: QuantizedActivations,
+    weight: PackedWeight,
     counts_E: Sequence[int] | Tensor,
     dtype: torch.dtype,
     source_R: Tensor | None = None,
@@ -142,11 +142,11 @@ def integer_grouped(
 
 
 def multiply(
-    rows: Rows,
-    weight: Weight,
+    rows: QuantizedActivations,
+    weight: PackedWeight,
     counts_E: Sequence[int] | Tensor,
     dtype: torch.dtype,
-    tile: Tile,
+    tile: GemmTile,
     source_R: Tensor | None = None,
 ) -> Tensor:
     """The product cut as `tile` says, which fits the weight."""

@@ -17,7 +17,7 @@ EXACT = 1040
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class QuantizedActivations:
     """Activations as integers, each row with its scale."""
 
     integer_RD: Tensor  # int8
@@ -27,12 +27,12 @@ class Rows:
     def count(self) -> int:
         return self.integer_RD.shape[0]
 
-    def __getitem__(self, index_N: Tensor) -> "Rows":
-        return Rows(self.integer_RD[index_N], self.scale_R[index_N])
+    def __getitem__(self, index_N: Tensor) -> "QuantizedActivations":
+        return QuantizedActivations(self.integer_RD[index_N], self.scale_R[index_N])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weight:
+class PackedWeight:
     """A matrix, or a stack of them, as integers and scales.
 
     `integer` is int8 [X, F, D]; or, where `packed`, bytes [X, F, H] of two int4 each.
@@ -55,8 +55,8 @@ class Weight:
     def integer_XFD(self) -> Tensor:
         return unpack_halves(self.integer) if self.packed else self.integer
 
-    def as_stack(self) -> "Weight":
-        return Weight(self.integer.unsqueeze(0), self.scale_XFG.unsqueeze(0), self.packed)
+    def as_stack(self) -> "PackedWeight":
+        return PackedWeight(self.integer.unsqueeze(0), self.scale_XFG.unsqueeze(0), self.packed)
 
 
 def pack_halves(integer_XFD: Tensor) -> Tensor:
@@ -80,19 +80,19 @@ def unpack_halves(byte_XFH: Tensor) -> Tensor:
     return torch.cat((left_XFH, torch.bitwise_right_shift(byte_XFH, 4)), dim=-1)
 
 
-def quantize_rows(x_RD: Tensor) -> Rows:
+def quantize_per_token(x_RD: Tensor) -> QuantizedActivations:
     """Each row by its own largest number; a row of zeros keeps zeros."""
     x_RD = x_RD.float()
     largest_R = x_RD.abs().amax(-1)
     scale_R = largest_R / torch.full_like(largest_R, LIMIT)  # a GPU would multiply by 1 / LIMIT
     safe_R = torch.where(scale_R > 0, scale_R, 1.0)
     integer_RD = (x_RD / safe_R.unsqueeze(-1)).round().clamp(-LIMIT, LIMIT)
-    return Rows(integer_RD.to(torch.int8), safe_R)
+    return QuantizedActivations(integer_RD.to(torch.int8), safe_R)
 
 
-def integer_grouped(
-    rows: Rows,
-    weight: Weight,
+def int_grouped_gemm(
+    rows: QuantizedActivations,
+    weight: PackedWeight,
     counts_E: Sequence[int] | Tensor,
     dtype: torch.dtype,
     source_R: Tensor | None = None,
@@ -107,13 +107,13 @@ def integer_grouped(
     for expert, count in enumerate(counts):
         mine = slice(start, start + count)
         if count:
-            one = Weight(weight.integer[expert], weight.scale_XFG[expert], weight.packed)
+            one = PackedWeight(weight.integer[expert], weight.scale_XFG[expert], weight.packed)
             out_RF[mine] = _product(rows.integer_RD[mine], one)
         start += count
     return (out_RF * rows.scale_R.unsqueeze(-1)).to(dtype)
 
 
-def _product(integer_ND: Tensor, weight: Weight) -> Tensor:
+def _product(integer_ND: Tensor, weight: PackedWeight) -> Tensor:
     integer_FD, scale_FG = weight.integer_XFD, weight.scale_XFG
     out_NF: Tensor | None = None
     for g, columns in enumerate(range(0, weight.inputs, weight.group)):

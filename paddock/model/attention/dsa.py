@@ -16,13 +16,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paddock.kernels.dense_attention import kept_attention
-from paddock.kernels.index_kl import AttentionSide, IndexSide, index_kl, index_kl_kept
-from paddock.kernels.index_scores import Keys
-from paddock.kernels.latent_decode import latent_decode_kept
+from paddock.kernels.dense_attention import topk_masked_attention
+from paddock.kernels.index_kl import IndexerInputs, IndexerTarget, index_kl, index_kl_topk
+from paddock.kernels.index_scores import IndexKeys
+from paddock.kernels.mla_decode import mla_sparse_decode
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
-from paddock.kernels.topk import index_topk_spans, index_topk_table
+from paddock.kernels.topk import index_topk_paged, index_topk_varlen
 from paddock.model.attention.indexer import Indexer
 from paddock.model.attention.mla import MLA, Projected
 from paddock.model.config import ModelConfig
@@ -109,7 +109,7 @@ class DSA(MLA):
 
     def index_new(
         self, x_TD: Tensor, projected: Projected, step: Step, *, wanted: bool = True
-    ) -> IndexSide | None:
+    ) -> IndexerInputs | None:
         """The indexer's view of the new tokens, its keys being the storage of all of them. Memory
         keeps keys even where no opinion is `wanted` yet: later tokens will choose among them."""
         if self.indexer is None or (not wanted and isinstance(step.memory, NoMemory)):
@@ -120,20 +120,20 @@ class DSA(MLA):
             return None
         assert projected.latent_TQ is not None
         query_THD, weight_TH = self.indexer.queries(x_TD, projected.latent_TQ, step)
-        return IndexSide(query_THD, stored_SD, weight_TH)
+        return IndexerInputs(query_THD, stored_SD, weight_TH)
 
-    def loose_index(self, new: IndexSide | None, layout: Layout) -> IndexSide | None:
+    def loose_index(self, new: IndexerInputs | None, layout: Layout) -> IndexerInputs | None:
         """The same with the keys of the loose spans, in their order."""
         if new is None or not layout.loose:
             return None
         query_THD, weight_TH = layout.queries(new.query_THD), layout.queries(new.weight_TH)
-        return IndexSide(query_THD, layout.keys(new.key_SD), weight_TH)
+        return IndexerInputs(query_THD, layout.keys(new.key_SD), weight_TH)
 
-    def index(self, x_TD: Tensor, projected: Projected, step: Step) -> IndexSide | None:
+    def index(self, x_TD: Tensor, projected: Projected, step: Step) -> IndexerInputs | None:
         """The indexer's view of this step, keys of the past included."""
         return self.loose_index(self.index_new(x_TD, projected, step), step.layout)
 
-    def with_batch(self, loose: Selection | None, new: IndexSide, step: Step) -> Selection:
+    def with_batch(self, loose: Selection | None, new: IndexerInputs, step: Step) -> Selection:
         """The choice of the loose spans and, where any of it sees more than top-k, the batch's."""
         selection = loose if loose is not None else _nothing(self.topk, new.key_SD.device)
         batch = step.layout.batch
@@ -164,7 +164,7 @@ class DSA(MLA):
         if selection is None or selection.batch_NK is None:
             return self.dense_batch(absorbed_THC, stored_SC, layout)
         assert layout.batch is not None
-        out_NHL = latent_decode_kept(
+        out_NHL = mla_sparse_decode(
             absorbed_THC,
             stored_SC,
             layout.batch.pages,
@@ -196,7 +196,9 @@ class DSA(MLA):
         assert selection is not None
         index_TK = selection.index_QK.new_full((len(query_THD), self.topk), -1)
         index_TK[selection.query_Q] = selection.index_QK
-        return kept_attention(query_THD, *self.expand(row_SC), spans, index_TK, scale=self.scale)
+        return topk_masked_attention(
+            query_THD, *self.expand(row_SC), spans, index_TK, scale=self.scale
+        )
 
     def sparse(self, query_QHD: Tensor, row_SC: Tensor, index_QK: Tensor) -> Tensor:
         absorbed_QHC = self.absorb(query_QHD)
@@ -207,7 +209,7 @@ class DSA(MLA):
 
     def indexer_loss(
         self,
-        index: IndexSide,
+        index: IndexerInputs,
         query_THD: Tensor,
         row_SC: Tensor,
         short: Sequence[Span],
@@ -217,12 +219,12 @@ class DSA(MLA):
         attention was allowed to look at."""
         with torch.no_grad():
             absorbed_THC = self.absorb(query_THD)
-        loss = index_kl(index, AttentionSide(absorbed_THC, row_SC, self.scale), short)
+        loss = index_kl(index, IndexerTarget(absorbed_THC, row_SC, self.scale), short)
         if selection is not None and len(selection.query_Q):
             q = selection.query_Q
-            chosen = IndexSide(index.query_THD[q], index.key_SD, index.weight_TH[q])
-            teacher = AttentionSide(absorbed_THC[q], row_SC, self.scale)
-            loss = loss + index_kl_kept(chosen, teacher, selection.index_QK)
+            chosen = IndexerInputs(index.query_THD[q], index.key_SD, index.weight_TH[q])
+            teacher = IndexerTarget(absorbed_THC[q], row_SC, self.scale)
+            loss = loss + index_kl_topk(chosen, teacher, selection.index_QK)
         return loss
 
 
@@ -238,14 +240,16 @@ def split_by_reach(spans: Sequence[Span], topk: int) -> tuple[tuple[Span, ...], 
     return tuple(short), tuple(long)
 
 
-def choose(index: IndexSide, spans: Sequence[Span], topk: int) -> Selection:
+def choose(index: IndexerInputs, spans: Sequence[Span], topk: int) -> Selection:
     """The top-k keys of every query in `spans`."""
     device = index.key_SD.device
     if not spans:
         return _nothing(topk, device)
     query_Q = torch.cat([_queries(span, device) for span in spans])
-    keys = Keys(index.key_SD)
-    return Selection(query_Q, index_topk_spans(index.query_THD, keys, index.weight_TH, spans, topk))
+    keys = IndexKeys(index.key_SD)
+    return Selection(
+        query_Q, index_topk_varlen(index.query_THD, keys, index.weight_TH, spans, topk)
+    )
 
 
 @cache
@@ -256,13 +260,13 @@ def _nothing(topk: int, device: torch.device) -> Selection:
         return Selection(empty, empty.int().view(0, topk))
 
 
-def choose_batch(new: IndexSide, layout: Layout, k: int) -> Tensor:
+def choose_batch(new: IndexerInputs, layout: Layout, k: int) -> Tensor:
     """[N, K] the top-k keys of every query of a batch, counted within its sequence."""
     batch, first = layout.batch, layout.loose_tokens
     assert batch is not None
-    return index_topk_table(
+    return index_topk_paged(
         new.query_THD[first:],
-        Keys(new.key_SD),
+        IndexKeys(new.key_SD),
         new.weight_TH[first:],
         batch.pages,
         batch.visible_BQ,

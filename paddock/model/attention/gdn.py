@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paddock.kernels.gated_delta import gated_delta
+from paddock.kernels.gated_delta import gated_delta_rule
 from paddock.model.attention.gqa import GQA
 from paddock.model.config import ModelConfig
 from paddock.model.norm import RMSNorm
@@ -34,7 +34,7 @@ class SimpleGatedDelta(GQA):
         pieces = []
         for i, span in enumerate(step.layout.spans):
             q = span.query_slice
-            out_NHD, state_HDD = gated_delta(
+            out_NHD, state_HDD = gated_delta_rule(
                 query_THD[q],
                 key_THD[q],
                 value_THD[q],

@@ -7,7 +7,7 @@ Q queries each.
 import torch
 from torch import Tensor, nn
 
-from paddock.kernels.grouped_decode import grouped_continued, grouped_decode_table
+from paddock.kernels.gqa_decode import gqa_chunked_prefill, gqa_paged_decode
 from paddock.model.config import ModelConfig
 from paddock.model.memory import Layout
 from paddock.model.norm import RMSNorm
@@ -43,7 +43,7 @@ class GQA(nn.Module):
         pieces = []
         if loose_THD is not None:
             pieces.append(
-                grouped_continued(
+                gqa_chunked_prefill(
                     loose_THD,
                     layout.keys(key_SGD),
                     layout.keys(value_SGD),
@@ -62,7 +62,7 @@ class GQA(nn.Module):
     ) -> Tensor:
         """All sequences of a batch at once, each looking at its own pages."""
         assert layout.batch is not None
-        out_BQHD = grouped_decode_table(
+        out_BQHD = gqa_paged_decode(
             query_THD.unflatten(0, layout.batch.visible_BQ.shape),
             key_SGD,
             value_SGD,

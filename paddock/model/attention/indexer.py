@@ -5,8 +5,8 @@ T tokens, H index heads, D index head dim, R rotated dims of it (the first), Q q
 
 from torch import Tensor, nn
 
-from paddock.kernels import latent_prepare
-from paddock.kernels.wide_linear import wide_linear
+from paddock.kernels import mla_prepare
+from paddock.kernels.linear_fp32 import linear_fp32
 from paddock.model.config import ModelConfig
 from paddock.model.norm import LayerNorm
 from paddock.model.rope import ROTATE
@@ -19,7 +19,7 @@ class HeadWeights(nn.Linear):
     (`shard(exact=...)`), which happens when it is called."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return wide_linear(x_TD, self.weight)
+        return linear_fp32(x_TD, self.weight)
 
 
 class Indexer(nn.Module):
@@ -55,17 +55,17 @@ class Indexer(nn.Module):
         query_THD = self._rotated(self.query(latent_TQ.detach()).view(-1, heads, dim), step)
         return query_THD, self.weights(x_TD.detach()) * self.scale
 
-    def raw_key(self, raw_TD: Tensor, stored_SD: Tensor) -> latent_prepare.Key:
+    def raw_key(self, raw_TD: Tensor, stored_SD: Tensor) -> mla_prepare.IndexKeyInput:
         """What is to become of the product with `key`, and where it is to lie."""
         norm = self.key_norm
-        return latent_prepare.Key(
+        return mla_prepare.IndexKeyInput(
             raw_TD, norm.weight, norm.bias, norm.eps, self.interleaved, stored_SD
         )
 
-    def raw_queries(self, raw_TF: Tensor, x_TD: Tensor) -> latent_prepare.IndexQueries:
+    def raw_queries(self, raw_TF: Tensor, x_TD: Tensor) -> mla_prepare.IndexQueryInput:
         """What is to become of the product with `query`, and of the hidden states."""
         raw_THD = raw_TF.unflatten(1, (self.settings.heads, self.settings.dim))
-        return latent_prepare.IndexQueries(
+        return mla_prepare.IndexQueryInput(
             raw_THD, self.interleaved, x_TD, self.weights.weight, self.scale
         )
 

@@ -15,10 +15,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from paddock.kernels import latent_prepare
+from paddock.kernels import mla_prepare
 from paddock.kernels.dense_attention import dense_attention
-from paddock.kernels.index_kl import IndexSide
-from paddock.kernels.latent_decode import latent_decode, latent_decode_table
+from paddock.kernels.index_kl import IndexerInputs
+from paddock.kernels.mla_decode import mla_decode, mla_paged_decode
 from paddock.kernels.spans import Span
 from paddock.model.attention.indexer import Indexer
 from paddock.model.config import ModelConfig
@@ -44,7 +44,7 @@ class Prepared:
 
     absorbed_THC: Tensor
     stored_SC: Tensor
-    index: IndexSide | None  # None where nobody asked for an opinion
+    index: IndexerInputs | None  # None where nobody asked for an opinion
 
 
 @runtime_checkable
@@ -115,7 +115,7 @@ class MLA(nn.Module):
             layout.batch is not None
             and not layout.loose
             and self.mla.q_rank is not None
-            and latent_prepare.suits(x_TD, self.q_norm.weight, self.kv_norm.weight)
+            and mla_prepare.suits(x_TD, self.q_norm.weight, self.kv_norm.weight)
             and isinstance(step.memory, Paged)
         )
 
@@ -123,14 +123,14 @@ class MLA(nn.Module):
         """`project`, `extend` and `absorb` at once, and the indexer's opinion where it is
         `wanted`. Its keys are kept in any case: later tokens will choose among them."""
         mla, indexer = self.mla, self.indexer
-        angles = latent_prepare.Angles(step.cos_TP, step.sin_TP)
+        angles = mla_prepare.RotaryCosSin(step.cos_TP, step.sin_TP)
         latent_TQ, stored_SC, stored_SD = self._stored(x_TD, step, angles)
         asked = indexer if wanted else None
         query_TF, *index_TF = products(latent_TQ, self._readers_of_latent(asked))
         query_THD = query_TF.unflatten(1, (mla.heads, mla.qk))
         absorbed_THC = query_THD.new_empty(len(x_TD), mla.heads, mla.row)
-        opinion = latent_prepare.turn_queries(
-            latent_prepare.Queries(query_THD, self.interleaved, absorbed_THC),
+        opinion = mla_prepare.rotate_queries(
+            mla_prepare.QueryRopeInput(query_THD, self.interleaved, absorbed_THC),
             angles,
             None if asked is None else asked.raw_queries(index_TF[0], x_TD),
         )
@@ -142,10 +142,10 @@ class MLA(nn.Module):
         if opinion is None:
             return Prepared(absorbed_THC, stored_SC, None)
         assert stored_SD is not None
-        return Prepared(absorbed_THC, stored_SC, IndexSide(opinion[0], stored_SD, opinion[1]))
+        return Prepared(absorbed_THC, stored_SC, IndexerInputs(opinion[0], stored_SD, opinion[1]))
 
     def _stored(
-        self, x_TD: Tensor, step: Step, angles: latent_prepare.Angles
+        self, x_TD: Tensor, step: Step, angles: mla_prepare.RotaryCosSin
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The normed query latent, and the storage of rows and of index keys, the new ones in."""
         assert isinstance(step.memory, Paged)
@@ -156,9 +156,11 @@ class MLA(nn.Module):
             stored_SD, _ = step.memory.places(self.layer, "index")
             key = self.indexer.raw_key(raw_TD[0], stored_SD)
         q_norm, kv_norm = self.q_norm, self.kv_norm
-        latent_TQ = latent_prepare.store_latents(
-            latent_prepare.Latent(raw_TQ, q_norm.weight, q_norm.eps),
-            latent_prepare.Row(raw_TC, kv_norm.weight, kv_norm.eps, self.interleaved, stored_SC),
+        latent_TQ = mla_prepare.norm_rope_and_cache(
+            mla_prepare.QueryLatentInput(raw_TQ, q_norm.weight, q_norm.eps),
+            mla_prepare.KVLatentInput(
+                raw_TC, kv_norm.weight, kv_norm.eps, self.interleaved, stored_SC
+            ),
             key,
             angles,
             slot_T,
@@ -183,16 +185,14 @@ class MLA(nn.Module):
         if self.expanding_is_cheaper(spans):
             return self.expanded(query_THD, row_SC, spans)
         absorbed_THC = self.absorb(query_THD)
-        out_THL = latent_decode(
-            absorbed_THC, row_SC, spans, scale=self.scale, value=self.mla.kv_rank
-        )
+        out_THL = mla_decode(absorbed_THC, row_SC, spans, scale=self.scale, value=self.mla.kv_rank)
         return self.emit(out_THL)
 
     def dense_batch(self, absorbed_THC: Tensor, stored_SC: Tensor, layout: Layout) -> Tensor:
         """Attention to everything, for the queries of a batch."""
         assert layout.batch is not None
         query_BQHC = absorbed_THC.unflatten(0, (-1, layout.batch.queries))
-        out_BQHL = latent_decode_table(
+        out_BQHL = mla_paged_decode(
             query_BQHC,
             stored_SC,
             layout.batch.pages,

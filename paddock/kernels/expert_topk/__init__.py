@@ -1,0 +1,22 @@
+"""Which experts a token goes to: the best of a few scores, the same ones every time.
+
+    best_of_few(score_TE, k) -> index_TK  int64
+
+The k best of each row by float32 score, ascending; of equal scores the lowest index wins; NaN loses
+to everything, and -0.0 ties with 0.0. `topk` keeps the same rule over many keys and is the
+reference; on a GPU rows of at most WIDEST scores go to `fused`, which never waits for the host.
+"""
+
+from torch import Tensor
+
+from paddock.kernels.expert_topk import fused
+from paddock.kernels.topk import topk_indices
+
+
+def expert_topk(score_TE: Tensor, k: int) -> Tensor:
+    if fused.suits(score_TE, k):
+        return fused.expert_topk(score_TE, k)
+    return topk_indices(score_TE, k)
+
+
+__all__ = ["expert_topk"]

@@ -1,0 +1,29 @@
+"""Routed experts for few tokens: what a step of decoding asks for.
+
+    y[t] = sum_k weight[t, k] * down[e] (silu(gate[e] x[t]) * up[e] x[t]),   e = expert[t, k]
+
+x_TD, expert_TK and weight_TK of a routing, gate_up_EGD (gate rows first) and down_EDF -> y_TD in
+x's dtype. The same function as sorting rows by expert, two grouped products and a gather; for few
+tokens, where nearly every row meets an expert of its own, this form is quicker. `suits` says where.
+Gradients are nobody's wish here.
+
+`reference` is the definition, and what a CPU runs: the weights of every row's expert are gathered.
+On a GPU halves go to `triton`: an expert's weights are read once for all its rows, nothing is asked
+of the host, and a row's result does not depend on the others.
+"""
+
+from torch import Tensor
+
+from paddock.kernels.fused_experts import fused, reference
+
+from .fused import is_supported
+
+
+def fused_experts(
+    x_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor
+) -> Tensor:
+    twin = fused if fused.can_use_kernel("few_experts", x_TD, gate_up_EGD, down_EDF) else reference
+    return twin.few_experts(x_TD, expert_TK, weight_TK, gate_up_EGD, down_EDF)
+
+
+__all__ = ["fused_experts", "is_supported"]

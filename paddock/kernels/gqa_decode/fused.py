@@ -1,0 +1,82 @@
+"""When grouped attention goes to a GPU's twin.
+
+T queries, H heads, G key heads, D query/key dim, V value dim; of a batch B sequences, Q queries
+each, N = B * Q.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.dense_attention import dense_attention
+from paddock.kernels.dispatch import can_use_kernel
+from paddock.kernels.spans import Span
+
+from .tiles import plan
+
+WIDEST = 256
+MOST_SHARING = 16  # heads of a key head: the smallest tile holds one query of them
+
+
+def suits(query: Tensor, key_SGD: Tensor, value_SGV: Tensor) -> bool:
+    """Halves on a GPU that nobody wants gradients of; heads of at most 256 numbers."""
+    heads = (query, key_SGD, value_SGV)
+    return (
+        can_use_kernel("grouped_decode", *heads)
+        and query.dtype == key_SGD.dtype == value_SGV.dtype
+        and max(query.shape[-1], value_SGV.shape[-1]) <= WIDEST
+        and query.shape[-2] <= MOST_SHARING * key_SGD.shape[1]
+        and key_SGD.stride(-1) == value_SGV.stride(-1) == 1
+        and query.numel() > 0
+        and not (torch.is_grad_enabled() and any(x.requires_grad for x in heads))
+    )
+
+
+def continues(spans: Sequence[Span], window: int | None) -> bool:
+    """Whether any query sees something other than a document from its beginning."""
+    return any(s.keys > s.queries or (window is not None and s.keys > window) for s in spans)
+
+
+def gqa_paged_decode(  # noqa: PLR0913  keys and values apart
+    query_BQHD: Tensor,
+    key_SGD: Tensor,
+    value_SGV: Tensor,
+    pages: BlockTable,
+    visible_BQ: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    from .triton import Heads, decode
+
+    heads = Heads(query_BQHD.flatten(0, 1), key_SGD, value_SGV, scale, window)
+    return decode(heads, pages, visible_BQ).unflatten(0, query_BQHD.shape[:2])
+
+
+def gqa_chunked_prefill(
+    query_THD: Tensor,
+    key_SGD: Tensor,
+    value_SGV: Tensor,
+    spans: Sequence[Span],
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    from .triton import Heads, read
+
+    (_, H, _), G, V = query_THD.shape, key_SGD.shape[1], value_SGV.shape[-1]
+    work = plan(tuple(spans), H // G, G, window, query_THD.device)
+    out_THV = query_THD.new_empty(sum(span.queries for span in spans), H, V)
+    if work.table is not None:
+        read(Heads(query_THD, key_SGD, value_SGV, scale, window), work, out_THV)
+    if work.whole:
+        documents = [span for _, span in work.whole]
+        ready_NHV = dense_attention(
+            query_THD, key_SGD, value_SGV, documents, scale=scale, window=window
+        )
+        pieces = ready_NHV.split([span.queries for span in documents])
+        for (out, span), piece in zip(work.whole, pieces, strict=True):
+            out_THV[out : out + span.queries] = piece
+    return out_THV

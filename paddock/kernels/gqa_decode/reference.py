@@ -1,0 +1,38 @@
+"""What a step of decoding with grouped heads means, by way of scaled_dot_product_attention.
+
+B sequences, Q queries each, H heads, G key heads, D query/key dim, V value dim, S rows of storage,
+M keys at most.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paddock.kernels.block_table import BlockTable
+
+
+def gqa_paged_decode(  # noqa: PLR0913  keys and values apart
+    query_BQHD: Tensor,
+    key_SGD: Tensor,
+    value_SGV: Tensor,
+    pages: BlockTable,
+    visible_BQ: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """[B, Q, H, V]; see the package's contract."""
+    key_M = torch.arange(pages.max_keys, device=query_BQHD.device)
+    visible_BQ1 = visible_BQ.unsqueeze(-1)
+    seen_BQM = key_M < visible_BQ1
+    if window is not None:
+        seen_BQM = seen_BQM & (key_M >= visible_BQ1 - window)
+    out_BHQV = F.scaled_dot_product_attention(
+        query_BQHD.transpose(1, 2),
+        key_SGD[pages.slot_BM].transpose(1, 2),
+        value_SGV[pages.slot_BM].transpose(1, 2),
+        attn_mask=seen_BQM.unsqueeze(1),
+        scale=scale,
+        enable_gqa=query_BQHD.shape[2] != key_SGD.shape[1],
+    )
+    return out_BHQV.transpose(1, 2)

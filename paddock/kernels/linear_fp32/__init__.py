@@ -1,0 +1,23 @@
+"""A linear map to few outputs that decide much, in float32 or better.
+
+    wide_linear(x_TD, weight_ED) -> x @ weight.T
+
+`reference` widens both and is the definition. On a GPU halves are multiplied as they are and added
+in float32, which is the same product; a float32 weight is multiplied as the sum of two halves, and
+loses what is below 2^-16 of it. The gradient that comes back is rounded to half, as any
+activation's is.
+T tokens, D inputs, E outputs.
+"""
+
+from torch import Tensor
+
+from paddock.kernels.linear_fp32 import fused, reference
+
+
+def linear_fp32(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    if fused.suits(x_TD, weight_ED):
+        return fused.linear_fp32(x_TD, weight_ED)
+    return reference.linear_fp32(x_TD, weight_ED)
+
+
+__all__ = ["linear_fp32"]

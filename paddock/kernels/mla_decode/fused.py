@@ -1,0 +1,84 @@
+"""When decoding goes to a GPU's twins.
+
+T queries, H heads, C row width; K keys of the most seeing query; of a batch B sequences, Q queries
+each, N = B * Q.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paddock.kernels.block_table import BlockTable
+from paddock.kernels.dispatch import can_use_kernel
+from paddock.kernels.spans import Span
+from paddock.kernels.sparse_mla import sparse_mla
+
+WIDEST = 512
+MOST_LISTED = 1 << 26  # keys of all queries together, four bytes each
+
+
+def suits(query: Tensor, row_SC: Tensor, value: int) -> bool:
+    """Halves on a GPU that nobody wants gradients of; a row of at most 512 values."""
+    return (
+        can_use_kernel("latent_decode", query, row_SC)
+        and query.dtype == row_SC.dtype
+        and 0 < value <= WIDEST
+        and row_SC.shape[1] - value <= WIDEST
+        and row_SC.is_contiguous()
+        and query.numel() > 0
+        and not (torch.is_grad_enabled() and (query.requires_grad or row_SC.requires_grad))
+    )
+
+
+def lists(spans: Sequence[Span]) -> bool:
+    """Whether every key of every query can be named."""
+    listed = sum(span.queries for span in spans) * max((s.keys for s in spans), default=0)
+    return 0 < listed <= MOST_LISTED
+
+
+def mla_decode(
+    query_THC: Tensor, row_SC: Tensor, spans: Sequence[Span], *, scale: float, value: int
+) -> Tensor:
+    """As attention to chosen keys, all of them chosen: that twin multiplies by tensor cores."""
+    device, longest = row_SC.device, max(span.keys for span in spans)
+    query = torch.cat([torch.arange(s.query, s.query + s.queries) for s in spans])
+    first = torch.cat([torch.full((s.queries,), s.key) for s in spans])
+    seen = torch.cat([torch.arange(s.past + 1, s.keys + 1) for s in spans])
+    query_T, first_T1, seen_T1 = torch.stack((query, first, seen)).to(device).unsqueeze(-1)
+    key_K = torch.arange(longest, device=device)
+    index_TK = torch.where(key_K < seen_T1, first_T1 + key_K, -1).int()
+    return sparse_mla(query_THC[query_T[:, 0]], row_SC, index_TK, scale=scale, value=value)
+
+
+def mla_paged_decode(
+    query_BQHC: Tensor,
+    row_SC: Tensor,
+    pages: BlockTable,
+    visible_BQ: Tensor,
+    *,
+    scale: float,
+    value: int,
+) -> Tensor:
+    from .triton import Asked, attend
+
+    _, Q, H, _ = query_BQHC.shape
+    asked = Asked(
+        query_BQHC.flatten(1, 2), row_SC, pages, H, Q, scale, value, visible_BQ=visible_BQ
+    )
+    return attend(asked).unflatten(1, (Q, H))
+
+
+def mla_sparse_decode(
+    query_NHC: Tensor,
+    row_SC: Tensor,
+    pages: BlockTable,
+    index_NK: Tensor,
+    *,
+    scale: float,
+    value: int,
+) -> Tensor:
+    from .triton import Asked, attend
+
+    (N, H, _), B = query_NHC.shape, len(pages.page_BP)
+    return attend(Asked(query_NHC, row_SC, pages, H, N // B, scale, value, index_BK=index_NK))
