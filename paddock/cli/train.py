@@ -43,7 +43,7 @@ def train(
     """
     from paddock.config import dump_toml, load_recipe, resolve
     from paddock.dashboard import write_report
-    from paddock.parallel import is_first
+    from paddock.parallel import is_rank_zero
     from paddock.train import Run, TrainSettings
     from paddock.train import train as run_stage
 
@@ -55,7 +55,7 @@ def train(
         settings=settings,
         processes=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
     )
-    if not is_first():  # torchrun's other processes only work
+    if not is_rank_zero():  # torchrun's other processes only work
         if not dry_run:
             run_stage(run)
         return

@@ -41,7 +41,11 @@ from paddock.engine.delivery import Announced, Delivery, Places, Update, Written
 from paddock.engine.engine import Engine
 from paddock.engine.loop import PauseMode
 from paddock.model import ModelConfig, Network
-from paddock.parallel.weights_group import GroupError, Meeting, WeightsGroup
+from paddock.parallel.weight_broadcast_group import (
+    Rendezvous,
+    WeightBroadcastError,
+    WeightBroadcastGroup,
+)
 
 # Of a configuration, what does not change what the tensors mean.
 INDIFFERENT = {"init", "mtp", "context", "eos", "bos", "pad"}
@@ -68,7 +72,7 @@ class Reload:
         self.engine, self.in_place_buckets, self.timeout_s = engine, in_place_buckets, timeout_s
         self.last: Update | None = None
         self._places = Places(engine)
-        self._groups: dict[str, WeightsGroup] = {}
+        self._groups: dict[str, WeightBroadcastGroup] = {}
         self._buckets: _Buckets | None = None
         self._changing = RLock()
 
@@ -147,7 +151,7 @@ class Reload:
         with self._changing, self._all_or_none():
             group = self._groups.get(name)
             if group is None:
-                raise GroupError(f"no group called '{name}' was joined")
+                raise WeightBroadcastError(f"no group called '{name}' was joined")
             room = self._places.room(tensors, group.device)
             group.receive(room)
             named = {each.name: tensor for each, tensor in zip(tensors, room, strict=True)}
@@ -157,10 +161,12 @@ class Reload:
             new.adopt(named)
             return self._take(new, version, mode)
 
-    def join(self, group: Meeting) -> None:
+    def join(self, group: Rendezvous) -> None:
         """Blocks until all are there. It replaces a group of the same name: a trainer that begins
         anew could not leave the old one."""
-        joined = WeightsGroup(group, self._places.device, self.timeout_s)  # others may go on
+        joined = WeightBroadcastGroup(
+            group, self._places.device, self.timeout_s
+        )  # others may go on
         with self._changing:
             if group.name in self._groups:
                 self.leave(group.name)
@@ -169,8 +175,8 @@ class Reload:
     def leave(self, name: str) -> None:
         with self._changing:
             if name not in self._groups:
-                raise GroupError(f"no group called '{name}' was joined")
-            self._groups.pop(name).leave()
+                raise WeightBroadcastError(f"no group called '{name}' was joined")
+            self._groups.pop(name).destroy()
 
     # --- looking ----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
-from paddock.parallel import Cut
+from paddock.parallel import ContextShard
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Layout:
     position_T: Tensor
     spans: tuple[Span, ...]
     slot_S: Tensor | None = None
-    cut: Cut | None = None
+    cut: ContextShard | None = None
     ends: tuple[int, ...] | None = None  # of the spans' documents, among the keys
     batch: Batch | None = None
     query_T: Tensor | None = None
@@ -114,14 +114,14 @@ class Layout:
             query_T=query_T,
         )
 
-    def piece(self, cut: Cut) -> "Layout":
+    def piece(self, cut: ContextShard) -> "Layout":
         """This rank's part of a packed row.
 
         >>> from paddock.parallel import SOLO
         >>> Layout.packed([3, 4]).piece(Cut(SOLO, 7)).documents
         (slice(0, 3, None), slice(3, 7, None))
         """
-        here, spans, ends = cut.here, [], []
+        here, spans, ends = cut.local_slice, [], []
         for span in self.spans:
             start = max(here.start, span.query) - span.query
             stop = min(here.stop, span.query + span.queries) - span.query
@@ -172,7 +172,7 @@ class Layout:
     def keys(self, storage: Tensor) -> Tensor:
         """The stored rows of the loose spans, in the order they speak of."""
         if self.cut is not None:
-            return self.cut.gather(storage)
+            return self.cut.all_gather(storage)
         return storage if self.slot_S is None else _taken(storage, self.slot_S)
 
 

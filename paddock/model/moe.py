@@ -18,7 +18,7 @@ from paddock.kernels.spans import Span
 from paddock.kernels.swiglu import silu_and_mul, swiglu
 from paddock.model.config import ExpertSettings
 from paddock.model.together import lay_together, products
-from paddock.parallel import SOLO, Axis, Trip
+from paddock.parallel import SINGLE_RANK, ExpertDispatch, MeshDim
 
 
 class GatedMLP(nn.Module):
@@ -104,12 +104,12 @@ class Experts(nn.Module):
         super().__init__()
         self.gate_up = nn.Parameter(torch.empty(moe.experts, 2 * moe.inner, hidden))
         self.down = nn.Parameter(torch.empty(moe.experts, hidden, moe.inner))
-        self.axis = SOLO
+        self.axis = SINGLE_RANK
 
-    def split(self, axis: Axis) -> None:
+    def split(self, axis: MeshDim) -> None:
         """Keep this rank's share of the experts alone."""
         for name, stack in list(self.named_parameters()):
-            mine = stack.detach()[axis.slice_of(len(stack))].clone()
+            mine = stack.detach()[axis.local_slice(len(stack))].clone()
             setattr(self, name, nn.Parameter(mine, requires_grad=stack.requires_grad))
         self.axis = axis
 
@@ -118,10 +118,10 @@ class Experts(nn.Module):
         if self.axis.size == 1 and is_supported(x_TD, routing.expert_TK, *stacks):
             return fused_experts(x_TD, routing.expert_TK, routing.weight_TK, *stacks)
         order = sort_by_expert(routing.expert_TK, routing.score_TE.shape[1])
-        trip = Trip(order.counts_E, self.axis)
-        x_RD, counts_E = trip.there(permute(x_TD, order)), trip.counts_H
+        trip = ExpertDispatch(order.counts_E, self.axis)
+        x_RD, counts_E = trip.dispatch(permute(x_TD, order)), trip.counts_H
         inner_RF = silu_and_mul(grouped_gemm(x_RD, self.gate_up, counts_E))
-        answer_RD = trip.back(grouped_gemm(inner_RF, self.down, counts_E))
+        answer_RD = trip.combine(grouped_gemm(inner_RF, self.down, counts_E))
         return unpermute(answer_RD, routing.weight_TK, order)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paddock.kernels.dispatch import is_enabled
 from paddock.kernels.precision import opmath_dtype
-from paddock.parallel.shard import local
+from paddock.parallel.fsdp import to_local
 from paddock.records import NamedParameter
 
 from .roles import RULES, Rule
@@ -111,7 +111,7 @@ def adamw_steps_(stepping: Sequence[Stepping]) -> None:
 def may_step_together(parameter: Tensor) -> bool:
     """Float32 on an accelerator, its gradient laid out alike."""
     assert parameter.grad is not None
-    held, grad = local(parameter), local(parameter.grad)
+    held, grad = to_local(parameter), to_local(parameter.grad)
     return (
         held.device.type != "cpu"
         and held.dtype == grad.dtype == torch.float32
@@ -125,11 +125,11 @@ def step_together_(run: Sequence[Stepping]) -> None:
     first, _, group = run[0]
     for parameter, state, _ in run:
         _state_of(parameter, state)["step"] += 1
-    step = torch.full((), float(run[0][1]["step"]), device=local(first).device)
+    step = torch.full((), float(run[0][1]["step"]), device=to_local(first).device)
     beta_mean, beta_square = group["betas"]
     torch._fused_adamw_(
-        [local(parameter) for parameter, _, _ in run],
-        [local(parameter.grad) for parameter, _, _ in run],  # type: ignore[arg-type]
+        [to_local(parameter) for parameter, _, _ in run],
+        [to_local(parameter.grad) for parameter, _, _ in run],  # type: ignore[arg-type]
         [state["mean"] for _, state, _ in run],
         [state["square"] for _, state, _ in run],
         [],
@@ -147,7 +147,7 @@ def step_together_(run: Sequence[Stepping]) -> None:
 def _state_of(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
     """The state, begun where there is none."""
     if not state:
-        held = local(parameter)
+        held = to_local(parameter)
         state["step"] = torch.zeros((), dtype=torch.int64)
         state["mean"], state["square"] = zeros_for(held), zeros_for(held)
     return state
@@ -156,10 +156,10 @@ def _state_of(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
 def adamw_step_(parameter: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
     """Advance one parameter and its state by its gradient; of a sharded one, what is held here."""
     assert parameter.grad is not None
-    held = local(parameter)
+    held = to_local(parameter)
     _state_of(parameter, state)
     mean, square = state["mean"], state["square"]
-    grad = local(parameter.grad).to(mean.dtype)
+    grad = to_local(parameter.grad).to(mean.dtype)
     beta_mean, beta_square = group["betas"]
     state["step"] += 1
     mean.lerp_(grad, 1 - beta_mean)

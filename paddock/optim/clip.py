@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.precision import opmath_dtype
-from paddock.parallel.shard import local
+from paddock.parallel.fsdp import to_local
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def clip_gradients(
     Returns the norm before clipping, float32 or wider. If it is not finite, the gradients are left
     as they are for the caller to refuse: scaling by max_norm / inf would make zeros of most.
     """
-    grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    grads = [to_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not grads:
         return torch.zeros(())
     alike = len({(grad.device, grad.dtype) for grad in grads}) == 1

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.newton_schulz import JORDAN, Coefficients, newton_schulz
-from paddock.parallel.owners import Owners
-from paddock.parallel.shard import is_cut, local
+from paddock.parallel.fsdp import is_row_sharded, to_local
+from paddock.parallel.optimizer_owners import OptimizerOwners
 from paddock.records import NamedParameter, ParameterRole
 
 from .adamw import ADAM, AdamSettings, AdamW, adamw_steps_, descend_, zeros_for
@@ -78,7 +78,7 @@ class Muon(AdamW):
         for parameter, group in self.with_gradient():
             if parameter not in self._rows:
                 plain.append((parameter, self.state[parameter], group))
-            elif is_cut(parameter):
+            elif is_row_sharded(parameter):
                 shared.append((parameter, group))
             else:
                 blocks += self._blocks(parameter, group)
@@ -92,7 +92,7 @@ class Muon(AdamW):
         """The parameter itself waits for its stack."""
         grad, momentum = self._up_to_date(parameter)
         rows, (lr, decay) = self._rows[parameter], step_size(group)
-        views = (cut(whole, rows) for whole in (local(parameter), grad.contiguous(), momentum))
+        views = (cut(whole, rows) for whole in (to_local(parameter), grad.contiguous(), momentum))
         for parameter_BMN, grad_BMN, momentum_BMN in zip(*views, strict=True):
             yield Blocks(parameter_BMN, grad_BMN, momentum_BMN, lr, decay)
 
@@ -103,11 +103,11 @@ class Muon(AdamW):
         for matrix in matrices:
             grad, momentum = self._up_to_date(matrix)
             rows.append(grad.to(momentum.dtype).lerp(momentum, self.muon.momentum))
-        owners = Owners(matrices, [cost(m.shape, self._rows[m]) for m in matrices])
+        owners = OptimizerOwners(matrices, [cost(m.shape, self._rows[m]) for m in matrices])
         whole = owners.gather(rows)
         blocks = [
             Update(update_BMN)
-            for i, matrix in zip(owners.owned, whole, strict=True)
+            for i, matrix in zip(owners.local_indices, whole, strict=True)
             for update_BMN in cut(matrix, self._rows[matrices[i]])
         ]
         for stack in stacks(blocks, self.muon.stack_bytes):
@@ -115,15 +115,15 @@ class Muon(AdamW):
         owners.scatter(whole, rows)
         for (parameter, group), direction in zip(shared, rows, strict=True):
             lr, decay = step_size(group)
-            descend_(local(parameter), direction, lr=lr, decay=decay)
+            descend_(to_local(parameter), direction, lr=lr, decay=decay)
 
     def _up_to_date(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient and new momentum, of a sharded parameter what is held here."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
-            state["momentum"] = zeros_for(local(parameter))
-        grad, momentum = local(parameter.grad), state["momentum"]
+            state["momentum"] = zeros_for(to_local(parameter))
+        grad, momentum = to_local(parameter.grad), state["momentum"]
         # A running mean, not the running sum of the papers: the same direction, and no growth.
         momentum.lerp_(grad.to(momentum.dtype), 1 - self.muon.momentum)
         return grad, momentum

@@ -1,38 +1,38 @@
 """Many processes as one trainer: meshes, sharding, collectives. A single process is a mesh too.
 
 collectives.py    sums, gathers and exchanges along an axis, differentiable where gradients pass
-context.py        a row of tokens cut into pieces, one a rank
-expert.py         rows that travel to the ranks of their experts and back
+context_parallel.py  a row of tokens cut into pieces, one a rank
+expert_parallel.py  rows that travel to the ranks of their experts and back
 mesh.py           which ranks work together, and on what
-owners.py         row-sharded matrices made whole, each on one rank
-shard.py          weights in shards (FSDP2), and whole again
-weights_group.py  a trainer's group, seen by those who receive its weights
+optimizer_owners.py  row-sharded matrices made whole, each on one rank
+fsdp.py           weights in shards (FSDP2), and whole again
+weight_broadcast_group.py  a trainer's group, seen by those who receive its weights
 """
 
-from paddock.parallel.context import Cut
-from paddock.parallel.expert import Trip
+from paddock.parallel.context_parallel import ContextShard
+from paddock.parallel.expert_parallel import ExpertDispatch
+from paddock.parallel.fsdp import is_fsdp_module
 from paddock.parallel.mesh import (
-    ALONE,
-    SOLO,
-    Axis,
+    SINGLE_PROCESS,
+    SINGLE_RANK,
     Mesh,
+    MeshDim,
     MeshError,
-    MeshSizes,
-    is_first,
-    open_mesh,
+    ParallelDegrees,
+    init_mesh,
+    is_rank_zero,
 )
-from paddock.parallel.shard import is_gathered
 
 __all__ = [
-    "ALONE",
-    "SOLO",
-    "Axis",
-    "Cut",
+    "SINGLE_PROCESS",
+    "SINGLE_RANK",
+    "ContextShard",
+    "ExpertDispatch",
     "Mesh",
+    "MeshDim",
     "MeshError",
-    "MeshSizes",
-    "Trip",
-    "is_first",
-    "is_gathered",
-    "open_mesh",
+    "ParallelDegrees",
+    "init_mesh",
+    "is_fsdp_module",
+    "is_rank_zero",
 ]

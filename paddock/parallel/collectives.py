@@ -11,10 +11,10 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from paddock.parallel.mesh import Axis
+from paddock.parallel.mesh import MeshDim
 
 
-def total(x: Tensor, axis: Axis) -> Tensor:
+def all_reduce_sum(x: Tensor, axis: MeshDim) -> Tensor:
     """The sum over ranks, the same bits on each."""
     if axis.size > 1:
         x = x.clone()
@@ -22,7 +22,7 @@ def total(x: Tensor, axis: Axis) -> Tensor:
     return x
 
 
-def largest(value: int, axis: Axis, device: torch.device) -> int:
+def all_reduce_max(value: int, axis: MeshDim, device: torch.device) -> int:
     if axis.size == 1:
         return value
     found = torch.tensor(value, device=device)
@@ -30,19 +30,19 @@ def largest(value: int, axis: Axis, device: torch.device) -> int:
     return int(found)
 
 
-def joint_norm(norm: Tensor, axis: Axis) -> Tensor:
+def global_norm(norm: Tensor, axis: MeshDim) -> Tensor:
     """The norm of a vector whose pieces, one a rank, have these norms."""
-    return norm if axis.size == 1 else total(norm.square(), axis).sqrt()
+    return norm if axis.size == 1 else all_reduce_sum(norm.square(), axis).sqrt()
 
 
-def gather_rows(x_T: Tensor, sizes: Sequence[int], axis: Axis) -> Tensor:
+def all_gather_rows(x_T: Tensor, sizes: Sequence[int], axis: MeshDim) -> Tensor:
     """Every rank's rows, `sizes` of them, in the order of the ranks. A row's gradient is the sum of
     what all ranks want of it, added in the order of the ranks."""
     return x_T if axis.size == 1 else _Gather.apply(x_T, list(sizes), axis)  # type: ignore[no-any-return]
 
 
-def exchange_rows(
-    x_R: Tensor, send_N: Sequence[int], receive_N: Sequence[int], axis: Axis
+def all_to_all_rows(
+    x_R: Tensor, send_N: Sequence[int], receive_N: Sequence[int], axis: MeshDim
 ) -> Tensor:
     """Rows sorted by the rank they go to, for rows sorted by the rank they came from. Gradients
     travel back the same way."""
@@ -51,7 +51,9 @@ def exchange_rows(
     return _Exchange.apply(x_R, list(send_N), list(receive_N), axis)  # type: ignore[no-any-return]
 
 
-def whole_on_first(rows: Tensor, held: slice, shape: Sequence[int], axis: Axis) -> Tensor | None:
+def gather_to_rank_zero(
+    rows: Tensor, held: slice, shape: Sequence[int], axis: MeshDim
+) -> Tensor | None:
     """A tensor of this shape on the first rank, from ranks that each hold a run of its rows; None
     on the others, which keep nothing."""
     if axis.size == 1:
@@ -73,7 +75,7 @@ def whole_on_first(rows: Tensor, held: slice, shape: Sequence[int], axis: Axis) 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_T: Tensor, sizes: list[int], axis: Axis) -> Tensor:
+    def forward(ctx: Any, x_T: Tensor, sizes: list[int], axis: MeshDim) -> Tensor:
         ctx.sizes, ctx.axis = sizes, axis
         padded = _padded(x_T, max(sizes))
         found = [torch.empty_like(padded) for _ in sizes]
@@ -91,7 +93,7 @@ class _Gather(torch.autograd.Function):
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_R: Tensor, send_N: list[int], receive_N: list[int], axis: Axis
+        ctx: Any, x_R: Tensor, send_N: list[int], receive_N: list[int], axis: MeshDim
     ) -> Tensor:
         ctx.send_N, ctx.receive_N, ctx.axis = send_N, receive_N, axis
         return _exchanged(x_R, send_N, receive_N, axis)
@@ -101,7 +103,7 @@ class _Exchange(torch.autograd.Function):
         return _exchanged(grads[0], ctx.receive_N, ctx.send_N, ctx.axis), None, None, None
 
 
-def _exchanged(x_R: Tensor, send_N: list[int], receive_N: list[int], axis: Axis) -> Tensor:
+def _exchanged(x_R: Tensor, send_N: list[int], receive_N: list[int], axis: MeshDim) -> Tensor:
     received_R = x_R.new_empty(sum(receive_N), *x_R.shape[1:])
     dist.all_to_all_single(received_R, x_R.contiguous(), receive_N, send_N, group=axis.group)
     return received_R

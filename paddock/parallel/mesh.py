@@ -21,7 +21,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 # The first rank may prepare a corpus while the others wait for it.
-PATIENCE = timedelta(hours=2)
+PROCESS_GROUP_TIMEOUT = timedelta(hours=2)
 
 
 class MeshError(ValueError):
@@ -29,7 +29,7 @@ class MeshError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeshSizes:
+class ParallelDegrees:
     data: int = 1
     expert: int = 1
     context: int = 1
@@ -40,7 +40,7 @@ class MeshSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class MeshDim:
     """Ranks that act together. Without a mesh there is one, and collectives do nothing."""
 
     mesh: DeviceMesh | None = None  # of one dimension
@@ -57,7 +57,7 @@ class Axis:
     def group(self) -> dist.ProcessGroup | None:
         return None if self.mesh is None else self.mesh.get_group()
 
-    def slice_of(self, count: int) -> slice:
+    def local_slice(self, count: int) -> slice:
         """This rank's equal part of `count` things in order; MeshError if they cannot be dealt."""
         if count % self.size:
             raise MeshError(f"{count} cannot be split evenly over {self.size} ranks")
@@ -65,7 +65,7 @@ class Axis:
         return slice(self.rank * each, (self.rank + 1) * each)
 
 
-SOLO = Axis()
+SINGLE_RANK = MeshDim()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,37 +73,37 @@ class Mesh:
     """The box seen from one rank. The default is a single process."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    everyone: Axis = SOLO
-    shares: Axis = SOLO
-    context: Axis = SOLO
-    expert: Axis = SOLO
-    holders: Axis = SOLO
+    all_ranks: MeshDim = SINGLE_RANK
+    data_ranks: MeshDim = SINGLE_RANK
+    context: MeshDim = SINGLE_RANK
+    expert: MeshDim = SINGLE_RANK
+    expert_fsdp: MeshDim = SINGLE_RANK
 
     @property
-    def first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this rank writes to disk and speaks to people."""
-        return self.everyone.rank == 0
+        return self.all_ranks.rank == 0
 
     @contextmanager
-    def first_alone(self) -> Iterator[None]:
+    def rank_zero_first(self) -> Iterator[None]:
         """The first rank goes through the block before the others, which find what it has made."""
-        if not self.first:
-            dist.barrier(self.everyone.group)
+        if not self.is_rank_zero:
+            dist.barrier(self.all_ranks.group)
         yield
-        if self.first and self.everyone.size > 1:
-            dist.barrier(self.everyone.group)
+        if self.is_rank_zero and self.all_ranks.size > 1:
+            dist.barrier(self.all_ranks.group)
 
 
-ALONE = Mesh()
+SINGLE_PROCESS = Mesh()
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this is the process that speaks, of those torchrun started or alone."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
-def open_mesh(sizes: MeshSizes, device: torch.device) -> Iterator[Mesh]:
+def init_mesh(sizes: ParallelDegrees, device: torch.device) -> Iterator[Mesh]:
     """The mesh of the processes torchrun started, each on its own device of this kind; they part
     when the block ends. Without torchrun: a single process."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -121,7 +121,7 @@ def open_mesh(sizes: MeshSizes, device: torch.device) -> Iterator[Mesh]:
         torch.accelerator.set_device_index(device.index)
     dist.init_process_group(
         dist.get_default_backend_for_device(device),
-        timeout=PATIENCE,
+        timeout=PROCESS_GROUP_TIMEOUT,
         device_id=None if device.type == "cpu" else device,
     )
     try:
@@ -130,7 +130,7 @@ def open_mesh(sizes: MeshSizes, device: torch.device) -> Iterator[Mesh]:
         dist.destroy_process_group()
 
 
-def _box(sizes: MeshSizes, device: torch.device) -> Mesh:
+def _box(sizes: ParallelDegrees, device: torch.device) -> Mesh:
     rank_DEC = torch.arange(sizes.ranks).view(sizes.data, sizes.expert, sizes.context)
 
     def mesh(ranks: torch.Tensor, *names: str) -> DeviceMesh:
@@ -141,9 +141,9 @@ def _box(sizes: MeshSizes, device: torch.device) -> Mesh:
     hold = mesh(rank_DEC.transpose(0, 1).flatten(1), "expert", "holders")
     return Mesh(
         device=device,
-        everyone=Axis(everyone),
-        shares=Axis(read["shares"]),
-        context=Axis(read["context"]),
-        expert=Axis(hold["expert"]),
-        holders=Axis(hold["holders"]),
+        all_ranks=MeshDim(everyone),
+        data_ranks=MeshDim(read["shares"]),
+        context=MeshDim(read["context"]),
+        expert=MeshDim(hold["expert"]),
+        expert_fsdp=MeshDim(hold["holders"]),
     )

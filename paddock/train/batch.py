@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paddock.data import Batch
 from paddock.model import Layout
-from paddock.parallel import SOLO, Axis, Cut
+from paddock.parallel import SINGLE_RANK, ContextShard, MeshDim
 
 IGNORED = -100
 SHARED_LEAST = 0.1  # of a document, and of all, below which it is not worth gathering
@@ -44,7 +44,9 @@ class TokenBatch:
 
     @property
     def token_T(self) -> Tensor:
-        return self.token_S if self.layout.cut is None else self.token_S[self.layout.cut.here]
+        return (
+            self.token_S if self.layout.cut is None else self.token_S[self.layout.cut.local_slice]
+        )
 
     def targets(self, ahead: int) -> Tensor:
         """The token `ahead` places on, or IGNORED where the document ends or it does not count.
@@ -122,7 +124,7 @@ def _lengths_from(batch: Batch) -> Iterator[int]:
 
 
 def on_device(
-    batch: Batch, device: torch.device, tokens: int | None = None, context: Axis = SOLO
+    batch: Batch, device: torch.device, tokens: int | None = None, context: MeshDim = SINGLE_RANK
 ) -> Iterator[TokenBatch]:
     """The batch in micro-batches of at most `tokens`, each cut along the context axis."""
     weight_T = batch.weight_T
@@ -132,7 +134,7 @@ def on_device(
         yield TokenBatch(
             torch.from_numpy(batch.token_T[part].astype(np.int64)).to(device),
             torch.from_numpy(batch.trained_T[part]).to(device),
-            layout if context.size == 1 else layout.piece(Cut(context, layout.tokens)),
+            layout if context.size == 1 else layout.piece(ContextShard(context, layout.tokens)),
             {name: torch.from_numpy(said[part]).to(device) for name, said in columns.items()},
             None if weight_T is None else torch.from_numpy(weight_T[part]).to(device),
             branches(_alike(batch, columns)[part], lengths, device)

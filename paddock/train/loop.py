@@ -19,7 +19,7 @@ from paddock.checkpoint.training import (
 from paddock.data import Corpus, Stream, Tokenizer
 from paddock.journal import Journal
 from paddock.optim import Constant, Cosine, Linear, Schedule
-from paddock.parallel import Mesh, MeshSizes, open_mesh
+from paddock.parallel import Mesh, ParallelDegrees, init_mesh
 from paddock.train.evaluate import HeldOut, held_out_loss, unigram_entropy
 from paddock.train.objective import BaseObjective
 from paddock.train.plan import peak_flops, plan
@@ -68,19 +68,19 @@ def train(
 
     Under torchrun every rank calls this; the first one writes, speaks and is watched.
     """
-    sizes = MeshSizes(**run.settings.parallel.model_dump())
-    with open_mesh(sizes, open_device(run.settings.machine)) as mesh:
-        if not mesh.first:
+    sizes = ParallelDegrees(**run.settings.parallel.model_dump())
+    with init_mesh(sizes, open_device(run.settings.machine)) as mesh:
+        if not mesh.is_rank_zero:
             say, watch = unheard, unheard
         # The journal first: its lock makes sure that nobody else is writing to the folder.
-        with Journal(run.folder, clock=clock) if mesh.first else Unwritten() as journal:
-            with mesh.first_alone():
-                if mesh.first:
+        with Journal(run.folder, clock=clock) if mesh.is_rank_zero else Unwritten() as journal:
+            with mesh.rank_zero_first():
+                if mesh.is_rank_zero:
                     run.open()
                 tokenizer = tokenizer_of(run, say)
                 corpus = open_corpus(run, tokenizer, say)
             trainer = make_trainer(run, tokenizer, mesh)
-            shares = mesh.shares
+            shares = mesh.data_ranks
             stream = Stream(
                 corpus.split("train"), run.settings.stream, rank=shares.rank, world=shares.size
             )
@@ -88,7 +88,7 @@ def train(
             journal.event(
                 "started", step=done, of=run.settings.steps, **facts(run.settings, trainer, mesh)
             )
-            if done == 0 and mesh.first:
+            if done == 0 and mesh.is_rank_zero:
                 entropy = unigram_entropy(corpus, tokenizer.vocab_size)
                 journal.event("corpus", unigram_entropy=entropy)
             say(f"step {done} of {run.settings.steps}")
@@ -103,7 +103,7 @@ def train(
 
 def facts(settings: TrainSettings, trainer: Trainer, mesh: Mesh) -> dict[str, object]:
     """What a report needs besides the steps: where the run is, and what a token costs."""
-    device, ranks = mesh.device, mesh.everyone.size
+    device, ranks = mesh.device, mesh.all_ranks.size
     module = None if device.type == "cpu" else torch.get_device_module(device)
     chip = platform.machine() if module is None else module.get_device_name(device)
     peak = peak_flops(device)

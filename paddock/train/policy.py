@@ -275,7 +275,7 @@ def routed_as_said(network: Network, batch: TokenBatch, *, replay: bool) -> Iter
         return
     said_SLK = batch.columns["experts"]
     cut, branches = batch.layout.cut, shared_beginnings(network, batch)
-    here = slice(None) if cut is None else cut.here
+    here = slice(None) if cut is None else cut.local_slice
     said_TLK = said_SLK[here if branches is None else branches.query_T].long()
     routers = [m for layer in network.layers for m in layer.modules() if isinstance(m, Router)]
     if said_TLK.shape[1] != len(routers):

@@ -22,7 +22,7 @@ from paddock.model.attention.indexer import Indexer
 from paddock.model.moe import Experts
 from paddock.model.surgery import sparse_config, with_indexer
 from paddock.parallel import Mesh
-from paddock.parallel.shard import shard
+from paddock.parallel.fsdp import apply_fsdp
 from paddock.train.settings import MachineSettings, ParallelSettings, StartSettings, TrainSettings
 from paddock.train.step import TrainingError
 from paddock.train.weights import DTYPES, FakeQuant, as_they_are
@@ -147,14 +147,14 @@ def _changed(config: ModelConfig, start: StartSettings) -> ModelConfig:
 def placed(network: Network, machine: MachineSettings, mesh: Mesh) -> Network:
     """The network on its device in its dtype; of many ranks, this one's shards of it."""
     dtype = DTYPES[machine.dtype]
-    if mesh.everyone.size == 1:
+    if mesh.all_ranks.size == 1:
         return network.to(mesh.device)
     modules = list(network.modules())
     experts = [m for m in modules if isinstance(m, Experts)] if mesh.expert.size > 1 else []
     for stack in experts:
         stack.split(mesh.expert)
     index_weights = [m.weights for m in modules if isinstance(m, Indexer)]
-    shard(
+    apply_fsdp(
         network,
         mesh,
         dtype,

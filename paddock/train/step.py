@@ -15,8 +15,8 @@ from paddock.data import Batch
 from paddock.model import Network
 from paddock.model.moe import Router
 from paddock.optim import AdamSettings, AdamW, Muon, MuonSettings, clip_gradients
-from paddock.parallel import ALONE, Axis, Mesh
-from paddock.parallel.collectives import joint_norm, largest, total
+from paddock.parallel import SINGLE_PROCESS, Mesh, MeshDim
+from paddock.parallel.collectives import all_reduce_max, all_reduce_sum, global_norm
 from paddock.train.batch import Counts, TokenBatch, counts, on_device, parts
 from paddock.train.objective import Losses, Objective, sum_of
 from paddock.train.settings import LossSettings, MachineSettings, OptimSettings
@@ -58,7 +58,7 @@ class Trainer:
         objective: Objective,
         settings: StepSettings,
         evidence: Path,
-        mesh: Mesh = ALONE,
+        mesh: Mesh = SINGLE_PROCESS,
         fake_quant: FakeQuant = as_they_are,
     ) -> None:
         self.network, self.objective, self.settings = network, objective, settings
@@ -72,7 +72,7 @@ class Trainer:
         """All ranks step together, each with its own share of the batch, and report the same."""
         counted = self._counts(batch)
         losses = self._accumulate(batch, counted, progress)
-        joint = partial(joint_norm, axis=self.mesh.everyone)
+        joint = partial(global_norm, axis=self.mesh.all_ranks)
         norm = float(clip_gradients(self.weights.with_gradient(), self.settings.optim.clip, joint))
         self._refuse_non_finite(losses, norm, batch)
         for group in self.optimizer.param_groups:
@@ -92,7 +92,7 @@ class Trainer:
         """Of the batches of all ranks together."""
         mine = counts(batch, self.settings.loss.mtp_depths)
         numbers = torch.tensor([mine.tokens, *mine.targets], dtype=torch.float64)
-        tokens, *targets = total(numbers.to(self._device), self.mesh.shares).tolist()
+        tokens, *targets = all_reduce_sum(numbers.to(self._device), self.mesh.data_ranks).tolist()
         return Counts(int(tokens), tuple(targets))
 
     def _accumulate(self, batch: Batch, counted: Counts, progress: float) -> Losses:
@@ -104,14 +104,14 @@ class Trainer:
             (losses.total * weight).backward()
             self.weights.collect_gradients()
             found.append(losses.times(weight))
-        return over_ranks(_added(found), self.mesh.everyone)
+        return over_ranks(_added(found), self.mesh.all_ranks)
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[TokenBatch, int]]:
         """This rank's micro-batches. Ranks pass through the network together, or they would wait
         for each other for ever: one that has run out goes on with a few tokens of weight zero."""
         tokens, context = self.settings.machine.micro_tokens, self.mesh.context
         own = sum(1 for _ in parts(batch, tokens, least=context.size))
-        most = largest(own, self.mesh.everyone, self._device)
+        most = all_reduce_max(own, self.mesh.all_ranks, self._device)
         for micro in on_device(batch, self._device, tokens, context):
             yield micro, 1
         for _ in range(most - own):
@@ -127,8 +127,8 @@ class Trainer:
         if np.isfinite(norm) and not broken:
             return
         evidence = self._evidence
-        if self.mesh.shares.size > 1:  # any of them may have done it
-            evidence = evidence.with_stem(f"{evidence.stem}-{self.mesh.shares.rank}")
+        if self.mesh.data_ranks.size > 1:  # any of them may have done it
+            evidence = evidence.with_stem(f"{evidence.stem}-{self.mesh.data_ranks.rank}")
         if self.mesh.context.rank == 0:
             evidence.parent.mkdir(parents=True, exist_ok=True)
             np.savez(
@@ -170,12 +170,12 @@ def saved_elsewhere(machine: MachineSettings) -> AbstractContextManager[object]:
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
 
 
-def over_ranks(losses: Losses, axis: Axis) -> Losses:
+def over_ranks(losses: Losses, axis: MeshDim) -> Losses:
     """Each rank's share of the losses as those of all."""
     return Losses(
-        total(losses.total, axis),
-        {name: total(part, axis) for name, part in losses.parts.items()},
-        tuple(total(torch.stack(losses.loads), axis)) if losses.loads else (),
+        all_reduce_sum(losses.total, axis),
+        {name: all_reduce_sum(part, axis) for name, part in losses.parts.items()},
+        tuple(all_reduce_sum(torch.stack(losses.loads), axis)) if losses.loads else (),
     )
 
 

@@ -20,9 +20,9 @@ from paddock.checkpoint.load import blueprint
 from paddock.model import Network
 from paddock.model.moe import Experts
 from paddock.model.roles import parameter_roles
-from paddock.parallel import ALONE, SOLO, Mesh
-from paddock.parallel.collectives import whole_on_first
-from paddock.parallel.shard import held_rows, local
+from paddock.parallel import SINGLE_PROCESS, SINGLE_RANK, Mesh
+from paddock.parallel.collectives import gather_to_rank_zero
+from paddock.parallel.fsdp import local_rows, to_local
 from paddock.records import NamedParameter, ParameterRole
 
 SplitRows = Literal["none", "heads", "all"]
@@ -49,13 +49,13 @@ class Weights:
     def __init__(
         self,
         network: Network,
-        mesh: Mesh = ALONE,
+        mesh: Mesh = SINGLE_PROCESS,
         dtype: torch.dtype = torch.float32,
         fake_quant: FakeQuant = as_they_are,
     ) -> None:
         self._network, self._mesh, self._fake_quant = network, mesh, fake_quant
         self.exact: dict[str, nn.Parameter] = dict(network.named_parameters())
-        if dtype.itemsize < 4 and mesh.everyone.size == 1:
+        if dtype.itemsize < 4 and mesh.all_ranks.size == 1:
             before = {name: parameter.data for name, parameter in self.exact.items()}
             network.cast(dtype)
             for name, parameter in network.named_parameters():
@@ -70,18 +70,18 @@ class Weights:
             for stack, _ in module.named_parameters()
         }
         self._held = {
-            name: held_rows(parameter, split.get(name, SOLO))
+            name: local_rows(parameter, split.get(name, SINGLE_RANK))
             for name, parameter in self.exact.items()
         }
         self._shapes = {
-            name: (len(parameter) * split.get(name, SOLO).size, *parameter.shape[1:])
+            name: (len(parameter) * split.get(name, SINGLE_RANK).size, *parameter.shape[1:])
             for name, parameter in self.exact.items()
         }
 
     def _keep_apart_what_is_quantized(self) -> None:
         if self._fake_quant is as_they_are:
             return
-        assert self._mesh.everyone.size == 1, "shards are their own exact weights"
+        assert self._mesh.all_ranks.size == 1, "shards are their own exact weights"
         for name, parameter in self._network.named_parameters():
             given = self.exact[name].detach()
             if self.exact[name] is parameter and self._fake_quant(name, given) is not given:
@@ -135,21 +135,23 @@ class Weights:
     def whole(self, name: str, rows: Tensor) -> Tensor | None:
         """From each rank's rows of something shaped like this parameter, all of them on the first
         rank, and None on the others. All ranks must ask."""
-        if self._mesh.everyone.size == 1:
+        if self._mesh.all_ranks.size == 1:
             return rows
-        found = whole_on_first(rows, self._held[name], self._shapes[name], self._mesh.everyone)
+        found = gather_to_rank_zero(
+            rows, self._held[name], self._shapes[name], self._mesh.all_ranks
+        )
         return None if found is None else found.cpu()
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """This rank's rows of something shaped like this parameter."""
-        return whole if self._mesh.everyone.size == 1 else whole[self._held[name]].clone()
+        return whole if self._mesh.all_ranks.size == 1 else whole[self._held[name]].clone()
 
     def exact_network(self) -> Network | None:
         """The network with its exact weights: what a checkpoint holds. A single process shares
         their memory; of many the first rank gathers them in host memory, and the others get None.
         """
-        exact = {name: self.whole(name, local(p.detach())) for name, p in self.exact.items()}
-        if not self._mesh.first:
+        exact = {name: self.whole(name, to_local(p.detach())) for name, p in self.exact.items()}
+        if not self._mesh.is_rank_zero:
             return None
         twin = blueprint(self._network.config)
         state = {**self._network.state_dict(), **exact}
@@ -164,7 +166,7 @@ class Weights:
         saved = network.state_dict()
         for name, tensor in self._network.state_dict().items():
             if name in self.exact:
-                local(self.exact[name]).copy_(self.part(name, saved[name]))
+                to_local(self.exact[name]).copy_(self.part(name, saved[name]))
             else:
                 tensor.copy_(saved[name])
         self.publish()

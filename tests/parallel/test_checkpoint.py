@@ -42,11 +42,11 @@ def tensors(folder):
 
 def write_again(run):
     """Take up the newest checkpoint and save it at once, as step 99."""
-    from paddock.parallel import MeshSizes, open_mesh
+    from paddock.parallel import ParallelDegrees, init_mesh
     from paddock.train.loop import Stream, make_trainer, open_corpus, resume, save, tokenizer_of
 
-    sizes = MeshSizes(**run.settings.parallel.model_dump())
-    with open_mesh(sizes, torch.device("cpu")) as mesh:
+    sizes = ParallelDegrees(**run.settings.parallel.model_dump())
+    with init_mesh(sizes, torch.device("cpu")) as mesh:
         tokenizer = tokenizer_of(run, quiet)
         trainer = make_trainer(run, tokenizer, mesh)
         corpus = open_corpus(run, tokenizer, quiet)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paddock.parallel import SOLO, Cut, MeshError, MeshSizes, open_mesh
+from paddock.parallel import SINGLE_RANK, ContextShard, MeshError, ParallelDegrees, init_mesh
 from paddock.train import TrainingError
 from paddock.train.run import refuse_impossible
 from paddock.train.settings import ParallelSettings
@@ -11,17 +11,21 @@ CPU = torch.device("cpu")
 
 
 def test_without_torchrun_there_is_one_rank_and_no_process_group():
-    with open_mesh(MeshSizes(), CPU) as mesh:
-        assert mesh.first
-        assert {mesh.everyone.size, mesh.shares.size, mesh.expert.size, mesh.context.size} == {1}
+    with init_mesh(ParallelDegrees(), CPU) as mesh:
+        assert mesh.is_rank_zero
+        assert {mesh.all_ranks.size, mesh.data_ranks.size, mesh.expert.size, mesh.context.size} == {
+            1
+        }
         assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.parametrize(("started", "sizes"), [("1", MeshSizes(data=2)), ("6", MeshSizes())])
+@pytest.mark.parametrize(
+    ("started", "sizes"), [("1", ParallelDegrees(data=2)), ("6", ParallelDegrees())]
+)
 def test_sizes_that_are_not_the_number_of_processes_are_refused(monkeypatch, started, sizes):
     monkeypatch.setenv("WORLD_SIZE", started)
     said = rf"is {sizes.ranks} ranks, but {started} were started"
-    with pytest.raises(MeshError, match=said), open_mesh(sizes, CPU):
+    with pytest.raises(MeshError, match=said), init_mesh(sizes, CPU):
         pass
 
 
@@ -39,4 +43,4 @@ def test_a_recurrent_layer_cannot_be_cut():
 
 def test_a_row_shorter_than_its_ranks_is_refused():
     with pytest.raises(MeshError, match="0 tokens cannot be cut over 1"):
-        Cut(SOLO, 0)
+        ContextShard(SINGLE_RANK, 0)

@@ -9,9 +9,9 @@ from torch import nn
 
 from paddock.model import Layout
 from paddock.optim import AdamW, Muon
-from paddock.parallel import Axis, Cut, MeshSizes, Trip, open_mesh
-from paddock.parallel.collectives import gather_rows
-from paddock.parallel.shard import local, shard
+from paddock.parallel import ContextShard, ExpertDispatch, MeshDim, ParallelDegrees, init_mesh
+from paddock.parallel.collectives import all_gather_rows
+from paddock.parallel.fsdp import apply_fsdp, to_local
 from paddock.records import MuonSplit, NamedParameter, ParameterRole
 from paddock.train import TrainingError
 from paddock.train.objective import BaseObjective
@@ -33,37 +33,37 @@ def drawn(*shape, seed=0):
 
 
 def gathers_and_trips():
-    with open_mesh(MeshSizes(data=3), CPU) as mesh:
-        a_row_gathered_has_the_gradients_of_all(mesh.everyone)
-        an_answer_comes_back_to_who_asked(mesh.everyone)
-        attention_sees_what_other_ranks_hold(mesh.everyone)
+    with init_mesh(ParallelDegrees(data=3), CPU) as mesh:
+        a_row_gathered_has_the_gradients_of_all(mesh.all_ranks)
+        an_answer_comes_back_to_who_asked(mesh.all_ranks)
+        attention_sees_what_other_ranks_hold(mesh.all_ranks)
         a_rank_that_chooses_no_keys_gathers_with_the_others(mesh)
 
 
-def a_row_gathered_has_the_gradients_of_all(axis: Axis):
+def a_row_gathered_has_the_gradients_of_all(axis: MeshDim):
     x_SC = drawn(7, 2)
-    cut = Cut(axis, 7)
-    x_TC = x_SC[cut.here].clone().requires_grad_()
-    gathered = cut.gather(x_TC)
+    cut = ContextShard(axis, 7)
+    x_TC = x_SC[cut.local_slice].clone().requires_grad_()
+    gathered = cut.all_gather(x_TC)
     assert torch.equal(gathered, x_SC)
     (gathered.sum() * (axis.rank + 1)).backward()
     assert torch.equal(x_TC.grad, torch.full_like(x_TC, 1 + 2 + 3))
-    assert gather_rows(torch.zeros(0, 2), [0, 0, 0], axis).shape == (0, 2)
+    assert all_gather_rows(torch.zeros(0, 2), [0, 0, 0], axis).shape == (0, 2)
 
 
-def an_answer_comes_back_to_who_asked(axis: Axis):
+def an_answer_comes_back_to_who_asked(axis: MeshDim):
     expert_R = torch.tensor([[0, 0, 5], [], [1, 2, 2]][axis.rank], dtype=torch.int64)
-    trip = Trip(expert_R.bincount(minlength=6), axis)
+    trip = ExpertDispatch(expert_R.bincount(minlength=6), axis)
     assert trip.counts_H.tolist() == [[2, 1], [2, 0], [0, 1]][axis.rank]
     x_R1 = (10.0 * axis.rank + torch.arange(len(expert_R))).unsqueeze(1).requires_grad_()
-    held = torch.arange(6)[axis.slice_of(6)].repeat_interleave(trip.counts_H)
-    answer_R1 = trip.back(trip.there(x_R1) * (held.unsqueeze(1) + 1))
+    held = torch.arange(6)[axis.local_slice(6)].repeat_interleave(trip.counts_H)
+    answer_R1 = trip.combine(trip.dispatch(x_R1) * (held.unsqueeze(1) + 1))
     assert torch.equal(answer_R1, x_R1 * (expert_R.unsqueeze(1) + 1))
     answer_R1.sum().backward()
     assert torch.equal(x_R1.grad, expert_R.unsqueeze(1) + 1.0)
 
 
-def attention_sees_what_other_ranks_hold(axis: Axis):
+def attention_sees_what_other_ranks_hold(axis: MeshDim):
     grouped = grouped_config("gqa", "swa")
     # In half precision another rounding may choose another key or expert, which proves nothing.
     for config, dtypes in ((latent_config(), [torch.float32]), (grouped, APART)):
@@ -71,10 +71,10 @@ def attention_sees_what_other_ranks_hold(axis: Axis):
             network, token_S = born(config).cast(dtype), tokens(23)
             layout = Layout.packed([4, 15, 1, 3])
             whole = network(token_S, layout).hidden_TD
-            cut = Cut(axis, 23)
-            mine = network(token_S[cut.here], layout.piece(cut)).hidden_TD
+            cut = ContextShard(axis, 23)
+            mine = network(token_S[cut.local_slice], layout.piece(cut)).hidden_TD
             near = {"atol": APART[dtype], "rtol": APART[dtype]}
-            torch.testing.assert_close(mine, whole[cut.here], **near)
+            torch.testing.assert_close(mine, whole[cut.local_slice], **near)
 
 
 def a_rank_that_chooses_no_keys_gathers_with_the_others(mesh):
@@ -82,7 +82,7 @@ def a_rank_that_chooses_no_keys_gathers_with_the_others(mesh):
     config = latent_config()
     alone = born(config).cast(torch.bfloat16)
     shared = placed(born(config), MachineSettings(dtype="bfloat16"), mesh)
-    length = (5, 20, 3)[mesh.everyone.rank]
+    length = (5, 20, 3)[mesh.all_ranks.rank]
     token_T, layout = tokens(length), Layout.packed([length])
     with torch.no_grad():
         mine, expected = (net(token_T, layout).hidden_TD for net in (shared, alone))
@@ -111,10 +111,10 @@ class Weights(nn.Module):
 
 def optimizers_step_alike():
     target = [parameter.detach() for parameter in Weights().to(CPU).apply(_elsewhere).parameters()]
-    with open_mesh(MeshSizes(data=3), CPU) as mesh:
+    with init_mesh(ParallelDegrees(data=3), CPU) as mesh:
         for kind, (dtype, apart) in product((Muon, AdamW), APART.items()):
             alone, shared = Weights(), Weights()
-            shard(shared, mesh, dtype, blocks=[])
+            apply_fsdp(shared, mesh, dtype, blocks=[])
             optimizers = [kind(module.roles(), lr=0.1) for module in (alone, shared)]
             for _ in range(3):
                 for module, weight in ((alone, 1.0), (shared, 1 / 3)):
@@ -135,17 +135,17 @@ def _elsewhere(module):
 
 def one_broken_rank_stops_all(folder, dtype):
     """A number that only the second rank holds goes wrong."""
-    with open_mesh(MeshSizes(data=2), CPU) as mesh:
+    with init_mesh(ParallelDegrees(data=2), CPU) as mesh:
         machine = MachineSettings(dtype=dtype)
         chosen = settings(folder, machine=machine, parallel=ParallelSettings(data=2))
         network = placed(born(latent_config()), machine, mesh)
         objective = BaseObjective(STAGES["pretrain"], LossSettings())
         trainer = Trainer(network, objective, chosen, folder / "batch.npz", mesh)
-        if mesh.everyone.rank == 1:
+        if mesh.all_ranks.rank == 1:
             with torch.no_grad():
-                local(trainer.weights.exact["norm.weight"])[0] = float("nan")
-        batch = batch_of(9 + mesh.shares.rank)
-        with pytest.raises(TrainingError, match=f"batch-{mesh.shares.rank}"):
+                to_local(trainer.weights.exact["norm.weight"])[0] = float("nan")
+        batch = batch_of(9 + mesh.data_ranks.rank)
+        with pytest.raises(TrainingError, match=f"batch-{mesh.data_ranks.rank}"):
             trainer.step(batch, lr=1e-3, bias_rate=0.0, progress=0.0)
 
 

@@ -28,7 +28,7 @@ from paddock.model.attention.mla import MLA, Projected
 from paddock.model.config import ModelConfig
 from paddock.model.memory import Layout, NoMemory
 from paddock.model.step import LayerNotes, Selection, Step
-from paddock.parallel import is_gathered
+from paddock.parallel import is_fsdp_module
 
 # In multiples of top-k. Forward and backward, masked against gathered: on a CPU (nano, one core)
 # 38 / 62 ms at 4 times top-k, 99 / 142 at 8, 234 / 240 at 16, 735 / 587 at 32; on an H200 (small,
@@ -105,7 +105,7 @@ class DSA(MLA):
 
     @property
     def _gathers_weights(self) -> bool:
-        return self.indexer is not None and is_gathered(self.indexer.weights)
+        return self.indexer is not None and is_fsdp_module(self.indexer.weights)
 
     def index_new(
         self, x_TD: Tensor, projected: Projected, step: Step, *, wanted: bool = True

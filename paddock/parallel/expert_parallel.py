@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from paddock.parallel.collectives import exchange_rows
-from paddock.parallel.mesh import Axis
+from paddock.parallel.collectives import all_to_all_rows
+from paddock.parallel.mesh import MeshDim
 
 
-class Trip:
+class ExpertDispatch:
     """Where the rows of one layer go. Rank n holds experts [n * H, (n + 1) * H).
 
     `counts_H` says how many rows each expert held here receives; `there` brings them sorted by
     expert, and of one expert in the order of the ranks they came from.
     """
 
-    def __init__(self, counts_E: Tensor, axis: Axis) -> None:
+    def __init__(self, counts_E: Tensor, axis: MeshDim) -> None:
         self._axis = axis
         self.counts_H = counts_E
         if axis.size == 1:
@@ -33,15 +33,15 @@ class Trip:
         expert_R = expert_H.repeat(axis.size).repeat_interleave(came_NH.flatten())
         self._order_R = expert_R.argsort(stable=True)
 
-    def there(self, x_RD: Tensor) -> Tensor:
+    def dispatch(self, x_RD: Tensor) -> Tensor:
         """From rows of this rank's tokens, sorted by expert, to rows for this rank's experts."""
         if self._axis.size == 1:
             return x_RD
-        return exchange_rows(x_RD, self._sent_N, self._came_N, self._axis)[self._order_R]
+        return all_to_all_rows(x_RD, self._sent_N, self._came_N, self._axis)[self._order_R]
 
-    def back(self, x_RD: Tensor) -> Tensor:
+    def combine(self, x_RD: Tensor) -> Tensor:
         """From answers of this rank's experts to answers for this rank's tokens."""
         if self._axis.size == 1:
             return x_RD
         arrived_RD = x_RD[self._order_R.argsort()]
-        return exchange_rows(arrived_RD, self._came_N, self._sent_N, self._axis)
+        return all_to_all_rows(arrived_RD, self._came_N, self._sent_N, self._axis)

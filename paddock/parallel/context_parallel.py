@@ -12,15 +12,15 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from paddock.parallel.collectives import gather_rows
-from paddock.parallel.mesh import Axis, MeshError
+from paddock.parallel.collectives import all_gather_rows
+from paddock.parallel.mesh import MeshDim, MeshError
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ContextShard:
     """A row of `tokens` along an axis. Pieces differ by one token at most."""
 
-    axis: Axis
+    axis: MeshDim
     tokens: int
 
     def __post_init__(self) -> None:
@@ -28,15 +28,15 @@ class Cut:
             raise MeshError(f"{self.tokens} tokens cannot be cut over {self.axis.size} ranks")
 
     @property
-    def here(self) -> slice:
+    def local_slice(self) -> slice:
         """Where this rank's tokens stand in the row."""
         return slice(self._start(self.axis.rank), self._start(self.axis.rank + 1))
 
-    def gather(self, x_T: Tensor) -> Tensor:
+    def all_gather(self, x_T: Tensor) -> Tensor:
         """What all ranks have of the row, in its order; gradients find their way back."""
         starts = [self._start(rank) for rank in range(self.axis.size + 1)]
         sizes = [stop - start for start, stop in pairwise(starts)]
-        return gather_rows(x_T, sizes, self.axis)
+        return all_gather_rows(x_T, sizes, self.axis)
 
     def _start(self, rank: int) -> int:
         return self.tokens * rank // self.axis.size

@@ -12,41 +12,43 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from paddock.parallel.collectives import exchange_rows
-from paddock.parallel.mesh import Axis
-from paddock.parallel.shard import held_rows
+from paddock.parallel.collectives import all_to_all_rows
+from paddock.parallel.fsdp import local_rows
+from paddock.parallel.mesh import MeshDim
 
 
-class Owners:
+class OptimizerOwners:
     """Who makes which matrix whole. All are sharded over the same ranks."""
 
     def __init__(self, matrices: Sequence[Tensor], costs: Sequence[float]) -> None:
         assert isinstance(matrices[0], DTensor)
-        self._axis = Axis(matrices[0].device_mesh)
+        self._axis = MeshDim(matrices[0].device_mesh)
         self._rank, self._ranks = self._axis.rank, range(self._axis.size)
-        owner = balanced(costs, self._axis.size)
+        owner = assign_balanced(costs, self._axis.size)
         self._owned = [[i for i, o in enumerate(owner) if o == rank] for rank in self._ranks]
         self._shapes = [tuple(matrix.shape) for matrix in matrices]
-        self._rows = [[held_rows(m, rank=rank) for rank in self._ranks] for m in matrices]
+        self._rows = [[local_rows(m, rank=rank) for rank in self._ranks] for m in matrices]
 
     @property
-    def owned(self) -> list[int]:
+    def local_indices(self) -> list[int]:
         """The matrices of this rank, as they count in the list."""
         return self._owned[self._rank]
 
     def gather(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """This rank's matrices from the rows all ranks hold of them."""
         sent = [rows[i].flatten() for owned in self._owned for i in owned]
-        received = exchange_rows(
+        received = all_to_all_rows(
             torch.cat(sent),
             [self._numbers(owned, self._rank) for owned in self._owned],
-            [self._numbers(self.owned, rank) for rank in self._ranks],
+            [self._numbers(self.local_indices, rank) for rank in self._ranks],
             self._axis,
         )
-        whole = [received.new_empty(self._shapes[i]) for i in self.owned]
-        pieces = iter(received.split([self._number(i, r) for r in self._ranks for i in self.owned]))
+        whole = [received.new_empty(self._shapes[i]) for i in self.local_indices]
+        pieces = iter(
+            received.split([self._number(i, r) for r in self._ranks for i in self.local_indices])
+        )
         for rank in self._ranks:
-            for i, matrix in zip(self.owned, whole, strict=True):
+            for i, matrix in zip(self.local_indices, whole, strict=True):
                 held = matrix[self._rows[i][rank]]
                 held.copy_(next(pieces).view_as(held))
         return whole
@@ -56,11 +58,11 @@ class Owners:
         sent = [
             matrix[self._rows[i][rank]].flatten()
             for rank in self._ranks
-            for i, matrix in zip(self.owned, whole, strict=True)
+            for i, matrix in zip(self.local_indices, whole, strict=True)
         ]
-        received = exchange_rows(
+        received = all_to_all_rows(
             torch.cat([rows[0].new_empty(0), *sent]),  # a rank may own nothing
-            [self._numbers(self.owned, rank) for rank in self._ranks],
+            [self._numbers(self.local_indices, rank) for rank in self._ranks],
             [self._numbers(owned, self._rank) for owned in self._owned],
             self._axis,
         )
@@ -77,7 +79,7 @@ class Owners:
         return sum(self._number(i, rank) for i in matrices)
 
 
-def balanced(costs: Sequence[float], ranks: int) -> list[int]:
+def assign_balanced(costs: Sequence[float], ranks: int) -> list[int]:
     """A rank for each cost: the dearest first, each to the rank that has least to do.
 
     >>> balanced([1.0, 5.0, 4.0, 2.0], 2)

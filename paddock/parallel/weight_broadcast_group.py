@@ -27,14 +27,14 @@ BACKENDS = ("gloo", "nccl")
 POLL_S = 0.05
 GRACE_S = 2.0  # the backend's own error says more than "too late", so it may come first
 # NCCL's watchdog would end the process when a peer fails; here only the group ends.
-WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+NCCL_WATCHDOG_ENV = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
-class GroupError(ValueError):
+class WeightBroadcastError(ValueError):
     """Peers that cannot be met, or have gone; the message names the group."""
 
 
-class Meeting(Protocol):
+class Rendezvous(Protocol):
     """Where a group meets, and which rank of it this is."""
 
     @property
@@ -51,10 +51,10 @@ class Meeting(Protocol):
     def backend(self) -> str: ...
 
 
-class WeightsGroup:
+class WeightBroadcastGroup:
     """This process as one of those that receive."""
 
-    def __init__(self, meeting: Meeting, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, meeting: Rendezvous, device: torch.device, timeout_s: float) -> None:
         """Blocks until every rank has come, `timeout_s` at most."""
         _refuse(meeting, device)
         self.name, self._timeout_s = meeting.name, timeout_s
@@ -68,10 +68,10 @@ class WeightsGroup:
         """Fill the tensors with what rank 0 sends, in order. Blocks; after an error the group is of
         no further use."""
         if self._broken is not None:
-            raise GroupError(f"{self._broken}; join it again")
+            raise WeightBroadcastError(f"{self._broken}; join it again")
         self._within_time(lambda: self._receive(into), f"did not receive {len(into)} tensors")
 
-    def leave(self) -> None:
+    def destroy(self) -> None:
         self._broken = self._broken or f"group '{self.name}' was left"
         self._group = None
 
@@ -95,24 +95,28 @@ class WeightsGroup:
         self._broken = f"group '{self.name}' {failing}: {why}"
         with suppress(Exception):  # nothing may be left to abort
             self._group.abort()
-        raise GroupError(self._broken)
+        raise WeightBroadcastError(self._broken)
 
 
-def _refuse(meeting: Meeting, device: torch.device) -> None:
+def _refuse(meeting: Rendezvous, device: torch.device) -> None:
     name = f"group '{meeting.name}'"
     if meeting.backend not in BACKENDS:
-        raise GroupError(f"{name}: no backend '{meeting.backend}'; there are {', '.join(BACKENDS)}")
+        raise WeightBroadcastError(
+            f"{name}: no backend '{meeting.backend}'; there are {', '.join(BACKENDS)}"
+        )
     if meeting.backend == "nccl" and (device.type == "cpu" or not dist.is_nccl_available()):
-        raise GroupError(f"{name}: nccl needs a GPU and the engine runs on {device}; use gloo")
+        raise WeightBroadcastError(
+            f"{name}: nccl needs a GPU and the engine runs on {device}; use gloo"
+        )
     if not 0 < meeting.rank < meeting.world_size:
-        raise GroupError(
+        raise WeightBroadcastError(
             f"{name}: rank {meeting.rank} is not in [1, {meeting.world_size}), and 0 sends"
         )
     if not 0 < meeting.port < 1 << 16:
-        raise GroupError(f"{name}: {meeting.port} is no port")
+        raise WeightBroadcastError(f"{name}: {meeting.port} is no port")
 
 
-def _met(meeting: Meeting, timeout_s: float) -> Any:
+def _met(meeting: Rendezvous, timeout_s: float) -> Any:
     # A store that nobody listens to goes on trying after its time, and would then take this rank's
     # place in a later group at the same port.
     left_s = _until_it_listens(meeting.address, meeting.port, timeout_s)
@@ -127,7 +131,7 @@ def _met(meeting: Meeting, timeout_s: float) -> Any:
         return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
-    with _environment(WATCHDOG):
+    with _environment(NCCL_WATCHDOG_ENV):
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from paddock.parallel.mesh import SOLO, Axis, Mesh, MeshError
+from paddock.parallel.mesh import SINGLE_RANK, Mesh, MeshDim, MeshError
 
 
-def shard(
+def apply_fsdp(
     network: nn.Module,
     mesh: Mesh,
     dtype: torch.dtype,
@@ -46,33 +46,33 @@ def shard(
         cast_forward_inputs=False,
     )
     for module in exact:
-        fully_shard(module, mesh=mesh.everyone.mesh, mp_policy=full)
+        fully_shard(module, mesh=mesh.all_ranks.mesh, mp_policy=full)
     for module in experts:
-        fully_shard(module, mesh=mesh.holders.mesh, mp_policy=rounded)
+        fully_shard(module, mesh=mesh.expert_fsdp.mesh, mp_policy=rounded)
     for module in (*blocks, network):
-        fully_shard(module, mesh=mesh.everyone.mesh, mp_policy=rounded)
+        fully_shard(module, mesh=mesh.all_ranks.mesh, mp_policy=rounded)
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
 
 
-def is_gathered(module: nn.Module) -> bool:
+def is_fsdp_module(module: nn.Module) -> bool:
     """Whether a call of this module gathers its weights from all ranks: then all must call it."""
     return isinstance(module, FSDPModule)
 
 
-def local(x: Tensor) -> Tensor:
+def to_local(x: Tensor) -> Tensor:
     """What this rank holds of a tensor, sharing its memory; all of it, if it is not sharded."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def is_cut(matrix: Tensor) -> bool:
+def is_row_sharded(matrix: Tensor) -> bool:
     """Whether other ranks hold rows of this very matrix; a stack is sharded between matrices."""
     return isinstance(matrix, DTensor) and matrix.ndim == 2 and matrix.device_mesh.size() > 1
 
 
-def held_rows(parameter: Tensor, split: Axis = SOLO, rank: int | None = None) -> slice:
+def local_rows(parameter: Tensor, split: MeshDim = SINGLE_RANK, rank: int | None = None) -> slice:
     """The rows of the whole parameter that this rank of its shard mesh holds, or another one.
 
     `split` is the axis a stack was split along before it was sharded.
