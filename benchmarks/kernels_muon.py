@@ -28,8 +28,8 @@ from benchmarks.kernels import Figure, at_least, matmul_rate, medians
 from paddock.kernels.dispatch import disable_kernels
 from paddock.kernels.newton_schulz import JORDAN, fused, newton_schulz, reference
 from paddock.optim import Muon
-from paddock.optim.muon import cut
-from paddock.optim.roles import block_rows
+from paddock.optim.muon import split_row_blocks
+from paddock.optim.param_groups import block_rows
 from paddock.records import MuonSplit, NamedParameter, ParameterRole
 
 Shape = tuple[int, ...]
@@ -140,7 +140,7 @@ def _blocks(named: NamedParameter) -> Iterator[nn.Parameter]:
     """Copies of the blocks of a parameter and of their gradients, in the order of its rows."""
     rows = block_rows(named.role, tuple(named.parameter.shape))
     assert named.parameter.grad is not None
-    both = (cut(x, rows) for x in (named.parameter.detach(), named.parameter.grad))
+    both = (split_row_blocks(x, rows) for x in (named.parameter.detach(), named.parameter.grad))
     for values, grads in zip(*both, strict=True):
         for value, grad in zip(values, grads, strict=True):
             made = nn.Parameter(value.clone())
@@ -169,7 +169,10 @@ def _compare(
     theirs.step()
     for each, start, many in zip(named, before, blocks, strict=True):
         rows = block_rows(each.role, tuple(each.parameter.shape))
-        ends, starts = cut(each.parameter.detach(), rows), cut(start, rows)
+        ends, starts = (
+            split_row_blocks(each.parameter.detach(), rows),
+            split_row_blocks(start, rows),
+        )
         pairs = [both for two in zip(ends, starts, strict=True) for both in zip(*two, strict=True)]
         for (end, begin), block in zip(pairs, many, strict=True):
             apart = float((end - block.detach()).norm() / (end - begin).norm())

@@ -3,27 +3,34 @@
 adamw.py     AdamW, a group for each kind of parameter
 clip.py      gradient clipping that does not hide a broken gradient
 muon.py      Muon and Muon Split for matrices, AdamW for the rest
-roles.py     how each kind of parameter is treated
+param_groups.py  how each kind of parameter is treated
 schedule.py  how a number moves over a run
 """
 
 from .adamw import AdamSettings, AdamW
-from .clip import clip_gradients
+from .clip import clip_grad_norm_
 from .muon import Muon, MuonSettings
-from .roles import Rule
-from .schedule import Constant, Cosine, Linear, Rise, Schedule, Stairs
+from .param_groups import ParamGroupOptions
+from .schedule import (
+    ConstantSchedule,
+    CosineSchedule,
+    LinearRampSchedule,
+    LinearSchedule,
+    PiecewiseConstantSchedule,
+    Schedule,
+)
 
 __all__ = [
     "AdamSettings",
     "AdamW",
-    "Constant",
-    "Cosine",
-    "Linear",
+    "ConstantSchedule",
+    "CosineSchedule",
+    "LinearRampSchedule",
+    "LinearSchedule",
     "Muon",
     "MuonSettings",
-    "Rise",
-    "Rule",
+    "ParamGroupOptions",
+    "PiecewiseConstantSchedule",
     "Schedule",
-    "Stairs",
-    "clip_gradients",
+    "clip_grad_norm_",
 ]

@@ -18,7 +18,7 @@ from paddock.kernels.precision import opmath_dtype
 from paddock.parallel.fsdp import to_local
 from paddock.records import NamedParameter
 
-from .roles import RULES, Rule
+from .param_groups import PARAM_GROUP_OPTIONS, ParamGroupOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class AdamSettings:
     eps: float = 1e-8
 
 
-ADAM = AdamSettings()
+ADAM_DEFAULTS = AdamSettings()
 
 
 class AdamW(torch.optim.Optimizer):
@@ -40,8 +40,8 @@ class AdamW(torch.optim.Optimizer):
         *,
         lr: float,
         weight_decay: float = 0.1,
-        adam: AdamSettings = ADAM,
-        rules: Mapping[str, Rule] = RULES,
+        adam: AdamSettings = ADAM_DEFAULTS,
+        rules: Mapping[str, ParamGroupOptions] = PARAM_GROUP_OPTIONS,
     ) -> None:
         members: dict[str, list[tuple[str, Tensor]]] = {}
         for declared in roles:
@@ -54,7 +54,7 @@ class AdamW(torch.optim.Optimizer):
                 "params": named,
                 "kind": kind,
                 "lr_scale": rules[kind].lr_scale,
-                "weight_decay": weight_decay if rules[kind].decays else 0.0,
+                "weight_decay": weight_decay if rules[kind].apply_weight_decay else 0.0,
                 **asdict(adam),
             }
             for kind, named in members.items()
@@ -68,9 +68,9 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
     def _advance(self) -> None:
-        adamw_steps_([(p, self.state[p], group) for p, group in self.with_gradient()])
+        adamw_steps_([(p, self.state[p], group) for p, group in self.params_with_grad()])
 
-    def with_gradient(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    def params_with_grad(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """The parameters to step, each with its group."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -92,23 +92,25 @@ class AdamW(torch.optim.Optimizer):
                         self.state[parameter][key] = saved.to(parameter.device)
 
 
-Stepping = tuple[Tensor, dict[str, Any], Mapping[str, Any]]  # a parameter, its state, its group
+ParamStateGroup = tuple[
+    Tensor, dict[str, Any], Mapping[str, Any]
+]  # a parameter, its state, its group
 
 
-def adamw_steps_(stepping: Sequence[Stepping]) -> None:
+def adamw_steps_(stepping: Sequence[ParamStateGroup]) -> None:
     """Advance parameters and their states by their gradients."""
-    together: dict[Any, list[Stepping]] = defaultdict(list)
+    together: dict[Any, list[ParamStateGroup]] = defaultdict(list)
     for parameter, state, group in stepping:
-        if is_enabled("adamw") and may_step_together(parameter):
+        if is_enabled("adamw") and can_fuse(parameter):
             step = int(_state_of(parameter, state)["step"]) + 1
             together[id(group), step, parameter.device].append((parameter, state, group))
         else:
             adamw_step_(parameter, state, group)
     for run in together.values():
-        step_together_(run)
+        fused_adamw_step_(run)
 
 
-def may_step_together(parameter: Tensor) -> bool:
+def can_fuse(parameter: Tensor) -> bool:
     """Float32 on an accelerator, its gradient laid out alike."""
     assert parameter.grad is not None
     held, grad = to_local(parameter), to_local(parameter.grad)
@@ -120,7 +122,7 @@ def may_step_together(parameter: Tensor) -> bool:
     )
 
 
-def step_together_(run: Sequence[Stepping]) -> None:
+def fused_adamw_step_(run: Sequence[ParamStateGroup]) -> None:
     """Parameters of one group that have taken equally many steps."""
     first, _, group = run[0]
     for parameter, state, _ in run:
@@ -149,7 +151,7 @@ def _state_of(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
     if not state:
         held = to_local(parameter)
         state["step"] = torch.zeros((), dtype=torch.int64)
-        state["mean"], state["square"] = zeros_for(held), zeros_for(held)
+        state["mean"], state["square"] = init_state(held), init_state(held)
     return state
 
 
@@ -167,7 +169,7 @@ def adamw_step_(parameter: Tensor, state: dict[str, Any], group: Mapping[str, An
     direction = adam_direction(
         mean, square, step=int(state["step"]), betas=group["betas"], eps=group["eps"]
     )
-    descend_(held, direction, lr=group["lr"] * group["lr_scale"], decay=group["weight_decay"])
+    apply_update_(held, direction, lr=group["lr"] * group["lr_scale"], decay=group["weight_decay"])
 
 
 def adam_direction(
@@ -181,7 +183,7 @@ def adam_direction(
     return torch.div(mean, root, out=root).div_(1 - betas[0] ** step)
 
 
-def descend_(parameter: Tensor, direction: Tensor, *, lr: float, decay: float) -> None:
+def apply_update_(parameter: Tensor, direction: Tensor, *, lr: float, decay: float) -> None:
     """parameter <- (1 - lr * decay) * parameter - lr * direction, in direction's precision."""
     exact = parameter.to(direction.dtype)  # the parameter itself, unless it is half
     exact.mul_(1 - lr * decay).add_(direction, alpha=-lr)
@@ -189,6 +191,6 @@ def descend_(parameter: Tensor, direction: Tensor, *, lr: float, decay: float) -
         parameter.copy_(exact)
 
 
-def zeros_for(parameter: Tensor) -> Tensor:
+def init_state(parameter: Tensor) -> Tensor:
     """Fresh optimizer state, float32 or wider."""
     return torch.zeros_like(parameter, dtype=opmath_dtype(parameter.dtype))

@@ -10,7 +10,7 @@ from paddock.parallel.fsdp import to_local
 
 
 @torch.no_grad()
-def clip_gradients(
+def clip_grad_norm_(
     parameters: Iterable[Tensor],
     max_norm: float,
     joint: Callable[[Tensor], Tensor] = lambda norm: norm,

@@ -19,14 +19,14 @@ from paddock.parallel.fsdp import is_row_sharded, to_local
 from paddock.parallel.optimizer_owners import OptimizerOwners
 from paddock.records import NamedParameter, ParameterRole
 
-from .adamw import ADAM, AdamSettings, AdamW, adamw_steps_, descend_, zeros_for
-from .roles import RULES, Rule, block_rows
+from .adamw import ADAM_DEFAULTS, AdamSettings, AdamW, adamw_steps_, apply_update_, init_state
+from .param_groups import PARAM_GROUP_OPTIONS, ParamGroupOptions, block_rows
 
-Scale = Literal["rms", "original"]
+UpdateScale = Literal["rms", "original"]
 
 # The entries of an orthogonal [M, N] have RMS max(M, N)^-0.5. "rms" makes that 0.2, about what
 # AdamW's steps have, so that one learning rate serves both (Moonlight; torch: "match_rms_adamw").
-SCALES: dict[Scale, Callable[[int, int], float]] = {
+UPDATE_SCALES: dict[UpdateScale, Callable[[int, int], float]] = {
     "rms": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
     "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
 }
@@ -39,12 +39,12 @@ class MuonSettings:
     coefficients: Coefficients = JORDAN
     steps: int = 5
     eps: float = 1e-7
-    scale: Scale = "rms"
+    scale: UpdateScale = "rms"
     dtype: torch.dtype | None = None  # of the products; None: see `product_dtype`
     stack_bytes: int = 1 << 30  # of matrices orthogonalized in one call
 
 
-MUON = MuonSettings()
+MUON_DEFAULTS = MuonSettings()
 
 
 class Muon(AdamW):
@@ -60,9 +60,9 @@ class Muon(AdamW):
         *,
         lr: float,
         weight_decay: float = 0.1,
-        muon: MuonSettings = MUON,
-        adam: AdamSettings = ADAM,
-        rules: Mapping[str, Rule] = RULES,
+        muon: MuonSettings = MUON_DEFAULTS,
+        adam: AdamSettings = ADAM_DEFAULTS,
+        rules: Mapping[str, ParamGroupOptions] = PARAM_GROUP_OPTIONS,
     ) -> None:
         roles = list(roles)
         super().__init__(roles, lr=lr, weight_decay=weight_decay, adam=adam, rules=rules)
@@ -72,10 +72,10 @@ class Muon(AdamW):
         }
 
     def _advance(self) -> None:
-        blocks: list[Stackable] = []
+        blocks: list[MatrixBatch] = []
         shared: list[tuple[Tensor, dict[str, Any]]] = []
         plain: list[tuple[Tensor, dict[str, Any], dict[str, Any]]] = []
-        for parameter, group in self.with_gradient():
+        for parameter, group in self.params_with_grad():
             if parameter not in self._rows:
                 plain.append((parameter, self.state[parameter], group))
             elif is_row_sharded(parameter):
@@ -83,18 +83,21 @@ class Muon(AdamW):
             else:
                 blocks += self._blocks(parameter, group)
         adamw_steps_(plain)
-        for stack in stacks(blocks, self.muon.stack_bytes):
-            advance_(stack, self.muon)
+        for stack in batch_by_shape(blocks, self.muon.stack_bytes):
+            muon_step_(stack, self.muon)
         if shared:
             self._advance_shared(shared)
 
-    def _blocks(self, parameter: Tensor, group: Mapping[str, Any]) -> Iterator["Blocks"]:
+    def _blocks(self, parameter: Tensor, group: Mapping[str, Any]) -> Iterator["LocalMatrixBatch"]:
         """The parameter itself waits for its stack."""
         grad, momentum = self._up_to_date(parameter)
-        rows, (lr, decay) = self._rows[parameter], step_size(group)
-        views = (cut(whole, rows) for whole in (to_local(parameter), grad.contiguous(), momentum))
+        rows, (lr, decay) = self._rows[parameter], lr_and_weight_decay(group)
+        views = (
+            split_row_blocks(whole, rows)
+            for whole in (to_local(parameter), grad.contiguous(), momentum)
+        )
         for parameter_BMN, grad_BMN, momentum_BMN in zip(*views, strict=True):
-            yield Blocks(parameter_BMN, grad_BMN, momentum_BMN, lr, decay)
+            yield LocalMatrixBatch(parameter_BMN, grad_BMN, momentum_BMN, lr, decay)
 
     def _advance_shared(self, shared: list[tuple[Tensor, dict[str, Any]]]) -> None:
         """Gather every matrix's update on its owner, orthogonalize there, deal the rows out."""
@@ -103,33 +106,35 @@ class Muon(AdamW):
         for matrix in matrices:
             grad, momentum = self._up_to_date(matrix)
             rows.append(grad.to(momentum.dtype).lerp(momentum, self.muon.momentum))
-        owners = OptimizerOwners(matrices, [cost(m.shape, self._rows[m]) for m in matrices])
+        owners = OptimizerOwners(
+            matrices, [orthogonalization_cost(m.shape, self._rows[m]) for m in matrices]
+        )
         whole = owners.gather(rows)
         blocks = [
-            Update(update_BMN)
+            GatheredMatrixBatch(update_BMN)
             for i, matrix in zip(owners.local_indices, whole, strict=True)
-            for update_BMN in cut(matrix, self._rows[matrices[i]])
+            for update_BMN in split_row_blocks(matrix, self._rows[matrices[i]])
         ]
-        for stack in stacks(blocks, self.muon.stack_bytes):
-            advance_(stack, self.muon)
+        for stack in batch_by_shape(blocks, self.muon.stack_bytes):
+            muon_step_(stack, self.muon)
         owners.scatter(whole, rows)
         for (parameter, group), direction in zip(shared, rows, strict=True):
-            lr, decay = step_size(group)
-            descend_(to_local(parameter), direction, lr=lr, decay=decay)
+            lr, decay = lr_and_weight_decay(group)
+            apply_update_(to_local(parameter), direction, lr=lr, decay=decay)
 
     def _up_to_date(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient and new momentum, of a sharded parameter what is held here."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
-            state["momentum"] = zeros_for(to_local(parameter))
+            state["momentum"] = init_state(to_local(parameter))
         grad, momentum = to_local(parameter.grad), state["momentum"]
         # A running mean, not the running sum of the papers: the same direction, and no growth.
         momentum.lerp_(grad.to(momentum.dtype), 1 - self.muon.momentum)
         return grad, momentum
 
 
-class Stackable(Protocol):
+class MatrixBatch(Protocol):
     """Matrices of one shape that can be orthogonalized together with others."""
 
     @property
@@ -139,17 +144,17 @@ class Stackable(Protocol):
     def update(self, momentum: float) -> Tensor:
         """What to orthogonalize, [B, M, N]."""
 
-    def take(self, direction_BMN: Tensor) -> None:
+    def apply(self, direction_BMN: Tensor) -> None:
         """Make use of the orthogonalized update."""
 
-    def pieces(self, most: int) -> Iterator[Self]:
+    def split(self, most: int) -> Iterator[Self]:
         """The same matrices, at most so many at a time."""
 
     def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class LocalMatrixBatch:
     """Matrices from one parameter: views of it, its gradient and its momentum."""
 
     parameter_BMN: Tensor
@@ -168,17 +173,17 @@ class Blocks:
     def update(self, momentum: float) -> Tensor:
         return self.grad_BMN.to(self.momentum_BMN.dtype).lerp(self.momentum_BMN, momentum)
 
-    def take(self, direction_BMN: Tensor) -> None:
-        descend_(self.parameter_BMN, direction_BMN, lr=self.lr, decay=self.decay)
+    def apply(self, direction_BMN: Tensor) -> None:
+        apply_update_(self.parameter_BMN, direction_BMN, lr=self.lr, decay=self.decay)
 
-    def pieces(self, most: int) -> Iterator["Blocks"]:
+    def split(self, most: int) -> Iterator["LocalMatrixBatch"]:
         views = (self.parameter_BMN, self.grad_BMN, self.momentum_BMN)
         for parameter, grad, momentum in zip(*(view.split(most) for view in views), strict=True):
-            yield Blocks(parameter, grad, momentum, self.lr, self.decay)
+            yield LocalMatrixBatch(parameter, grad, momentum, self.lr, self.decay)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update:
+class GatheredMatrixBatch:
     """Updates of matrices whose parameters lie elsewhere, replaced by their directions."""
 
     like_BMN: Tensor
@@ -189,24 +194,24 @@ class Update:
     def update(self, momentum: float) -> Tensor:  # noqa: ARG002
         return self.like_BMN
 
-    def take(self, direction_BMN: Tensor) -> None:
+    def apply(self, direction_BMN: Tensor) -> None:
         self.like_BMN.copy_(direction_BMN)
 
-    def pieces(self, most: int) -> Iterator["Update"]:
-        return map(Update, self.like_BMN.split(most))
+    def split(self, most: int) -> Iterator["GatheredMatrixBatch"]:
+        return map(GatheredMatrixBatch, self.like_BMN.split(most))
 
 
-def stacks(blocks: Iterable[Stackable], stack_bytes: int) -> Iterator[list[Stackable]]:
+def batch_by_shape(blocks: Iterable[MatrixBatch], stack_bytes: int) -> Iterator[list[MatrixBatch]]:
     """Blocks that may share a call, as many at a time as fit in `stack_bytes`, but at least one."""
-    alike: dict[tuple[object, ...], list[Stackable]] = defaultdict(list)
+    alike: dict[tuple[object, ...], list[MatrixBatch]] = defaultdict(list)
     for block in blocks:
         like_BMN = block.like_BMN
         if len(like_BMN):  # the last shards of a stack may be empty
             alike[*like_BMN.shape[1:], like_BMN.dtype, like_BMN.device].append(block)
     for same in alike.values():
         most = max(1, stack_bytes // same[0].like_BMN[0].nbytes)
-        stack: list[Stackable] = []
-        for piece in (piece for block in same for piece in block.pieces(most)):
+        stack: list[MatrixBatch] = []
+        for piece in (piece for block in same for piece in block.split(most)):
             if sum(map(len, stack)) + len(piece) > most:
                 yield stack
                 stack = []
@@ -214,31 +219,33 @@ def stacks(blocks: Iterable[Stackable], stack_bytes: int) -> Iterator[list[Stack
         yield stack
 
 
-def advance_(stack: list[Stackable], muon: MuonSettings) -> None:
+def muon_step_(stack: list[MatrixBatch], muon: MuonSettings) -> None:
     """One step for every block of a stack."""
     updates = [block.update(muon.momentum) for block in stack]
     update_BMN = torch.cat(updates) if len(updates) > 1 else updates[0]  # cat copies even one
     direction_BMN = orthogonalize(update_BMN, muon)
     for block, direction in zip(stack, direction_BMN.split([*map(len, stack)]), strict=True):
-        block.take(direction)
+        block.apply(direction)
 
 
-def step_size(group: Mapping[str, Any]) -> tuple[float, float]:
+def lr_and_weight_decay(group: Mapping[str, Any]) -> tuple[float, float]:
     """Learning rate and weight decay."""
     return group["lr"] * group["lr_scale"], group["weight_decay"]
 
 
-def cost(shape: Sequence[int], rows: tuple[int, ...]) -> float:
+def orthogonalization_cost(shape: Sequence[int], rows: tuple[int, ...]) -> float:
     """Of orthogonalizing a matrix in blocks of these heights, in no particular unit."""
     columns = shape[-1]
     each = sum(min(height, columns) ** 2 * max(height, columns) for height in rows)
     return shape[-2] / sum(rows) * each
 
 
-def orthogonalize_role(momentum: Tensor, role: ParameterRole, muon: MuonSettings = MUON) -> Tensor:
+def orthogonalize_role(
+    momentum: Tensor, role: ParameterRole, muon: MuonSettings = MUON_DEFAULTS
+) -> Tensor:
     """The step Muon takes for a parameter of this role; every block on its own."""
     rows = block_rows(role, tuple(momentum.shape))
-    directions = [orthogonalize(block_BMN, muon) for block_BMN in cut(momentum, rows)]
+    directions = [orthogonalize(block_BMN, muon) for block_BMN in split_row_blocks(momentum, rows)]
     return torch.cat(directions, dim=1).view(momentum.shape)
 
 
@@ -249,17 +256,17 @@ def orthogonalize(update_BMN: Tensor, muon: MuonSettings) -> Tensor:
         coefficients=muon.coefficients,
         steps=muon.steps,
         eps=muon.eps,
-        dtype=muon.dtype or product_dtype(update_BMN),
+        dtype=muon.dtype or matmul_dtype(update_BMN),
     )
-    return direction_BMN * SCALES[muon.scale](*update_BMN.shape[-2:])
+    return direction_BMN * UPDATE_SCALES[muon.scale](*update_BMN.shape[-2:])
 
 
-def product_dtype(update: Tensor) -> torch.dtype:
+def matmul_dtype(update: Tensor) -> torch.dtype:
     """bfloat16 on an accelerator; a CPU is no faster in it than in float32."""
     return torch.bfloat16 if update.device.type != "cpu" and update.itemsize < 8 else update.dtype
 
 
-def cut(matrix: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
+def split_row_blocks(matrix: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Views [B, M, N], one per entry of `rows`, of a matrix or stack whose rows repeat them."""
     return matrix.view(-1, sum(rows), matrix.size(-1)).split(rows, dim=1)
 

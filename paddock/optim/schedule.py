@@ -16,7 +16,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
+class ConstantSchedule:
     """0 to 1 over `warmup`, then 1."""
 
     warmup: float = 0.0
@@ -26,7 +26,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
+class LinearSchedule:
     """0 to 1 over `warmup`, 1 for `flat` more, then straight down to `final` at `end`.
 
     >>> Linear(end=100, final=0.25).at(50)
@@ -47,7 +47,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cosine:
+class CosineSchedule:
     """0 to 1 over `warmup`, then half a cosine wave down to `final` at `end`."""
 
     end: float
@@ -63,7 +63,7 @@ class Cosine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rise:
+class LinearRampSchedule:
     """From `first` at 0 in a straight line to `last` at `end`: batch-size warm-up.
 
     >>> round(Rise(first=16e6, last=64e6, end=500e9).at(250e9))
@@ -79,7 +79,7 @@ class Rise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stairs:
+class PiecewiseConstantSchedule:
     """`values[0]` before `edges[0]`, then `values[1]` before `edges[1]`, ..., at last `values[-1]`.
 
     >>> router_bias_rate = Stairs(values=(0.001, 0.0), edges=(15e12,))

@@ -18,7 +18,7 @@ from paddock.checkpoint.training import (
 )
 from paddock.data import Corpus, Stream, Tokenizer
 from paddock.journal import Journal
-from paddock.optim import Constant, Cosine, Linear, Schedule
+from paddock.optim import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule
 from paddock.parallel import Mesh, ParallelDegrees, init_mesh
 from paddock.train.evaluate import HeldOut, held_out_loss, unigram_entropy
 from paddock.train.objective import BaseObjective
@@ -182,10 +182,10 @@ def _steps(
 def schedule_for(optim: OptimSettings, steps: int) -> Schedule:
     warmup = optim.warmup * steps
     if optim.schedule == "constant":
-        return Constant(warmup=warmup)
+        return ConstantSchedule(warmup=warmup)
     if optim.schedule == "linear":
-        return Linear(end=steps, final=optim.final, warmup=warmup, flat=optim.flat * steps)
-    return Cosine(end=steps, final=optim.final, warmup=warmup)
+        return LinearSchedule(end=steps, final=optim.final, warmup=warmup, flat=optim.flat * steps)
+    return CosineSchedule(end=steps, final=optim.final, warmup=warmup)
 
 
 def batch_tokens(settings: TrainSettings, progress: float) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from paddock.data import Batch
 from paddock.model import Network
 from paddock.model.moe import Router
-from paddock.optim import AdamSettings, AdamW, Muon, MuonSettings, clip_gradients
+from paddock.optim import AdamSettings, AdamW, Muon, MuonSettings, clip_grad_norm_
 from paddock.parallel import SINGLE_PROCESS, Mesh, MeshDim
 from paddock.parallel.collectives import all_reduce_max, all_reduce_sum, global_norm
 from paddock.train.batch import Counts, TokenBatch, counts, on_device, parts
@@ -73,7 +73,7 @@ class Trainer:
         counted = self._counts(batch)
         losses = self._accumulate(batch, counted, progress)
         joint = partial(global_norm, axis=self.mesh.all_ranks)
-        norm = float(clip_gradients(self.weights.with_gradient(), self.settings.optim.clip, joint))
+        norm = float(clip_grad_norm_(self.weights.with_gradient(), self.settings.optim.clip, joint))
         self._refuse_non_finite(losses, norm, batch)
         for group in self.optimizer.param_groups:
             group["lr"] = lr

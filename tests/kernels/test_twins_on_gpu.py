@@ -16,7 +16,7 @@ from paddock.kernels import (
 )
 from paddock.kernels.topk import topk_indices
 from paddock.model import Layout
-from paddock.optim import AdamW, clip_gradients
+from paddock.optim import AdamW, clip_grad_norm_
 from paddock.records import NamedParameter, ParameterRole
 from tests.kernels.interpreted import chosen, documents, error
 from tests.model.networks import born, latent_config, tokens
@@ -206,7 +206,7 @@ def test_float32_parameters_step_together_as_they_do_alone():
         for each in grads:
             for parameter, grad in zip(parameters, each, strict=True):
                 parameter.grad = grad.to(device)
-            norm = clip_gradients(parameters, 1.0)
+            norm = clip_grad_norm_(parameters, 1.0)
             optimizer.step()
         return [norm, *parameters]
 

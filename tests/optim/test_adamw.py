@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from paddock.optim import AdamSettings, AdamW
-from paddock.optim.adamw import adamw_step_, step_together_
+from paddock.optim.adamw import adamw_step_, fused_adamw_step_
 from paddock.records import NamedParameter, ParameterRole
 
 KINDS = {"w": "matrix", "embed": "embedding", "gain": "vector"}
@@ -82,7 +82,7 @@ def test_parameters_that_step_together_take_the_steps_they_take_alone():
         with torch.no_grad():
             for each in alone:
                 adamw_step_(each.parameter, states[each.name][0], group)
-            step_together_([(e.parameter, states[e.name][1], group) for e in together])
+            fused_adamw_step_([(e.parameter, states[e.name][1], group) for e in together])
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one.parameter, other.parameter)
         torch.testing.assert_close(*states[one.name])

@@ -10,9 +10,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from paddock.kernels.newton_schulz import XTUNER, newton_schulz
-from paddock.optim import AdamW, Muon, MuonSettings, Rule
+from paddock.optim import AdamW, Muon, MuonSettings, ParamGroupOptions
 from paddock.optim.muon import orthogonalize_role
-from paddock.optim.roles import RULES
+from paddock.optim.param_groups import PARAM_GROUP_OPTIONS
 from paddock.records import MuonSplit, NamedParameter, ParameterRole
 
 WHOLE = ParameterRole("matrix")
@@ -255,7 +255,9 @@ def test_a_closure_is_evaluated_with_gradients_before_the_step():
 
 def test_one_lr_moves_every_group_and_the_scale_of_a_kind_stays():
     named = declared()
-    muon = Muon(named, lr=1.0, rules={**RULES, "embedding": Rule(lr_scale=5.0)})
+    muon = Muon(
+        named, lr=1.0, rules={**PARAM_GROUP_OPTIONS, "embedding": ParamGroupOptions(lr_scale=5.0)}
+    )
     halving = torch.optim.lr_scheduler.LambdaLR(muon, lambda step: 0.5**step)
     run(muon, named, range(1))
     halving.step()
@@ -267,7 +269,13 @@ def test_one_lr_moves_every_group_and_the_scale_of_a_kind_stays():
 def test_the_scale_of_a_kind_scales_its_steps():
     ours, theirs = twins()
     before = copy.deepcopy(weights(ours))
-    run(Muon(ours, lr=0.1, rules={**RULES, "matrix": Rule(lr_scale=0.5)}), ours, range(1))
+    run(
+        Muon(
+            ours, lr=0.1, rules={**PARAM_GROUP_OPTIONS, "matrix": ParamGroupOptions(lr_scale=0.5)}
+        ),
+        ours,
+        range(1),
+    )
     run(Muon(theirs, lr=0.05), theirs, range(1))
     for name, value in weights(ours).items():
         assert value.equal(weights(theirs)[name]) == (ROLES[name][1].kind == "matrix")

@@ -4,18 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.optim import Constant, Cosine, Linear, Rise, Stairs
+from paddock.optim import (
+    ConstantSchedule,
+    CosineSchedule,
+    LinearRampSchedule,
+    LinearSchedule,
+    PiecewiseConstantSchedule,
+)
 
 B, T = 1e9, 1e12
 
 # What the papers disclose; x in tokens. The length of GLM-5's warm-up is not known.
-PRETRAIN = Cosine(warmup=10 * B, end=27 * T, final=4e-5 / 2e-4)
-MIDTRAIN = Linear(end=1.55 * T, final=1e-5 / 4e-5)
-INDEXER_WARMUP = Linear(end=1000, final=2e-4 / 5e-3)  # in steps
-SPARSE_ADAPTATION = Constant()
-BATCH_TOKENS = Rise(first=16e6, last=64e6, end=500 * B)
-ROUTER_BIAS_RATE = Stairs(values=(0.001, 0.0), edges=(15 * T,))
-MTP_WEIGHT = Stairs(values=(0.3, 0.1), edges=(15 * T,))
+PRETRAIN = CosineSchedule(warmup=10 * B, end=27 * T, final=4e-5 / 2e-4)
+MIDTRAIN = LinearSchedule(end=1.55 * T, final=1e-5 / 4e-5)
+INDEXER_WARMUP = LinearSchedule(end=1000, final=2e-4 / 5e-3)  # in steps
+SPARSE_ADAPTATION = ConstantSchedule()
+BATCH_TOKENS = LinearRampSchedule(first=16e6, last=64e6, end=500 * B)
+ROUTER_BIAS_RATE = PiecewiseConstantSchedule(values=(0.001, 0.0), edges=(15 * T,))
+MTP_WEIGHT = PiecewiseConstantSchedule(values=(0.3, 0.1), edges=(15 * T,))
 
 
 @pytest.mark.parametrize(
@@ -35,28 +41,28 @@ def test_the_schedules_of_the_papers(schedule, peak, points):
 
 
 def test_flat_then_linear():
-    schedule = Linear(warmup=10, flat=50, end=100, final=0.2)
+    schedule = LinearSchedule(warmup=10, flat=50, end=100, final=0.2)
     points = {0: 0.0, 5: 0.5, 10: 1.0, 60: 1.0, 80: 0.6, 100: 0.2, 200: 0.2}
     assert {x: schedule.at(x) for x in points} == pytest.approx(points)
 
 
 def test_flat_to_the_end_is_flat_until_the_end():
-    schedule = Linear(warmup=2, flat=8, end=10, final=0.2)
+    schedule = LinearSchedule(warmup=2, flat=8, end=10, final=0.2)
     assert [schedule.at(x) for x in (1, 2, 9, 10)] == pytest.approx([0.5, 1, 1, 0.2])
-    assert [Cosine(warmup=10, end=10, final=0.2).at(x) for x in (5, 10)] == pytest.approx(
+    assert [CosineSchedule(warmup=10, end=10, final=0.2).at(x) for x in (5, 10)] == pytest.approx(
         [0.5, 0.2]
     )
 
 
 def test_shares_that_add_up_to_a_run_do_so_whatever_its_length():
     for steps in range(1, 200):
-        schedule = Linear(warmup=0.1 * steps, flat=0.9 * steps, end=steps, final=0.2)
+        schedule = LinearSchedule(warmup=0.1 * steps, flat=0.9 * steps, end=steps, final=0.2)
         assert schedule.at(0.5 * steps) == 1.0
         assert schedule.at(steps) == pytest.approx(0.2)
 
 
 def test_a_cosine_is_halfway_down_halfway_along():
-    assert Cosine(warmup=20, end=100, final=0.2).at(60) == pytest.approx(0.6)
+    assert CosineSchedule(warmup=20, end=100, final=0.2).at(60) == pytest.approx(0.6)
 
 
 spans = st.floats(0, 1e13)
@@ -67,8 +73,8 @@ shares = st.floats(0, 1)
 def test_factors_stay_between_zero_and_one_and_never_rise_after_the_warm_up(
     warmup, flat, fall, final, x, further
 ):
-    linear = Linear(warmup=warmup, flat=flat, end=warmup + flat + fall, final=final)
-    for schedule in (linear, Cosine(warmup=warmup, end=warmup + fall, final=final)):
+    linear = LinearSchedule(warmup=warmup, flat=flat, end=warmup + flat + fall, final=final)
+    for schedule in (linear, CosineSchedule(warmup=warmup, end=warmup + fall, final=final)):
         assert 0 <= schedule.at(x) <= 1
         early = schedule.at(warmup + x)
         assert schedule.at(warmup + x + further) <= early or math.isclose(
@@ -79,11 +85,11 @@ def test_factors_stay_between_zero_and_one_and_never_rise_after_the_warm_up(
 @pytest.mark.parametrize(("values", "edges"), [((1.0,), (5.0,)), ((1.0, 2.0, 3.0), (5.0, 4.0))])
 def test_uneven_stairs_are_refused(values, edges):
     with pytest.raises(ValueError, match="stairs"):
-        Stairs(values=values, edges=edges)
+        PiecewiseConstantSchedule(values=values, edges=edges)
 
 
 def test_a_descent_that_ends_before_it_begins_is_refused():
     with pytest.raises(ValueError, match="begin at 60, after its end at 50"):
-        Linear(warmup=10, flat=50, end=50)
+        LinearSchedule(warmup=10, flat=50, end=50)
     with pytest.raises(ValueError, match="begin at 60"):
-        Cosine(warmup=60, end=50)
+        CosineSchedule(warmup=60, end=50)

@@ -9,16 +9,19 @@ from paddock.records import ParameterKind, ParameterRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ParamGroupOptions:
     """How the steps of one kind differ from those of the rest."""
 
     lr_scale: float = 1.0
-    decays: bool = True
+    apply_weight_decay: bool = True
 
 
 # Decay keeps a map from outgrowing its steps. A gain has a right size, and it is not zero.
-RULES: Mapping[str, Rule] = MappingProxyType(
-    {kind: Rule(decays=kind != "vector") for kind in get_args(ParameterKind)}
+PARAM_GROUP_OPTIONS: Mapping[str, ParamGroupOptions] = MappingProxyType(
+    {
+        kind: ParamGroupOptions(apply_weight_decay=kind != "vector")
+        for kind in get_args(ParameterKind)
+    }
 )
 
 
