@@ -23,7 +23,7 @@ import httpx
 
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import save_pretrained
-from paddock.model import Network
+from paddock.model import Transformer
 from tests.dashboard.ledgers import write_rl_run
 from tests.model.networks import latent_config
 from tests.serve.attacks import (
@@ -65,7 +65,7 @@ def newborn(folder: Path) -> Path:
         indexer={"heads": 2, "dim": 8, "topk": 256, "layers": ("full",) * 2},
         eos=words.special_token_ids.stop_token_ids,
     )
-    save_pretrained(Network.born(config, seed=0), folder)
+    save_pretrained(Transformer.from_config(config, seed=0), folder)
     words.save(folder)
     return folder
 

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.checkpoint import load_pretrained, save_pretrained
-from paddock.model import Network, preset
+from paddock.model import Transformer, preset
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 ARMS = ("paddock", "transformers")
@@ -41,7 +41,7 @@ def arm(name: str, folder: Path) -> Forward:
 def make_folder(folder: Path) -> None:
     """A nano network whose indexer is awake, so that its choices cost what they would."""
     config = preset("nano").model_copy(update={"mtp": None, "context": 65_536})
-    save_pretrained(Network.born(config, seed=0), folder)
+    save_pretrained(Transformer.from_config(config, seed=0), folder)
 
 
 def tokens(length: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.kernels import Figure, matmul_rate, medians
 from paddock.checkpoint import load_pretrained, save_pretrained
-from paddock.model import Layout, ModelConfig, Network, preset
+from paddock.model import AttentionMetadata, ModelConfig, Transformer, preset
 
 LENGTHS = (2048, 4096, 8192, 16_384, 32_768)
 BACKWARD = (4096, 8192)
@@ -48,7 +48,7 @@ def modules(config: ModelConfig, dtype: torch.dtype, device: str) -> tuple[Arm, 
     from transformers import GlmMoeDsaForCausalLM
 
     with tempfile.TemporaryDirectory() as name:
-        save_pretrained(Network.born(config, seed=0).cast(dtype), Path(name))
+        save_pretrained(Transformer.from_config(config, seed=0).cast(dtype), Path(name))
         kind = str(dtype).removeprefix("torch.")
         network = load_pretrained(Path(name), kind, device, latent_norm_eps=THEIR_EPS)
         model = GlmMoeDsaForCausalLM.from_pretrained(
@@ -58,7 +58,7 @@ def modules(config: ModelConfig, dtype: torch.dtype, device: str) -> tuple[Arm, 
     attention: nn.Module = network.layers[0].attention
 
     def ours(x_TD: Tensor) -> Tensor:
-        step = network.step(Layout.packed([len(x_TD)], device=x_TD.device))
+        step = network.make_context(AttentionMetadata.packed([len(x_TD)], device=x_TD.device))
         out_TD, _, _ = attention(x_TD, step, None)
         return out_TD  # type: ignore[no-any-return]
 
@@ -138,9 +138,9 @@ def _flops(config: ModelConfig, length: int) -> float:
     assert config.indexer is not None
     mla, indexer = config.mla, config.indexer
     assert mla.q_rank is not None
-    per_token = config.hidden * (mla.q_rank + mla.row + indexer.dim + indexer.heads)
-    per_token += mla.q_rank * (mla.heads * mla.qk + indexer.heads * indexer.dim)
+    per_token = config.hidden * (mla.q_rank + mla.kv_cache_dim + indexer.dim + indexer.heads)
+    per_token += mla.q_rank * (mla.heads * mla.qk_head_dim + indexer.heads * indexer.dim)
     per_token += mla.heads * (mla.kv_rank * (mla.nope + mla.value) + mla.value * config.hidden)
     chosen = sum(min(t + 1, indexer.topk) for t in range(length))
     pairs = length * (length + 1) / 2 * indexer.heads * indexer.dim
-    return 2 * (length * per_token + pairs + chosen * mla.heads * (mla.qk + mla.value))
+    return 2 * (length * per_token + pairs + chosen * mla.heads * (mla.qk_head_dim + mla.value))

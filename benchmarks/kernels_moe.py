@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.kernels import Figure, at_least, copy_rate, matmul_rate, medians
-from paddock.model.config import ExpertSettings
-from paddock.model.moe import Experts, Routing
+from paddock.model.config import MoESettings
+from paddock.model.moe import GroupedExperts, Routing
 
 HIDDEN, INNER, EXPERTS, CHOSEN = 6144, 2048, 256, 8
 FEW, MANY = (1, 8, 64), (1024, 4096, 16_384)
@@ -31,10 +31,10 @@ def figures() -> Iterator[Figure]:
         yield _figure(experts, tokens, bytes_s, flops_s, backward=True)
 
 
-def _experts() -> Experts:
-    moe = ExpertSettings(experts=EXPERTS, active=CHOSEN, inner=INNER, shared=1)
+def _experts() -> GroupedExperts:
+    moe = MoESettings(experts=EXPERTS, active=CHOSEN, inner=INNER, shared=1)
     with torch.device("meta"):
-        experts = Experts(HIDDEN, moe).to(torch.bfloat16)
+        experts = GroupedExperts(HIDDEN, moe).to(torch.bfloat16)
     experts = experts.to_empty(device="cuda")
     with torch.no_grad():
         for stack in experts.parameters():
@@ -49,7 +49,7 @@ def _routing(tokens: int) -> Routing:
     return Routing(expert_TK, weight_TK / weight_TK.sum(-1, keepdim=True), score_TE)
 
 
-def plain(x_TD: Tensor, routing: Routing, experts: Experts) -> Tensor:
+def plain(x_TD: Tensor, routing: Routing, experts: GroupedExperts) -> Tensor:
     expert_R, order_R = routing.expert_TK.flatten().sort(stable=True)
     token_R = order_R // CHOSEN
     end_E = torch.bincount(expert_R, minlength=EXPERTS).cumsum(0).to(torch.int32)
@@ -61,7 +61,7 @@ def plain(x_TD: Tensor, routing: Routing, experts: Experts) -> Tensor:
 
 
 def _figure(
-    experts: Experts, tokens: int, bytes_s: float, flops_s: float, *, backward: bool
+    experts: GroupedExperts, tokens: int, bytes_s: float, flops_s: float, *, backward: bool
 ) -> Figure:
     torch.manual_seed(0)
     routing = _routing(tokens)

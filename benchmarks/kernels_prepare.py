@@ -23,7 +23,7 @@ from paddock.kernels import mla_prepare as prepare
 from paddock.kernels.block_table import BlockTable
 from paddock.kernels.mla_prepare import reference
 from paddock.kernels.spans import Span
-from paddock.model import Ask, Batch, Layout, Step, preset
+from paddock.model import AttentionMetadata, AuxRequest, DecodeBatch, ForwardContext, preset
 from paddock.model.attention.dsa import DSA
 
 TOKENS = (1, 8, 64)
@@ -126,7 +126,7 @@ def _attentions() -> tuple[DSA, DSA]:
         found.append(attention)
     apart, joined = found
     joined.load_state_dict(apart.state_dict())
-    joined.lay_together()
+    joined.fuse_weights()
     return apart, joined
 
 
@@ -134,22 +134,24 @@ def _layer(tokens: int, moved: float, *, apart: DSA, joined: DSA) -> Iterator[Fi
     pages = BlockTable(torch.arange(tokens * LENGTH // PAGE, device="cuda").view(tokens, -1), PAGE)
     visible_BQ = torch.full((tokens, 1), LENGTH, dtype=torch.int32, device="cuda")
     spans = tuple(Span(t, 1, 0, LENGTH) for t in range(tokens))
-    layout = Layout(visible_BQ.view(-1).long() - 1, spans, batch=Batch(pages, visible_BQ))
+    layout = AttentionMetadata(
+        visible_BQ.view(-1).long() - 1, spans, decode_batch=DecodeBatch(pages, visible_BQ)
+    )
     angles, slot_T = _angles(tokens), torch.randperm(SLOTS, device="cuda")[:tokens]
     storage = _Storage(slot_T)
-    step = Step(layout, storage, angles.cos_TP, angles.sin_TP, Ask())
+    step = ForwardContext(layout, storage, angles.cos_TP, angles.sin_TP, AuxRequest())
     x_TD = _random(tokens, HIDDEN)
 
     def plain() -> list[Tensor]:
         projected = apart.project(x_TD, step)
-        step.memory.extend(0, "row", projected.row_TC)
-        index = apart.index_new(x_TD, projected, step)
+        step.kv_cache.update(0, "row", projected.row_TC)
+        index = apart.index_new_tokens(x_TD, projected, step)
         assert index is not None
         return [apart.absorb(projected.query_THD), index.query_THD, index.weight_TH]
 
     def ours(attention: DSA) -> list[Tensor]:
-        assert attention.prepares(x_TD, step)
-        ready = attention.prepared(x_TD, step, wanted=True)
+        assert attention.can_fuse_decode(x_TD, step)
+        ready = attention.prepare_decode(x_TD, step, wanted=True)
         assert ready.index is not None
         return [ready.absorbed_THC, ready.index.query_THD, ready.index.weight_TH]
 

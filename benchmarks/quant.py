@@ -27,7 +27,7 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import newest_model
 from paddock.cli.quantize import in_worlds
 from paddock.cli.quantize_text import Amounts
-from paddock.model import Network
+from paddock.model import Transformer
 from paddock.quant import RECIPES
 
 MOST_NATS, MOST_POINTS = 0.02, 2.0  # that the whole recipe may cost
@@ -97,7 +97,7 @@ def layer_bytes(folder: Path) -> int:
     return sum(shard.stat().st_size for shard in shards[1:-1])
 
 
-def layer_weights(network: Network) -> int:
+def layer_weights(network: Transformer) -> int:
     return sum(parameter.numel() for parameter in network.layers.parameters())
 
 

@@ -25,7 +25,7 @@ from benchmarks.table import Claim
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.checkpoint.training import newest_model
 from paddock.cli.quantize_text import Amounts
-from paddock.model import Network
+from paddock.model import Transformer
 from paddock.model.attention.mla import MLA
 from paddock.model.moe import GatedMLP, MoE
 from paddock.quant import RECIPES, Passage, QuantSettings
@@ -141,7 +141,7 @@ def _told(log_ratio: float, error: float) -> str:
 
 
 @torch.no_grad()
-def with_outliers(network: Network, channels: int = 3, factor: float = 24.0) -> Network:
+def with_outliers(network: Transformer, channels: int = 3, factor: float = 24.0) -> Transformer:
     """The same function with a few loud channels where large networks have them: behind norms, in
     values and inside every feed-forward layer. What is multiplied here is divided behind it."""
     chance = torch.Generator().manual_seed(0)

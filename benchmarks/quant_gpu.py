@@ -36,7 +36,7 @@ from paddock.kernels.w4a8_gemm import (
     reference,
 )
 from paddock.kernels.w4a8_gemm.fused import GemmTile
-from paddock.model import Network, preset
+from paddock.model import Transformer, preset
 from paddock.quant import Passage, quantize_folder
 from paddock.quant.run import Moment
 from paddock.quant.stream import Purpose
@@ -226,7 +226,7 @@ def whole_claims(device: str = "cuda") -> list[Claim]:
 
     with TemporaryDirectory() as home:
         source, small = Path(home) / "small", preset("small").model_copy(update={"vocab": VOCAB})
-        save_pretrained(Network.born(small, 0), source, dtype="bfloat16")
+        save_pretrained(Transformer.from_config(small, 0), source, dtype="bfloat16")
         since = time.perf_counter()
         quantize_folder(source, Path(home) / "q", passages=_text(), device=device, say=say)
         say(Moment(1, 1, "done"))

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from benchmarks.table import Claim
 from paddock.checkpoint import load_pretrained, save_pretrained
-from paddock.model import Network, preset
-from paddock.model.block import Block
+from paddock.model import Transformer, preset
+from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.moe import MoE
 from paddock.quant import RECIPES, quantize, quantize_folder
 from paddock.quant.blocks import install
@@ -32,7 +32,7 @@ def decode_claims() -> list[Claim]:
     rows = []
     with TemporaryDirectory() as home:
         source, out = Path(home) / "small", Path(home) / "q"
-        save_pretrained(Network.born(preset("small"), 0), source, dtype="bfloat16")
+        save_pretrained(Transformer.from_config(preset("small"), 0), source, dtype="bfloat16")
         quantize_folder(source, out, RECIPES["rtn"], device="cuda")
         for batch in (1, 16):
             found = [_decoding(folder, batch) for folder in (source, out)]
@@ -83,7 +83,7 @@ def layer_claims() -> list[Claim]:
     for turn in ("bfloat16", "W4A8"):
         if turn == "W4A8":
             _round_layers(network)
-        network.lay_together()
+        network.fuse_weights()
         held.append(sum(x.nbytes for x in _everything(network.layers)))
         found.append([step_ms(network, batch, length) for batch, length in LAYER_STEPS])
         torch.cuda.empty_cache()
@@ -102,11 +102,11 @@ def _everything(module: torch.nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-def _round_layers(network: Network) -> None:
+def _round_layers(network: Transformer) -> None:
     """To the nearest, layer by layer where they lie."""
     settings = RECIPES["rtn"]
     for block in network.layers:
-        assert isinstance(block, Block)
+        assert isinstance(block, DecoderLayer)
         found = {
             f"{name}.weight": quantize(linear.weight, settings.linear_grid)
             for name, linear in integer_linears(block).items()

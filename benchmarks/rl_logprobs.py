@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import save_pretrained
 from paddock.engine import Engine, EngineSettings, Reload, Request
-from paddock.model import Network, preset
+from paddock.model import Transformer, preset
 from paddock.records import SamplingParams, TrainSample
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.settings import RLSettings
@@ -39,7 +39,7 @@ WAYS = {
 }
 
 
-def learner_in(folder: Path, network: Network) -> Learner:
+def learner_in(folder: Path, network: Transformer) -> Learner:
     save_pretrained(network, folder / "start")
     settings = RLSettings.model_validate(
         {
@@ -97,7 +97,7 @@ def gap(learner: Learner, lessons: list[Lesson]) -> float:
     return float(np.abs(found - batch.columns["rollout"])[batch.trained_T].max())
 
 
-def gaps(learner: Learner, network: Network) -> list[Claim]:
+def gaps(learner: Learner, network: Transformer) -> list[Claim]:
     """Trains on what the first engine samples, then asks every way of sampling."""
     vocab, common = network.config.vocab, {"cache_bytes": 1 << 26, "stop_ids": ()}
     engines = {
@@ -129,7 +129,7 @@ def _claim(name: str, worst: float) -> Claim:
     )
 
 
-def pauses(learner: Learner, network: Network, pushes: int = 20) -> list[Claim]:
+def pauses(learner: Learner, network: Transformer, pushes: int = 20) -> list[Claim]:
     """New weights while requests run: how long no step could be taken, and how long it took."""
     sizes = EngineSettings(cache_bytes=1 << 26, stop_ids=(), max_running=32)
     with Engine(copy.deepcopy(network), None, sizes) as engine:
@@ -166,7 +166,7 @@ def pauses(learner: Learner, network: Network, pushes: int = 20) -> list[Claim]:
 
 
 def claims(name: str = "nano") -> list[Claim]:
-    network = Network.born(preset(name), seed=0)
+    network = Transformer.from_config(preset(name), seed=0)
     with tempfile.TemporaryDirectory() as scratch:
         learner = learner_in(Path(scratch), network)
         return [*gaps(learner, network), *pauses(learner, network)]

@@ -55,10 +55,10 @@ def model_in(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from paddock.checkpoint import save_pretrained
-    from paddock.model import Network, preset
+    from paddock.model import Transformer, preset
 
     config = preset("nano").model_copy(update={"vocab": VOCAB, "eos": (0,), "pad": 0, "mtp": None})
-    save_pretrained(Network.born(config, seed=0), folder)
+    save_pretrained(Transformer.from_config(config, seed=0), folder)
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.save(str(folder / "tokenizer.json"))

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.engine import Engine, EngineSettings, Request
-from paddock.model import Layout, Network, preset
+from paddock.model import AttentionMetadata, Transformer, preset
 from paddock.records import SamplingParams
 
 Prompts = list[list[int]]
@@ -111,7 +111,7 @@ def against_transformers(counts: Sequence[int], new: int, repeats: int) -> list[
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "nano"
         config = preset("nano").model_copy(update={"mtp": None})
-        save_pretrained(Network.born(config, seed=0), folder)
+        save_pretrained(Transformer.from_config(config, seed=0), folder)
         with Engine(load_pretrained(folder), None, EngineSettings(cache_bytes=1 << 28)) as engine:
             arms = {"paddock": paddock_arm(engine), "generate": generate_arm(folder)}
             same = agreement(arms, 8, new)
@@ -157,18 +157,18 @@ def try_arm(make: Callable[[], Arm], new: int) -> tuple[Arm | None, str]:
 # --- drafts ---------------------------------------------------------------------------------------
 
 
-def counting(steps: int) -> Network:
+def counting(steps: int) -> Transformer:
     """Nano, taught to go on counting by ones, twos or threes, its MTP layer with it."""
     torch.manual_seed(0)
-    network = Network.born(preset("nano"), seed=0)
+    network = Transformer.from_config(preset("nano"), seed=0)
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
     B, T = 8, 96
     for _ in range(steps):
         start, stride = torch.randint(0, VOCAB, (B, 1)), torch.randint(1, 4, (B, 1))
         token_BT = (start + stride * torch.arange(T)) % VOCAB
-        layout = Layout.packed([T] * B)
+        layout = AttentionMetadata.packed([T] * B)
         hidden_TD = network(token_BT.flatten(), layout).hidden_TD
-        ahead = network.look_ahead(hidden_TD, token_BT.flatten(), network.step(layout), 3)
+        ahead = network.mtp_forward(hidden_TD, token_BT.flatten(), network.make_context(layout), 3)
         loss = torch.zeros(())
         for depth, state_TD in enumerate((hidden_TD, *(state for state, _ in ahead)), start=1):
             logits = network.head(state_TD).view(B, T, -1)[:, :-depth]

@@ -33,7 +33,7 @@ from paddock.engine.graphs import Asked, Graphs
 from paddock.engine.memory import Cache
 from paddock.engine.settings import cached_layers
 from paddock.envs import open_world
-from paddock.model import ModelConfig, Network, preset
+from paddock.model import ModelConfig, Transformer, preset
 from paddock.records import SamplingParams
 from paddock.text import Tokenizer, get_renderer
 
@@ -60,10 +60,10 @@ def three_layers(experts: int) -> ModelConfig:
     )
 
 
-def filled(config: ModelConfig) -> Network:
+def filled(config: ModelConfig) -> Transformer:
     """Random weights, made where they are used: 20 billion of them would not fit elsewhere."""
     with torch.device("meta"):
-        network = Network(config).cast(torch.bfloat16)
+        network = Transformer(config).cast(torch.bfloat16)
     network = network.to_empty(device="cuda").eval()
     with torch.no_grad():
         for parameter in network.parameters():
@@ -73,7 +73,7 @@ def filled(config: ModelConfig) -> Network:
     return network
 
 
-def floor_ms(network: Network, rate: float) -> float:
+def floor_ms(network: Transformer, rate: float) -> float:
     """Reading what one token meets: everything but the experts it does not."""
     moe = network.config.moe
     assert moe is not None
@@ -85,7 +85,7 @@ def floor_ms(network: Network, rate: float) -> float:
 
 
 @contextmanager
-def without_indexer(network: Network) -> Iterator[None]:
+def without_indexer(network: Transformer) -> Iterator[None]:
     """The same layers, attending to every key."""
     indexers = [layer.attention.indexer for layer in network.layers]
     for layer in network.layers:
@@ -99,7 +99,7 @@ def without_indexer(network: Network) -> Iterator[None]:
 
 
 def through_the_engine(
-    network: Network, floor: float, first_ms: dict[int, float], token_ms: dict[int, float]
+    network: Transformer, floor: float, first_ms: dict[int, float], token_ms: dict[int, float]
 ) -> Iterator[Claim]:
     """Notes the time to the first token and per token after it, by length."""
     settings = EngineSettings(
@@ -138,7 +138,7 @@ def through_the_engine(
 
 
 @torch.inference_mode()
-def step_ms(network: Network, batch: int, length: int) -> float:
+def step_ms(network: Transformer, batch: int, length: int) -> float:
     """One step of a batch, every sequence `length` tokens long and with pages of its own."""
     config = network.config.model_copy(update={"context": length + PAGE})
     settings = EngineSettings(
@@ -169,7 +169,7 @@ def step_ms(network: Network, batch: int, length: int) -> float:
     return ms
 
 
-def steps(network: Network) -> Iterator[Claim]:
+def steps(network: Transformer) -> Iterator[Claim]:
     for batch, length in STEPS:
         ours = step_ms(network, batch, length)
         torch.cuda.empty_cache()

@@ -18,7 +18,7 @@ from paddock.kernels import dispatch
 from paddock.model.attention import dsa
 from paddock.model.attention.indexer import Indexer
 from paddock.model.attention.mla import MLA
-from paddock.model.block import Block
+from paddock.model.decoder_layer import DecoderLayer
 from paddock.train import Trainer
 
 Step = Callable[[], float]
@@ -129,7 +129,7 @@ def watched(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
     """The parts of the trainer's next step, marked."""
     network, handles = trainer.network, []
     for block in network.modules():
-        if isinstance(block, Block):
+        if isinstance(block, DecoderLayer):
             handles += _watch_module(watch, "attention", block.attention)
             handles += _watch_module(watch, "feed-forward", block.mlp)
         elif isinstance(block, MLA) and isinstance(getattr(block, "indexer", None), Indexer):
@@ -147,7 +147,7 @@ def watched(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
         (trainer, "_accumulate", _accumulate(watch, trainer._accumulate)),
         (trainer.optimizer, "step", _timed(watch, "optimizer", trainer.optimizer.step)),
         (trainer.weights, "publish", _timed(watch, "publish weights", trainer.weights.publish)),
-        (dsa, "choose", _chosen(watch, dsa.choose)),
+        (dsa, "choose", _chosen(watch, dsa.select_topk)),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     for owner, name, put in replaced:

@@ -44,7 +44,7 @@ def claims(python: str = sys.executable, count: int = COUNT) -> list[Claim]:
 
 def random_model(folder: Path) -> Path:
     from paddock.checkpoint import save_pretrained
-    from paddock.model import Network
+    from paddock.model import Transformer
     from tests.model.networks import latent_config
     from tests.serve.school import tokenizer
 
@@ -52,7 +52,7 @@ def random_model(folder: Path) -> Path:
     config = latent_config(
         vocab=words.vocab_size, context=4096, eos=words.special_token_ids.stop_token_ids
     )
-    save_pretrained(Network.born(config, seed=1), folder)
+    save_pretrained(Transformer.from_config(config, seed=1), folder)
     words.save(folder)
     return folder
 

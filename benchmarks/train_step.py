@@ -23,8 +23,8 @@ from torch import nn
 from benchmarks.step_profile import print_profile, synchronize
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.data import Batch
-from paddock.model import ModelConfig, Network, preset
-from paddock.model.cost import Learning, mfu, training_flops
+from paddock.model import ModelConfig, Transformer, preset
+from paddock.model.cost import TrainingWorkload, mfu, training_flops
 from paddock.train import Trainer, TrainSettings
 from paddock.train.objective import BaseObjective
 from paddock.train.plan import peak_flops
@@ -63,7 +63,7 @@ def paddock_step(
         loss=LossSettings(mtp=0.0, mtp_later=0.0, balance=0.0),
         machine=MachineSettings(dtype=dtype, recompute=recompute),  # type: ignore[arg-type]
     )
-    network = Network.born(config, 0).to(device)
+    network = Transformer.from_config(config, 0).to(device)
     objective = BaseObjective(SPARSE, settings.loss)
     trainer = Trainer(network, objective, settings, Path(tempfile.gettempdir()) / "batch.npz")
 
@@ -152,7 +152,7 @@ def claims(
             memory = f", {one[1] / 2**30:.1f} GiB" if one and one[1] else ""
             text = "out of memory" if rates[arm] is None else f"{rates[arm]:,.0f} tokens/s{memory}"
             if arm != "transformers" and peak and rates[arm]:
-                work = training_flops(config, context, Learning())  # the indexer rests
+                work = training_flops(config, context, TrainingWorkload())  # the indexer rests
                 share = mfu(work, rates[arm], peak)
                 text += f", MFU {share:.1%} of {peak / 1e12:.0f} TFLOP/s"
             rows.append(Claim(name=f"{name} {shape} {dtype}: {arm}", measured=text))

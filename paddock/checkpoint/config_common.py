@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from paddock.checkpoint.folder import BLOCK, CheckpointError
 from paddock.model.config import (
-    InitSettings,
     ModelConfig,
     RopeLayout,
     RopeScaling,
     RopeSettings,
+    WeightInitSettings,
 )
 
 INTEGERS = "compressed-tensors"  # the quant_method of checkpoints that hold integers
@@ -235,7 +235,7 @@ def read_common(r: Reader) -> Json:
         "dense_inner": r.take("intermediate_size", COUNT),
         "norm_eps": r.take("rms_norm_eps", NUMBER),
         "tied": r.take("tie_word_embeddings", FLAG, False),
-        "init": InitSettings(std=r.take("initializer_range", NUMBER, 0.02)),
+        "init": WeightInitSettings(std=r.take("initializer_range", NUMBER, 0.02)),
         "eos": tuple(eos) if isinstance(eos, list) else (eos,),
         "bos": r.take("bos_token_id", ID, None),
         "pad": r.take("pad_token_id", ID, None),

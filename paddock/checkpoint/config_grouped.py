@@ -11,7 +11,7 @@ from paddock.checkpoint.config_common import (
     write_common,
 )
 from paddock.checkpoint.folder import CheckpointError
-from paddock.model.config import AttentionKind, Family, GroupedSettings, ModelConfig
+from paddock.model.config import AttentionKind, Family, GQASettings, ModelConfig
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -28,7 +28,7 @@ def read_grouped(r: Reader, family: Family) -> ModelConfig:
     attention, window = _read_kinds(r, family, layers)
     bias = r.take("attention_bias", FLAG, False)
     r.expect("use_mrope", False)
-    gqa = GroupedSettings(
+    gqa = GQASettings(
         heads=heads,
         kv_heads=r.take("num_key_value_heads", COUNT, heads),
         dim=r.take("head_dim", COUNT, 128 if family == "qwen3" else common["hidden"] // heads),

@@ -15,14 +15,14 @@ from paddock.checkpoint.config_common import (
 from paddock.checkpoint.folder import CheckpointError
 from paddock.model.config import (
     AttentionKind,
-    ExpertSettings,
     Family,
     IndexerKind,
     IndexerSettings,
-    LatentSettings,
+    MLASettings,
     MlpKind,
     ModelConfig,
-    MtpSettings,
+    MoESettings,
+    MTPSettings,
     RopeLayout,
     indexer_layers,
 )
@@ -56,7 +56,7 @@ def read_latent(r: Reader, family: Family) -> ModelConfig:
     r.expect("scoring_func", "sigmoid")
     r.expect("topk_method", "noaux_tc")
     r.expect("moe_layer_freq", 1)
-    mla = LatentSettings(
+    mla = MLASettings(
         heads=heads,
         q_rank=r.take("q_lora_rank", COUNT, None),
         kv_rank=r.take("kv_lora_rank", COUNT),
@@ -65,7 +65,7 @@ def read_latent(r: Reader, family: Family) -> ModelConfig:
         value=r.take("v_head_dim", COUNT),
         norm_eps=r.take("latent_norm_eps", NUMBER, common["norm_eps"]),
     )
-    r.expect("qk_head_dim", mla.qk)
+    r.expect("qk_head_dim", mla.qk_head_dim)
     r.take("head_dim", ANYTHING, None)  # every exporter says it differently; the dims above decide
     mlp = _read_mlp_kinds(r, layers, LEADING_DENSE[family])
     return ModelConfig(
@@ -94,8 +94,8 @@ def _read_mlp_kinds(r: Reader, layers: int, leading: int) -> tuple[MlpKind, ...]
     return listed or ("dense",) * dense + ("moe",) * (layers - dense)
 
 
-def _read_experts(r: Reader) -> ExpertSettings:
-    return ExpertSettings(
+def _read_experts(r: Reader) -> MoESettings:
+    return MoESettings(
         experts=r.take("n_routed_experts", COUNT),
         active=r.take("num_experts_per_tok", COUNT),
         inner=r.take("moe_intermediate_size", COUNT),
@@ -127,7 +127,7 @@ def _read_indexer_kinds(r: Reader, layers: int) -> tuple[IndexerKind, ...]:
     return listed or pattern or indexer_layers(layers, freq=freq, offset=offset)
 
 
-def _read_mtp(r: Reader, family: Family) -> MtpSettings | None:
+def _read_mtp(r: Reader, family: Family) -> MTPSettings | None:
     key, alias = "num_nextn_predict_layers", "num_mtp_layers"
     count = max(r.take(key, WHOLE, 0), r.take(alias, WHOLE, 0))
     depths = r.take("mtp_depths", COUNT, MTP_DEPTHS[family])
@@ -136,7 +136,7 @@ def _read_mtp(r: Reader, family: Family) -> MtpSettings | None:
         r.refuse(f"'{SHARE_INDEX}' is True, but the family has no indexer")
     if count > 1:
         r.refuse(f"'{key}' is {count}; at most one layer, used at every depth, is known")
-    return MtpSettings(depths=depths, share_index=shared) if count else None
+    return MTPSettings(depths=depths, share_index=shared) if count else None
 
 
 def write_latent(config: ModelConfig) -> Json:
@@ -152,7 +152,7 @@ def write_latent(config: ModelConfig) -> Json:
         "kv_lora_rank": mla.kv_rank,
         "qk_nope_head_dim": mla.nope,
         "qk_rope_head_dim": mla.rope,
-        "qk_head_dim": mla.qk,
+        "qk_head_dim": mla.qk_head_dim,
         "head_dim": mla.rope,
         "v_head_dim": mla.value,
         "latent_norm_eps": mla.norm_eps,

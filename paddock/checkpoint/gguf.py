@@ -15,9 +15,9 @@ from torch import Tensor
 from paddock.checkpoint.config_common import COUNT, ID, NUMBER, TEXT, Json, Reader, explained
 from paddock.checkpoint.folder import CheckpointError, refuse_non_finite
 from paddock.checkpoint.load import blueprint, dtype_called, materialize
-from paddock.model import ModelConfig, Network
-from paddock.model.config import Family, GroupedSettings, RopeScaling, RopeSettings
-from paddock.model.rope import frequencies
+from paddock.model import ModelConfig, Transformer
+from paddock.model.config import Family, GQASettings, RopeScaling, RopeSettings
+from paddock.model.rope import inv_freq
 
 FAMILIES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 TOP = {"token_embd": "embed", "output_norm": "norm", "output": "head"}
@@ -46,7 +46,7 @@ LLAMA3 = tuple(
 @torch.no_grad()
 def load_gguf(
     file: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu"
-) -> Network:
+) -> Transformer:
     """The network in a GGUF file, in eval mode; CheckpointError names what does not fit."""
     path, precision = Path(file), dtype_called(dtype)
     reader = open_gguf(path)
@@ -117,7 +117,7 @@ def _config(path: Path, reader: Any, tensors: dict[str, Any]) -> ModelConfig:
         mlp=("dense",) * layers,
         dense_inner=r.take("feed_forward_length", COUNT),
         rope=_rope(r, tensors, dim),
-        gqa=GroupedSettings(
+        gqa=GQASettings(
             heads=heads,
             kv_heads=r.take("attention.head_count_kv", COUNT, heads),
             dim=dim,
@@ -160,10 +160,10 @@ def _rope(r: Reader, tensors: dict[str, Any], dim: int) -> RopeSettings:
     factors = torch.tensor(tensors[FREQUENCIES].data)
     if factors.shape != (dim // 2,):
         r.refuse(f"'{FREQUENCIES}' has shape {tuple(factors.shape)}, expected {(dim // 2,)}")
-    stored = frequencies(plain, dim) / factors
+    stored = inv_freq(plain, dim) / factors
     for scaling in LLAMA3:
         guess = plain.model_copy(update={"scaling": scaling})
-        if torch.allclose(stored, frequencies(guess, dim), rtol=1e-4):
+        if torch.allclose(stored, inv_freq(guess, dim), rtol=1e-4):
             return guess
     r.refuse(f"'{FREQUENCIES}' is not the stretching of Llama 3.1 or 3.2")
 

@@ -18,13 +18,13 @@ from paddock.checkpoint.folder import (
     require_folder,
 )
 from paddock.checkpoint.names import Piece, is_mtp, is_redundant, pieces, place
-from paddock.model import ModelConfig, Network
+from paddock.model import ModelConfig, Transformer
 
 Found = TypeVar("Found")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 # Who reads checkpoints of integers, by quant_method. The room that computes with integers stands
 # below this one, so it enters itself here when it is imported.
-LOADERS: dict[str, Callable[..., Network]] = {}
+LOADERS: dict[str, Callable[..., Transformer]] = {}
 
 
 def load_pretrained(
@@ -33,7 +33,7 @@ def load_pretrained(
     device: str | torch.device = "cpu",
     *,
     latent_norm_eps: float | None = None,
-) -> Network:
+) -> Transformer:
     """The network in `folder` (config.json and safetensors), in eval mode.
 
     Names and shapes must fit the configuration exactly and every value must be finite; otherwise a
@@ -112,13 +112,15 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-def blueprint(config: ModelConfig) -> Network:
+def blueprint(config: ModelConfig) -> Transformer:
     """The network's names and shapes, holding no memory."""
     with torch.device("meta"):
-        return Network(config)
+        return Transformer(config)
 
 
-def materialize(network: Network, dtype: torch.dtype, device: str | torch.device) -> Network:
+def materialize(
+    network: Transformer, dtype: torch.dtype, device: str | torch.device
+) -> Transformer:
     """Memory for a blueprint, its values undefined until filled."""
     network = network.cast(dtype).to_empty(device=device)
     if network.config.tied:
@@ -142,7 +144,7 @@ def without_absent_mtp(config: ModelConfig, tensors: TensorFolder) -> ModelConfi
     return config.model_copy(update={"mtp": None})
 
 
-def check_names(network: Network, tensors: TensorFolder) -> list[Piece]:
+def check_names(network: Transformer, tensors: TensorFolder) -> list[Piece]:
     """Every released tensor with its place, or a CheckpointError about the first misfit."""
     config = network.config
     plan = [
@@ -176,7 +178,7 @@ def check_names(network: Network, tensors: TensorFolder) -> list[Piece]:
 
 
 @torch.no_grad()
-def fill(network: Network, tensors: TensorFolder, plan: list[Piece]) -> None:
+def fill(network: Transformer, tensors: TensorFolder, plan: list[Piece]) -> None:
     """Read every tensor into its place, refusing what is not a finite number."""
     places = network.state_dict()
     for piece, tensor in read_pieces(tensors, plan):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paddock.model.config import LATENT, ModelConfig
+from paddock.model.config import LATENT_ATTENTION, ModelConfig
 
 # Modules inside a decoder layer, ours -> released.
 LATENT_MODULES = {
@@ -114,7 +114,7 @@ def _layer_pieces(
     elif inside in LAYER_TENSORS:
         yield Piece(prefix + LAYER_TENSORS[inside], name)
     else:
-        latent = config.attention[0] in LATENT
+        latent = config.attention[0] in LATENT_ATTENTION
         modules = COMMON_MODULES | (LATENT_MODULES if latent else GROUPED_MODULES)
         module, tensor = inside.rsplit(".", 1)
         yield Piece(f"{prefix}{modules[module]}.{tensor}", name)

@@ -30,13 +30,13 @@ from paddock.checkpoint.folder import (
 )
 from paddock.checkpoint.load import blueprint, dtype_called
 from paddock.checkpoint.names import pieces, place
-from paddock.model import Network
+from paddock.model import Transformer
 
 SHARD_BYTES = 5_000_000_000
 
 
 def save_pretrained(
-    network: Network,
+    network: Transformer,
     folder: str | Path,
     *,
     dtype: str | torch.dtype | None = None,
@@ -69,7 +69,7 @@ def save_pretrained(
         _flush_one(target.parent)
 
 
-def _refuse_altered(network: Network) -> None:
+def _refuse_altered(network: Transformer) -> None:
     """A network whose parts were replaced, by integers or turned ones, is not what its
     configuration says: read back, it would be another."""
     plan, found = set(blueprint(network.config).state_dict()), set(network.state_dict())
@@ -134,7 +134,7 @@ def _is_abandoned(folder: Path) -> bool:
     return True
 
 
-def _write(network: Network, folder: Path, dtype: torch.dtype | None, shard_bytes: int) -> None:
+def _write(network: Transformer, folder: Path, dtype: torch.dtype | None, shard_bytes: int) -> None:
     config = config_to_json(network.config)
     weight_map: dict[str, str] = {}
     total = 0
@@ -184,7 +184,7 @@ def _sort_header(file: Path) -> None:
 Entry = tuple[str, Tensor, torch.dtype]
 
 
-def _shards(network: Network, dtype: torch.dtype | None, limit: int) -> Iterator[list[Entry]]:
+def _shards(network: Transformer, dtype: torch.dtype | None, limit: int) -> Iterator[list[Entry]]:
     """All released tensors in groups whose bytes stay within the limit, one tensor at least."""
     group: list[Entry] = []
     size = 0

@@ -20,14 +20,14 @@ from torch import Tensor
 from paddock.checkpoint.folder import CheckpointError, TensorFolder, read_json
 from paddock.checkpoint.load import load_pretrained, read_config
 from paddock.checkpoint.save import flush, save_pretrained, write_tensors
-from paddock.model import Network
+from paddock.model import Transformer
 
 MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingState:
-    network: Network
+    network: Transformer
     optimizer: dict[str, Tensor]  # "parameter name/slot"
     facts: dict[str, Any]
 
@@ -35,7 +35,7 @@ class TrainingState:
 def save_training(
     folder: Path,
     step: int,
-    network: Network,
+    network: Transformer,
     optimizer: Mapping[str, Tensor],
     *,
     facts: Mapping[str, Any],

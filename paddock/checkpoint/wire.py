@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paddock.checkpoint.folder import CheckpointError, refuse_non_finite
 from paddock.checkpoint.names import Piece, is_redundant, pieces, place
-from paddock.model import Network
+from paddock.model import Transformer
 
 VERSION, SUM = "version", "sum."  # keys of the header
 
@@ -42,7 +42,7 @@ class Publish(Protocol):
         """Returns when new requests are answered with these weights."""
 
 
-def outgoing(network: Network) -> Iterator[tuple[str, Tensor]]:
+def outgoing(network: Transformer) -> Iterator[tuple[str, Tensor]]:
     """Every released tensor of the network, as a view of ours."""
     for name, tensor in network.state_dict().items():
         for piece in pieces(name, tuple(tensor.shape), network.config):
@@ -50,7 +50,7 @@ def outgoing(network: Network) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def receive(network: Network, tensors: Mapping[str, Tensor], *, whole: bool) -> None:
+def receive(network: Transformer, tensors: Mapping[str, Tensor], *, whole: bool) -> None:
     """Write tensors into their places. With `whole`, all of the network's must be there.
 
     Everything is looked at before anything is written: an unknown name, another shape or a number
@@ -79,7 +79,7 @@ def receive(network: Network, tensors: Mapping[str, Tensor], *, whole: bool) -> 
         target.copy_(tensor)
 
 
-def _places(network: Network, state: Mapping[str, Tensor]) -> dict[str, Piece]:
+def _places(network: Transformer, state: Mapping[str, Tensor]) -> dict[str, Piece]:
     return {
         piece.released: piece
         for name, tensor in state.items()
@@ -99,7 +99,7 @@ def checksum(tensor: Tensor) -> str:
     return found.hexdigest()
 
 
-def checksums(network: Network) -> dict[str, str]:
+def checksums(network: Transformer) -> dict[str, str]:
     """Of every released tensor. Two networks that serve the same weights have the same."""
     return {name: checksum(tensor) for name, tensor in outgoing(network)}
 

@@ -17,7 +17,7 @@ from paddock.records import SamplingParams
 
 if TYPE_CHECKING:
     from paddock.engine import Engine
-    from paddock.model import ModelConfig, Network
+    from paddock.model import ModelConfig, Transformer
     from paddock.rollout.client import Generate
 
 KNOCK_S = 10.0  # for a server to say that it is well
@@ -216,13 +216,13 @@ def opened(
     return Opened(generate, engine, network.config, place, dtype)
 
 
-def _network(model: str, place: str, dtype: str) -> "Network":
+def _network(model: str, place: str, dtype: str) -> "Transformer":
     import torch
 
     from paddock.checkpoint import load_pretrained
     from paddock.checkpoint.training import newest_model
-    from paddock.model import PRESETS, Network
-    from paddock.model.cost import parameters
+    from paddock.model import PRESETS, Transformer
+    from paddock.model.cost import count_parameters
     from paddock.train.trial import free_bytes
 
     if Path(model).is_dir():
@@ -232,7 +232,7 @@ def _network(model: str, place: str, dtype: str) -> "Network":
             f"'{model}' is neither a folder nor a preset; presets: {', '.join(PRESETS)}"
         )
     config = PRESETS[model]
-    needed, free = 4 * parameters(config).total, free_bytes(torch.device("cpu"))
+    needed, free = 4 * count_parameters(config).total, free_bytes(torch.device("cpu"))
     if needed > free:  # fresh weights are made in float32, in this machine's memory
         raise UserError(f"{model}: fresh weights take {size(needed)}, {size(free)} are free")
-    return Network.born(config, seed=0).cast(getattr(torch, dtype)).to(place).eval()
+    return Transformer.from_config(config, seed=0).cast(getattr(torch, dtype)).to(place).eval()

@@ -10,7 +10,7 @@ from paddock.cli.tables import show, table
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig
-    from paddock.model.cost import Parameters
+    from paddock.model.cost import ParameterCounts
 
 Figures = dict[str, Any]
 
@@ -21,12 +21,16 @@ TRAINING = {"AdamW": 16, "Muon": 12}
 
 def figures(config: "ModelConfig") -> Figures:
     """All numbers, exact, in the shape of JSON. Nothing of the network is built."""
-    from paddock.model.cost import active_parameters, cache_bytes, parameters
+    from paddock.model.cost import (
+        count_active_parameters,
+        count_parameters,
+        kv_cache_bytes_per_token,
+    )
 
-    every, cache = parameters(config), cache_bytes(config)
+    every, cache = count_parameters(config), kv_cache_bytes_per_token(config)
     return {
         "parameters": _with_totals(every),
-        "active_parameters": _with_totals(active_parameters(config)),
+        "active_parameters": _with_totals(count_active_parameters(config)),
         "bf16_bytes": 2 * every.total,
         "cache_bytes_per_token": asdict(cache) | {"total": cache.total},
         "flops_per_token": {name: _flops(config, n) for name, n in _contexts(config).items()},
@@ -34,7 +38,7 @@ def figures(config: "ModelConfig") -> Figures:
     }
 
 
-def _with_totals(parts: "Parameters") -> Figures:
+def _with_totals(parts: "ParameterCounts") -> Figures:
     return asdict(parts) | {
         "without_embeddings": parts.without_embeddings,
         "with_embeddings_and_head": parts.without_mtp,
@@ -49,9 +53,9 @@ def _contexts(config: "ModelConfig") -> dict[str, int]:
 
 
 def _flops(config: "ModelConfig", context: int) -> Figures:
-    from paddock.model.cost import flops
+    from paddock.model.cost import forward_flops
 
-    sparse, dense = flops(config, context), flops(config, context, dense=True)
+    sparse, dense = forward_flops(config, context), forward_flops(config, context, dense=True)
     return asdict(sparse) | {
         "total": sparse.total,
         "dense_attention": dense.attention,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from paddock.engine import Engine, EngineSettings
-    from paddock.model import ModelConfig, Network
+    from paddock.model import ModelConfig, Transformer
     from paddock.text import GlmVersion, Renderer, Tokenizer
 
 CACHE_BYTES = 1 << 28  # where nothing is said, on the CPU
@@ -95,7 +95,7 @@ def engines_for(
 
 
 def sized(
-    model: Model, place: str, network: "Network", settings: "EngineSettings", share: int = 1
+    model: Model, place: str, network: "Transformer", settings: "EngineSettings", share: int = 1
 ) -> "EngineSettings":
     """With a cache of what memory there is, shared with so many others that are still to come."""
     from paddock.engine.settings import bytes_per_token

@@ -13,7 +13,7 @@ import typer
 from paddock.cli.errors import UserError
 
 if TYPE_CHECKING:
-    from paddock.model import Network
+    from paddock.model import Transformer
     from paddock.text import Tokenizer
     from paddock.train.evaluate import LayerLook
 
@@ -59,12 +59,14 @@ def look(
     )
 
 
-def network_row(network: "Network", ids: Sequence[int], tokenizer: "Tokenizer") -> dict[str, Any]:
+def network_row(
+    network: "Transformer", ids: Sequence[int], tokenizer: "Tokenizer"
+) -> dict[str, Any]:
     """What the network page shows of one document."""
     import torch
 
     from paddock.cli.dash import Spelled
-    from paddock.model import Layout
+    from paddock.model import AttentionMetadata
     from paddock.train.batch import TokenBatch
     from paddock.train.evaluate import accepted, looked
 
@@ -75,7 +77,7 @@ def network_row(network: "Network", ids: Sequence[int], tokenizer: "Tokenizer") 
     routed = [layer for layer in layers if layer.load_E is not None]
     drafts: list[float] = []
     if network.mtp is not None:
-        layout = Layout.packed([len(token_T)], token_T.device)
+        layout = AttentionMetadata.packed([len(token_T)], token_T.device)
         every_T = torch.ones_like(token_T, dtype=torch.bool)
         drafts = accepted(network, [TokenBatch(token_T, every_T, layout)], depths=3)
     return {
@@ -92,7 +94,7 @@ def network_row(network: "Network", ids: Sequence[int], tokenizer: "Tokenizer") 
     }
 
 
-def _row(network: "Network", ids: Sequence[int]) -> Any:
+def _row(network: "Transformer", ids: Sequence[int]) -> Any:
     import torch
 
     return torch.tensor(list(ids), device=network.embed.weight.device)

@@ -16,7 +16,7 @@ from paddock.cli.errors import UserError
 from paddock.cli.numbers import parse_size, size
 
 if TYPE_CHECKING:
-    from paddock.model import ModelConfig, Network
+    from paddock.model import ModelConfig, Transformer
     from paddock.text import GlmVersion
 
 TOKENIZER = "tokenizer.json"
@@ -141,7 +141,7 @@ def _refuse_target(source: Path, target: Path) -> None:
         raise UserError(f"{target}: already there; convert writes a new folder")
 
 
-def _read(source: Path, dtype: str | None) -> tuple["Network", dict[str, bytes]]:
+def _read(source: Path, dtype: str | None) -> tuple["Transformer", dict[str, bytes]]:
     """A model, and the files that belong beside its weights."""
     from paddock.checkpoint import load_pretrained
     from paddock.checkpoint.folder import CONFIG, files_beside_weights, read_json
@@ -166,11 +166,11 @@ def _read(source: Path, dtype: str | None) -> tuple["Network", dict[str, bytes]]
 
 
 def _with_chat(
-    network: "Network", beside: dict[str, bytes], version: "GlmVersion", source: Path
-) -> tuple["Network", dict[str, bytes]]:
+    network: "Transformer", beside: dict[str, bytes], version: "GlmVersion", source: Path
+) -> tuple["Transformer", dict[str, bytes]]:
     """GLM-5's markers in the vocabulary, at first in the sense of the tokens that spelled them, and
     its template beside the weights. What was not in the vocabulary has to be learnt."""
-    from paddock.model.surgery import with_tokens
+    from paddock.model.surgery import resize_token_embeddings
     from paddock.text import SpecialToken, Tokenizer, with_chat_template
 
     if TOKENIZER not in beside:
@@ -186,7 +186,7 @@ def _with_chat(
         for token in SpecialToken
         if token not in old.special_token_ids
     }
-    return with_tokens(network, spellings, new.special_token_ids.stop_token_ids), {
+    return resize_token_embeddings(network, spellings, new.special_token_ids.stop_token_ids), {
         **beside,
         **new.files,
     }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paddock.engine import Engine
     from paddock.envs import Episode
     from paddock.evals import Evaluation
-    from paddock.model import Network
+    from paddock.model import Transformer
     from paddock.records import Task
     from paddock.text import Tokenizer
     from paddock.train import TrainSettings
@@ -85,7 +85,7 @@ def refuse_wrong(skills: Iterable[SkillPlan]) -> None:
             raise UserError(f"skill {skill.name!r}: {error}") from error
 
 
-def _network_of(run: Path, dtype: str | None) -> "Network":
+def _network_of(run: Path, dtype: str | None) -> "Transformer":
     from paddock.checkpoint import load_pretrained
     from paddock.checkpoint.training import newest_model
 
@@ -102,7 +102,7 @@ def _trained_in(run: Path) -> str | None:
 
 
 def engine_of(
-    model: Model, network: "Network | None" = None, *, device: str | None = None
+    model: Model, network: "Transformer | None" = None, *, device: str | None = None
 ) -> "Engine":
     """One engine for a model, sized for many short episodes; its weights are read unless given."""
     from paddock.checkpoint import load_pretrained
@@ -175,7 +175,7 @@ def _plain(message: Message) -> dict[str, Any]:
     return {name: value for name, value in encode(message).items() if value}
 
 
-def _read(skill: SkillPlan, run: Path, network: "Network") -> Result:
+def _read(skill: SkillPlan, run: Path, network: "Transformer") -> Result:
     """Skills of a network that need no conversation."""
     recipe = tomllib.loads((run / "recipe.toml").read_text())
     dense = recipe.get("stage") in ("pretrain", "midtrain", "warmup")
@@ -192,7 +192,7 @@ def _text(skill: SkillPlan, run: Path) -> "tuple[TrainSettings, Tokenizer]":
     return settings, Tokenizer.load(folder / "tokenizer")
 
 
-def _loss(skill: SkillPlan, run: Path, network: "Network", dense: bool) -> Result:
+def _loss(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> Result:
     """Nats a token of text that was held out."""
     from paddock.data import Corpus, corpus_key
     from paddock.train.evaluate import held_out_loss
@@ -207,7 +207,7 @@ def _loss(skill: SkillPlan, run: Path, network: "Network", dense: bool) -> Resul
     return Result(skill=skill.name, score=loss.nats, better="lower", told=f"{tokens:,} tokens")
 
 
-def _needles(skill: SkillPlan, run: Path, network: "Network", dense: bool) -> Result:
+def _needles(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> Result:
     """The share of needles found in long documents."""
     from paddock.data import Reading
     from paddock.train.evaluate import found_needles

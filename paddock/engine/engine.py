@@ -29,7 +29,7 @@ from paddock.engine.settings import EngineSettings
 from paddock.engine.stats import Stats
 from paddock.engine.stops import StopTexts
 from paddock.engine.thinking import Thinking
-from paddock.model import Network
+from paddock.model import Transformer
 from paddock.records import Completion, Grammar, SamplingParams
 from paddock.text import Tokenizer
 
@@ -43,7 +43,7 @@ class Engine(Asking):
 
     def __init__(
         self,
-        network: Network,
+        network: Transformer,
         tokenizer: Tokenizer | None = None,
         settings: EngineSettings | None = None,
         *,
@@ -166,7 +166,7 @@ class Engine(Asking):
         """Empty the prefix cache; False, and nothing happens, while there are requests."""
         return bool(self._do(self._worker.flush))
 
-    def call(self, run: Callable[[Network], Any]) -> Future[Any]:
+    def call(self, run: Callable[[Transformer], Any]) -> Future[Any]:
         """Have `run` done with the network between two steps, on the engine's thread."""
         return self._worker.call(lambda: run(self._worker.network))
 

@@ -22,8 +22,16 @@ from paddock.kernels.block_table import BlockTable
 from paddock.kernels.cuda_graphs import CapturedGraph, CudaGraphPool, can_capture
 from paddock.kernels.dispatch import has_triton
 from paddock.kernels.spans import Span
-from paddock.model import RECURRENT, Ask, Batch, Layout, ModelConfig, Network, Step
-from paddock.model.rope import angles
+from paddock.model import (
+    LINEAR_ATTENTION,
+    AttentionMetadata,
+    AuxRequest,
+    DecodeBatch,
+    ForwardContext,
+    ModelConfig,
+    Transformer,
+)
+from paddock.model.rope import rotary_cos_sin
 
 ROOM = 1024  # keys of the smallest room, for networks without an indexer
 
@@ -87,7 +95,7 @@ def fill(place_N: Tensor, given_n: Tensor) -> None:
 
 
 class Graphs:
-    def __init__(self, network: Network, cache: Cache, settings: EngineSettings) -> None:
+    def __init__(self, network: Transformer, cache: Cache, settings: EngineSettings) -> None:
         self.network, self.cache, self.settings = network, cache, settings
         self._inputs: dict[Size, Inputs] = {}
         self._pool = CudaGraphPool(cache.device)
@@ -95,11 +103,11 @@ class Graphs:
         self._doubt = False  # whether the weights may lie elsewhere by now
         config, capacity = network.config, cache.capacity
         position_S = torch.arange(capacity.context + capacity.ahead, device=cache.device)
-        self._cos_SP, self._sin_SP = angles(position_S, config.rope, network.rotated_dims)
+        self._cos_SP, self._sin_SP = rotary_cos_sin(position_S, config.rope, network.rope_dim)
 
     @classmethod
     def where_possible(
-        cls, network: Network, cache: Cache, settings: EngineSettings
+        cls, network: Transformer, cache: Cache, settings: EngineSettings
     ) -> "Graphs | None":
         """None where they are not wanted, for layers that keep a state, and where every step's
         choices are wanted. What runs in other types than bfloat16 asks the host for numbers."""
@@ -108,7 +116,7 @@ class Graphs:
         if settings.graphs and recording and not fit:
             raise ConfigError(f"'graphs' needs Triton and weights in bfloat16, these are {dtype}")
         wanted = recording and fit if settings.graphs is None else settings.graphs
-        recurrent = any(kind in RECURRENT for kind in network.config.attention)
+        recurrent = any(kind in LINEAR_ATTENTION for kind in network.config.attention)
         if not wanted or recurrent or settings.replay:
             return None
         return cls(network, cache, settings)
@@ -151,28 +159,30 @@ class Graphs:
     # --- what is recorded -------------------------------------------------------------------------
 
     def _write(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        hidden_ND = self.network.through(inputs.parts[0], self._step(inputs)).hidden_TD
+        hidden_ND = self.network.forward_with_context(inputs.parts[0], self._step(inputs)).hidden_TD
         inputs.hidden_ND.copy_(hidden_ND)
         return hidden_ND, self.network.head(hidden_ND)
 
     def _read(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        return self.network.draft(inputs.hidden_ND, inputs.parts[0], self._step(inputs)), None
+        return self.network.mtp_draft(inputs.hidden_ND, inputs.parts[0], self._step(inputs)), None
 
     def _guess(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         state_ND, _ = self._read(inputs)
         return state_ND, self.network.head(state_ND)
 
-    def _step(self, inputs: Inputs) -> Step:
+    def _step(self, inputs: Inputs) -> ForwardContext:
         _, position_N, slot_N, visible_N, page_BP = inputs.parts
         size, page_tokens = inputs.size, self.cache.capacity.page_tokens
         B, Q = size.sequences, size.queries
         pages = BlockTable(page_BP.view(B, -1), page_tokens)
         # Nobody asks the spans of a batch how long they are.
         spans = tuple(Span(b * Q, Q, 0, Q) for b in range(B))
-        layout = Layout(position_N, spans, batch=Batch(pages, visible_N.view(B, Q)))
+        layout = AttentionMetadata(
+            position_N, spans, decode_batch=DecodeBatch(pages, visible_N.view(B, Q))
+        )
         memory = StepMemory(self.cache, slot_N.long(), [])
         cos_NP, sin_NP = self._cos_SP[position_N], self._sin_SP[position_N]
-        return Step(layout, memory, cos_NP, sin_NP, Ask())
+        return ForwardContext(layout, memory, cos_NP, sin_NP, AuxRequest())
 
     # --- within -----------------------------------------------------------------------------------
 
@@ -224,7 +234,7 @@ class Graphs:
                 )
 
 
-def addresses(network: Network) -> tuple[int, ...]:
+def addresses(network: Transformer) -> tuple[int, ...]:
     """Where every parameter and buffer lies."""
     return tuple(x.data_ptr() for x in (*network.parameters(), *network.buffers()))
 

@@ -26,12 +26,12 @@ from paddock.engine.sampler import Dials
 from paddock.engine.scheduler import Plan, Scheduler
 from paddock.engine.settings import EngineSettings, cached_layers, capacity, threads
 from paddock.engine.stats import Counters, Stats
-from paddock.model import Network
+from paddock.model import Transformer
 
 log = logging.getLogger(__name__)
 
 PauseMode = Literal["abort", "retract", "in_place"]
-Load = Callable[[Network], None]
+Load = Callable[[Transformer], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Command:
 
 class Worker:
     def __init__(
-        self, network: Network, settings: EngineSettings, clock: Callable[[], float]
+        self, network: Transformer, settings: EngineSettings, clock: Callable[[], float]
     ) -> None:
         weight = network.embed.weight
         found = capacity(settings, network.config, weight.element_size())

@@ -11,8 +11,8 @@ from torch import Tensor
 from paddock.engine.settings import Capacity
 from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
-from paddock.model import Batch, Layout, ModelConfig
-from paddock.model.cost import streams
+from paddock.model import AttentionMetadata, DecodeBatch, ModelConfig
+from paddock.model.cost import kv_cache_shapes
 
 States = dict[tuple[int, str], Tensor]  # of one sequence's recurrent layers
 
@@ -36,7 +36,7 @@ class Cache:
         self.storage: dict[tuple[int, str], Tensor] = {
             (layer, stream): like.new_zeros(capacity.tokens, *shape)
             for layer in layers
-            for stream, shape in streams(config, layer).items()
+            for stream, shape in kv_cache_shapes(config, layer).items()
         }
         self._pages = np.zeros((seats, capacity.pages_per_sequence), dtype=np.int64)
         self._offsets = np.arange(capacity.page_tokens)
@@ -98,7 +98,7 @@ class Chunks:
 
 def arrange(
     cache: Cache, chunks: Chunks, seats: np.ndarray, past_B: np.ndarray, queries: int
-) -> tuple[Layout, Tensor]:
+) -> tuple[AttentionMetadata, Tensor]:
     """The layout of a step, chunks first and then a batch of `queries` tokens for each seat, behind
     `past_B` tokens; and the slots of its new tokens."""
     spans, slots = list(chunks.spans), list(chunks.slots)
@@ -112,12 +112,12 @@ def arrange(
         positions.append(position_BQ.reshape(-1))
         visible_BQ = upload((position_BQ + 1).astype(np.int32), cache.device)
         pages = BlockTable(upload(page_BP, cache.device), cache.capacity.page_tokens)
-        batch = Batch(pages, visible_BQ)
-    layout = Layout(
+        batch = DecodeBatch(pages, visible_BQ)
+    layout = AttentionMetadata(
         _tensor(positions, cache.device),
         tuple(spans),
-        slot_S=_tensor(slots, cache.device) if slots else None,
-        batch=batch,
+        kv_slot_S=_tensor(slots, cache.device) if slots else None,
+        decode_batch=batch,
     )
     return layout, _tensor(new, cache.device)
 

@@ -40,7 +40,7 @@ from paddock.checkpoint.wire import Parcel, Publish, checksum, outgoing, unpack
 from paddock.engine.delivery import Announced, Delivery, Places, Update, WrittenDelivery
 from paddock.engine.engine import Engine
 from paddock.engine.loop import PauseMode
-from paddock.model import ModelConfig, Network
+from paddock.model import ModelConfig, Transformer
 from paddock.parallel.weight_broadcast_group import (
     Rendezvous,
     WeightBroadcastError,
@@ -90,7 +90,7 @@ class Reload:
                 new.put(piece.released, tensor)
         return new.running
 
-    def from_network(self, network: Network, *, version: int, mode: PauseMode) -> int:
+    def from_network(self, network: Transformer, *, version: int, mode: PauseMode) -> int:
         """Another network of this process, such as the one that is being trained."""
         with self.delivery(version, mode) as new:
             new.adopt(dict(outgoing(network)))

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from paddock.engine.memory import Cache
 from paddock.engine.request import Replay
-from paddock.model import LayerNotes, Layout, ModelConfig, Selection
+from paddock.model import AttentionMetadata, AuxOutputs, ModelConfig, TopKSelection
 
 
 class Decisions:
     def __init__(self, config: ModelConfig, cache: Cache) -> None:
         self.cache = cache
-        self.routed = [i for i in range(config.layers) if config.mlp_of(i) == "moe"]
+        self.routed = [i for i in range(config.layers) if config.mlp_kind(i) == "moe"]
         self.indexed = [i for i in range(config.layers) if config.has_indexer(i)]
         self.topk = config.indexer.topk if config.indexer is not None else 0
         slots = cache.capacity.tokens
@@ -24,7 +24,9 @@ class Decisions:
         self.expert_SLK = torch.zeros(slots, len(self.routed), active, dtype=torch.int16)
         self.index_SLK = torch.zeros(slots, len(self.indexed), self.topk, dtype=torch.int32)
 
-    def record(self, notes: tuple[LayerNotes, ...], layout: Layout, slot_T: Tensor) -> None:
+    def record(
+        self, notes: tuple[AuxOutputs, ...], layout: AttentionMetadata, slot_T: Tensor
+    ) -> None:
         slot_T = slot_T.cpu()
         if self.routed:
             experts = [notes[layer].experts_TK for layer in self.routed]
@@ -43,17 +45,19 @@ class Decisions:
         )
 
 
-def _kept(selection: Selection | None, layout: Layout, topk: int) -> Tensor:
+def _kept(selection: TopKSelection | None, layout: AttentionMetadata, topk: int) -> Tensor:
     """[T, K] the keys each new token attended to, counted from its sequence's beginning."""
     key_K = torch.arange(topk, device=layout.position_T.device)
     kept_TK = torch.where(key_K <= layout.position_T.unsqueeze(1), key_K, -1).int()
     if selection is None:
         return kept_TK
     if len(selection.query_Q):
-        starts = np.repeat([s.key for s in layout.loose], [s.queries for s in layout.loose])
+        starts = np.repeat(
+            [s.key for s in layout.prefill_spans], [s.queries for s in layout.prefill_spans]
+        )
         start_Q1 = torch.from_numpy(starts).to(kept_TK.device)[selection.query_Q].unsqueeze(1)
         index_QK = selection.index_QK
         kept_TK[selection.query_Q] = torch.where(index_QK < 0, -1, index_QK - start_Q1).int()
     if selection.batch_NK is not None:
-        kept_TK[layout.loose_tokens :] = selection.batch_NK
+        kept_TK[layout.num_prefill_tokens :] = selection.batch_NK
     return kept_TK

@@ -23,7 +23,7 @@ from paddock.engine.settings import EngineSettings
 from paddock.engine.speculate import Drafter
 from paddock.kernels.dispatch import is_enabled
 from paddock.kernels.workspace import chunks
-from paddock.model import Ask, Layout, Network
+from paddock.model import AttentionMetadata, AuxRequest, Transformer
 
 _COPIES = 6  # of the scores that sampling holds at once: logits, tempered, noise, log-softmax, ...
 
@@ -69,13 +69,13 @@ class _Computed:
 
 class Runner:
     def __init__(
-        self, network: Network, cache: Cache, settings: EngineSettings, dials: Dials
+        self, network: Transformer, cache: Cache, settings: EngineSettings, dials: Dials
     ) -> None:
         self.network, self.cache, self.settings = network, cache, settings
         device = network.embed.weight.device
         self.sampler = Sampler(dials, network.config.vocab, device)
         if device.type == "cuda" and is_enabled("latent_prepare"):
-            network.lay_together()  # before recordings remember where the weights lie
+            network.fuse_weights()  # before recordings remember where the weights lie
         steps = settings.mtp_steps
         self.graphs = Graphs.where_possible(network, cache, settings)
         self.drafter = Drafter(network, cache, self.sampler, steps, self.graphs) if steps else None
@@ -111,14 +111,14 @@ class Runner:
             return self._repeat(plan, token_T)
         layout, slot_T = self._arrange(plan)
         memory = StepMemory(self.cache, slot_T, [s.states for s in plan.sequences])
-        ask = Ask(choices=self.decisions is not None)
+        ask = AuxRequest(routing_and_topk=self.decisions is not None)
         output = self.network(upload(token_T, self.device), layout, memory, ask)
         if self.decisions is not None:
             self.decisions.record(output.notes, layout, slot_T)
 
         def read(next_T: np.ndarray) -> Tensor:
-            step = self.network.step(layout, memory)
-            return self.network.draft(output.hidden_TD, upload(next_T, self.device), step)
+            step = self.network.make_context(layout, memory)
+            return self.network.mtp_draft(output.hidden_TD, upload(next_T, self.device), step)
 
         return _Computed(output.hidden_TD, None, read)
 
@@ -135,7 +135,7 @@ class Runner:
         if self.graphs is not None:
             self.graphs.doubt()
 
-    def _arrange(self, plan: Plan) -> tuple[Layout, Tensor]:
+    def _arrange(self, plan: Plan) -> tuple[AttentionMetadata, Tensor]:
         loose, batch = Chunks(), plan.parts[len(plan.parts) - plan.batched :]
         for part in plan.parts[: len(plan.parts) - plan.batched]:
             assert part.sequence.seat is not None

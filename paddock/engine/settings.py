@@ -7,8 +7,8 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from paddock.config import BaseSettings, ConfigError
-from paddock.model import RECURRENT, ModelConfig
-from paddock.model.cost import streams
+from paddock.model import LINEAR_ATTENTION, ModelConfig
+from paddock.model.cost import kv_cache_shapes
 
 NARROW = 256
 
@@ -70,7 +70,7 @@ def threads(settings: EngineSettings, config: ModelConfig) -> int:
 
 def capacity(settings: EngineSettings, config: ModelConfig, itemsize: int) -> Capacity:
     """Refuses, with the numbers, what cannot be."""
-    recurrent = sorted({kind for kind in config.attention if kind in RECURRENT})
+    recurrent = sorted({kind for kind in config.attention if kind in LINEAR_ATTENTION})
     if recurrent and settings.prefix_cache:
         raise ConfigError(
             f"'prefix_cache' must be false: {', '.join(recurrent)} layers keep a state, not pages"
@@ -119,5 +119,5 @@ def cached_layers(settings: EngineSettings, config: ModelConfig) -> range:
 
 def bytes_per_token(settings: EngineSettings, config: ModelConfig, itemsize: int) -> int:
     layers = cached_layers(settings, config)
-    rows = sum(prod(shape) for layer in layers for shape in streams(config, layer).values())
+    rows = sum(prod(shape) for layer in layers for shape in kv_cache_shapes(config, layer).values())
     return rows * itemsize

@@ -25,13 +25,13 @@ from paddock.engine.graphs import Asked, Graphs
 from paddock.engine.memory import Cache, Chunks, StepMemory, arrange
 from paddock.engine.request import Sequence
 from paddock.engine.sampler import Sampler
-from paddock.model import Network
+from paddock.model import Transformer
 
 
 class Drafter:
     def __init__(
         self,
-        network: Network,
+        network: Transformer,
         cache: Cache,
         sampler: Sampler,
         steps: int,
@@ -59,6 +59,6 @@ class Drafter:
         if self.graphs is not None:
             return self.graphs.guess(asked, state_ND, token_N)
         layout, slot_T = arrange(self.cache, Chunks(), asked.seat_B, asked.past_B, 1)
-        step = self.network.step(layout, StepMemory(self.cache, slot_T, []))
-        state_ND = self.network.draft(state_ND, token_N, step)
+        step = self.network.make_context(layout, StepMemory(self.cache, slot_T, []))
+        state_ND = self.network.mtp_draft(state_ND, token_N, step)
         return state_ND, self.network.head(state_ND)

@@ -1,43 +1,43 @@
 """The network, one definition for trainer and engine alike.
 
 attention/   latent, sparse, grouped, windowed and linear attention, and the table of them
-block.py     one decoder layer
+decoder_layer.py  one decoder layer
 config.py    the shape of a network, checked when it is built
 cost.py      parameters, arithmetic and memory, from the configuration alone
-glm.py       embedding, layers, norm, head and MTP in one module
-init.py      how a network is born
-memory.py    what a layer may look back on
+transformer.py  embedding, layers, norm, head and MTP in one module
+weight_init.py  how a network is born
+kv_cache.py  what a layer may look back on
 moe.py       dense feed-forward, router, experts and their balance
 mtp.py       multi-token prediction, one layer for all depths
 norm.py      norms with their weights
 presets.py   networks with a name
 roles.py     what each parameter is for
 rope.py      rotation angles, stretched or not
-step.py      what all layers are told, and what they report
+forward_context.py  what all layers are told, and what they report
 surgery.py   a new attention from an old one's weights
-together.py  linear maps of one input as one product
+fuse.py      linear maps of one input as one product
 """
 
-from paddock.model.config import RECURRENT, ModelConfig
-from paddock.model.glm import Network, Output
-from paddock.model.memory import Batch, GrowingMemory, Layout, Memory, NoMemory
+from paddock.model.config import LINEAR_ATTENTION, ModelConfig
+from paddock.model.forward_context import AuxOutputs, AuxRequest, ForwardContext, TopKSelection
+from paddock.model.kv_cache import AttentionMetadata, DecodeBatch, GrowingCache, KVCache, NoCache
 from paddock.model.presets import PRESETS, preset
-from paddock.model.step import Ask, LayerNotes, Selection, Step
+from paddock.model.transformer import ModelOutput, Transformer
 
 __all__ = [
+    "LINEAR_ATTENTION",
     "PRESETS",
-    "RECURRENT",
-    "Ask",
-    "Batch",
-    "GrowingMemory",
-    "LayerNotes",
-    "Layout",
-    "Memory",
+    "AttentionMetadata",
+    "AuxOutputs",
+    "AuxRequest",
+    "DecodeBatch",
+    "ForwardContext",
+    "GrowingCache",
+    "KVCache",
     "ModelConfig",
-    "Network",
-    "NoMemory",
-    "Output",
-    "Selection",
-    "Step",
+    "ModelOutput",
+    "NoCache",
+    "TopKSelection",
+    "Transformer",
     "preset",
 ]

@@ -18,11 +18,11 @@ MlpKind = Literal["dense", "moe"]
 IndexerKind = Literal["full", "shared"]
 RopeLayout = Literal["interleaved", "halves"]
 
-LATENT: tuple[AttentionKind, ...] = ("mla", "dsa")
-RECURRENT: tuple[AttentionKind, ...] = ("gdn", "simple_gdn")  # keep a state, not rows
+LATENT_ATTENTION: tuple[AttentionKind, ...] = ("mla", "dsa")
+LINEAR_ATTENTION: tuple[AttentionKind, ...] = ("gdn", "simple_gdn")  # keep a state, not rows
 
 
-class LatentSettings(BaseSettings):
+class MLASettings(BaseSettings):
     """Multi-head latent attention."""
 
     heads: PositiveInt
@@ -34,11 +34,11 @@ class LatentSettings(BaseSettings):
     norm_eps: PositiveFloat = 1e-5  # of the two latent norms
 
     @property
-    def qk(self) -> int:
+    def qk_head_dim(self) -> int:
         return self.nope + self.rope
 
     @property
-    def row(self) -> int:
+    def kv_cache_dim(self) -> int:
         """Width of what is cached for a token: latent and rotated key."""
         return self.kv_rank + self.rope
 
@@ -54,7 +54,7 @@ class IndexerSettings(BaseSettings):
     rope_layout: RopeLayout = "interleaved"
 
 
-class GroupedSettings(BaseSettings):
+class GQASettings(BaseSettings):
     """Grouped-query attention, and what its ablations take from it."""
 
     heads: PositiveInt
@@ -66,7 +66,7 @@ class GroupedSettings(BaseSettings):
     conv: PositiveInt = 4  # taps of the short convolutions of "gdn" layers
 
 
-class ExpertSettings(BaseSettings):
+class MoESettings(BaseSettings):
     """Mixture of experts with a sigmoid router."""
 
     experts: PositiveInt
@@ -109,7 +109,7 @@ class RopeSettings(BaseSettings):
     scaling: RopeScaling | None = None
 
 
-class InitSettings(BaseSettings):
+class WeightInitSettings(BaseSettings):
     """Standard deviations at birth; None: `std`."""
 
     std: PositiveFloat = 0.02
@@ -118,7 +118,7 @@ class InitSettings(BaseSettings):
     router_std: PositiveFloat | None = None
 
 
-class MtpSettings(BaseSettings):
+class MTPSettings(BaseSettings):
     """Multi-token prediction: one layer, used at several depths."""
 
     depths: PositiveInt = 3
@@ -136,14 +136,14 @@ class ModelConfig(BaseSettings):
     mlp: tuple[MlpKind, ...]
     dense_inner: PositiveInt
     rope: RopeSettings = RopeSettings()
-    mla: LatentSettings | None = None
+    mla: MLASettings | None = None
     indexer: IndexerSettings | None = None
-    gqa: GroupedSettings | None = None
-    moe: ExpertSettings | None = None
-    mtp: MtpSettings | None = None
+    gqa: GQASettings | None = None
+    moe: MoESettings | None = None
+    mtp: MTPSettings | None = None
     norm_eps: PositiveFloat = 1e-5
     tied: bool = False  # the output head is the embedding
-    init: InitSettings = InitSettings()
+    init: WeightInitSettings = WeightInitSettings()
     eos: tuple[int, ...] = ()
     bos: int | None = None
     pad: int | None = None
@@ -157,16 +157,16 @@ class ModelConfig(BaseSettings):
         """The index the MTP layer has in checkpoints and in memory."""
         return self.layers
 
-    def attention_of(self, layer: int) -> AttentionKind:
+    def attention_kind(self, layer: int) -> AttentionKind:
         """The MTP layer attends as the last layer does."""
         return self.attention[min(layer, self.layers - 1)]
 
-    def mlp_of(self, layer: int) -> MlpKind:
+    def mlp_kind(self, layer: int) -> MlpKind:
         return self.mlp[min(layer, self.layers - 1)]
 
     def has_indexer(self, layer: int) -> bool:
         """Whether this layer chooses its own keys. The MTP layer always does."""
-        if self.indexer is None or self.attention_of(layer) != "dsa":
+        if self.indexer is None or self.attention_kind(layer) != "dsa":
             return False
         return layer >= self.layers or self.indexer.layers[layer] == "full"
 
@@ -179,8 +179,8 @@ class ModelConfig(BaseSettings):
 
 def _problems(config: ModelConfig) -> list[str]:
     """What no network could satisfy, in words."""
-    latent = any(kind in LATENT for kind in config.attention)
-    grouped = any(kind not in LATENT for kind in config.attention)
+    latent = any(kind in LATENT_ATTENTION for kind in config.attention)
+    grouped = any(kind not in LATENT_ATTENTION for kind in config.attention)
     checks = [
         (
             len(config.mlp) != config.layers,
@@ -208,7 +208,7 @@ def _problems(config: ModelConfig) -> list[str]:
     return found
 
 
-def _latent_problems(config: ModelConfig, mla: LatentSettings) -> list[str]:
+def _latent_problems(config: ModelConfig, mla: MLASettings) -> list[str]:
     found = []
     if mla.rope % 2:
         found.append(f"'mla.rope' {mla.rope} must be even to be rotated")
@@ -227,7 +227,7 @@ def _latent_problems(config: ModelConfig, mla: LatentSettings) -> list[str]:
     return found
 
 
-def _grouped_problems(gqa: GroupedSettings) -> list[str]:
+def _grouped_problems(gqa: GQASettings) -> list[str]:
     found = []
     if gqa.heads % gqa.kv_heads:
         found.append(f"'gqa.heads' {gqa.heads} is not a multiple of 'gqa.kv_heads' {gqa.kv_heads}")
@@ -236,7 +236,7 @@ def _grouped_problems(gqa: GroupedSettings) -> list[str]:
     return found
 
 
-def _expert_problems(moe: ExpertSettings) -> list[str]:
+def _expert_problems(moe: MoESettings) -> list[str]:
     found = []
     reachable = moe.experts // moe.groups * moe.groups_kept
     if moe.experts % moe.groups:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 
 from paddock.model.config import (
-    LATENT,
-    GroupedSettings,
+    LATENT_ATTENTION,
+    GQASettings,
     IndexerSettings,
-    LatentSettings,
+    MLASettings,
     ModelConfig,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
+class ParameterCounts:
     """Parameter counts by part. Router biases count: they are weights of the checkpoint."""
 
     embedding: int = 0
@@ -44,25 +44,25 @@ class Parameters:
         return self.without_mtp - self.embedding - self.head
 
 
-def parameters(config: ModelConfig) -> Parameters:
+def count_parameters(config: ModelConfig) -> ParameterCounts:
     """All parameters."""
     return _count(config, None if config.moe is None else config.moe.experts)
 
 
-def layer_parameters(config: ModelConfig, layer: int) -> Parameters:
+def count_layer_parameters(config: ModelConfig, layer: int) -> ParameterCounts:
     """All parameters of one layer."""
     return _layer(config, layer, None if config.moe is None else config.moe.experts)
 
 
-def active_parameters(config: ModelConfig) -> Parameters:
+def count_active_parameters(config: ModelConfig) -> ParameterCounts:
     """Those that one token meets."""
     return _count(config, None if config.moe is None else config.moe.active)
 
 
-def _count(config: ModelConfig, met: int | None) -> Parameters:
+def _count(config: ModelConfig, met: int | None) -> ParameterCounts:
     layers = [_layer(config, i, met) for i in range(config.layers)]
     table = config.vocab * config.hidden
-    return Parameters(
+    return ParameterCounts(
         embedding=table,
         head=0 if config.tied else table,
         norms=config.hidden + sum(layer.norms for layer in layers),
@@ -81,9 +81,9 @@ def _mtp(config: ModelConfig, met: int | None) -> int:
     return join_and_norms + _layer(config, config.mtp_layer, met).total
 
 
-def _layer(config: ModelConfig, layer: int, met: int | None) -> Parameters:
-    kind = config.attention_of(layer)
-    if kind in LATENT:
+def _layer(config: ModelConfig, layer: int, met: int | None) -> ParameterCounts:
+    kind = config.attention_kind(layer)
+    if kind in LATENT_ATTENTION:
         assert config.mla is not None
         attention, norms = _latent(config.hidden, config.mla)
     else:
@@ -94,7 +94,7 @@ def _layer(config: ModelConfig, layer: int, met: int | None) -> Parameters:
         assert config.indexer is not None
         assert config.mla is not None
         indexer = _indexer(config.hidden, config.mla, config.indexer)
-    if config.mlp_of(layer) == "dense":
+    if config.mlp_kind(layer) == "dense":
         dense = 3 * config.hidden * config.dense_inner
     else:
         assert config.moe is not None
@@ -102,7 +102,7 @@ def _layer(config: ModelConfig, layer: int, met: int | None) -> Parameters:
         expert = 3 * config.hidden * config.moe.inner
         experts, shared = met * expert, config.moe.shared * expert
         router = config.moe.experts * (config.hidden + 1)
-    return Parameters(
+    return ParameterCounts(
         attention=attention,
         indexer=indexer,
         dense_mlp=dense,
@@ -113,21 +113,21 @@ def _layer(config: ModelConfig, layer: int, met: int | None) -> Parameters:
     )
 
 
-def _latent(hidden: int, mla: LatentSettings) -> tuple[int, int]:
+def _latent(hidden: int, mla: MLASettings) -> tuple[int, int]:
     """Matrices and norm weights of one latent attention."""
-    query_out = mla.heads * mla.qk
+    query_out = mla.heads * mla.qk_head_dim
     query = hidden * query_out if mla.q_rank is None else mla.q_rank * (hidden + query_out)
-    key_value = hidden * mla.row + mla.kv_rank * mla.heads * (mla.nope + mla.value)
+    key_value = hidden * mla.kv_cache_dim + mla.kv_rank * mla.heads * (mla.nope + mla.value)
     return query + key_value + mla.heads * mla.value * hidden, (mla.q_rank or 0) + mla.kv_rank
 
 
-def _indexer(hidden: int, mla: LatentSettings, indexer: IndexerSettings) -> int:
+def _indexer(hidden: int, mla: MLASettings, indexer: IndexerSettings) -> int:
     assert mla.q_rank is not None
     matrices = mla.q_rank * indexer.heads * indexer.dim + hidden * (indexer.dim + indexer.heads)
     return matrices + 2 * indexer.dim
 
 
-def _grouped(hidden: int, gqa: GroupedSettings, *, gated: bool) -> tuple[int, int]:
+def _grouped(hidden: int, gqa: GQASettings, *, gated: bool) -> tuple[int, int]:
     """Matrices with their biases, and norm weights, of one grouped attention."""
     wide, narrow = gqa.heads * gqa.dim, gqa.kv_heads * gqa.dim
     count = hidden * (2 * wide + 2 * narrow)
@@ -145,12 +145,12 @@ def _grouped(hidden: int, gqa: GroupedSettings, *, gated: bool) -> tuple[int, in
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def streams(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+def kv_cache_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     """What a layer remembers of each token, by name, with the shape of one token's share."""
-    kind = config.attention_of(layer)
-    if kind in LATENT:
+    kind = config.attention_kind(layer)
+    if kind in LATENT_ATTENTION:
         assert config.mla is not None
-        kept: dict[str, tuple[int, ...]] = {"row": (config.mla.row,)}
+        kept: dict[str, tuple[int, ...]] = {"row": (config.mla.kv_cache_dim,)}
         if config.has_indexer(layer):
             assert config.indexer is not None
             kept["index"] = (config.indexer.dim,)
@@ -163,7 +163,7 @@ def streams(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheBytes:
+class KVCacheBytes:
     """Bytes remembered of one token by the main network's layers."""
 
     rows: int  # latents and rotated keys, or keys and values
@@ -174,11 +174,11 @@ class CacheBytes:
         return self.rows + self.index
 
 
-def cache_bytes(config: ModelConfig, itemsize: int = 2) -> CacheBytes:
-    kept = [streams(config, layer) for layer in range(config.layers)]
+def kv_cache_bytes_per_token(config: ModelConfig, itemsize: int = 2) -> KVCacheBytes:
+    kept = [kv_cache_shapes(config, layer) for layer in range(config.layers)]
     index = sum(prod(layer.get("index", (0,))) for layer in kept)
     everything = sum(prod(shape) for layer in kept for shape in layer.values())
-    return CacheBytes(rows=(everything - index) * itemsize, index=index * itemsize)
+    return KVCacheBytes(rows=(everything - index) * itemsize, index=index * itemsize)
 
 
 # --- arithmetic -----------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def cache_bytes(config: ModelConfig, itemsize: int = 2) -> CacheBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flops:
+class ForwardFlops:
     """Forward floating-point operations for one token, a multiply-add counted as two."""
 
     weights: int  # every active matrix once, the head included, the embedding a mere look-up
@@ -203,11 +203,11 @@ class Flops:
         return self.weights + self.attention + self.indexer
 
 
-def flops(config: ModelConfig, context: int, *, dense: bool = False) -> Flops:
+def forward_flops(config: ModelConfig, context: int, *, dense: bool = False) -> ForwardFlops:
     """Of a token that sees `context` keys, without MTP. `dense`: as if no indexer left anything
     out."""
     layers = [_layer_pairs(config, i, dense) for i in range(config.layers)]
-    return Flops(
+    return ForwardFlops(
         weights=2 * (sum(_matrices(config, i).total for i in range(config.layers)) + _head(config)),
         attention=sum(p.attention * min(context, p.most or context) + p.state for p in layers),
         indexer=sum(p.index * context for p in layers if p.most and context > p.most),
@@ -215,7 +215,7 @@ def flops(config: ModelConfig, context: int, *, dense: bool = False) -> Flops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learning:
+class TrainingWorkload:
     """What a training step computes besides the forward pass of the main network."""
 
     dense: bool = False  # sparse layers attend to every key
@@ -224,7 +224,7 @@ class Learning:
     mtp_depths: int = 0
 
 
-def training_flops(config: ModelConfig, length: int, learning: Learning) -> float:
+def training_flops(config: ModelConfig, length: int, learning: TrainingWorkload) -> float:
     """Forward and backward for a token, on average over a document of `length` tokens.
 
     A backward pass costs twice the forward. The indexer has none without its own loss; with it, its
@@ -259,7 +259,7 @@ def causal_pairs(length: int, most: int | None = None) -> int:
 
 
 def _layer_training_flops(
-    config: ModelConfig, layer: int, length: int, learning: Learning
+    config: ModelConfig, layer: int, length: int, learning: TrainingWorkload
 ) -> float:
     times = 3 if learning.language else 1
     pairs, matrices = _layer_pairs(config, layer, learning.dense), _matrices(config, layer)
@@ -270,7 +270,7 @@ def _layer_training_flops(
 
 
 def _index_training_flops(
-    config: ModelConfig, layer: int, length: int, learning: Learning
+    config: ModelConfig, layer: int, length: int, learning: TrainingWorkload
 ) -> float:
     pairs, matrices = _layer_pairs(config, layer, learning.dense), _matrices(config, layer)
     if not pairs.index or (learning.dense and not learning.indexer):
@@ -290,10 +290,10 @@ def _head(config: ModelConfig) -> int:
     return config.vocab * config.hidden
 
 
-def _matrices(config: ModelConfig, layer: int) -> Parameters:
+def _matrices(config: ModelConfig, layer: int) -> ParameterCounts:
     """What one token is multiplied with in a layer."""
     met = _layer(config, layer, None if config.moe is None else config.moe.active)
-    experts = 0 if config.moe is None or config.mlp_of(layer) == "dense" else config.moe.experts
+    experts = 0 if config.moe is None or config.mlp_kind(layer) == "dense" else config.moe.experts
     norm = 2 * config.indexer.dim if config.indexer and met.indexer else 0
     return replace(met, norms=0, router=met.router - experts, indexer=met.indexer - norm)
 
@@ -310,11 +310,11 @@ class _Pairs:
 
 
 def _layer_pairs(config: ModelConfig, layer: int, dense: bool) -> _Pairs:
-    kind, gqa = config.attention_of(layer), config.gqa
-    if kind in LATENT:
+    kind, gqa = config.attention_kind(layer), config.gqa
+    if kind in LATENT_ATTENTION:
         mla, indexer = config.mla, config.indexer
         assert mla is not None
-        attention = 2 * mla.heads * (mla.qk + mla.value)
+        attention = 2 * mla.heads * (mla.qk_head_dim + mla.value)
         if kind == "mla" or indexer is None:
             return _Pairs(attention=attention)
         index = 2 * indexer.heads * indexer.dim if config.has_indexer(layer) else 0

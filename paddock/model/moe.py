@@ -16,8 +16,8 @@ from paddock.kernels.linear_fp32 import linear_fp32
 from paddock.kernels.moe_permute import count_tokens_per_expert, permute, sort_by_expert, unpermute
 from paddock.kernels.spans import Span
 from paddock.kernels.swiglu import silu_and_mul, swiglu
-from paddock.model.config import ExpertSettings
-from paddock.model.together import lay_together, products
+from paddock.model.config import MoESettings
+from paddock.model.fuse import fuse_weights, fused_linears
 from paddock.parallel import SINGLE_RANK, ExpertDispatch, MeshDim
 
 
@@ -32,14 +32,14 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         if x_TD.is_cuda and not torch.is_grad_enabled():
-            gate_TF, up_TF = products(x_TD, (self.gate, self.up))
+            gate_TF, up_TF = fused_linears(x_TD, (self.gate, self.up))
         else:
             gate_TF, up_TF = self.gate(x_TD), self.up(x_TD)
         return self.down(swiglu(gate_TF, up_TF))  # type: ignore[no-any-return]
 
-    def lay_together(self) -> None:
+    def fuse_weights(self) -> None:
         """Weights that meet the same input, one behind the other in memory."""
-        lay_together((self.gate, self.up))
+        fuse_weights((self.gate, self.up))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class Routing:
     score_TE: Tensor  # sigmoid scores before bias and choice
 
 
-class Router(nn.Module):
+class TopKRouter(nn.Module):
     """Sigmoid scores in float32; a bias that no gradient moves decides the choice alone.
 
     The bias is nudged by `rebalance` after each step (loss-free balancing): it changes who is
@@ -60,7 +60,7 @@ class Router(nn.Module):
 
     bias: Tensor
 
-    def __init__(self, hidden: int, moe: ExpertSettings) -> None:
+    def __init__(self, hidden: int, moe: MoESettings) -> None:
         super().__init__()
         self.moe = moe
         self.weight = nn.Parameter(torch.empty(moe.experts, hidden))
@@ -68,19 +68,19 @@ class Router(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Routing:
         score_TE = linear_fp32(x_TD, self.weight).sigmoid()
-        expert_TK = choose_experts(score_TE.detach() + self.bias, self.moe)
+        expert_TK = select_experts(score_TE.detach() + self.bias, self.moe)
         weight_TK = score_TE.gather(1, expert_TK)
         if self.moe.normalize:
             weight_TK = weight_TK / (weight_TK.sum(-1, keepdim=True) + 1e-20)
         return Routing(expert_TK, weight_TK * self.moe.scale, score_TE)
 
     @torch.no_grad()
-    def rebalance(self, load_E: Tensor, rate: float) -> None:
+    def update_bias(self, load_E: Tensor, rate: float) -> None:
         """Make the overworked less attractive and the idle more, by a fixed step each."""
         self.bias += rate * torch.sign(load_E.float().mean() - load_E.float())
 
 
-def choose_experts(choice_TE: Tensor, moe: ExpertSettings) -> Tensor:
+def select_experts(choice_TE: Tensor, moe: MoESettings) -> Tensor:
     """[T, K] expert indices, ascending; of equal choices the lowest index wins.
 
     With groups, only the best groups (by the sum of their two best choices) are within reach.
@@ -94,19 +94,19 @@ def choose_experts(choice_TE: Tensor, moe: ExpertSettings) -> Tensor:
     return expert_topk(choice_TE, moe.active)
 
 
-class Experts(nn.Module):
+class GroupedExperts(nn.Module):
     """All experts of a layer as two stacks; gate rows first, as released checkpoints fuse them.
 
     After `split` a rank holds some of them, and tokens travel along `axis` to the others.
     """
 
-    def __init__(self, hidden: int, moe: ExpertSettings) -> None:
+    def __init__(self, hidden: int, moe: MoESettings) -> None:
         super().__init__()
         self.gate_up = nn.Parameter(torch.empty(moe.experts, 2 * moe.inner, hidden))
         self.down = nn.Parameter(torch.empty(moe.experts, hidden, moe.inner))
         self.axis = SINGLE_RANK
 
-    def split(self, axis: MeshDim) -> None:
+    def shard(self, axis: MeshDim) -> None:
         """Keep this rank's share of the experts alone."""
         for name, stack in list(self.named_parameters()):
             mine = stack.detach()[axis.local_slice(len(stack))].clone()
@@ -128,10 +128,10 @@ class Experts(nn.Module):
 class MoE(nn.Module):
     """Routed experts plus shared ones that every token meets, added unscaled."""
 
-    def __init__(self, hidden: int, moe: ExpertSettings) -> None:
+    def __init__(self, hidden: int, moe: MoESettings) -> None:
         super().__init__()
-        self.router = Router(hidden, moe)
-        self.experts = Experts(hidden, moe)
+        self.router = TopKRouter(hidden, moe)
+        self.experts = GroupedExperts(hidden, moe)
         self.shared = GatedMLP(hidden, moe.inner * moe.shared) if moe.shared else None
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Routing]:
@@ -142,7 +142,7 @@ class MoE(nn.Module):
         return y_TD, routing
 
 
-def load(routing: Routing) -> Tensor:
+def expert_load(routing: Routing) -> Tensor:
     """How many tokens each expert received."""
     return count_tokens_per_expert(routing.expert_TK, routing.score_TE.shape[1])
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from paddock.model.block import Block
 from paddock.model.config import ModelConfig
+from paddock.model.decoder_layer import DecoderLayer
+from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
 from paddock.model.norm import RMSNorm
-from paddock.model.step import LayerNotes, Selection, Step
 
 
 class MTP(nn.Module):
@@ -21,16 +21,16 @@ class MTP(nn.Module):
         self.embed_norm = RMSNorm(config.hidden, config.norm_eps)
         self.hidden_norm = RMSNorm(config.hidden, config.norm_eps)
         self.join = nn.Linear(2 * config.hidden, config.hidden, bias=False)
-        self.block = Block(config, config.mtp_layer)
+        self.block = DecoderLayer(config, config.mtp_layer)
         self.norm = RMSNorm(config.hidden, config.norm_eps)
 
     def forward(
         self,
         hidden_TD: Tensor,
         next_embed_TD: Tensor,
-        step: Step,
-        selection: Selection | None = None,
-    ) -> tuple[Tensor, Selection | None, LayerNotes]:
+        step: ForwardContext,
+        selection: TopKSelection | None = None,
+    ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
         """Normed states, ready for the shared head and for the next depth, and the keys that were
         selected: with a `selection` of an earlier depth, those."""
         # Normed apart: the trunk's state is far larger than an embedding and would drown it.

@@ -2,14 +2,14 @@
 
 from paddock.model.config import (
     AttentionKind,
-    ExpertSettings,
     IndexerSettings,
-    InitSettings,
-    LatentSettings,
+    MLASettings,
     MlpKind,
     ModelConfig,
-    MtpSettings,
+    MoESettings,
+    MTPSettings,
     RopeSettings,
+    WeightInitSettings,
     indexer_layers,
 )
 
@@ -39,10 +39,10 @@ GLM5 = ModelConfig(
     attention=_attention("dsa", 78),
     mlp=_mlp(3, 78),
     dense_inner=12_288,
-    mla=LatentSettings(heads=64, q_rank=2048, kv_rank=512, nope=192, rope=64, value=256),
+    mla=MLASettings(heads=64, q_rank=2048, kv_rank=512, nope=192, rope=64, value=256),
     indexer=IndexerSettings(heads=32, dim=128, topk=2048, layers=indexer_layers(78)),
-    moe=ExpertSettings(experts=256, active=8, inner=2048, shared=1, scale=2.5),
-    mtp=MtpSettings(depths=3),
+    moe=MoESettings(experts=256, active=8, inner=2048, shared=1, scale=2.5),
+    mtp=MTPSettings(depths=3),
     eos=GLM_EOS,
     pad=154820,
 )
@@ -54,13 +54,13 @@ GLM52 = GLM5.model_copy(
         "indexer": IndexerSettings(
             heads=32, dim=128, topk=2048, layers=indexer_layers(78, freq=4, offset=3)
         ),
-        "mtp": MtpSettings(depths=3, share_index=True),
+        "mtp": MTPSettings(depths=3, share_index=True),
     }
 )
 
 # DeepSeek-V3's head geometry at GLM-5's width: 96 heads of 192 cost what 64 heads of 256 do.
 GLM5_MLA192 = GLM5.model_copy(
-    update={"mla": LatentSettings(heads=96, q_rank=2048, kv_rank=512, nope=128, rope=64, value=128)}
+    update={"mla": MLASettings(heads=96, q_rank=2048, kv_rank=512, nope=128, rope=64, value=128)}
 )
 
 GLM47_FLASH = ModelConfig(
@@ -71,9 +71,9 @@ GLM47_FLASH = ModelConfig(
     attention=_attention("mla", 47),
     mlp=_mlp(1, 47),
     dense_inner=10_240,
-    mla=LatentSettings(heads=20, q_rank=768, kv_rank=512, nope=192, rope=64, value=256),
-    moe=ExpertSettings(experts=64, active=4, inner=1536, shared=1, scale=1.8),
-    mtp=MtpSettings(depths=1),
+    mla=MLASettings(heads=20, q_rank=768, kv_rank=512, nope=192, rope=64, value=256),
+    moe=MoESettings(experts=64, active=4, inner=1536, shared=1, scale=1.8),
+    mtp=MTPSettings(depths=1),
     eos=GLM_EOS,
     pad=154820,
 )
@@ -88,12 +88,12 @@ SMALL = ModelConfig(
     attention=_attention("dsa", 12),
     mlp=_mlp(1, 12),
     dense_inner=4096,
-    mla=LatentSettings(heads=16, q_rank=512, kv_rank=256, nope=64, rope=64, value=128),
+    mla=MLASettings(heads=16, q_rank=512, kv_rank=256, nope=64, rope=64, value=128),
     indexer=IndexerSettings(heads=16, dim=64, topk=1024, layers=indexer_layers(12)),
-    moe=ExpertSettings(experts=32, active=4, inner=512, shared=1, scale=2.5),
-    mtp=MtpSettings(depths=3),
+    moe=MoESettings(experts=32, active=4, inner=512, shared=1, scale=2.5),
+    mtp=MTPSettings(depths=3),
     rope=RopeSettings(theta=10_000.0),
-    init=InitSettings(
+    init=WeightInitSettings(
         std=0.2 / 1024**0.5, embed_std=0.1, head_std=0.5 / 1024**0.5, router_std=1024**-0.5
     ),
 )
@@ -108,12 +108,12 @@ NANO = ModelConfig(
     attention=_attention("dsa", 4),
     mlp=_mlp(1, 4),
     dense_inner=192,
-    mla=LatentSettings(heads=4, q_rank=64, kv_rank=48, nope=12, rope=12, value=24),
+    mla=MLASettings(heads=4, q_rank=64, kv_rank=48, nope=12, rope=12, value=24),
     indexer=IndexerSettings(heads=4, dim=16, topk=64, layers=indexer_layers(4)),
-    moe=ExpertSettings(experts=8, active=2, inner=48, shared=1, scale=2.5),
-    mtp=MtpSettings(depths=3),
+    moe=MoESettings(experts=8, active=2, inner=48, shared=1, scale=2.5),
+    mtp=MTPSettings(depths=3),
     rope=RopeSettings(theta=200.0),
-    init=InitSettings(std=0.02, embed_std=0.1, head_std=0.5 / 96**0.5, router_std=96**-0.5),
+    init=WeightInitSettings(std=0.02, embed_std=0.1, head_std=0.5 / 96**0.5, router_std=96**-0.5),
 )
 
 PRESETS = {

@@ -8,8 +8,8 @@ from torch import nn
 
 from paddock.model.attention.gqa import GQA
 from paddock.model.attention.mla import MLA
-from paddock.model.config import LatentSettings, ModelConfig
-from paddock.model.moe import Experts, Router
+from paddock.model.config import MLASettings, ModelConfig
+from paddock.model.moe import GroupedExperts, TopKRouter
 from paddock.records import MuonSplit, NamedParameter, ParameterRole
 
 
@@ -26,10 +26,10 @@ def parameter_roles(
             special |= _latent_roles(module, module.mla, split_rope_rows)
         elif isinstance(module, GQA):
             special |= _grouped_roles(module)
-        elif isinstance(module, Experts):
+        elif isinstance(module, GroupedExperts):
             inner = module.gate_up.shape[1] // 2
             special[id(module.gate_up)] = ParameterRole("matrix", MuonSplit(rows=(inner, inner)))
-        elif isinstance(module, Router):
+        elif isinstance(module, TopKRouter):
             special[id(module.weight)] = ParameterRole("router")
         elif isinstance(module, nn.Embedding):
             special[id(module.weight)] = ParameterRole("embedding")
@@ -46,11 +46,9 @@ def _plain(parameter: nn.Parameter) -> ParameterRole:
     return ParameterRole("matrix" if parameter.ndim >= 2 else "vector")
 
 
-def _latent_roles(
-    module: MLA, mla: LatentSettings, split_rope_rows: bool
-) -> dict[int, ParameterRole]:
+def _latent_roles(module: MLA, mla: MLASettings, split_rope_rows: bool) -> dict[int, ParameterRole]:
     query = module.q if mla.q_rank is None else module.q_b
-    rows = (mla.nope, mla.rope) if split_rope_rows else (mla.qk,)
+    rows = (mla.nope, mla.rope) if split_rope_rows else (mla.qk_head_dim,)
     return {
         id(query.weight): ParameterRole("matrix", MuonSplit(heads=mla.heads, rows=rows)),
         id(module.kv_b.weight): ParameterRole(

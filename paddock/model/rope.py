@@ -12,33 +12,33 @@ from torch import Tensor
 from paddock.kernels.rope import rope_halves, rope_interleaved
 from paddock.model.config import RopeScaling, RopeSettings
 
-ROTATE = {"interleaved": rope_interleaved, "halves": rope_halves}
+APPLY_ROPE = {"interleaved": rope_interleaved, "halves": rope_halves}
 
 
-def angles(position_T: Tensor, rope: RopeSettings, dim: int) -> tuple[Tensor, Tensor]:
+def rotary_cos_sin(position_T: Tensor, rope: RopeSettings, dim: int) -> tuple[Tensor, Tensor]:
     """cos_TP and sin_TP in float32, magnitude factor included."""
     frequency_P = _frequencies_on(position_T.device, rope, dim)
     angle_TP = position_T.float().unsqueeze(1) * frequency_P
-    factor = magnitude(rope.scaling)
+    factor = attention_scaling(rope.scaling)
     return angle_TP.cos() * factor, angle_TP.sin() * factor
 
 
 @cache  # one copy to a device, not one a step: a recorded step may copy nothing from the host
 def _frequencies_on(device: torch.device, rope: RopeSettings, dim: int) -> Tensor:
     with torch.inference_mode(False):  # it will be met again where gradients are wanted
-        return frequencies(rope, dim).to(device)
+        return inv_freq(rope, dim).to(device)
 
 
-def frequencies(rope: RopeSettings, dim: int) -> Tensor:
+def inv_freq(rope: RopeSettings, dim: int) -> Tensor:
     """Radians per position of each pair, float32."""
     exponent_P = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     plain_P = 1.0 / rope.theta**exponent_P
     if rope.scaling is None:
         return plain_P
-    return STRETCH[rope.scaling.kind](plain_P, rope, rope.scaling, dim)
+    return ROPE_SCALING[rope.scaling.kind](plain_P, rope, rope.scaling, dim)
 
 
-def magnitude(scaling: RopeScaling | None) -> float:
+def attention_scaling(scaling: RopeScaling | None) -> float:
     """What yarn multiplies cos and sin with; 1 for every other kind."""
     if scaling is None or scaling.kind != "yarn":
         return 1.0
@@ -93,4 +93,4 @@ def _yarn(plain_P: Tensor, rope: RopeSettings, scaling: RopeScaling, dim: int) -
     return plain_P / scaling.factor * stretch_P + plain_P * (1 - stretch_P)
 
 
-STRETCH = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}
+ROPE_SCALING = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}

@@ -11,28 +11,30 @@ import torch
 from torch import Tensor
 
 from paddock.model.config import (
-    LATENT,
+    LATENT_ATTENTION,
     AttentionKind,
     IndexerSettings,
     ModelConfig,
 )
-from paddock.model.glm import Network
+from paddock.model.transformer import Transformer
 
 
-def with_attention(
-    network: Network,
+def replace_attention(
+    network: Transformer,
     attention: tuple[AttentionKind, ...],
     *,
     seed: int = 0,
     window: int | None = None,
-) -> Network:
+) -> Transformer:
     """The same network with other kinds of grouped attention: "swa", "gdn", "simple_gdn".
 
     Every weight both networks have is copied; what is new (GDN's convolutions, decay and gates) is
     drawn from `seed`, the convolutions as the identity.
     """
     config = network.config
-    if config.gqa is None or any(kind in LATENT for kind in (*config.attention, *attention)):
+    if config.gqa is None or any(
+        kind in LATENT_ATTENTION for kind in (*config.attention, *attention)
+    ):
         raise ValueError("only grouped attention can be replaced by another grouped kind")
     changed = config.model_dump() | {"family": "paddock", "attention": attention}
     if window is not None:
@@ -40,12 +42,12 @@ def with_attention(
     return _transplant(network, ModelConfig.model_validate(changed), seed)
 
 
-def with_indexer(network: Network, indexer: IndexerSettings, *, seed: int = 0) -> Network:
+def add_indexer(network: Transformer, indexer: IndexerSettings, *, seed: int = 0) -> Transformer:
     """A dense latent network made sparse: all weights kept, the indexers drawn from `seed`."""
-    return _transplant(network, sparse_config(network.config, indexer), seed)
+    return _transplant(network, add_indexer_config(network.config, indexer), seed)
 
 
-def sparse_config(config: ModelConfig, indexer: IndexerSettings) -> ModelConfig:
+def add_indexer_config(config: ModelConfig, indexer: IndexerSettings) -> ModelConfig:
     """What the configuration of a dense latent network becomes with an indexer."""
     if set(config.attention) != {"mla"}:
         raise ValueError(
@@ -63,13 +65,13 @@ def sparse_config(config: ModelConfig, indexer: IndexerSettings) -> ModelConfig:
     )
 
 
-ROWS = 64  # a vocabulary of a multiple of it: what matrix products on an accelerator like
+VOCAB_MULTIPLE = 64  # a vocabulary of a multiple of it: what matrix products on an accelerator like
 
 
 @torch.no_grad()
-def with_tokens(
-    network: Network, spellings: Mapping[int, Sequence[int]], stops: Sequence[int]
-) -> Network:
+def resize_token_embeddings(
+    network: Transformer, spellings: Mapping[int, Sequence[int]], stops: Sequence[int]
+) -> Transformer:
     """The network with new tokens, by their ids, and `stops` as what ends a reply.
 
     A new token starts as the mean of the tokens that spelled it before, so that no two are alike
@@ -77,7 +79,7 @@ def with_tokens(
     them.
     """
     needed = max([network.config.vocab, *(token + 1 for token in spellings)])
-    rows = -(-needed // ROWS) * ROWS
+    rows = -(-needed // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     changed = {"vocab": rows, "eos": tuple(stops), "bos": None, "pad": stops[0]}
     config = ModelConfig.model_validate(network.config.model_dump() | changed)
 
@@ -93,7 +95,7 @@ def with_tokens(
     for name in ("embed.weight", "head.weight"):
         state[name] = longer(state[name])
     with torch.device("meta"):
-        larger = Network(config)
+        larger = Transformer(config)
     larger.load_state_dict(state, assign=True)
     if config.tied:
         larger.head.weight = larger.embed.weight
@@ -101,8 +103,8 @@ def with_tokens(
 
 
 @torch.no_grad()
-def _transplant(old: Network, config: ModelConfig, seed: int) -> Network:
-    new = Network.born(config, seed)
+def _transplant(old: Transformer, config: ModelConfig, seed: int) -> Transformer:
+    new = Transformer.from_config(config, seed)
     new = new.to(old.embed.weight.device).cast(old.embed.weight.dtype)
     donor = dict(old.state_dict())
     for name, tensor in new.state_dict().items():

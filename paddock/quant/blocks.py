@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from paddock.model.block import Block
+from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.moe import MoE
 from paddock.quant.calibrate import Seen, Watch, side_by_side, together
 from paddock.quant.layers import IntegerExperts, IntegerLinear, replace_module
@@ -13,7 +13,9 @@ from paddock.quant.recipe import QuantSettings, integer_linears
 from paddock.quant.w4a8 import QuantError, Quantized, quantize
 
 
-def quantize_block(block: Block, settings: QuantSettings, watch: Watch) -> dict[str, Quantized]:
+def quantize_block(
+    block: DecoderLayer, settings: QuantSettings, watch: Watch
+) -> dict[str, Quantized]:
     """The weights of a layer that become integers, by name within it. What experts were seen to be
     given decides between scales."""
     found: dict[str, Quantized] = {}
@@ -51,7 +53,7 @@ def _given(
         yield experts, None
 
 
-def install(block: Block, found: dict[str, Quantized]) -> None:
+def install(block: DecoderLayer, found: dict[str, Quantized]) -> None:
     """Let a layer compute with its integers."""
     for name, linear in integer_linears(block).items():
         weight = found.get(f"{name}.weight")
@@ -65,7 +67,7 @@ def install(block: Block, found: dict[str, Quantized]) -> None:
 def refuse_shapes(layers: nn.ModuleList, settings: QuantSettings) -> None:
     """Before hours of work: every expert matrix must be of whole groups and bytes."""
     for layer in layers:
-        assert isinstance(layer, Block)
+        assert isinstance(layer, DecoderLayer)
         if isinstance(layer.mlp, MoE):
             for name, stack in layer.mlp.experts.named_parameters():
                 settings.expert_grid.columns(stack.shape[-1])

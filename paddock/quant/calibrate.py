@@ -28,9 +28,9 @@ from paddock.kernels.w4a8_gemm import quantize_per_token
 from paddock.kernels.workspace import chunks, scratch_bytes
 from paddock.model.attention.gqa import GQA
 from paddock.model.attention.mla import MLA
-from paddock.model.block import Block
 from paddock.model.config import AttentionKind
-from paddock.model.moe import Experts, GatedMLP, MoE, Routing
+from paddock.model.decoder_layer import DecoderLayer
+from paddock.model.moe import GatedMLP, GroupedExperts, MoE, Routing
 from paddock.quant.recipe import QuantSettings, integer_linears
 from paddock.quant.rotate import Read, reads
 from paddock.quant.w4a8 import Grid, QuantError, quantize
@@ -98,7 +98,7 @@ class Choice:
 class Watch:
     """Looks on while a layer reads text, and remembers what its linear maps were given."""
 
-    def __init__(self, block: Block, settings: QuantSettings, batches: int) -> None:
+    def __init__(self, block: DecoderLayer, settings: QuantSettings, batches: int) -> None:
         self._block, self._settings = block, settings
         self._keep_each = -(-settings.rows // max(1, batches))
         self.linears: dict[str, Seen] = {}
@@ -110,7 +110,7 @@ class Watch:
         """Everything the layer computes within the block is seen, if anyone looks."""
         handles = []
         for name, module in self._block.named_modules() if looks else ():
-            if isinstance(module, Experts):
+            if isinstance(module, GroupedExperts):
                 handles.append(module.register_forward_pre_hook(self._see_experts))
             elif isinstance(module, nn.Linear):
                 handles.append(module.register_forward_pre_hook(self._see(name)))
@@ -130,7 +130,7 @@ class Watch:
         return hook
 
     def _see_experts(self, module: nn.Module, given: tuple[Tensor, Routing]) -> None:
-        assert isinstance(module, Experts)
+        assert isinstance(module, GroupedExperts)
         x_TD, routing = given
         order = sort_by_expert(routing.expert_TK, routing.score_TE.shape[1])
         x_RD, counts = permute(x_TD, order), order.counts_E.tolist()
@@ -151,7 +151,7 @@ def refuse_kinds(kinds: Iterable[AttentionKind], settings: QuantSettings) -> Non
 
 
 @torch.no_grad()
-def smooth(block: Block, watch: Watch, settings: QuantSettings) -> list[Choice]:
+def smooth(block: DecoderLayer, watch: Watch, settings: QuantSettings) -> list[Choice]:
     """Change a layer in place so that it quantizes better and computes the same."""
     found: list[Choice] = []
     if settings.awq and isinstance(block.mlp, MoE):
@@ -165,7 +165,7 @@ def smooth(block: Block, watch: Watch, settings: QuantSettings) -> list[Choice]:
     return found
 
 
-def _smooth_experts(experts: Experts, watch: Watch, settings: QuantSettings) -> list[Choice]:
+def _smooth_experts(experts: GroupedExperts, watch: Watch, settings: QuantSettings) -> list[Choice]:
     inner = experts.gate_up.shape[1] // 2
     met = [expert for expert, seen in sorted(watch.experts.items()) if seen.count]
     found = []
@@ -202,7 +202,7 @@ def side_by_side(rows: Sequence[Tensor]) -> Tensor:
     return pad_sequence(list(rows), batch_first=True)
 
 
-def _smooth_norms(block: Block, watch: Watch, settings: QuantSettings) -> Iterator[Choice]:
+def _smooth_norms(block: DecoderLayer, watch: Watch, settings: QuantSettings) -> Iterator[Choice]:
     """Norm -> linear, but not before the experts: their norm is the router's too, and all experts
     together have no common large channels."""
     names = {id(module.weight): name for name, module in integer_linears(block).items()}

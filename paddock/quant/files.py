@@ -24,8 +24,8 @@ from paddock.checkpoint.load import (
     without_absent_mtp,
 )
 from paddock.checkpoint.names import Piece, is_redundant, pieces, place
-from paddock.model import ModelConfig, Network
-from paddock.model.moe import Experts
+from paddock.model import ModelConfig, Transformer
+from paddock.model.moe import GroupedExperts
 from paddock.quant.layers import IntegerExperts, IntegerLinear, replace_module
 from paddock.quant.recipe import QuantSettings
 from paddock.quant.rotate import TurnedMTP
@@ -81,16 +81,16 @@ class Fates:
     left: list[str]
 
 
-def modules_by_fate(network: Network, config: ModelConfig, names: set[str]) -> Fates:
+def modules_by_fate(network: Transformer, config: ModelConfig, names: set[str]) -> Fates:
     """`names` are the tensors on disk."""
     fates = Fates([], [], [])
     for path, module in network.named_modules():
         weights: dict[str, Tensor] = {}
         if isinstance(module, nn.Linear):
             weights = {"weight": module.weight}
-        elif isinstance(module, Experts):
+        elif isinstance(module, GroupedExperts):
             weights = dict(module.named_parameters())
-        integers = fates.experts if isinstance(module, Experts) else fates.linears
+        integers = fates.experts if isinstance(module, GroupedExperts) else fates.linears
         for name, tensor in weights.items():
             for piece in pieces(f"{path}.{name}", tuple(tensor.shape), config):
                 where = integers if f"{piece.released}_scale" in names else fates.left
@@ -140,7 +140,7 @@ def load_quantized(
     device: str | torch.device = "cpu",
     *,
     latent_norm_eps: float | None = None,
-) -> Network:
+) -> Transformer:
     """The network in a quantized folder, in eval mode, computing with its integers.
 
     `dtype` is what everything else is computed in. Names and shapes must fit the configuration
@@ -198,7 +198,7 @@ class _Reader:
         self._config, self._tensors = config, tensors
         self._left = {name for name in tensors.names if not is_redundant(name, config)}
 
-    def network(self, dtype: torch.dtype, device: torch.device) -> Network:
+    def network(self, dtype: torch.dtype, device: torch.device) -> Transformer:
         plan = blueprint(self._config)
         found: dict[str, nn.Module] = {}
         for path, module in list(plan.named_modules()):
@@ -227,7 +227,7 @@ class _Reader:
                 (piece,) = pieces(f"{path}.bias", tuple(module.bias.shape), self._config)
                 bias = self._take(piece.released, tuple(module.bias.shape)).to(device)
             return IntegerLinear(weight, bias)
-        if isinstance(module, Experts):
+        if isinstance(module, GroupedExperts):
             gate_up = self._weight(f"{path}.gate_up", tuple(module.gate_up.shape), device)
             down = self._weight(f"{path}.down", tuple(module.down.shape), device)
             if gate_up is None and down is None:
@@ -284,7 +284,7 @@ class _Reader:
         return unpack_words(words, columns), scale_FG
 
     @torch.no_grad()
-    def _fill(self, network: Network) -> None:
+    def _fill(self, network: Transformer) -> None:
         """Whatever is no integer."""
         places = network.state_dict()
         for name, tensor in places.items():
@@ -292,7 +292,7 @@ class _Reader:
                 goal = place(tensor, piece)
                 goal.copy_(self._take(piece.released, tuple(goal.shape)))
 
-    def _turn(self, network: Network, device: torch.device) -> None:
+    def _turn(self, network: Transformer, device: torch.device) -> None:
         sign, scale = turn_names(self._config)
         if network.mtp is None or sign not in self._left:
             return

@@ -6,7 +6,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
 from paddock.config import BaseSettings
-from paddock.model.block import Block
+from paddock.model.decoder_layer import DecoderLayer
 from paddock.quant.w4a8 import Grid
 
 # What decides rankings, or is used as a matrix, is left as it is.
@@ -55,7 +55,7 @@ RECIPES = {
 }
 
 
-def integer_linears(block: Block) -> dict[str, nn.Linear]:
+def integer_linears(block: DecoderLayer) -> dict[str, nn.Linear]:
     """The linear maps of a layer that become integers, by name within it."""
     return {
         name: module

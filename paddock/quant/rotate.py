@@ -25,14 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from paddock.kernels.hadamard import hadamard, hadamard_inverse, hadamard_matrix
-from paddock.model import ModelConfig, Network
+from paddock.model import ModelConfig, Transformer
 from paddock.model.attention.gqa import GQA
 from paddock.model.attention.mla import MLA
-from paddock.model.block import Block
+from paddock.model.decoder_layer import DecoderLayer
+from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
 from paddock.model.moe import GatedMLP, MoE
 from paddock.model.mtp import MTP
 from paddock.model.norm import RMSNorm
-from paddock.model.step import LayerNotes, Selection, Step
 from paddock.quant.w4a8 import QuantError
 
 TURNABLE = ("mla", "dsa", "gqa", "swa")
@@ -136,7 +136,7 @@ class Read:
     weights: tuple[Tensor, ...]
 
 
-def reads(block: Block) -> Iterator[Read]:
+def reads(block: DecoderLayer) -> Iterator[Read]:
     """Every norm of a layer that stands before linear maps."""
     yield Read(block.attention_norm, tuple(_attention_reads(block.attention)))
     yield Read(block.mlp_norm, tuple(_mlp_reads(block.mlp)))
@@ -170,7 +170,7 @@ def _mlp_reads(mlp: GatedMLP | MoE) -> Iterator[Tensor]:
         yield from (mlp.gate.weight, mlp.up.weight)
 
 
-def _residual_writers(block: Block) -> Iterator[Tensor]:
+def _residual_writers(block: DecoderLayer) -> Iterator[Tensor]:
     yield block.attention.o.weight  # type: ignore[union-attr,misc]
     if isinstance(block.mlp, MoE):
         yield block.mlp.experts.down
@@ -181,7 +181,7 @@ def _residual_writers(block: Block) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def fold_norms(block: Block) -> None:
+def fold_norms(block: DecoderLayer) -> None:
     """Norm weights into the weights behind them; the norms keep ones."""
     for read in reads(block):
         for weight in read.weights:
@@ -190,7 +190,7 @@ def fold_norms(block: Block) -> None:
 
 
 @torch.no_grad()
-def turn_block(block: Block, turns: Turns) -> None:
+def turn_block(block: DecoderLayer, turns: Turns) -> None:
     """A layer with folded norms, turned in place. Computed in float64."""
     turns = turns.to(block.attention_norm.weight.device)
     for read in (Read(block.attention_norm, ()), Read(block.mlp_norm, ())):
@@ -285,9 +285,9 @@ class TurnedMTP(MTP):
         self,
         hidden_TD: Tensor,
         next_embed_TD: Tensor,
-        step: Step,
-        selection: Selection | None = None,
-    ) -> tuple[Tensor, Selection | None, LayerNotes]:
+        step: ForwardContext,
+        selection: TopKSelection | None = None,
+    ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
         turn, dtype = Turn(self.sign, self.small), hidden_TD.dtype
         plain_TD = (turn.back(hidden_TD.float()) * self.scale).to(dtype)
         embed_TD = turn.back(next_embed_TD.float()).to(dtype)
@@ -303,7 +303,7 @@ class TurnedMTP(MTP):
 
 
 @torch.no_grad()
-def rotate(network: Network, seed: int = 0) -> Network:
+def rotate(network: Transformer, seed: int = 0) -> Transformer:
     """The same function with no outstanding channels; in place. A tied head is untied."""
     config = network.config
     turns = Turns.of(config, seed).to(network.embed.weight.device)
@@ -314,7 +314,7 @@ def rotate(network: Network, seed: int = 0) -> Network:
     network.norm.weight.fill_(1.0)
     turn_columns((network.embed.weight,), turns.residual)
     for block in network.layers:
-        assert isinstance(block, Block)
+        assert isinstance(block, DecoderLayer)
         fold_norms(block)
         turn_block(block, turns)
     if network.mtp is not None:

@@ -23,7 +23,7 @@ from paddock.checkpoint.load import (
 )
 from paddock.checkpoint.names import Piece, place
 from paddock.config import dump_toml
-from paddock.model.block import Block
+from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.moe import MoE
 from paddock.model.norm import RMSNorm
 from paddock.quant.blocks import install, quantize_block, refuse_shapes
@@ -187,15 +187,15 @@ class _Work:
         errors = self._integer_pass(layer, block, batches)
         return {"layer": layer, **errors, **_unseen(block, watch), **_summary(choices)}
 
-    def _block(self, layer: int) -> Block:
+    def _block(self, layer: int) -> DecoderLayer:
         """A layer's weights in float32."""
         with torch.device("meta"):
-            block = Block(self.config, layer)
+            block = DecoderLayer(self.config, layer)
         block = block.float().to_empty(device=self.device)
         self._fill(f"layers.{layer}", block)
         return block.eval()
 
-    def _watched_pass(self, layer: int, block: Block, batches: list[Batch]) -> Watch:
+    def _watched_pass(self, layer: int, block: DecoderLayer, batches: list[Batch]) -> Watch:
         calibrating = sum(1 for batch in batches if batch.purpose == "calibrate")
         watch = Watch(block, self.settings, calibrating)
         for i, batch in enumerate(batches):
@@ -205,7 +205,9 @@ class _Work:
             self.shop.streams.write(layer + 1, i, "exact", after)
         return watch
 
-    def _integer_pass(self, layer: int, block: Block, batches: list[Batch]) -> dict[str, float]:
+    def _integer_pass(
+        self, layer: int, block: DecoderLayer, batches: list[Batch]
+    ) -> dict[str, float]:
         """Relative errors: of what the layer adds, given exact inputs; of the states behind it,
         with the errors of all layers so far."""
         streams, own, drift = self.shop.streams, [0.0, 0.0], [0.0, 0.0]
@@ -221,8 +223,8 @@ class _Work:
                 _add_error(own, alone_TD, wanted_TD, base_TD=wanted_TD - exact.hidden_TD)
         return {"own_error": _root(own), "drift": _root(drift)}
 
-    def _through(self, layer: int, block: Block, batch: Batch, state: State) -> State:
-        step = self.network.step(batch.layout(self.device))
+    def _through(self, layer: int, block: DecoderLayer, batch: Batch, state: State) -> State:
+        step = self.network.make_context(batch.layout(self.device))
         hidden_TD, selection, _ = block(state.hidden_TD, step, state.selection)
         shares = (
             self.config.indexer is not None
@@ -232,7 +234,7 @@ class _Work:
         return State(hidden_TD, selection if shares else None)
 
     def _layer_tensors(
-        self, layer: int, block: Block, found: dict[str, Quantized]
+        self, layer: int, block: DecoderLayer, found: dict[str, Quantized]
     ) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in block.state_dict().items():
             value: Tensor | Quantized = found.get(name, tensor)
@@ -317,7 +319,7 @@ def _root(sums: list[float]) -> float:
     return (sums[0] / sums[1]) ** 0.5 if sums[1] else 0.0
 
 
-def _unseen(block: Block, watch: Watch) -> dict[str, int]:
+def _unseen(block: DecoderLayer, watch: Watch) -> dict[str, int]:
     """Experts that no text came to: they were rounded without being tried."""
     if not isinstance(block.mlp, MoE) or not watch.linears:
         return {}

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from paddock.model import Layout, Selection
+from paddock.model import AttentionMetadata, TopKSelection
 from paddock.quant.w4a8 import QuantError
 
 Side = Literal["exact", "integer"]
@@ -59,8 +59,8 @@ class Batch:
     def token_T(self) -> Tensor:
         return torch.tensor([token for passage in self.passages for token in passage.ids])
 
-    def layout(self, device: torch.device) -> Layout:
-        return Layout.packed([len(passage.ids) for passage in self.passages], device)
+    def layout(self, device: torch.device) -> AttentionMetadata:
+        return AttentionMetadata.packed([len(passage.ids) for passage in self.passages], device)
 
 
 def batches_of(passages: Sequence[Passage], most: int) -> list[Batch]:
@@ -88,7 +88,7 @@ class State:
     """A batch between two layers, and the choice of keys that the next one may share."""
 
     hidden_TD: Tensor
-    selection: Selection | None = None
+    selection: TopKSelection | None = None
 
 
 class Streams:
@@ -121,7 +121,7 @@ class Streams:
         tensors = {name: tensor.to(device, copy=True) for name, tensor in found.items()}
         selection = None
         if "query" in tensors:
-            selection = Selection(tensors["query"], tensors["index"])
+            selection = TopKSelection(tensors["query"], tensors["index"])
         return State(tensors["hidden"], selection)
 
     def write(self, layer: int, batch: int, side: Side, state: State) -> None:

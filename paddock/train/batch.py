@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paddock.data import Batch
-from paddock.model import Layout
+from paddock.model import AttentionMetadata
 from paddock.parallel import SINGLE_RANK, ContextShard, MeshDim
 
 IGNORED = -100
@@ -37,15 +37,17 @@ class TokenBatch:
 
     token_S: Tensor
     trained_S: Tensor
-    layout: Layout
+    layout: AttentionMetadata
     columns: Mapping[str, Tensor] = field(default_factory=dict)  # of S rows
     weight_S: Tensor | None = None  # how much each target counts; None: all the same
-    branches: Layout | None = None  # the same documents with common beginnings once
+    branches: AttentionMetadata | None = None  # the same documents with common beginnings once
 
     @property
     def token_T(self) -> Tensor:
         return (
-            self.token_S if self.layout.cut is None else self.token_S[self.layout.cut.local_slice]
+            self.token_S
+            if self.layout.context_shard is None
+            else self.token_S[self.layout.context_shard.local_slice]
         )
 
     def targets(self, ahead: int) -> Tensor:
@@ -130,11 +132,11 @@ def on_device(
     weight_T = batch.weight_T
     columns = batch.columns if isinstance(batch, ColumnBatch) else {}
     for part, lengths in parts(batch, tokens, least=context.size):
-        layout = Layout.packed(lengths, device=device)
+        layout = AttentionMetadata.packed(lengths, device=device)
         yield TokenBatch(
             torch.from_numpy(batch.token_T[part].astype(np.int64)).to(device),
             torch.from_numpy(batch.trained_T[part]).to(device),
-            layout if context.size == 1 else layout.piece(ContextShard(context, layout.tokens)),
+            layout if context.size == 1 else layout.shard(ContextShard(context, layout.tokens)),
             {name: torch.from_numpy(said[part]).to(device) for name, said in columns.items()},
             None if weight_T is None else torch.from_numpy(weight_T[part]).to(device),
             branches(_alike(batch, columns)[part], lengths, device)
@@ -155,7 +157,7 @@ def _alike(batch: Batch, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[
 
 def branches(
     row_SX: NDArray[np.int32], lengths: Sequence[int], device: torch.device
-) -> Layout | None:
+) -> AttentionMetadata | None:
     """Documents side by side with what each has in common with the first of its neighbours; None if
     that is not worth it.
 
@@ -172,7 +174,7 @@ def branches(
         shared.append((first, common))
     if sum(common for _, common in shared) < SHARED_LEAST * len(row_SX):
         return None
-    return Layout.branching(lengths, shared, device)
+    return AttentionMetadata.with_shared_prefixes(lengths, shared, device)
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:

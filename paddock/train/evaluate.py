@@ -12,16 +12,16 @@ from torch import Tensor
 
 from paddock.data import Corpus, LongTask, Tokenizer, once
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
-from paddock.model import Ask, Layout, Network
-from paddock.model.attention.dsa import DSA, choose, split_by_reach
-from paddock.model.attention.mla import Projected
-from paddock.model.block import Block
-from paddock.model.step import Selection
+from paddock.model import AttentionMetadata, AuxRequest, Transformer
+from paddock.model.attention.dsa import DSA, select_topk, split_dense_sparse
+from paddock.model.attention.mla import MLAProjections
+from paddock.model.decoder_layer import DecoderLayer
+from paddock.model.forward_context import TopKSelection
 from paddock.train.batch import TokenBatch, on_device
 
 
 def held_out_batches(
-    corpus: Corpus, network: Network, *, context: int, tokens: int
+    corpus: Corpus, network: Transformer, *, context: int, tokens: int
 ) -> Iterator[tuple[str, TokenBatch]]:
     """About `tokens` of held-out text, as much of each source that has so much, and where it is
     from."""
@@ -48,13 +48,13 @@ class HeldOut:
 
 @torch.no_grad()
 def held_out_loss(
-    network: Network, corpus: Corpus, *, dense: bool, context: int, tokens: int
+    network: Transformer, corpus: Corpus, *, dense: bool, context: int, tokens: int
 ) -> HeldOut | None:
     """Over about `tokens` of held-out text; None if nothing is held out."""
     total: defaultdict[str, float] = defaultdict(float)
     count: Counter[str] = Counter()
     for name, batch in held_out_batches(corpus, network, context=context, tokens=tokens):
-        hidden_TD = network(batch.token_T, batch.layout, ask=Ask(dense=dense)).hidden_TD
+        hidden_TD = network(batch.token_T, batch.layout, ask=AuxRequest(dense=dense)).hidden_TD
         target_T = batch.targets(1)
         total[name] += float(linear_cross_entropy(hidden_TD, network.head.weight, target_T).sum())
         count[name] += int((target_T >= 0).sum())
@@ -84,7 +84,7 @@ def unigram_entropy(corpus: Corpus, vocab: int, *, most: int = 20_000_000) -> fl
 
 @torch.no_grad()
 def acceptance(
-    network: Network, corpus: Corpus, *, depths: int, context: int, tokens: int
+    network: Transformer, corpus: Corpus, *, depths: int, context: int, tokens: int
 ) -> list[float]:
     """How often a draft at depth 1, 2, ... is the token the network itself would say there.
 
@@ -96,16 +96,16 @@ def acceptance(
 
 
 @torch.no_grad()
-def accepted(network: Network, batches: Iterable[TokenBatch], depths: int) -> list[float]:
+def accepted(network: Transformer, batches: Iterable[TokenBatch], depths: int) -> list[float]:
     """The same, over any text."""
     hits, tries = [0] * depths, [0] * depths
     for batch in batches:
-        step = network.step(batch.layout, ask=Ask(dense=True))
-        hidden_TD = network(batch.token_T, batch.layout, ask=Ask(dense=True)).hidden_TD
+        step = network.make_context(batch.layout, ask=AuxRequest(dense=True))
+        hidden_TD = network(batch.token_T, batch.layout, ask=AuxRequest(dense=True)).hidden_TD
         said_T = network.head(hidden_TD).argmax(-1)
         # The text must have gone the network's own way so far, or its next words say nothing.
         alive_T = said_T == batch.targets(1)
-        ahead = network.look_ahead(hidden_TD, batch.token_T, step, depths)
+        ahead = network.mtp_forward(hidden_TD, batch.token_T, step, depths)
         for depth, (state_TD, _) in enumerate(ahead, start=1):
             wanted_T = _later(said_T, batch.layout, depth)
             alive_T = alive_T & (wanted_T >= 0)
@@ -116,7 +116,7 @@ def accepted(network: Network, batches: Iterable[TokenBatch], depths: int) -> li
     return [hit / max(1, tried) for hit, tried in zip(hits, tries, strict=True)]
 
 
-def _later(value_T: Tensor, layout: Layout, ahead: int) -> Tensor:
+def _later(value_T: Tensor, layout: AttentionMetadata, ahead: int) -> Tensor:
     """What stands `ahead` places on in the same document; -1 where it has ended."""
     later_T = torch.full_like(value_T, -1)
     for span in layout.spans:
@@ -128,7 +128,7 @@ def _later(value_T: Tensor, layout: Layout, ahead: int) -> Tensor:
 
 @torch.no_grad()
 def found_needles(
-    network: Network,
+    network: Transformer,
     tokenizer: Tokenizer,
     tasks: Iterable[LongTask],
     *,
@@ -141,8 +141,8 @@ def found_needles(
     score, count = 0.0, 0
     for some in _batched((_asked(task, tokenizer, begin) for task in tasks), tokens=8192):
         token_T = torch.tensor([token for asked in some for token in asked.ids], device=device)
-        layout = Layout.packed([len(asked.ids) for asked in some], device)
-        hidden_TD = network(token_T, layout, ask=Ask(dense=dense)).hidden_TD
+        layout = AttentionMetadata.packed([len(asked.ids) for asked in some], device)
+        hidden_TD = network(token_T, layout, ask=AuxRequest(dense=dense)).hidden_TD
         for asked, span in zip(some, layout.spans, strict=True):
             # What a state says is the token behind it.
             places = [slice(span.query + a.start, span.query + a.stop) for a in asked.answers]
@@ -203,28 +203,30 @@ class Recall:
 
 
 @torch.no_grad()
-def recall(network: Network, batch: TokenBatch) -> list[Recall]:
+def recall(network: Transformer, batch: TokenBatch) -> list[Recall]:
     """How much of where each layer would look, it may still look at; queries that are cut only."""
-    step = network.step(batch.layout, ask=Ask(dense=True))
+    step = network.make_context(batch.layout, ask=AuxRequest(dense=True))
     x_TD = network.embed(batch.token_T)
     selection, found = None, []
     for number, layer in enumerate(network.layers):
-        assert isinstance(layer, Block)
+        assert isinstance(layer, DecoderLayer)
         attention = layer.attention
         normed_TD = layer.attention_norm(x_TD)
         if isinstance(attention, DSA) and attention.indexer is not None:
             projected = attention.project(normed_TD, step)
-            index = attention.index(normed_TD, projected, step)
+            index = attention.index_inputs(normed_TD, projected, step)
             assert index is not None
-            _, long = split_by_reach(batch.layout.spans, attention.topk)
-            kept = choose(index, long, attention.topk)
+            _, long = split_dense_sparse(batch.layout.spans, attention.topk)
+            kept = select_topk(index, long, attention.topk)
             if len(kept.query_Q):
                 found.append(Recall(number, _mass(attention, projected, kept, batch.layout)))
         x_TD, selection, _ = layer(x_TD, step, selection)
     return found
 
 
-def _mass(attention: DSA, projected: Projected, kept: Selection, layout: Layout) -> float:
+def _mass(
+    attention: DSA, projected: MLAProjections, kept: TopKSelection, layout: AttentionMetadata
+) -> float:
     query_QHC = attention.absorb(projected.query_THD[kept.query_Q])
     total = 0.0
     spans = {q: span for span in layout.spans for q in range(span.query, span.query + span.queries)}
@@ -243,20 +245,20 @@ class LayerLook:
     and how many tokens each of its experts received."""
 
     layer: int
-    selection: Selection | None
+    selection: TopKSelection | None
     topk: int
     load_E: Tensor | None
 
 
 @torch.no_grad()
-def looked(network: Network, token_T: Tensor) -> list[LayerLook]:
+def looked(network: Transformer, token_T: Tensor) -> list[LayerLook]:
     """Where every layer looks in one document, and whom it asks; layers that do neither are left
     out. A layer without an indexer shares the choice of another, and has none of its own."""
-    layout = Layout.packed([len(token_T)], token_T.device)
-    notes = network(token_T, layout, ask=Ask(choices=True)).notes
+    layout = AttentionMetadata.packed([len(token_T)], token_T.device)
+    notes = network(token_T, layout, ask=AuxRequest(routing_and_topk=True)).notes
     found = []
     for number, (layer, note) in enumerate(zip(network.layers, notes, strict=True)):
-        assert isinstance(layer, Block)
+        assert isinstance(layer, DecoderLayer)
         attention = layer.attention
         chooses = isinstance(attention, DSA) and attention.indexer is not None
         topk = attention.topk if isinstance(attention, DSA) else 0

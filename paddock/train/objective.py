@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
-from paddock.model import LayerNotes, Network
+from paddock.model import AuxOutputs, Transformer
 from paddock.train.batch import Counts, TokenBatch
 from paddock.train.settings import LossSettings
 from paddock.train.stages import Stage
@@ -36,7 +36,7 @@ class Losses:
 
 class Objective(Protocol):
     def __call__(
-        self, network: Network, batch: TokenBatch, counts: Counts, progress: float
+        self, network: Transformer, batch: TokenBatch, counts: Counts, progress: float
     ) -> Losses:
         """The batch's share of the loss; `progress` of the run, 0 to 1, moves weights."""
 
@@ -50,7 +50,7 @@ class BaseObjective:
     loss: LossSettings
 
     def __call__(
-        self, network: Network, batch: TokenBatch, counts: Counts, progress: float
+        self, network: Transformer, batch: TokenBatch, counts: Counts, progress: float
     ) -> Losses:
         output = network(batch.token_T, batch.layout, ask=self.stage.ask)
         notes = list(output.notes)
@@ -79,16 +79,16 @@ class BaseObjective:
         return Losses(total, {name: part.detach() for name, part in parts.items()}, loads)
 
     def _look_ahead(
-        self, network: Network, hidden_TD: Tensor, batch: TokenBatch
-    ) -> tuple[list[Tensor], LayerNotes]:
+        self, network: Transformer, hidden_TD: Tensor, batch: TokenBatch
+    ) -> tuple[list[Tensor], AuxOutputs]:
         """MTP states at every depth, and one note for the layer used several times."""
-        step = network.step(batch.layout, ask=self.stage.ask)
-        ahead = network.look_ahead(hidden_TD, batch.token_S, step, self.loss.mtp_depths)
+        step = network.make_context(batch.layout, ask=self.stage.ask)
+        ahead = network.mtp_forward(hidden_TD, batch.token_S, step, self.loss.mtp_depths)
         states, notes = zip(*ahead, strict=True)
         return list(states), _merged(list(notes))
 
 
-def _mtp(network: Network, states: list[Tensor], batch: TokenBatch, counts: Counts) -> Tensor:
+def _mtp(network: Transformer, states: list[Tensor], batch: TokenBatch, counts: Counts) -> Tensor:
     """Mean over depths of the loss on tokens further ahead."""
     losses = [
         _language(network, state_TD, batch, depth + 1) / (counts.targets[depth] or 1)
@@ -97,24 +97,24 @@ def _mtp(network: Network, states: list[Tensor], batch: TokenBatch, counts: Coun
     return sum_of(losses) / len(losses)
 
 
-def _language(network: Network, hidden_TD: Tensor, batch: TokenBatch, ahead: int) -> Tensor:
+def _language(network: Transformer, hidden_TD: Tensor, batch: TokenBatch, ahead: int) -> Tensor:
     """Summed negative log-likelihood of the tokens `ahead` places on, as much as each counts."""
     nats_T = linear_cross_entropy(hidden_TD, network.head.weight, batch.targets(ahead))
     weight_T = batch.target_weights(ahead)
     return nats_T.sum() if weight_T is None else (nats_T * weight_T).sum()
 
 
-def _merged(notes: list[LayerNotes]) -> LayerNotes:
+def _merged(notes: list[AuxOutputs]) -> AuxOutputs:
     """One layer used several times: the mean of its losses, the sum of its load."""
 
     def mean(found: list[Tensor]) -> Tensor | None:
         return sum_of(found) / len(found) if found else None
 
-    loads = _present(n.load_E for n in notes)
-    return LayerNotes(
+    loads = _present(n.expert_load_E for n in notes)
+    return AuxOutputs(
         indexer_loss=mean(_present(n.indexer_loss for n in notes)),
         balance_loss=mean(_present(n.balance_loss for n in notes)),
-        load_E=sum_of(loads) if loads else None,
+        expert_load_E=sum_of(loads) if loads else None,
     )
 
 

@@ -6,10 +6,10 @@ import torch
 
 from paddock.model import ModelConfig
 from paddock.model.cost import (
-    Learning,
-    active_parameters,
-    layer_parameters,
-    parameters,
+    TrainingWorkload,
+    count_active_parameters,
+    count_layer_parameters,
+    count_parameters,
     training_flops,
 )
 from paddock.train.settings import TrainSettings
@@ -50,14 +50,14 @@ class Plan:
 
 def plan(settings: TrainSettings, config: ModelConfig) -> Plan:
     """The cost of a run from its settings and its network's configuration alone."""
-    total, ranks = parameters(config).total, settings.parallel.ranks
+    total, ranks = count_parameters(config).total, settings.parallel.ranks
     machine, stream = settings.machine, settings.stream
     half = machine.dtype == "bfloat16"
     slots = 1 if settings.optim.kind == "muon" else 2
     exact = 1 if half or ranks > 1 else 0  # alone in float32, the weights are the exact ones
     return Plan(
         parameters=total,
-        active=active_parameters(config).without_embeddings,
+        active=count_active_parameters(config).without_embeddings,
         tokens=settings.steps * stream.batch_tokens,
         flops_token=flops_token(config, settings),
         ranks=ranks,
@@ -75,9 +75,9 @@ def gathered(config: ModelConfig, settings: TrainSettings) -> int:
     """Parameters a rank holds whole at a time: embedding and head, and the largest layer twice, in
     use and on its way. Of its experts, those it owns."""
     own = settings.parallel.expert
-    layers = [layer_parameters(config, i) for i in range(config.layers)]
+    layers = [count_layer_parameters(config, i) for i in range(config.layers)]
     largest = max(layer.total - layer.experts + layer.experts // own for layer in layers)
-    whole = parameters(config)
+    whole = count_parameters(config)
     return whole.embedding + whole.head + 2 * largest
 
 
@@ -96,7 +96,7 @@ def flops_token(config: ModelConfig, settings: TrainSettings) -> float:
     return training_flops(
         config,
         settings.stream.context,
-        Learning(
+        TrainingWorkload(
             dense=stage.dense,
             language=stage.language,
             indexer=stage.indexer,
@@ -110,7 +110,7 @@ def activation_numbers(config: ModelConfig, recompute: bool) -> float:
     is recomputed, else about what its matrices read and write."""
     if recompute:
         return float(config.hidden * (config.layers + 4))
-    active = active_parameters(config)
+    active = count_active_parameters(config)
     per_layer = 2 * (active.without_embeddings / config.layers) / config.hidden
     return float(config.layers * (per_layer + 12 * config.hidden))
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paddock.kernels.linear_cross_entropy import token_logprobs
-from paddock.model import RECURRENT, Layout, Network
-from paddock.model.moe import Router, Routing
+from paddock.model import LINEAR_ATTENTION, AttentionMetadata, Transformer
+from paddock.model.moe import Routing, TopKRouter
 from paddock.records import TrainSample
 from paddock.train.batch import ColumnBatch, Counts, TokenBatch, on_device
 from paddock.train.objective import Losses
@@ -72,7 +72,7 @@ class PolicyObjective:
 
     def __call__(
         self,
-        network: Network,
+        network: Transformer,
         batch: TokenBatch,
         counts: Counts,
         progress: float,  # noqa: ARG002
@@ -116,7 +116,7 @@ def gap_parts(logp_N: Tensor, rollout_N: Tensor) -> dict[str, Tensor]:
     }
 
 
-def sampled_logprobs(network: Network, batch: TokenBatch) -> Tensor:
+def sampled_logprobs(network: Transformer, batch: TokenBatch) -> Tensor:
     """[T] of each token's successor where that is trained, at the temperature it was sampled at."""
     hidden_TD = _hidden(network, batch)
     temperature_T = batch.ahead_of(batch.columns["temperature"], 1, nothing=1.0)
@@ -126,24 +126,28 @@ def sampled_logprobs(network: Network, batch: TokenBatch) -> Tensor:
     return token_logprobs(hidden_TD, network.head.weight, batch.targets(1))
 
 
-def _hidden(network: Network, batch: TokenBatch) -> Tensor:
+def _hidden(network: Transformer, batch: TokenBatch) -> Tensor:
     """The states of all tokens; what samples of a group begin with alike is computed once."""
     branches = shared_beginnings(network, batch)
     if branches is None:
         return network(batch.token_T, batch.layout).hidden_TD
     assert branches.query_T is not None
-    return branches.queries(network(batch.token_S[branches.query_T], branches).hidden_TD)
+    return branches.expand_queries(network(batch.token_S[branches.query_T], branches).hidden_TD)
 
 
-def shared_beginnings(network: Network, batch: TokenBatch) -> Layout | None:
+def shared_beginnings(network: Transformer, batch: TokenBatch) -> AttentionMetadata | None:
     """None where nothing is shared, and for layers that keep a state: it does not branch."""
-    recurrent = any(kind in RECURRENT for kind in network.config.attention)
+    recurrent = any(kind in LINEAR_ATTENTION for kind in network.config.attention)
     return None if recurrent else batch.branches
 
 
 @torch.no_grad()
 def score(
-    network: Network, batch: ColumnBatch, *, micro_tokens: int | None = None, replay: bool = False
+    network: Transformer,
+    batch: ColumnBatch,
+    *,
+    micro_tokens: int | None = None,
+    replay: bool = False,
 ) -> NDArray[np.float32]:
     """[S] the network's log-probabilities of the trained tokens, each in its own place; elsewhere
     0."""
@@ -266,7 +270,7 @@ class Apart:
 
 
 @contextmanager
-def routed_as_said(network: Network, batch: TokenBatch, *, replay: bool) -> Iterator[Apart]:
+def routed_as_said(network: Transformer, batch: TokenBatch, *, replay: bool) -> Iterator[Apart]:
     """Within, every token goes to the experts that the batch names, weighted by the trainer's own
     scores; without `replay` they are only compared. Where none is named, the choice is free."""
     apart = Apart("experts" in batch.columns)
@@ -274,14 +278,14 @@ def routed_as_said(network: Network, batch: TokenBatch, *, replay: bool) -> Iter
         yield apart
         return
     said_SLK = batch.columns["experts"]
-    cut, branches = batch.layout.cut, shared_beginnings(network, batch)
+    cut, branches = batch.layout.context_shard, shared_beginnings(network, batch)
     here = slice(None) if cut is None else cut.local_slice
     said_TLK = said_SLK[here if branches is None else branches.query_T].long()
-    routers = [m for layer in network.layers for m in layer.modules() if isinstance(m, Router)]
+    routers = [m for layer in network.layers for m in layer.modules() if isinstance(m, TopKRouter)]
     if said_TLK.shape[1] != len(routers):
         raise ValueError(f"experts of {said_TLK.shape[1]} layers for {len(routers)} routers")
     if branches is not None:
-        apart.every = branches.queries
+        apart.every = branches.expand_queries
     handles = [
         router.register_forward_hook(_rerouted(said_TLK[:, place], apart, replay))
         for place, router in enumerate(routers)
@@ -299,7 +303,7 @@ def _rerouted(
     known_T1 = said_TK[:, :1] >= 0
 
     def hook(router: nn.Module, _: Any, own: Routing) -> Routing:
-        assert isinstance(router, Router)
+        assert isinstance(router, TopKRouter)
         differs_T = (own.expert_TK != said_TK).any(1) & known_T1.squeeze(1)
         apart.tokens.append(apart.every(differs_T).sum())
         if not replay:

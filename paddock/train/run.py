@@ -17,10 +17,10 @@ from paddock.checkpoint.training import newest_model
 from paddock.config import BaseSettings, dump_toml
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare
 from paddock.journal import LEDGER_FILE
-from paddock.model import ModelConfig, Network, preset
+from paddock.model import ModelConfig, Transformer, preset
 from paddock.model.attention.indexer import Indexer
-from paddock.model.moe import Experts
-from paddock.model.surgery import sparse_config, with_indexer
+from paddock.model.moe import GroupedExperts
+from paddock.model.surgery import add_indexer, add_indexer_config
 from paddock.parallel import Mesh
 from paddock.parallel.fsdp import apply_fsdp
 from paddock.train.settings import MachineSettings, ParallelSettings, StartSettings, TrainSettings
@@ -112,20 +112,20 @@ def start_config(settings: TrainSettings) -> ModelConfig:
         config = _changed(preset(start.like), start)
     else:
         config = _changed(read_config(newest_model(Path(start.folder))), start)
-    return config if start.indexer is None else sparse_config(config, start.indexer)
+    return config if start.indexer is None else add_indexer_config(config, start.indexer)
 
 
-def start_network(settings: TrainSettings, tokenizer: Tokenizer) -> Network:
+def start_network(settings: TrainSettings, tokenizer: Tokenizer) -> Transformer:
     """The network as it is before the first step, in float32 on the CPU."""
     start = settings.start
     if start.preset is not None:
-        network = Network.born(start_config(settings), settings.seed)
+        network = Transformer.from_config(start_config(settings), settings.seed)
     else:
         assert start.folder is not None
         network = load_pretrained(newest_model(Path(start.folder)))
         network.config = _changed(network.config, start)
         if start.indexer is not None:
-            network = with_indexer(network, start.indexer, seed=settings.seed)
+            network = add_indexer(network, start.indexer, seed=settings.seed)
     if tokenizer.vocab_size > network.config.vocab:
         raise TrainingError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the network only "
@@ -144,15 +144,15 @@ def _changed(config: ModelConfig, start: StartSettings) -> ModelConfig:
     return config.model_copy(update=update)
 
 
-def placed(network: Network, machine: MachineSettings, mesh: Mesh) -> Network:
+def placed(network: Transformer, machine: MachineSettings, mesh: Mesh) -> Transformer:
     """The network on its device in its dtype; of many ranks, this one's shards of it."""
     dtype = DTYPES[machine.dtype]
     if mesh.all_ranks.size == 1:
         return network.to(mesh.device)
     modules = list(network.modules())
-    experts = [m for m in modules if isinstance(m, Experts)] if mesh.expert.size > 1 else []
+    experts = [m for m in modules if isinstance(m, GroupedExperts)] if mesh.expert.size > 1 else []
     for stack in experts:
-        stack.split(mesh.expert)
+        stack.shard(mesh.expert)
     index_weights = [m.weights for m in modules if isinstance(m, Indexer)]
     apply_fsdp(
         network,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from paddock.model import Ask
+from paddock.model import AuxRequest
 from paddock.train.settings import TrainSettings
 
 
@@ -24,8 +24,8 @@ class Stage:
     rests: str | None = None  # parameters with this in their name rest
 
     @property
-    def ask(self) -> Ask:
-        return Ask(dense=self.dense, indexer_loss=self.indexer, balance_loss=self.language)
+    def ask(self) -> AuxRequest:
+        return AuxRequest(dense=self.dense, indexer_loss=self.indexer, balance_loss=self.language)
 
     def freeze(self, network: nn.Module) -> None:
         for name, parameter in network.named_parameters():

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from paddock.data import Batch
-from paddock.model import Network
-from paddock.model.moe import Router
+from paddock.model import Transformer
+from paddock.model.moe import TopKRouter
 from paddock.optim import AdamSettings, AdamW, Muon, MuonSettings, clip_grad_norm_
 from paddock.parallel import SINGLE_PROCESS, Mesh, MeshDim
 from paddock.parallel.collectives import all_reduce_max, all_reduce_sum, global_norm
@@ -54,7 +54,7 @@ class Trainer:
 
     def __init__(
         self,
-        network: Network,
+        network: Transformer,
         objective: Objective,
         settings: StepSettings,
         evidence: Path,
@@ -66,7 +66,7 @@ class Trainer:
         self.weights = Weights(network, mesh, DTYPES[settings.machine.dtype], fake_quant)
         self.optimizer = make_optimizer(self.weights, settings.optim)
         self._evidence = evidence
-        network.recompute = settings.machine.recompute
+        network.activation_checkpointing = settings.machine.recompute
 
     def step(self, batch: Batch, *, lr: float, bias_rate: float, progress: float) -> StepReport:
         """All ranks step together, each with its own share of the batch, and report the same."""
@@ -151,14 +151,14 @@ def make_optimizer(weights: Weights, optim: OptimSettings) -> AdamW:
 
 
 @torch.no_grad()
-def rebalance(network: Network, loads: tuple[Tensor, ...], rate: float) -> float:
+def rebalance(network: Transformer, loads: tuple[Tensor, ...], rate: float) -> float:
     """Nudge every router that saw tokens; returns how uneven the worst of them was."""
-    routers = [module for module in network.modules() if isinstance(module, Router)]
+    routers = [module for module in network.modules() if isinstance(module, TopKRouter)]
     uneven = []
     for router, load_E in zip(routers, loads, strict=False):
         uneven.append(load_E.max() / load_E.float().mean())
         if rate:
-            router.rebalance(load_E, rate)
+            router.update_bias(load_E, rate)
     # Read together: each reading waits for the device.
     return max([1.0, *torch.stack(uneven).tolist()]) if uneven else 1.0
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from paddock.data import Batch
-from paddock.model import ModelConfig, Network
+from paddock.model import ModelConfig, Transformer
 from paddock.parallel import Mesh
 from paddock.train.objective import BaseObjective
 from paddock.train.plan import Plan
@@ -36,7 +36,9 @@ def free_bytes(device: torch.device) -> int:
 def seconds_a_step(settings: TrainSettings, config: ModelConfig, steps: int = 3) -> float:
     """Median over a few steps after one to warm up, with full rows of random tokens."""
     device = pick_device(settings.machine.device)
-    network = placed(Network.born(config, settings.seed), settings.machine, Mesh(device=device))
+    network = placed(
+        Transformer.from_config(config, settings.seed), settings.machine, Mesh(device=device)
+    )
     stage = stage_of(settings)
     stage.freeze(network)
     with tempfile.TemporaryDirectory() as scratch:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from paddock.checkpoint.load import blueprint
-from paddock.model import Network
-from paddock.model.moe import Experts
+from paddock.model import Transformer
+from paddock.model.moe import GroupedExperts
 from paddock.model.roles import parameter_roles
 from paddock.parallel import SINGLE_PROCESS, SINGLE_RANK, Mesh
 from paddock.parallel.collectives import gather_to_rank_zero
@@ -48,7 +48,7 @@ class Weights:
 
     def __init__(
         self,
-        network: Network,
+        network: Transformer,
         mesh: Mesh = SINGLE_PROCESS,
         dtype: torch.dtype = torch.float32,
         fake_quant: FakeQuant = as_they_are,
@@ -66,7 +66,7 @@ class Weights:
         split = {
             f"{name}.{stack}": module.axis
             for name, module in network.named_modules()
-            if isinstance(module, Experts)
+            if isinstance(module, GroupedExperts)
             for stack, _ in module.named_parameters()
         }
         self._held = {
@@ -146,7 +146,7 @@ class Weights:
         """This rank's rows of something shaped like this parameter."""
         return whole if self._mesh.all_ranks.size == 1 else whole[self._held[name]].clone()
 
-    def exact_network(self) -> Network | None:
+    def exact_network(self) -> Transformer | None:
         """The network with its exact weights: what a checkpoint holds. A single process shares
         their memory; of many the first rank gathers them in host memory, and the others get None.
         """
@@ -161,7 +161,7 @@ class Weights:
         return twin
 
     @torch.no_grad()
-    def restore(self, network: Network) -> None:
+    def restore(self, network: Transformer) -> None:
         """Take over another network's exact weights and buffers."""
         saved = network.state_dict()
         for name, tensor in self._network.state_dict().items():

@@ -6,7 +6,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from paddock.model import Network
+from paddock.model import Transformer
 
 TOLERANCE = 1e-5  # relative L2 of float32 logits
 VOCAB = 61
@@ -70,7 +70,7 @@ def their_logits(model: transformers.PreTrainedModel) -> Tensor:
 
 
 @torch.no_grad()
-def our_logits(network: Network) -> Tensor:
+def our_logits(network: Transformer) -> Tensor:
     return network.logits(TOKENS)
 
 

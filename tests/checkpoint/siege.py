@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from paddock.checkpoint import load_pretrained, save_pretrained
-from paddock.model import Network
+from paddock.model import Transformer
 from paddock.model.config import RopeSettings
 from tests.model.networks import born, grouped_config
 
@@ -49,7 +49,7 @@ def kill(pid: int) -> None:
     assert os.WIFSIGNALED(status), "the writer had already failed"
 
 
-def check(found: Network) -> float:
+def check(found: Transformer) -> float:
     """Which of the two networks this is, wholly."""
     theta = found.config.rope.theta
     for name, tensor in NETWORKS[theta].state_dict().items():

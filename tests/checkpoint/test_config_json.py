@@ -95,7 +95,7 @@ def test_the_released_glm52_is_our_preset():
 
 def test_the_released_deepseek_is_understood():
     config = config_from_json(json.loads(DEEPSEEK))
-    assert (config.layers, config.mlp.count("moe"), config.mla.qk) == (61, 58, 192)
+    assert (config.layers, config.mlp.count("moe"), config.mla.qk_head_dim) == (61, 58, 192)
     assert (config.moe.groups, config.moe.groups_kept, config.mtp.depths) == (8, 4, 1)
     scaling = RopeScaling(
         kind="yarn", factor=40, original_context=4096, mscale=1.0, mscale_all_dim=1.0

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
-from paddock.model.config import ExpertSettings, LatentSettings
+from paddock.model.config import MLASettings, MoESettings
 from tests.model.networks import born, latent_config
 
 WEIGHTS = "model.safetensors"
@@ -17,9 +17,9 @@ CONFIG = latent_config(
     attention=("dsa",) * 2,
     mlp=("dense", "moe"),
     dense_inner=300,
-    mla=LatentSettings(heads=2, q_rank=40, kv_rank=128, nope=60, rope=8, value=70),
+    mla=MLASettings(heads=2, q_rank=40, kv_rank=128, nope=60, rope=8, value=70),
     indexer=latent_config().indexer.model_copy(update={"layers": ("full", "full")}),
-    moe=ExpertSettings(experts=2, active=1, inner=136),
+    moe=MoESettings(experts=2, active=1, inner=136),
     mtp=None,
 )
 KEPT = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "weights_proj")

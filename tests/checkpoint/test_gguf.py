@@ -12,7 +12,7 @@ import transformers
 from gguf import GGMLQuantizationType as Type
 
 from paddock.checkpoint import CheckpointError, load_gguf, load_pretrained, save_pretrained
-from paddock.model import GrowingMemory
+from paddock.model import GrowingCache
 from paddock.model.config import RopeScaling
 from tests.checkpoint.peers import (
     DENSE,
@@ -281,12 +281,12 @@ def test_smollm2_computes_what_transformers_computes_and_knows_the_capital_of_fr
     question = [504, 3575, 282, 4649, 314]  # The capital of France is
     paris = 7042
 
-    memory = GrowingMemory()
+    memory = GrowingCache()
     answer = list(question)
     fresh = question
     with torch.no_grad():
         for _ in range(3):
-            output = ours(torch.tensor(fresh), memory.layout(len(fresh)), memory)
+            output = ours(torch.tensor(fresh), memory.next_metadata(len(fresh)), memory)
             fresh = [int(ours.head(output.hidden_TD[-1]).argmax())]
             answer += fresh
     assert answer[len(question)] == paris

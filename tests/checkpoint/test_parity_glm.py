@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from paddock.checkpoint import load_pretrained, save_pretrained
-from paddock.model import Network
+from paddock.model import Transformer
 from paddock.model.config import (
-    ExpertSettings,
     IndexerSettings,
-    LatentSettings,
+    MLASettings,
     ModelConfig,
+    MoESettings,
 )
 from tests.checkpoint.peers import (
     SPARSE,
@@ -107,12 +107,12 @@ def test_a_network_born_here_is_understood_there(tmp_path):
         attention=("dsa",) * 3,
         mlp=("dense", "moe", "moe"),
         dense_inner=40,
-        mla=LatentSettings(heads=3, q_rank=16, kv_rank=12, nope=8, rope=6, value=14, norm_eps=1e-6),
+        mla=MLASettings(heads=3, q_rank=16, kv_rank=12, nope=8, rope=6, value=14, norm_eps=1e-6),
         indexer=IndexerSettings(heads=16, dim=10, topk=5, layers=("full", "full", "shared")),
-        moe=ExpertSettings(experts=6, active=2, inner=8, shared=2, groups=3, groups_kept=2),
+        moe=MoESettings(experts=6, active=2, inner=8, shared=2, groups=3, groups_kept=2),
         eos=(0,),
     )
-    ours = Network.born(config, seed=1)
+    ours = Transformer.from_config(config, seed=1)
     generator = torch.Generator().manual_seed(2)
     for name, tensor in ours.state_dict().items():
         if tensor.ndim == 1:

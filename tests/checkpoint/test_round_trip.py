@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from paddock.checkpoint import CheckpointError, load_pretrained, read_config, save_pretrained
 from paddock.checkpoint.config_json import config_from_json, config_to_json
-from paddock.model import PRESETS, Network
-from paddock.model.config import GroupedSettings, IndexerSettings, InitSettings, RopeSettings
+from paddock.model import PRESETS, Transformer
+from paddock.model.config import GQASettings, IndexerSettings, RopeSettings, WeightInitSettings
 from tests.model.networks import born, grouped_config, latent_config
 
 NETWORKS = {
@@ -17,7 +17,7 @@ NETWORKS = {
     "glm_moe_dsa, tied": latent_config(tied=True),
     "deepseek_v3": latent_config(family="deepseek_v3", attention=("mla",) * 4, indexer=None),
     "llama": grouped_config(
-        "gqa", "gqa", family="llama", gqa=GroupedSettings(heads=4, kv_heads=2, dim=8)
+        "gqa", "gqa", family="llama", gqa=GQASettings(heads=4, kv_heads=2, dim=8)
     ),
     "every ablation": grouped_config("gqa", "swa", "gdn", "simple_gdn"),
     "every ablation, tied, with biases": grouped_config(
@@ -26,7 +26,7 @@ NETWORKS = {
         "gdn",
         "simple_gdn",
         tied=True,
-        gqa=GroupedSettings(heads=4, kv_heads=2, dim=8, window=3, bias="all", qk_norm=True, conv=2),
+        gqa=GQASettings(heads=4, kv_heads=2, dim=8, window=3, bias="all", qk_norm=True, conv=2),
     ),
     "our own layout of a latent network": latent_config(family="paddock"),
 }
@@ -37,7 +37,7 @@ def tensors_of(folder):
     return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
 
 
-def assert_same(one: Network, other: Network):
+def assert_same(one: Transformer, other: Transformer):
     assert one.config == other.config
     before, after = one.state_dict(), other.state_dict()
     assert before.keys() == after.keys()
@@ -129,11 +129,11 @@ def test_every_preset_survives_config_json(name):
 
 
 def test_how_a_network_was_born_is_only_kept_in_our_own_layout():
-    odd = InitSettings(std=0.3, head_std=0.01)
+    odd = WeightInitSettings(std=0.3, head_std=0.01)
     own = grouped_config("gdn", init=odd)
     assert config_from_json(config_to_json(own)).init == odd
     released = latent_config(init=odd)
-    assert config_from_json(config_to_json(released)).init == InitSettings(std=0.3)
+    assert config_from_json(config_to_json(released)).init == WeightInitSettings(std=0.3)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from safetensors.torch import save
 
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
 from paddock.checkpoint.wire import Parcel, checksum, checksums, outgoing, pack, receive, unpack
-from paddock.model import Network
+from paddock.model import Transformer
 from tests.model.networks import latent_config
 
 
-def network(seed: int) -> Network:
-    return Network.born(latent_config(), seed)
+def network(seed: int) -> Transformer:
+    return Transformer.from_config(latent_config(), seed)
 
 
-def everything(of: Network) -> dict[str, torch.Tensor]:
+def everything(of: Transformer) -> dict[str, torch.Tensor]:
     return dict(outgoing(of))
 
 

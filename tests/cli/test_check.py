@@ -7,14 +7,14 @@ from typer.testing import CliRunner
 
 from paddock.checkpoint import save_pretrained
 from paddock.cli.__main__ import app
-from paddock.model import Network, preset
+from paddock.model import Transformer, preset
 
 WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    save_pretrained(Network.born(preset("nano"), 0), tmp_path / "nano")
+    save_pretrained(Transformer.from_config(preset("nano"), 0), tmp_path / "nano")
     return tmp_path / "nano"
 
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.cli.__main__ import app
-from paddock.model import ModelConfig, Network, preset
-from paddock.model.config import GroupedSettings, RopeSettings
+from paddock.model import ModelConfig, Transformer, preset
+from paddock.model.config import GQASettings, RopeSettings
 from paddock.text import (
     GlmRenderer,
     SpecialToken,
@@ -41,19 +41,17 @@ def grouped(family, vocab):
         mlp=("dense", "dense"),
         dense_inner=48,
         rope=RopeSettings(theta=10_000.0, layout="halves"),
-        gqa=GroupedSettings(
-            heads=4, kv_heads=2, dim=8, bias="qkv" if family == "qwen2" else "none"
-        ),
+        gqa=GQASettings(heads=4, kv_heads=2, dim=8, bias="qkv" if family == "qwen2" else "none"),
         eos=(2,),
         bos=1,
         pad=0 if family == "qwen2" else None,
     )
-    return Network.born(config, 0).eval()
+    return Transformer.from_config(config, 0).eval()
 
 
 @pytest.fixture
 def folder(tmp_path):
-    save_pretrained(Network.born(preset("nano"), 0), tmp_path / "nano", beside=TOKENIZER)
+    save_pretrained(Transformer.from_config(preset("nano"), 0), tmp_path / "nano", beside=TOKENIZER)
     return tmp_path / "nano"
 
 
@@ -138,7 +136,7 @@ def test_a_model_of_another_family_gets_glm5s_chat_and_keeps_what_it_knew(tmp_pa
 
 
 def test_chat_needs_a_tokenizer(tmp_path):
-    save_pretrained(Network.born(preset("nano"), 0), tmp_path / "bare")
+    save_pretrained(Transformer.from_config(preset("nano"), 0), tmp_path / "bare")
     done = convert(tmp_path / "bare", tmp_path / "new", "--chat", "5")
     assert done.exit_code == 1
     assert "there is no tokenizer.json to add GLM-5's tokens to" in done.stderr

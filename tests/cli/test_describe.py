@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from paddock.checkpoint import save_pretrained
 from paddock.checkpoint.load import blueprint
 from paddock.cli.__main__ import app
-from paddock.model import PRESETS, Network, preset
+from paddock.model import PRESETS, Transformer, preset
 
 
 class NoTensors(TorchFunctionMode):
@@ -68,7 +68,7 @@ def test_json_says_what_sparsity_buys():
 
 
 def test_a_folder_is_described_like_the_preset_in_it(tmp_path):
-    save_pretrained(Network.born(preset("nano"), 0), tmp_path / "nano")
+    save_pretrained(Transformer.from_config(preset("nano"), 0), tmp_path / "nano")
     folder = json.loads(describe(str(tmp_path / "nano"), "--json"))
     named = json.loads(describe("nano", "--json"))
     assert folder | {"name": "nano"} == named
@@ -76,12 +76,12 @@ def test_a_folder_is_described_like_the_preset_in_it(tmp_path):
 
 def test_a_part_that_is_not_there_has_no_row(tmp_path):
     config = preset("nano").model_copy(update={"mtp": None})
-    save_pretrained(Network.born(config, 0), tmp_path / "nano")
+    save_pretrained(Transformer.from_config(config, 0), tmp_path / "nano")
     assert "MTP" not in describe(str(tmp_path / "nano"))
 
 
 def test_brackets_in_a_name_are_no_markup(tmp_path):
-    save_pretrained(Network.born(preset("nano"), 0), tmp_path / "[red]")
+    save_pretrained(Transformer.from_config(preset("nano"), 0), tmp_path / "[red]")
     assert f"{tmp_path}/[red]: glm_moe_dsa" in describe(str(tmp_path / "[red]"))
 
 

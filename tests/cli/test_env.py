@@ -130,7 +130,7 @@ def test_a_model_of_a_folder_plays(tmp_path):
     """A newborn network: whether its reply ends is up to chance, that it is asked is not."""
     from paddock.checkpoint import save_pretrained
     from paddock.data import DemonstrationSource
-    from paddock.model import Network
+    from paddock.model import Transformer
     from paddock.text import train_tokenizer, with_chat_template
     from tests.model.networks import latent_config
 
@@ -140,7 +140,7 @@ def test_a_model_of_a_folder_plays(tmp_path):
     config = latent_config(
         vocab=tokenizer.vocab_size, context=256, eos=tokenizer.special_token_ids.stop_token_ids
     )
-    save_pretrained(Network.born(config, seed=1), tmp_path / "model")
+    save_pretrained(Transformer.from_config(config, seed=1), tmp_path / "model")
     tokenizer.save(tmp_path / "model")
     folder = str(tmp_path / "model")
     done = paddock("try", "nano-chain", "--model", folder, "--max-tokens", "20")

@@ -16,7 +16,7 @@ from paddock.cli.__main__ import app
 from paddock.cli.errors import UserError
 from paddock.cli.harvest import Harvest
 from paddock.data import DemonstrationSource, read_dialogues
-from paddock.model import Network
+from paddock.model import Transformer
 from paddock.records import Failure, Verdict
 from paddock.text import train_tokenizer, with_chat_template
 from tests.model.networks import latent_config
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
         "eos": tokenizer.special_token_ids.stop_token_ids,
     }
     target = tmp_path_factory.mktemp("newborn") / "model"
-    save_pretrained(Network.born(latent_config(**two_layers), seed=1), target)
+    save_pretrained(Transformer.from_config(latent_config(**two_layers), seed=1), target)
     tokenizer.save(target)
     return target
 

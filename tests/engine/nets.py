@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from paddock.engine import Answer, Engine, EngineSettings, Request
-from paddock.model import Layout, Network
-from paddock.model.config import InitSettings
+from paddock.model import AttentionMetadata, Transformer
+from paddock.model.config import WeightInitSettings
 from paddock.records import Completion, SamplingParams
 from tests.model.networks import VOCAB, born, grouped_config, latent_config, tokens
 
@@ -18,7 +18,7 @@ SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", 
 
 
 @cache
-def network(name: str) -> Network:
+def network(name: str) -> Transformer:
     match name:
         case "sparse":
             return born(latent_config())
@@ -35,25 +35,25 @@ def network(name: str) -> Network:
     raise KeyError(name)
 
 
-def copy_of(network: Network) -> Network:
+def copy_of(network: Transformer) -> Transformer:
     """For an engine that will be given other weights."""
-    twin = Network(network.config)
+    twin = Transformer(network.config)
     twin.load_state_dict(network.state_dict())
     return twin.eval()
 
 
-def counting() -> Network:
+def counting() -> Transformer:
     """A network that has learnt to go on counting, and its MTP layer with it: nearly every draft is
     right, but for those right after a text that was no count."""
     torch.manual_seed(0)
-    network = Network.born(latent_config(init=InitSettings(std=0.06)), 0)
+    network = Transformer.from_config(latent_config(init=WeightInitSettings(std=0.06)), 0)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-2)
     for _ in range(30):
         start = torch.randint(0, VOCAB, (8, 1))
         token_T = ((start + torch.arange(24)) % VOCAB).flatten()
-        layout = Layout.packed([24] * 8)
+        layout = AttentionMetadata.packed([24] * 8)
         hidden_TD = network(token_T, layout).hidden_TD
-        ahead = network.look_ahead(hidden_TD, token_T, network.step(layout), 2)
+        ahead = network.mtp_forward(hidden_TD, token_T, network.make_context(layout), 2)
         loss = torch.zeros(())
         for depth, state_TD in enumerate((hidden_TD, *(state for state, _ in ahead)), start=1):
             logits = network.head(state_TD).view(8, 24, -1)[:, :-depth]
@@ -73,7 +73,7 @@ def prompts(count: int, longest: int = 40, seed: int = 0) -> list[tuple[int, ...
 
 @torch.no_grad()
 def assert_scores(
-    network: Network, prompt: tuple[int, ...], got: Completion, temperature: float = 1.0
+    network: Transformer, prompt: tuple[int, ...], got: Completion, temperature: float = 1.0
 ) -> torch.Tensor:
     """The reply's log-probabilities are those a trainer finds in one forward pass over all of it.
     Returns the logits that each of its tokens was chosen from."""
@@ -84,14 +84,14 @@ def assert_scores(
     return logits_TV
 
 
-def assert_greedy(network: Network, prompt: tuple[int, ...], got: Completion) -> None:
+def assert_greedy(network: Transformer, prompt: tuple[int, ...], got: Completion) -> None:
     """Each token is the best after those before it, in one forward pass over all of them: then the
     reply is the one that greedy decoding without any cache would give."""
     logits_TV = assert_scores(network, prompt, got)
     assert got.token_ids == tuple(logits_TV.argmax(-1).tolist())
 
 
-def engine(network: Network, tokenizer=None, **settings) -> Engine:
+def engine(network: Transformer, tokenizer=None, **settings) -> Engine:
     defaults = {"page_tokens": 4, "cache_bytes": 1 << 22, "context": 128, "stop_ids": ()}
     return Engine(network, tokenizer, EngineSettings(**(defaults | settings)))
 

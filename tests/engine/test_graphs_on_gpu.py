@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paddock.engine import Engine, EngineSettings, Request
-from paddock.model import Network, preset
+from paddock.model import Transformer, preset
 from paddock.records import SamplingParams
 from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
 
@@ -26,7 +26,7 @@ def test_float32_replies_are_the_cpus(kind):
 
 def small(layers=3):
     config = preset("small")
-    return Network.born(
+    return Transformer.from_config(
         config.model_copy(
             update={
                 "attention": config.attention[:layers],

@@ -11,7 +11,7 @@ from paddock.engine import Reload
 from paddock.kernels import mla_prepare
 from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
-from paddock.model import Batch, Layout
+from paddock.model import AttentionMetadata, DecodeBatch
 from paddock.model.attention.mla import MLA
 from paddock.model.config import RopeSettings
 from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
@@ -35,7 +35,7 @@ def network_of(kind):
 def prepared(monkeypatch):
     """How many layers were prepared at once."""
     monkeypatch.setattr(mla_prepare, "suits", lambda *_: True)
-    count, plain = [], MLA.prepared
+    count, plain = [], MLA.prepare_decode
 
     def counted(self, *args, **kwargs):
         count.append(self.layer)
@@ -50,7 +50,7 @@ def prepared(monkeypatch):
 def test_replies_are_those_of_greedy_decoding(kind, joined, prepared):
     own = network_of(kind)
     if joined:
-        own.lay_together()
+        own.fuse_weights()
     with engine(own) as serving:
         answers = serving.answers([greedy(prompt, COUNT) for prompt in PROMPTS])
         assert serving.audit() == []
@@ -61,7 +61,7 @@ def test_replies_are_those_of_greedy_decoding(kind, joined, prepared):
 
 def test_new_weights_reach_what_was_laid_together(prepared):
     own = copy_of(network("sparse"))
-    own.lay_together()
+    own.fuse_weights()
     with engine(own) as serving:
         serving.answers(map(greedy, PROMPTS))
         Reload(serving).from_network(other(), version=7, mode="retract")
@@ -106,15 +106,17 @@ def test_a_layer_prepares_what_it_projects_bit_for_bit(kind):
     own = network_of(kind)
     attention = own.layers[0].attention
     position_T = torch.tensor([9, 30, 4])
-    batch = Batch(BlockTable(torch.arange(30).view(3, 10), 4), (position_T + 1).view(3, 1).int())
+    batch = DecodeBatch(
+        BlockTable(torch.arange(30).view(3, 10), 4), (position_T + 1).view(3, 1).int()
+    )
     spans = tuple(Span(b, 1, 0, int(p) + 1) for b, p in enumerate(position_T))
-    layout, x_TD = Layout(position_T, spans, batch=batch), torch.randn(3, 32)
+    layout, x_TD = AttentionMetadata(position_T, spans, decode_batch=batch), torch.randn(3, 32)
     one, other = (Storage(torch.tensor([5, 0, 39]), row=20, index=8) for _ in range(2))
     step = own.step(layout, one)
     projected = attention.project(x_TD, step)
     one.extend(0, "row", projected.row_TC)
-    index = attention.index_new(x_TD, projected, step)
-    found = attention.prepared(x_TD, own.step(layout, other), wanted=True)
+    index = attention.index_new_tokens(x_TD, projected, step)
+    found = attention.prepare_decode(x_TD, own.step(layout, other), wanted=True)
     for stream in ("row", "index"):
         assert torch.equal(one.stored[stream], other.stored[stream])
     assert torch.equal(found.index.query_THD, index.query_THD)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.model import Ask, Layout
+from paddock.model import AttentionMetadata, AuxRequest
 from tests.engine.nets import engine, greedy, network, prompts
 
 PROMPTS = prompts(10, seed=3)
@@ -13,7 +13,11 @@ PROMPTS = prompts(10, seed=3)
 @torch.no_grad()
 def chosen(net, token_ids):
     """Experts and kept keys of one forward pass over everything."""
-    output = net(torch.tensor(token_ids), Layout.packed([len(token_ids)]), ask=Ask(choices=True))
+    output = net(
+        torch.tensor(token_ids),
+        AttentionMetadata.packed([len(token_ids)]),
+        ask=AuxRequest(routing_and_topk=True),
+    )
     experts, kept = [], []
     for note in output.notes:
         if note.experts_TK is not None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paddock.engine.speculate import Drafter
-from paddock.model import Layout
+from paddock.model import AttentionMetadata
 from tests.engine.nets import engine, greedy, network, prompts
 from tests.model.networks import VOCAB
 
@@ -42,10 +42,10 @@ def test_a_first_draft_is_what_training_predicts_there(kind, settings, guessed):
     assert len(guessed) > 15
     wrong = 0
     for text, draft in guessed.items():
-        token_T, layout = torch.tensor(text), Layout.packed([len(text)])
+        token_T, layout = torch.tensor(text), AttentionMetadata.packed([len(text)])
         with torch.no_grad():
             hidden_TD = net(token_T, layout).hidden_TD
-            ahead = net.look_ahead(hidden_TD, token_T, net.step(layout), 1)
+            ahead = net.mtp_forward(hidden_TD, token_T, net.make_context(layout), 1)
             (state_TD, _), *_ = ahead
             wrong += draft != int(net.head(state_TD[-2]).argmax())
     # A row at the end of a cached page was made with the token that followed there, which may not

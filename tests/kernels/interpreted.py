@@ -343,7 +343,7 @@ def a_network_that_uses_them_all():
         swiglu,
         wide_linear,
     )
-    from paddock.model import Layout
+    from paddock.model import AttentionMetadata
     from paddock.model.config import IndexerSettings
     from tests.model.networks import born, latent_config, tokens
 
@@ -358,7 +358,7 @@ def a_network_that_uses_them_all():
         op.fused.suits = always(op.__name__)
     indexer = IndexerSettings(heads=2, dim=8, topk=8, layers=("full",) * 2)
     config = latent_config(attention=("dsa",) * 2, mlp=("dense", "moe"), indexer=indexer, mtp=None)
-    token_T, layout = tokens(30), Layout.packed([18, 12])
+    token_T, layout = tokens(30), AttentionMetadata.packed([18, 12])
 
     def gradients(network):
         hidden_TD = network(token_T, layout).hidden_TD

@@ -8,7 +8,7 @@ from paddock.kernels.index_scores import index_scores
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.kernels.precision import mm_fp32
 from paddock.kernels.topk import index_topk
-from paddock.model import Layout, Network, preset
+from paddock.model import AttentionMetadata, Transformer, preset
 
 pytestmark = pytest.mark.gpu
 
@@ -68,7 +68,7 @@ def test_the_loss_and_its_gradients():
 
 
 def test_a_network_says_the_same_on_both_devices():
-    network = Network.born(preset("nano"), seed=0)
+    network = Transformer.from_config(preset("nano"), seed=0)
     token_T = torch.randint(0, 960, (200,), generator=torch.Generator().manual_seed(0))
     here = network.logits(token_T)
     here.logsumexp(-1).sum().backward()
@@ -81,5 +81,5 @@ def test_a_network_says_the_same_on_both_devices():
     for name, parameter in network.named_parameters():
         if parameter.grad is not None:
             assert error(parameter.grad, grads[name]) < 1e-2, name
-    packed = network(token_T.cuda(), Layout.packed([120, 80], device="cuda")).hidden_TD
+    packed = network(token_T.cuda(), AttentionMetadata.packed([120, 80], device="cuda")).hidden_TD
     assert packed.isfinite().all()

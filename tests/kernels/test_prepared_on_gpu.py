@@ -6,7 +6,7 @@ import torch
 from paddock.engine import Engine, EngineSettings, Request
 from paddock.kernels import dispatch, mla_prepare
 from paddock.kernels.mla_prepare import fused, reference
-from paddock.model import Network, preset
+from paddock.model import Transformer, preset
 from paddock.model.attention.mla import MLA
 from paddock.records import SamplingParams
 from tests.kernels.prepare_cases import CASES, Prepare, exact, first_token
@@ -105,13 +105,17 @@ def network():
     layers = {"topk": 64, "layers": config.indexer.layers[:3]}
     changes = {"attention": config.attention[:3], "mlp": config.mlp[:3], "context": 2048}
     changes["indexer"] = config.indexer.model_copy(update=layers)
-    return Network.born(config.model_copy(update=changes), seed=0).cuda().cast(torch.bfloat16)
+    return (
+        Transformer.from_config(config.model_copy(update=changes), seed=0)
+        .cuda()
+        .cast(torch.bfloat16)
+    )
 
 
 @pytest.mark.parametrize("graphs", [False, None])
 def test_a_network_says_the_same_with_and_without(network, graphs, monkeypatch):
     """Rounding may part greedy replies where two tokens are nearly as good, but not at once."""
-    taken, plain = [], MLA.prepared
+    taken, plain = [], MLA.prepare_decode
 
     def counted(self, *args, **kwargs):
         taken.append(self.layer)

@@ -15,7 +15,7 @@ from paddock.kernels import (
     wide_linear,
 )
 from paddock.kernels.topk import topk_indices
-from paddock.model import Layout
+from paddock.model import AttentionMetadata
 from paddock.optim import AdamW, clip_grad_norm_
 from paddock.records import NamedParameter, ParameterRole
 from tests.kernels.interpreted import chosen, documents, error
@@ -217,7 +217,7 @@ def test_float32_parameters_step_together_as_they_do_alone():
 def test_a_network_is_as_near_the_truth_with_every_twin_as_without():
     """bfloat16 all along: both roundings differ from float64, and from each other, by as much."""
     network = born(latent_config(mtp=None)).cuda().cast(torch.bfloat16)
-    token_T, layout = tokens(90).cuda(), Layout.packed([50, 40], device="cuda")
+    token_T, layout = tokens(90).cuda(), AttentionMetadata.packed([50, 40], device="cuda")
 
     def run():
         network.zero_grad()

@@ -4,15 +4,15 @@ from typing import Any
 
 import torch
 
-from paddock.model import ModelConfig, Network
+from paddock.model import ModelConfig, Transformer
 from paddock.model.config import (
-    ExpertSettings,
-    GroupedSettings,
+    GQASettings,
     IndexerSettings,
-    InitSettings,
-    LatentSettings,
-    MtpSettings,
+    MLASettings,
+    MoESettings,
+    MTPSettings,
     RopeSettings,
+    WeightInitSettings,
 )
 
 VOCAB = 50
@@ -29,11 +29,11 @@ def latent_config(**changes: Any) -> ModelConfig:
         "mlp": ("dense", "moe", "moe", "moe"),
         "dense_inner": 48,
         "rope": RopeSettings(theta=100.0),
-        "mla": LatentSettings(heads=4, q_rank=24, kv_rank=16, nope=8, rope=4, value=10),
+        "mla": MLASettings(heads=4, q_rank=24, kv_rank=16, nope=8, rope=4, value=10),
         "indexer": IndexerSettings(heads=2, dim=8, topk=8, layers=("full",) * 4),
-        "moe": ExpertSettings(experts=6, active=2, inner=16),
-        "mtp": MtpSettings(depths=3),
-        "init": InitSettings(std=0.2),
+        "moe": MoESettings(experts=6, active=2, inner=16),
+        "mtp": MTPSettings(depths=3),
+        "init": WeightInitSettings(std=0.2),
     }
     return ModelConfig(**(defaults | changes))
 
@@ -48,15 +48,15 @@ def grouped_config(*kinds: str, **changes: Any) -> ModelConfig:
         "mlp": ("dense",) * len(kinds),
         "dense_inner": 48,
         "rope": RopeSettings(theta=100.0, layout="halves"),
-        "gqa": GroupedSettings(heads=4, kv_heads=2, dim=8, window=6),
-        "init": InitSettings(std=0.2),
+        "gqa": GQASettings(heads=4, kv_heads=2, dim=8, window=6),
+        "init": WeightInitSettings(std=0.2),
     }
     return ModelConfig(**(defaults | changes))
 
 
-def born(config: ModelConfig, seed: int = 0) -> Network:
+def born(config: ModelConfig, seed: int = 0) -> Transformer:
     """A network whose norms and biases are not the identity either, so that nothing hides."""
-    network = Network.born(config, seed)
+    network = Transformer.from_config(config, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for tensor in network.state_dict().values():

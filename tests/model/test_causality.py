@@ -42,7 +42,7 @@ def test_later_tokens_never_change_earlier_logits(name, kept, seed):
 def test_exact_ties_really_happen():
     network, token_T = NETWORKS["sparse, two index heads"], tokens(100)
     attention = network.layers[0].attention
-    step = network.step(layout_of(token_T))
+    step = network.make_context(layout_of(token_T))
     x_TD = network.layers[0].attention_norm(network.embed(token_T))
     index = attention.index(x_TD, attention.project(x_TD, step), step)
     match = torch.einsum("thd,sd->ths", index.query_THD, index.key_SD).relu()
@@ -50,9 +50,9 @@ def test_exact_ties_really_happen():
 
 
 def layout_of(token_T: torch.Tensor):
-    from paddock.model import Layout
+    from paddock.model import AttentionMetadata
 
-    return Layout.packed([len(token_T)])
+    return AttentionMetadata.packed([len(token_T)])
 
 
 def test_ids_outside_the_vocabulary_are_refused():

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from paddock.model import PRESETS, Network, preset
+from paddock.model import PRESETS, Transformer, preset
 from paddock.model.cost import (
-    active_parameters,
-    cache_bytes,
-    flops,
-    parameters,
-    streams,
+    count_active_parameters,
+    count_parameters,
+    forward_flops,
+    kv_cache_bytes_per_token,
+    kv_cache_shapes,
 )
 from tests.model.networks import grouped_config, latent_config, tokens
 
@@ -29,31 +29,31 @@ CONFIGS = PRESETS | {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_count_is_what_a_network_holds(name):
     with torch.device("meta"):
-        network = Network(CONFIGS[name])
+        network = Transformer(CONFIGS[name])
     counted = sum(p.numel() for p in network.parameters()) + sum(
         b.numel() for b in network.buffers()
     )
-    assert parameters(CONFIGS[name]).total == counted
+    assert count_parameters(CONFIGS[name]).total == counted
 
 
 def test_glm5_is_the_papers():
-    total, active = parameters(preset("glm5")), active_parameters(preset("glm5"))
+    total, active = count_parameters(preset("glm5")), count_active_parameters(preset("glm5"))
     assert round(total.without_mtp / 1e9, 2) == 743.91
     assert round(total.total / 1e9, 2) == 753.86
     assert round(active.without_embeddings / 1e9, 2) == 39.88
-    assert cache_bytes(preset("glm5")).rows == 89_856
+    assert kv_cache_bytes_per_token(preset("glm5")).rows == 89_856
 
 
 def test_small_and_nano_are_the_sizes_they_are_made_for():
     small, nano = preset("small"), preset("nano")
-    assert round(parameters(small).without_mtp / 1e6) == 716
-    assert parameters(nano).total < 1_000_000
+    assert round(count_parameters(small).without_mtp / 1e6) == 716
+    assert count_parameters(nano).total < 1_000_000
 
 
 def test_mla_256_saves_a_third_of_decode_arithmetic():
     def per_pair(name: str) -> int:
         mla = preset(name).mla
-        return 2 * mla.heads * (mla.row + mla.kv_rank)
+        return 2 * mla.heads * (mla.kv_cache_dim + mla.kv_rank)
 
     assert per_pair("glm5") * 3 == per_pair("glm5-mla192") * 2
 
@@ -67,30 +67,30 @@ def test_streams_are_what_the_network_remembers():
             seen[layer, stream] = tuple(rows_T.shape[1:])
             return rows_T
 
-    from paddock.model import Layout
+    from paddock.model import AttentionMetadata
 
-    Network.born(config, 0)(tokens(10), Layout.packed([10]), Recorder())
+    Transformer.from_config(config, 0)(tokens(10), AttentionMetadata.packed([10]), Recorder())
     expected = {
         (layer, stream): shape
         for layer in range(config.layers)
-        for stream, shape in streams(config, layer).items()
+        for stream, shape in kv_cache_shapes(config, layer).items()
     }
     assert seen == expected
 
 
 def test_sparse_attention_stops_growing_and_the_indexer_grows_slowly():
     config = preset("glm5")
-    near, far = flops(config, 4096), flops(config, 131_072)
+    near, far = forward_flops(config, 4096), forward_flops(config, 131_072)
     assert near.attention == far.attention
     assert far.indexer == 32 * near.indexer
-    assert flops(config, 131_072, dense=True).total > 3 * far.total
+    assert forward_flops(config, 131_072, dense=True).total > 3 * far.total
 
 
 def test_flops_of_weights_are_two_per_active_weight():
     config = grouped_config("gqa", tied=False)
     matrices = sum(
         p.numel()
-        for n, p in Network.born(config, 0).named_parameters()
+        for n, p in Transformer.from_config(config, 0).named_parameters()
         if p.ndim == 2 and n != "embed.weight"
     )
-    assert flops(config, 1).weights == 2 * matrices
+    assert forward_flops(config, 1).weights == 2 * matrices

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paddock.model import Ask, Layout
+from paddock.model import AttentionMetadata, AuxRequest
 from tests.model.networks import born, latent_config, tokens
 
 
@@ -29,8 +29,8 @@ def test_the_language_loss_gives_the_indexer_no_gradient():
 @pytest.mark.parametrize("dense", [True, False])
 def test_the_indexer_loss_gives_the_trunk_no_gradient(dense):
     network = born(latent_config())
-    ask = Ask(dense=dense, indexer_loss=True)
-    notes = network(tokens(60), Layout.packed([45, 15]), ask=ask).notes
+    ask = AuxRequest(dense=dense, indexer_loss=True)
+    notes = network(tokens(60), AttentionMetadata.packed([45, 15]), ask=ask).notes
     sum(note.indexer_loss for note in notes).backward()
     moved = gradients(network)
     assert {name for name in moved if ".indexer." not in name and moved[name]} == set()
@@ -39,7 +39,7 @@ def test_the_indexer_loss_gives_the_trunk_no_gradient(dense):
 
 def test_the_warm_up_teaches_the_indexer_where_attention_looks():
     network = born(latent_config())
-    layout, ask = Layout.packed([60]), Ask(dense=True, indexer_loss=True)
+    layout, ask = AttentionMetadata.packed([60]), AuxRequest(dense=True, indexer_loss=True)
     indexers = [p for name, p in network.named_parameters() if ".indexer." in name]
     optimizer = torch.optim.Adam(indexers, lr=1e-2)
 
@@ -55,5 +55,5 @@ def test_the_warm_up_teaches_the_indexer_where_attention_looks():
 
 
 def test_a_layer_that_was_not_asked_reports_nothing():
-    notes = born(latent_config())(tokens(20), Layout.packed([20])).notes
+    notes = born(latent_config())(tokens(20), AttentionMetadata.packed([20])).notes
     assert all(n.indexer_loss is None and n.selection is None for n in notes)

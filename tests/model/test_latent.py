@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paddock.kernels.spans import Span
-from paddock.model import Layout, Network
-from paddock.model.attention.dsa import split_by_reach
+from paddock.model import AttentionMetadata, Transformer
+from paddock.model.attention.dsa import split_dense_sparse
 from tests.model.networks import born, latent_config, tokens
 
 GEOMETRIES = {
@@ -20,11 +20,11 @@ GEOMETRIES = {
 def test_absorbed_equals_expanded(geometry):
     network = born(latent_config(attention=("mla",) * 4, indexer=None, mtp=None, mla=geometry))
     attention = network.layers[0].attention
-    step = network.step(Layout.packed([25]))
+    step = network.make_context(AttentionMetadata.packed([25]))
     projected = attention.project(torch.randn(25, 32), step)
     for spans in [(Span(0, 25, 0, 25),), (Span(24, 1, 0, 25),), (Span(10, 15, 0, 25),)]:
         query_THD = projected.query_THD
-        expanded = attention.expanded(query_THD, projected.row_TC, spans)
+        expanded = attention.attend_expanded(query_THD, projected.row_TC, spans)
         from paddock.kernels.mla_decode import mla_decode
 
         absorbed = attention.emit(
@@ -50,7 +50,7 @@ def test_sparse_equals_dense_while_nothing_is_cut():
     sparse = born(
         latent_config(indexer={"heads": 2, "dim": 8, "topk": 40, "layers": ("full",) * 4})
     )
-    dense = Network(latent_config(attention=("mla",) * 4, indexer=None)).eval()
+    dense = Transformer(latent_config(attention=("mla",) * 4, indexer=None)).eval()
     dense.load_state_dict({k: v for k, v in sparse.state_dict().items() if ".indexer." not in k})
     assert torch.equal(sparse.logits(tokens(40)), dense.logits(tokens(40)))
     assert not torch.allclose(sparse.logits(tokens(60)), dense.logits(tokens(60)))
@@ -59,21 +59,23 @@ def test_sparse_equals_dense_while_nothing_is_cut():
 @torch.no_grad()
 def test_the_sparse_kernel_given_every_key_is_dense_attention():
     attention = born(latent_config()).layers[0].attention
-    step = born(latent_config()).step(Layout.packed([20]))
+    step = born(latent_config()).make_context(AttentionMetadata.packed([20]))
     projected = attention.project(torch.randn(20, 32), step)
     everything = torch.tensor([[*range(t + 1)] + [-1] * (19 - t) for t in range(20)]).int()
     sparse = attention.sparse(projected.query_THD, projected.row_TC, everything)
-    dense = attention.expanded(projected.query_THD, projected.row_TC, (Span(0, 20, 0, 20),))
+    dense = attention.attend_expanded(projected.query_THD, projected.row_TC, (Span(0, 20, 0, 20),))
     torch.testing.assert_close(sparse, dense, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def test_a_shared_layer_attends_to_what_the_layer_below_chose():
-    from paddock.model import Ask
+    from paddock.model import AuxRequest
 
     kinds = ("full", "shared", "shared", "full")
     network = born(latent_config(indexer={"heads": 2, "dim": 8, "topk": 8, "layers": kinds}))
-    notes = network(tokens(40), Layout.packed([40]), ask=Ask(choices=True)).notes
+    notes = network(
+        tokens(40), AttentionMetadata.packed([40]), ask=AuxRequest(routing_and_topk=True)
+    ).notes
     chosen = [note.selection.index_QK for note in notes]
     assert torch.equal(chosen[0], chosen[1])
     assert torch.equal(chosen[0], chosen[2])
@@ -82,19 +84,21 @@ def test_a_shared_layer_attends_to_what_the_layer_below_chose():
 
 
 def test_spans_are_split_where_top_k_begins_to_cut():
-    short, long = split_by_reach([Span(0, 10, 0, 10), Span(10, 2, 10, 20), Span(12, 3, 30, 5)], 6)
+    short, long = split_dense_sparse(
+        [Span(0, 10, 0, 10), Span(10, 2, 10, 20), Span(12, 3, 30, 5)], 6
+    )
     assert short == (Span(0, 6, 0, 6), Span(12, 3, 30, 5))
     assert long == (Span(6, 4, 0, 10), Span(10, 2, 10, 20))
 
 
 @torch.no_grad()
 def test_asking_for_dense_attention_ignores_the_indexer():
-    from paddock.model import Ask
+    from paddock.model import AuxRequest
 
     sparse = born(latent_config())
-    dense = Network(latent_config(attention=("mla",) * 4, indexer=None)).eval()
+    dense = Transformer(latent_config(attention=("mla",) * 4, indexer=None)).eval()
     dense.load_state_dict({k: v for k, v in sparse.state_dict().items() if ".indexer." not in k})
-    asked = sparse(tokens(60), Layout.packed([60]), ask=Ask(dense=True)).hidden_TD
+    asked = sparse(tokens(60), AttentionMetadata.packed([60]), ask=AuxRequest(dense=True)).hidden_TD
     torch.testing.assert_close(sparse.head(asked), dense.logits(tokens(60)))
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.model import Ask, GrowingMemory, Layout, Network
+from paddock.model import AttentionMetadata, AuxRequest, GrowingCache, Transformer
 from paddock.model.attention.indexer import Indexer
 from tests.model.networks import born, grouped_config, latent_config, tokens
 
@@ -28,11 +28,11 @@ NETWORKS = {
 }
 
 
-def in_chunks(network: Network, token_T: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    memory, pieces, start = GrowingMemory(), [], 0
+def in_chunks(network: Transformer, token_T: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    memory, pieces, start = GrowingCache(), [], 0
     for size in sizes:
         chunk = token_T[start : start + size]
-        pieces.append(network(chunk, memory.layout(len(chunk)), memory).hidden_TD)
+        pieces.append(network(chunk, memory.next_metadata(len(chunk)), memory).hidden_TD)
         start += size
     return network.head(torch.cat(pieces)).float()
 
@@ -62,7 +62,9 @@ def test_token_by_token_equals_one_forward(name):
 def test_packed_documents_equal_the_documents_alone(name):
     network, lengths = NETWORKS[name], [30, 1, 7, 31, 29]
     documents = [tokens(length, seed) for seed, length in enumerate(lengths)]
-    packed = network.head(network(torch.cat(documents), Layout.packed(lengths)).hidden_TD).float()
+    packed = network.head(
+        network(torch.cat(documents), AttentionMetadata.packed(lengths)).hidden_TD
+    ).float()
     alone = torch.cat([network.logits(document) for document in documents])
     torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
 
@@ -91,8 +93,8 @@ def test_rows_may_lie_anywhere_in_storage():
             pass
 
     memory = Shuffled()
-    plain = Layout.packed([30])
-    layout = Layout(plain.position_T, plain.spans, slot_S=memory.slots)
+    plain = AttentionMetadata.packed([30])
+    layout = AttentionMetadata(plain.position_T, plain.spans, kv_slot_S=memory.slots)
     found = network.head(network(token_T, layout, memory).hidden_TD)
     torch.testing.assert_close(found, network.logits(token_T), atol=1e-5, rtol=1e-5)
 
@@ -100,13 +102,13 @@ def test_rows_may_lie_anywhere_in_storage():
 @pytest.mark.parametrize(("length", "asked"), [(8, 0), (9, 4)])
 @torch.no_grad()
 def test_an_indexer_is_asked_only_where_someone_sees_more_than_it_keeps(length, asked, monkeypatch):
-    calls, queries = [], Indexer.queries
+    calls, queries = [], Indexer.compute_queries
     monkeypatch.setattr(
         Indexer, "queries", lambda self, *given: calls.append(self) or queries(self, *given)
     )
-    token_T, layout = tokens(length), Layout.packed([length])
+    token_T, layout = tokens(length), AttentionMetadata.packed([length])
     found = NETWORKS["sparse"](token_T, layout)
     assert len(calls) == asked
-    with_opinion = NETWORKS["sparse"](token_T, layout, ask=Ask(indexer_loss=True))
+    with_opinion = NETWORKS["sparse"](token_T, layout, ask=AuxRequest(indexer_loss=True))
     assert len(calls) == asked + 4
     assert torch.equal(found.hidden_TD, with_opinion.hidden_TD)

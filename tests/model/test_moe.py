@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from paddock.kernels.spans import Span
-from paddock.model.config import ExpertSettings
-from paddock.model.moe import MoE, Router, Routing, balance_loss, choose_experts, load
+from paddock.model.config import MoESettings
+from paddock.model.moe import MoE, Routing, TopKRouter, balance_loss, expert_load, select_experts
 
 
 def moe_of(**changes) -> MoE:
-    settings = ExpertSettings(**({"experts": 6, "active": 2, "inner": 8} | changes))
+    settings = MoESettings(**({"experts": 6, "active": 2, "inner": 8} | changes))
     module = MoE(16, settings)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -36,7 +36,7 @@ def test_weights_are_normalised_scores_times_the_scale():
 
 
 def test_the_bias_changes_who_is_chosen_but_not_how_much_an_answer_weighs():
-    router = Router(16, ExpertSettings(experts=6, active=2, inner=8, normalize=False))
+    router = TopKRouter(16, MoESettings(experts=6, active=2, inner=8, normalize=False))
     torch.nn.init.normal_(router.weight)
     x = torch.randn(9, 16)
     router.bias[3] = 10.0
@@ -47,28 +47,28 @@ def test_the_bias_changes_who_is_chosen_but_not_how_much_an_answer_weighs():
 
 
 def test_only_the_best_groups_are_within_reach():
-    settings = ExpertSettings(experts=6, active=2, inner=8, groups=3, groups_kept=1)
+    settings = MoESettings(experts=6, active=2, inner=8, groups=3, groups_kept=1)
     # Group 1 holds the single best expert, group 2 the best pair.
     choice = torch.tensor([[0.1, 0.1, 0.9, 0.0, 0.6, 0.5]])
-    assert choose_experts(choice, settings).tolist() == [[4, 5]]
+    assert select_experts(choice, settings).tolist() == [[4, 5]]
 
 
 def test_equal_choices_go_to_the_lowest_index():
-    settings = ExpertSettings(experts=6, active=2, inner=8)
-    assert choose_experts(torch.full((1, 6), 0.5), settings).tolist() == [[0, 1]]
+    settings = MoESettings(experts=6, active=2, inner=8)
+    assert select_experts(torch.full((1, 6), 0.5), settings).tolist() == [[0, 1]]
 
 
 def test_rebalancing_evens_out_a_lopsided_router():
     torch.manual_seed(0)
-    router = Router(16, ExpertSettings(experts=8, active=2, inner=8))
+    router = TopKRouter(16, MoESettings(experts=8, active=2, inner=8))
     torch.nn.init.normal_(router.weight)
     with torch.no_grad():
         router.weight[0] += 0.5
     x = torch.randn(512, 16) + 0.5
-    before = load(router(x)).float().std()
+    before = expert_load(router(x)).float().std()
     for _ in range(300):
-        router.rebalance(load(router(x)), rate=0.003)
-    assert load(router(x)).float().std() < 0.2 * before
+        router.update_bias(expert_load(router(x)), rate=0.003)
+    assert expert_load(router(x)).float().std() < 0.2 * before
 
 
 def test_an_even_sequence_has_balance_loss_one_per_token_and_a_lopsided_one_more():

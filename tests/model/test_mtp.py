@@ -1,16 +1,16 @@
 import torch
 
-from paddock.model import Ask, Layout
+from paddock.model import AttentionMetadata, AuxRequest
 from tests.model.networks import born, latent_config, tokens
 
 NETWORK = born(latent_config())
 
 
 def look_ahead(lengths: list[int], token_T: torch.Tensor, depths: int = 3) -> list[torch.Tensor]:
-    layout = Layout.packed(lengths)
-    step = NETWORK.step(layout)
+    layout = AttentionMetadata.packed(lengths)
+    step = NETWORK.make_context(layout)
     hidden_TD = NETWORK(token_T, layout).hidden_TD
-    return [h for h, _ in NETWORK.look_ahead(hidden_TD, token_T, step, depths)]
+    return [h for h, _ in NETWORK.mtp_forward(hidden_TD, token_T, step, depths)]
 
 
 @torch.no_grad()
@@ -39,12 +39,15 @@ def test_documents_do_not_see_each_other():
 
 def test_one_parameter_set_serves_all_depths():
     network = born(latent_config())
-    layout = Layout.packed([20])
+    layout = AttentionMetadata.packed([20])
     hidden_TD = network(tokens(20), layout).hidden_TD.detach()
 
     def gradient(depths: slice) -> torch.Tensor:
         network.zero_grad()
-        states = [h for h, _ in network.look_ahead(hidden_TD, tokens(20), network.step(layout), 3)]
+        states = [
+            h
+            for h, _ in network.mtp_forward(hidden_TD, tokens(20), network.make_context(layout), 3)
+        ]
         sum(state.square().sum() for state in states[depths]).backward()
         return network.mtp.join.weight.grad.clone()
 
@@ -56,12 +59,12 @@ def test_one_parameter_set_serves_all_depths():
 @torch.no_grad()
 def test_depths_that_share_the_index_attend_to_what_the_first_selected():
     shared = born(latent_config(mtp={"depths": 3, "share_index": True}))
-    layout, token_T = Layout.packed([30]), tokens(30)
+    layout, token_T = AttentionMetadata.packed([30]), tokens(30)
     hidden_TD = shared(token_T, layout).hidden_TD
 
     def selections(network):
-        step = network.step(layout, ask=Ask(choices=True, indexer_loss=True))
-        ahead = list(network.look_ahead(hidden_TD, token_T, step, 3))
+        step = network.step(layout, ask=AuxRequest(routing_and_topk=True, indexer_loss=True))
+        ahead = list(network.mtp_forward(hidden_TD, token_T, step, 3))
         kept = [notes.selection.index_QK.tolist() for _, notes in ahead]
         return kept, [notes.indexer_loss is not None for _, notes in ahead]
 

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from paddock.data import Batch
 from paddock.kernels import workspace
 from paddock.kernels.grouped_gemm import reference as grouped
-from paddock.model import Network
-from paddock.model.cost import Learning, training_flops
+from paddock.model import Transformer
+from paddock.model.cost import TrainingWorkload, training_flops
 from paddock.train.batch import counts, on_device
 from paddock.train.objective import BaseObjective
 from paddock.train.settings import LossSettings
@@ -35,12 +35,12 @@ WIDE = {
 INDEXER = {"heads": 4, "dim": 64, "topk": 128}
 FULL = INDEXER | {"layers": ("full",) * 4}
 SHARED = INDEXER | {"layers": ("full", "shared", "full", "shared")}
-DENSE, SPARSE, RESTS = Learning(dense=True), Learning(), ".indexer."
+DENSE, SPARSE, RESTS = TrainingWorkload(dense=True), TrainingWorkload(), ".indexer."
 CASES = {
     "latent attention": (latent_config(**WIDE, attention=("mla",) * 4, indexer=None), DENSE),
     "sparse layers that attend to everything, and MTP": (
         latent_config(**WIDE | {"mtp": {"depths": 2}}, indexer=FULL),
-        Learning(dense=True, mtp_depths=2),
+        TrainingWorkload(dense=True, mtp_depths=2),
     ),
     "sparse, the indexer resting": (latent_config(**WIDE, indexer=FULL), SPARSE),
     "sparse, shared indexers": (latent_config(**WIDE, indexer=SHARED), SPARSE),
@@ -57,7 +57,7 @@ CASES = {
             context=LENGTH,
             gqa={"heads": 4, "kv_heads": 2, "dim": 16, "window": 100},
         ),
-        Learning(),
+        TrainingWorkload(),
     ),
 }
 
@@ -90,7 +90,7 @@ ATTENTION = {
 
 def counted(config, learning):
     """FLOPs a token of one step, by torch."""
-    network = Network.born(config, 0)
+    network = Transformer.from_config(config, 0)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(RESTS not in name)
     batch = Batch(

@@ -4,7 +4,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paddock.model.config import RopeScaling, RopeSettings
-from paddock.model.rope import frequencies, magnitude, softmax_scale
+from paddock.model.rope import attention_scaling, inv_freq, softmax_scale
 
 SCALINGS = {
     "linear": RopeScaling(kind="linear", factor=4.0),
@@ -33,8 +33,8 @@ def test_frequencies_are_stretched_as_transformers_does(name):
     )
     expected, factor = ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
     rope = RopeSettings(theta=500.0, layout="halves", scaling=scaling)
-    torch.testing.assert_close(frequencies(rope, 32), expected)
-    assert magnitude(scaling) == pytest.approx(factor)
+    torch.testing.assert_close(inv_freq(rope, 32), expected)
+    assert attention_scaling(scaling) == pytest.approx(factor)
 
 
 def test_plain_softmax_scale_is_that_of_the_expanded_head():

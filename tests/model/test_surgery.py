@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from paddock.model.config import IndexerSettings
-from paddock.model.surgery import with_attention, with_indexer, with_tokens
+from paddock.model.surgery import add_indexer, replace_attention, resize_token_embeddings
 from tests.model.networks import born, grouped_config, latent_config, tokens
 
 
@@ -10,10 +10,10 @@ from tests.model.networks import born, grouped_config, latent_config, tokens
 def test_a_window_wider_than_the_text_changes_nothing():
     network = born(grouped_config("gqa", "gqa"))
     assert torch.equal(
-        with_attention(network, ("swa", "gqa"), window=100).logits(tokens(30)),
+        replace_attention(network, ("swa", "gqa"), window=100).logits(tokens(30)),
         network.logits(tokens(30)),
     )
-    narrow = with_attention(network, ("swa", "gqa"), window=4)
+    narrow = replace_attention(network, ("swa", "gqa"), window=4)
     assert torch.equal(narrow.logits(tokens(4)), network.logits(tokens(4)))
     assert not torch.equal(narrow.logits(tokens(30)), network.logits(tokens(30)))
 
@@ -21,7 +21,7 @@ def test_a_window_wider_than_the_text_changes_nothing():
 @pytest.mark.parametrize("kind", ["gdn", "simple_gdn"])
 def test_linear_attention_starts_from_the_grouped_projections(kind):
     network = born(grouped_config("gqa", "gqa"))
-    changed = with_attention(network, (kind, "gqa"))
+    changed = replace_attention(network, (kind, "gqa"))
     for name in ("q", "k", "v", "o"):
         old = getattr(network.layers[0].attention, name).weight
         assert torch.equal(getattr(changed.layers[0].attention, name).weight, old)
@@ -30,7 +30,7 @@ def test_linear_attention_starts_from_the_grouped_projections(kind):
 
 def test_simple_gdn_adds_no_parameter():
     network = born(grouped_config("gqa", "gqa"))
-    changed = with_attention(network, ("simple_gdn", "simple_gdn"))
+    changed = replace_attention(network, ("simple_gdn", "simple_gdn"))
     assert sum(p.numel() for p in changed.parameters()) == sum(
         p.numel() for p in network.parameters()
     )
@@ -40,7 +40,7 @@ def test_simple_gdn_adds_no_parameter():
 def test_a_dense_network_with_an_indexer_is_unchanged_until_something_is_cut():
     dense = born(latent_config(family="glm4_moe_lite", attention=("mla",) * 4, indexer=None))
     indexer = IndexerSettings(heads=2, dim=8, topk=16, layers=("full",) * 4)
-    sparse = with_indexer(dense, indexer, seed=3)
+    sparse = add_indexer(dense, indexer, seed=3)
     assert sparse.config.family == "glm_moe_dsa"
     assert torch.equal(sparse.logits(tokens(16)), dense.logits(tokens(16)))
     assert not torch.equal(sparse.logits(tokens(40)), dense.logits(tokens(40)))
@@ -48,16 +48,18 @@ def test_a_dense_network_with_an_indexer_is_unchanged_until_something_is_cut():
 
 def test_what_cannot_be_replaced_is_refused():
     with pytest.raises(ValueError, match="only grouped attention"):
-        with_attention(born(latent_config()), ("gqa",) * 4)
+        replace_attention(born(latent_config()), ("gqa",) * 4)
     with pytest.raises(ValueError, match="dense latent layers"):
-        with_indexer(born(latent_config()), latent_config().indexer)
+        add_indexer(born(latent_config()), latent_config().indexer)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [False, True])
 def test_further_tokens_start_as_the_mean_of_what_spelled_them(tied):
     network = born(grouped_config("gqa", "gqa", tied=tied))
-    larger = with_tokens(network, {50: (3, 4), 51: (7,), 48: (1, 1, 2)}, stop_token_ids=(50, 2))
+    larger = resize_token_embeddings(
+        network, {50: (3, 4), 51: (7,), 48: (1, 1, 2)}, stop_token_ids=(50, 2)
+    )
     assert larger.config.vocab == 64  # a multiple of it
     assert larger.config.eos == (50, 2)
     assert (larger.head.weight is larger.embed.weight) == tied

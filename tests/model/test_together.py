@@ -5,8 +5,8 @@ import copy
 import torch
 from torch import nn
 
-from paddock.model import Layout
-from paddock.model.together import lay_together, products, together
+from paddock.model import AttentionMetadata
+from paddock.model.fuse import contiguous_stack, fuse_weights, fused_linears
 from paddock.quant.layers import IntegerLinear
 from paddock.quant.w4a8 import Grid, quantize
 from tests.model.networks import born, latent_config, tokens
@@ -29,12 +29,12 @@ def memory(parameters):
 @torch.no_grad()
 def test_one_product_says_what_three_do():
     linears, x = maps(6, 3, 9), torch.randn(5, 16)
-    apart = products(x, linears)
+    apart = fused_linears(x, linears)
     held = memory(weights(linears))
-    lay_together(linears)
-    whole = together(weights(linears))
+    fuse_weights(linears)
+    whole = contiguous_stack(weights(linears))
     assert whole.shape == (18, 16) and memory(weights(linears)) == held
-    found = products(x, linears)
+    found = fused_linears(x, linears)
     assert found[0].untyped_storage().data_ptr() == found[2].untyped_storage().data_ptr()
     for one, other, linear in zip(found, apart, linears, strict=True):
         torch.testing.assert_close(one, other)
@@ -45,33 +45,35 @@ def test_one_product_says_what_three_do():
 def test_a_network_keeps_names_values_and_what_it_says():
     config = latent_config()
     network, plain = born(config), born(config)
-    network.lay_together()
+    network.fuse_weights()
     for block in (*network.layers, network.mtp.block):
         own = block.attention
-        assert together([own.q_a.weight, own.kv_a.weight, own.indexer.key.weight]) is not None
-        assert together([own.q_b.weight, own.indexer.query.weight]) is not None
+        assert (
+            contiguous_stack([own.q_a.weight, own.kv_a.weight, own.indexer.key.weight]) is not None
+        )
+        assert contiguous_stack([own.q_b.weight, own.indexer.query.weight]) is not None
         dense = block.mlp if hasattr(block.mlp, "gate") else block.mlp.shared
-        assert together([dense.gate.weight, dense.up.weight]) is not None
+        assert contiguous_stack([dense.gate.weight, dense.up.weight]) is not None
     assert memory(network.parameters()) == memory(plain.parameters())
     state = plain.state_dict()
     assert network.state_dict().keys() == state.keys()
     assert all(torch.equal(x, state[name]) for name, x in network.state_dict().items())
-    token_T, layout = tokens(20), Layout.packed([20])
+    token_T, layout = tokens(20), AttentionMetadata.packed([20])
     assert torch.equal(network(token_T, layout).hidden_TD, plain(token_T, layout).hidden_TD)
 
 
 def test_new_values_find_them_together_and_new_memory_parts_them():
     network = born(latent_config())
-    network.lay_together()
+    network.fuse_weights()
     readers = [network.layers[0].attention.q_a.weight, network.layers[0].attention.kv_a.weight]
     network.load_state_dict(born(latent_config(), seed=3).state_dict())
-    assert together(readers) is not None
+    assert contiguous_stack(readers) is not None
     twin = copy.deepcopy(network).layers[0].attention
-    assert together([twin.q_a.weight, twin.kv_a.weight]) is None
+    assert contiguous_stack([twin.q_a.weight, twin.kv_a.weight]) is None
     network.cast(torch.bfloat16)
-    assert together(readers) is None
-    network.lay_together()
-    assert together(readers) is not None
+    assert contiguous_stack(readers) is None
+    network.fuse_weights()
+    assert contiguous_stack(readers) is not None
 
 
 def test_what_cannot_be_one_product_is_left_alone():
@@ -88,7 +90,7 @@ def test_what_cannot_be_one_product_is_left_alone():
         maps(3, 3, inputs=5),  # weights that would begin anywhere
     ):
         before = [x.data_ptr() for linear in linears for x in linear.parameters()]
-        lay_together(linears)
+        fuse_weights(linears)
         assert before == [x.data_ptr() for linear in linears for x in linear.parameters()]
 
 
@@ -98,10 +100,10 @@ def test_maps_of_integers_are_one_product_bit_for_bit_and_others_beside_them_sta
         IntegerLinear(quantize(linear.weight, Grid(bits=8))) for linear in maps(32, 64, inputs=64)
     ]
     linears, x = [*integers, *maps(6, inputs=64)], torch.randn(5, 64)
-    apart = products(x, linears)
-    lay_together(linears)
-    assert together([linear.integer for linear in integers]) is not None
-    found = products(x, linears)
+    apart = fused_linears(x, linears)
+    fuse_weights(linears)
+    assert contiguous_stack([linear.integer for linear in integers]) is not None
+    found = fused_linears(x, linears)
     assert found[0].untyped_storage().data_ptr() == found[1].untyped_storage().data_ptr()
     for one, other, linear in zip(found, apart, linears, strict=True):
         assert torch.equal(one, other)
@@ -110,10 +112,10 @@ def test_maps_of_integers_are_one_product_bit_for_bit_and_others_beside_them_sta
 
 def test_trained_weights_stay_together_and_learn():
     linears = maps(6, 3)
-    lay_together(linears)
+    fuse_weights(linears)
     optimizer = torch.optim.SGD(weights(linears), lr=0.1)
     before = linears[1].weight.detach().clone()
     sum(linear(torch.ones(2, 16)).sum() for linear in linears).backward()
     optimizer.step()
     torch.testing.assert_close(linears[1].weight, before - 0.2)
-    assert together(weights(linears)) is not None
+    assert contiguous_stack(weights(linears)) is not None

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from paddock.config import dump_toml
-from paddock.model.config import ExpertSettings
+from paddock.model.config import MoESettings
 from paddock.train.settings import MachineSettings, ParallelSettings
 from tests.parallel.ranks import all_on_ranks, curve, quiet, raise_network
 from tests.train.tiny import network_folder, run_in, settings
@@ -24,7 +24,7 @@ STEPS = 4  # a checkpoint at 3
 def written(tmp_path_factory):
     """Runs of two ranks, each with half of the experts, by dtype."""
     folder = tmp_path_factory.mktemp("written")
-    start = network_folder(folder / "born", moe=ExpertSettings(experts=8, active=2, inner=16))
+    start = network_folder(folder / "born", moe=MoESettings(experts=8, active=2, inner=16))
     runs = {}
     for dtype in ("float32", "bfloat16"):
         machine, parallel = MachineSettings(dtype=dtype), ParallelSettings(expert=2)

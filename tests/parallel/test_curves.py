@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from paddock.data import CorpusSettings, ReasoningSource, StreamSettings
-from paddock.model.config import ExpertSettings
+from paddock.model.config import MoESettings
 from paddock.train.settings import (
     EvalSettings,
     MachineSettings,
@@ -65,7 +65,7 @@ def raised(tmp_path_factory):
     """Every case and every variant alone, in both dtypes, by the name of its run. Those of as many
     ranks share their processes, whose start takes longer than a run."""
     folder = tmp_path_factory.mktemp("curves")
-    start = network_folder(folder / "born", moe=ExpertSettings(experts=8, active=2, inner=16))
+    start = network_folder(folder / "born", moe=MoESettings(experts=8, active=2, inner=16))
     stream = StreamSettings(mode="rows", context=64, batch_tokens=320)
     runs, by_ranks = {}, defaultdict(list)
     for variant, sizes in [*((variant, {}) for variant in VARIANTS), *CASES]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from paddock.model import Layout
+from paddock.model import AttentionMetadata
 from paddock.optim import AdamW, Muon
 from paddock.parallel import ContextShard, ExpertDispatch, MeshDim, ParallelDegrees, init_mesh
 from paddock.parallel.collectives import all_gather_rows
@@ -69,10 +69,10 @@ def attention_sees_what_other_ranks_hold(axis: MeshDim):
     for config, dtypes in ((latent_config(), [torch.float32]), (grouped, APART)):
         for dtype in dtypes:
             network, token_S = born(config).cast(dtype), tokens(23)
-            layout = Layout.packed([4, 15, 1, 3])
+            layout = AttentionMetadata.packed([4, 15, 1, 3])
             whole = network(token_S, layout).hidden_TD
             cut = ContextShard(axis, 23)
-            mine = network(token_S[cut.local_slice], layout.piece(cut)).hidden_TD
+            mine = network(token_S[cut.local_slice], layout.shard(cut)).hidden_TD
             near = {"atol": APART[dtype], "rtol": APART[dtype]}
             torch.testing.assert_close(mine, whole[cut.local_slice], **near)
 
@@ -83,7 +83,7 @@ def a_rank_that_chooses_no_keys_gathers_with_the_others(mesh):
     alone = born(config).cast(torch.bfloat16)
     shared = placed(born(config), MachineSettings(dtype="bfloat16"), mesh)
     length = (5, 20, 3)[mesh.all_ranks.rank]
-    token_T, layout = tokens(length), Layout.packed([length])
+    token_T, layout = tokens(length), AttentionMetadata.packed([length])
     with torch.no_grad():
         mine, expected = (net(token_T, layout).hidden_TD for net in (shared, alone))
     torch.testing.assert_close(mine, expected, atol=1e-2, rtol=1e-2)

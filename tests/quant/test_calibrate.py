@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from paddock.model import Layout
+from paddock.model import AttentionMetadata
 from paddock.quant import Grid, QuantSettings
 from paddock.quant.calibrate import Seen, Watch, best, smooth
 from paddock.quant.rotate import fold_norms
@@ -21,7 +21,7 @@ NETWORKS = {
 def watched(network, layer, settings):
     """A layer that has read text, and what it gave back."""
     device = network.embed.weight.device
-    token_T, layout = tokens(120).to(device), Layout.packed([60, 60], device)
+    token_T, layout = tokens(120).to(device), AttentionMetadata.packed([60, 60], device)
     step, x_TD = network.step(layout), network.embed(token_T)
     block = network.layers[layer]
     watch = Watch(block, settings, batches=1)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.model import Ask, Layout
+from paddock.model import AttentionMetadata, AuxRequest
 from paddock.quant import QuantError, rotate
 from paddock.quant.rotate import Turn
 from tests.model.networks import born, grouped_config, latent_config, tokens
@@ -55,8 +55,10 @@ def test_a_turn_spreads_one_large_channel_over_all(size):
 def test_a_turned_network_says_the_same(name):
     plain = born(NETWORKS[name])
     turned = rotate(copy.deepcopy(plain), seed=5)
-    token_T, layout = tokens(60), Layout.packed([40, 20])
-    before, after = (n(token_T, layout, ask=Ask(choices=True)) for n in (plain, turned))
+    token_T, layout = tokens(60), AttentionMetadata.packed([40, 20])
+    before, after = (
+        n(token_T, layout, ask=AuxRequest(routing_and_topk=True)) for n in (plain, turned)
+    )
     torch.testing.assert_close(
         turned.head(after.hidden_TD), plain.head(before.hidden_TD), atol=1e-4, rtol=0
     )
@@ -68,7 +70,7 @@ def test_a_turned_network_says_the_same(name):
     if plain.mtp is None:
         return
     ahead = [
-        list(n.look_ahead(out.hidden_TD, token_T, n.step(layout), 3))
+        list(n.mtp_forward(out.hidden_TD, token_T, n.step(layout), 3))
         for n, out in ((plain, before), (turned, after))
     ]
     for (one_TD, _), (other_TD, _) in zip(*ahead, strict=True):
@@ -105,10 +107,10 @@ def test_a_silenced_channel_leaves_the_trunk_exact_and_drafts_finite():
     plain = born(latent_config())
     plain.norm.weight[3] = 0.0
     turned = rotate(copy.deepcopy(plain))
-    token_T, layout = tokens(30), Layout.packed([30])
+    token_T, layout = tokens(30), AttentionMetadata.packed([30])
     out = turned(token_T, layout)
     torch.testing.assert_close(turned.head(out.hidden_TD), plain.logits(token_T), atol=1e-4, rtol=0)
-    ((state_TD, _),) = turned.look_ahead(out.hidden_TD, token_T, turned.step(layout), 1)
+    ((state_TD, _),) = turned.mtp_forward(out.hidden_TD, token_T, turned.step(layout), 1)
     assert state_TD.isfinite().all()
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from paddock.checkpoint import load_pretrained
 from paddock.config import load_recipe, resolve
 from paddock.engine.reload import Reload
-from paddock.model import Layout
+from paddock.model import AttentionMetadata
 from paddock.quant import (
     RECIPES,
     Grid,
@@ -109,11 +109,11 @@ def test_the_engine_says_what_a_rounding_network_says(source, tmp_path, drafts):
 def test_the_engine_drafts_behind_a_turned_trunk(source, target):
     """Drafts are as good as the plain network's: their logits are nearly its own."""
     plain, found = load_pretrained(source), load_pretrained(target)
-    token_T, layout = tokens(40), Layout.packed([40])
+    token_T, layout = tokens(40), AttentionMetadata.packed([40])
     states = []
     for one in (plain, found):
         hidden_TD = one(token_T, layout).hidden_TD
-        ((state_TD, _),) = one.look_ahead(hidden_TD, token_T, one.step(layout), 1)
+        ((state_TD, _),) = one.mtp_forward(hidden_TD, token_T, one.make_context(layout), 1)
         states.append(one.head(state_TD))
     apart = float((states[1] - states[0]).norm() / states[0].norm())
     assert apart < 0.5, "a draft in the wrong basis would be all noise"
@@ -284,7 +284,7 @@ def test_the_folder_keeps_its_recipe(target):
 def test_only_one_layer_is_ever_in_memory(source, tmp_path, monkeypatch):
     alive = []
 
-    class Counted(running.Block):
+    class Counted(running.DecoderLayer):
         def __init__(self, *args):
             super().__init__(*args)
             alive.append(1)
@@ -341,7 +341,7 @@ def test_bfloat16_stays_bfloat16(tmp_path):
     assert found.embed.weight.dtype == torch.bfloat16
     assert found.layers[1].mlp.experts.down_scale.dtype == torch.float32
     with torch.no_grad():
-        hidden = found(tokens(20), Layout.packed([20])).hidden_TD
+        hidden = found(tokens(20), AttentionMetadata.packed([20])).hidden_TD
     assert hidden.dtype == torch.bfloat16 and hidden.isfinite().all()
 
 

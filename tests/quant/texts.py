@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from paddock.checkpoint import save_pretrained
-from paddock.model import Network
-from paddock.model.moe import Experts, Routing
+from paddock.model import Transformer
+from paddock.model.moe import GroupedExperts, Routing
 from paddock.quant import Grid, Passage, QuantSettings, quantize
 from paddock.quant.recipe import integer_linears
 from tests.model.networks import born, latent_config, tokens
@@ -16,11 +16,11 @@ from tests.model.networks import born, latent_config, tokens
 QUICK = QuantSettings(alphas=2, rows=16, batch_tokens=128)  # to be done at once
 
 
-def network(**changes: Any) -> Network:
+def network(**changes: Any) -> Transformer:
     return born(latent_config(**changes))
 
 
-def folder_of(network: Network, folder: Path) -> Path:
+def folder_of(network: Transformer, folder: Path) -> Path:
     save_pretrained(network, folder)
     return folder
 
@@ -69,7 +69,7 @@ class FakeExperts(nn.Module):
         return out
 
 
-def simulated(network: Network, settings: QuantSettings) -> Network:
+def simulated(network: Transformer, settings: QuantSettings) -> Transformer:
     """A float64 network that rounds weights and activations but multiplies plain numbers."""
     network = network.cast(torch.float64)
     for block in network.layers:
@@ -78,7 +78,7 @@ def simulated(network: Network, settings: QuantSettings) -> Network:
             weight = quantize(linear.weight, Grid(bits=8)).weight_XFD.double()
             parent, _, last = name.rpartition(".")
             setattr(block.get_submodule(parent), last, FakeLinear(weight))
-        if isinstance(getattr(block.mlp, "experts", None), Experts):
+        if isinstance(getattr(block.mlp, "experts", None), GroupedExperts):
             stacks = [
                 quantize(stack, settings.expert_grid).weight_XFD.double()
                 for stack in (block.mlp.experts.gate_up, block.mlp.experts.down)

@@ -15,7 +15,7 @@ from paddock.cli.rl_feed import LEDGER_FILE, timed
 from paddock.cli.rl_gauge import ROWS, Gauge
 from paddock.engine import Counters, Stats
 from paddock.journal import LedgerView, follow
-from paddock.model import Ask, Layout
+from paddock.model import AttentionMetadata, AuxRequest
 from paddock.records import Failure, Trajectory, Verdict
 from paddock.train.policy import packed, score
 from tests.dashboard.ledgers import tokenizer
@@ -169,7 +169,9 @@ def test_what_is_written_of_a_network_is_what_its_layers_chose():
     ids = words.encode("Say the word twice. It wants a look. Done. seen it " * 4, specials=False)
     row = network_row(net, ids, words)
     token_T = torch.tensor(ids[:LEAST])
-    notes = net(token_T, Layout.packed([len(token_T)]), ask=Ask(choices=True)).notes
+    notes = net(
+        token_T, AttentionMetadata.packed([len(token_T)]), ask=AuxRequest(routing_and_topk=True)
+    ).notes
     assert "".join(row["pieces"]) == words.decode(token_T.tolist())
     assert [look["layer"] for look in row["indexer"]] == [0, 1]
     for look in row["indexer"]:

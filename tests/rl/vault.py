@@ -16,7 +16,7 @@ import torch
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.envs.registry import WorldSettings
 from paddock.envs.tools import Tool, answer_calls
-from paddock.model import Layout, Network
+from paddock.model import AttentionMetadata, Transformer
 from paddock.records import Budget, Message, Task, ToolCall, ToolSpec, Verdict
 from paddock.text import GlmRenderer, ThinkingKwargs, Tokenizer, train_tokenizer, with_chat_template
 from paddock.text.chat_template import glm_chat_template
@@ -145,7 +145,9 @@ def schooled(
         init={"std": 0.05},
         mtp=None,
     )
-    network = Network.born(config, seed=seed) if start is None else load_pretrained(start)
+    network = (
+        Transformer.from_config(config, seed=seed) if start is None else load_pretrained(start)
+    )
     renderer, chance = GlmRenderer(words), Random(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps)
@@ -166,7 +168,7 @@ def schooled(
 def _step(network, optimizer, rows):
     token_T = torch.tensor([token for row in rows for token in row.token_ids])
     learned_T = torch.tensor([flag for row in rows for flag in row.trained])
-    layout = Layout.packed([len(row.token_ids) for row in rows])
+    layout = AttentionMetadata.packed([len(row.token_ids) for row in rows])
     places_A = learned_T.roll(-1).nonzero().squeeze(1)
     hidden_TD = network(token_T, layout).hidden_TD
     target_A = token_T.roll(-1)[places_A]

@@ -15,7 +15,7 @@ from paddock.engine import (
     RequestRefused,
 )
 from paddock.envs.context import OMITTED
-from paddock.model import Network
+from paddock.model import Transformer
 from paddock.records import (
     Budget,
     Completion,
@@ -133,7 +133,7 @@ def test_a_real_network_many_sessions_at_once_and_the_trainers_numbers():
     config = latent_config(
         vocab=words.vocab_size, context=2048, eos=words.special_token_ids.stop_token_ids
     )
-    network = Network.born(config, seed=3).eval()
+    network = Transformer.from_config(config, seed=3).eval()
     settings = EngineSettings(page_tokens=8, cache_bytes=1 << 24, max_running=16)
     with Engine(network, words, settings) as engine:
         seam = noting(engine)

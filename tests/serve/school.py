@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from paddock.checkpoint import save_pretrained
-from paddock.model import Layout, Network
+from paddock.model import AttentionMetadata, Transformer
 from paddock.records import Message, ToolCall, ToolSpec
 from paddock.text import GlmRenderer, ThinkingKwargs, Tokenizer, train_tokenizer, with_chat_template
 from paddock.text.chat_template import glm_chat_template
@@ -85,7 +85,7 @@ def schooled(folder: Path) -> Path:
         eos=words.special_token_ids.stop_token_ids,
         init={"std": 0.05},
     )
-    network = Network.born(config, seed=1)
+    network = Transformer.from_config(config, seed=1)
     _learn(network, lessons(GlmRenderer(words)), steps=220)
     save_pretrained(network, folder)
     words.save(folder)
@@ -93,11 +93,11 @@ def schooled(folder: Path) -> Path:
 
 
 def _learn(
-    network: Network, rows: list[tuple[tuple[int, ...], tuple[bool, ...]]], steps: int
+    network: Transformer, rows: list[tuple[tuple[int, ...], tuple[bool, ...]]], steps: int
 ) -> None:
     token_T = torch.tensor([token for ids, _ in rows for token in ids])
     learned_T = torch.tensor([flag for _, trained in rows for flag in trained])
-    layout = Layout.packed([len(ids) for ids, _ in rows])
+    layout = AttentionMetadata.packed([len(ids) for ids, _ in rows])
     next_T = torch.cat((token_T[1:], token_T[:1]))
     asked_T = torch.cat((learned_T[1:], learned_T[:1]))
     ids_A = asked_T.nonzero().squeeze(1)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Tokens
 
 from benchmarks.schemas import instance, random_schema, smallest
 from paddock.checkpoint import save_pretrained
-from paddock.model import Network
+from paddock.model import Transformer
 from paddock.text import SpecialToken, Tokenizer
 from paddock.text.gguf import tokenizer_from_gguf
 from tests.model.networks import grouped_config
@@ -150,7 +150,7 @@ def family(tmp_path_factory):
     words = Tokenizer(files | said, name="family")
     end = words.token_to_id("<|im_end|>")
     config = grouped_config("gqa", "gqa", vocab=words.vocab_size, context=4096, eos=(end,))
-    save_pretrained(Network.born(config, seed=1), folder)
+    save_pretrained(Transformer.from_config(config, seed=1), folder)
     words.save(folder)
     return folder
 

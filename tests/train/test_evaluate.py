@@ -8,7 +8,7 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import newest_model
 from paddock.data import Corpus, LongTask, ReasoningSource, Tokenizer, corpus_key
 from paddock.journal import follow
-from paddock.model import Ask, Layout
+from paddock.model import AttentionMetadata, AuxRequest
 from paddock.train import train
 from paddock.train.batch import TokenBatch
 from paddock.train.evaluate import (
@@ -93,11 +93,11 @@ def test_a_draft_is_kept_if_the_network_would_have_said_it_and_all_before_it_wer
     for _, batch in held_out_batches(corpus, network, context=32, tokens=300):
         for span in batch.layout.spans:
             ids = batch.token_T[span.query_slice]
-            layout = Layout.packed([len(ids)])
-            ask = Ask(dense=True)
+            layout = AttentionMetadata.packed([len(ids)])
+            ask = AuxRequest(dense=True)
             hidden = network(ids, layout, ask=ask).hidden_TD
             said = network.head(hidden).argmax(-1)
-            ahead = network.look_ahead(hidden, ids, network.step(layout, ask=ask), 3)
+            ahead = network.mtp_forward(hidden, ids, network.step(layout, ask=ask), 3)
             drafts = [network.head(state).argmax(-1) for state, _ in ahead]
             for t in range(len(ids) - 1):
                 depth = 0
@@ -119,8 +119,8 @@ def says(network, ids, count, *, dense):
     """The next `count` tokens, one document and one token at a time."""
     ids = list(ids)
     for _ in range(count):
-        layout = Layout.packed([len(ids)])
-        hidden = network(torch.tensor(ids), layout, ask=Ask(dense=dense)).hidden_TD
+        layout = AttentionMetadata.packed([len(ids)])
+        hidden = network(torch.tensor(ids), layout, ask=AuxRequest(dense=dense)).hidden_TD
         ids.append(int(network.head(hidden[-1]).argmax()))
     return ids[-count:]
 
@@ -168,7 +168,7 @@ def test_of_several_answers_each_counts(raised):
 def test_keeping_every_key_keeps_all_the_mass_and_few_keep_less():
     token_T = tokens(40)
     trained_T = torch.ones(40, dtype=torch.bool)
-    batch = TokenBatch(token_T, trained_T, Layout.packed([40]))
+    batch = TokenBatch(token_T, trained_T, AttentionMetadata.packed([40]))
     few = recall(born(latent_config()), batch)
     assert [found.layer for found in few] == [0, 1, 2, 3]
     assert all(0.1 < found.mass < 0.95 for found in few)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paddock.config import load_recipe, resolve
-from paddock.model import Network, preset
+from paddock.model import Transformer, preset
 from paddock.train import TrainSettings
 from paddock.train.plan import gathered, plan, rank_tokens
 from paddock.train.run import start_config
@@ -21,7 +21,7 @@ def settings(recipe: str, *sets: str) -> TrainSettings:
 def test_alone_a_rank_holds_everything() -> None:
     made = settings("nano/pretrain.toml")
     planned = plan(made, preset("nano"))
-    count = sum(p.numel() for p in Network.born(preset("nano"), 0).parameters())
+    count = sum(p.numel() for p in Transformer.from_config(preset("nano"), 0).parameters())
     biases = 8 * 4  # router biases are buffers, and count as parameters of the checkpoint
     assert planned.parameters == count + biases
     assert planned.ranks == 1
@@ -37,7 +37,7 @@ def test_many_ranks_share_the_state_and_gather_a_layer_at_a_time() -> None:
     assert shared.ranks == 8
     assert shared.state_bytes == alone.state_bytes // 8
     assert shared.tokens == alone.tokens
-    layers = [sum(p.numel() for p in block.parameters()) for block in Network(config).layers]
+    layers = [sum(p.numel() for p in block.parameters()) for block in Transformer(config).layers]
     tables = 2 * config.vocab * config.hidden
     assert gathered(config, settings("small/pretrain.toml")) == pytest.approx(
         tables + 2 * max(layers), rel=1e-4

@@ -19,7 +19,7 @@ from paddock.data import (
     lessons,
 )
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
-from paddock.model import Layout
+from paddock.model import AttentionMetadata
 from paddock.records import Dialogue, LossMaskSpan, Message
 from paddock.text import GlmRenderer, Tokenizer, get_renderer
 from paddock.text import train_tokenizer as train_tokenizer
@@ -278,7 +278,7 @@ def test_held_out_loss_is_over_replies_alone(home, tmp_path):
             length = documents.length(number)
             token_T = torch.from_numpy(documents.ids(number, 0, length).astype("int64"))
             trained_T = torch.from_numpy(documents.trained(number, 0, length))
-            batch = TokenBatch(token_T, trained_T, Layout.packed([length]))
+            batch = TokenBatch(token_T, trained_T, AttentionMetadata.packed([length]))
             with torch.no_grad():
                 logp_TV = network.head(network(token_T, batch.layout).hidden_TD).log_softmax(-1)
             for i in range(1, length):

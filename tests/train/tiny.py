@@ -5,7 +5,7 @@ from typing import Any
 
 from paddock.checkpoint import save_pretrained
 from paddock.data import CorpusSettings, ReasoningSource, StreamSettings, TokenizerSettings
-from paddock.model import Network
+from paddock.model import Transformer
 from paddock.train import Run, TrainSettings
 from paddock.train.settings import EvalSettings, KeepSettings, OptimSettings, StartSettings
 from tests.model.networks import latent_config
@@ -21,7 +21,9 @@ def network_folder(folder: Path, **changes: Any) -> Path:
         "mlp": ("dense", "moe"),
         "indexer": {"heads": 2, "dim": 8, "topk": 8, "layers": ("full",) * 2},
     }
-    save_pretrained(Network.born(latent_config(**(two_layers | changes)), seed=3), folder)
+    save_pretrained(
+        Transformer.from_config(latent_config(**(two_layers | changes)), seed=3), folder
+    )
     return folder
 
 

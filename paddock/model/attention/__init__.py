@@ -10,8 +10,8 @@ mla.py       latent attention, expanded and absorbed
 from torch import nn
 
 from paddock.model.attention.dsa import DSA
-from paddock.model.attention.gdn import GatedDelta, SimpleGatedDelta
-from paddock.model.attention.gqa import GQA, SlidingWindow
+from paddock.model.attention.gdn import GatedDeltaNet, SimpleGatedDeltaNet
+from paddock.model.attention.gqa import GQA, SlidingWindowAttention
 from paddock.model.attention.mla import MLA
 from paddock.model.config import AttentionKind, ModelConfig
 
@@ -19,12 +19,12 @@ ATTENTION: dict[AttentionKind, type[nn.Module]] = {
     "mla": MLA,
     "dsa": DSA,
     "gqa": GQA,
-    "swa": SlidingWindow,
-    "gdn": GatedDelta,
-    "simple_gdn": SimpleGatedDelta,
+    "swa": SlidingWindowAttention,
+    "gdn": GatedDeltaNet,
+    "simple_gdn": SimpleGatedDeltaNet,
 }
 
 
-def attention_for(config: ModelConfig, layer: int) -> nn.Module:
+def build_attention(config: ModelConfig, layer: int) -> nn.Module:
     """The attention of one layer; the MTP layer's index is the number of layers."""
-    return ATTENTION[config.attention_of(layer)](config, layer)
+    return ATTENTION[config.attention_kind(layer)](config, layer)

@@ -24,17 +24,17 @@ from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
 from paddock.kernels.topk import index_topk_paged, index_topk_varlen
 from paddock.model.attention.indexer import Indexer
-from paddock.model.attention.mla import MLA, Projected
+from paddock.model.attention.mla import MLA, MLAProjections
 from paddock.model.config import ModelConfig
-from paddock.model.memory import Layout, NoMemory
-from paddock.model.step import LayerNotes, Selection, Step
+from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
+from paddock.model.kv_cache import AttentionMetadata, NoCache
 from paddock.parallel import is_fsdp_module
 
 # In multiples of top-k. Forward and backward, masked against gathered: on a CPU (nano, one core)
 # 38 / 62 ms at 4 times top-k, 99 / 142 at 8, 234 / 240 at 16, 735 / 587 at 32; on an H200 (small,
 # one layer) 6.6 / 8.9 ms at 4 times and 41 / 12 at 32. Nano's whole forward on a CPU, at 8 times,
 # without gradients: 2.1 / 3.0 s with one thread, 1.3 / 1.9 with two. On a GPU it gathers.
-MASKED_UP_TO = 8
+MASKED_UP_TO_TOPKS = 8
 
 
 class DSA(MLA):
@@ -47,132 +47,151 @@ class DSA(MLA):
             self.indexer = Indexer(config)
 
     def forward(
-        self, x_TD: Tensor, step: Step, selection: Selection | None
-    ) -> tuple[Tensor, Selection | None, LayerNotes]:
-        if self.prepares(x_TD, step):
+        self, x_TD: Tensor, step: ForwardContext, selection: TopKSelection | None
+    ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
+        if self.can_fuse_decode(x_TD, step):
             return self.decode(x_TD, step, selection)
-        projected, layout = self.project(x_TD, step), step.layout
-        stored_SC = step.memory.extend(self.layer, "row", projected.row_TC)
-        spans = layout.loose
-        short, long = (spans, ()) if step.ask.dense else split_by_reach(spans, self.topk)
+        projected, layout = self.project(x_TD, step), step.attn_metadata
+        stored_SC = step.kv_cache.update(self.layer, "row", projected.row_TC)
+        spans = layout.prefill_spans
+        short, long = (spans, ()) if step.aux.dense else split_dense_sparse(spans, self.topk)
         reused = self.is_mtp and selection is not None
-        new = self.index_new(x_TD, projected, step, wanted=not reused and self.chooses(long, step))
-        index = self.loose_index(new, layout)
+        new = self.index_new_tokens(
+            x_TD, projected, step, wanted=not reused and self.needs_index_scores(long, step)
+        )
+        index = self.prefill_index(new, layout)
         if new is not None:
-            loose = None if index is None else choose(index, long, self.topk)
-            selection = self.with_batch(loose, new, step)
+            loose = None if index is None else select_topk(index, long, self.topk)
+            selection = self.add_decode_selection(loose, new, step)
         elif self.indexer is not None and not reused:
             selection = _nothing(self.topk, x_TD.device)
-        loose_THD, batch_THD = layout.parted(projected.query_THD)
+        loose_THD, batch_THD = layout.split_prefill_decode(projected.query_THD)
         pieces, loss = [], None
         if loose_THD is not None:
-            row_SC = layout.keys(stored_SC)
+            row_SC = layout.gather_keys(stored_SC)
             if self.masking_is_cheaper(loose_THD, spans, long):
-                pieces.append(self.masked(loose_THD, row_SC, spans, selection))
+                pieces.append(self.attend_masked(loose_THD, row_SC, spans, selection))
             else:
                 pieces.append(self.attend(loose_THD, row_SC, short, selection))
-            if step.ask.indexer_loss and index is not None:
+            if step.aux.indexer_loss and index is not None:
                 loss = self.indexer_loss(index, loose_THD, row_SC, short, selection)
         if batch_THD is not None:
             absorbed_THC = self.absorb(batch_THD)
-            pieces.append(self.attend_batch(absorbed_THC, stored_SC, layout, selection))
-        out_THV = layout.own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
-        notes = LayerNotes(indexer_loss=loss, selection=selection if step.ask.choices else None)
+            pieces.append(self.attend_decode(absorbed_THC, stored_SC, layout, selection))
+        out_THV = layout.select_own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        notes = AuxOutputs(
+            indexer_loss=loss, selection=selection if step.aux.routing_and_topk else None
+        )
         return self.o(out_THV.flatten(1)), selection, notes
 
     def decode(
-        self, x_TD: Tensor, step: Step, selection: Selection | None
-    ) -> tuple[Tensor, Selection | None, LayerNotes]:
+        self, x_TD: Tensor, step: ForwardContext, selection: TopKSelection | None
+    ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
         """A step whose queries all stand in a batch: the same with fewer launches."""
-        ready = self.prepared(x_TD, step, wanted=self.chooses((), step))
+        ready = self.prepare_decode(x_TD, step, wanted=self.needs_index_scores((), step))
         if ready.index is not None:
-            selection = self.with_batch(None, ready.index, step)
+            selection = self.add_decode_selection(None, ready.index, step)
         elif self.indexer is not None:
             selection = _nothing(self.topk, x_TD.device)
-        out_THV = self.attend_batch(ready.absorbed_THC, ready.stored_SC, step.layout, selection)
-        notes = LayerNotes(selection=selection if step.ask.choices else None)
+        out_THV = self.attend_decode(
+            ready.absorbed_THC, ready.stored_SC, step.attn_metadata, selection
+        )
+        notes = AuxOutputs(selection=selection if step.aux.routing_and_topk else None)
         return self.o(out_THV.flatten(1)), selection, notes
 
-    def chooses(self, long: Sequence[Span], step: Step) -> bool:
+    def needs_index_scores(self, long: Sequence[Span], step: ForwardContext) -> bool:
         """Whether anyone asks the indexer. Ranks that gather its keys or its weights together all
         ask or none does, whatever documents each of them has."""
-        if step.ask.dense:
-            return step.ask.indexer_loss
-        batch = step.layout.batch
-        beyond = batch is not None and batch.columns > self.topk
-        joint = step.layout.cut is not None or self._gathers_weights
-        return bool(long) or beyond or step.ask.indexer_loss or joint
+        if step.aux.dense:
+            return step.aux.indexer_loss
+        batch = step.attn_metadata.decode_batch
+        beyond = batch is not None and batch.max_keys > self.topk
+        joint = step.attn_metadata.context_shard is not None or self._gathers_weights
+        return bool(long) or beyond or step.aux.indexer_loss or joint
 
     @property
     def _gathers_weights(self) -> bool:
         return self.indexer is not None and is_fsdp_module(self.indexer.weights)
 
-    def index_new(
-        self, x_TD: Tensor, projected: Projected, step: Step, *, wanted: bool = True
+    def index_new_tokens(
+        self, x_TD: Tensor, projected: MLAProjections, step: ForwardContext, *, wanted: bool = True
     ) -> IndexerInputs | None:
         """The indexer's view of the new tokens, its keys being the storage of all of them. Memory
         keeps keys even where no opinion is `wanted` yet: later tokens will choose among them."""
-        if self.indexer is None or (not wanted and isinstance(step.memory, NoMemory)):
+        if self.indexer is None or (not wanted and isinstance(step.kv_cache, NoCache)):
             return None
-        key_TD = self.indexer.keys(x_TD, step)
-        stored_SD = step.memory.extend(self.layer, "index", key_TD)
+        key_TD = self.indexer.compute_keys(x_TD, step)
+        stored_SD = step.kv_cache.update(self.layer, "index", key_TD)
         if not wanted:
             return None
         assert projected.latent_TQ is not None
-        query_THD, weight_TH = self.indexer.queries(x_TD, projected.latent_TQ, step)
+        query_THD, weight_TH = self.indexer.compute_queries(x_TD, projected.latent_TQ, step)
         return IndexerInputs(query_THD, stored_SD, weight_TH)
 
-    def loose_index(self, new: IndexerInputs | None, layout: Layout) -> IndexerInputs | None:
+    def prefill_index(
+        self, new: IndexerInputs | None, layout: AttentionMetadata
+    ) -> IndexerInputs | None:
         """The same with the keys of the loose spans, in their order."""
-        if new is None or not layout.loose:
+        if new is None or not layout.prefill_spans:
             return None
-        query_THD, weight_TH = layout.queries(new.query_THD), layout.queries(new.weight_TH)
-        return IndexerInputs(query_THD, layout.keys(new.key_SD), weight_TH)
+        query_THD, weight_TH = (
+            layout.expand_queries(new.query_THD),
+            layout.expand_queries(new.weight_TH),
+        )
+        return IndexerInputs(query_THD, layout.gather_keys(new.key_SD), weight_TH)
 
-    def index(self, x_TD: Tensor, projected: Projected, step: Step) -> IndexerInputs | None:
+    def index_inputs(
+        self, x_TD: Tensor, projected: MLAProjections, step: ForwardContext
+    ) -> IndexerInputs | None:
         """The indexer's view of this step, keys of the past included."""
-        return self.loose_index(self.index_new(x_TD, projected, step), step.layout)
+        return self.prefill_index(self.index_new_tokens(x_TD, projected, step), step.attn_metadata)
 
-    def with_batch(self, loose: Selection | None, new: IndexerInputs, step: Step) -> Selection:
+    def add_decode_selection(
+        self, loose: TopKSelection | None, new: IndexerInputs, step: ForwardContext
+    ) -> TopKSelection:
         """The choice of the loose spans and, where any of it sees more than top-k, the batch's."""
         selection = loose if loose is not None else _nothing(self.topk, new.key_SD.device)
-        batch = step.layout.batch
-        if batch is None or step.ask.dense or batch.columns <= self.topk:
+        batch = step.attn_metadata.decode_batch
+        if batch is None or step.aux.dense or batch.max_keys <= self.topk:
             return selection
-        return replace(selection, batch_NK=choose_batch(new, step.layout, self.topk))
+        return replace(selection, batch_NK=select_topk_decode(new, step.attn_metadata, self.topk))
 
     def attend(
         self,
         query_THD: Tensor,
         row_SC: Tensor,
         short: Sequence[Span],
-        selection: Selection | None,
+        selection: TopKSelection | None,
     ) -> Tensor:
         if selection is None or not len(selection.query_Q):
-            return self.dense(query_THD, row_SC, short)
-        sparse_QHV = self.sparse(query_THD[selection.query_Q], row_SC, selection.index_QK)
+            return self.attend_dense(query_THD, row_SC, short)
+        sparse_QHV = self.attend_sparse(query_THD[selection.query_Q], row_SC, selection.index_QK)
         if not short:
             return sparse_QHV
-        dense_NHV = self.dense(query_THD, row_SC, short)
+        dense_NHV = self.attend_dense(query_THD, row_SC, short)
         dense_N = torch.cat([_queries(span, row_SC.device) for span in short])
         order_T = torch.cat((dense_N, selection.query_Q)).argsort()
         return torch.cat((dense_NHV, sparse_QHV))[order_T]
 
-    def attend_batch(
-        self, absorbed_THC: Tensor, stored_SC: Tensor, layout: Layout, selection: Selection | None
+    def attend_decode(
+        self,
+        absorbed_THC: Tensor,
+        stored_SC: Tensor,
+        layout: AttentionMetadata,
+        selection: TopKSelection | None,
     ) -> Tensor:
         if selection is None or selection.batch_NK is None:
-            return self.dense_batch(absorbed_THC, stored_SC, layout)
-        assert layout.batch is not None
+            return self.attend_dense_decode(absorbed_THC, stored_SC, layout)
+        assert layout.decode_batch is not None
         out_NHL = mla_sparse_decode(
             absorbed_THC,
             stored_SC,
-            layout.batch.pages,
+            layout.decode_batch.block_table,
             selection.batch_NK,
             scale=self.scale,
             value=self.mla.kv_rank,
         )
-        return self.emit(out_NHL)
+        return self.project_values(out_NHL)
 
     def masking_is_cheaper(
         self, query_THD: Tensor, spans: Sequence[Span], long: Sequence[Span]
@@ -183,15 +202,17 @@ class DSA(MLA):
         return (
             wanted
             and bool(long)
-            and all(span.past == 0 and span.keys <= MASKED_UP_TO * self.topk for span in spans)
+            and all(
+                span.past == 0 and span.keys <= MASKED_UP_TO_TOPKS * self.topk for span in spans
+            )
         )
 
-    def masked(
+    def attend_masked(
         self,
         query_THD: Tensor,
         row_SC: Tensor,
         spans: Sequence[Span],
-        selection: Selection | None,
+        selection: TopKSelection | None,
     ) -> Tensor:
         assert selection is not None
         index_TK = selection.index_QK.new_full((len(query_THD), self.topk), -1)
@@ -200,12 +221,12 @@ class DSA(MLA):
             query_THD, *self.expand(row_SC), spans, index_TK, scale=self.scale
         )
 
-    def sparse(self, query_QHD: Tensor, row_SC: Tensor, index_QK: Tensor) -> Tensor:
+    def attend_sparse(self, query_QHD: Tensor, row_SC: Tensor, index_QK: Tensor) -> Tensor:
         absorbed_QHC = self.absorb(query_QHD)
         out_QHL = sparse_mla(
             absorbed_QHC, row_SC, index_QK, scale=self.scale, value=self.mla.kv_rank
         )
-        return self.emit(out_QHL)
+        return self.project_values(out_QHL)
 
     def indexer_loss(
         self,
@@ -213,7 +234,7 @@ class DSA(MLA):
         query_THD: Tensor,
         row_SC: Tensor,
         short: Sequence[Span],
-        selection: Selection | None,
+        selection: TopKSelection | None,
     ) -> Tensor:
         """Sum over queries of KL(where attention looks || the indexer's opinion), over the keys
         attention was allowed to look at."""
@@ -228,7 +249,9 @@ class DSA(MLA):
         return loss
 
 
-def split_by_reach(spans: Sequence[Span], topk: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+def split_dense_sparse(
+    spans: Sequence[Span], topk: int
+) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     """The part of each span whose queries see at most `topk` keys, and the rest."""
     short, long = [], []
     for span in spans:
@@ -240,35 +263,35 @@ def split_by_reach(spans: Sequence[Span], topk: int) -> tuple[tuple[Span, ...], 
     return tuple(short), tuple(long)
 
 
-def choose(index: IndexerInputs, spans: Sequence[Span], topk: int) -> Selection:
+def select_topk(index: IndexerInputs, spans: Sequence[Span], topk: int) -> TopKSelection:
     """The top-k keys of every query in `spans`."""
     device = index.key_SD.device
     if not spans:
         return _nothing(topk, device)
     query_Q = torch.cat([_queries(span, device) for span in spans])
     keys = IndexKeys(index.key_SD)
-    return Selection(
+    return TopKSelection(
         query_Q, index_topk_varlen(index.query_THD, keys, index.weight_TH, spans, topk)
     )
 
 
 @cache
-def _nothing(topk: int, device: torch.device) -> Selection:
+def _nothing(topk: int, device: torch.device) -> TopKSelection:
     """Of a step whose queries all stand in a batch, or see no more than top-k keys."""
     with torch.inference_mode(False):  # it may be met again where gradients are wanted
         empty = torch.zeros(0, dtype=torch.int64, device=device)
-        return Selection(empty, empty.int().view(0, topk))
+        return TopKSelection(empty, empty.int().view(0, topk))
 
 
-def choose_batch(new: IndexerInputs, layout: Layout, k: int) -> Tensor:
+def select_topk_decode(new: IndexerInputs, layout: AttentionMetadata, k: int) -> Tensor:
     """[N, K] the top-k keys of every query of a batch, counted within its sequence."""
-    batch, first = layout.batch, layout.loose_tokens
+    batch, first = layout.decode_batch, layout.num_prefill_tokens
     assert batch is not None
     return index_topk_paged(
         new.query_THD[first:],
         IndexKeys(new.key_SD),
         new.weight_TH[first:],
-        batch.pages,
+        batch.block_table,
         batch.visible_BQ,
         k,
     )

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from paddock.kernels.gated_delta import gated_delta_rule
 from paddock.model.attention.gqa import GQA
 from paddock.model.config import ModelConfig
+from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
 from paddock.model.norm import RMSNorm
-from paddock.model.step import LayerNotes, Selection, Step
 
 
-class SimpleGatedDelta(GQA):
+class SimpleGatedDeltaNet(GQA):
     """The recurrence on the pre-trained projections alone: no convolution, no gate, no new weight.
 
     The paper leaves the equation open; ours is the delta rule itself (alpha = beta = 1) on rotated
@@ -27,12 +27,12 @@ class SimpleGatedDelta(GQA):
     """
 
     def forward(
-        self, x_TD: Tensor, step: Step, selection: Selection | None
-    ) -> tuple[Tensor, Selection | None, LayerNotes]:
-        query_THD, key_THD, value_THD = self.heads(x_TD, step)
-        log_alpha_TH, beta_TH = self.gates(x_TD)
+        self, x_TD: Tensor, step: ForwardContext, selection: TopKSelection | None
+    ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
+        query_THD, key_THD, value_THD = self.project_heads(x_TD, step)
+        log_alpha_TH, beta_TH = self.compute_gates(x_TD)
         pieces = []
-        for i, span in enumerate(step.layout.spans):
+        for i, span in enumerate(step.attn_metadata.spans):
             q = span.query_slice
             out_NHD, state_HDD = gated_delta_rule(
                 query_THD[q],
@@ -40,13 +40,13 @@ class SimpleGatedDelta(GQA):
                 value_THD[q],
                 log_alpha_TH[q],
                 beta_TH[q],
-                initial_state_HKV=step.memory.recall(self.layer, "state", i),
+                initial_state_HKV=step.kv_cache.load_state(self.layer, "state", i),
             )
-            step.memory.keep(self.layer, "state", i, state_HDD)
+            step.kv_cache.store_state(self.layer, "state", i, state_HDD)
             pieces.append(out_NHD)
-        return self.emit(torch.cat(pieces), x_TD), selection, LayerNotes()
+        return self.project_output(torch.cat(pieces), x_TD), selection, AuxOutputs()
 
-    def heads(self, x_TD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    def project_heads(self, x_TD: Tensor, step: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values with one key head for each query head."""
         query_THD, key_TGD, value_TGD = self.project(x_TD, step)
         groups = self.gqa.heads // self.gqa.kv_heads
@@ -56,16 +56,16 @@ class SimpleGatedDelta(GQA):
             value_TGD.repeat_interleave(groups, dim=1),
         )
 
-    def gates(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_gates(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """log alpha and beta of each token and head."""
         ones_TH = x_TD.new_ones(len(x_TD), self.gqa.heads)
         return torch.zeros_like(ones_TH), ones_TH
 
-    def emit(self, out_THD: Tensor, x_TD: Tensor) -> Tensor:  # noqa: ARG002
+    def project_output(self, out_THD: Tensor, x_TD: Tensor) -> Tensor:  # noqa: ARG002
         return self.o(out_THD.flatten(1))  # type: ignore[no-any-return]
 
 
-class GatedDelta(SimpleGatedDelta):
+class GatedDeltaNet(SimpleGatedDeltaNet):
     """Gated DeltaNet: short convolutions on queries, keys and values, learned decay and step size,
     a gated and normed output. Position comes from the convolutions and the decay, not from RoPE."""
 
@@ -82,7 +82,7 @@ class GatedDelta(SimpleGatedDelta):
         self.gate = nn.Linear(hidden, gqa.heads * gqa.dim, bias=False)
         self.out_norm = RMSNorm(gqa.dim, config.norm_eps)
 
-    def project(self, x_TD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_TD: Tensor, step: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         gqa = self.gqa
         query = self.q_conv(self.q(x_TD), step, self.layer, "q_conv")
         key = self.k_conv(self.k(x_TD), step, self.layer, "k_conv")
@@ -93,11 +93,11 @@ class GatedDelta(SimpleGatedDelta):
             value.unflatten(1, (gqa.kv_heads, gqa.dim)),
         )
 
-    def gates(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_gates(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         log_alpha_TH = -self.decay_log.exp() * F.softplus(self.decay(x_TD) + self.decay_bias)
         return log_alpha_TH, self.beta(x_TD).sigmoid()
 
-    def emit(self, out_THD: Tensor, x_TD: Tensor) -> Tensor:
+    def project_output(self, out_THD: Tensor, x_TD: Tensor) -> Tensor:
         gate_THD = self.gate(x_TD).unflatten(1, (self.gqa.heads, self.gqa.dim))
         return self.o((self.out_norm(out_THD) * F.silu(gate_THD)).flatten(1))  # type: ignore[no-any-return]
 
@@ -109,14 +109,14 @@ class ShortConvolution(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, taps))
 
-    def forward(self, x_TC: Tensor, step: Step, layer: int, stream: str) -> Tensor:
+    def forward(self, x_TC: Tensor, step: ForwardContext, layer: int, stream: str) -> Tensor:
         channels, taps = self.weight.shape
         pieces = []
-        for i, span in enumerate(step.layout.spans):
-            before = step.memory.recall(layer, stream, i)
+        for i, span in enumerate(step.attn_metadata.spans):
+            before = step.kv_cache.load_state(layer, stream, i)
             if before is None:
                 before = x_TC.new_zeros(taps - 1, channels)
             padded = torch.cat((before, x_TC[span.query_slice]))
-            step.memory.keep(layer, stream, i, padded[len(padded) - (taps - 1) :])
+            step.kv_cache.store_state(layer, stream, i, padded[len(padded) - (taps - 1) :])
             pieces.append(F.conv1d(padded.mT, self.weight.unsqueeze(1), groups=channels).mT)
         return F.silu(torch.cat(pieces))

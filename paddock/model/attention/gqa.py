@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from paddock.kernels.gqa_decode import gqa_chunked_prefill, gqa_paged_decode
 from paddock.model.config import ModelConfig
-from paddock.model.memory import Layout
+from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
+from paddock.model.kv_cache import AttentionMetadata
 from paddock.model.norm import RMSNorm
-from paddock.model.rope import ROTATE
-from paddock.model.step import LayerNotes, Selection, Step
+from paddock.model.rope import APPLY_ROPE
 
 
 class GQA(nn.Module):
@@ -22,7 +22,7 @@ class GQA(nn.Module):
         super().__init__()
         assert config.gqa is not None
         self.gqa, self.layer = config.gqa, layer
-        self.rotate = ROTATE[config.rope.layout]
+        self.rotate = APPLY_ROPE[config.rope.layout]
         gqa, hidden = self.gqa, config.hidden
         self.q = nn.Linear(hidden, gqa.heads * gqa.dim, bias=gqa.bias != "none")
         self.k = nn.Linear(hidden, gqa.kv_heads * gqa.dim, bias=gqa.bias != "none")
@@ -33,47 +33,47 @@ class GQA(nn.Module):
             self.k_norm = RMSNorm(gqa.dim, config.norm_eps)
 
     def forward(
-        self, x_TD: Tensor, step: Step, selection: Selection | None
-    ) -> tuple[Tensor, Selection | None, LayerNotes]:
+        self, x_TD: Tensor, step: ForwardContext, selection: TopKSelection | None
+    ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
         query_THD, key_TGD, value_TGD = self.project(x_TD, step)
-        layout, memory = step.layout, step.memory
-        key_SGD = memory.extend(self.layer, "key", key_TGD)
-        value_SGD = memory.extend(self.layer, "value", value_TGD)
-        loose_THD, batch_THD = layout.parted(query_THD)
+        layout, memory = step.attn_metadata, step.kv_cache
+        key_SGD = memory.update(self.layer, "key", key_TGD)
+        value_SGD = memory.update(self.layer, "value", value_TGD)
+        loose_THD, batch_THD = layout.split_prefill_decode(query_THD)
         pieces = []
         if loose_THD is not None:
             pieces.append(
                 gqa_chunked_prefill(
                     loose_THD,
-                    layout.keys(key_SGD),
-                    layout.keys(value_SGD),
-                    layout.loose,
+                    layout.gather_keys(key_SGD),
+                    layout.gather_keys(value_SGD),
+                    layout.prefill_spans,
                     scale=self.gqa.dim**-0.5,
                     window=self.window,
                 )
             )
         if batch_THD is not None:
-            pieces.append(self.attend_batch(batch_THD, key_SGD, value_SGD, layout))
-        out_THD = layout.own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
-        return self.o(out_THD.flatten(1)), selection, LayerNotes()
+            pieces.append(self.attend_decode(batch_THD, key_SGD, value_SGD, layout))
+        out_THD = layout.select_own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        return self.o(out_THD.flatten(1)), selection, AuxOutputs()
 
-    def attend_batch(
-        self, query_THD: Tensor, key_SGD: Tensor, value_SGD: Tensor, layout: Layout
+    def attend_decode(
+        self, query_THD: Tensor, key_SGD: Tensor, value_SGD: Tensor, layout: AttentionMetadata
     ) -> Tensor:
         """All sequences of a batch at once, each looking at its own pages."""
-        assert layout.batch is not None
+        assert layout.decode_batch is not None
         out_BQHD = gqa_paged_decode(
-            query_THD.unflatten(0, layout.batch.visible_BQ.shape),
+            query_THD.unflatten(0, layout.decode_batch.visible_BQ.shape),
             key_SGD,
             value_SGD,
-            layout.batch.pages,
-            layout.batch.visible_BQ,
+            layout.decode_batch.block_table,
+            layout.decode_batch.visible_BQ,
             scale=self.gqa.dim**-0.5,
             window=self.window,
         )
         return out_BQHD.flatten(0, 1)
 
-    def project(self, x_TD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_TD: Tensor, step: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, by head."""
         gqa = self.gqa
         query_THD = self.q(x_TD).unflatten(1, (gqa.heads, gqa.dim))
@@ -88,7 +88,7 @@ class GQA(nn.Module):
         )
 
 
-class SlidingWindow(GQA):
+class SlidingWindowAttention(GQA):
     """The same weights, looking back `gqa.window` tokens and no further."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:

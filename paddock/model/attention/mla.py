@@ -22,15 +22,15 @@ from paddock.kernels.mla_decode import mla_decode, mla_paged_decode
 from paddock.kernels.spans import Span
 from paddock.model.attention.indexer import Indexer
 from paddock.model.config import ModelConfig
-from paddock.model.memory import Layout
+from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
+from paddock.model.fuse import fuse_weights, fused_linears
+from paddock.model.kv_cache import AttentionMetadata
 from paddock.model.norm import RMSNorm
-from paddock.model.rope import ROTATE, softmax_scale
-from paddock.model.step import LayerNotes, Selection, Step
-from paddock.model.together import lay_together, products
+from paddock.model.rope import APPLY_ROPE, softmax_scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Projected:
+class MLAProjections:
     """What a layer computes from its input before it looks at anything."""
 
     latent_TQ: Tensor | None  # the normed query latent, which the indexer reads too
@@ -39,7 +39,7 @@ class Projected:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class MLADecodeInputs:
     """What a step of decoding looks with, and at what."""
 
     absorbed_THC: Tensor
@@ -48,10 +48,10 @@ class Prepared:
 
 
 @runtime_checkable
-class Paged(Protocol):
+class SlotMappedCache(Protocol):
     """A memory whose storage a layer may write to itself."""
 
-    def places(self, layer: int, stream: str) -> tuple[Tensor, Tensor]:
+    def storage_and_slots(self, layer: int, stream: str) -> tuple[Tensor, Tensor]:
         """The storage, and which rows of it are the new tokens'."""
 
 
@@ -61,78 +61,84 @@ class MLA(nn.Module):
         assert config.mla is not None
         self.mla, self.layer = config.mla, layer
         self.indexer: Indexer | None = None
-        self.rotate = ROTATE[config.rope.layout]
+        self.rotate = APPLY_ROPE[config.rope.layout]
         self.interleaved = config.rope.layout == "interleaved"
-        self.scale = softmax_scale(config.rope, self.mla.qk)
+        self.scale = softmax_scale(config.rope, self.mla.qk_head_dim)
         mla, hidden = self.mla, config.hidden
         if mla.q_rank is None:
-            self.q = nn.Linear(hidden, mla.heads * mla.qk, bias=False)
+            self.q = nn.Linear(hidden, mla.heads * mla.qk_head_dim, bias=False)
         else:
             self.q_a = nn.Linear(hidden, mla.q_rank, bias=False)
             self.q_norm = RMSNorm(mla.q_rank, mla.norm_eps)
-            self.q_b = nn.Linear(mla.q_rank, mla.heads * mla.qk, bias=False)
-        self.kv_a = nn.Linear(hidden, mla.row, bias=False)
+            self.q_b = nn.Linear(mla.q_rank, mla.heads * mla.qk_head_dim, bias=False)
+        self.kv_a = nn.Linear(hidden, mla.kv_cache_dim, bias=False)
         self.kv_norm = RMSNorm(mla.kv_rank, mla.norm_eps)
         self.kv_b = nn.Linear(mla.kv_rank, mla.heads * (mla.nope + mla.value), bias=False)
         self.o = nn.Linear(mla.heads * mla.value, hidden, bias=False)
 
     def forward(
-        self, x_TD: Tensor, step: Step, selection: Selection | None
-    ) -> tuple[Tensor, Selection | None, LayerNotes]:
-        if self.prepares(x_TD, step):
-            ready = self.prepared(x_TD, step, wanted=False)
-            out_THV = self.dense_batch(ready.absorbed_THC, ready.stored_SC, step.layout)
-            return self.o(out_THV.flatten(1)), selection, LayerNotes()
-        projected, layout = self.project(x_TD, step), step.layout
-        stored_SC = step.memory.extend(self.layer, "row", projected.row_TC)
-        loose_THD, batch_THD = layout.parted(projected.query_THD)
+        self, x_TD: Tensor, step: ForwardContext, selection: TopKSelection | None
+    ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
+        if self.can_fuse_decode(x_TD, step):
+            ready = self.prepare_decode(x_TD, step, wanted=False)
+            out_THV = self.attend_dense_decode(
+                ready.absorbed_THC, ready.stored_SC, step.attn_metadata
+            )
+            return self.o(out_THV.flatten(1)), selection, AuxOutputs()
+        projected, layout = self.project(x_TD, step), step.attn_metadata
+        stored_SC = step.kv_cache.update(self.layer, "row", projected.row_TC)
+        loose_THD, batch_THD = layout.split_prefill_decode(projected.query_THD)
         pieces = []
         if loose_THD is not None:
-            pieces.append(self.dense(loose_THD, layout.keys(stored_SC), layout.loose))
+            pieces.append(
+                self.attend_dense(loose_THD, layout.gather_keys(stored_SC), layout.prefill_spans)
+            )
         if batch_THD is not None:
-            pieces.append(self.dense_batch(self.absorb(batch_THD), stored_SC, layout))
-        out_THV = layout.own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
-        return self.o(out_THV.flatten(1)), selection, LayerNotes()
+            pieces.append(self.attend_dense_decode(self.absorb(batch_THD), stored_SC, layout))
+        out_THV = layout.select_own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        return self.o(out_THV.flatten(1)), selection, AuxOutputs()
 
-    def project(self, x_TD: Tensor, step: Step) -> Projected:
+    def project(self, x_TD: Tensor, step: ForwardContext) -> MLAProjections:
         mla = self.mla
         if mla.q_rank is None:
             latent_TQ, query = None, self.q(x_TD)
         else:
             latent_TQ = self.q_norm(self.q_a(x_TD))
             query = self.q_b(latent_TQ)
-        query_THD = query.view(-1, mla.heads, mla.qk)
+        query_THD = query.view(-1, mla.heads, mla.qk_head_dim)
         query_THD = self.rotate(query_THD, step.cos_TP, step.sin_TP, mla.nope)
         latent_TL, key_TR = self.kv_a(x_TD).split((mla.kv_rank, mla.rope), -1)
         key_TR = self.rotate(key_TR.unsqueeze(1), step.cos_TP, step.sin_TP).squeeze(1)
         row_TC = torch.cat((self.kv_norm(latent_TL), key_TR), dim=-1)
-        return Projected(latent_TQ, query_THD, row_TC)
+        return MLAProjections(latent_TQ, query_THD, row_TC)
 
-    def prepares(self, x_TD: Tensor, step: Step) -> bool:
+    def can_fuse_decode(self, x_TD: Tensor, step: ForwardContext) -> bool:
         """Whether this is a step of decoding whose small operations a GPU takes as two launches."""
-        layout = step.layout
+        layout = step.attn_metadata
         return (
-            layout.batch is not None
-            and not layout.loose
+            layout.decode_batch is not None
+            and not layout.prefill_spans
             and self.mla.q_rank is not None
             and mla_prepare.suits(x_TD, self.q_norm.weight, self.kv_norm.weight)
-            and isinstance(step.memory, Paged)
+            and isinstance(step.kv_cache, SlotMappedCache)
         )
 
-    def prepared(self, x_TD: Tensor, step: Step, *, wanted: bool) -> Prepared:
+    def prepare_decode(
+        self, x_TD: Tensor, step: ForwardContext, *, wanted: bool
+    ) -> MLADecodeInputs:
         """`project`, `extend` and `absorb` at once, and the indexer's opinion where it is
         `wanted`. Its keys are kept in any case: later tokens will choose among them."""
         mla, indexer = self.mla, self.indexer
         angles = mla_prepare.RotaryCosSin(step.cos_TP, step.sin_TP)
         latent_TQ, stored_SC, stored_SD = self._stored(x_TD, step, angles)
         asked = indexer if wanted else None
-        query_TF, *index_TF = products(latent_TQ, self._readers_of_latent(asked))
-        query_THD = query_TF.unflatten(1, (mla.heads, mla.qk))
-        absorbed_THC = query_THD.new_empty(len(x_TD), mla.heads, mla.row)
+        query_TF, *index_TF = fused_linears(latent_TQ, self._readers_of_latent(asked))
+        query_THD = query_TF.unflatten(1, (mla.heads, mla.qk_head_dim))
+        absorbed_THC = query_THD.new_empty(len(x_TD), mla.heads, mla.kv_cache_dim)
         opinion = mla_prepare.rotate_queries(
             mla_prepare.QueryRopeInput(query_THD, self.interleaved, absorbed_THC),
             angles,
-            None if asked is None else asked.raw_queries(index_TF[0], x_TD),
+            None if asked is None else asked.index_query_input(index_TF[0], x_TD),
         )
         torch.bmm(
             query_THD[..., : mla.nope].transpose(0, 1),
@@ -140,21 +146,23 @@ class MLA(nn.Module):
             out=absorbed_THC[..., : mla.kv_rank].transpose(0, 1),
         )
         if opinion is None:
-            return Prepared(absorbed_THC, stored_SC, None)
+            return MLADecodeInputs(absorbed_THC, stored_SC, None)
         assert stored_SD is not None
-        return Prepared(absorbed_THC, stored_SC, IndexerInputs(opinion[0], stored_SD, opinion[1]))
+        return MLADecodeInputs(
+            absorbed_THC, stored_SC, IndexerInputs(opinion[0], stored_SD, opinion[1])
+        )
 
     def _stored(
-        self, x_TD: Tensor, step: Step, angles: mla_prepare.RotaryCosSin
+        self, x_TD: Tensor, step: ForwardContext, angles: mla_prepare.RotaryCosSin
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The normed query latent, and the storage of rows and of index keys, the new ones in."""
-        assert isinstance(step.memory, Paged)
-        stored_SC, slot_T = step.memory.places(self.layer, "row")
-        raw_TQ, raw_TC, *raw_TD = products(x_TD, self._readers_of_input())
+        assert isinstance(step.kv_cache, SlotMappedCache)
+        stored_SC, slot_T = step.kv_cache.storage_and_slots(self.layer, "row")
+        raw_TQ, raw_TC, *raw_TD = fused_linears(x_TD, self._readers_of_input())
         key = None
         if self.indexer is not None:
-            stored_SD, _ = step.memory.places(self.layer, "index")
-            key = self.indexer.raw_key(raw_TD[0], stored_SD)
+            stored_SD, _ = step.kv_cache.storage_and_slots(self.layer, "index")
+            key = self.indexer.index_key_input(raw_TD[0], stored_SD)
         q_norm, kv_norm = self.q_norm, self.kv_norm
         latent_TQ = mla_prepare.norm_rope_and_cache(
             mla_prepare.QueryLatentInput(raw_TQ, q_norm.weight, q_norm.eps),
@@ -174,35 +182,37 @@ class MLA(nn.Module):
     def _readers_of_latent(self, indexer: Indexer | None) -> tuple[nn.Module, ...]:
         return (self.q_b,) if indexer is None else (self.q_b, indexer.query)
 
-    def lay_together(self) -> None:
+    def fuse_weights(self) -> None:
         """Weights that decoding reads with the same input, one behind the other in memory."""
         if self.mla.q_rank is not None:
-            lay_together(self._readers_of_input())
-            lay_together(self._readers_of_latent(self.indexer))
+            fuse_weights(self._readers_of_input())
+            fuse_weights(self._readers_of_latent(self.indexer))
 
-    def dense(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
+    def attend_dense(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
         """Attention to everything, in whichever form costs less. Queries in span order."""
         if self.expanding_is_cheaper(spans):
-            return self.expanded(query_THD, row_SC, spans)
+            return self.attend_expanded(query_THD, row_SC, spans)
         absorbed_THC = self.absorb(query_THD)
         out_THL = mla_decode(absorbed_THC, row_SC, spans, scale=self.scale, value=self.mla.kv_rank)
-        return self.emit(out_THL)
+        return self.project_values(out_THL)
 
-    def dense_batch(self, absorbed_THC: Tensor, stored_SC: Tensor, layout: Layout) -> Tensor:
+    def attend_dense_decode(
+        self, absorbed_THC: Tensor, stored_SC: Tensor, layout: AttentionMetadata
+    ) -> Tensor:
         """Attention to everything, for the queries of a batch."""
-        assert layout.batch is not None
-        query_BQHC = absorbed_THC.unflatten(0, (-1, layout.batch.queries))
+        assert layout.decode_batch is not None
+        query_BQHC = absorbed_THC.unflatten(0, (-1, layout.decode_batch.queries))
         out_BQHL = mla_paged_decode(
             query_BQHC,
             stored_SC,
-            layout.batch.pages,
-            layout.batch.visible_BQ,
+            layout.decode_batch.block_table,
+            layout.decode_batch.visible_BQ,
             scale=self.scale,
             value=self.mla.kv_rank,
         )
-        return self.emit(out_BQHL.flatten(0, 1))
+        return self.project_values(out_BQHL.flatten(0, 1))
 
-    def expanded(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
+    def attend_expanded(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
         return dense_attention(query_THD, *self.expand(row_SC), spans, scale=self.scale)
 
     def expand(self, row_SC: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,8 +230,8 @@ class MLA(nn.Module):
         up = mla.kv_rank * (mla.nope + mla.value)
         pairs = sum(span.queries * span.keys for span in spans)
         keys, queries = sum(s.keys for s in spans), sum(s.queries for s in spans)
-        expanded = keys * up + pairs * (mla.qk + mla.value)
-        absorbed = queries * up + pairs * (mla.row + mla.kv_rank)
+        expanded = keys * up + pairs * (mla.qk_head_dim + mla.value)
+        absorbed = queries * up + pairs * (mla.kv_cache_dim + mla.kv_rank)
         return expanded <= absorbed
 
     def absorb(self, query_THD: Tensor) -> Tensor:
@@ -231,7 +241,7 @@ class MLA(nn.Module):
         latent_HTL = torch.bmm(nope_THN.transpose(0, 1), key_up_HNL)
         return torch.cat((latent_HTL.transpose(0, 1), rope_THR), dim=-1)
 
-    def emit(self, out_THL: Tensor) -> Tensor:
+    def project_values(self, out_THL: Tensor) -> Tensor:
         """Values of a weighted sum of latents: the sum of the values, weighted."""
         _, value_up_HVL = self.up_projections()
         return torch.bmm(out_THL.transpose(0, 1), value_up_HVL.mT).transpose(0, 1)

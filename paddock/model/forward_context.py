@@ -8,32 +8,32 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paddock.model.memory import Layout, Memory
+from paddock.model.kv_cache import AttentionMetadata, KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class AuxRequest:
     """What the caller wants besides hidden states. The default is plain inference."""
 
     dense: bool = False  # sparse layers look at everything (the indexer's warm-up)
     indexer_loss: bool = False
     balance_loss: bool = False
-    choices: bool = False  # report routed experts and kept keys, for replay
+    routing_and_topk: bool = False  # report routed experts and kept keys, for replay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class ForwardContext:
     """Positions, visibility and memory: the same for all layers."""
 
-    layout: Layout
-    memory: Memory
+    attn_metadata: AttentionMetadata
+    kv_cache: KVCache
     cos_TP: Tensor
     sin_TP: Tensor
-    ask: Ask
+    aux: AuxRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Selection:
+class TopKSelection:
     """The keys sparse queries keep. Queries that see no more than top-k keys are not listed.
 
     `index_QK` counts keys as the layout's spans do, ascending, -1 where there is none. Queries of a
@@ -47,7 +47,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerNotes:
+class AuxOutputs:
     """What a layer reports; None where it was not asked or has nothing to say.
 
     Losses are sums over the step's tokens, for the caller to divide.
@@ -55,6 +55,6 @@ class LayerNotes:
 
     indexer_loss: Tensor | None = None
     balance_loss: Tensor | None = None
-    load_E: Tensor | None = None  # how many tokens each expert received
+    expert_load_E: Tensor | None = None  # how many tokens each expert received
     experts_TK: Tensor | None = None
-    selection: Selection | None = None
+    selection: TopKSelection | None = None

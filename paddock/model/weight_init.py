@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from paddock.model.attention.gdn import GatedDelta, ShortConvolution
+from paddock.model.attention.gdn import GatedDeltaNet, ShortConvolution
 from paddock.model.config import ModelConfig
-from paddock.model.moe import Experts, Router
+from paddock.model.moe import GroupedExperts, TopKRouter
 
 
 @torch.no_grad()
-def initialize(network: nn.Module, config: ModelConfig, generator: torch.Generator) -> None:
+def init_weights(network: nn.Module, config: ModelConfig, generator: torch.Generator) -> None:
     """Draw every weight matrix in place; norms and biases are born as one and zero.
 
     The same generator state gives the same network.
@@ -26,12 +26,12 @@ def initialize(network: nn.Module, config: ModelConfig, generator: torch.Generat
             )
             if module.bias is not None:
                 module.bias.zero_()
-        elif isinstance(module, Router):
+        elif isinstance(module, TopKRouter):
             _normal(module.weight, init.router_std or init.std, generator)
-        elif isinstance(module, Experts):
+        elif isinstance(module, GroupedExperts):
             _normal(module.gate_up, init.std, generator)
             _normal(module.down, init.std, generator)
-        elif isinstance(module, GatedDelta):
+        elif isinstance(module, GatedDeltaNet):
             _decay(module, generator)
         elif isinstance(module, ShortConvolution):
             module.weight.zero_()
@@ -44,7 +44,7 @@ def _normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
     weight.copy_(draw * std)
 
 
-def _decay(module: GatedDelta, generator: torch.Generator) -> None:
+def _decay(module: GatedDeltaNet, generator: torch.Generator) -> None:
     """Decay rates spread over [1, 16] per head, step sizes log-uniform in [1e-3, 0.1]: the start
     Gated DeltaNet has."""
     shape = module.decay_log.shape

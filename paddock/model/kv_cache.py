@@ -21,13 +21,13 @@ from paddock.parallel import ContextShard
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class DecodeBatch:
     """Sequences of a step that have the same few queries each: one step of decoding.
 
     They are a layout's last spans, attended to all at once. Their keys lie in pages of the storage.
     """
 
-    pages: BlockTable
+    block_table: BlockTable
     visible_BQ: Tensor  # how many keys of its sequence each query sees
 
     @property
@@ -39,13 +39,13 @@ class Batch:
         return self.visible_BQ.shape[1]
 
     @property
-    def columns(self) -> int:
+    def max_keys(self) -> int:
         """Keys that a sequence of this batch may have."""
-        return self.pages.max_keys
+        return self.block_table.max_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class AttentionMetadata:
     """Who sits where in a packed step.
 
     `spans` speak of keys as if every sequence's rows lay one after the other; `slot_S` says which
@@ -64,14 +64,16 @@ class Layout:
 
     position_T: Tensor
     spans: tuple[Span, ...]
-    slot_S: Tensor | None = None
-    cut: ContextShard | None = None
-    ends: tuple[int, ...] | None = None  # of the spans' documents, among the keys
-    batch: Batch | None = None
+    kv_slot_S: Tensor | None = None
+    context_shard: ContextShard | None = None
+    document_ends: tuple[int, ...] | None = None  # of the spans' documents, among the keys
+    decode_batch: DecodeBatch | None = None
     query_T: Tensor | None = None
 
     @classmethod
-    def packed(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "Layout":
+    def packed(
+        cls, lengths: Sequence[int], device: torch.device | str = "cpu"
+    ) -> "AttentionMetadata":
         """Whole documents side by side, each blind to the others."""
         spans, start = [], 0
         for length in lengths:
@@ -83,12 +85,12 @@ class Layout:
         return cls(torch.from_numpy(position_T).to(device), tuple(spans))
 
     @classmethod
-    def branching(
+    def with_shared_prefixes(
         cls,
         lengths: Sequence[int],
         shared: Sequence[tuple[int, int]],
         device: torch.device | str = "cpu",
-    ) -> "Layout":
+    ) -> "AttentionMetadata":
         """Whole documents, each of which begins as an earlier one does: `shared` are that one's
         number and how many tokens they have in common, none for a document of its own.
 
@@ -110,11 +112,11 @@ class Layout:
         return cls(
             whole.position_T.to(device)[query_T],
             whole.spans,
-            slot_S=torch.from_numpy(slot_S).to(device),
+            kv_slot_S=torch.from_numpy(slot_S).to(device),
             query_T=query_T,
         )
 
-    def piece(self, cut: ContextShard) -> "Layout":
+    def shard(self, cut: ContextShard) -> "AttentionMetadata":
         """This rank's part of a packed row.
 
         >>> from paddock.parallel import SOLO
@@ -129,7 +131,9 @@ class Layout:
                 part = span.part(start, stop)
                 spans.append(replace(part, query=part.query - here.start))
                 ends.append(span.key + span.keys)
-        return Layout(self.position_T[here], tuple(spans), cut=cut, ends=tuple(ends))
+        return AttentionMetadata(
+            self.position_T[here], tuple(spans), context_shard=cut, document_ends=tuple(ends)
+        )
 
     @property
     def tokens(self) -> int:
@@ -138,42 +142,44 @@ class Layout:
     @property
     def documents(self) -> tuple[slice, ...]:
         """Where each span's whole document stands among the keys."""
-        ends = self.ends or [span.key + span.keys for span in self.spans]
+        ends = self.document_ends or [span.key + span.keys for span in self.spans]
         return tuple(slice(s.key, end) for s, end in zip(self.spans, ends, strict=True))
 
     @property
-    def loose(self) -> tuple[Span, ...]:
+    def prefill_spans(self) -> tuple[Span, ...]:
         """The spans that are in no batch."""
-        return self.spans if self.batch is None else self.spans[: -self.batch.sequences]
+        return (
+            self.spans if self.decode_batch is None else self.spans[: -self.decode_batch.sequences]
+        )
 
     @property
-    def loose_tokens(self) -> int:
-        batch = self.batch
+    def num_prefill_tokens(self) -> int:
+        batch = self.decode_batch
         return self.tokens if batch is None else self.tokens - batch.sequences * batch.queries
 
-    def parted(self, x_T: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def split_prefill_decode(self, x_T: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What belongs to the loose spans and what to the batch; None where there is nothing."""
-        if self.batch is None:
-            return self.queries(x_T), None
-        loose = self.loose_tokens
+        if self.decode_batch is None:
+            return self.expand_queries(x_T), None
+        loose = self.num_prefill_tokens
         return (x_T[:loose], x_T[loose:]) if loose else (None, x_T)
 
-    def queries(self, x_T: Tensor) -> Tensor:
+    def expand_queries(self, x_T: Tensor) -> Tensor:
         """What each query of the spans is, where tokens of the step stand for several."""
         if self.query_T is None:
             return x_T
-        assert self.slot_S is not None
-        return _taken(x_T, self.slot_S)
+        assert self.kv_slot_S is not None
+        return _taken(x_T, self.kv_slot_S)
 
-    def own(self, x_S: Tensor) -> Tensor:
+    def select_own(self, x_S: Tensor) -> Tensor:
         """Of what was found for every query, what each token of the step takes."""
         return x_S if self.query_T is None else _taken(x_S, self.query_T)
 
-    def keys(self, storage: Tensor) -> Tensor:
+    def gather_keys(self, storage: Tensor) -> Tensor:
         """The stored rows of the loose spans, in the order they speak of."""
-        if self.cut is not None:
-            return self.cut.all_gather(storage)
-        return storage if self.slot_S is None else _taken(storage, self.slot_S)
+        if self.context_shard is not None:
+            return self.context_shard.all_gather(storage)
+        return storage if self.kv_slot_S is None else _taken(storage, self.kv_slot_S)
 
 
 def _taken(x: Tensor, place_N: Tensor) -> Tensor:
@@ -181,34 +187,34 @@ def _taken(x: Tensor, place_N: Tensor) -> Tensor:
     return x.index_select(0, place_N) if x.device.type == "cpu" else x[place_N]
 
 
-class Memory(Protocol):
+class KVCache(Protocol):
     """One storage per (layer, stream): "row" and "index" for latent layers, "key" and "value" for
     grouped ones. Recurrent layers keep a state per span instead."""
 
-    def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
+    def update(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
         """Remember the new rows; return the storage that holds them and all before them."""
 
-    def recall(self, layer: int, stream: str, span: int) -> Tensor | None:
+    def load_state(self, layer: int, stream: str, span: int) -> Tensor | None:
         """The state kept for this span's sequence; None at its beginning."""
 
-    def keep(self, layer: int, stream: str, span: int, state: Tensor) -> None:
+    def store_state(self, layer: int, stream: str, span: int, state: Tensor) -> None:
         """Leave a state for the sequence's next step."""
 
 
-class NoMemory:
+class NoCache:
     """Training: the step is the whole past."""
 
-    def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:  # noqa: ARG002
+    def update(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:  # noqa: ARG002
         return rows_T
 
-    def recall(self, layer: int, stream: str, span: int) -> None:  # noqa: ARG002
+    def load_state(self, layer: int, stream: str, span: int) -> None:  # noqa: ARG002
         return None
 
-    def keep(self, layer: int, stream: str, span: int, state: Tensor) -> None:
+    def store_state(self, layer: int, stream: str, span: int, state: Tensor) -> None:
         pass
 
 
-class GrowingMemory:
+class GrowingCache:
     """One sequence, remembered by appending: the simplest serving memory.
 
     The paged one of the engine keeps the same promise for many sequences at once.
@@ -219,19 +225,19 @@ class GrowingMemory:
         self._states: dict[tuple[int, str, int], Tensor] = {}
         self._tokens = 0
 
-    def layout(self, tokens: int, device: torch.device | str = "cpu") -> Layout:
+    def next_metadata(self, tokens: int, device: torch.device | str = "cpu") -> AttentionMetadata:
         """Place the next `tokens` tokens behind everything placed so far."""
         past, self._tokens = self._tokens, self._tokens + tokens
         position_T = torch.arange(past, self._tokens, device=device)
-        return Layout(position_T, (Span(0, tokens, 0, self._tokens),))
+        return AttentionMetadata(position_T, (Span(0, tokens, 0, self._tokens),))
 
-    def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
+    def update(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
         past = self._rows.get((layer, stream))
         self._rows[layer, stream] = rows_T if past is None else torch.cat((past, rows_T))
         return self._rows[layer, stream]
 
-    def recall(self, layer: int, stream: str, span: int) -> Tensor | None:
+    def load_state(self, layer: int, stream: str, span: int) -> Tensor | None:
         return self._states.get((layer, stream, span))
 
-    def keep(self, layer: int, stream: str, span: int, state: Tensor) -> None:
+    def store_state(self, layer: int, stream: str, span: int, state: Tensor) -> None:
         self._states[layer, stream, span] = state

@@ -15,35 +15,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ALIGNED = 16  # bytes: where matrix products like a weight to begin
+ALIGNMENT_BYTES = 16  # bytes: where matrix products like a weight to begin
 
 
 @runtime_checkable
-class Joinable(Protocol):
+class Fusable(Protocol):
     """A linear map whose weights are not one matrix of numbers."""
 
-    def by_output(self) -> tuple[Tensor, ...] | None:
+    def weights_by_output(self) -> tuple[Tensor, ...] | None:
         """What it holds, outputs first; None if it must stay alone."""
 
-    def product(self, x_TD: Tensor, *held: Tensor) -> Tensor:
+    def linear_with(self, x_TD: Tensor, *held: Tensor) -> Tensor:
         """As if it held these."""
 
 
-def lay_together(linears: Sequence[nn.Module]) -> None:
+def fuse_weights(linears: Sequence[nn.Module]) -> None:
     """Move the weights of neighbours of one kind into one piece of memory. Left alone: what is no
     plain linear map, or is a view of something that others hold."""
     for alike in _alike(linears):
         for weights in zip(*map(_held, alike), strict=True):
-            if len(weights) > 1 and together(weights) is None and all(map(_may_move, weights)):
+            if (
+                len(weights) > 1
+                and contiguous_stack(weights) is None
+                and all(map(_may_move, weights))
+            ):
                 _move(weights)
 
 
-def products(x_TD: Tensor, linears: Sequence[nn.Module]) -> list[Tensor]:
+def fused_linears(x_TD: Tensor, linears: Sequence[nn.Module]) -> list[Tensor]:
     """linear(x) of each, as columns of one product where that is possible."""
     found: list[Tensor] = []
     for alike in _alike(linears):
         stacks = list(zip(*map(_held, alike), strict=True))
-        whole = [stack for weights in stacks if (stack := together(weights)) is not None]
+        whole = [stack for weights in stacks if (stack := contiguous_stack(weights)) is not None]
         if stacks and len(whole) == len(stacks):
             outputs = [len(weight) for weight in stacks[0]]
             found += _product(alike[0], x_TD, whole).split(outputs, dim=-1)
@@ -52,7 +56,7 @@ def products(x_TD: Tensor, linears: Sequence[nn.Module]) -> list[Tensor]:
     return found
 
 
-def together(weights: Sequence[Tensor]) -> Tensor | None:
+def contiguous_stack(weights: Sequence[Tensor]) -> Tensor | None:
     """The matrix of all their rows, if they lie one behind the other in one piece of memory."""
     if len(weights) < 2:
         return None
@@ -80,12 +84,12 @@ def _kind(linear: nn.Module) -> object:
 def _held(linear: nn.Module) -> tuple[Tensor, ...]:
     if isinstance(linear, nn.Linear):
         return (linear.weight,) if linear.bias is None else ()
-    return (linear.by_output() or ()) if isinstance(linear, Joinable) else ()
+    return (linear.weights_by_output() or ()) if isinstance(linear, Fusable) else ()
 
 
 def _product(linear: nn.Module, x_TD: Tensor, held: Sequence[Tensor]) -> Tensor:
-    if isinstance(linear, Joinable):
-        return linear.product(x_TD, *held)
+    if isinstance(linear, Fusable):
+        return linear.linear_with(x_TD, *held)
     return F.linear(x_TD, *held)
 
 
@@ -102,5 +106,5 @@ def _may_move(weight: Tensor) -> bool:
     return (
         weight.is_contiguous()
         and weight.untyped_storage().nbytes() == own_bytes
-        and own_bytes % ALIGNED == 0
+        and own_bytes % ALIGNMENT_BYTES == 0
     )
