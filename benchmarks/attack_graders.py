@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import Claim, print_claims
-from paddock.envs import Policy, open_world, play, scripted
-from paddock.envs.ask import AskWorld
-from paddock.envs.code.grade import HiddenTests
-from paddock.envs.terminal.world import playing
+from paddock.envs import Policy, make, run_rollout, scripted_policy
+from paddock.envs.code.verifier import HiddenTests
+from paddock.envs.qa import QATaskset
+from paddock.envs.terminal.taskset import command_policy
 from paddock.records import Message, Outcome, Task, Verdict
 
 WRITE_ALL = "for fd in range(64):\n    try: os.write(fd, {said})\n    except OSError: pass\n"
@@ -179,7 +179,7 @@ TERMINAL: dict[str, str] = {
 
 async def _of(world: Any, task: Task, policy: Policy) -> Outcome:
     async with asyncio.timeout(300):
-        return (await play(world.open(task), policy)).outcome
+        return (await run_rollout(world.open(task), policy)).outcome
 
 
 def attacked(area: str, world: Any, task: Task, tricks: Mapping[str, Policy]) -> list[Claim]:
@@ -210,8 +210,8 @@ def attacked(area: str, world: Any, task: Task, tricks: Mapping[str, Policy]) ->
     return [*claims, sound]
 
 
-def _saying(world: AskWorld, answers: Mapping[str, str]) -> dict[str, Policy]:
-    return {name: world.saying(answer) for name, answer in answers.items()}
+def _saying(world: QATaskset, answers: Mapping[str, str]) -> dict[str, Policy]:
+    return {name: world.scripted_answer(answer) for name, answer in answers.items()}
 
 
 def _written(row: Mapping[str, Any], folder: str) -> str:
@@ -224,9 +224,9 @@ def code() -> list[Claim]:
     found = []
     forged = ("walks frames", "walks the heap", "forges a judge's report", "a number for a reply")
     for partly in (False, True):
-        world: Any = open_world("code", {"level": 3, "partly": partly, "test_seconds": 3.0})
+        world: Any = make("code", {"level": 3, "partly": partly, "test_seconds": 3.0})
         task = world.task(1)
-        name = HiddenTests.of(world.problem(task)).entry
+        name = HiddenTests.from_example(world.problem(task)).entry
         # Where the share counts, a wrong function may pass a test or two by right.
         chosen = forged if partly else tuple(CODE)
         tricks = {trick: CODE[trick].format(name=name) for trick in chosen}
@@ -237,14 +237,14 @@ def code() -> list[Claim]:
 def code_file() -> list[Claim]:
     with tempfile.TemporaryDirectory() as folder:
         path = _written(FILE_ROW, folder)
-        world: Any = open_world("code-file", {"train": path, "test_seconds": 3.0})
+        world: Any = make("code-file", {"train": path, "test_seconds": 3.0})
         return attacked("code-file", world, world.task(0), _saying(world, CODE_FILE))
 
 
 def math() -> list[Claim]:
     with tempfile.TemporaryDirectory() as folder:
         path = _written({"problem": "Its square?", "answer": "(x+1)^2"}, folder)
-        world: Any = open_world("math-file", {"train": path, "checker_seconds": 3.0})
+        world: Any = make("math-file", {"train": path, "checker_seconds": 3.0})
         return attacked("math", world, world.task(0), _saying(world, {a: a for a in MATH}))
 
 
@@ -253,18 +253,19 @@ def rules() -> list[Claim]:
         row = {"question": "Which tree?", "answer": '{"tree": "oak"}'}
         like = {"type": "object", "required": ["tree"]}
         also = [{"kind": "exact", "weight": 0.5}, {"kind": "json", "like": like, "weight": 0.5}]
-        world: Any = open_world("ask", {"train": _written(row, folder), "also": also})
+        world: Any = make("ask", {"train": _written(row, folder), "also": also})
         said = {
-            name: scripted(Message(role="assistant", content=text)) for name, text in RULES.items()
+            name: scripted_policy(Message(role="assistant", content=text))
+            for name, text in RULES.items()
         }
         return attacked("rules", world, world.task(0), said)
 
 
 def terminal() -> list[Claim]:
-    world: Any = open_world(
+    world: Any = make(
         "terminal", {"levels": [2], "families": ["archive"], "command_s": 5.0, "grade_s": 30.0}
     )
-    tricks = {name: playing([command, "true"]) for name, command in TERMINAL.items()}
+    tricks = {name: command_policy([command, "true"]) for name, command in TERMINAL.items()}
     return attacked("terminal", world, world.task(0), tricks)
 
 

@@ -23,15 +23,26 @@ from pathlib import Path
 
 from benchmarks.sandbox import left_behind
 from benchmarks.table import Claim, print_claims
+from paddock.envs.env import RolloutFailed
 from paddock.envs.harbor import HarborSettings, Trial, read_task
-from paddock.envs.harbor.config import Seen
-from paddock.envs.sandbox import Limits, Sandbox, SandboxSettings, bwrap, container, open_sandbox
-from paddock.envs.sandbox.box import Backend
-from paddock.envs.world import Stopped
+from paddock.envs.harbor.task_config import VerifierView
+from paddock.sandbox import (
+    ResourceLimits,
+    Sandbox,
+    SandboxSettings,
+    bubblewrap,
+    container,
+    open_sandbox,
+)
+from paddock.sandbox.sandbox import BackendName
 
 MIB = 1 << 20
-LIMITS = Limits(
-    memory_bytes=128 * MIB, processes=48, file_bytes=16 * MIB, disk_bytes=32 * MIB, cpu_seconds=20
+LIMITS = ResourceLimits(
+    memory_bytes=128 * MIB,
+    max_processes=48,
+    max_file_bytes=16 * MIB,
+    disk_bytes=32 * MIB,
+    cpu_seconds=20,
 )
 PATIENCE_S = 20.0  # of one attack
 LATEST_S = 120.0  # by when an attack must be over on a machine that is busy
@@ -215,7 +226,7 @@ def bait() -> Iterator[dict[str, str]]:
             secret.unlink()
 
 
-async def in_box(backend: Backend, attack: str | list[str]) -> tuple[str, str]:
+async def in_box(backend: BackendName, attack: str | list[str]) -> tuple[str, str]:
     """What an attack printed, and what is wrong afterwards."""
     box = open_sandbox(SandboxSettings(backend=backend, limits=LIMITS))
     try:
@@ -240,7 +251,7 @@ async def _still_serves(box: Sandbox) -> str:
     return "" if (await box.exec("echo alive")).stdout == "alive\n" else GONE
 
 
-def escapes(backend: Backend) -> list[str]:
+def escapes(backend: BackendName) -> list[str]:
     """Attacks that got somewhere, each with what it got."""
     bad = []
     with bait() as words:
@@ -286,7 +297,7 @@ def _running(mark: str) -> bool:
     return False
 
 
-def calls(backend: Backend) -> dict[str, str]:
+def calls(backend: BackendName) -> dict[str, str]:
     """What the kernel said to each system call."""
 
     async def probe() -> str:
@@ -391,23 +402,23 @@ async def reward(folder: Path, settings: HarborSettings, command: str) -> float 
     try:
         await trial.start()
         (step,) = trial.task.steps
-        await trial.begin(step)
+        await trial.begin_step(step)
         assert trial.place is not None
         await trial.place.exec(command, timeout_s=PATIENCE_S)
         return (await trial.verify(step))["reward"]
-    except Stopped as stopped:
+    except RolloutFailed as stopped:
         return str(stopped)
     finally:
         await trial.close()
 
 
-def harbor_settings(backend: Backend, sees: Seen) -> HarborSettings:
-    limits = Limits(memory_bytes=256 * MIB, disk_bytes=64 * MIB, processes=128)
+def harbor_settings(backend: BackendName, sees: VerifierView) -> HarborSettings:
+    limits = ResourceLimits(memory_bytes=256 * MIB, disk_bytes=64 * MIB, max_processes=128)
     sandbox = SandboxSettings(backend=backend, limits=limits)
-    return HarborSettings(sandbox=sandbox, build_network=False, verifier_sees=sees)
+    return HarborSettings(sandbox=sandbox, allow_internet_in_build=False, verifier_sees=sees)
 
 
-def hacks(backend: Backend, sees: Seen) -> list[str]:
+def hacks(backend: BackendName, sees: VerifierView) -> list[str]:
     """Hacks that earn or come to no verdict; the honest solution must earn."""
     settings = harbor_settings(backend, sees)
     bad = []
@@ -424,10 +435,14 @@ def hacks(backend: Backend, sees: Seen) -> list[str]:
     return bad
 
 
-def claims(backends: tuple[Backend, ...] = ("bwrap", "container")) -> list[Claim]:
+def claims(backends: tuple[BackendName, ...] = ("bwrap", "container")) -> list[Claim]:
     found = []
     for backend in backends:
-        problem = bwrap.problem() if backend == "bwrap" else container.problem()
+        problem = (
+            bubblewrap.unavailable_reason()
+            if backend == "bwrap"
+            else container.unavailable_reason()
+        )
         if problem is not None:
             found.append(Claim(name=f"{backend}: attacks", measured=problem))
             continue

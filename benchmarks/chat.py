@@ -28,8 +28,8 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import newest_model
 from paddock.data.lesson import MODES
 from paddock.engine import Engine, EngineSettings, Request
-from paddock.envs import ToolRefused, open_world, play
-from paddock.envs.tools import checked
+from paddock.envs import ToolError, make, run_rollout
+from paddock.envs.tools import validate_arguments
 from paddock.journal import EVENTS_FILE, Journal, follow
 from paddock.records import Message, SamplingParams, ThinkingMode, ToolSpec, Verdict
 from paddock.text import (
@@ -144,8 +144,8 @@ def complaint(said: Said, tools: Sequence[ToolSpec], thinks: bool, tokenizer: To
     known = {tool.name: tool for tool in tools}
     try:
         for call in message.tool_calls:
-            checked(call.arguments, known[call.name])
-    except ToolRefused as error:
+            validate_arguments(call.arguments, known[call.name])
+    except ToolError as error:
         return f"call: {error}"
     return ""
 
@@ -168,8 +168,8 @@ async def conversation(
     talker: Talker, world: str, mode: ThinkingMode, number: int, tasks: int = 3
 ) -> Tally:
     """Several held-out tasks in one conversation, as their environments answer."""
-    here, chance = open_world(world, WORLDS[world]), Random(f"{world}/{mode}/{number}")
-    envs = [here.open(here.task(FIRST + tasks * number + k, "test")) for k in range(tasks)]
+    here, chance = make(world, WORLDS[world]), Random(f"{world}/{mode}/{number}")
+    envs = [here.make_env(here.task(FIRST + tasks * number + k, "test")) for k in range(tasks)]
     lent = {tool.name: tool for env in envs for tool in env.tools}
     tools = [lent[name] for name in sorted(lent)]
     messages: list[Message] = []
@@ -180,12 +180,12 @@ async def conversation(
         if mode == "turns":
             thinking = replace(thinking, enable_thinking=thinks)
         messages += env.task.messages
-        await env.start()
+        await env.reset()
         for _ in range(env.task.budget.turns):
             said = await talker.reply(messages, tools, thinking, chance.getrandbits(30))
             tally.add(tallied(said, tools, thinks, talker.tokenizer))
             messages.append(said.message)
-            answers = await env.respond(said.message)
+            answers = await env.step(said.message)
             if not answers:
                 break
             messages += answers
@@ -205,10 +205,10 @@ async def well_formed(talker: Talker, mode: ThinkingMode, dialogues: int) -> Tal
 
 async def skill(talker: Talker, world: str) -> float:
     """Mean reward on held-out tasks, thinking as by default."""
-    here = open_world(world, SKILLS[world])
-    envs = [here.open(here.task(FIRST + n, "test")) for n in range(SCORED)]
+    here = make(world, SKILLS[world])
+    envs = [here.make_env(here.task(FIRST + n, "test")) for n in range(SCORED)]
     found = await asyncio.gather(
-        *(play(env, talker.policy(1000 * n)) for n, env in enumerate(envs))
+        *(run_rollout(env, talker.policy(1000 * n)) for n, env in enumerate(envs))
     )
     rewards = [e.outcome.reward for e in found if isinstance(e.outcome, Verdict)]
     assert len(rewards) == SCORED
@@ -221,12 +221,12 @@ async def five_turns(talker: Talker, thinking: ThinkingKwargs, number: int) -> C
     began with the prompt and the reply before, token for token. (What is no call is shown back as
     plain words: after a reply that is not well formed the tokens do change. So they do, rarely,
     after one whose tokens are not those that its text is encoded to; sessions never render it.)"""
-    here = open_world("nano-tools", SKILLS["nano-tools"])  # one kind: the tools stay the same
+    here = make("nano-tools", SKILLS["nano-tools"])  # one kind: the tools stay the same
     messages: list[Message] = []
     found: Counter[str] = Counter()
     before: tuple[int, ...] = ()
     for turn in range(5):
-        env = here.open(here.task(FIRST + 5 * number + turn, "test"))
+        env = here.make_env(here.task(FIRST + 5 * number + turn, "test"))
         messages += env.task.messages
         for step in range(5):
             seed = 100 * number + 10 * turn + step
@@ -240,7 +240,7 @@ async def five_turns(talker: Talker, thinking: ThinkingKwargs, number: int) -> C
             wrong = complaint(said, env.tools, True, talker.tokenizer)
             before = () if wrong else said.prompt + said.ids
             messages.append(said.message)
-            answers = await env.respond(said.message)
+            answers = await env.step(said.message)
             if not answers:
                 break
             messages += answers

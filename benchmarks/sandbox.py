@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks.table import Claim, print_claims
-from paddock.envs.sandbox import Pool, SandboxSettings, bwrap, container, open_sandbox
+from paddock.sandbox import SandboxPool, SandboxSettings, bubblewrap, container, open_sandbox
 
 COMMAND = ["/bin/sh", "-c", "echo hello > f; cat f"]
 MARK = f"600.{os.getpid():08}"  # by which our sleepers are told from others'
@@ -65,7 +65,7 @@ async def cold(settings: SandboxSettings, count: int) -> list[float]:
 async def warm(settings: SandboxSettings) -> list[float]:
     """From asking a filled pool to the command's answer."""
     times = []
-    pool = Pool(settings, warm=2)
+    pool = SandboxPool(settings, warm=2)
     for _ in range(STARTS):
         await pool.fill()
         began = time.perf_counter()
@@ -79,13 +79,13 @@ async def warm(settings: SandboxSettings) -> list[float]:
 
 async def episodes(count: int, at_once: int) -> tuple[float, int]:
     """Seconds for so many episodes, and how many went as they should."""
-    pool = Pool(SandboxSettings(backend="bwrap"), warm=at_once)
+    pool = SandboxPool(SandboxSettings(backend="bwrap"), warm=at_once)
     turn = asyncio.Semaphore(at_once)
     good = 0
 
     async def one() -> None:
         nonlocal good
-        async with turn, pool.box() as box:
+        async with turn, pool.sandbox() as box:
             done = await box.exec(EPISODE)
             good += done.ok and done.stdout.strip().isdigit()
 
@@ -125,7 +125,7 @@ def claims(count: int = 1000, at_once: int = 2) -> list[Claim]:
     found: list[Claim] = []
     floor_s = floor()
     found.append(Claim(name="floor: subprocess.run", measured=milliseconds(floor_s)))
-    problem = bwrap.problem()
+    problem = bubblewrap.unavailable_reason()
     if problem is not None:
         return [*found, Claim(name="bubblewrap", measured=problem)]
     settings = SandboxSettings(backend="bwrap")
@@ -143,7 +143,7 @@ def claims(count: int = 1000, at_once: int = 2) -> list[Claim]:
                 holds=middle < most,
             )
         )
-    copied = asyncio.run(cold(settings.model_copy(update={"writable_system": True}), STARTS // 2))
+    copied = asyncio.run(cold(settings.model_copy(update={"writable_root": True}), STARTS // 2))
     found.append(Claim(name="cold, writable system", measured=milliseconds(copied)))
     found += _container()
     before = left_behind()
@@ -164,7 +164,7 @@ def claims(count: int = 1000, at_once: int = 2) -> list[Claim]:
 
 
 def _container() -> list[Claim]:
-    problem = container.problem()
+    problem = container.unavailable_reason()
     if problem is not None:
         return [Claim(name="container", measured=problem)]
     times = asyncio.run(cold(SandboxSettings(backend="container"), 4))

@@ -32,7 +32,7 @@ from paddock.engine import Answer, Engine, EngineSettings, Request, capacity
 from paddock.engine.graphs import Asked, Graphs
 from paddock.engine.memory import Cache
 from paddock.engine.settings import cached_layers
-from paddock.envs import open_world
+from paddock.envs import make
 from paddock.model import ModelConfig, Transformer, preset
 from paddock.records import SamplingParams
 from paddock.text import Tokenizer, get_renderer
@@ -246,7 +246,7 @@ def drafts(folder: Path) -> Iterator[Claim]:
     requests. Prompts have been read before, and every size of step has been recorded."""
     network = load_pretrained(folder, "bfloat16", "cuda").eval()
     renderer = get_renderer(Tokenizer.load(folder))
-    world = open_world("nano-chain")
+    world = make("nano-chain")
     asked = [
         renderer.render_prompt(world.task(i, "test").messages).token_ids for i in range(5 * 32)
     ]

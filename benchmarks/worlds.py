@@ -15,13 +15,13 @@ from statistics import median
 from typing import Any
 
 from benchmarks.table import Claim, print_claims, times_better
-from paddock.envs import Policy, World, open_world, play
-from paddock.envs.ask import AskWorld
-from paddock.envs.gym import GymSettings
-from paddock.envs.search.graph import draw_graph
-from paddock.envs.search.index import Index, Page
+from paddock.envs import Policy, Taskset, make, run_rollout
+from paddock.envs.qa import QATaskset
+from paddock.envs.reasoning_gym import ReasoningGymSettings
+from paddock.envs.search.bm25 import BM25Index, WebPage
+from paddock.envs.search.knowledge_graph import generate_graph
 from paddock.envs.search.pages import write_pages
-from paddock.envs.worker import Workers
+from paddock.envs.worker_pool import WorkerPool
 from paddock.records import Message, Task, Verdict
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -29,7 +29,7 @@ TASKS = 200
 
 
 def rewards(
-    world: World, tasks: Sequence[Task], player_of: Callable[[Task], Policy]
+    world: Taskset, tasks: Sequence[Task], player_of: Callable[[Task], Policy]
 ) -> list[float]:
     """What players get for tasks; a failure ends the proof."""
 
@@ -38,7 +38,7 @@ def rewards(
 
         async def attempt(task: Task) -> float:
             async with gate:
-                outcome = (await play(world.open(task), player_of(task))).outcome
+                outcome = (await run_rollout(world.make_env(task), player_of(task))).outcome
             assert isinstance(outcome, Verdict), outcome
             return outcome.reward
 
@@ -58,8 +58,10 @@ def sound(world: Any, tasks: Sequence[Task]) -> int:
     """Of how many tasks the solution passes and silence and a near answer fail."""
     solved, empty = (rewards(world, tasks, player) for player in (world.solver, silent))
     wrong = [0.0] * len(tasks)
-    if isinstance(world, AskWorld) and all(world.problem(task).near for task in tasks):
-        wrong = rewards(world, tasks, lambda task: world.saying(world.problem(task).near[-1]))
+    if isinstance(world, QATaskset) and all(world.example_of(task).near for task in tasks):
+        wrong = rewards(
+            world, tasks, lambda task: world.scripted_answer(world.example_of(task).near[-1])
+        )
     return sum(s == 1 and e < 1 and w < 1 for s, e, w in zip(solved, empty, wrong, strict=True))
 
 
@@ -70,7 +72,7 @@ def generators() -> list[Claim]:
     for knob, values, name in settings:
         for value in values:
             more = {"entities": 2000, "questions": 1500} if name == "search" else {}
-            world: Any = open_world(name, {knob: value, **more})
+            world: Any = make(name, {knob: value, **more})
             count = min(TASKS, world.size("train") or TASKS)
             held = sound(world, [world.task(index) for index in range(count)])
             claims.append(
@@ -90,20 +92,22 @@ def gym() -> list[Claim]:
     import reasoning_gym.factory
 
     names = sorted(reasoning_gym.factory.DATASETS)
-    workers = [Workers("paddock.envs.gym:work", preload="reasoning_gym") for _ in range(2)]
+    workers = [
+        WorkerPool("paddock.envs.reasoning_gym:work", preload="reasoning_gym") for _ in range(2)
+    ]
     unlike, unsound, unsolved, broken = [], [], [], []
     for name in names:
         calls = [("make", name, {}, seed) for seed in range(5)]
         try:
-            made = [[w.call_now(*call, seconds=120) for call in calls] for w in workers]
-            world = GymSettings(dataset=name, scorer_seconds=120).world()
+            made = [[w.call_blocking(*call, seconds=120) for call in calls] for w in workers]
+            world = ReasoningGymSettings(dataset=name, scorer_timeout_s=120).make_taskset()
         except Exception as error:
             broken.append(f"{name} ({str(error)[-60:]})")
             continue
         if made[0] != made[1]:
             unlike.append(name)
         tasks = [world.task(index) for index in range(5)]
-        if not all(world.problem(task).answer for task in tasks):
+        if not all(world.example_of(task).answer for task in tasks):
             unsolved.append(name)
         elif sound(world, tasks) < len(tasks):
             unsound.append(name)
@@ -134,7 +138,7 @@ def files() -> list[Claim]:
         if not (DATA / path).exists():
             claims.append(Claim(name=path, measured="not on this machine"))
             continue
-        world: Any = open_world(kind, {"test": str(DATA / path), **changes})
+        world: Any = make(kind, {"test": str(DATA / path), **changes})
         count = world.size("test")
         held = sound(world, [world.task(index, "test") for index in range(count)])
         target = f"{count} of {count}"
@@ -145,10 +149,10 @@ def files() -> list[Claim]:
 def index() -> list[Claim]:
     """Our index against SQLite's full-text search: the same pages, the same questions."""
     rng = Random(0)
-    graph = draw_graph(rng, 20_000)
+    graph = generate_graph(rng, 20_000)
     pages = write_pages(rng, graph)
     queries = [f"Who was born in {rng.choice(pages).title}?" for _ in range(200)]
-    ours, theirs = Index(), sqlite3.connect(":memory:")
+    ours, theirs = BM25Index(), sqlite3.connect(":memory:")
     theirs.execute("create virtual table pages using fts5(id unindexed, title, text)")
     built = [_seconds(lambda: ours.add(pages)), _seconds(lambda: _fill(theirs, pages))]
     asked = [
@@ -165,7 +169,7 @@ def index() -> list[Claim]:
     ]
 
 
-def _fill(base: sqlite3.Connection, pages: Sequence[Page]) -> None:
+def _fill(base: sqlite3.Connection, pages: Sequence[WebPage]) -> None:
     rows = [(page.id, page.title, page.text) for page in pages]
     base.executemany("insert into pages values (?, ?, ?)", rows)
 
@@ -178,14 +182,16 @@ def _fts(base: sqlite3.Connection, query: str) -> list[Any]:
 
 def algebra() -> list[Claim]:
     """What the worker costs: math-verify behind it against math-verify in this process."""
-    from paddock.envs.math.equal import equal, warm
+    from paddock.envs.math.verifier import answers_equal, warm_up
 
     pairs = [(f"x^2+{2 * n}x+{n * n}", f"(x+{n})^2") for n in range(40)]
-    workers = Workers("paddock.envs.math.equal:equal", preload="paddock.envs.math.equal:warm")
-    warm()
-    workers.call_now(*pairs[0], seconds=60)
-    behind = median(_seconds(lambda p=p: workers.call_now(*p, seconds=60)) for p in pairs)
-    here = median(_seconds(lambda p=p: equal(*p)) for p in pairs)
+    workers = WorkerPool(
+        "paddock.envs.math.verifier:equal", preload="paddock.envs.math.verifier:warm"
+    )
+    warm_up()
+    workers.call_blocking(*pairs[0], seconds=60)
+    behind = median(_seconds(lambda p=p: workers.call_blocking(*p, seconds=60)) for p in pairs)
+    here = median(_seconds(lambda p=p: answers_equal(*p)) for p in pairs)
     return [
         times_better(
             "a comparison, here against behind a worker",

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.table import Claim, print_claims
-from paddock.envs.harbor import HarborSettings, Report, TaskError, check, read_task
+from paddock.envs.harbor import HarborSettings, TaskCheckReport, TaskError, check_task, read_task
 
 PACKAGE = "terminal-bench==0.2.12"
 NEEDED = ("pytest==8.4.1", "pytest-json-ctrf==0.3.5", "numpy", "pandas", "scipy", "requests",
@@ -55,24 +55,24 @@ def environment(folder: Path) -> Path:
     return place
 
 
-async def checked(folder: Path, settings: HarborSettings) -> Report:
+async def checked(folder: Path, settings: HarborSettings) -> TaskCheckReport:
     try:
-        return await check(read_task(folder), settings)
+        return await check_task(read_task(folder), settings)
     except TaskError as error:
-        return Report(task=folder.name, problems=(str(error),))
+        return TaskCheckReport(task=folder.name, problems=(str(error),))
 
 
 async def run(
     tasks: Path, names: list[str], settings: HarborSettings, workers: int
-) -> dict[str, Report]:
+) -> dict[str, TaskCheckReport]:
     turn = asyncio.Semaphore(workers)
-    found: dict[str, Report] = {}
+    found: dict[str, TaskCheckReport] = {}
 
     async def one(name: str) -> None:
         async with turn:
             began = time.monotonic()
             found[name] = report = await checked(tasks / name, settings)
-            said = "sound" if report.sound else "; ".join(report.problems)
+            said = "sound" if report.is_sound else "; ".join(report.problems)
             print(f"{name:46} {time.monotonic() - began:6.1f} s  {said}", flush=True)
 
     await asyncio.gather(*(one(name) for name in names))
@@ -91,14 +91,14 @@ def claims(
         tasks = tasks or fetch(Path(folder))
         settings = HarborSettings(
             skip_installs=True,
-            build_network=False,
-            stop_at_failed_build_steps=False,
-            stand_ins=str(env or environment(Path(folder))),
-            time_factor=time_factor,
+            allow_internet_in_build=False,
+            fail_on_build_error=False,
+            offline_python=str(env or environment(Path(folder))),
+            timeout_multiplier=time_factor,
             verifier_sees="system",  # one solution deletes a file of /etc
         )
         reports = asyncio.run(run(tasks, names or KNOWN, settings, workers))
-    sound = [name for name, report in reports.items() if report.sound]
+    sound = [name for name, report in reports.items() if report.is_sound]
     idle = [name for name, report in reports.items() if report.empty is not None]
     return [
         Claim(

@@ -111,9 +111,9 @@ def _programs() -> Iterator[Finding]:
 
 def _isolation() -> Iterator[Finding]:
     """Each layer between code in a sandbox and this machine."""
-    from paddock.envs.sandbox.layers import layers
+    from paddock.sandbox.isolation import check_isolation
 
-    for layer in layers():
+    for layer in check_isolation():
         yield Finding(f"sandbox: {layer.name}", layer.found, f"lost without it: {layer.lost}")
 
 

@@ -90,13 +90,13 @@ def open_environments(settings: "RLSettings", where: str = "") -> None:
 
 
 def _open(env: str, args: Mapping[str, Any], where: str) -> None:
-    from paddock.envs import world_settings
+    from paddock.envs import load_env_settings
 
     try:
-        settings = world_settings(env, args)
+        settings = load_env_settings(env, args)
         if any(file.is_missing for file in settings.data_files()):
-            settings.open_without_data()
-        elif settings.world().size("train") == 0:
+            settings.make_without_data()
+        elif settings.make_taskset().size("train") == 0:
             raise UserError(f"{env!r} has no train problems")
     except (ValueError, OSError) as error:
         raise UserError(f"{where}: {error}") from error
@@ -105,13 +105,13 @@ def _open(env: str, args: Mapping[str, Any], where: str) -> None:
 def rl_data(settings: "RLSettings") -> "Iterator[RequiredFile]":
     """The files and folders that an RL stage reads."""
     from paddock.config import RequiredFile
-    from paddock.envs import world_settings
+    from paddock.envs import load_env_settings
 
     for folder in (settings.start.folder, *(each.folder for each in settings.teachers.values())):
         if folder is not None:
             yield RequiredFile(path=folder, contains=CHECKPOINT)
     for task in settings.tasks.values():
-        yield from world_settings(task.world, task.settings).data_files()
+        yield from load_env_settings(task.world, task.settings).data_files()
 
 
 def _train_data(settings: "TrainSettings") -> "Iterator[RequiredFile]":
@@ -136,11 +136,11 @@ def _stage_data(step: "Step") -> "Iterator[RequiredFile]":
 
 
 def _skill_data(plan: "Plan") -> "Iterator[tuple[str, RequiredFile]]":
-    from paddock.envs import world_settings
+    from paddock.envs import load_env_settings
 
     for skill in plan.skills:
         if skill.kind == "world":
-            for file in world_settings(skill.world, skill.settings).data_files():
+            for file in load_env_settings(skill.world, skill.settings).data_files():
                 yield f"skill {skill.name}", file
 
 

@@ -17,8 +17,8 @@ from paddock.config import parse_overrides
 from paddock.records import Failure, Message, SamplingParams, ToolCall, ToolSpec, Verdict
 
 if TYPE_CHECKING:
-    from paddock.envs import Policy, World
-    from paddock.envs.harbor import Report
+    from paddock.envs import Policy, Taskset
+    from paddock.envs.harbor import TaskCheckReport
 
 app = typer.Typer(
     cls=Explaining, no_args_is_help=True, help="Worlds: list them, look at one, play, check tasks."
@@ -33,10 +33,10 @@ World_ = Annotated[str, typer.Argument(metavar="WORLD", help="One of `paddock en
 @app.command("list")
 def list_worlds() -> None:
     """Every world, and what it needs."""
-    from paddock.envs import KINDS
+    from paddock.envs import REGISTRY
 
     rows = table("world", "about", "needs")
-    for name, kind in sorted(KINDS.items()):
+    for name, kind in sorted(REGISTRY.items()):
         rows.add_row(name, kind.about, kind.needs or "nothing")
     show(rows)
 
@@ -45,20 +45,20 @@ def list_worlds() -> None:
 def show_world(world: World_, sets: Sets = None, index: Index = 0, split: Split = "train") -> None:
     """A world's settings, tools and one of its tasks."""
     from paddock.config import Recipe, dump_toml, resolve
-    from paddock.envs import kind_of, open_world
+    from paddock.envs import get_spec, make
 
     changes = parse_overrides(sets or [])
-    opened = open_world(world, changes)
+    opened = make(world, changes)
     task = opened.task(index, split)
     sizes = {each: opened.size(each) for each in ("train", "test")}
     said = ", ".join(f"{each}: {'without end' if n is None else n}" for each, n in sizes.items())
     rows = table("", "")
-    kind = kind_of(world)
+    kind = get_spec(world)
     rows.add_row("about", kind.about)
     rows.add_row("needs", kind.needs or "nothing")
     rows.add_row("tasks", said)
     rows.add_row("limits", f"{task.budget.turns} turns, {task.budget.seconds:g} s")
-    rows.add_row("tools", "\n".join(_told(tool) for tool in opened.open(task).tools) or "none")
+    rows.add_row("tools", "\n".join(_told(tool) for tool in opened.make_env(task).tools) or "none")
     settings = resolve(kind.load(), Recipe(changes, {}))
     show(rows, f"settings:\n{dump_toml(settings).strip()}", f"task {task.id}:\n")
     _tell(task.messages)
@@ -84,16 +84,16 @@ def try_world(  # noqa: PLR0913  one option each
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a reply at most.")] = None,
 ) -> None:
     """Play one task: as a person in the terminal, with a model, or by its own solution."""
-    from paddock.envs import open_world, play
+    from paddock.envs import make, run_rollout
 
-    opened = open_world(world, parse_overrides(sets or []))
+    opened = make(world, parse_overrides(sets or []))
     task = opened.task(index, split)
-    env = opened.open(task)
+    env = opened.make_env(task)
     sampling = SamplingParams(temperature=temperature, max_new_tokens=max_tokens)
     _tell(task.messages)
     with _who(model, url, sampling) as chosen:
         policy = _solver(opened, task) if solve else chosen
-        episode = asyncio.run(play(env, Watched(policy, len(task.messages))))
+        episode = asyncio.run(run_rollout(env, Watched(policy, len(task.messages))))
     _tell(episode.messages[-1:] if episode.messages[-1].role == "tool" else ())
     _end(episode.outcome, episode.turns, episode.seconds)
     if episode.leak:
@@ -115,7 +115,7 @@ def _who(model: str | None, url: str | None, sampling: SamplingParams) -> Iterat
         yield player.policy(MODES["interleaved"], sampling)
 
 
-def _solver(opened: "World", task: Any) -> "Policy":
+def _solver(opened: "Taskset", task: Any) -> "Policy":
     solver = getattr(opened, "solver", None)
     if solver is None:
         raise UserError(f"the world {opened.name!r} does not know how its tasks are solved")
@@ -143,13 +143,13 @@ class Person:
     argument as plain text or with a JSON object."""
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
-        from paddock.envs import Stopped
+        from paddock.envs import RolloutFailed
 
         by_name = {tool.name: tool for tool in tools}
         while True:
             line = await asyncio.to_thread(_line, by_name)
             if line is None:
-                raise Stopped("policy", "person", "went away")
+                raise RolloutFailed("policy", "person", "went away")
             if not line.startswith("/"):
                 return Message(role="assistant", content=line)
             name, _, rest = line[1:].partition(" ")
@@ -219,7 +219,7 @@ def check_tasks(
 ) -> None:
     """Whether tasks are sound: the solution passes, doing nothing fails, tests stay hidden."""
     from paddock.config import Recipe, resolve
-    from paddock.envs.harbor import HarborSettings, task_folders
+    from paddock.envs.harbor import HarborSettings, find_task_folders
 
     changes = parse_overrides(sets or [])
     changes.setdefault("variables", dict(os.environ))
@@ -228,7 +228,7 @@ def check_tasks(
     if stand_ins is not None:
         changes["stand_ins"] = str(stand_ins.resolve())
     settings = resolve(HarborSettings, Recipe(changes, {}))
-    reports = asyncio.run(_checked(task_folders(folder), settings, workers))
+    reports = asyncio.run(_checked(find_task_folders(folder), settings, workers))
     rows = table("task", "solution", "nothing", "tests hidden", "sound")
     for report in reports:
         rows.add_row(*_row(report))
@@ -236,32 +236,33 @@ def check_tasks(
     for report in reports:
         for line in (*report.problems, *(f"note: {note}" for note in report.notes)):
             typer.echo(f"{report.task}: {line}", err=line not in report.problems)
-    unsound = sum(not report.sound for report in reports)
+    unsound = sum(not report.is_sound for report in reports)
     if unsound:
         raise UserError(f"{unsound} of {len(reports)} tasks are not sound")
 
 
-async def _checked(folders: Sequence[Path], settings: Any, workers: int) -> "list[Report]":
-    from paddock.envs.harbor import check, read_task
+async def _checked(folders: Sequence[Path], settings: Any, workers: int) -> "list[TaskCheckReport]":
+    from paddock.envs.harbor import check_task, read_task
 
     turn = asyncio.Semaphore(workers)
 
-    async def one(folder: Path) -> "Report":
+    async def one(folder: Path) -> "TaskCheckReport":
         async with turn:
-            return await check(read_task(folder), settings)
+            return await check_task(read_task(folder), settings)
 
     return list(await asyncio.gather(*map(one, folders)))
 
 
-def _row(report: "Report") -> tuple[str, ...]:
-    from paddock.envs.harbor.reward import scalar
+def _row(report: "TaskCheckReport") -> tuple[str, ...]:
+    from paddock.envs.harbor.reward import scalar_reward
 
     worth = [
-        "-" if each is None else f"{scalar(each):g}" for each in (report.solution, report.empty)
+        "-" if each is None else f"{scalar_reward(each):g}"
+        for each in (report.solution, report.empty)
     ]
     return (
         report.task,
         *worth,
         "no" if report.readable else "yes",
-        "yes" if report.sound else "NO",
+        "yes" if report.is_sound else "NO",
     )

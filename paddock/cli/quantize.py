@@ -149,12 +149,12 @@ def played(
     from paddock.cli.engines import open_model
     from paddock.cli.plan import SkillPlan
     from paddock.cli.skills import engine_of, evaluated
-    from paddock.envs import open_world
+    from paddock.envs import make
 
     model, found = open_model(folder, None), {}
     with engine_of(model, device=place) as engine:
         for world in worlds:
-            size = open_world(world, {}).size("test") or tasks
+            size = make(world, {}).size("test") or tasks
             often = max(1, tasks // size)
             skill = SkillPlan(name=world, world=world, tasks=tasks, attempts=often, since="")
             found[world] = _rewards(evaluated(model, engine, skill, seed=0))

@@ -114,7 +114,7 @@ def _works(
     sifter: "Sifter",
 ) -> "dict[str, Work]":
     """Every task of the run, with its world opened."""
-    from paddock.envs import open_world
+    from paddock.envs import make
     from paddock.records import SamplingParams
     from paddock.rollout.episode import Player
     from paddock.rollout.orchestrator import Work
@@ -137,7 +137,7 @@ def _works(
             max_new_tokens=how.max_new_tokens,
             thinking_budget=how.thinking_budget,
         )
-        attempt = partial(_attempt, player, open_world(task.world, task.settings), wanted)
+        attempt = partial(_attempt, player, make(task.world, task.settings), wanted)
         works[name] = Work(attempt=attempt, settings=task, sift=sifter)
     return works
 
@@ -145,13 +145,13 @@ def _works(
 async def _attempt(
     player: Any, world: Any, sampling: "SamplingParams", given: "Assignment"
 ) -> "Sequence[Trajectory]":
-    from paddock.envs import Stopped, blaming
+    from paddock.envs import RolloutFailed, convert_errors
     from paddock.rollout.flight import unplayed
 
     try:
-        with blaming("world", "task"):
+        with convert_errors("world", "task"):
             task = world.task(given.number)
-    except Stopped as stop:
+    except RolloutFailed as stop:
         return (unplayed(given, stop.failure),)
     found: Sequence[Trajectory] = await player.attempt(
         world,

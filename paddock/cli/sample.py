@@ -22,7 +22,7 @@ from paddock.records import Dialogue, Message, SamplingParams, ToolSpec, Verdict
 if TYPE_CHECKING:
     from paddock.cli.engines import Model
     from paddock.engine import Engine
-    from paddock.envs import Episode, Policy, World
+    from paddock.envs import Policy, RolloutTrace, Taskset
     from paddock.text import ThinkingKwargs
 
 Mode = Literal["interleaved", "preserved", "off"]
@@ -54,11 +54,11 @@ def sample(  # noqa: PLR0913  one option each
     Called again it goes on: no answer is asked for twice, none is written twice. With a higher
     --count or --n it adds to the file.
     """
-    from paddock.envs import open_world
+    from paddock.envs import make
 
     made = parse_overrides(sets or [])
     plan = Plan(
-        world=open_world(world, made),
+        world=make(world, made),
         split=split,
         mode=thinking,
         sampling=SamplingParams(temperature=temperature, max_new_tokens=max_tokens),
@@ -87,7 +87,7 @@ def sample(  # noqa: PLR0913  one option each
 class Plan:
     """What is asked of the model, and what is kept."""
 
-    world: "World"
+    world: "Taskset"
     split: Literal["train", "test"]
     mode: Mode
     sampling: SamplingParams
@@ -115,7 +115,7 @@ async def _sample(
 ) -> None:
     """All attempts, so many at a time. A bug in our own code ends them all."""
     from paddock.data.lesson import MODES
-    from paddock.envs import play
+    from paddock.envs import run_rollout
 
     jobs = iter(todo)
     shown = Shown(len(todo))
@@ -127,8 +127,8 @@ async def _sample(
             seed = _seed(plan.seed, name)
             sampling = replace(plan.sampling, seed=seed)
             policy = player.policy(MODES[plan.mode], sampling)
-            env = plan.world.open(task)
-            episode = await play(env, policy)
+            env = plan.world.make_env(task)
+            episode = await run_rollout(env, policy)
             if isinstance(episode.outcome, Verdict):
                 line = _line(plan, player, episode, name, env.tools) | {"sample": k, "seed": seed}
                 harvest.add(name, line, episode.outcome, plan.at_least)
@@ -142,7 +142,7 @@ async def _sample(
 
 
 def _line(
-    plan: Plan, player: Player, episode: "Episode", name: str, tools: tuple[ToolSpec, ...]
+    plan: Plan, player: Player, episode: "RolloutTrace", name: str, tools: tuple[ToolSpec, ...]
 ) -> dict[str, Any]:
     from paddock.data import dialogue_json
 
@@ -199,7 +199,7 @@ class EnginePlayer:
 
     def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
         from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
-        from paddock.envs import Stopped
+        from paddock.envs import RolloutFailed
         from paddock.text import parse_completion
 
         async def reply(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
@@ -210,15 +210,15 @@ class EnginePlayer:
             try:
                 answer = await self._engine.respond(Request(token_ids=prompt, sampling=chosen))
             except ContextExceeded as error:
-                raise Stopped("policy", "engine", str(error)) from None
+                raise RolloutFailed("policy", "engine", str(error)) from None
             except RequestRefused as error:
-                raise Stopped("infrastructure", "engine", str(error)) from None
+                raise RolloutFailed("infrastructure", "engine", str(error)) from None
             except EngineFailed as error:
-                raise Stopped("infrastructure", "engine", str(error)) from None
+                raise RolloutFailed("infrastructure", "engine", str(error)) from None
             completion = answer.completion
             if completion.finish == "length":
                 what = f"the reply does not end within {len(completion.token_ids)} tokens"
-                raise Stopped("policy", "engine", what)
+                raise RolloutFailed("policy", "engine", what)
             return parse_completion(
                 self._model.tokenizer,
                 completion.token_ids,
@@ -251,7 +251,7 @@ class ServerPlayer:
         import httpx
 
         from paddock.data import message_json
-        from paddock.envs import Stopped
+        from paddock.envs import RolloutFailed
         from paddock.text import parse_messages
         from paddock.text.chat_template import tool_to_openai
 
@@ -271,10 +271,10 @@ class ServerPlayer:
                     answer = await http.post(f"{self._url}/v1/chat/completions", json=body)
                     answer.raise_for_status()
             except httpx.HTTPError as error:
-                raise Stopped("infrastructure", "server", repr(error)) from None
+                raise RolloutFailed("infrastructure", "server", repr(error)) from None
             (choice,) = answer.json()["choices"]
             if choice["finish_reason"] == "length":
-                raise Stopped("policy", "server", "the reply does not end")
+                raise RolloutFailed("policy", "server", "the reply does not end")
             (said,) = parse_messages([choice["message"]])
             return said
 

@@ -17,7 +17,7 @@ from paddock.records import Message, SamplingParams, Verdict, encode
 if TYPE_CHECKING:
     from paddock.data import LongContextSource
     from paddock.engine import Engine
-    from paddock.envs import Episode
+    from paddock.envs import RolloutTrace
     from paddock.evals import Evaluation
     from paddock.model import Transformer
     from paddock.records import Task
@@ -73,14 +73,14 @@ def measure(
 
 def refuse_wrong(skills: Iterable[SkillPlan]) -> None:
     """A skill that cannot be measured is an error before the first stage, not after it."""
-    from paddock.envs import world_settings
+    from paddock.envs import load_env_settings
 
     for skill in skills:
         try:
             if skill.kind == "needles":
                 _needle_source(skill)
             elif skill.kind == "world":
-                world_settings(skill.world, skill.settings)
+                load_env_settings(skill.world, skill.settings)
         except ValueError as error:
             raise UserError(f"skill {skill.name!r}: {error}") from error
 
@@ -119,7 +119,7 @@ def engine_of(
 def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "Evaluation":
     """The model in the skill's world, sampled at temperature 1 as in training."""
     from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
-    from paddock.envs import open_world
+    from paddock.envs import make
     from paddock.evals import EvalSettings, evaluate
     from paddock.rollout.client import InProcess
     from paddock.rollout.episode import Player
@@ -135,9 +135,9 @@ def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "E
     thinking = PRESERVED if skill.thinking else replace(PRESERVED, enable_thinking=False)
     room = engine.capacity.context
     player = Player(generate=generate, renderer=model.renderer, thinking=thinking, room=room)
-    world = open_world(skill.world, skill.settings)
+    world = make(skill.world, skill.settings)
 
-    async def plays(task: "Task", attempt: int) -> "Episode":
+    async def plays(task: "Task", attempt: int) -> "RolloutTrace":
         sampling = SamplingParams(seed=_seed(seed, task.id, attempt))
         played = await player.play(world, task, sampling, f"{task.id}/{attempt}")
         return played.episode
@@ -162,7 +162,7 @@ def _result(name: str, found: "Evaluation") -> Result:
     )
 
 
-def _example(episode: "Episode") -> dict[str, Any]:
+def _example(episode: "RolloutTrace") -> dict[str, Any]:
     outcome = episode.outcome
     if isinstance(outcome, Verdict):
         result = f"reward {outcome.reward:g}" + (f": {outcome.note}" if outcome.note else "")

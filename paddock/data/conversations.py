@@ -15,9 +15,9 @@ from paddock.data.chance import key
 from paddock.data.corpus import DataError, Document, Reading, SourceSettings, files_of
 from paddock.data.dialogue import read_dialogues
 from paddock.data.lesson import MODES, Learn
-from paddock.envs import WorldError, open_world, play
-from paddock.envs.nano import Demonstrates, Manner
-from paddock.envs.nano.demonstration import replaying
+from paddock.envs import EnvError, make, run_rollout
+from paddock.envs.nano import DemonstrationStyle, DemonstrationTaskset
+from paddock.envs.nano.demonstrations import replay_policy
 from paddock.records import (
     Budget,
     Dialogue,
@@ -124,13 +124,13 @@ class DemonstrationSource(DialogueSettings):
             return None
         return self.model_copy(update={"held_out": True, "count": max(1, int(self.count * share))})
 
-    def _world(self) -> Demonstrates:
+    def _world(self) -> DemonstrationTaskset:
         try:
-            world = open_world(self.world, self.changes)
-        except WorldError as error:
+            world = make(self.world, self.changes)
+        except EnvError as error:
             raise ValueError(f"world: {error}") from None
         if hasattr(world, "demonstrate"):
-            return cast(Demonstrates, world)
+            return cast(DemonstrationTaskset, world)
         if hasattr(world, "solver"):
             return Solved(world)
         raise ValueError(f"world: '{self.world}' cannot show how its tasks are done")
@@ -148,12 +148,12 @@ class DemonstrationSource(DialogueSettings):
             yield replace(joined, thinking=mode, id=f"{self.name}/{number}", source=self.world)
 
     def _shown(
-        self, world: Demonstrates, styles: Shares, mode: ThinkingMode, chance: Random
+        self, world: DemonstrationTaskset, styles: Shares, mode: ThinkingMode, chance: Random
     ) -> Dialogue:
         task = world.task(chance.getrandbits(40), "test" if self.held_out else "train")
         (style,) = chance.choices([*styles], [*styles.values()])
         thinks = mode != "off" and (mode != "turns" or chance.random() < 0.5)
-        manner = Manner(style=style, thinks=thinks, slips=chance.random() < self.slips)
+        manner = DemonstrationStyle(style=style, thinks=thinks, slips=chance.random() < self.slips)
         return world.demonstrate(task, manner, chance)
 
 
@@ -166,9 +166,9 @@ class Solved:
         self.name, self._world = world.name, world
         self.size, self.task, self.open = world.size, world.task, world.open
 
-    def demonstrate(self, task: Task, manner: Manner, chance: Random) -> Dialogue:  # noqa: ARG002
+    def demonstrate(self, task: Task, manner: DemonstrationStyle, chance: Random) -> Dialogue:  # noqa: ARG002
         env = self._world.open(task)
-        episode = asyncio.run(play(env, self._world.solver(task)))
+        episode = asyncio.run(run_rollout(env, self._world.solver(task)))
         if not isinstance(episode.outcome, Verdict) or episode.outcome.reward < 1:
             raise DataError(f"{task.id}: its solver ends with {episode.outcome}")
         messages = episode.messages
@@ -212,20 +212,20 @@ def load_judge(name: str) -> Judge:
         if module == "world":
             return _graded(function)
         return cast(Judge, getattr(importlib.import_module(module), function))
-    except (ImportError, AttributeError, WorldError) as error:
+    except (ImportError, AttributeError, EnvError) as error:
         raise DataError(f"judge '{name}': {error}") from None
 
 
 def _graded(name: str) -> Judge:
     """Plays a dialogue again in its world. Its id names the task, up to a '#'."""
-    world = open_world(name)
+    world = make(name)
     limits = Budget(turns=1000, seconds=60, output_bytes=1 << 20)
 
     def judge(dialogue: Dialogue) -> tuple[LossMaskSpan, ...]:
         replies = [i for i, m in enumerate(dialogue.messages) if m.role == "assistant"]
         asked = dialogue.messages[: replies[0]]
         task = Task(id=dialogue.id.split("#")[0], env=name, messages=asked, budget=limits)
-        outcome = asyncio.run(play(world.open(task), replaying(dialogue))).outcome
+        outcome = asyncio.run(run_rollout(world.make_env(task), replay_policy(dialogue))).outcome
         if isinstance(outcome, Verdict) and outcome.reward >= 1:
             return ()
         return tuple(LossMaskSpan(message=i) for i in replies)

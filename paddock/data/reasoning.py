@@ -20,8 +20,8 @@ from paddock.envs.nano.language import (
     NOUNS,
     OPERATIONS,
     VALUES,
-    chain,
-    entry,
+    generate_chain,
+    generate_entry,
     is_held_out,
 )
 
@@ -44,7 +44,7 @@ def chains(chance: Random, *, held_out: bool = False) -> str:
     """`Take 5 , first minus 9 . first 5 minus 9 is 6 .` with one to four steps. The signature is
     the question, as a task would ask it."""
     while True:
-        asked, worked, _ = chain(chance, steps=chance.randint(1, 4))
+        asked, worked, _ = generate_chain(chance, steps=chance.randint(1, 4))
         if is_held_out(f"{asked} . Last digit ?") == held_out:
             return f"{asked} . {worked} ."
 
@@ -71,7 +71,7 @@ def records(chance: Random, *, held_out: bool = False) -> str:
 
     def record() -> str:
         name = chance.choice(KEYS)
-        value, stale = entry(chance, name, held_out=held_out), entry(chance, name)
+        value, stale = generate_entry(chance, name, held_out=held_out), generate_entry(chance, name)
         return f"look {name} . is {value} , end {stale} . {name} {value}"
 
     return f"{record()} . {record()} ."

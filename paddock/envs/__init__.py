@@ -1,74 +1,74 @@
 """Worlds that end in a verdict: tasks, tools and graders for reasoning and for agents.
 
-answers.py   the answer in a reply
-ask.py       worlds that ask one question
+answer_format.py  the answer in a reply
+qa.py        worlds that ask one question
 code/        functions to write, hidden tests in a sandbox
 context.py   what of a long conversation is still shown
-gym.py       every generator of reasoning-gym
+reasoning_gym.py  every generator of reasoning-gym
 harbor/      Harbor's tasks: read, run, graded
 logic/       puzzles with one solution
 math/        mathematics, generated or of a file
 nano/        three worlds for a model of under a million parameters
-problems.py  where problems come from
-python.py    a Python interpreter as a tool
+datasets.py  where problems come from
+python_tool.py  a Python interpreter as a tool
 registry.py  every world, by name
 rewards/     rules, outcome models and judges with weights
-rows.py      rows of a data file
+jsonl.py     rows of a data file
 sandbox/     small machines of one's own in which anything may be run
-schema.py    JSON values against JSON schemas
+json_schema.py  JSON values against JSON schemas
 search/      pages, an index, questions of several look-ups
 service/     a help desk whose tools change a database
-talk.py      an environment that is a conversation
+chat_env.py  an environment that is a conversation
 terminal/    a shell: tasks of folders, and small ones made by chance
 tools.py     tools that a world lends
-worker.py    functions of others in a process that may be killed
-world.py     what a world is, and how one episode in it is played
+worker_pool.py  functions of others in a process that may be killed
+env.py       what a world is, and how one episode in it is played
 """
 
-from paddock.envs.registry import (
-    KINDS,
-    Kind,
-    WorldError,
-    WorldSettings,
-    kind_of,
-    open_world,
-    world_settings,
-)
-from paddock.envs.tools import Tool, ToolRefused, answer_calls
-from paddock.envs.world import (
+from paddock.envs.env import (
     Env,
-    Episode,
     Policy,
-    Solvable,
+    RolloutFailed,
+    RolloutTrace,
+    SolvableTaskset,
     Split,
-    Stopped,
-    World,
-    blaming,
-    cut,
-    play,
-    scripted,
+    Taskset,
+    convert_errors,
+    run_rollout,
+    scripted_policy,
+    truncate_message,
 )
+from paddock.envs.registry import (
+    REGISTRY,
+    EnvError,
+    EnvSettings,
+    EnvSpec,
+    get_spec,
+    load_env_settings,
+    make,
+)
+from paddock.envs.tools import Tool, ToolError, execute_tool_calls
 
 __all__ = [
-    "KINDS",
+    "REGISTRY",
     "Env",
-    "Episode",
-    "Kind",
+    "EnvError",
+    "EnvSettings",
+    "EnvSpec",
     "Policy",
-    "Solvable",
+    "RolloutFailed",
+    "RolloutTrace",
+    "SolvableTaskset",
     "Split",
-    "Stopped",
+    "Taskset",
     "Tool",
-    "ToolRefused",
-    "World",
-    "WorldError",
-    "WorldSettings",
-    "answer_calls",
-    "blaming",
-    "cut",
-    "kind_of",
-    "open_world",
-    "play",
-    "scripted",
-    "world_settings",
+    "ToolError",
+    "convert_errors",
+    "execute_tool_calls",
+    "get_spec",
+    "load_env_settings",
+    "make",
+    "run_rollout",
+    "scripted_policy",
+    "truncate_message",
 ]

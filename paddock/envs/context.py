@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from paddock.records import Message
 
-Size = Callable[[Sequence[Message]], int]
+TokenCounter = Callable[[Sequence[Message]], int]
 OMITTED = "Tool result is omitted to save tokens."
 
 
-def task_part(messages: Sequence[Message]) -> list[Message]:
+def initial_messages(messages: Sequence[Message]) -> list[Message]:
     """What was there before the first reply: the rules and the question."""
     replied = (at for at, message in enumerate(messages) if message.role == "assistant")
     return list(messages[: next(replied, len(messages))])
@@ -40,14 +40,14 @@ def keep_recent(messages: Sequence[Message], turns: int) -> list[Message]:
     ]
 
 
-def discard_all(messages: Sequence[Message], size: Size, most: int) -> list[Message]:
+def discard_all(messages: Sequence[Message], size: TokenCounter, most: int) -> list[Message]:
     """The task alone, begun anew each time the conversation since the last beginning is larger than
     `most`, and what was said since then."""
     return _folded(messages, lambda shown: shown, size, most)
 
 
 def hierarchical(
-    messages: Sequence[Message], size: Size, *, turns: int, most: int
+    messages: Sequence[Message], size: TokenCounter, *, turns: int, most: int
 ) -> list[Message]:
     """Recent results kept, older ones omitted; where that is still larger than `most`, begun anew
     with the task alone. The rule of GLM-5's search agents, with turns = 5 and most = 32k tokens."""
@@ -57,10 +57,10 @@ def hierarchical(
 def _folded(
     messages: Sequence[Message],
     show: Callable[[Sequence[Message]], list[Message] | Sequence[Message]],
-    size: Size,
+    size: TokenCounter,
     most: int,
 ) -> list[Message]:
-    task = task_part(messages)
+    task = initial_messages(messages)
     since: list[Message] = []
     for turn in _turns(messages[len(task) :]):
         since += turn

@@ -8,162 +8,164 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from paddock.config import BaseSettings, ConfigError, Recipe, RequiredFile, resolve
-from paddock.envs.world import World, said
+from paddock.envs.env import Taskset, describe_error
 
 
-class WorldError(ValueError):
+class EnvError(ValueError):
     """A world that cannot be opened as it was asked for."""
 
 
-class WorldSettings(BaseSettings):
+class EnvSettings(BaseSettings):
     """How a kind of world is set; each kind has its own."""
 
     # The settings that decide which task an index is; none named: all. How a world is run, and on
     # how many processes, does not belong to them.
-    shaped_by: ClassVar[tuple[str, ...]] = ()
+    task_keys: ClassVar[tuple[str, ...]] = ()
 
-    def shape(self) -> Mapping[str, Any]:
-        return self.model_dump(include=set(self.shaped_by) or None)
+    def task_shape(self) -> Mapping[str, Any]:
+        return self.model_dump(include=set(self.task_keys) or None)
 
     @property
-    def label(self) -> str:
+    def shape_hash(self) -> str:
         """A short name of the shape, for the ids of tasks: what a differently shaped world makes of
         the same index is another task."""
-        text = json.dumps(self.shape(), sort_keys=True)
+        text = json.dumps(self.task_shape(), sort_keys=True)
         return blake2b(text.encode(), digest_size=4).hexdigest()
 
-    def world(self) -> World:
+    def make_taskset(self) -> Taskset:
         raise NotImplementedError
 
     def data_files(self) -> tuple[RequiredFile, ...]:
         """The files and folders that it reads."""
         return ()
 
-    def open_without_data(self) -> World:
+    def make_without_data(self) -> Taskset:
         """The world as far as it can be made without these: what else is wrong with it is raised.
         It has tools, graders and rewards, and no tasks."""
-        return self.world()
+        return self.make_taskset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class EnvSpec:
     about: str  # one line
     settings: str  # where its WorldSettings are: "paddock.envs.nano.chain:ChainSettings"
     needs: str = ""  # an extra to install, or a program
 
-    def load(self) -> type[WorldSettings]:
+    def load(self) -> type[EnvSettings]:
         module, _, name = self.settings.partition(":")
         try:
-            found: type[WorldSettings] = getattr(import_module(module), name)
+            found: type[EnvSettings] = getattr(import_module(module), name)
         except (ModuleNotFoundError, AttributeError, ValueError) as error:
             if module.startswith("paddock."):
                 raise  # an extra that is missing says so itself
-            raise WorldError(f"world {self.settings!r} cannot be found: {error}") from None
+            raise EnvError(f"world {self.settings!r} cannot be found: {error}") from None
         except (Exception, SystemExit) as error:  # of a module that somebody else wrote
-            raise WorldError(f"world {self.settings!r} cannot be found: {said(error)}") from error
-        if not (isinstance(found, type) and issubclass(found, WorldSettings)):
-            raise WorldError(f"world {self.settings!r} names no WorldSettings")
+            raise EnvError(
+                f"world {self.settings!r} cannot be found: {describe_error(error)}"
+            ) from error
+        if not (isinstance(found, type) and issubclass(found, EnvSettings)):
+            raise EnvError(f"world {self.settings!r} names no WorldSettings")
         return found
 
 
-KINDS: dict[str, Kind] = {
-    "ask": Kind(
+REGISTRY: dict[str, EnvSpec] = {
+    "ask": EnvSpec(
         about="questions of a file, worth what rules, a model or a judge say",
-        settings="paddock.envs.ask:FileSettings",
+        settings="paddock.envs.qa:FileSettings",
     ),
-    "code": Kind(
+    "code": EnvSpec(
         about="small functions to write, graded by hidden tests in a sandbox",
-        settings="paddock.envs.code.world:CodeSettings",
+        settings="paddock.envs.code.taskset:CodeSettings",
         needs="a sandbox",
     ),
-    "code-file": Kind(
+    "code-file": EnvSpec(
         about="problems in the layout of HumanEval or MBPP, graded in a sandbox",
-        settings="paddock.envs.code.world:CodeFileSettings",
+        settings="paddock.envs.code.taskset:CodeFileSettings",
         needs="a sandbox",
     ),
-    "gym": Kind(
+    "gym": EnvSpec(
         about="the hundred generators of reasoning-gym, by `dataset`",
-        settings="paddock.envs.gym:GymSettings",
+        settings="paddock.envs.reasoning_gym:GymSettings",
         needs="pip install 'paddock[worlds]', bubblewrap",
     ),
-    "logic": Kind(
+    "logic": EnvSpec(
         about="knights and knaves, orderings, houses, circuits, with one solution each",
-        settings="paddock.envs.logic.world:LogicSettings",
+        settings="paddock.envs.logic.taskset:LogicSettings",
     ),
-    "math": Kind(
+    "math": EnvSpec(
         about="arithmetic and algebra, generated by family and level",
-        settings="paddock.envs.math.world:MathSettings",
+        settings="paddock.envs.math.taskset:MathSettings",
     ),
-    "math-file": Kind(
+    "math-file": EnvSpec(
         about="problems in the layout of GSM8K or MATH, answers compared as mathematics",
-        settings="paddock.envs.math.world:MathFileSettings",
+        settings="paddock.envs.math.taskset:MathFileSettings",
         needs="pip install 'paddock[worlds]'",
     ),
-    "nano-chain": Kind(
+    "nano-chain": EnvSpec(
         about="chains of sums modulo ten, for a laptop",
         settings="paddock.envs.nano.chain:ChainSettings",
     ),
-    "nano-rules": Kind(
+    "nano-rules": EnvSpec(
         about="colours, said as the question wants them, for a laptop",
         settings="paddock.envs.nano.rules:RulesSettings",
     ),
-    "nano-tools": Kind(
+    "nano-tools": EnvSpec(
         about="look-up, calculator, files and search in a tiny store, for a laptop",
         settings="paddock.envs.nano.tools:ToolsSettings",
     ),
-    "search": Kind(
+    "search": EnvSpec(
         about="questions of several look-ups about a generated region, with search, open and find",
-        settings="paddock.envs.search.world:SearchSettings",
+        settings="paddock.envs.search.taskset:SearchSettings",
     ),
-    "search-file": Kind(
+    "search-file": EnvSpec(
         about="questions of a file about pages of a file, with search, open and find",
-        settings="paddock.envs.search.world:SearchFileSettings",
+        settings="paddock.envs.search.taskset:SearchFileSettings",
     ),
-    "service": Kind(
+    "service": EnvSpec(
         about="a shop's help desk: rules, tools that change a database, a scripted customer",
-        settings="paddock.envs.service.world:ServiceSettings",
+        settings="paddock.envs.service.taskset:ServiceSettings",
     ),
-    "harbor": Kind(
+    "harbor": EnvSpec(
         about="tasks of a folder, in Harbor's layout or terminal-bench 1's, with a shell",
-        settings="paddock.envs.terminal.folders:FolderSettings",
+        settings="paddock.envs.terminal.harbor_taskset:FolderSettings",
         needs="bubblewrap or a container engine",
     ),
-    "terminal": Kind(
+    "terminal": EnvSpec(
         about="small tasks for a shell, made by chance, with hidden tests",
-        settings="paddock.envs.terminal.world:TerminalSettings",
+        settings="paddock.envs.terminal.taskset:TerminalSettings",
         needs="bubblewrap or a container engine",
     ),
 }
 
 
-def kind_of(name: str) -> Kind:
+def get_spec(name: str) -> EnvSpec:
     """The kind of that name, or what "module:Settings" names in a module of one's own."""
     if ":" in name:
-        return Kind(about="a world from outside", settings=name)
-    if name not in KINDS:
-        raise WorldError(
-            f"no world is called {name!r}; there are {', '.join(sorted(KINDS))}, and your own by "
+        return EnvSpec(about="a world from outside", settings=name)
+    if name not in REGISTRY:
+        raise EnvError(
+            f"no world is called {name!r}; there are {', '.join(sorted(REGISTRY))}, and your own by "
             "'module:Settings'"
         )
-    return KINDS[name]
+    return REGISTRY[name]
 
 
-def open_world(name: str, changes: Mapping[str, Any] | None = None) -> World:
+def make(name: str, changes: Mapping[str, Any] | None = None) -> Taskset:
     """The world of that name, its settings changed as said."""
-    settings = world_settings(name, changes)
+    settings = load_env_settings(name, changes)
     try:
-        return settings.world()
+        return settings.make_taskset()
     except ConfigError as error:
-        raise WorldError(f"world {name!r}: {error}") from error
+        raise EnvError(f"world {name!r}: {error}") from error
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError) and type(error).__module__.startswith("paddock."):
             raise  # it says itself what to change
-        raise WorldError(f"world {name!r} cannot be opened: {said(error)}") from error
+        raise EnvError(f"world {name!r} cannot be opened: {describe_error(error)}") from error
 
 
-def world_settings(name: str, changes: Mapping[str, Any] | None = None) -> WorldSettings:
+def load_env_settings(name: str, changes: Mapping[str, Any] | None = None) -> EnvSettings:
     """How that world would be opened; refuses what there is not, and settings that are wrong."""
     try:
-        return resolve(kind_of(name).load(), Recipe(dict(changes or {}), {}))
+        return resolve(get_spec(name).load(), Recipe(dict(changes or {}), {}))
     except ConfigError as error:
-        raise WorldError(f"world {name!r}: {error}") from error
+        raise EnvError(f"world {name!r}: {error}") from error

@@ -4,13 +4,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.envs.schema import complaint
+from paddock.envs.json_schema import find_violation
 from paddock.records import JsonObject, Message, ToolCall, ToolSpec
 
-Run = Callable[..., Awaitable[str]]
+ToolFunc = Callable[..., Awaitable[str]]
 
 
-class ToolRefused(Exception):
+class ToolError(Exception):
     """What a caller did wrong, in words for the caller: the model reads them and goes on."""
 
 
@@ -21,10 +21,10 @@ class Tool:
     means that the world is broken."""
 
     spec: ToolSpec
-    run: Run
+    run: ToolFunc
 
 
-async def answer_calls(tools: Sequence[Tool], reply: Message) -> tuple[Message, ...]:
+async def execute_tool_calls(tools: Sequence[Tool], reply: Message) -> tuple[Message, ...]:
     """A result for each call of a reply, in order; a wrong call gets an error that says how."""
     by_name = {tool.spec.name: tool for tool in tools}
     return tuple([await _answer(by_name, call) for call in reply.tool_calls])
@@ -34,16 +34,16 @@ async def _answer(tools: Mapping[str, Tool], call: ToolCall) -> Message:
     try:
         tool = tools.get(call.name)
         if tool is None:
-            raise ToolRefused(f"there is no tool {call.name!r}; there are {', '.join(tools)}")
-        said: object = await tool.run(**checked(call.arguments, tool.spec))
-    except ToolRefused as error:
+            raise ToolError(f"there is no tool {call.name!r}; there are {', '.join(tools)}")
+        said: object = await tool.run(**validate_arguments(call.arguments, tool.spec))
+    except ToolError as error:
         said = f"error: {error}"
     if not isinstance(said, str):
         raise TypeError(f"{call.name} gave {said!r:.80}, not text")
     return Message(role="tool", content=said, tool_call_id=call.id)
 
 
-def checked(arguments: JsonObject, spec: ToolSpec) -> dict[str, Any]:
+def validate_arguments(arguments: JsonObject, spec: ToolSpec) -> dict[str, Any]:
     """The arguments, if they are what the tool's schema asks for: all that it requires, none that
     it does not know, each as its own schema says.
 
@@ -61,13 +61,13 @@ def checked(arguments: JsonObject, spec: ToolSpec) -> dict[str, Any]:
     for name in arguments:
         if name not in known:
             takes = ", ".join(known) or "none"
-            raise ToolRefused(f"{spec.name}: unknown argument {name!r}; it takes {takes}")
+            raise ToolError(f"{spec.name}: unknown argument {name!r}; it takes {takes}")
     required = spec.parameters.get("required", [])
     for name in required if isinstance(required, list) else []:
         if name not in arguments:
-            raise ToolRefused(f"{spec.name}: argument {name!r} is missing")
+            raise ToolError(f"{spec.name}: argument {name!r} is missing")
     for name, value in arguments.items():
-        wrong = complaint(value, known[name], f"{spec.name}: argument {name!r}")
+        wrong = find_violation(value, known[name], f"{spec.name}: argument {name!r}")
         if wrong:
-            raise ToolRefused(wrong)
+            raise ToolError(wrong)
     return dict(arguments)

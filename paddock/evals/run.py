@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pydantic import NonNegativeInt, PositiveInt
 
 from paddock.config import BaseSettings
-from paddock.envs import Episode, Split, World
+from paddock.envs import RolloutTrace, Split, Taskset
 from paddock.evals.score import EvalError, Score, score
 from paddock.records import Task
 
-Plays = Callable[[Task, int], Awaitable[Episode]]  # a task, and which attempt at it this is
-Watch = Callable[[Episode], None]
+Plays = Callable[[Task, int], Awaitable[RolloutTrace]]  # a task, and which attempt at it this is
+Watch = Callable[[RolloutTrace], None]
 
 
 class EvalSettings(BaseSettings):
@@ -30,11 +30,11 @@ class EvalSettings(BaseSettings):
 class Evaluation:
     world: str
     score: Score
-    episodes: tuple[tuple[Episode, ...], ...]  # by task, then by attempt
+    episodes: tuple[tuple[RolloutTrace, ...], ...]  # by task, then by attempt
 
 
 async def evaluate(
-    world: World,
+    world: Taskset,
     plays: Plays,
     settings: EvalSettings,
     *,
@@ -50,7 +50,7 @@ async def evaluate(
         raise EvalError(f"{has}, none from number {settings.first} on: there is nothing to play")
     gate = asyncio.Semaphore(settings.at_once)
 
-    async def one(task: Task, attempt: int) -> Episode:
+    async def one(task: Task, attempt: int) -> RolloutTrace:
         async with gate:
             episode = await plays(task, attempt)
         if watch is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import fmean
 
-from paddock.envs import Episode
+from paddock.envs import RolloutTrace
 from paddock.records import Failure, Verdict
 
 
@@ -34,12 +34,12 @@ class Score:
         return f"{self.mean:.3f} ± {self.error:.3f} ({self.tasks} tasks{beside})"
 
 
-def score(groups: Sequence[Sequence[Episode]], *, passing: float = 1.0) -> Score:
+def score(groups: Sequence[Sequence[RolloutTrace]], *, passing: float = 1.0) -> Score:
     """The score of attempts, grouped by task. An attempt solves its task if its reward is at least
     `passing`. Raises `EvalError` where fewer than half of all attempts could be judged: what is
     left would say little about the model."""
     failures: Counter[str] = Counter()
-    judged: list[list[tuple[float, Episode]]] = []
+    judged: list[list[tuple[float, RolloutTrace]]] = []
     for group in groups:
         kept = []
         for episode in group:
@@ -72,7 +72,7 @@ def score(groups: Sequence[Sequence[Episode]], *, passing: float = 1.0) -> Score
     )
 
 
-def worth(episode: Episode) -> float | None:
+def worth(episode: RolloutTrace) -> float | None:
     """What an attempt says about the model; None if it says nothing."""
     outcome = episode.outcome
     if isinstance(outcome, Verdict):
@@ -80,7 +80,7 @@ def worth(episode: Episode) -> float | None:
     return 0.0 if outcome.is_policy_failure else None
 
 
-def reason(episode: Episode) -> str:
+def reason(episode: RolloutTrace) -> str:
     outcome = episode.outcome
     return "" if isinstance(outcome, Verdict) else f"{outcome.kind} in {outcome.where}"
 
@@ -114,7 +114,7 @@ def _standard_error(values: Sequence[float]) -> float:
     return sqrt(variance / len(values))
 
 
-def _parts(episodes: Sequence[Episode]) -> dict[str, float]:
+def _parts(episodes: Sequence[RolloutTrace]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for episode in episodes:
         if isinstance(episode.outcome, Verdict):

@@ -29,7 +29,7 @@ class _Discards:
         self.above, self.start = above, 0
 
     def __call__(self, messages: Sequence[Message], tokens: int) -> Sequence[Message]:
-        task = len(envs.task_part(messages))
+        task = len(envs.initial_messages(messages))
         self.start = max(self.start, task)
         if tokens > self.above:
             self.start = len(messages)

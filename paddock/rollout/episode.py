@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paddock.api.delta_parser import DeltaParser, RequestOutputLike
-from paddock.envs import Episode, Stopped, World, blaming, play
+from paddock.envs import RolloutFailed, RolloutTrace, Taskset, convert_errors, run_rollout
 from paddock.records import Message, SamplingParams, Task, ToolSpec, Trajectory
 from paddock.rollout.client import (
     Ask,
@@ -29,7 +29,7 @@ from paddock.text import Renderer, ThinkingKwargs
 class Played:
     """An attempt, as the world saw it and in tokens."""
 
-    episode: Episode
+    episode: RolloutTrace
     session: Session
 
 
@@ -45,7 +45,13 @@ class Player:
     room: int | None = None  # tokens that a prompt and its reply may have; None: the engine says
 
     async def attempt(
-        self, world: World, task: Task, sampling: SamplingParams, *, session_id: str, group_id: str
+        self,
+        world: Taskset,
+        task: Task,
+        sampling: SamplingParams,
+        *,
+        session_id: str,
+        group_id: str,
     ) -> tuple[Trajectory, ...]:
         """The branches of one attempt, all with its outcome; at least one, which has no turn if
         the world failed before the first.
@@ -58,16 +64,16 @@ class Player:
         )
 
     async def play(
-        self, world: World, task: Task, sampling: SamplingParams, session_id: str
+        self, world: Taskset, task: Task, sampling: SamplingParams, session_id: str
     ) -> Played:
         session = Session(session_id, self.renderer, self.matcher)
         policy = SessionPolicy(session, self, sampling)
         try:
-            with blaming("world", "open"):
-                env = world.open(task)
-            episode = await play(env, policy, trouble=self.generate.trouble)
-        except Stopped as stop:  # there was nothing to play in
-            episode = Episode(
+            with convert_errors("world", "open"):
+                env = world.make_env(task)
+            episode = await run_rollout(env, policy, trouble=self.generate.trouble)
+        except RolloutFailed as stop:  # there was nothing to play in
+            episode = RolloutTrace(
                 task=task, messages=task.messages, outcome=stop.failure, turns=0, seconds=0.0
             )
         finally:
@@ -100,7 +106,7 @@ class SessionPolicy:
         if answer.completion.finish == "length" and reading.message.tool_calls:
             # Answered, they would pay: a policy that never ends its turn would learn to go on.
             what = f"cut off after {len(answer.completion.token_ids)} tokens: no call is answered"
-            raise Stopped("policy", "reply", what)
+            raise RolloutFailed("policy", "reply", what)
         return reading.message
 
     async def _answer(self, opening: Opening) -> RequestOutputLike:
@@ -113,14 +119,14 @@ class SessionPolicy:
         try:
             answer = await self.player.generate.respond(ask)
         except ContextFull as error:
-            raise Stopped("policy", "context", str(error)) from error
+            raise RolloutFailed("policy", "context", str(error)) from error
         except AskRefused as error:  # settings that do not fit each other: nothing it could help
-            raise Stopped("infrastructure", "request", str(error)) from error
+            raise RolloutFailed("infrastructure", "request", str(error)) from error
         except EngineLost as error:
-            raise Stopped("infrastructure", "engine", str(error)) from error
+            raise RolloutFailed("infrastructure", "engine", str(error)) from error
         if answer.completion.finish == "abort":
             why = answer.abort_reason or "aborted"
-            raise Stopped("infrastructure", "engine", f"the reply was broken off: {why}")
+            raise RolloutFailed("infrastructure", "engine", f"the reply was broken off: {why}")
         return answer
 
     def _fitted(self, prompt: int) -> SamplingParams:
@@ -131,7 +137,7 @@ class SessionPolicy:
         room = self.player.room - prompt
         if room < 1:
             what = f"{prompt} tokens leave no room for a reply in {self.player.room}"
-            raise Stopped("policy", "context", what)
+            raise RolloutFailed("policy", "context", what)
         most = room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens)
         return replace(
             sampling, max_new_tokens=most, min_new_tokens=min(most, sampling.min_new_tokens)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from paddock import __version__
 from paddock.cli.__main__ import app
 from paddock.cli.doctor import CORE, EXTRAS
-from paddock.envs.sandbox import bwrap, cgroups, seccomp
+from paddock.sandbox import bubblewrap, cgroups, seccomp
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -41,12 +41,12 @@ def test_a_working_machine_is_well():
 @pytest.fixture
 def _looked_at_anew():
     """What was found out about sandboxes is kept; here it differs from the rest of the process."""
-    bwrap.problem.cache_clear()
+    bubblewrap.unavailable_reason.cache_clear()
     yield
-    bwrap.problem.cache_clear()
+    bubblewrap.unavailable_reason.cache_clear()
 
 
-@pytest.mark.skipif(bool(bwrap.problem()), reason="no bubblewrap here")
+@pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason="no bubblewrap here")
 def test_every_layer_of_a_sandbox_is_listed(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     told = CliRunner().invoke(app, ["doctor"]).stdout

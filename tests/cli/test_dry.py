@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
 from paddock.config import load_recipe, resolve
-from paddock.envs import world_settings
+from paddock.envs import load_env_settings
 from paddock.rl.settings import RLSettings
 from paddock.rl.stages import staged
 
@@ -45,9 +45,9 @@ def plan(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["reasoning", "agentic", "general", "distill"])
 def test_every_environment_of_glm5_can_be_opened_but_for_its_data(name):
     for task in stage(name).tasks.values():
-        chosen = world_settings(task.world, task.settings)
+        chosen = load_env_settings(task.world, task.settings)
         assert chosen.data_files()
-        assert chosen.open_without_data().name == task.world
+        assert chosen.make_without_data().name == task.world
 
 
 def test_glm5_reasons_with_python_and_is_judged_in_science():
@@ -55,7 +55,7 @@ def test_glm5_reasons_with_python_and_is_judged_in_science():
     assert set(tasks) == {"math", "science", "code", "tools"}
     assert len({task.ratio for task in tasks.values()}) == 1  # balanced
     assert tasks["tools"].world == "math-file"
-    opened = world_settings("math-file", tasks["tools"].settings).open_without_data()
+    opened = load_env_settings("math-file", tasks["tools"].settings).make_without_data()
     assert opened.lend is not None  # the Python tool
     (judge,) = tasks["science"].settings["also"]
     assert (judge["kind"], judge["lowest"], judge["highest"]) == ("judge", 0, 1)  # binary

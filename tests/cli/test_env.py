@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
-from paddock.envs import KINDS
-from paddock.envs.sandbox import system
+from paddock.envs import REGISTRY
+from paddock.sandbox import rootfs
 from tests.envs.harbor.tasks import simple
 from tests.envs.sandbox.boxes import BWRAP
 
@@ -21,7 +21,7 @@ bwrap = pytest.mark.parametrize("backend", BWRAP)
 
 @pytest.fixture(autouse=True)
 def _a_cache_of_our_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(system, "cache", lambda: tmp_path / "cache" / "sandbox")
+    monkeypatch.setattr(rootfs, "cache", lambda: tmp_path / "cache" / "sandbox")
 
 
 def paddock(*words, typed=None):
@@ -31,7 +31,7 @@ def paddock(*words, typed=None):
 def test_every_world_is_listed():
     done = paddock("list")
     assert done.exit_code == 0
-    assert all(name in done.stdout for name in KINDS)
+    assert all(name in done.stdout for name in REGISTRY)
 
 
 def test_a_world_is_shown_with_settings_tools_and_a_task():
@@ -176,7 +176,7 @@ def test_listing_loads_neither_torch_nor_a_world():
     code = (
         "import sys; from paddock.cli.__main__ import main; sys.argv[1:] = ['env', 'list']\n"
         "try: main()\nfinally:\n"
-        "    assert not {'torch', 'paddock.envs.terminal.world'} & set(sys.modules)"
+        "    assert not {'torch', 'paddock.envs.terminal.taskset'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "AssertionError" not in done.stderr

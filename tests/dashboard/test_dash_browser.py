@@ -56,11 +56,11 @@ def page(browser, url, scheme):
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     found = context.new_page()
     complaints = []
-    found.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
-    found.on("pageerror", lambda error: complaints.append(str(error)))
+    found.apply("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    found.apply("pageerror", lambda error: complaints.append(str(error)))
     ours = (url, "data:", "blob:")
-    found.on("request", lambda r: None if r.url.startswith(ours) else complaints.append(r.url))
-    found.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+    found.apply("request", lambda r: None if r.url.startswith(ours) else complaints.append(r.url))
+    found.apply("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
     found.goto(url)
     yield found
     assert complaints == []

@@ -28,8 +28,8 @@ from paddock.data import (
     prepare,
 )
 from paddock.data.conversations import load_judge, one_after_another, spoken
-from paddock.envs import open_world
-from paddock.envs.nano import Manner
+from paddock.envs import make
+from paddock.envs.nano import DemonstrationStyle
 from paddock.envs.nano.language import is_held_out
 from paddock.records import Dialogue, LossMaskSpan, Message
 from paddock.text import ChatTemplate, GlmRenderer, get_renderer, with_chat_template
@@ -331,11 +331,11 @@ def test_a_judge_by_name_marks_errors_that_nobody_marked(tmp_path):
 
 
 def test_a_world_can_be_the_judge(tmp_path):
-    world = open_world("nano-tools")
+    world = make("nano-tools")
     entries = []
     for index in range(4):
         task = world.task(index)
-        manner = Manner(style="full")
+        manner = DemonstrationStyle(style="full")
         shown = dialogue_json(world.demonstrate(task, manner, Random(0)))
         shown["id"] = f"{task.id}#{index}"
         if index % 2:

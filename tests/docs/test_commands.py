@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from paddock.cli.__main__ import VERBS, app
-from paddock.envs.sandbox import system
+from paddock.sandbox import rootfs
 from paddock.text import train_tokenizer, with_chat_template
 from tests.cli.test_convert import grouped
 from tests.docs.pages import LANGUAGES, ROOT, Block, blocks, every_command, inline, links, pages
@@ -48,7 +48,7 @@ def workshop(tmp_path_factory):
     """A checkout in which the plan has run, and what a reader brings along."""
     folder = tmp_path_factory.mktemp("workshop")
     with pytest.MonkeyPatch.context() as patch, opened(folder) as made:
-        patch.setattr(system, "cache", lambda: folder / "cache" / "sandbox")
+        patch.setattr(rootfs, "cache", lambda: folder / "cache" / "sandbox")
         patch.setenv("OMP_NUM_THREADS", "1")
         made.run("paddock run recipes/nano")
         bring_along(folder)

@@ -3,14 +3,14 @@
 import asyncio
 from pathlib import Path
 
-from paddock.envs import play, scripted
+from paddock.envs import run_rollout, scripted_policy
 from paddock.records import Message, Verdict
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"  # public files, where they are there
 
 
 def says(text):
-    return scripted(Message(role="assistant", content=text))
+    return scripted_policy(Message(role="assistant", content=text))
 
 
 def always(text):
@@ -30,7 +30,7 @@ def outcomes(world, tasks, player_of, at_once=8):
 
         async def attempt(task):
             async with gate:
-                episode = await play(world.open(task), player_of(task))
+                episode = await run_rollout(world.open(task), player_of(task))
             assert not episode.leak, episode.leak
             return episode.outcome
 

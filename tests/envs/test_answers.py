@@ -2,7 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.envs.answers import FORMS, boxed, last_line, last_number, number, same, tagged, value
+from paddock.envs.answer_format import (
+    ANSWER_FORMATS,
+    answers_match,
+    extract_boxed_answer,
+    extract_last_line,
+    extract_last_number,
+    extract_number,
+    extract_tagged_answer,
+    parse_number,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,39 +33,42 @@ from paddock.envs.answers import FORMS, boxed, last_line, last_number, number, s
     ],
 )
 def test_the_last_box_that_closes_is_the_answer(text, found):
-    assert boxed(text) == found
+    assert extract_boxed_answer(text) == found
 
 
 def test_a_hostile_reply_is_read_in_linear_time():
-    assert boxed(r"\boxed{" * 200_000) is None  # seconds, were it quadratic: hours
-    assert tagged("<answer>" * 200_000) is None
+    assert extract_boxed_answer(r"\boxed{" * 200_000) is None  # seconds, were it quadratic: hours
+    assert extract_tagged_answer("<answer>" * 200_000) is None
 
 
 @pytest.mark.parametrize(
     ("find", "text", "found"),
     [
-        (last_number, "It is 3, no, 4.", "4"),
-        (last_number, "from -5 to 1,234.5 or 6/7", "6/7"),
-        (last_number, "it is .5, then -.25.", "-.25"),
-        (last_number, "see p.5", "5"),
-        (last_number, "so x = \u22123/4", "\u22123/4"),
-        (last_number, "none", None),
-        (number, r"\boxed{7} and 8", "7"),
-        (number, "1 + 1\n#### 1,000", "1,000"),
-        (tagged, "<answer>\nx\n</answer>", "x"),
-        (tagged, "<answer>x", None),
-        (last_line, "a\nFinal answer: b \n\n", "b"),
-        (last_line, " \n", None),
+        (extract_last_number, "It is 3, no, 4.", "4"),
+        (extract_last_number, "from -5 to 1,234.5 or 6/7", "6/7"),
+        (extract_last_number, "it is .5, then -.25.", "-.25"),
+        (extract_last_number, "see p.5", "5"),
+        (extract_last_number, "so x = \u22123/4", "\u22123/4"),
+        (extract_last_number, "none", None),
+        (extract_number, r"\boxed{7} and 8", "7"),
+        (extract_number, "1 + 1\n#### 1,000", "1,000"),
+        (extract_tagged_answer, "<answer>\nx\n</answer>", "x"),
+        (extract_tagged_answer, "<answer>x", None),
+        (extract_last_line, "a\nFinal answer: b \n\n", "b"),
+        (extract_last_line, " \n", None),
     ],
 )
 def test_answers_are_found_where_the_form_says(find, text, found):
     assert find(text) == found
 
 
-@given(st.text(alphabet="ab1 ./-", min_size=1).filter(str.strip), st.sampled_from(sorted(FORMS)))
+@given(
+    st.text(alphabet="ab1 ./-", min_size=1).filter(str.strip),
+    st.sampled_from(sorted(ANSWER_FORMATS)),
+)
 def test_what_a_solver_says_is_found_again(answer, form):
     answer = answer.strip()
-    found = FORMS[form].find(FORMS[form].say(answer))
+    found = ANSWER_FORMATS[form].extract(ANSWER_FORMATS[form].render(answer))
     assert form == "number" or found.rstrip("\n") == answer
 
 
@@ -87,14 +99,14 @@ def test_what_a_solver_says_is_found_again(answer, form):
     ],
 )
 def test_plain_answers_are_compared_at_once(said, right, verdict):
-    assert same(said, right) is verdict
+    assert answers_match(said, right) is verdict
 
 
 @given(st.fractions(max_denominator=10**6))
 def test_every_fraction_is_read_exactly(fraction):
-    assert value(str(fraction)) == fraction
+    assert parse_number(str(fraction)) == fraction
 
 
 @given(st.text(max_size=80))
 def test_reading_a_value_never_raises(text):
-    value(text)
+    parse_number(text)

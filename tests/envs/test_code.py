@@ -4,20 +4,20 @@ import json
 
 import pytest
 
-from paddock.envs import WorldError, open_world, scripted
-from paddock.envs.answers import code
-from paddock.envs.code.generate import source
-from paddock.envs.code.grade import HiddenTests, by_tests
-from paddock.envs.problems import Problem
-from paddock.envs.rows import RowError
-from paddock.envs.sandbox import SandboxError, SandboxSettings, chosen
+from paddock.envs import EnvError, make, scripted_policy
+from paddock.envs.answer_format import extract_code
+from paddock.envs.code.generate import function_source
+from paddock.envs.code.verifier import HiddenTests, make_test_verifier
+from paddock.envs.datasets import QAExample
+from paddock.envs.jsonl import RowError
 from paddock.records import Failure, Message, ToolCall
+from paddock.sandbox import SandboxError, SandboxSettings, pick_backend
 from tests.envs.soundness import DATA, always, check_sound, check_tasks, outcomes, rewards, says
 
 
 def sandboxed():
     try:
-        chosen(SandboxSettings())
+        pick_backend(SandboxSettings())
     except SandboxError as error:
         return str(error)
     return ""
@@ -30,14 +30,14 @@ boxed = pytest.mark.skipif(bool(WHY), reason=WHY or "there is a sandbox")
 @boxed
 @pytest.mark.parametrize(("level", "count"), [(1, 14), (3, 14)])
 def test_functions_are_sound_in_the_sandbox(level, count):
-    world = open_world("code", {"level": level})
+    world = make("code", {"level": level})
     check_sound(world, count, [lambda task: world.saying(world.problem(task).near[0])])
 
 
 def test_every_hidden_test_agrees_with_the_solution_and_tells_it_from_shorter_ones():
     """The same 200 tasks without a sandbox: this code is our own."""
     for level in (1, 2, 4, 5):
-        world = open_world("code", {"level": level})
+        world = make("code", {"level": level})
         for index in range(50):
             problem = world.problem(world.task(index))
             assert fails(problem.answer, problem) == 0
@@ -47,14 +47,14 @@ def test_every_hidden_test_agrees_with_the_solution_and_tells_it_from_shorter_on
 def fails(answer, problem):
     names = {}
     exec(answer, names)
-    tests = HiddenTests.of(problem)
+    tests = HiddenTests.from_example(problem)
     return sum(names[tests.entry](*given) != right for given, right in tests.cases)
 
 
 def test_level_moves_how_often_the_first_two_steps_are_enough():
     rates = []
     for level in (1, 2, 3, 5):
-        world = open_world("code", {"level": level})
+        world = make("code", {"level": level})
         problems = [world.problem(world.task(index)) for index in range(100)]
         short = [
             "\n".join([*problem.answer.split("\n")[:3], "    return x"]) for problem in problems
@@ -66,11 +66,11 @@ def test_level_moves_how_often_the_first_two_steps_are_enough():
 
 
 def test_tasks_are_reproducible_distinct_and_split():
-    check_tasks(lambda: open_world("code", {"level": 2}), 200)
+    check_tasks(lambda: make("code", {"level": 2}), 200)
 
 
 def test_a_function_is_written_out():
-    assert source("f", []) == "def f(x):\n    return x"
+    assert function_source("f", []) == "def f(x):\n    return x"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_function_is_written_out():
     ],
 )
 def test_code_is_the_last_closed_fence_or_all(text, found):
-    assert code(text) == found
+    assert extract_code(text) == found
 
 
 CHEATS = {
@@ -129,9 +129,9 @@ CHEATS = {
 @boxed
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_program_cannot_talk_itself_through(cheat):
-    world = open_world("code", {"level": 3})
+    world = make("code", {"level": 3})
     task = world.task(0)
-    name = HiddenTests.of(world.problem(task)).entry
+    name = HiddenTests.from_example(world.problem(task)).entry
     (found,) = outcomes(world, [task], lambda t: world.saying(CHEATS[cheat].format(name=name)))
     assert found.reward == 0
     assert found.parts["formed"] == 1
@@ -152,7 +152,7 @@ for each in gc.get_objects():
 
 @boxed
 def test_a_forged_report_is_worth_nothing_where_the_share_counts(tmp_path):
-    world = open_world("code", {"level": 3, "partly": True})
+    world = make("code", {"level": 3, "partly": True})
     task = world.task(0)
     assert rewards(world, [task], lambda t: world.saying(FORGED)) == [0.0]
 
@@ -176,7 +176,7 @@ NUMBERS = {
     ],
 )
 def test_what_a_function_of_a_file_returns_is_compared_by_its_value(tmp_path, answer):
-    world = open_world("code-file", {"test": write(tmp_path / "a", NUMBERS), "partly": True})
+    world = make("code-file", {"test": write(tmp_path / "a", NUMBERS), "partly": True})
     task = world.task(0, "test")
     assert rewards(world, [task], lambda t: world.saying(answer)) == [0.0]
 
@@ -196,14 +196,14 @@ def test_tests_may_use_objects_of_the_answer_and_the_errors_it_raises(tmp_path):
             "    assert str(error) == 'no'",
         ],
     }
-    world = open_world("code-file", {"test": write(tmp_path / "a", row)})
+    world = make("code-file", {"test": write(tmp_path / "a", row)})
     assert rewards(world, [world.task(0, "test")], world.solver) == [1.0]
 
 
 @boxed
 def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
     row = {**NUMBERS, "test_setup_code": "raise OSError('no such data')"}
-    world = open_world("code-file", {"test": write(tmp_path / "a", row)})
+    world = make("code-file", {"test": write(tmp_path / "a", row)})
     (found,) = outcomes(world, [world.task(0, "test")], world.solver)
     assert isinstance(found, Failure)
     assert (found.kind, found.where) == ("grader", "tests")
@@ -212,7 +212,7 @@ def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
 
 @boxed
 def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
-    world = open_world("code", {"test_seconds": 1.0})
+    world = make("code", {"test_seconds": 1.0})
     (found,) = outcomes(world, [world.task(0)], lambda task: world.saying("while True: pass"))
     assert found.reward == 0
     assert found.note == "correct: over 1 s"
@@ -220,18 +220,18 @@ def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
 
 @boxed
 def test_a_function_cannot_replace_the_judge_of_the_next_test():
-    world = open_world("code", {"level": 3, "partly": True})
+    world = make("code", {"level": 3, "partly": True})
     task = world.task(0)
-    name = HiddenTests.of(world.problem(task)).entry
+    name = HiddenTests.from_example(world.problem(task)).entry
     answer = f"def {name}(x):\n    globals()['same'] = lambda *rest: True"
     assert rewards(world, [task], lambda t: world.saying(answer)) == [0.0]
 
 
 @boxed
 def test_many_long_complaints_are_a_bad_answer_and_not_a_broken_grader():
-    check = by_tests(SandboxSettings(), seconds=20, warm=0)
+    check = make_test_verifier(SandboxSettings(), seconds=20, warm=0)
     tests = HiddenTests(checks=("f()",) * 300)
-    problem = Problem(question="", answer="", hidden=tests.text())
+    problem = QAExample(question="", answer="", hidden=tests.to_json())
     score = asyncio.run(check("raise ValueError('\u00e9' * 299)", problem))
     assert score.value == 0
     assert score.note.startswith("300 of 300 failed: ValueError: ")
@@ -239,7 +239,7 @@ def test_many_long_complaints_are_a_bad_answer_and_not_a_broken_grader():
 
 @boxed
 def test_half_right_may_count_half():
-    world = open_world("code", {"level": 1, "families": ["numbers"], "partly": True})
+    world = make("code", {"level": 1, "families": ["numbers"], "partly": True})
     task = world.task(0)
     (found,) = rewards(world, [task], lambda t: world.saying(world.problem(t).near[0]))
     assert 0 <= found < 1
@@ -250,12 +250,12 @@ def test_half_right_may_count_half():
 
 
 def test_a_sandbox_that_cannot_be_had_is_a_failure_and_no_zero(monkeypatch):
-    world = open_world("code", {"warm": 0})
+    world = make("code", {"warm": 0})
 
     def broken(*arguments):
         raise SandboxError("no sandbox today")
 
-    monkeypatch.setattr("paddock.envs.sandbox.pool.open_sandbox", broken)
+    monkeypatch.setattr("paddock.sandbox.pool.open_sandbox", broken)
     (found,) = outcomes(world, [world.task(0)], world.solver)
     assert isinstance(found, Failure)
     assert (found.kind, found.where) == ("grader", "grade")
@@ -295,7 +295,7 @@ def write(path, *entries):
 @boxed
 def test_all_layouts_are_read_and_sound(tmp_path):
     path = write(tmp_path / "a.jsonl.gz", HUMANEVAL, MBPP, CLEAN)
-    world = open_world("code-file", {"test": path})
+    world = make("code-file", {"test": path})
     assert world.size("test") == 3
     check_sound(world, 3, [lambda task: always("```python\nx = 1\n```")], split="test")
     asked = [world.task(index, "test").messages[0].content for index in range(3)]
@@ -306,7 +306,7 @@ def test_all_layouts_are_read_and_sound(tmp_path):
 
 @boxed
 def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
-    world = open_world("code-file", {"test": write(tmp_path / "a", HUMANEVAL)})
+    world = make("code-file", {"test": write(tmp_path / "a", HUMANEVAL)})
     task = world.task(0, "test")
     for answer in ("    return helper(math.sqrt(x))", "def root(x):\n    return math.sqrt(x)"):
         assert rewards(world, [task], lambda t, a=answer: world.saying(a)) == [1.0]
@@ -324,7 +324,7 @@ def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
 )
 def test_a_wrong_row_is_named(tmp_path, row, said):
     with pytest.raises(RowError, match=f"a:1: .*{said}"):
-        open_world("code-file", {"train": write(tmp_path / "a", row)})
+        make("code-file", {"train": write(tmp_path / "a", row)})
 
 
 @boxed
@@ -338,7 +338,7 @@ def test_a_wrong_row_is_named(tmp_path, row, said):
     ],
 )
 def test_public_files_are_read_whole_and_a_sample_is_sound(path, count):
-    world = open_world("code-file", {"test": str(DATA / path), "test_seconds": 120.0})
+    world = make("code-file", {"test": str(DATA / path), "test_seconds": 120.0})
     assert world.size("test") == count
     tasks = [world.task(index, "test") for index in range(3, count, count // 5)]
     assert set(rewards(world, tasks, world.solver)) == {1.0}
@@ -347,7 +347,7 @@ def test_public_files_are_read_whole_and_a_sample_is_sound(path, count):
 
 @boxed
 def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
-    world = open_world("math", {"python": {"seconds": 5.0}, "turns": 6, "level": 3})
+    world = make("math", {"python": {"seconds": 5.0}, "turns": 6, "level": 3})
     task = world.task(0)
     answer = world.problem(task).answer
 
@@ -366,7 +366,7 @@ def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
     async def player(messages, tools):
         assert [spec.name for spec in tools] == ["python"]
         heard.append(messages[-1].content)
-        return await scripted(*script)(messages, tools)
+        return await scripted_policy(*script)(messages, tools)
 
     assert rewards(world, [task], lambda task: player) == [1.0]
     assert heard[1] == "(no output)"
@@ -375,5 +375,5 @@ def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
 
 
 def test_tools_need_turns():
-    with pytest.raises(WorldError, match="more than 1 turns"):
-        open_world("math", {"python": {}})
+    with pytest.raises(EnvError, match="more than 1 turns"):
+        make("math", {"python": {}})

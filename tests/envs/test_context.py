@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.envs.context import OMITTED, discard_all, hierarchical, keep_recent, task_part
+from paddock.envs.context import OMITTED, discard_all, hierarchical, initial_messages, keep_recent
 from paddock.records import Message, ToolCall
 
 TASK = [Message(role="system", content="rules"), Message(role="user", content="question")]
@@ -28,8 +28,8 @@ def results(messages):
 
 
 def test_the_task_is_what_was_there_before_the_first_reply():
-    assert task_part(talk(turn(1))) == TASK
-    assert task_part(TASK) == TASK
+    assert initial_messages(talk(turn(1))) == TASK
+    assert initial_messages(TASK) == TASK
 
 
 @pytest.mark.parametrize(("turns", "kept"), [(0, 0), (1, 1), (2, 3), (3, 4), (9, 4)])

@@ -1,16 +1,16 @@
 import pytest
 
-from paddock.envs import WorldError, gym, open_world
-from paddock.envs.gym import GymSettings
-from paddock.envs.worker import jail_works
+from paddock.envs import EnvError, make, reasoning_gym
+from paddock.envs.reasoning_gym import ReasoningGymSettings
+from paddock.envs.worker_pool import can_isolate
 from tests.envs.soundness import check_sound, check_tasks, outcomes, pass_rate, rewards, says
 
 pytest.importorskip("reasoning_gym", reason="pip install 'paddock[worlds]'")
-OPEN = {"unisolated": not jail_works()}
+OPEN = {"unisolated": not can_isolate()}
 
 
 def gym_world(dataset, **config):
-    return open_world("gym", {**OPEN, "dataset": dataset, "config": config})
+    return make("gym", {**OPEN, "dataset": dataset, "config": config})
 
 
 @pytest.mark.parametrize("dataset", ["leg_counting", "knights_knaves", "countdown"])
@@ -40,7 +40,7 @@ def test_the_scorers_own_shades_come_through():
     world = gym_world("spell_backward")
     task = world.task(0)
     answer = world.problem(task).answer
-    (half,) = rewards(world, [task], lambda task: world.saying(answer + "x"))
+    (half,) = rewards(world, [task], lambda task: world.scripted_answer(answer + "x"))
     assert 0 <= half < 1
 
 
@@ -64,39 +64,41 @@ def test_its_settings_move_the_pass_rate():
     ],
 )
 def test_a_wrong_setting_is_told_when_the_world_opens(changes, said):
-    with pytest.raises(WorldError, match=said):
-        open_world("gym", {**OPEN, **changes})
+    with pytest.raises(EnvError, match=said):
+        make("gym", {**OPEN, **changes})
 
 
 def test_an_answer_cannot_reach_the_scorer(tmp_path):
     mark = tmp_path / "mark"
     world = gym_world("string_insertion")  # whose scorer evaluates answers
     players = [
-        lambda task: world.saying(f"[open('{mark}', 'w').write('x')]"),
-        lambda task: world.saying(f"[__import__('os').mkdir('{mark}')]"),
+        lambda task: world.scripted_answer(f"[open('{mark}', 'w').write('x')]"),
+        lambda task: world.scripted_answer(f"[__import__('os').mkdir('{mark}')]"),
     ]
-    for player in players if jail_works() else players[1:]:
+    for player in players if can_isolate() else players[1:]:
         assert max(rewards(world, [world.task(0)], player)) == 0
         assert not mark.exists()
 
 
 def test_an_answer_with_two_underscores_is_not_evaluated():
     world = gym_world("string_insertion")
-    (found,) = outcomes(world, [world.task(0)], lambda task: world.saying("__import__('os')"))
+    (found,) = outcomes(
+        world, [world.task(0)], lambda task: world.scripted_answer("__import__('os')")
+    )
     assert found.reward == 0
     assert found.note == "correct: an answer with two underscores is not evaluated"
 
 
 @pytest.mark.parametrize("answer", ["[9**9**9]", "exit()", "[0] * 10**12", "x" * 50_000])
 def test_an_answer_that_breaks_the_scorer_is_a_zero(answer):
-    world = open_world("gym", {**OPEN, "dataset": "string_insertion", "scorer_seconds": 0.5})
+    world = make("gym", {**OPEN, "dataset": "string_insertion", "scorer_seconds": 0.5})
     assert rewards(world, [world.task(0)], lambda task: world.saying(answer)) == [0.0]
 
 
 def test_without_a_jail_it_must_be_said_so(monkeypatch):
-    monkeypatch.setattr(gym, "jail_works", lambda: False)
-    with pytest.raises(WorldError, match="say unisolated = true"):
-        GymSettings(dataset="chain_sum").world()
+    monkeypatch.setattr(reasoning_gym, "jail_works", lambda: False)
+    with pytest.raises(EnvError, match="say unisolated = true"):
+        ReasoningGymSettings(dataset="chain_sum").make_taskset()
 
 
 def test_problems_made_ahead_are_those_asked_for_in_any_order():

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from paddock.envs import WorldSettings, open_world
-from paddock.envs.registry import KINDS
+from paddock.envs import EnvSettings, make
+from paddock.envs.registry import REGISTRY
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from paddock.envs.registry import KINDS
     ],
 )
 def test_another_shape_makes_other_ids(name, change):
-    assert open_world(name).task(0).id != open_world(name, change).task(0).id
+    assert make(name).task(0).id != make(name, change).task(0).id
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_another_shape_makes_other_ids(name, change):
     ],
 )
 def test_how_a_world_is_run_does_not_change_ids(name, change):
-    assert open_world(name).task(0).id == open_world(name, change).task(0).id
+    assert make(name).task(0).id == make(name, change).task(0).id
 
 
 def test_a_file_is_known_by_its_name_wherever_it_lies(tmp_path):
@@ -46,12 +46,12 @@ def test_a_file_is_known_by_its_name_wherever_it_lies(tmp_path):
         (tmp_path / folder).mkdir()
         file = tmp_path / folder / "a.jsonl"
         file.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
-        ids.add(open_world("math-file", {"train": str(file), "checker": "plain"}).task(0).id)
+        ids.add(make("math-file", {"train": str(file), "checker": "plain"}).task(0).id)
     assert len(ids) == 1
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", REGISTRY)
 def test_every_shape_is_made_of_settings_there_are(name):
-    settings = KINDS[name].load()
-    assert issubclass(settings, WorldSettings)
-    assert set(settings.shaped_by) <= set(settings.model_fields)
+    settings = REGISTRY[name].load()
+    assert issubclass(settings, EnvSettings)
+    assert set(settings.task_keys) <= set(settings.model_fields)

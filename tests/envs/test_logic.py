@@ -4,22 +4,22 @@ from itertools import permutations, product
 
 import pytest
 
-from paddock.envs import open_world
-from paddock.envs.logic.clues import Clue, enough, solutions_of
-from paddock.envs.logic.world import FAMILIES
+from paddock.envs import make
+from paddock.envs.logic.clues import Clue, consistent_solutions, minimal_clues
+from paddock.envs.logic.taskset import FAMILIES
 from tests.envs.soundness import check_sound, check_tasks, pass_rate, says
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_puzzles_are_sound(family):
     for level, count in ((1, 100), (3, 80), (4, 20)):
-        world = open_world("logic", {"families": [family], "level": level})
+        world = make("logic", {"families": [family], "level": level})
         near = [lambda task, n=n, w=world: says(w.problem(task).near[n]) for n in (0, 1)]
         check_sound(world, count, near)
 
 
 def test_tasks_are_reproducible_distinct_and_split():
-    check_tasks(lambda: open_world("logic", {"level": 3}), 200)
+    check_tasks(lambda: make("logic", {"level": 3}), 200)
 
 
 def knights_by_hand(text):
@@ -98,7 +98,7 @@ def streets_by_hand(text):
 def test_what_a_puzzle_says_leaves_exactly_its_answer(level):
     """Solved again from the words alone, by code that knows nothing of the generator."""
     for family, count in (("knights", 60), ("ordering", 30), ("houses", 20 if level < 4 else 2)):
-        world = open_world("logic", {"families": [family], "level": level})
+        world = make("logic", {"families": [family], "level": level})
         for index in range(count):
             problem = world.problem(world.task(index))
             if family == "knights":
@@ -120,7 +120,7 @@ def test_a_circuit_says_what_comes_out():
         "NAND": lambda a, b: 1 - (a & b),
         "NOR": lambda a, b: 1 - (a | b),
     }
-    world = open_world("logic", {"families": ["circuit"], "level": 4})
+    world = make("logic", {"families": ["circuit"], "level": 4})
     for index in range(60):
         problem = world.problem(world.task(index))
         values = {n: int(v) for n, v in re.findall(r"(i\d) = (\d)", problem.question)}
@@ -154,20 +154,20 @@ def guess(task):
 def test_level_moves_the_pass_rate_of_a_guesser(family, lowest):
     rates = []
     for level in (1, 4):
-        world = open_world("logic", {"families": [family], "level": level})
+        world = make("logic", {"families": [family], "level": level})
         rates.append(pass_rate(world, [world.task(n) for n in range(200)], guess))
     assert rates[0] > lowest > rates[1] * 2
 
 
 def test_more_houses_are_harder_to_guess():
-    worlds = [open_world("logic", {"families": ["houses"], "level": level}) for level in (1, 3)]
+    worlds = [make("logic", {"families": ["houses"], "level": level}) for level in (1, 3)]
     low, high = (pass_rate(w, [w.task(n) for n in range(300)], guess) for w in worlds)
     assert low > high
 
 
 def test_of_a_set_the_order_does_not_matter_of_a_row_it_does():
     for family, reward in (("knights", 1.0), ("ordering", 0.0)):
-        world = open_world("logic", {"families": [family], "level": 4})
+        world = make("logic", {"families": [family], "level": 4})
         tasks = [t for t in map(world.task, range(40)) if "," in world.problem(t).answer]
         assert tasks
 
@@ -179,7 +179,7 @@ def test_of_a_set_the_order_does_not_matter_of_a_row_it_does():
 
 def test_clues_are_kept_until_one_solution_is_left():
     clues = [Clue(f"not {n}", lambda s, n=n: s != n) for n in (9, 1, 1, 2, 3)]
-    kept = enough(clues, [1, 2, 3])
+    kept = minimal_clues(clues, [1, 2, 3])
     assert [clue.text for clue in kept] == ["not 1", "not 2"]
-    assert solutions_of(kept, [1, 2, 3]) == [3]
-    assert enough(clues[:2], [1, 2, 3]) is None
+    assert consistent_solutions(kept, [1, 2, 3]) == [3]
+    assert minimal_clues(clues[:2], [1, 2, 3]) is None

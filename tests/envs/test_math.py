@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import pytest
 
-from paddock.envs import WorldError, open_world
-from paddock.envs.math.equal import by_algebra
+from paddock.envs import EnvError, make
+from paddock.envs.datasets import QAExample
+from paddock.envs.jsonl import RowError
 from paddock.envs.math.generate import FAMILIES
-from paddock.envs.problems import Problem
-from paddock.envs.rows import RowError
+from paddock.envs.math.verifier import make_math_verifier
 from paddock.records import Failure, Verdict
 from tests.envs.soundness import DATA, check_sound, check_tasks, outcomes, pass_rate, rewards, says
 
@@ -19,13 +19,13 @@ from tests.envs.soundness import DATA, check_sound, check_tasks, outcomes, pass_
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("level", [1, 3, 5])
 def test_problems_are_sound(family, level):
-    world = open_world("math", {"families": [family], "level": level})
+    world = make("math", {"families": [family], "level": level})
     nearest = [lambda task, n=n: world.saying(world.problem(task).near[n]) for n in (0, 1)]
     check_sound(world, 67, [*nearest, lambda task: says("\\boxed{}")])
 
 
 def test_every_near_answer_is_wrong():
-    world = open_world("math", {"level": 3})
+    world = make("math", {"level": 3})
     for index in range(200):
         task = world.task(index)
         problem = world.problem(task)
@@ -34,8 +34,8 @@ def test_every_near_answer_is_wrong():
 
 
 def test_tasks_are_reproducible_distinct_and_split():
-    check_tasks(lambda: open_world("math", {"level": 3, "seed": 7}), 200)
-    one, two = (open_world("math", {"seed": seed}).task(0).messages for seed in (0, 1))
+    check_tasks(lambda: make("math", {"level": 3, "seed": 7}), 200)
+    one, two = (make("math", {"seed": seed}).task(0).messages for seed in (0, 1))
     assert one != two
 
 
@@ -68,7 +68,7 @@ def calculating(most):
 def test_level_moves_the_pass_rate_of_a_solver_that_knows_small_numbers():
     rates = []
     for level in (1, 3, 5):
-        world = open_world("math", {"families": ["arithmetic"], "level": level})
+        world = make("math", {"families": ["arithmetic"], "level": level})
         tasks = [world.task(index) for index in range(200)]
         assert pass_rate(world, tasks, calculating(10**40)) == 1  # the questions mean what we think
         rates.append(pass_rate(world, tasks, calculating(3000)))
@@ -77,7 +77,7 @@ def test_level_moves_the_pass_rate_of_a_solver_that_knows_small_numbers():
 
 
 def test_equations_are_solved_by_their_answers():
-    world = open_world("math", {"families": ["linear", "quadratic"], "level": 4})
+    world = make("math", {"families": ["linear", "quadratic"], "level": 4})
     for index in range(100):
         problem = world.problem(world.task(index))
         text = re.search(r"(?:Solve for x: |solution of )(.*?)\??$", problem.question)[1]
@@ -88,7 +88,7 @@ def test_equations_are_solved_by_their_answers():
 
 def test_parts_of_the_reward_are_on_record():
     changes = {"formed": 0.1, "also": [{"kind": "length", "full": 20, "none": 40, "weight": 0.5}]}
-    world = open_world("math", changes)
+    world = make("math", changes)
     task = world.task(0)
     (short,) = outcomes(world, [task], world.solver)
     assert short.parts == {"correct": 1.0, "formed": 1.0, "length": 1.0}
@@ -100,9 +100,9 @@ def test_parts_of_the_reward_are_on_record():
 
 
 def test_a_task_of_another_world_is_refused():
-    task = open_world("math", {"level": 1}).task(0)
-    with pytest.raises(WorldError, match="was not made by world 'math' with these settings"):
-        open_world("math", {"level": 2}).open(task)
+    task = make("math", {"level": 1}).task(0)
+    with pytest.raises(EnvError, match="was not made by world 'math' with these settings"):
+        make("math", {"level": 2}).make_env(task)
 
 
 GSM8K = {"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
@@ -118,7 +118,7 @@ def write(path, *rows):
 def test_both_layouts_are_read(tmp_path):
     test = write(tmp_path / "test.jsonl", GSM8K, MATH, ROW, {"problem": "Empty?", "answer": ""})
     train = write(tmp_path / "train.jsonl", GSM8K, {"question": "Other?", "answer": "#### 5"})
-    world = open_world("math-file", {"test": test, "train": train, "checker": "plain"})
+    world = make("math-file", {"test": test, "train": train, "checker": "plain"})
     assert world.size("test") == 3
     assert world.size("train") == 1, "what is asked in the test is not trained on"
     answers = [world.problem(world.task(index, "test")).answer for index in range(3)]
@@ -128,11 +128,11 @@ def test_both_layouts_are_read(tmp_path):
 
 def test_a_file_begins_again_in_another_order(tmp_path):
     rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(20)]
-    world = open_world("math-file", {"train": write(tmp_path / "a", *rows), "checker": "plain"})
+    world = make("math-file", {"train": write(tmp_path / "a", *rows), "checker": "plain"})
     passes = [[world.task(20 * n + index).id for index in range(20)] for n in range(3)]
     assert len({tuple(one) for one in passes}) == 3
     assert {frozenset(one) for one in passes} == {frozenset(passes[0])}
-    with pytest.raises(WorldError, match="there are no test problems"):
+    with pytest.raises(EnvError, match="there are no test problems"):
         world.task(0, "test")
 
 
@@ -147,16 +147,16 @@ def test_a_file_begins_again_in_another_order(tmp_path):
 )
 def test_a_wrong_row_is_named(tmp_path, row, said):
     with pytest.raises(RowError, match=said):
-        open_world("math-file", {"train": write(tmp_path / "a", row)})
+        make("math-file", {"train": write(tmp_path / "a", row)})
 
 
 @pytest.fixture(scope="module")
 def algebra():
     pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
-    check = by_algebra(seconds=5)
+    check = make_math_verifier(seconds=5)
 
     def equal(said, right):
-        return asyncio.run(check(said, Problem(question="?", answer=right))).value
+        return asyncio.run(check(said, QAExample(question="?", answer=right))).value
 
     return equal
 
@@ -196,7 +196,7 @@ EXPLODING = (
 
 def test_an_answer_that_explodes_is_a_zero_and_no_failure(tmp_path):
     pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
-    world = open_world("math-file", {"train": write(tmp_path / "a", ROW), "checker_seconds": 0.5})
+    world = make("math-file", {"train": write(tmp_path / "a", ROW), "checker_seconds": 0.5})
     players = iter([says(f"\\boxed{{{said}}}") for said in (*EXPLODING, "x^2+2x+1")])
     tasks = [world.task(0)] * (len(EXPLODING) + 1)
     *exploded, fine = outcomes(world, tasks, lambda task: next(players))
@@ -207,7 +207,7 @@ def test_an_answer_that_explodes_is_a_zero_and_no_failure(tmp_path):
 def test_a_right_answer_that_cannot_be_evaluated_is_the_graders_failure(tmp_path):
     pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
     row = {"problem": "?", "answer": "\\sum_{n=1}^{10^{9}} n^{n}"}
-    world = open_world("math-file", {"train": write(tmp_path / "a", row), "checker_seconds": 0.5})
+    world = make("math-file", {"train": write(tmp_path / "a", row), "checker_seconds": 0.5})
     hung, fine = (
         outcomes(world, [world.task(0)], lambda task, text=text: says(text))[0]
         for text in ("\\boxed{x+1}", f"\\boxed{{{row['answer']}}}")
@@ -223,7 +223,7 @@ here = pytest.mark.skipif(not DATA.exists(), reason="the public data files are n
 @pytest.mark.parametrize(("split", "count"), [("train", 7473), ("test", 1319)])
 def test_gsm8k_is_read_whole_and_sound(split, count):
     path = str(DATA / "gsm8k" / f"{split}.jsonl.gz")
-    world = open_world("math-file", {split: path, "checker": "plain", "form": "number"})
+    world = make("math-file", {split: path, "checker": "plain", "form": "number"})
     assert world.size(split) == count
     tasks = [world.task(index, split) for index in range(0, count, count // 100)]
     assert set(rewards(world, tasks, world.solver)) == {1.0}
@@ -233,7 +233,7 @@ def test_gsm8k_is_read_whole_and_sound(split, count):
 @here
 def test_math_is_read_whole_and_sound():
     path = str(DATA / "math" / "train.jsonl.gz")
-    world = open_world("math-file", {"train": path, "checker": "plain"})
+    world = make("math-file", {"train": path, "checker": "plain"})
     assert world.size("train") == 7498
     tasks = [world.task(index) for index in range(0, 7498, 70)]
     assert set(rewards(world, tasks, world.solver)) == {1.0}

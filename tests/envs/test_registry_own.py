@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from paddock.envs import WorldError, open_world
+from paddock.envs import EnvError, make
 
 OWN = """
 from paddock.envs import WorldSettings
@@ -36,10 +36,10 @@ def module(tmp_path, monkeypatch):
 
 
 def test_a_world_outside_is_opened_by_module_and_settings(module):
-    mine, ours = open_world(f"{module}:Mine", {"seed": 3}), open_world("nano-chain", {"seed": 3})
+    mine, ours = make(f"{module}:Mine", {"seed": 3}), make("nano-chain", {"seed": 3})
     assert mine.task(5).messages == ours.task(5).messages
-    with pytest.raises(WorldError, match="unknown setting 'colour'"):
-        open_world(f"{module}:Mine", {"colour": 3})
+    with pytest.raises(EnvError, match="unknown setting 'colour'"):
+        make(f"{module}:Mine", {"colour": 3})
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_a_world_outside_is_opened_by_module_and_settings(module):
     ],
 )
 def test_what_is_not_there_is_said(module, name, complaint):
-    with pytest.raises(WorldError, match=complaint):
-        open_world(name)
+    with pytest.raises(EnvError, match=complaint):
+        make(name)

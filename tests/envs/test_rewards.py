@@ -4,23 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from paddock.envs import Stopped, WorldError, open_world
+from paddock.envs import EnvError, RolloutFailed, make
+from paddock.envs.jsonl import RowError
 from paddock.envs.rewards import (
-    Agreement,
-    Anchor,
-    Calibrated,
-    Endpoint,
-    Judge,
-    Part,
-    Score,
+    CalibratedReward,
+    CalibrationExample,
+    JsonEndpoint,
+    JudgeAgreement,
+    LLMJudge,
+    RewardScore,
     Submission,
-    agreement,
-    read_anchors,
+    WeightedReward,
+    combine_rewards,
+    measure_agreement,
+    read_calibration_file,
     rules,
-    verdict,
 )
-from paddock.envs.rewards.rules import json_like, overlap
-from paddock.envs.rows import RowError
+from paddock.envs.rewards.rules import matches_json_schema, token_f1
 from paddock.records import Failure, Message, Verdict
 from tests.envs.judges import graded, serving
 from tests.envs.soundness import outcomes, says
@@ -35,18 +35,18 @@ WORK = Submission(messages=TALK, answer="oak", reference="elm")
 
 def always(value, note=""):
     async def score(work):
-        return Score(value, note)
+        return RewardScore(value, note)
 
     return score
 
 
 def part(name, value, **options):
-    return Part(name=name, scorer=always(value, f"{name}!"), **options)
+    return WeightedReward(name=name, scorer=always(value, f"{name}!"), **options)
 
 
 def test_a_reward_is_the_weighted_sum_and_every_part_is_on_record():
     parts = [part("a", 0.5, weight=2.0), part("b", 1.0, weight=-0.25), part("c", 0.3, weight=0.0)]
-    found = asyncio.run(verdict(parts, WORK))
+    found = asyncio.run(combine_rewards(parts, WORK))
     assert found.reward == pytest.approx(0.75)
     assert found.parts == {"a": 0.5, "b": 1.0, "c": 0.3}
     assert found.note == "a: a!; b: b!; c: c!"
@@ -55,12 +55,12 @@ def test_a_reward_is_the_weighted_sum_and_every_part_is_on_record():
 def test_a_needed_part_multiplies():
     for value in (0.0, 0.5, 1.0):
         parts = [part("a", 0.8), part("b", value, weight=0.0, needed=True)]
-        assert asyncio.run(verdict(parts, WORK)).reward == pytest.approx(0.8 * value)
+        assert asyncio.run(combine_rewards(parts, WORK)).reward == pytest.approx(0.8 * value)
 
 
 def test_two_parts_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two are called the same"):
-        asyncio.run(verdict([part("a", 1), part("a", 0)], WORK))
+        asyncio.run(combine_rewards([part("a", 1), part("a", 0)], WORK))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_two_parts_of_one_name_are_refused():
 )
 def test_rules_score_a_reply_in_a_world(tmp_path, rule, said, value):
     (tmp_path / "q.jsonl").write_text('{"prompt": "A tree?", "reference": "An oak."}')
-    world = open_world("ask", {"train": str(tmp_path / "q.jsonl"), "also": [rule]})
+    world = make("ask", {"train": str(tmp_path / "q.jsonl"), "also": [rule]})
     (found,) = outcomes(world, [world.task(0)], lambda task: says(said))
     assert found.parts[rule["kind"]] == pytest.approx(value)
     assert found.reward == pytest.approx(value)
@@ -91,7 +91,7 @@ def test_a_rule_may_look_at_the_answer_alone(tmp_path):
     (tmp_path / "q.jsonl").write_text('{"prompt": "A tree?", "answer": "oak"}')
     rule = {"kind": "length", "full": 3, "none": 4, "of": "answer", "name": "short"}
     changes = {"train": str(tmp_path / "q.jsonl"), "form": "tag", "also": [rule], "correct": 1.0}
-    world = open_world("ask", changes)
+    world = make("ask", changes)
     for said, parts in (
         ("A long way. <answer>oak</answer>", {"correct": 1, "formed": 1, "short": 1}),
         ("oak", {"correct": 0, "formed": 0, "short": 0}),
@@ -112,13 +112,13 @@ def test_a_rule_may_look_at_the_answer_alone(tmp_path):
     ],
 )
 def test_a_part_that_cannot_work_is_refused_at_the_door(rule, said):
-    with pytest.raises(WorldError, match=said):
-        open_world("ask", {"train": "x", "also": [rule]})
+    with pytest.raises(EnvError, match=said):
+        make("ask", {"train": "x", "also": [rule]})
 
 
 def test_a_world_without_a_reward_is_refused():
-    with pytest.raises(WorldError, match="what an answer is worth"):
-        open_world("ask", {"train": "x"})
+    with pytest.raises(EnvError, match="what an answer is worth"):
+        make("ask", {"train": "x"})
 
 
 @pytest.mark.parametrize(
@@ -138,17 +138,17 @@ def test_a_world_without_a_reward_is_refused():
     ],
 )
 def test_json_is_held_against_its_schema(value, schema, fits):
-    assert json_like(json.dumps(value), schema) == fits
+    assert matches_json_schema(json.dumps(value), schema) == fits
 
 
 def judge_at(url, seconds=PATIENCE_S, **options):
-    endpoint = Endpoint(url=f"{url}/v1/chat/completions", seconds=seconds, pause_s=0.01)
-    return Judge(endpoint=endpoint, model="m", rubric="Is it a tree?", **options)
+    endpoint = JsonEndpoint(url=f"{url}/v1/chat/completions", seconds=seconds, pause_s=0.01)
+    return LLMJudge(endpoint=endpoint, model="m", rubric="Is it a tree?", **options)
 
 
 def test_a_judge_scores_and_says_why():
     with serving(graded(4)) as (url, endpoint):
-        assert asyncio.run(judge_at(url)(WORK)) == Score(0.75, "because")
+        assert asyncio.run(judge_at(url)(WORK)) == RewardScore(0.75, "because")
     (body,) = endpoint.bodies
     asked = body["messages"][1]["content"]
     assert body["model"] == "m"
@@ -189,7 +189,7 @@ def test_trouble_that_passes_is_tried_again(trouble):
     ],
 )
 def test_trouble_that_stays_is_a_failure_of_the_grader(trouble, said, asked):
-    with serving(trouble) as (url, endpoint), pytest.raises(Stopped, match=said) as stop:
+    with serving(trouble) as (url, endpoint), pytest.raises(RolloutFailed, match=said) as stop:
         asyncio.run(judge_at(url)(WORK))
     assert stop.value.failure.kind == "grader"
     assert len(endpoint.bodies) == asked
@@ -204,7 +204,7 @@ def test_a_judge_that_is_not_there_is_a_failure_in_the_episode(tmp_path):
         "rubric": "r",
         "tries": 1,
     }
-    world = open_world("ask", {"train": str(tmp_path / "q.jsonl"), "also": [part]})
+    world = make("ask", {"train": str(tmp_path / "q.jsonl"), "also": [part]})
     (outcome,) = outcomes(world, [world.task(0)], lambda task: says("oak"))
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("grader", "judge")
@@ -220,13 +220,13 @@ def test_a_key_comes_from_a_file(tmp_path):
     (tmp_path / "key").write_text("secret\n")
     with serving(graded(5)) as (url, endpoint):
         url = f"{url}/v1/chat/completions"
-        judge = Judge(
-            endpoint=Endpoint(url=url, key_file=str(tmp_path / "key")), model="m", rubric="r"
+        judge = LLMJudge(
+            endpoint=JsonEndpoint(url=url, key_file=str(tmp_path / "key")), model="m", rubric="r"
         )
         asyncio.run(judge(WORK))
         assert endpoint.headers[0]["authorization"] == "Bearer secret"
-        gone = Judge(endpoint=Endpoint(url=url, key_file="/nowhere"), model="m", rubric="r")
-        with pytest.raises(Stopped, match="there is no key"):
+        gone = LLMJudge(endpoint=JsonEndpoint(url=url, key_file="/nowhere"), model="m", rubric="r")
+        with pytest.raises(RolloutFailed, match="there is no key"):
             asyncio.run(gone(WORK))
 
 
@@ -237,13 +237,13 @@ def anchors(tmp_path, scores):
 
 
 def test_agreement_is_counted():
-    known = [Anchor(question="?", answer=str(n), score=n / 4) for n in range(5)]
+    known = [CalibrationExample(question="?", answer=str(n), score=n / 4) for n in range(5)]
 
     async def kind(work):
-        return Score(min(1.0, float(work.answer) / 4 + 0.3))
+        return RewardScore(min(1.0, float(work.answer) / 4 + 0.3))
 
-    found = asyncio.run(agreement(kind, known))
-    assert found == Agreement(anchors=5, within=0.4, ordered=0.9, bias=pytest.approx(0.23))
+    found = asyncio.run(measure_agreement(kind, known))
+    assert found == JudgeAgreement(anchors=5, within=0.4, ordered=0.9, bias=pytest.approx(0.23))
 
 
 def grades_in(body):
@@ -253,8 +253,8 @@ def grades_in(body):
 
 def test_a_judge_that_agrees_is_asked_about_its_anchors_once(tmp_path):
     with serving(grades_in) as (url, endpoint):
-        judge = Calibrated(
-            judge_at(url), read_anchors(anchors(tmp_path, [1.0, 0.0, 0.1])), least=0.9
+        judge = CalibratedReward(
+            judge_at(url), read_calibration_file(anchors(tmp_path, [1.0, 0.0, 0.1])), least=0.9
         )
 
         async def three_at_once():
@@ -269,7 +269,7 @@ def test_a_judge_that_disagrees_gives_no_score(tmp_path):
     with serving(grades_in) as (url, _):
         part = {"kind": "judge", "url": f"{url}/v1", "model": "m", "rubric": "r"}
         part |= {"anchors": anchors(tmp_path, [0.0, 1.0, 0.0]), "least": 0.5}
-        world = open_world("ask", {"train": str(tmp_path / "q.jsonl"), "also": [part]})
+        world = make("ask", {"train": str(tmp_path / "q.jsonl"), "also": [part]})
         (outcome,) = outcomes(world, [world.task(0)], lambda task: says("oak"))
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("grader", "calibration")
@@ -280,12 +280,12 @@ def test_a_judge_that_disagrees_gives_no_score(tmp_path):
 @pytest.mark.parametrize(("scores", "said"), [([0.5, 2.0], "from 0 to 1"), ([1, 1], "different")])
 def test_anchors_that_cannot_tell_are_refused(tmp_path, scores, said):
     with pytest.raises(RowError, match=said):
-        read_anchors(anchors(tmp_path, scores))
+        read_calibration_file(anchors(tmp_path, scores))
 
 
 def outcome_of(tmp_path, part):
     (tmp_path / "q.jsonl").write_text('{"prompt": "A tree?", "reference": "oak"}')
-    world = open_world("ask", {"train": str(tmp_path / "q.jsonl"), "also": [part]})
+    world = make("ask", {"train": str(tmp_path / "q.jsonl"), "also": [part]})
     return outcomes(world, [world.task(0)], lambda task: says("fir"))[0]
 
 
@@ -314,18 +314,18 @@ def test_an_outcome_model_without_a_number_is_a_failure(tmp_path, reply, said):
 
 def test_the_words_of_long_texts_are_compared_in_linear_time():
     numbers = " ".join(map(str, range(200_000)))
-    assert overlap(numbers, numbers) == 1.0  # were it quadratic: after half an hour
+    assert token_f1(numbers, numbers) == 1.0  # were it quadratic: after half an hour
 
 
 def test_parts_that_are_called_the_same_are_refused_when_a_world_is_opened():
     oak, elm = ({"kind": "contains", "words": [word]} for word in ("oak", "elm"))
     for also in ([oak, elm], [oak | {"name": "formed"}]):
-        with pytest.raises(WorldError, match=r"also: two parts are called '(contains|formed)'"):
-            open_world("math", {"also": also})
-    open_world("math", {"also": [oak, elm | {"name": "elm"}]})
+        with pytest.raises(EnvError, match=r"also: two parts are called '(contains|formed)'"):
+            make("math", {"also": also})
+    make("math", {"also": [oak, elm | {"name": "elm"}]})
 
 
 def test_an_open_fence_of_blank_lines_is_read_at_once():
     """A pattern took time quadratic in its lines, in the event loop of the whole run."""
-    assert rules.json_like("```json" + "\n" * 200_000, {}) == 0.0
-    assert rules.json_like('```json\n{"n": 1}\n```', {"type": "object"}) == 1.0
+    assert rules.matches_json_schema("```json" + "\n" * 200_000, {}) == 0.0
+    assert rules.matches_json_schema('```json\n{"n": 1}\n```', {"type": "object"}) == 1.0

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from paddock.envs.rows import RowError, rows
+from paddock.envs.jsonl import RowError, read_rows
 
 
 def test_lines_lists_and_gzip_are_all_rows(tmp_path):
@@ -13,7 +13,7 @@ def test_lines_lists_and_gzip_are_all_rows(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(json.dumps(entries).encode()))
     for file in tmp_path.iterdir():
-        assert [row.text("a") for row in rows(file)] == ["x", "y\nz"]
+        assert [row.get_text("a") for row in read_rows(file)] == ["x", "y\nz"]
 
 
 @pytest.mark.parametrize(
@@ -30,23 +30,23 @@ def test_lines_lists_and_gzip_are_all_rows(tmp_path):
 def test_a_wrong_row_is_named_with_its_place(tmp_path, text, said):
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(RowError, match=said):
-        [row.text("a", "c") for row in rows(tmp_path / "a.jsonl")]
+        [row.get_text("a", "c") for row in read_rows(tmp_path / "a.jsonl")]
 
 
 def test_a_missing_file_and_a_broken_archive_are_told(tmp_path):
     with pytest.raises(RowError, match="cannot read"):
-        list(rows(tmp_path / "none"))
+        list(read_rows(tmp_path / "none"))
     packed = gzip.compress(b"{}")
     for broken in (packed[:-9], bytes([*packed[:10], packed[10] ^ 0xFF, *packed[11:]])):
         (tmp_path / "a.gz").write_bytes(broken)
         with pytest.raises(RowError, match="cannot read"):
-            list(rows(tmp_path / "a.gz"))
+            list(read_rows(tmp_path / "a.gz"))
 
 
 def test_a_list_of_texts_is_checked(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a": ["x"], "b": [1]}')
-    (row,) = rows(tmp_path / "a.jsonl")
-    assert row.texts("a") == ("x",)
-    assert row.texts("c") == ()
+    (row,) = read_rows(tmp_path / "a.jsonl")
+    assert row.get_texts("a") == ("x",)
+    assert row.get_texts("c") == ()
     with pytest.raises(RowError, match="'b' is not a list of texts"):
-        row.texts("b")
+        row.get_texts("b")

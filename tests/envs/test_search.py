@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.envs import WorldError, open_world, play
-from paddock.envs.search.graph import Fact, Graph, Step, draw_graph
-from paddock.envs.search.index import K1, B, Index, Page, PageError, words
-from paddock.envs.search.pages import facts_in, read_back, write_pages
+from paddock.envs import EnvError, make, run_rollout
+from paddock.envs.search.bm25 import K1, B, BM25Index, PageError, WebPage, tokenize_words
+from paddock.envs.search.knowledge_graph import Fact, Hop, KnowledgeGraph, generate_graph
+from paddock.envs.search.pages import parse_facts, parse_graph, write_pages
 from paddock.envs.search.questions import (
-    Question,
-    Trial,
-    draw_questions,
-    reason_to_drop,
-    wrong_in,
+    MultiHopQuestion,
+    QuestionProbe,
+    filter_reason,
+    find_inconsistency,
+    generate_questions,
 )
-from paddock.envs.search.tools import PART, search_tools
-from paddock.envs.tools import answer_calls
+from paddock.envs.search.tools import CHARS_PER_VIEW, search_tools
+from paddock.envs.tools import execute_tool_calls
 from paddock.records import Message, ToolCall
 from tests.envs.soundness import always, check_sound, check_tasks, pass_rate, rewards
 
@@ -31,19 +31,19 @@ text_of = st.lists(
 
 
 def pages_of(texts):
-    return [Page(id=f"p{n}", title="", text=" ".join(text)) for n, text in enumerate(texts)]
+    return [WebPage(id=f"p{n}", title="", text=" ".join(text)) for n, text in enumerate(texts)]
 
 
 def by_definition(pages, query):
     """BM25 word for word: the score of each page."""
-    lists = [words(f"{page.title} {page.text}") for page in pages]
+    lists = [tokenize_words(f"{page.title} {page.text}") for page in pages]
     mean = sum(map(len, lists)) / len(lists)
     scores = {}
     for page, found in zip(pages, lists, strict=True):
         count = Counter(found)
         norm = K1 * (1 - B + B * len(found) / mean)
         scores[page.id] = 0.0
-        for term in words(query):
+        for term in tokenize_words(query):
             holders = sum(term in other for other in lists)
             idf = math.log(1 + (len(lists) - holders + 0.5) / (holders + 0.5))
             scores[page.id] += idf * count[term] * (K1 + 1) / (count[term] + norm)
@@ -53,7 +53,7 @@ def by_definition(pages, query):
 @given(st.lists(text_of, min_size=1, max_size=12), text_of, st.integers(1, 5), st.integers(1, 5))
 def test_search_is_bm25_however_pages_came_in(texts, query, batch, k):
     pages, query = pages_of(texts), " ".join(query)
-    index = Index()
+    index = BM25Index()
     for start in range(0, len(pages), batch):
         index.add(pages[start : start + batch])
     scores = by_definition(pages, query)
@@ -67,58 +67,58 @@ def test_search_is_bm25_however_pages_came_in(texts, query, batch, k):
 
 def test_an_index_in_a_folder_grows_and_comes_back(tmp_path):
     pages = pages_of([["oak"], ["oak", "elm"], ["fir"]])
-    index = Index(tmp_path / "index")
+    index = BM25Index(tmp_path / "index")
     index.add(pages[:1])
     index.add(pages[1:])
     found = [(hit.page, hit.score) for hit in index.search("oak fir", 3)]
-    again = Index(tmp_path / "index")
+    again = BM25Index(tmp_path / "index")
     assert len(again) == 3
     assert [(hit.page, hit.score) for hit in again.search("oak fir", 3)] == found
     again.compact()
     assert len(list((tmp_path / "index").iterdir())) == 1
-    third = Index(tmp_path / "index")
+    third = BM25Index(tmp_path / "index")
     assert [(hit.page, hit.score) for hit in third.search("oak fir", 3)] == found
-    third.add([Page(id="new", title="", text="yew")])
-    assert Index(tmp_path / "index").page("new") == Page(id="new", title="", text="yew")
+    third.add([WebPage(id="new", title="", text="yew")])
+    assert BM25Index(tmp_path / "index").page("new") == WebPage(id="new", title="", text="yew")
 
 
 def test_a_page_twice_a_half_written_batch_and_a_broken_folder(tmp_path):
-    index = Index(tmp_path)
+    index = BM25Index(tmp_path)
     index.add(pages_of([["oak"]]))
     with pytest.raises(PageError, match="page 'p0' is there already"):
         index.add(pages_of([["elm"]]))
     (tmp_path / ".000002").mkdir()  # a writer that was killed
-    assert len(Index(tmp_path)) == 1
-    Index(tmp_path).add([Page(id="b", title="", text="elm")])
+    assert len(BM25Index(tmp_path)) == 1
+    BM25Index(tmp_path).add([WebPage(id="b", title="", text="elm")])
     (tmp_path / "000001" / "terms.json").write_text("{")
     with pytest.raises(PageError, match="000001 is no part of an index"):
-        Index(tmp_path)
+        BM25Index(tmp_path)
 
 
 def test_an_empty_index_and_an_unknown_word_find_nothing():
-    assert Index().search("oak") == []
-    index = Index()
+    assert BM25Index().search("oak") == []
+    index = BM25Index()
     index.add(pages_of([["oak"]]))
     assert index.search("elm ???") == []
 
 
 def test_pages_state_the_graph_and_nothing_else():
     rng = random.Random(0)
-    graph = draw_graph(rng, 200)
-    stated = read_back(write_pages(rng, graph))
+    graph = generate_graph(rng, 200)
+    stated = parse_graph(write_pages(rng, graph))
     assert stated.facts == graph.facts
     assert dict(stated.kinds) == dict(graph.kinds)
 
 
 def test_a_large_region_does_not_run_out_of_names():
-    graph = draw_graph(random.Random(0), 9000)
+    graph = generate_graph(random.Random(0), 9000)
     assert sum(kind == "town" for kind in graph.kinds.values()) == 1800
 
 
 def test_questions_start_from_the_rare_and_share_few_facts():
     rng = random.Random(0)
-    graph = draw_graph(rng, 400)
-    questions = draw_questions(rng, graph, hops=3, count=100, uses=2)
+    graph = generate_graph(rng, 400)
+    questions = generate_questions(rng, graph, hops=3, count=100, uses=2)
     assert len(questions) == 100
     mentions = graph.mentions
     median = sorted(mentions.values())[len(mentions) // 2]
@@ -127,12 +127,12 @@ def test_questions_start_from_the_rare_and_share_few_facts():
     assert all(set(question.facts) <= graph.facts for question in questions)
 
 
-BORN, SEAT = Step("born", True), Step("seat", False)
+BORN, SEAT = Hop("born", True), Hop("seat", False)
 FACTS = (Fact("Ada Cor", "born", "Oaktown"), Fact("Elm Works", "seat", "Oaktown"))
 KINDS = {"Ada Cor": "person", "Oaktown": "town", "Elm Works": "company", "Fir Works": "company"}
-GRAPH = Graph(KINDS, frozenset(FACTS))
-QUESTION = Question(start="Ada Cor", steps=(BORN, SEAT), names=("Oaktown", "Elm Works"))
-HARD = Trial(guesses=("Fir Works",) * 8, agent_answer="Fir Works", agent_calls=2)
+GRAPH = KnowledgeGraph(KINDS, frozenset(FACTS))
+QUESTION = MultiHopQuestion(start="Ada Cor", steps=(BORN, SEAT), names=("Oaktown", "Elm Works"))
+HARD = QuestionProbe(guesses=("Fir Works",) * 8, agent_answer="Fir Works", agent_calls=2)
 
 
 def test_a_question_says_its_path():
@@ -140,7 +140,7 @@ def test_a_question_says_its_path():
         "What is the name of the company that has its seat in the town in which Ada Cor was born?"
     )
     assert QUESTION.facts == FACTS
-    assert reason_to_drop(QUESTION, HARD, GRAPH) is None
+    assert filter_reason(QUESTION, HARD, GRAPH) is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_question_says_its_path():
     ],
 )
 def test_the_first_two_filters(change, reason):
-    assert reason_to_drop(QUESTION, replace(HARD, **change), GRAPH) == reason
+    assert filter_reason(QUESTION, replace(HARD, **change), GRAPH) == reason
 
 
 @pytest.mark.parametrize(
@@ -165,46 +165,51 @@ def test_the_first_two_filters(change, reason):
     ],
 )
 def test_the_third_filter_rejects_what_is_not_unique_consistent_or_true(facts, reason):
-    assert reason in wrong_in(QUESTION, Graph(KINDS, frozenset(facts)))
+    assert reason in find_inconsistency(QUESTION, KnowledgeGraph(KINDS, frozenset(facts)))
 
 
 def test_the_third_filter_looks_back_from_every_candidate():
     other = {**KINDS, "Gone Works": "company"}
     facts = frozenset((*FACTS, Fact("Gone Works", "seat", "Elmtown")))
-    assert wrong_in(QUESTION, Graph(other, facts)) is None
+    assert find_inconsistency(QUESTION, KnowledgeGraph(other, facts)) is None
     unlisted = {name: kind for name, kind in KINDS.items() if name != "Elm Works"}
-    assert wrong_in(QUESTION, Graph(unlisted, frozenset(FACTS))) == "candidates that fit: "
+    assert (
+        find_inconsistency(QUESTION, KnowledgeGraph(unlisted, frozenset(FACTS)))
+        == "candidates that fit: "
+    )
 
 
 @pytest.fixture(scope="module")
 def region():
-    return open_world("search", {"hops": 3})
+    return make("search", {"hops": 3})
 
 
 def test_questions_are_sound(region):
     assert region.size("train") >= 150
-    nears = [lambda task, n=n: region.saying(region.problem(task).near[n]) for n in (0, -1)]
+    nears = [
+        lambda task, n=n: region.scripted_answer(region.problem(task).near[n]) for n in (0, -1)
+    ]
     check_sound(region, 150, nears)
     check_sound(region, 30, split="test")
 
 
 def test_what_the_solver_says_it_has_read(region):
     task = region.task(0)
-    episode = asyncio.run(play(region.open(task), region.solver(task)))
+    episode = asyncio.run(run_rollout(region.open(task), region.solver(task)))
     read = " ".join(m.content for m in episode.messages if m.role == "tool")
-    assert set(region.question(task).facts) <= set(facts_in(read))
+    assert set(region.question(task).facts) <= set(parse_facts(read))
 
 
 def test_tasks_are_reproducible_distinct_and_split():
-    check_tasks(lambda: open_world("search", {"hops": 3, "entities": 300, "questions": 300}), 10)
+    check_tasks(lambda: make("search", {"hops": 3, "entities": 300, "questions": 300}), 10)
 
 
 def test_hops_move_the_pass_rate_of_a_player_that_follows_two(region):
-    short = open_world("search", {"hops": 2, "entities": 300, "questions": 200})
+    short = make("search", {"hops": 2, "entities": 300, "questions": 200})
     rates = []
     for world in (short, region):
         tasks = [world.task(index) for index in range(30)]
-        rates.append(pass_rate(world, tasks, lambda t, w=world: w.follower(t, hops=2)))
+        rates.append(pass_rate(world, tasks, lambda t, w=world: w.partial_solver(t, hops=2)))
     assert rates == [1.0, 0.0]
 
 
@@ -218,16 +223,16 @@ def call(tools, name, **arguments):
     reply = Message(
         role="assistant", content="", tool_calls=(ToolCall(id="1", name=name, arguments=arguments),)
     )
-    return asyncio.run(answer_calls(tools, reply))[0].content
+    return asyncio.run(execute_tool_calls(tools, reply))[0].content
 
 
 def test_tools_search_open_and_find():
-    index = Index()
-    long = "Word. " * (PART // 3) + "The end is Here."
+    index = BM25Index()
+    long = "Word. " * (CHARS_PER_VIEW // 3) + "The end is Here."
     index.add(
         [
-            Page(id="a", title="Oak", text="An oak is a tree. It is tall."),
-            Page(id="b", title="Long", text=long),
+            WebPage(id="a", title="Oak", text="An oak is a tree. It is tall."),
+            WebPage(id="b", title="Long", text=long),
         ]
     )
     tools = search_tools(index)
@@ -243,8 +248,8 @@ def test_tools_search_open_and_find():
 
 
 def test_a_page_whose_id_has_brackets_can_be_opened():
-    index = Index()
-    index.add([Page(id=name, title=name, text="Oak.") for name in ("list[int]", "[x]")])
+    index = BM25Index()
+    index.add([WebPage(id=name, title=name, text="Oak.") for name in ("list[int]", "[x]")])
     tools = search_tools(index)
     for said in ("list[int]", "[list[int]]", " [x]", "[[x]]"):
         assert call(tools, "open", page=said).endswith("Oak.")
@@ -258,10 +263,14 @@ def test_pages_and_questions_of_ones_own(tmp_path):
     changes = {"pages": str(tmp_path / "pages"), "train": str(tmp_path / "asked")}
     changes["index"] = str(tmp_path / "index")
     for _ in range(2):  # the second time the page is in the index already
-        world = open_world("search-file", changes)
+        world = make("search-file", changes)
         check_sound(world, 1, [lambda task: always("<answer>3</answer>")])
-        assert [spec.name for spec in world.open(world.task(0)).tools] == ["search", "open", "find"]
-    with pytest.raises(WorldError, match="'pages'"):
-        open_world("search-file", {"train": "x"})
-    with pytest.raises(WorldError, match="no question of 6 hops"):
-        open_world("search", {"hops": 6, "entities": 50, "questions": 1})
+        assert [spec.name for spec in world.make_env(world.task(0)).tools] == [
+            "search",
+            "open",
+            "find",
+        ]
+    with pytest.raises(EnvError, match="'pages'"):
+        make("search-file", {"train": "x"})
+    with pytest.raises(EnvError, match="no question of 6 hops"):
+        make("search", {"hops": 6, "entities": 50, "questions": 1})

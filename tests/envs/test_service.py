@@ -4,12 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from paddock.envs import open_world, play
-from paddock.envs.service.desk import Desk
-from paddock.envs.service.shop import Customer, Line, Order, Product, Shop, ShopError, money
-from paddock.envs.service.wishes import Wish
-from paddock.envs.service.world import User, _granting
-from paddock.envs.tools import answer_calls
+from paddock.envs import make, run_rollout
+from paddock.envs.service.scenarios import CustomerIntent
+from paddock.envs.service.store import (
+    Customer,
+    CustomerOrder,
+    OrderLine,
+    Product,
+    StoreDatabase,
+    StoreError,
+    format_money,
+)
+from paddock.envs.service.store_api import StoreAPI
+from paddock.envs.service.taskset import SimulatedUser, _granting
+from paddock.envs.tools import execute_tool_calls
 from paddock.records import Message, ToolCall
 from tests.envs.soundness import always, check_sound, check_tasks, outcomes, pass_rate, rewards
 
@@ -33,7 +41,7 @@ def forgetful(world):
 
     def player(task):
         scenario = world.scenario(task)
-        return playing(scenario, [*scenario.wishes[:-1], Wish(said="", told="done")])
+        return playing(scenario, [*scenario.wishes[:-1], CustomerIntent(said="", told="done")])
 
     return player
 
@@ -63,7 +71,7 @@ def playing(scenario, wishes):
 
 @pytest.mark.parametrize("level", [1, 2, 3, 5])
 def test_scenarios_are_sound(level):
-    world = open_world("service", {"level": level})
+    world = make("service", {"level": level})
     check_sound(world, 60, [lambda task: always("It is done.")])
     tasks = [world.task(index) for index in range(60)]
     open_ended = [task for task in tasks if not world.scenario(task).wishes[-1].tempting]
@@ -72,20 +80,20 @@ def test_scenarios_are_sound(level):
 
 
 def test_tasks_are_reproducible_distinct_and_split():
-    check_tasks(lambda: open_world("service", {"level": 3}), 200)
+    check_tasks(lambda: make("service", {"level": 3}), 200)
 
 
 def test_level_moves_the_pass_rate_of_a_player_without_principles():
     rates = []
     for level in (1, 3, 5):
-        world = open_world("service", {"level": level})
+        world = make("service", {"level": level})
         rates.append(pass_rate(world, [world.task(n) for n in range(120)], obliging(world)))
     assert rates[0] == 1
     assert 0.9 > rates[1] > rates[2] + 0.1
 
 
 def test_what_must_be_said_counts():
-    world = open_world("service", {"level": 2})
+    world = make("service", {"level": 2})
     tasks = [
         task
         for task in map(world.task, range(60))
@@ -98,18 +106,18 @@ def test_what_must_be_said_counts():
 
 
 def test_an_unfinished_dialogue_is_worth_nothing():
-    world = open_world("service", {"level": 1, "turns": 2})
+    world = make("service", {"level": 1, "turns": 2})
     (outcome,) = outcomes(world, [world.task(0)], lambda task: playing(world.scenario(task), []))
     assert outcome.reward == 0
 
 
 def test_a_customer_gives_the_email_when_asked_and_insists_once():
-    world = open_world("service", {"level": 3})
+    world = make("service", {"level": 3})
     for index in range(40):
         task = world.task(index)
         scenario = world.scenario(task)
         assert scenario.customer.email not in task.messages[1].content
-        episode = asyncio.run(play(world.open(task), world.solver(task)))
+        episode = asyncio.run(run_rollout(world.make_env(task), world.solver(task)))
         heard = [m.content for m in episode.messages if m.role == "user"][1:]
         assert heard[0] == f"It is {scenario.customer.email}."
         pushes = [wish.push for wish in scenario.wishes if wish.push]
@@ -117,34 +125,34 @@ def test_a_customer_gives_the_email_when_asked_and_insists_once():
 
 
 def test_a_customer_says_yes_to_a_question_and_goes_on_after_an_offer_of_help():
-    world = open_world("service", {"level": 1})
+    world = make("service", {"level": 1})
     scenario = world.scenario(world.task(0))
-    user = User(scenario)
-    assert [user.hears("Shall I do that?") for _ in range(3)] == ["Yes, please."] * 2 + [None]
-    user = User(scenario)
-    assert user.hears("Done. Anything else?") is None
+    user = SimulatedUser(scenario)
+    assert [user.respond("Shall I do that?") for _ in range(3)] == ["Yes, please."] * 2 + [None]
+    user = SimulatedUser(scenario)
+    assert user.respond("Done. Anything else?") is None
 
 
 def test_the_solver_reads_what_it_needs_from_tools_that_work():
-    world = open_world("service", {"level": 4})
+    world = make("service", {"level": 4})
     for index in range(20):
         task = world.task(index)
-        episode = asyncio.run(play(world.open(task), world.solver(task)))
+        episode = asyncio.run(run_rollout(world.make_env(task), world.solver(task)))
         results = [m.content for m in episode.messages if m.role == "tool"]
         assert not [text for text in results if text.startswith("error")]
 
 
-SHOP = Shop(
+SHOP = StoreDatabase(
     products={
         "A": Product(sku="A", name="lamp", colour="red", cents=500, stock=1),
         "B": Product(sku="B", name="lamp", colour="blue", cents=700, stock=3),
     },
     customers={"C1": Customer(id="C1", name="Ada", email="ada@example.org")},
     orders={
-        "W1": Order(
+        "W1": CustomerOrder(
             id="W1",
             customer="C1",
-            lines=(Line(sku="A", quantity=2, cents=500),),
+            lines=(OrderLine(sku="A", quantity=2, cents=500),),
             status="pending",
             address="x",
         )
@@ -165,10 +173,10 @@ def worth(shop):
     ("act", "credit", "stock"),
     [
         (lambda shop: shop.cancelled("W1"), 1000, 3),
-        (lambda shop: shop.returned("W1", "A", 1), 500, 2),
-        (lambda shop: shop.returned("W1", "A", 2), 1000, 3),
-        (lambda shop: shop.exchanged("W1", "A", "B"), -400, 3),
-        (lambda shop: shop.readdressed("W1", "y"), 0, 1),
+        (lambda shop: shop.return_goods("W1", "A", 1), 500, 2),
+        (lambda shop: shop.return_goods("W1", "A", 2), 1000, 3),
+        (lambda shop: shop.exchange("W1", "A", "B"), -400, 3),
+        (lambda shop: shop.change_address("W1", "y"), 0, 1),
     ],
 )
 def test_an_action_changes_a_copy_and_loses_nothing(act, credit, stock):
@@ -184,19 +192,19 @@ def test_an_action_changes_a_copy_and_loses_nothing(act, credit, stock):
     [
         (lambda shop: shop.cancelled("W2"), "there is no order 'W2'"),
         (lambda shop: shop.cancelled("W1").cancelled("W1"), "cancelled already"),
-        (lambda shop: shop.returned("W1", "A", 3), "has 2 of A, not 3"),
-        (lambda shop: shop.returned("W1", "B", 1), "has no 'B'"),
-        (lambda shop: shop.exchanged("W1", "A", "Z"), "there is no product 'Z'"),
-        (lambda shop: shop.exchanged("W1", "A", "A"), "only 1 of A are in stock, not 2"),
+        (lambda shop: shop.return_goods("W1", "A", 3), "has 2 of A, not 3"),
+        (lambda shop: shop.return_goods("W1", "B", 1), "has no 'B'"),
+        (lambda shop: shop.exchange("W1", "A", "Z"), "there is no product 'Z'"),
+        (lambda shop: shop.exchange("W1", "A", "A"), "only 1 of A are in stock, not 2"),
     ],
 )
 def test_what_cannot_be_is_refused(act, said):
-    with pytest.raises(ShopError, match=said):
+    with pytest.raises(StoreError, match=said):
         act(SHOP)
 
 
 def test_tools_show_the_database_and_say_what_is_wrong():
-    desk = Desk(SHOP)
+    desk = StoreAPI(SHOP)
 
     def call(name, **arguments):
         reply = Message(
@@ -204,19 +212,19 @@ def test_tools_show_the_database_and_say_what_is_wrong():
             content="",
             tool_calls=(ToolCall(id="1", name=name, arguments=arguments),),
         )
-        return asyncio.run(answer_calls(desk.tools, reply))[0].content
+        return asyncio.run(execute_tool_calls(desk.tools, reply))[0].content
 
     assert json.loads(call("find_customer", email=" Ada@Example.org "))["customer_id"] == "C1"
-    assert json.loads(call("list_orders", customer_id="C1"))[0]["total"] == money(1000)
+    assert json.loads(call("list_orders", customer_id="C1"))[0]["total"] == format_money(1000)
     assert [p["sku"] for p in json.loads(call("find_products", product="red lamps"))] == ["A", "B"]
     assert call("cancel_order", order_id="W9") == "error: there is no order 'W9'"
     assert call("return_goods", order_id="W1", sku="A", quantity=0).startswith("error: return_go")
     assert json.loads(call("cancel_order", order_id="W1"))["status"] == "cancelled"
-    assert desk.shop == SHOP.cancelled("W1")
+    assert desk.shop == SHOP.cancel("W1")
 
 
 def test_rewards_of_the_solver_come_with_their_parts():
-    world = open_world("service", {})
+    world = make("service", {})
     assert rewards(world, [world.task(0)], world.solver) == [1.0]
     (outcome,) = outcomes(world, [world.task(0)], world.solver)
     assert outcome.parts == {"database": 1.0, "told": 1.0, "ended": 1.0}

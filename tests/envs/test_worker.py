@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.envs.worker import WorkerError, Workers, jail_works
+from paddock.envs.worker_pool import WorkerError, WorkerPool, can_isolate
 
 HERE = "tests.envs.test_worker"
 seen = []
@@ -78,7 +78,7 @@ def workers():
     made = []
 
     def make(name, **options):
-        made.append(Workers(f"{HERE}:{name}", **options))
+        made.append(WorkerPool(f"{HERE}:{name}", **options))
         return made[-1]
 
     yield make
@@ -90,7 +90,7 @@ def test_a_call_returns_from_any_loop_and_without_one(workers):
     echoes = workers("echo")
     assert ask(echoes, 1, "é\n", None) == [1, "é\n", None]
     assert ask(echoes, [2]) == [[2]]
-    assert echoes.call_now("x" * 300_000, seconds=20) == ["x" * 300_000]
+    assert echoes.call_blocking("x" * 300_000, seconds=20) == ["x" * 300_000]
 
 
 def test_what_a_library_prints_is_no_answer(workers):
@@ -163,9 +163,9 @@ def test_an_answer_that_brings_the_grader_down_is_told_from_a_broken_grader(
     workers, answer, control, found
 ):
     judging = workers("judge")
-    assert asyncio.run(judging.compare(answer, control=(control,), seconds=20)) == found
+    assert asyncio.run(judging.call_with_control(answer, control=(control,), seconds=20)) == found
     with pytest.raises(WorkerError, match="OverflowError"):
-        asyncio.run(judging.compare("explodes", control=("explodes",), seconds=20))
+        asyncio.run(judging.call_with_control("explodes", control=("explodes",), seconds=20))
 
 
 def test_a_function_that_is_not_there_is_told(workers):
@@ -209,15 +209,15 @@ def family(pid):
 
 def test_processes_end_with_their_workers():
     before = children()
-    workers = Workers(f"{HERE}:echo")
-    workers.call_now(1, seconds=20)
+    workers = WorkerPool(f"{HERE}:echo")
+    workers.call_blocking(1, seconds=20)
     assert len(children() - before) == 1
     del workers
     gc.collect()
     assert children() <= before
 
 
-@pytest.mark.skipif(not jail_works(), reason="bubblewrap does not work here: apt-get install it")
+@pytest.mark.skipif(not can_isolate(), reason="bubblewrap does not work here: apt-get install it")
 def test_a_jailed_worker_cannot_write(workers):
     with pytest.raises(WorkerError, match="Read-only file system"):
         ask(workers("write_outside"))

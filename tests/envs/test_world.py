@@ -3,7 +3,15 @@ from dataclasses import replace
 
 import pytest
 
-from paddock.envs import Stopped, Tool, ToolRefused, WorldError, answer_calls, open_world, play
+from paddock.envs import (
+    EnvError,
+    RolloutFailed,
+    Tool,
+    ToolError,
+    execute_tool_calls,
+    make,
+    run_rollout,
+)
 from paddock.records import Budget, Failure, Message, Task, ToolCall, ToolSpec, Verdict
 
 LIMITS = Budget(turns=3, seconds=5, output_bytes=100)
@@ -52,7 +60,7 @@ async def say(messages, tools):
 
 
 def run(env, policy=say):
-    episode = asyncio.run(play(env, policy))
+    episode = asyncio.run(run_rollout(env, policy))
     assert env.closed == 1
     return episode
 
@@ -88,7 +96,7 @@ def test_what_no_tokenizer_and_no_ledger_can_write_is_mended():
     episode = run(env)
     assert {m.content for m in episode.messages if m.role == "user"} == {"caf\ufffd"}
     assert episode.outcome == Failure(kind="grader", where="grade", what="OSError: caf\ufffd")
-    for step in (Stopped("world", "disk", HALF), TimeoutError(HALF)):
+    for step in (RolloutFailed("world", "disk", HALF), TimeoutError(HALF)):
         outcome = run(Scripted(respond=step)).outcome
         assert outcome.what.encode().endswith("caf\ufffd".encode())
 
@@ -174,13 +182,13 @@ def test_a_time_out_inside_a_step_keeps_its_own_words(step):
 
 
 def test_a_world_may_say_itself_whose_fault_it_was():
-    stop = Stopped("infrastructure", "pull", "no image")
+    stop = RolloutFailed("infrastructure", "pull", "no image")
     assert run(Scripted(start=stop)).outcome == stop.failure
 
 
 def test_a_policy_that_stops_ends_the_episode():
     async def stop(messages, tools):
-        raise Stopped("policy", "context", "full")
+        raise RolloutFailed("policy", "context", "full")
 
     assert run(Scripted(), stop).outcome.is_policy_failure
 
@@ -191,7 +199,7 @@ def test_a_bug_in_a_policy_is_raised_after_closing():
 
     env = Scripted()
     with pytest.raises(KeyError):
-        asyncio.run(play(env, broken))
+        asyncio.run(run_rollout(env, broken))
     assert env.closed == 1
 
 
@@ -199,7 +207,7 @@ def test_cancelling_closes_the_environment():
     env = Scripted(start=asyncio.Event().wait)
 
     async def give_up():
-        attempt = asyncio.create_task(play(env, say))
+        attempt = asyncio.create_task(run_rollout(env, say))
         await asyncio.sleep(0)
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -217,7 +225,7 @@ def test_a_leak_is_told_and_the_verdict_stays():
 
 def test_a_world_that_never_closes_does_not_keep_its_verdict():
     env = Scripted(close=asyncio.Event().wait)
-    episode = asyncio.run(asyncio.wait_for(play(env, say, close_s=0.01), 60))
+    episode = asyncio.run(asyncio.wait_for(run_rollout(env, say, close_s=0.01), 60))
     assert episode.outcome == Verdict(reward=1.0)
     assert episode.leak == "over 0.01 s to close"
 
@@ -243,10 +251,10 @@ def ask(name="look", **arguments):
 def test_a_wrong_call_is_answered_in_words(call, said):
     async def look(key, deep=0):
         if key == "nowhere":
-            raise ToolRefused("no such key")
+            raise ToolError("no such key")
         return f"{key} {deep}"
 
-    (answer,) = asyncio.run(answer_calls([Tool(SPEC, look)], call))
+    (answer,) = asyncio.run(execute_tool_calls([Tool(SPEC, look)], call))
     assert answer == Message(role="tool", content=said, tool_call_id="c1")
 
 
@@ -255,9 +263,9 @@ def test_a_tool_that_gives_no_text_breaks_its_world():
         return len(key)
 
     with pytest.raises(TypeError, match="look gave 3, not text"):
-        asyncio.run(answer_calls([Tool(SPEC, look)], ask(key="oak")))
+        asyncio.run(execute_tool_calls([Tool(SPEC, look)], ask(key="oak")))
 
 
 def test_an_unknown_world_is_named_with_those_there_are():
-    with pytest.raises(WorldError, match="no world is called 'moon'; there are"):
-        open_world("moon")
+    with pytest.raises(EnvError, match="no world is called 'moon'; there are"):
+        make("moon")

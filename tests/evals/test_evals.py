@@ -3,7 +3,7 @@ from random import Random
 
 import pytest
 
-from paddock.envs import Episode, Stopped, play
+from paddock.envs import RolloutFailed, RolloutTrace, run_rollout
 from paddock.evals import EvalError, EvalSettings, evaluate, pass_at, score
 from paddock.records import Budget, Failure, Message, Task, Verdict
 
@@ -16,7 +16,7 @@ def task(index):
 
 
 def episode(outcome, index=0, turns=1):
-    return Episode(task=task(index), messages=(), outcome=outcome, turns=turns, seconds=0.1)
+    return RolloutTrace(task=task(index), messages=(), outcome=outcome, turns=turns, seconds=0.1)
 
 
 def won(reward, **parts):
@@ -74,7 +74,7 @@ def plays(world, reply):
         async def policy(messages, tools):
             return reply(int(messages[0].content.rstrip("?")), number)
 
-        return await play(world.open(task), policy)
+        return await run_rollout(world.open(task), policy)
 
     return attempt
 
@@ -152,7 +152,7 @@ def test_a_bug_in_a_player_ends_the_evaluation():
 
 def test_a_player_that_stops_is_scored_zero():
     def stops(number, attempt):
-        raise Stopped("policy", "context", "full")
+        raise RolloutFailed("policy", "context", "full")
 
     world = Counting()
     found = asyncio.run(evaluate(world, plays(world, stops), EvalSettings(tasks=3)))

@@ -14,8 +14,8 @@ from random import Random
 import torch
 
 from paddock.checkpoint import load_pretrained, save_pretrained
-from paddock.envs.registry import WorldSettings
-from paddock.envs.tools import Tool, answer_calls
+from paddock.envs.registry import EnvSettings
+from paddock.envs.tools import Tool, execute_tool_calls
 from paddock.model import AttentionMetadata, Transformer
 from paddock.records import Budget, Message, Task, ToolCall, ToolSpec, Verdict
 from paddock.text import GlmRenderer, ThinkingKwargs, Tokenizer, train_tokenizer, with_chat_template
@@ -32,13 +32,13 @@ KEEPS = ThinkingKwargs(clear_thinking=False)
 NUMBERS = [str(n) for n in range(10)]
 
 
-class VaultSettings(WorldSettings):
+class VaultSettings(EnvSettings):
     seed: int = 0
     delay_s: float = 0.0  # at most, of a look into a vault
     breaks: float = 0.0  # how often a vault cannot be opened at all
     exits: str = ""  # where in its code sys.exit is called: task, open, grade, aside
 
-    def world(self):
+    def make_taskset(self):
         return VaultWorld(self)
 
     def leave(self, where):
@@ -91,7 +91,7 @@ class VaultEnv:
             self.opened = n == "all"
             return "is open"
 
-        return await answer_calls([Tool(LOOK, look)], reply)
+        return await execute_tool_calls([Tool(LOOK, look)], reply)
 
     async def grade(self):
         self.settings.leave("grade")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paddock.checkpoint.wire import checksums
 from paddock.config import load_recipe, resolve
-from paddock.envs.registry import KINDS, Kind
+from paddock.envs.registry import REGISTRY, EnvSpec
 from paddock.rl.learner import Learner
 from paddock.rl.settings import RLSettings
 from paddock.rl.stages import staged
@@ -41,7 +41,7 @@ ONE_STEP_OFF = ("pace.pipeline_depth=1", "pace.max_staleness=1")
 
 def register():
     """The vault among the worlds, as recipes name them."""
-    KINDS["vault"] = Kind(about="for tests", settings="tests.rl.vault:VaultSettings")
+    REGISTRY["vault"] = EnvSpec(about="for tests", settings="tests.rl.vault:VaultSettings")
 
 
 def recipe_in(folder: Path, start: Path, text: str = RECIPE) -> Path:

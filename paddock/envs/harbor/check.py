@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paddock.envs.env import RolloutFailed
 from paddock.envs.harbor import reward
-from paddock.envs.harbor.failures import TrialStopped
-from paddock.envs.harbor.folder import HarborTask
-from paddock.envs.harbor.seen import seen
+from paddock.envs.harbor.failures import TrialFailed
 from paddock.envs.harbor.settings import SOLUTION, TESTS, HarborSettings
+from paddock.envs.harbor.task import HarborTask
 from paddock.envs.harbor.trial import Trial
-from paddock.envs.sandbox import SandboxError
-from paddock.envs.world import Stopped
+from paddock.envs.harbor.verifier_view import verifier_view
+from paddock.sandbox import SandboxError
 
-PASSED = 1.0
+PASS_REWARD = 1.0
 SMALLEST = 24  # bytes: shorter files are alike by chance
 # Everything an image or a task may have laid somewhere; not the system's own thousands of files.
-LOOK = (
+FIND_FILES_COMMAND = (
     "find / -xdev -type f -size -4096k -not -path '/proc/*' -not -path '/usr/lib/*'"
     " -not -path '/usr/share/*' -not -path '/usr/include/*' -not -path '/usr/bin/*'"
     " -print0 2>/dev/null | xargs -0 -r sha256sum 2>/dev/null"
@@ -26,7 +26,7 @@ LOOK = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TaskCheckReport:
     """What came of checking one task."""
 
     task: str
@@ -37,26 +37,26 @@ class Report:
     notes: tuple[str, ...] = ()
 
     @property
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         return not self.problems
 
 
-async def check(task: HarborTask, settings: HarborSettings) -> Report:
+async def check_task(task: HarborTask, settings: HarborSettings) -> TaskCheckReport:
     problems: list[str] = []
     notes = [*task.notes, *(f"unknown key {name} in task.toml" for name in task.unknown)]
     empty, readable = await _empty(task, settings, problems, notes)
-    if empty is not None and reward.scalar(empty) >= PASSED:
-        problems.append(f"doing nothing is worth {reward.scalar(empty):g}")
+    if empty is not None and reward.scalar_reward(empty) >= PASS_REWARD:
+        problems.append(f"doing nothing is worth {reward.scalar_reward(empty):g}")
     problems += [f"the agent can read {path}" for path in readable]
     solution = None
     if all(step.solution is not None for step in task.steps):
         solution = await _solved(task, settings, problems)
-        if solution is not None and reward.scalar(solution) < PASSED:
+        if solution is not None and reward.scalar_reward(solution) < PASS_REWARD:
             hint = _hint(task, settings)
-            problems.append(f"the solution is worth {reward.scalar(solution):g}{hint}")
+            problems.append(f"the solution is worth {reward.scalar_reward(solution):g}{hint}")
     else:
         notes.append("no solution: that the task can be solved is not shown")
-    return Report(
+    return TaskCheckReport(
         task=task.name,
         solution=solution,
         empty=empty,
@@ -77,16 +77,16 @@ async def _empty(
         assert trial.place is not None
         notes += trial.place.image.notes
         for step in task.steps:
-            await trial.begin(step)
+            await trial.begin_step(step)
             readable += await _given_away(trial, task)
             await trial.verify(step)
             await trial.place.box.exec(["rm", "-rf", TESTS], cwd="/")
-            if not trial.goes_on(step):
+            if not trial.may_continue(step):
                 break
-        return trial.result(), readable
-    except (Stopped, SandboxError) as stop:
+        return trial.total_rewards(), readable
+    except (RolloutFailed, SandboxError) as stop:
         # Tests that do not end without a solution fail nobody, but nothing passes them either.
-        endless = isinstance(stop, TrialStopped) and stop.exception == "VerifierTimeoutError"
+        endless = isinstance(stop, TrialFailed) and stop.exception == "VerifierTimeoutError"
         (notes if endless else problems).append(f"doing nothing came to no verdict: {stop}")
         return None, readable
     finally:
@@ -100,16 +100,16 @@ async def _solved(
     try:
         await trial.start()
         for step in task.steps:
-            await trial.begin(step)
-            done = await trial.solve(step)
+            await trial.begin_step(step)
+            done = await trial.run_oracle(step)
             if done.timed_out:
                 problems.append(f"the solution of {step.label} ran out of time")
             await trial.verify(step)
-            if not trial.goes_on(step):
+            if not trial.may_continue(step):
                 problems.append(f"after the solution of {step.label} no further step is reached")
                 break
-        return trial.result()
-    except (Stopped, SandboxError) as stop:
+        return trial.total_rewards()
+    except (RolloutFailed, SandboxError) as stop:
         problems.append(f"the solution came to no verdict: {stop}")
         return None
     finally:
@@ -118,8 +118,8 @@ async def _solved(
 
 def _hint(task: HarborTask, settings: HarborSettings) -> str:
     """What may be wrong with a solution whose work the tests do not see."""
-    own = any(task.own_verifier(step) is not None for step in task.steps)
-    sees = {seen(task, step, settings) for step in task.steps}
+    own = any(task.separate_verifier(step) is not None for step in task.steps)
+    sees = {verifier_view(task, step, settings) for step in task.steps}
     if own or "files" not in sees:
         return ""
     return (
@@ -132,7 +132,7 @@ async def _given_away(trial: Trial, task: HarborTask) -> list[str]:
     """Files inside with the content of a test or of the solution."""
     assert trial.place is not None
     hidden = set(_hashes(task))
-    found = await trial.place.box.exec(LOOK, cwd="/", timeout_s=120)
+    found = await trial.place.box.exec(FIND_FILES_COMMAND, cwd="/", timeout_s=120)
     rows = [line.partition("  ") for line in found.stdout.splitlines()]
     given = [path for mark, _, path in rows if mark.lstrip("\\") in hidden]
     there = await trial.place.box.exec(f"ls -A {TESTS} {SOLUTION} 2>/dev/null | grep -v :", cwd="/")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paddock.envs.harbor.config import TaskError
+from paddock.envs.harbor.task_config import TaskError
 
 IGNORED = {"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "STOPSIGNAL", "VOLUME", "MAINTAINER", "ONBUILD",
            "HEALTHCHECK"}  # fmt: skip
@@ -22,13 +22,13 @@ BASE_FOLDERS = (("t-bench/", "/app"),)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunInstruction:
     command: str | tuple[str, ...]  # for the shell, or a program with its arguments
     shell: tuple[str, ...] = ("/bin/sh", "-c")
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyInstruction:
     sources: tuple[str, ...]
     target: str
     chmod: str = ""
@@ -38,21 +38,23 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Env:
+class EnvInstruction:
     values: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Workdir:
+class WorkdirInstruction:
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class UserInstruction:
     name: str
 
 
-Instruction = Run | Copy | Env | Workdir | User
+Instruction = (
+    RunInstruction | CopyInstruction | EnvInstruction | WorkdirInstruction | UserInstruction
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class _Reader:
         return TaskError(f"{self.file}: line {said.line}: {what}")
 
     def filled(self, text: str) -> str:
-        return fill(text, self.arguments | self.environment)
+        return substitute_variables(text, self.arguments | self.environment)
 
 
 def read_dockerfile(file: Path) -> Dockerfile:
@@ -124,7 +126,7 @@ def _instructions(text: str) -> Iterator[_Said]:
         yield _Said(first + 1, word.upper(), rest.strip(), texts)
 
 
-def fill(text: str, known: Mapping[str, str]) -> str:
+def substitute_variables(text: str, known: Mapping[str, str]) -> str:
     """Names replaced by values, unknown ones by nothing.
 
     >>> fill("$A-${B:-b}-${A:+a}-\\\\$A", {"A": "x"})
@@ -150,7 +152,9 @@ def _from(reader: _Reader, said: _Said) -> None:
     if not words:
         raise reader.wrong(said, "FROM without an image")
     reader.base = words[0]
-    reader.steps += [Workdir(folder) for part, folder in BASE_FOLDERS if part in reader.base]
+    reader.steps += [
+        WorkdirInstruction(folder) for part, folder in BASE_FOLDERS if part in reader.base
+    ]
 
 
 def _arg(reader: _Reader, said: _Said) -> None:
@@ -172,15 +176,15 @@ def _env(reader: _Reader, said: _Said) -> None:
         raise reader.wrong(said, "ENV wants NAME=value")
     values = tuple((name, reader.filled(value)) for name, value in pairs)
     reader.environment.update(values)
-    reader.steps.append(Env(values))
+    reader.steps.append(EnvInstruction(values))
 
 
 def _workdir(reader: _Reader, said: _Said) -> None:
-    reader.steps.append(Workdir(reader.filled(said.rest.strip("\"'"))))
+    reader.steps.append(WorkdirInstruction(reader.filled(said.rest.strip("\"'"))))
 
 
 def _user(reader: _Reader, said: _Said) -> None:
-    reader.steps.append(User(reader.filled(said.rest).partition(":")[0]))
+    reader.steps.append(UserInstruction(reader.filled(said.rest).partition(":")[0]))
 
 
 def _shell(reader: _Reader, said: _Said) -> None:
@@ -205,7 +209,7 @@ def _run(reader: _Reader, said: _Said) -> None:
     given = "".join(f"{name}={shlex.quote(value)}; " for name, value in reader.arguments.items())
     if isinstance(command, str) and given:
         command = given + command
-    reader.steps.append(Run(command, reader.shell))
+    reader.steps.append(RunInstruction(command, reader.shell))
 
 
 def _copy(reader: _Reader, said: _Said, unpack: bool = False) -> None:
@@ -228,7 +232,7 @@ def _copy(reader: _Reader, said: _Said, unpack: bool = False) -> None:
         if re.match(r"(https?|git)(://|@)", source):
             raise reader.wrong(said, f"{source} would have to be fetched; use RUN")
     chmod, chown = options.get("chmod", ""), options.get("chown", "")
-    reader.steps.append(Copy(plain, target, chmod, chown, unpack, tuple(said.texts)))
+    reader.steps.append(CopyInstruction(plain, target, chmod, chown, unpack, tuple(said.texts)))
 
 
 def _add(reader: _Reader, said: _Said) -> None:

@@ -7,7 +7,7 @@ not punish.
 from dataclasses import dataclass
 from typing import Literal
 
-from paddock.envs.world import Stopped
+from paddock.envs.env import RolloutFailed
 from paddock.records import FailureKind
 
 Cause = Literal[
@@ -23,30 +23,32 @@ Cause = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class FailurePolicy:
     kind: FailureKind | None  # of ours; None: no failure, the attempt is graded
     retry: bool  # another attempt may go better
     graded: bool  # the verifier still runs
     trusted: bool  # its reward may train a policy
 
 
-MEANING: dict[Cause, Meaning] = {
-    "sandbox_failed": Meaning("infrastructure", retry=True, graded=False, trusted=False),
-    "model_provider_failed": Meaning("infrastructure", retry=True, graded=True, trusted=False),
-    "harness_failed": Meaning("world", retry=False, graded=False, trusted=False),
-    "unclassified": Meaning("world", retry=True, graded=True, trusted=False),
-    "agent_exhausted_budget": Meaning(None, retry=False, graded=True, trusted=True),
-    "agent_refused_task": Meaning(None, retry=False, graded=True, trusted=True),
-    "verifier_failed": Meaning("grader", retry=False, graded=True, trusted=False),
-    "cancelled": Meaning("infrastructure", retry=False, graded=False, trusted=False),
+FAILURE_POLICIES: dict[Cause, FailurePolicy] = {
+    "sandbox_failed": FailurePolicy("infrastructure", retry=True, graded=False, trusted=False),
+    "model_provider_failed": FailurePolicy(
+        "infrastructure", retry=True, graded=True, trusted=False
+    ),
+    "harness_failed": FailurePolicy("world", retry=False, graded=False, trusted=False),
+    "unclassified": FailurePolicy("world", retry=True, graded=True, trusted=False),
+    "agent_exhausted_budget": FailurePolicy(None, retry=False, graded=True, trusted=True),
+    "agent_refused_task": FailurePolicy(None, retry=False, graded=True, trusted=True),
+    "verifier_failed": FailurePolicy("grader", retry=False, graded=True, trusted=False),
+    "cancelled": FailurePolicy("infrastructure", retry=False, graded=False, trusted=False),
 }
 
 
-class TrialStopped(Stopped):
+class TrialFailed(RolloutFailed):
     """A failure of a trial, with Harbor's cause and the name Harbor gives such an exception."""
 
     def __init__(self, cause: Cause, exception: str, where: str, what: str) -> None:
-        kind = MEANING[cause].kind
+        kind = FAILURE_POLICIES[cause].kind
         assert kind is not None, f"{cause} is no failure"
         super().__init__(kind, where, what)
         self.cause, self.exception = cause, exception

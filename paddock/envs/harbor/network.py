@@ -8,7 +8,7 @@ Mode = Literal["public", "no-network", "allowlist"]
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-def checked_hosts(hosts: list[str]) -> list[str]:
+def validate_hosts(hosts: list[str]) -> list[str]:
     """Host names, `*.example.com`, addresses and networks, in one spelling.
 
     >>> checked_hosts(["Example.com.", "*.a.org", "10.0.0.0/8", "::1"])
@@ -48,7 +48,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def check_pair(mode: Mode | None, hosts: list[str] | None) -> None:
+def validate_network_mode(mode: Mode | None, hosts: list[str] | None) -> None:
     """Hosts are listed for an allowlist only."""
     if mode != "allowlist" and (hosts if mode is not None else hosts is not None):
         raise ValueError("allowed_hosts needs network_mode = 'allowlist'")

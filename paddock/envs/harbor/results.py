@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paddock.envs.harbor.failures import TrialStopped
-from paddock.envs.harbor.folder import HarborTask, Step
+from paddock.envs.env import RolloutFailed
+from paddock.envs.harbor.failures import TrialFailed
 from paddock.envs.harbor.settings import LOGS, HarborSettings
-from paddock.envs.harbor.trial import Place, Trial
-from paddock.envs.sandbox import SandboxError
-from paddock.envs.world import Stopped
+from paddock.envs.harbor.task import HarborTask, TaskStep
+from paddock.envs.harbor.trial import TaskSandbox, Trial
+from paddock.sandbox import SandboxError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class TrialInfo:
     """What is to be said about a trial besides its files."""
 
     name: str
     agent: str
     started: datetime
     finished: datetime
-    stopped: Stopped | None = None
+    stopped: RolloutFailed | None = None
     log: Sequence[str] = ()
 
 
-async def save_logs(trial: Trial, step: Step, folder: Path) -> None:
+async def save_logs(trial: Trial, step: TaskStep, folder: Path) -> None:
     """A step's logs and artifacts, out of the sandbox, before it is gone."""
     assert trial.place is not None
     place = folder / "steps" / step.name if step.name else folder
@@ -50,7 +50,7 @@ async def save_logs(trial: Trial, step: Step, folder: Path) -> None:
     (place / "artifacts" / "manifest.json").write_text(json.dumps(rows, indent=2))
 
 
-async def _fetch(place: Place, source: str, target: Path) -> bool:
+async def _fetch(place: TaskSandbox, source: str, target: Path) -> bool:
     if target.exists():
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,28 +61,28 @@ async def _fetch(place: Place, source: str, target: Path) -> bool:
     return True
 
 
-def write_results(trial: Trial, settings: HarborSettings, folder: Path, record: Record) -> None:
+def write_results(trial: Trial, settings: HarborSettings, folder: Path, record: TrialInfo) -> None:
     """The files that say what was tried and what came of it."""
     folder.mkdir(parents=True, exist_ok=True)
     task = trial.task
-    rewards = trial.result()
+    rewards = trial.total_rewards()
     result = {
         "task_name": task.name,
         "trial_name": record.name,
         "trial_uri": folder.resolve().as_uri(),
         "source": task.config.source,
-        "task_checksum": digest(task.folder),
+        "task_checksum": task_checksum(task.folder),
         "agent_info": {"name": record.agent, "version": "unknown", "model_info": None},
         "verifier_result": None if rewards is None else {"rewards": dict(rewards)},
         "exception_info": _exception(record.stopped, record.finished),
         "started_at": record.started.isoformat(),
         "finished_at": record.finished.isoformat(),
-        "step_results": _steps(task, trial.rewards) if task.in_steps else None,
+        "step_results": _steps(task, trial.rewards) if task.is_multi_step else None,
     }
     texts: dict[str, object] = {
         "result.json": result,
         "config.json": {"task": {"path": str(task.folder)}, **settings.model_dump(mode="json")},
-        "lock.json": {"task": {"name": task.name, "digest": digest(task.folder)}},
+        "lock.json": {"task": {"name": task.name, "digest": task_checksum(task.folder)}},
     }
     for name, said in texts.items():
         (folder / name).write_text(json.dumps(said, indent=2) + "\n")
@@ -101,10 +101,10 @@ def _steps(
     ]
 
 
-def _exception(stopped: Stopped | None, when: datetime) -> dict[str, str] | None:
+def _exception(stopped: RolloutFailed | None, when: datetime) -> dict[str, str] | None:
     if stopped is None:
         return None
-    name = stopped.exception if isinstance(stopped, TrialStopped) else type(stopped).__name__
+    name = stopped.exception if isinstance(stopped, TrialFailed) else type(stopped).__name__
     return {
         "exception_type": name,
         "exception_message": str(stopped),
@@ -113,7 +113,7 @@ def _exception(stopped: Stopped | None, when: datetime) -> dict[str, str] | None
     }
 
 
-def digest(folder: Path) -> str:
+def task_checksum(folder: Path) -> str:
     """Changes when any file of a task does."""
     mark = hashlib.sha256()
     for path in sorted(folder.rglob("*")):

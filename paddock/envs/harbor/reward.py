@@ -8,7 +8,7 @@ from typing import Literal
 Rewards = Mapping[str, float]
 
 
-class RewardError(ValueError):
+class RewardFileError(ValueError):
     """A verifier that left no reward that can be read."""
 
 
@@ -21,14 +21,14 @@ def parse_json(text: str) -> dict[str, float]:
     paddock.envs.harbor.reward.RewardError: reward.json: inf is no finite number
     """
     if not text:
-        raise RewardError("reward.json: empty")
+        raise RewardFileError("reward.json: empty")
     try:
         said = json.loads(text)
     except ValueError as error:
-        raise RewardError(f"reward.json: {error}") from None
+        raise RewardFileError(f"reward.json: {error}") from None
     table = said if isinstance(said, dict) else {"reward": said}
     if not table:
-        raise RewardError("reward.json: no reward in it")
+        raise RewardFileError("reward.json: no reward in it")
     return {str(name): _number(value, "reward.json") for name, value in table.items()}
 
 
@@ -38,22 +38,22 @@ def parse_text(text: str) -> dict[str, float]:
     {'reward': 0.5}
     """
     if not text:
-        raise RewardError("reward.txt: empty")
+        raise RewardFileError("reward.txt: empty")
     try:
         value = float(text)
     except ValueError:
-        raise RewardError(f"reward.txt: {text.strip()[:40]!r} is no number") from None
+        raise RewardFileError(f"reward.txt: {text.strip()[:40]!r} is no number") from None
     return {"reward": _number(value, "reward.txt")}
 
 
 def _number(value: object, where: str) -> float:
     # To Python True is a number, and Harbor takes it for one.
     if not isinstance(value, int | float) or not isfinite(value):
-        raise RewardError(f"{where}: {value!r} is no finite number".replace("'", '"'))
+        raise RewardFileError(f"{where}: {value!r} is no finite number".replace("'", '"'))
     return float(value)
 
 
-def scalar(rewards: Rewards) -> float:
+def scalar_reward(rewards: Rewards) -> float:
     """One number for training: `reward` if there is one, else the mean of all.
 
     >>> scalar({"correct": 1.0, "fast": 0.0})
@@ -62,7 +62,7 @@ def scalar(rewards: Rewards) -> float:
     return rewards.get("reward", sum(rewards.values()) / len(rewards))
 
 
-def passes(rewards: Rewards | None, least: float | Mapping[str, float] | None) -> bool:
+def meets_min_reward(rewards: Rewards | None, least: float | Mapping[str, float] | None) -> bool:
     """Whether a step is good enough to go on. What is missing is worth less than anything."""
     if least is None:
         return True
@@ -72,7 +72,7 @@ def passes(rewards: Rewards | None, least: float | Mapping[str, float] | None) -
     )
 
 
-def together(
+def combine_step_rewards(
     steps: Sequence[Rewards | None], strategy: Literal["mean", "final"]
 ) -> dict[str, float] | None:
     """What the steps of a task are worth: the last one's rewards, or the mean by key. In a mean a

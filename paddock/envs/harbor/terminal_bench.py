@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paddock.envs.harbor.config import TaskError
-from paddock.envs.harbor.folder import HarborTask
-from paddock.envs.sandbox import system
+from paddock.envs.harbor.task import HarborTask
+from paddock.envs.harbor.task_config import TaskError
+from paddock.sandbox import rootfs
 
 NOTES = "notes.txt"
 VERSION = "2"  # of the conversion: what older ones made is left alone
-APART = {"tests", "solution.sh", "solution.yaml", "run-tests.sh", "task.yaml"}
+HIDDEN_FROM_AGENT = {"tests", "solution.sh", "solution.yaml", "run-tests.sh", "task.yaml"}
 TEST = r"""#!/bin/bash
 # Runs the task's own tests and reads pytest's summary. Without one there is no reward.
 export TEST_DIR=/tests
@@ -34,13 +34,13 @@ awk '
 """
 
 
-def read(folder: Path, read_harbor: Callable[[Path], HarborTask]) -> HarborTask:
+def read_terminal_bench_task(folder: Path, read_harbor: Callable[[Path], HarborTask]) -> HarborTask:
     """The converted task; it is kept and found again while its files stay the same."""
-    target = system.cache().parent / "tasks" / f"{folder.name}-{_mark(folder)}"
+    target = rootfs.cache_dir().parent / "tasks" / f"{folder.name}-{_mark(folder)}"
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=target.parent))
-        convert(folder, made)
+        convert_task(folder, made)
         try:
             made.rename(target)
         except OSError:  # somebody else was faster
@@ -52,7 +52,7 @@ def read(folder: Path, read_harbor: Callable[[Path], HarborTask]) -> HarborTask:
     return replace(found, name=f"terminal-bench/{folder.name}", notes=tuple(notes))
 
 
-def convert(folder: Path, target: Path) -> None:
+def convert_task(folder: Path, target: Path) -> None:
     """Write a terminal-bench 1 task as a Harbor task."""
     said = _yaml(folder / "task.yaml")
     instruction = said.get("instruction") if isinstance(said, dict) else None
@@ -69,7 +69,7 @@ def convert(folder: Path, target: Path) -> None:
         f"[metadata]\ndifficulty = {str(said.get('difficulty', 'unknown'))!r}\n"
     )
     for child in folder.iterdir():
-        if child.name not in APART:
+        if child.name not in HIDDEN_FROM_AGENT:
             _lay(child, target / "environment" / child.name)
     compose = target / "environment" / "docker-compose.yaml"
     if compose.is_file():  # it says how terminal-bench runs its containers; the client is ours

@@ -8,39 +8,50 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paddock.envs.harbor import reward
-from paddock.envs.harbor.build import Image, build, lend_stand_ins, with_stand_ins
-from paddock.envs.harbor.config import Environment, Healthcheck, Seen
-from paddock.envs.harbor.failures import TrialStopped
-from paddock.envs.harbor.folder import HarborTask, Step
-from paddock.envs.harbor.reward import RewardError
-from paddock.envs.harbor.seen import kept, seen, warn
+from paddock.envs.harbor.failures import TrialFailed
+from paddock.envs.harbor.image import (
+    EnvironmentImage,
+    build_image,
+    install_offline_tools,
+    with_offline_path,
+)
+from paddock.envs.harbor.reward import RewardFileError
 from paddock.envs.harbor.settings import (
     LOGS,
     SOLUTION,
     TESTS,
     HarborSettings,
-    box_settings,
-    filled,
+    expand_variables,
+    sandbox_settings,
 )
-from paddock.envs.sandbox import (
+from paddock.envs.harbor.task import HarborTask, TaskStep
+from paddock.envs.harbor.task_config import EnvironmentConfig, HealthcheckConfig, VerifierView
+from paddock.envs.harbor.verifier_view import (
+    verifier_snapshot_filter,
+    verifier_view,
+    warn_forgeable,
+)
+from paddock.sandbox import (
     ExecResult,
+    FilesystemSnapshot,
     Sandbox,
     SandboxError,
-    Snapshot,
-    forget,
+    delete_snapshot,
     open_sandbox,
 )
-from paddock.envs.sandbox.running import PATH
+from paddock.sandbox.supervised import PATH
 
 VERIFIER_LOGS = f"{LOGS}/verifier"
 OUTPUT = f"{VERIFIER_LOGS}/test-stdout.txt"
 FOLDERS = tuple(f"{LOGS}/{name}" for name in ("agent", "verifier", "artifacts"))
 
 
-class Place:
+class TaskSandbox:
     """A sandbox in which a task's programs run, with their folder, variables and user."""
 
-    def __init__(self, box: Sandbox, image: Image, environment: Environment) -> None:
+    def __init__(
+        self, box: Sandbox, image: EnvironmentImage, environment: EnvironmentConfig
+    ) -> None:
         self.box, self.image, self.environment = box, image, environment
         self.env: dict[str, str] = {}
 
@@ -65,23 +76,23 @@ class Place:
         )
 
 
-async def open_place(
+async def open_task_sandbox(
     task: HarborTask,
     folder: Path,
-    environment: Environment,
+    environment: EnvironmentConfig,
     settings: HarborSettings,
-    left: Snapshot | None = None,
-) -> Place:
+    left: FilesystemSnapshot | None = None,
+) -> TaskSandbox:
     """An environment, started and healthy; with what somebody `left`, who has worked in another."""
-    image = await build(task, folder, environment, settings)
-    shape = box_settings(environment, task, settings, image.image)
+    image = await build_image(task, folder, environment, settings)
+    shape = sandbox_settings(environment, task, settings, image.image)
     try:
         box = open_sandbox(shape, *([left] if left else []), *image.base)
-        place = Place(box, image, environment)
-        variables = filled(environment.env, settings.variables, "environment.env")
-        place.env = with_stand_ins({**image.env, **variables}, settings)
+        place = TaskSandbox(box, image, environment)
+        variables = expand_variables(environment.env, settings.env_vars, "environment.env")
+        place.env = with_offline_path({**image.env, **variables}, settings)
         await box.start()
-        await lend_stand_ins(box, settings)
+        await install_offline_tools(box, settings)
         made = await box.exec(["mkdir", "-p", place.workdir, *FOLDERS], cwd="/")
         await box.exec(["chmod", "777", *FOLDERS], cwd="/")
         if not made.ok:
@@ -92,18 +103,18 @@ async def open_place(
         raise _sandbox_failed("start", str(error)) from error
     try:
         if environment.healthcheck is not None and left is None:
-            await healthy(place, environment.healthcheck)
+            await wait_until_healthy(place, environment.healthcheck)
     except BaseException:
         await box.close()
         raise
     return place
 
 
-def _sandbox_failed(where: str, what: str, name: str = "EnvironmentStartError") -> TrialStopped:
-    return TrialStopped("sandbox_failed", name, where, what)
+def _sandbox_failed(where: str, what: str, name: str = "EnvironmentStartError") -> TrialFailed:
+    return TrialFailed("sandbox_failed", name, where, what)
 
 
-async def healthy(place: Place, check: Healthcheck) -> None:
+async def wait_until_healthy(place: TaskSandbox, check: HealthcheckConfig) -> None:
     """Wait until a check passes. Failures in the beginning do not count."""
     began, failures = time.monotonic(), 0
     while True:
@@ -123,21 +134,23 @@ class Trial:
 
     def __init__(self, task: HarborTask, settings: HarborSettings) -> None:
         self.task, self.settings = task, settings
-        self.place: Place | None = None
+        self.place: TaskSandbox | None = None
         self.rewards: list[reward.Rewards | None] = []
-        self.graded_in: Place | None = None  # where the last tests ran, until others do
-        self._left: Snapshot | None = None
+        self.graded_in: TaskSandbox | None = None  # where the last tests ran, until others do
+        self._left: FilesystemSnapshot | None = None
 
     async def start(self) -> None:
         environment = self.task.config.environment
-        self.place = await open_place(self.task, self.task.environment, environment, self.settings)
+        self.place = await open_task_sandbox(
+            self.task, self.task.environment, environment, self.settings
+        )
 
-    def _here(self) -> Place:
+    def _here(self) -> TaskSandbox:
         if self.place is None:
             raise _sandbox_failed("start", "the environment was not started")
         return self.place
 
-    async def begin(self, step: Step) -> None:
+    async def begin_step(self, step: TaskStep) -> None:
         """Lay what a step brings into the working folder, and set it up."""
         place = self._here()
         if step.workdir is not None:
@@ -151,32 +164,34 @@ class Trial:
                     what = f"setup.sh of {step.label}: exit code {done.code}"
                     raise _sandbox_failed("begin", what, "StepSetupError")
         if step.config.healthcheck is not None:
-            await healthy(place, step.config.healthcheck)
+            await wait_until_healthy(place, step.config.healthcheck)
 
-    async def solve(self, step: Step) -> ExecResult:
+    async def run_oracle(self, step: TaskStep) -> ExecResult:
         """Play the task's own solution."""
         if step.solution is None:
-            raise TrialStopped("harness_failed", "SolutionError", "solve", "there is no solution")
+            raise TrialFailed("harness_failed", "SolutionError", "solve", "there is no solution")
         place = self._here()
         await place.box.put(step.solution, SOLUTION)
-        variables = filled(self.task.config.solution.env, self.settings.variables, "solution.env")
-        seconds = self.task.agent(step).timeout_sec or self.settings.sandbox.timeout_s
+        variables = expand_variables(
+            self.task.config.solution.env, self.settings.env_vars, "solution.env"
+        )
+        seconds = self.task.agent_config(step).timeout_sec or self.settings.sandbox.timeout_s
         return await place.exec(
             f"chmod +x {SOLUTION}/solve.sh; bash {SOLUTION}/solve.sh",
             timeout_s=self._times(seconds),
-            user=self.task.agent(step).user,
+            user=self.task.agent_config(step).user,
             env={"DEBIAN_FRONTEND": "noninteractive", **variables},
         )
 
-    async def verify(self, step: Step) -> reward.Rewards:
+    async def verify(self, step: TaskStep) -> reward.Rewards:
         """Run a step's tests and read the rewards they leave. What they exit with means nothing."""
         await self._close_graded()
-        own = self.task.own_verifier(step)
-        sees = seen(self.task, step, self.settings)
+        own = self.task.separate_verifier(step)
+        sees = verifier_view(self.task, step, self.settings)
         if own is not None:
             rewards = await self._verify_apart(step, own)
         elif sees == "processes":
-            warn(self.task, sees)
+            warn_forgeable(self.task, sees)
             self.graded_in = self._here()
             rewards = await self._verify_in(self.graded_in, step)
         else:
@@ -184,14 +199,14 @@ class Trial:
         self.rewards.append(rewards)
         return rewards
 
-    async def _verify_copy(self, step: Step, sees: Seen) -> reward.Rewards:
+    async def _verify_copy(self, step: TaskStep, sees: VerifierView) -> reward.Rewards:
         """In a fresh sandbox with what the agent has left: none of its processes is there."""
-        warn(self.task, sees)
+        warn_forgeable(self.task, sees)
         here = self._here()
         path = here.image.env.get("PATH", PATH)
-        keep = kept(sees, self.task, step, here.workdir, path)
+        keep = verifier_snapshot_filter(sees, self.task, step, here.workdir, path)
         self._left = await here.box.snapshot(keep)
-        self.graded_in = await open_place(
+        self.graded_in = await open_task_sandbox(
             self.task, self.task.environment, here.environment, self.settings, self._left
         )
         return await self._verify_in(self.graded_in, step)
@@ -202,11 +217,11 @@ class Trial:
             await place.box.close()
         left, self._left = self._left, None
         if left is not None:
-            forget(left)
+            delete_snapshot(left)
 
-    async def _verify_apart(self, step: Step, environment: Environment) -> reward.Rewards:
+    async def _verify_apart(self, step: TaskStep, environment: EnvironmentConfig) -> reward.Rewards:
         """In a fresh sandbox, which gets only what the task lists as artifacts."""
-        verifier = self.task.verifier(step)
+        verifier = self.task.verifier_config(step)
         here = self._here()
         for hook in verifier.collect:
             await here.exec(hook.command, timeout_s=self._times(hook.timeout_sec), user=hook.user)
@@ -215,12 +230,12 @@ class Trial:
             if (tests / "Dockerfile").is_file():
                 folder = tests
                 break
-        self.graded_in = await open_place(self.task, folder, environment, self.settings)
+        self.graded_in = await open_task_sandbox(self.task, folder, environment, self.settings)
         await move_artifacts(self.task, step, here, self.graded_in)
         return await self._verify_in(self.graded_in, step)
 
-    async def _verify_in(self, place: Place, step: Step) -> reward.Rewards:
-        verifier = self.task.verifier(step)
+    async def _verify_in(self, place: TaskSandbox, step: TaskStep) -> reward.Rewards:
+        verifier = self.task.verifier_config(step)
         seconds = self._times(verifier.timeout_sec)
         stale = [f"{VERIFIER_LOGS}/reward.json", f"{VERIFIER_LOGS}/reward.txt", TESTS]
         script = f"{TESTS}/{step.script}"
@@ -230,16 +245,16 @@ class Trial:
         await self._upload(place, step)
         for argv in (["chmod", "-R", "a+rX", TESTS], ["chmod", "+x", script]):
             await place.box.exec(argv, cwd="/", user=0)
-        variables = filled(verifier.env, self.settings.variables, "verifier.env")
+        variables = expand_variables(verifier.env, self.settings.env_vars, "verifier.env")
         done = await place.exec(
             f"{script} > {OUTPUT} 2>&1", timeout_s=seconds, user=verifier.user, env=variables
         )
         if done.timed_out:
             what = f"the tests took over {seconds:g} s"
-            raise TrialStopped("verifier_failed", "VerifierTimeoutError", "verify", what)
+            raise TrialFailed("verifier_failed", "VerifierTimeoutError", "verify", what)
         return await self._read(place)
 
-    async def _upload(self, place: Place, step: Step) -> None:
+    async def _upload(self, place: TaskSandbox, step: TaskStep) -> None:
         for attempt in range(2):
             try:
                 for folder in step.tests:
@@ -251,7 +266,7 @@ class Trial:
                 # Whoever filled the machine with processes is not spared its verdict.
                 await place.box.kill()
 
-    async def _read(self, place: Place) -> reward.Rewards:
+    async def _read(self, place: TaskSandbox) -> reward.Rewards:
         for name, parse, exception in (
             ("reward.json", reward.parse_json, "VerifierOutputParseError"),
             ("reward.txt", reward.parse_text, "VerifierOutputParseError"),
@@ -261,33 +276,35 @@ class Trial:
                 return parse(text)
             except FileNotFoundError:
                 continue
-            except RewardError as error:
+            except RewardFileError as error:
                 empty = str(error).endswith("empty")
                 name = "RewardFileEmptyError" if empty else exception
-                raise TrialStopped("verifier_failed", name, "verify", str(error)) from None
+                raise TrialFailed("verifier_failed", name, "verify", str(error)) from None
         what = f"no reward file; the tests said: {await self._tail(place)}"
-        raise TrialStopped("verifier_failed", "RewardFileNotFoundError", "verify", what)
+        raise TrialFailed("verifier_failed", "RewardFileNotFoundError", "verify", what)
 
-    async def _tail(self, place: Place) -> str:
+    async def _tail(self, place: TaskSandbox) -> str:
         with contextlib.suppress(OSError, SandboxError):
             text = (await place.box.read(OUTPUT)).decode(errors="replace")
             lines = [line for line in text.splitlines() if line.strip()]
             return " / ".join(lines[-2:])[-300:] or "nothing"
         return "nothing"
 
-    def goes_on(self, step: Step) -> bool:
+    def may_continue(self, step: TaskStep) -> bool:
         """Whether the steps after this one may be tried."""
-        return reward.passes(self.rewards[-1] if self.rewards else None, step.config.min_reward)
+        return reward.meets_min_reward(
+            self.rewards[-1] if self.rewards else None, step.config.min_reward
+        )
 
-    def result(self) -> reward.Rewards | None:
+    def total_rewards(self) -> reward.Rewards | None:
         """What all steps together are worth."""
-        if not self.task.in_steps:
+        if not self.task.is_multi_step:
             return self.rewards[-1] if self.rewards else None
         strategy = self.task.config.multi_step_reward_strategy or "mean"
-        return reward.together(self.rewards, strategy)
+        return reward.combine_step_rewards(self.rewards, strategy)
 
     def _times(self, seconds: float) -> float:
-        return seconds * self.settings.time_factor
+        return seconds * self.settings.timeout_multiplier
 
     async def close(self) -> None:
         await self._close_graded()
@@ -295,7 +312,9 @@ class Trial:
             await self.place.box.close()
 
 
-async def move_artifacts(task: HarborTask, step: Step, here: Place, there: Place) -> None:
+async def move_artifacts(
+    task: HarborTask, step: TaskStep, here: TaskSandbox, there: TaskSandbox
+) -> None:
     """What the agent published, to where the verifier looks for it: the same paths."""
     sources = dict.fromkeys([f"{LOGS}/artifacts", *(each.source for each in task.artifacts(step))])
     for source in sources:

@@ -4,5 +4,5 @@ circuit.py  gates and their values
 clues.py    clues until one solution is left
 knights.py  knights and knaves
 order.py    books on a shelf, houses in a street
-world.py    the world `logic`
+taskset.py  the world `logic`
 """

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from paddock.envs.problems import Problem
+from paddock.envs.datasets import QAExample
 
 _GATES = {
     "AND": lambda a, b: a and b,
@@ -13,7 +13,7 @@ _GATES = {
 }
 
 
-def circuit(rng: Random, level: int) -> Problem:
+def generate_circuit(rng: Random, level: int) -> QAExample:
     """Four inputs and 3 gates a level, each fed by what stands before it; the last gates, as many
     as the level and one, are asked for."""
     inputs = [f"i{n}" for n in range(1, 5)]
@@ -32,7 +32,7 @@ def circuit(rng: Random, level: int) -> Problem:
     )
     bits = [int(values[gate]) for gate in asked]
     flipped = [[bit ^ (at == place) for at, bit in enumerate(bits)] for place in range(len(bits))]
-    return Problem(question=question, answer=_listed(bits), near=tuple(map(_listed, flipped)))
+    return QAExample(question=question, answer=_listed(bits), near=tuple(map(_listed, flipped)))
 
 
 def _listed(bits: list[int]) -> str:

@@ -17,7 +17,7 @@ class Clue(Generic[S]):
     holds: Callable[[S], bool]
 
 
-def enough(clues: Iterable[Clue[S]], solutions: Sequence[S]) -> tuple[Clue[S], ...] | None:
+def minimal_clues(clues: Iterable[Clue[S]], solutions: Sequence[S]) -> tuple[Clue[S], ...] | None:
     """The first of the clues that leave one of the solutions; None if all of them leave more."""
     kept: list[Clue[S]] = []
     left = list(solutions)
@@ -31,7 +31,7 @@ def enough(clues: Iterable[Clue[S]], solutions: Sequence[S]) -> tuple[Clue[S], .
     return tuple(kept) if len(left) == 1 else None
 
 
-def solutions_of(clues: Iterable[Clue[S]], solutions: Sequence[S]) -> list[S]:
+def consistent_solutions(clues: Iterable[Clue[S]], solutions: Sequence[S]) -> list[S]:
     """All that the clues leave."""
     clues = tuple(clues)
     return [solution for solution in solutions if all(clue.holds(solution) for clue in clues)]

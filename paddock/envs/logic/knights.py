@@ -4,21 +4,21 @@ from collections.abc import Callable
 from itertools import product
 from random import Random
 
-from paddock.envs.logic.clues import Clue, solutions_of
-from paddock.envs.problems import Problem
+from paddock.envs.datasets import QAExample
+from paddock.envs.logic.clues import Clue, consistent_solutions
 
 Kinds = tuple[bool, ...]  # of each person: whether a knight
 
 _NAMES = ("Anna", "Bert", "Cora", "Dina", "Egon", "Fern", "Gwen", "Hugo")
 
 
-def knights(rng: Random, level: int) -> Problem:
+def generate_knights(rng: Random, level: int) -> QAExample:
     """`level` + 1 people, one statement each."""
     names = sorted(rng.sample(_NAMES, level + 1))
     everyone = list(product((True, False), repeat=len(names)))
     while True:
         clues = [_statement(rng, speaker, names) for speaker in range(len(names))]
-        found = solutions_of(clues, everyone)
+        found = consistent_solutions(clues, everyone)
         if len(found) == 1:
             break
     said = " ".join(clue.text for clue in clues)
@@ -27,7 +27,7 @@ def knights(rng: Random, level: int) -> Problem:
         "Who are the knights? Give their names with commas between them, or none."
     )
     near = [kinds for kinds in everyone if kinds != found[0]]
-    return Problem(
+    return QAExample(
         question=question,
         answer=_listed(names, found[0]),
         any_order=True,

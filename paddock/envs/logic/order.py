@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import permutations, product
 from random import Random
 
-from paddock.envs.logic.clues import Clue, enough
-from paddock.envs.problems import Problem
+from paddock.envs.datasets import QAExample
+from paddock.envs.logic.clues import Clue, minimal_clues
 
 Row = tuple[str, ...]  # the things, from left to right
 Street = tuple[Row, ...]  # of each kind of thing, what belongs to each house
@@ -19,11 +19,11 @@ _KINDS = {
 _STREETS = ((3, 2), (3, 3), (4, 2), (4, 3), (5, 2))  # houses and kinds, by level
 
 
-def ordering(rng: Random, level: int) -> Problem:
+def generate_ordering(rng: Random, level: int) -> QAExample:
     """`level` + 2 books on a shelf."""
     things = rng.sample(_BOOKS, level + 2)
     truth = tuple(things)
-    clues = enough(_row_clues(rng, truth), list(permutations(sorted(things))))
+    clues = minimal_clues(_row_clues(rng, truth), list(permutations(sorted(things))))
     assert clues is not None, "a clue for every place leaves one order"
     question = (
         f"{len(things)} books stand on a shelf: {', '.join(sorted(things))}. "
@@ -32,7 +32,7 @@ def ordering(rng: Random, level: int) -> Problem:
     )
     swapped = (truth[1], truth[0], *truth[2:])
     near = (", ".join(truth[::-1]), ", ".join(swapped))
-    return Problem(question=question, answer=", ".join(truth), near=near)
+    return QAExample(question=question, answer=", ".join(truth), near=near)
 
 
 def _row_clues(rng: Random, truth: Row) -> Iterator[Clue[Row]]:
@@ -64,7 +64,7 @@ def _pair_clues(truth: Row, a: str, b: str) -> Iterator[Clue[Row]]:
         )
 
 
-def houses(rng: Random, level: int) -> Problem:
+def generate_houses(rng: Random, level: int) -> QAExample:
     """A street: each house has a person, a pet and, at some levels, a drink."""
     count, kinds = _STREETS[level - 1]
     things = [sorted(rng.sample(words, count)) for words in list(_KINDS.values())[:kinds]]
@@ -72,7 +72,7 @@ def houses(rng: Random, level: int) -> Problem:
     streets: list[Street] = list(product(*(permutations(words) for words in things)))
     clues = list(_street_clues(truth))
     rng.shuffle(clues)
-    kept = enough([*clues, *_exact_clues(truth)], streets)
+    kept = minimal_clues([*clues, *_exact_clues(truth)], streets)
     assert kept is not None, "the house of each leaves one street"
     names = [f"{kind}: {', '.join(w)}" for kind, w in zip(_KINDS, things, strict=False)]
     question = (
@@ -82,7 +82,7 @@ def houses(rng: Random, level: int) -> Problem:
     )
     people, pets = truth[0], truth[1]
     near = (", ".join(pets[::-1] + people), ", ".join(pets + people[1:] + people[:1]))
-    return Problem(question=question, answer=", ".join(pets + people), near=near)
+    return QAExample(question=question, answer=", ".join(pets + people), near=near)
 
 
 def _street_clues(truth: Street) -> Iterator[Clue[Street]]:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from random import Random
 from typing import Literal
 
-from paddock.envs.problems import Problem
+from paddock.envs.datasets import QAExample
 
 Family = Literal[
     "arithmetic", "fractions", "linear", "system", "quadratic", "modular", "percent", "story"
@@ -16,17 +16,17 @@ Family = Literal[
 LEVELS = 5
 
 
-def draw(rng: Random, families: tuple[Family, ...], level: int) -> Problem:
+def generate_example(rng: Random, families: tuple[Family, ...], level: int) -> QAExample:
     """One problem, of a family chosen by chance."""
     return FAMILIES[rng.choice(families)](rng, level)
 
 
-def arithmetic(rng: Random, level: int) -> Problem:
+def arithmetic(rng: Random, level: int) -> QAExample:
     text, value, _ = _expression(rng, level + 1, 10 ** ((level + 2) // 2))
     return _problem(f"What is {text}?", value)
 
 
-def fractions(rng: Random, level: int) -> Problem:
+def fractions(rng: Random, level: int) -> QAExample:
     terms = [Fraction(rng.randint(1, 9), rng.randint(2, 3 + 3 * level)) for _ in range(level + 1)]
     signs = [rng.choice("+-") for _ in terms[1:]]
     text, value = _ratio(terms[0]), terms[0]
@@ -35,7 +35,7 @@ def fractions(rng: Random, level: int) -> Problem:
     return _problem(f"What is {text}? Give a fraction in lowest terms or a whole number.", value)
 
 
-def linear(rng: Random, level: int) -> Problem:
+def linear(rng: Random, level: int) -> QAExample:
     """a x + b = c x + d; from level 3 on a product stands around the left side."""
     most = 4 + 5 * level
     x = Fraction(rng.randint(-most, most), rng.randint(1, level) if level > 1 else 1)
@@ -52,7 +52,7 @@ def linear(rng: Random, level: int) -> Problem:
     return _problem(f"Solve for x: {left} = {_sum([(c, 'x'), (int(d), '')])}", x)
 
 
-def system(rng: Random, level: int) -> Problem:
+def system(rng: Random, level: int) -> QAExample:
     """As many equations as unknowns: two, or three from level 4 on. Their sum is asked."""
     names = "xyz" if level > 3 else "xy"
     most = 3 * level
@@ -70,7 +70,7 @@ def system(rng: Random, level: int) -> Problem:
     return _problem(f"Given {', '.join(lines)}: what is {asked}?", Fraction(sum(values)))
 
 
-def quadratic(rng: Random, level: int) -> Problem:
+def quadratic(rng: Random, level: int) -> QAExample:
     most = 2 + 3 * level
     p = Fraction(rng.randint(-most, most), rng.randint(1, max(1, level - 1)))
     q = Fraction(rng.randint(-most, most), rng.randint(1, max(1, level - 2)))
@@ -81,14 +81,14 @@ def quadratic(rng: Random, level: int) -> Problem:
     )
 
 
-def modular(rng: Random, level: int) -> Problem:
+def modular(rng: Random, level: int) -> QAExample:
     base, power = rng.randint(2, 9 + 10 * level), rng.randint(2, 3**level + 2)
     modulus = rng.randint(5, 10 + 20 * level)
     value = pow(base, power, modulus)
     return _problem(f"What is the remainder when {base}^{power} is divided by {modulus}?", value)
 
 
-def percent(rng: Random, level: int) -> Problem:
+def percent(rng: Random, level: int) -> QAExample:
     start = 100 * rng.randint(2, 8 * level)
     value, steps = Fraction(start), []
     for _ in range(level):
@@ -103,7 +103,7 @@ _PEOPLE = ("Ada", "Ben", "Chi", "Dov", "Eva", "Finn", "Gus", "Hal", "Ida", "Jun"
 _THINGS = ("apples", "books", "coins", "eggs", "lamps", "nails", "pens", "shells", "stamps")
 
 
-def story(rng: Random, level: int) -> Problem:
+def word_problem(rng: Random, level: int) -> QAExample:
     """A word problem of `level` + 1 steps, with one sentence that does not matter from level 3."""
     who, other = rng.sample(_PEOPLE, 2)
     thing = rng.choice(_THINGS)
@@ -142,7 +142,7 @@ def _event(rng: Random, value: int, other: str, thing: str) -> tuple[str, int]:
             )
 
 
-FAMILIES: dict[Family, Callable[[Random, int], Problem]] = {
+FAMILIES: dict[Family, Callable[[Random, int], QAExample]] = {
     "arithmetic": arithmetic,
     "fractions": fractions,
     "linear": linear,
@@ -150,15 +150,15 @@ FAMILIES: dict[Family, Callable[[Random, int], Problem]] = {
     "quadratic": quadratic,
     "modular": modular,
     "percent": percent,
-    "story": story,
+    "story": word_problem,
 }
 
 
-def _problem(question: str, value: Fraction | int, near: tuple[Fraction, ...] = ()) -> Problem:
+def _problem(question: str, value: Fraction | int, near: tuple[Fraction, ...] = ()) -> QAExample:
     value = Fraction(value)
     others = (*near, value + 1, value - 1, -value, value * 10, value / 10)
     wrong = tuple(dict.fromkeys(_ratio(other) for other in others if other != value))
-    return Problem(question=question, answer=_ratio(value), near=wrong)
+    return QAExample(question=question, answer=_ratio(value), near=wrong)
 
 
 def _expression(rng: Random, operations: int, most: int) -> tuple[str, int, bool]:

@@ -1,12 +1,12 @@
 """Three worlds small enough for a model of under a million parameters, and how each is shown.
 
 language.py       words, sums and keys, and the rule that holds an eighth of them out
-demonstration.py  how a world shows what to do
+demonstrations.py  how a world shows what to do
 chain.py          nano-chain: a chain of sums
 tools.py          nano-tools: a store that only tools can see into
 rules.py          nano-rules: a colour, said as the question wants it
 """
 
-from paddock.envs.nano.demonstration import Demonstrates, Manner
+from paddock.envs.nano.demonstrations import DemonstrationStyle, DemonstrationTaskset
 
-__all__ = ["Demonstrates", "Manner"]
+__all__ = ["DemonstrationStyle", "DemonstrationTaskset"]

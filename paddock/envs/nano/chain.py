@@ -12,10 +12,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paddock.envs.nano.demonstration import Manner, corrected, one_reply, replaying
-from paddock.envs.nano.language import OPERATIONS, chain, is_held_out
-from paddock.envs.registry import WorldSettings
-from paddock.envs.world import Policy, Split
+from paddock.envs.env import Policy, Split
+from paddock.envs.nano.demonstrations import (
+    DemonstrationStyle,
+    replay_policy,
+    self_correction,
+    single_turn_dialogue,
+)
+from paddock.envs.nano.language import OPERATIONS, generate_chain, is_held_out
+from paddock.envs.registry import EnvSettings
 from paddock.records import Budget, Dialogue, LossMaskSpan, Message, Task, ToolSpec, Verdict
 
 NAME = "nano-chain"
@@ -23,27 +28,27 @@ LIMITS = Budget(turns=1, seconds=60, output_bytes=1000)
 _STEP = re.compile(r"(\w+ )?(\d) (add|minus) (\d) is (\d)")
 
 
-class ChainSettings(WorldSettings):
-    least: Annotated[int, Field(ge=1, le=4)] = 2  # steps
-    most: Annotated[int, Field(ge=1, le=4)] = 4
+class NanoChainSettings(EnvSettings):
+    min_steps: Annotated[int, Field(ge=1, le=4)] = 2  # steps
+    max_steps: Annotated[int, Field(ge=1, le=4)] = 4
     seed: int = 0
 
-    def world(self) -> "ChainWorld":
-        return ChainWorld(self)
+    def make_taskset(self) -> "NanoChainTaskset":
+        return NanoChainTaskset(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class ArithmeticChain:
     question: str
     work: str
     answer: str
 
 
-class ChainWorld:
+class NanoChainTaskset:
     name = NAME
     styles = ("worked", "terse")
 
-    def __init__(self, settings: ChainSettings) -> None:
+    def __init__(self, settings: NanoChainSettings) -> None:
         self._settings = settings
 
     def size(self, split: Split) -> int | None:  # noqa: ARG002
@@ -51,55 +56,55 @@ class ChainWorld:
 
     def task(self, index: int, split: Split = "train") -> Task:
         name = f"{NAME}/{split}/{index}"
-        ask = Message(role="user", content=self.sums(name).question)
+        ask = Message(role="user", content=self.chain_of(name).question)
         return Task(id=name, env=NAME, messages=(ask,), budget=LIMITS)
 
-    def open(self, task: Task) -> "ChainEnv":
-        return ChainEnv(task, self.sums(task.id).answer)
+    def make_env(self, task: Task) -> "NanoChainEnv":
+        return NanoChainEnv(task, self.chain_of(task.id).answer)
 
-    def sums(self, name: str) -> Sums:
+    def chain_of(self, name: str) -> ArithmeticChain:
         """What belongs to a task, by its id."""
         settings, test = self._settings, name.split("/")[1] == "test"
         chance = Random(f"{name}/{settings.seed}")
         while True:
-            steps = chance.randint(settings.least, max(settings.least, settings.most))
-            asked, work, value = chain(chance, steps=steps)
+            steps = chance.randint(settings.min_steps, max(settings.min_steps, settings.max_steps))
+            asked, work, value = generate_chain(chance, steps=steps)
             question = f"{asked} . Last digit ?"
             if is_held_out(question) == test:
-                return Sums(question, work, str(value))
+                return ArithmeticChain(question, work, str(value))
 
-    def demonstrate(self, task: Task, manner: Manner, chance: Random) -> Dialogue:
-        sums = self.sums(task.id)
+    def demonstrate(self, task: Task, manner: DemonstrationStyle, chance: Random) -> Dialogue:
+        sums = self.chain_of(task.id)
         if not manner.thinks:
-            return one_reply(task, sums.answer, None)
+            return single_turn_dialogue(task, sums.answer, None)
         if manner.style == "terse":
-            return one_reply(task, sums.answer, "easy")
+            return single_turn_dialogue(task, sums.answer, "easy")
         steps, slip = sums.work.split(" , "), ""
         if manner.slips:
             at = chance.randrange(len(steps))
             begun, _, digit = steps[at].rpartition(" ")
             slip = f"{begun} {(int(digit) + chance.randint(1, 9)) % 10}"
-            steps[at] = corrected(slip, steps[at])
-        return one_reply(task, sums.answer, " , ".join(steps), slip)
+            steps[at] = self_correction(slip, steps[at])
+        return single_turn_dialogue(task, sums.answer, " , ".join(steps), slip)
 
     def solver(self, task: Task) -> Policy:
-        return replaying(self.demonstrate(task, Manner(style="worked"), Random(0)))
+        return replay_policy(self.demonstrate(task, DemonstrationStyle(style="worked"), Random(0)))
 
 
-class ChainEnv:
+class NanoChainEnv:
     def __init__(self, task: Task, answer: str) -> None:
         self.task, self._answer = task, answer
         self.tools: tuple[ToolSpec, ...] = ()
         self._said = ""
 
-    async def start(self) -> None:
+    async def reset(self) -> None:
         pass
 
-    async def respond(self, reply: Message) -> tuple[Message, ...]:
+    async def step(self, reply: Message) -> tuple[Message, ...]:
         self._said = reply.content
         return ()
 
-    async def grade(self) -> Verdict:
+    async def score(self) -> Verdict:
         right = float(self._said.strip() == self._answer)
         return Verdict(reward=right, parts={"right": right})
 
@@ -107,7 +112,7 @@ class ChainEnv:
         pass
 
 
-def wrong_sums(dialogue: Dialogue) -> tuple[LossMaskSpan, ...]:
+def find_wrong_steps(dialogue: Dialogue) -> tuple[LossMaskSpan, ...]:
     """A judge for such dialogues: every step whose sum is wrong.
 
     >>> reply = Message(role="assistant", content="8", reasoning="3 minus 5 is 7 , 3 minus 5 is 8")

@@ -42,7 +42,7 @@ def is_held_out(signature: str) -> bool:
     return crc32(signature.encode()) % 8 == 0
 
 
-def chain(chance: Random, *, steps: int) -> tuple[str, str, int]:
+def generate_chain(chance: Random, *, steps: int) -> tuple[str, str, int]:
     """What to take, how it is worked out, and the last digit.
 
     >>> chain(Random(1), steps=2)
@@ -59,7 +59,7 @@ def chain(chance: Random, *, steps: int) -> tuple[str, str, int]:
     return " , ".join(asked), " , ".join(worked), value
 
 
-def entry(chance: Random, name: str, *, held_out: bool = False) -> str:
+def generate_entry(chance: Random, name: str, *, held_out: bool = False) -> str:
     """A value that a key may have: another key to see, or a digit."""
     while True:
         value = f"see {chance.choice(KEYS)}" if chance.random() < 0.5 else f"{chance.randint(0, 9)}"

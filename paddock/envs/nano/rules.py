@@ -18,15 +18,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paddock.envs.nano.demonstration import Manner, corrected, one_reply, replaying
+from paddock.envs.env import Policy, Split
+from paddock.envs.nano.demonstrations import (
+    DemonstrationStyle,
+    replay_policy,
+    self_correction,
+    single_turn_dialogue,
+)
 from paddock.envs.nano.language import COLOUR_OF, COLOURS, NOUNS, is_held_out
-from paddock.envs.registry import WorldSettings
-from paddock.envs.world import Policy, Split
+from paddock.envs.registry import EnvSettings
 from paddock.records import Budget, Dialogue, Message, Task, ToolSpec, Verdict
 
 NAME = "nano-rules"
 LIMITS = Budget(turns=1, seconds=60, output_bytes=1000)
-LONG = 0.4  # what a right answer in too many words is worth
+TOO_LONG_REWARD = 0.4  # what a right answer in too many words is worth
 RULE_SETS = (
     ("in capitals",),
     ("twice",),
@@ -42,16 +47,16 @@ REFUSAL = "no"
 Kind = Literal["form", "forbidden"]  # how to say it, or whether
 
 
-class RulesSettings(WorldSettings):
+class NanoRulesSettings(EnvSettings):
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("form", "forbidden")
-    words: Annotated[int, Field(gt=0)] = 8  # of a reply that is short enough
+    max_words: Annotated[int, Field(gt=0)] = 8  # of a reply that is short enough
     seed: int = 0
 
-    def world(self) -> "RulesWorld":
-        return RulesWorld(self)
+    def make_taskset(self) -> "NanoRulesTaskset":
+        return NanoRulesTaskset(self)
 
 
-def kept(colour: str, rules: tuple[str, ...]) -> str:
+def apply_rules(colour: str, rules: tuple[str, ...]) -> str:
     """The colour as the rules want it.
 
     >>> kept("red", ("twice", "end with done")), kept("red", ("in capitals", "start with ok"))
@@ -67,7 +72,7 @@ def kept(colour: str, rules: tuple[str, ...]) -> str:
     return f"ok {said}" if "start with ok" in rules else said
 
 
-def asked(noun: str, rules: tuple[str, ...]) -> str:
+def build_question(noun: str, rules: tuple[str, ...]) -> str:
     return f"What color is the {noun} ? Answer {' '.join(rules)} ."
 
 
@@ -88,7 +93,7 @@ _EVERY: dict[Kind, list[tuple[str, tuple[str, ...]]]] = {
 @lru_cache(maxsize=16)
 def _problems(kinds: tuple[Kind, ...], split: Split) -> list[tuple[str, tuple[str, ...]]]:
     every = [each for kind in kinds for each in _EVERY[kind]]
-    return [each for each in every if is_held_out(asked(*each)) == (split == "test")]
+    return [each for each in every if is_held_out(build_question(*each)) == (split == "test")]
 
 
 @lru_cache(maxsize=64)
@@ -98,11 +103,11 @@ def _order(count: int, seed: str) -> list[int]:
     return order
 
 
-class RulesWorld:
+class NanoRulesTaskset:
     name = NAME
     styles = ("kept-brief", "kept-long", "plain-brief", "plain-long")
 
-    def __init__(self, settings: RulesSettings) -> None:
+    def __init__(self, settings: NanoRulesSettings) -> None:
         self._settings = settings
 
     def size(self, split: Split) -> int | None:
@@ -110,58 +115,60 @@ class RulesWorld:
 
     def task(self, index: int, split: Split = "train") -> Task:
         name = f"{NAME}/{split}/{index}"
-        ask = Message(role="user", content=asked(*self.problem(name)))
+        ask = Message(role="user", content=build_question(*self.noun_and_rules(name)))
         return Task(id=name, env=NAME, messages=(ask,), budget=LIMITS)
 
-    def open(self, task: Task) -> "RulesEnv":
-        noun, rules = self.problem(task.id)
-        return RulesEnv(task, kept(COLOUR_OF[noun], rules), self._settings.words)
+    def make_env(self, task: Task) -> "NanoRulesEnv":
+        noun, rules = self.noun_and_rules(task.id)
+        return NanoRulesEnv(task, apply_rules(COLOUR_OF[noun], rules), self._settings.max_words)
 
-    def problem(self, name: str) -> tuple[str, tuple[str, ...]]:
+    def noun_and_rules(self, name: str) -> tuple[str, tuple[str, ...]]:
         """What belongs to a task, by its id: the noun and the rules."""
         _, split, index = name.split("/")
         every = _problems(self._settings.kinds, "test" if split == "test" else "train")
         epoch, place = divmod(int(index), len(every))
         return every[_order(len(every), f"{split}/{epoch}/{self._settings.seed}")[place]]
 
-    def demonstrate(self, task: Task, manner: Manner, chance: Random) -> Dialogue:
-        noun, rules = self.problem(task.id)
+    def demonstrate(self, task: Task, manner: DemonstrationStyle, chance: Random) -> Dialogue:
+        noun, rules = self.noun_and_rules(task.id)
         colour = COLOUR_OF[noun]
         obeys = manner.style.startswith("kept")
-        answer = kept(colour, rules) if obeys else colour
+        answer = apply_rules(colour, rules) if obeys else colour
         if not manner.thinks:
-            return one_reply(task, answer, None)
+            return single_turn_dialogue(task, answer, None)
         thought, wrong = f"the {noun} is {colour}", ""
         if manner.slips:
             other = chance.choice([c for c in COLOURS if c != colour])
             wrong = f"the {noun} is {other}"
-            thought = corrected(wrong, thought)
+            thought = self_correction(wrong, thought)
         if manner.style.endswith("long"):
             wish = f" , they want it {' '.join(rules)}" if obeys else ""
             thought += f"{wish} , so I say {answer}"
-        return one_reply(task, answer, thought, wrong)
+        return single_turn_dialogue(task, answer, thought, wrong)
 
     def solver(self, task: Task) -> Policy:
-        return replaying(self.demonstrate(task, Manner(style="kept-brief"), Random(0)))
+        return replay_policy(
+            self.demonstrate(task, DemonstrationStyle(style="kept-brief"), Random(0))
+        )
 
 
-class RulesEnv:
+class NanoRulesEnv:
     def __init__(self, task: Task, answer: str, words: int) -> None:
         self.task, self._answer, self._words = task, answer, words
         self.tools: tuple[ToolSpec, ...] = ()
         self._reply = Message(role="assistant", content="")
 
-    async def start(self) -> None:
+    async def reset(self) -> None:
         pass
 
-    async def respond(self, reply: Message) -> tuple[Message, ...]:
+    async def step(self, reply: Message) -> tuple[Message, ...]:
         self._reply = reply
         return ()
 
-    async def grade(self) -> Verdict:
+    async def score(self) -> Verdict:
         words = len(f"{self._reply.reasoning or ''} {self._reply.content}".split())
         right, short = self._reply.content.strip() == self._answer, words <= self._words
-        reward = (1.0 if short else LONG) if right else 0.0
+        reward = (1.0 if short else TOO_LONG_REWARD) if right else 0.0
         return Verdict(reward=reward, parts={"right": float(right), "short": float(short)})
 
     async def close(self) -> None:

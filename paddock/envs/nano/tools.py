@@ -17,11 +17,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paddock.envs.nano.demonstration import Manner, replaying
-from paddock.envs.nano.language import KEYS, NOUNS, entry, is_held_out
-from paddock.envs.registry import WorldSettings
-from paddock.envs.tools import Tool, answer_calls
-from paddock.envs.world import Policy, Split
+from paddock.envs.env import Policy, Split
+from paddock.envs.nano.demonstrations import DemonstrationStyle, replay_policy
+from paddock.envs.nano.language import KEYS, NOUNS, generate_entry, is_held_out
+from paddock.envs.registry import EnvSettings
+from paddock.envs.tools import Tool, execute_tool_calls
 from paddock.records import (
     Budget,
     Dialogue,
@@ -52,7 +52,9 @@ CALC = _spec("calc", "work out a sum", "sum")
 READ = _spec("read", "read a file", "path")
 SEARCH = _spec("search", "search the store", "query")
 ARGUMENT = {"look": "key", "calc": "sum", "read": "path", "search": "query"}
-LENT: dict[Kind, tuple[ToolSpec, ...]] = {  # by name, as dialogues of several tasks list them
+TOOLS_BY_KIND: dict[
+    Kind, tuple[ToolSpec, ...]
+] = {  # by name, as dialogues of several tasks list them
     "follow": (CALC, LOOK),
     "plus": (CALC, LOOK),
     "file": (CALC, READ),
@@ -60,17 +62,17 @@ LENT: dict[Kind, tuple[ToolSpec, ...]] = {  # by name, as dialogues of several t
 }
 
 
-class ToolsSettings(WorldSettings):
+class NanoToolsSettings(EnvSettings):
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("follow",)
     hops: Annotated[int, Field(ge=1, le=3)] = 3  # look-ups at most
     seed: int = 0
 
-    def world(self) -> "ToolsWorld":
-        return ToolsWorld(self)
+    def make_taskset(self) -> "NanoToolsTaskset":
+        return NanoToolsTaskset(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Puzzle:
+class LookupTask:
     kind: Kind
     question: str
     path: tuple[str, ...]  # what is looked up, in order
@@ -84,11 +86,11 @@ class Puzzle:
         return "search" if self.kind == "search" and name == self.path[0] else "look"
 
 
-class ToolsWorld:
+class NanoToolsTaskset:
     name = NAME
     styles = ("full", "guess")
 
-    def __init__(self, settings: ToolsSettings) -> None:
+    def __init__(self, settings: NanoToolsSettings) -> None:
         self._settings = settings
 
     def size(self, split: Split) -> int | None:  # noqa: ARG002
@@ -96,13 +98,13 @@ class ToolsWorld:
 
     def task(self, index: int, split: Split = "train") -> Task:
         name = f"{NAME}/{split}/{index}"
-        ask = Message(role="user", content=self.puzzle(name).question)
+        ask = Message(role="user", content=self.lookup_task(name).question)
         return Task(id=name, env=NAME, messages=(ask,), budget=LIMITS)
 
-    def open(self, task: Task) -> "ToolsEnv":
-        return ToolsEnv(task, self.puzzle(task.id))
+    def make_env(self, task: Task) -> "NanoToolsEnv":
+        return NanoToolsEnv(task, self.lookup_task(task.id))
 
-    def puzzle(self, name: str) -> Puzzle:
+    def lookup_task(self, name: str) -> LookupTask:
         """What belongs to a task, by its id."""
         test = name.split("/")[1] == "test"
         chance = Random(f"{name}/{self._settings.seed}")
@@ -112,7 +114,7 @@ class ToolsWorld:
             if held_out[-1] if test else not any(held_out):
                 return found
 
-    def _drawn(self, chance: Random) -> Puzzle:
+    def _drawn(self, chance: Random) -> LookupTask:
         kind = chance.choice(self._settings.kinds)
         most = {"plus": 2, "search": 2}.get(kind, 3)
         least = 2 if kind == "search" else 1
@@ -125,9 +127,9 @@ class ToolsWorld:
         value = chance.randint(0, 4 if plus else 9)
         store = {here: f"see {there}" for here, there in pairwise(path)}
         store |= {path[-1]: str(value)}
-        store |= {key: entry(chance, key) for key in keys[hops:]}
+        store |= {key: generate_entry(chance, key) for key in keys[hops:]}
         verb = {"file": "Read", "search": "Search"}.get(kind, "Find")
-        return Puzzle(
+        return LookupTask(
             kind=kind,
             question=f"{verb} {path[0]}{f' plus {plus}' if plus else ''} .",
             path=path,
@@ -136,28 +138,28 @@ class ToolsWorld:
             answer=str(value + plus),
         )
 
-    def demonstrate(self, task: Task, manner: Manner, chance: Random) -> Dialogue:
-        return _Demonstration(task, self.puzzle(task.id), manner).run(chance)
+    def demonstrate(self, task: Task, manner: DemonstrationStyle, chance: Random) -> Dialogue:
+        return _Demonstration(task, self.lookup_task(task.id), manner).run(chance)
 
     def solver(self, task: Task) -> Policy:
-        return replaying(self.demonstrate(task, Manner(style="full"), Random(0)))
+        return replay_policy(self.demonstrate(task, DemonstrationStyle(style="full"), Random(0)))
 
 
-class ToolsEnv:
-    def __init__(self, task: Task, puzzle: Puzzle) -> None:
+class NanoToolsEnv:
+    def __init__(self, task: Task, puzzle: LookupTask) -> None:
         self.task, self._puzzle = task, puzzle
-        self.tools = LENT[puzzle.kind]
+        self.tools = TOOLS_BY_KIND[puzzle.kind]
         self._lent = [Tool(spec, getattr(self, f"_{spec.name}")) for spec in self.tools]
         self._said = ""
 
-    async def start(self) -> None:
+    async def reset(self) -> None:
         pass
 
-    async def respond(self, reply: Message) -> tuple[Message, ...]:
+    async def step(self, reply: Message) -> tuple[Message, ...]:
         self._said = "" if reply.tool_calls else reply.content
-        return await answer_calls(self._lent, reply)
+        return await execute_tool_calls(self._lent, reply)
 
-    async def grade(self) -> Verdict:
+    async def score(self) -> Verdict:
         right = float(self._said.strip() == self._puzzle.answer)
         return Verdict(reward=right, parts={"right": right})
 
@@ -165,26 +167,26 @@ class ToolsEnv:
         pass
 
     async def _look(self, key: str) -> str:
-        return told(self.task.id, self._puzzle, key)
+        return tool_result(self.task.id, self._puzzle, key)
 
     async def _read(self, path: str) -> str:
-        return told(self.task.id, self._puzzle, path)
+        return tool_result(self.task.id, self._puzzle, path)
 
     async def _search(self, query: str) -> str:
-        return told(self.task.id, self._puzzle, query)
+        return tool_result(self.task.id, self._puzzle, query)
 
     async def _calc(self, sum: str) -> str:
-        return worked_out(sum)
+        return evaluate_sum(sum)
 
 
-def told(task: str, puzzle: Puzzle, key: str) -> str:
+def tool_result(task: str, puzzle: LookupTask, key: str) -> str:
     """What a tool says about a key: its value, then a stale one; the same each time."""
     if key not in puzzle.store:
         return f"no entry {key}"
-    return f"is {puzzle.store[key]} , end {entry(Random(f'{task}/{key}'), key)}"
+    return f"is {puzzle.store[key]} , end {generate_entry(Random(f'{task}/{key}'), key)}"
 
 
-def worked_out(text: str) -> str:
+def evaluate_sum(text: str) -> str:
     """
     >>> worked_out("1 + 3"), worked_out("one")
     ('total 4', 'bad sum')
@@ -198,7 +200,7 @@ def worked_out(text: str) -> str:
 class _Demonstration:
     """One puzzle, solved step by step; each thought says again what was just read."""
 
-    def __init__(self, task: Task, puzzle: Puzzle, manner: Manner) -> None:
+    def __init__(self, task: Task, puzzle: LookupTask, manner: DemonstrationStyle) -> None:
         self._task, self._puzzle, self._manner = task, puzzle, manner
         self._messages = list(task.messages)
         self._untrained: list[LossMaskSpan] = []
@@ -211,7 +213,7 @@ class _Demonstration:
             self._solve(chance)
         return Dialogue(
             messages=tuple(self._messages),
-            tools=LENT[puzzle.kind],
+            tools=TOOLS_BY_KIND[puzzle.kind],
             untrained=tuple(self._untrained),
             id=self._task.id,
             source=self._task.env,
@@ -226,11 +228,11 @@ class _Demonstration:
                 wrong = chance.choice([k for k in KEYS if k not in puzzle.store])
                 self._slip(f"{known}{tool} {wrong}", tool, wrong)
                 known = "no , "
-            self._call(f"{known}{tool} {key}", tool, key, told(self._task.id, puzzle, key))
+            self._call(f"{known}{tool} {key}", tool, key, tool_result(self._task.id, puzzle, key))
             known = f"{key} {puzzle.store[key]} , "
         if puzzle.plus:
             asked = f"{puzzle.store[puzzle.path[-1]]} + {puzzle.plus}"
-            result = worked_out(asked)
+            result = evaluate_sum(asked)
             self._call(f"{known}plus {puzzle.plus} , add {asked}", "calc", asked, result)
             known = f"{result} , "
         self._reply(known.removesuffix(" , "), content=puzzle.answer)
@@ -238,7 +240,7 @@ class _Demonstration:
     def _slip(self, thought: str, tool: str, wrong: str) -> None:
         """A wrong call, its thought and the answer to it; the reply is marked."""
         self._untrained.append(LossMaskSpan(message=len(self._messages)))
-        self._call(thought, tool, wrong, told(self._task.id, self._puzzle, wrong))
+        self._call(thought, tool, wrong, tool_result(self._task.id, self._puzzle, wrong))
 
     def _call(self, thought: str, tool: str, value: str, result: str) -> None:
         name = f"call_{len(self._messages)}"

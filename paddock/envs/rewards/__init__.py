@@ -3,36 +3,48 @@
 A scorer reads a submission and gives a score, or raises. A reward is made of parts, and the verdict
 has every part on record.
 
-calibrate.py  scorers against answers of known worth
+calibration.py  scorers against answers of known worth
 judge.py      a generative judge
-outcome.py    an outcome model behind HTTP
-post.py       JSON to an endpoint and back
+reward_model.py  an outcome model behind HTTP
+endpoint.py   JSON to an endpoint and back
 rules.py      exact, matches, contains, overlap, length, JSON
-score.py      submission, score, part, and the verdict they make
+reward.py     submission, score, part, and the verdict they make
 settings.py   parts as a recipe says them
 """
 
-from paddock.envs.rewards.calibrate import Agreement, Anchor, Calibrated, agreement, read_anchors
-from paddock.envs.rewards.judge import Judge
-from paddock.envs.rewards.outcome import OutcomeModel
-from paddock.envs.rewards.post import Endpoint, PostFailed
-from paddock.envs.rewards.score import Part, Score, Scorer, Submission, verdict
-from paddock.envs.rewards.settings import PartSettings
+from paddock.envs.rewards.calibration import (
+    CalibratedReward,
+    CalibrationExample,
+    JudgeAgreement,
+    measure_agreement,
+    read_calibration_file,
+)
+from paddock.envs.rewards.endpoint import EndpointError, JsonEndpoint
+from paddock.envs.rewards.judge import LLMJudge
+from paddock.envs.rewards.reward import (
+    RewardFunc,
+    RewardScore,
+    Submission,
+    WeightedReward,
+    combine_rewards,
+)
+from paddock.envs.rewards.reward_model import OutcomeRewardModel
+from paddock.envs.rewards.settings import RewardSettingsUnion
 
 __all__ = [
-    "Agreement",
-    "Anchor",
-    "Calibrated",
-    "Endpoint",
-    "Judge",
-    "OutcomeModel",
-    "Part",
-    "PartSettings",
-    "PostFailed",
-    "Score",
-    "Scorer",
+    "CalibratedReward",
+    "CalibrationExample",
+    "EndpointError",
+    "JsonEndpoint",
+    "JudgeAgreement",
+    "LLMJudge",
+    "OutcomeRewardModel",
+    "RewardFunc",
+    "RewardScore",
+    "RewardSettingsUnion",
     "Submission",
-    "agreement",
-    "read_anchors",
-    "verdict",
+    "WeightedReward",
+    "combine_rewards",
+    "measure_agreement",
+    "read_calibration_file",
 ]

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from paddock.envs.schema import complaint
+from paddock.envs.json_schema import find_violation
 
 
-def exact(text: str, reference: str, *, case: bool = False) -> float:
+def exact_match(text: str, reference: str, *, case: bool = False) -> float:
     """Whether both are the same words, however they are spaced.
 
     >>> exact(" The  oak ", "the oak"), exact("The oak", "the oak", case=True)
@@ -19,12 +19,12 @@ def exact(text: str, reference: str, *, case: bool = False) -> float:
     return float(pair[0] == pair[1] if case else pair[0].lower() == pair[1].lower())
 
 
-def matches(text: str, pattern: str) -> float:
+def regex_match(text: str, pattern: str) -> float:
     """Whether the pattern is somewhere in the text."""
     return float(re.search(pattern, text, re.MULTILINE) is not None)
 
 
-def contains(text: str, words: Sequence[str]) -> float:
+def contains_words(text: str, words: Sequence[str]) -> float:
     """The share of the words that occur, in capitals or not.
 
     >>> contains("Oak and elm.", ("oak", "fir"))
@@ -33,7 +33,7 @@ def contains(text: str, words: Sequence[str]) -> float:
     return sum(word.lower() in text.lower() for word in words) / len(words)
 
 
-def overlap(text: str, reference: str) -> float:
+def token_f1(text: str, reference: str) -> float:
     """F1 of the words of both, as question answering measures it.
 
     >>> overlap("the tall oak", "tall oak tree")
@@ -44,7 +44,7 @@ def overlap(text: str, reference: str) -> float:
     return 2 * shared / (len(said) + len(right)) if shared else 0.0
 
 
-def length(text: str, *, full: int, none: int) -> float:
+def length_score(text: str, *, full: int, none: int) -> float:
     """1 up to `full` characters, 0 from `none` on, straight in between.
 
     >>> [length("x" * n, full=10, none=20) for n in (5, 15, 25)]
@@ -53,7 +53,7 @@ def length(text: str, *, full: int, none: int) -> float:
     return min(1.0, max(0.0, (none - len(text)) / (none - full)))
 
 
-def json_in(text: str) -> Any:
+def extract_json(text: str) -> Any:
     """The JSON that a text is, or that its last fence holds. ValueError: there is none."""
     # By splitting: a pattern would take time quadratic in the blank lines of a fence left open.
     fenced = text.split("```")[1 : 2 * (text.count("```") // 2) : 2]
@@ -63,14 +63,14 @@ def json_in(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def json_like(text: str, schema: dict[str, Any]) -> float:
+def matches_json_schema(text: str, schema: dict[str, Any]) -> float:
     """Whether the text holds JSON that the schema allows.
 
     >>> json_like('{"n": 1}', {"type": "object", "required": ["n"]}), json_like("n = 1", {})
     (1.0, 0.0)
     """
     try:
-        found = json_in(text)
+        found = extract_json(text)
     except ValueError:
         return 0.0
-    return float(complaint(found, schema, "it") is None)
+    return float(find_violation(found, schema, "it") is None)

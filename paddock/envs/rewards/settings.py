@@ -6,62 +6,68 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from paddock.config import BaseSettings, RequiredFile
+from paddock.envs.json_schema import unsupported_keywords
 from paddock.envs.rewards import rules
-from paddock.envs.rewards.calibrate import ANCHORS, Calibrated, read_anchors
-from paddock.envs.rewards.judge import Judge
-from paddock.envs.rewards.outcome import OutcomeModel
-from paddock.envs.rewards.post import Endpoint
-from paddock.envs.rewards.score import Part, Score, Scorer, Submission
-from paddock.envs.schema import unknown_words
+from paddock.envs.rewards.calibration import (
+    CALIBRATION_FILE_FORMAT,
+    CalibratedReward,
+    read_calibration_file,
+)
+from paddock.envs.rewards.endpoint import JsonEndpoint
+from paddock.envs.rewards.judge import LLMJudge
+from paddock.envs.rewards.reward import RewardFunc, RewardScore, Submission, WeightedReward
+from paddock.envs.rewards.reward_model import OutcomeRewardModel
 
 
 class _Part(BaseSettings):
     name: str = ""  # in the verdict; the kind, if it is left out
     weight: float = 1.0
-    needed: bool = False  # a zero here is a zero in all
+    gate: bool = False  # a zero here is a zero in all
 
-    def scorer(self) -> Scorer:
+    def make_reward_func(self) -> RewardFunc:
         raise NotImplementedError
 
     def data_files(self) -> tuple[RequiredFile, ...]:
         """The files that it reads."""
         return ()
 
-    def part(self) -> Part:
+    def make_reward(self) -> WeightedReward:
         name = self.name or str(getattr(self, "kind"))  # noqa: B009
-        return Part(name=name, scorer=self.scorer(), weight=self.weight, needed=self.needed)
+        return WeightedReward(
+            name=name, scorer=self.make_reward_func(), weight=self.weight, needed=self.gate
+        )
 
 
 class _Rule(_Part):
-    of: Literal["reply", "answer"] = "reply"  # what is looked at; no answer found scores 0
+    applies_to: Literal["reply", "answer"] = "reply"  # what is looked at; no answer found scores 0
 
     def score(self, text: str, work: Submission) -> float:
         raise NotImplementedError
 
-    def scorer(self) -> Scorer:
-        async def score(work: Submission) -> Score:
-            text = work.reply if self.of == "reply" else work.answer
-            return Score(0.0 if text is None else self.score(text, work))
+    def make_reward_func(self) -> RewardFunc:
+        async def score(work: Submission) -> RewardScore:
+            text = work.reply if self.applies_to == "reply" else work.answer
+            return RewardScore(0.0 if text is None else self.score(text, work))
 
         return score
 
 
-class Exact(_Rule):
+class ExactMatchReward(_Rule):
     kind: Literal["exact"]
-    case: bool = False
+    case_sensitive: bool = False
 
     def score(self, text: str, work: Submission) -> float:
-        return rules.exact(text, work.reference, case=self.case)
+        return rules.exact_match(text, work.reference, case=self.case_sensitive)
 
 
-class Overlap(_Rule):
+class TokenF1Reward(_Rule):
     kind: Literal["overlap"]
 
     def score(self, text: str, work: Submission) -> float:
-        return rules.overlap(text, work.reference)
+        return rules.token_f1(text, work.reference)
 
 
-class Matches(_Rule):
+class RegexReward(_Rule):
     """Also a format: `pattern = "(?s)^<think>.*</think>.+"`."""
 
     kind: Literal["matches"]
@@ -77,112 +83,127 @@ class Matches(_Rule):
         return pattern
 
     def score(self, text: str, work: Submission) -> float:  # noqa: ARG002
-        return rules.matches(text, self.pattern)
+        return rules.regex_match(text, self.pattern)
 
 
-class Contains(_Rule):
+class ContainsReward(_Rule):
     kind: Literal["contains"]
     words: tuple[str, ...] = Field(min_length=1)
 
     def score(self, text: str, work: Submission) -> float:  # noqa: ARG002
-        return rules.contains(text, self.words)
+        return rules.contains_words(text, self.words)
 
 
-class Length(_Rule):
+class LengthReward(_Rule):
     kind: Literal["length"]
-    full: int = Field(ge=0)  # characters up to which the score is 1
-    none: int = Field(ge=1)  # characters from which it is 0
+    full_reward_chars: int = Field(ge=0)  # characters up to which the score is 1
+    zero_reward_chars: int = Field(ge=1)  # characters from which it is 0
 
     @model_validator(mode="after")
-    def _falls(self) -> "Length":
-        if self.none <= self.full:
-            raise ValueError(f"none ({self.none}) must be above full ({self.full})")
+    def _falls(self) -> "LengthReward":
+        if self.zero_reward_chars <= self.full_reward_chars:
+            raise ValueError(
+                f"none ({self.zero_reward_chars}) must be above full ({self.full_reward_chars})"
+            )
         return self
 
     def score(self, text: str, work: Submission) -> float:  # noqa: ARG002
-        return rules.length(text, full=self.full, none=self.none)
+        return rules.length_score(text, full=self.full_reward_chars, none=self.zero_reward_chars)
 
 
-class JsonLike(_Rule):
+class JsonSchemaReward(_Rule):
     kind: Literal["json"]
-    like: dict[str, Any] = Field(default_factory=dict)  # a JSON schema
+    json_schema: dict[str, Any] = Field(default_factory=dict)  # a JSON schema
 
-    @field_validator("like")
+    @field_validator("json_schema")
     @classmethod
     def _understood(cls, like: dict[str, Any]) -> dict[str, Any]:
-        if words := unknown_words(like):
+        if words := unsupported_keywords(like):
             raise ValueError(f"has keywords that are not checked here: {', '.join(words)}")
         return like
 
     def score(self, text: str, work: Submission) -> float:  # noqa: ARG002
-        return rules.json_like(text, self.like)
+        return rules.matches_json_schema(text, self.json_schema)
 
 
 class _Remote(_Part):
     url: str
-    key_file: str = ""
-    seconds: float = Field(60.0, gt=0)
-    tries: int = Field(3, ge=1)
-    anchors: str = ""  # a file of answers of known worth, asked about before the first score
-    least: float = Field(0.8, ge=0, le=1)  # share of the anchors that must agree
+    api_key_file: str = ""
+    timeout_s: float = Field(60.0, gt=0)
+    max_tries: int = Field(3, ge=1)
+    calibration_file: str = (
+        ""  # a file of answers of known worth, asked about before the first score
+    )
+    min_agreement: float = Field(0.8, ge=0, le=1)  # share of the anchors that must agree
 
-    def remote(self, endpoint: Endpoint) -> Scorer:
+    def make_remote_func(self, endpoint: JsonEndpoint) -> RewardFunc:
         raise NotImplementedError
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        key = RequiredFile(path=self.key_file, contains=f"the API key of {self.url}, as text")
-        anchors = RequiredFile(path=self.anchors, contains=ANCHORS)
+        key = RequiredFile(path=self.api_key_file, contains=f"the API key of {self.url}, as text")
+        anchors = RequiredFile(path=self.calibration_file, contains=CALIBRATION_FILE_FORMAT)
         return tuple(file for file in (key, anchors) if file.path)
 
-    def endpoint(self) -> Endpoint:
-        return Endpoint(
-            url=self.url, key_file=self.key_file, seconds=self.seconds, tries=self.tries
+    def endpoint(self) -> JsonEndpoint:
+        return JsonEndpoint(
+            url=self.url, key_file=self.api_key_file, seconds=self.timeout_s, tries=self.max_tries
         )
 
-    def scorer(self) -> Scorer:
-        scorer = self.remote(self.endpoint())
-        if not self.anchors:
+    def make_reward_func(self) -> RewardFunc:
+        scorer = self.make_remote_func(self.endpoint())
+        if not self.calibration_file:
             return scorer
-        return Calibrated(scorer, read_anchors(self.anchors), least=self.least)
+        return CalibratedReward(
+            scorer, read_calibration_file(self.calibration_file), least=self.min_agreement
+        )
 
 
-class OutcomePart(_Remote):
+class RewardModelReward(_Remote):
     kind: Literal["model"]
-    field: str = "score"
-    logit: bool = False
+    score_field: str = "score"
+    is_logit: bool = False
 
-    def remote(self, endpoint: Endpoint) -> Scorer:
-        return OutcomeModel(endpoint=endpoint, field=self.field, logit=self.logit)
+    def make_remote_func(self, endpoint: JsonEndpoint) -> RewardFunc:
+        return OutcomeRewardModel(endpoint=endpoint, field=self.score_field, logit=self.is_logit)
 
 
-class JudgePart(_Remote):
+class JudgeReward(_Remote):
     """`url` is that of the API: https://host/v1."""
 
     kind: Literal["judge"]
     model: str
     rubric: str = Field(min_length=1)
-    lowest: int = 1
-    highest: int = 5
-    votes: int = Field(1, ge=1)
+    min_score: int = 1
+    max_score: int = 5
+    num_votes: int = Field(1, ge=1)
     temperature: float = Field(0.0, ge=0)
     max_tokens: int = Field(1024, ge=1)
 
     @model_validator(mode="after")
-    def _rises(self) -> "JudgePart":
-        if self.highest <= self.lowest:
-            raise ValueError(f"highest ({self.highest}) must be above lowest ({self.lowest})")
+    def _rises(self) -> "JudgeReward":
+        if self.max_score <= self.min_score:
+            raise ValueError(f"highest ({self.max_score}) must be above lowest ({self.min_score})")
         return self
 
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> JsonEndpoint:
         url = f"{self.url.rstrip('/')}/chat/completions"
-        return Endpoint(url=url, key_file=self.key_file, seconds=self.seconds, tries=self.tries)
+        return JsonEndpoint(
+            url=url, key_file=self.api_key_file, seconds=self.timeout_s, tries=self.max_tries
+        )
 
-    def remote(self, endpoint: Endpoint) -> Scorer:
+    def make_remote_func(self, endpoint: JsonEndpoint) -> RewardFunc:
         asked = ("model", "rubric", "lowest", "highest", "votes", "temperature", "max_tokens")
-        return Judge(endpoint=endpoint, **{name: getattr(self, name) for name in asked})
+        return LLMJudge(endpoint=endpoint, **{name: getattr(self, name) for name in asked})
 
 
-PartSettings = Annotated[
-    Exact | Overlap | Matches | Contains | Length | JsonLike | OutcomePart | JudgePart,
+RewardSettingsUnion = Annotated[
+    ExactMatchReward
+    | TokenF1Reward
+    | RegexReward
+    | ContainsReward
+    | LengthReward
+    | JsonSchemaReward
+    | RewardModelReward
+    | JudgeReward,
     Field(discriminator="kind"),
 ]

@@ -6,8 +6,8 @@ from functools import cache, lru_cache
 from random import Random
 from typing import cast, get_args
 
-from paddock.envs.search.graph import RELATIONS, Fact, Graph, Kind
-from paddock.envs.search.index import Page
+from paddock.envs.search.bm25 import WebPage
+from paddock.envs.search.knowledge_graph import RELATIONS, Fact, Kind, KnowledgeGraph
 
 _NAME = r"[A-Z]\w+(?:(?: from)? [A-Z]\w+)*"
 _KIND = re.compile(rf"({_NAME}) is a ({'|'.join(get_args(Kind))})\b")
@@ -21,7 +21,7 @@ _FILLERS = (
 )
 
 
-def write_pages(rng: Random, graph: Graph) -> list[Page]:
+def write_pages(rng: Random, graph: KnowledgeGraph) -> list[WebPage]:
     """A page for each entity. Every fact stands on the page of its subject or of its object, some
     on both, said in one way or another among sentences that say nothing."""
     lines: dict[str, list[str]] = {name: [] for name in graph.kinds}
@@ -35,12 +35,12 @@ def write_pages(rng: Random, graph: Graph) -> list[Page]:
         said = lines[name] + rng.sample(_FILLERS, 3)
         rng.shuffle(said)
         text = " ".join([f"{name} is a {kind} of the region.", *said])
-        pages.append(Page(id=f"p{number}", title=name, text=text))
+        pages.append(WebPage(id=f"p{number}", title=name, text=text))
     return pages
 
 
 @lru_cache(maxsize=4096)
-def facts_in(text: str) -> tuple[Fact, ...]:
+def parse_facts(text: str) -> tuple[Fact, ...]:
     """The facts that a text states.
 
     >>> facts_in("Corabek Dorin was born in Fenadan. Nobody knows more.")
@@ -53,13 +53,13 @@ def facts_in(text: str) -> tuple[Fact, ...]:
     )
 
 
-def read_back(pages: Iterable[Page]) -> Graph:
+def parse_graph(pages: Iterable[WebPage]) -> KnowledgeGraph:
     """The world as the pages tell it."""
     pages = tuple(pages)
-    facts = frozenset(fact for page in pages for fact in facts_in(page.text))
+    facts = frozenset(fact for page in pages for fact in parse_facts(page.text))
     found = [_KIND.match(page.text) for page in pages]
     kinds = {match[1]: cast(Kind, match[2]) for match in found if match}
-    return Graph(kinds, facts)
+    return KnowledgeGraph(kinds, facts)
 
 
 @cache

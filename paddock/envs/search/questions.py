@@ -5,24 +5,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from paddock.envs.search.graph import Fact, Graph, Kind, Step
-from paddock.envs.search.index import Index
-from paddock.envs.search.pages import facts_in
+from paddock.envs.search.bm25 import BM25Index
+from paddock.envs.search.knowledge_graph import Fact, Hop, Kind, KnowledgeGraph
+from paddock.envs.search.pages import parse_facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class MultiHopQuestion:
     """What is reached from `start` by the steps, each of which leads to one thing."""
 
     start: str
-    steps: tuple[Step, ...]
+    steps: tuple[Hop, ...]
     names: tuple[str, ...]  # of what each step leads to; the last is the answer
 
     @property
     def text(self) -> str:
         said = self.start
         for step in self.steps:
-            said = step.said_of(said)
+            said = step.describe(said)
         return f"What is the name of {said}?"
 
     @property
@@ -40,9 +40,9 @@ class Question:
         return tuple(found)
 
 
-def draw_questions(
-    rng: Random, graph: Graph, *, hops: int, count: int, uses: int = 3
-) -> list[Question]:
+def generate_questions(
+    rng: Random, graph: KnowledgeGraph, *, hops: int, count: int, uses: int = 3
+) -> list[MultiHopQuestion]:
     """Up to `count` questions of so many hops that start from what is rarely mentioned. No fact is
     used by more than `uses` of them."""
     mentions = graph.mentions
@@ -50,7 +50,7 @@ def draw_questions(
     starts = [name for name in graph.kinds if mentions[name] <= median]
     used: Counter[Fact] = Counter()
     seen: set[str] = set()
-    questions: list[Question] = []
+    questions: list[MultiHopQuestion] = []
     for _ in range(10 * count):
         if len(questions) == count:
             break
@@ -64,22 +64,22 @@ def draw_questions(
     return questions
 
 
-def _walk(rng: Random, graph: Graph, start: str, hops: int) -> Question | None:
+def _walk(rng: Random, graph: KnowledgeGraph, start: str, hops: int) -> MultiHopQuestion | None:
     here = start
-    steps: list[Step] = []
+    steps: list[Hop] = []
     names: list[str] = []
     for _ in range(hops):
-        ways = [way for way in graph.sure_ways(here) if way[1] not in (start, *names)]
+        ways = [way for way in graph.unique_hops(here) if way[1] not in (start, *names)]
         if not ways:
             return None
         step, here = rng.choice(ways)
         steps.append(step)
         names.append(here)
-    return Question(start=start, steps=tuple(steps), names=tuple(names))
+    return MultiHopQuestion(start=start, steps=tuple(steps), names=tuple(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class QuestionProbe:
     """How a question fared with players that should fail it: answers given without any tool, and
     what an early agent answered after how many tool calls."""
 
@@ -88,7 +88,9 @@ class Trial:
     agent_calls: int
 
 
-def reason_to_drop(question: Question, trial: Trial, stated: Graph, *, few: int = 3) -> str | None:
+def filter_reason(
+    question: MultiHopQuestion, trial: QuestionProbe, stated: KnowledgeGraph, *, few: int = 3
+) -> str | None:
     """Why a question is not worth asking; None: it is. The filters of the paper: a player without
     tools knows the answer in any of its tries; an early agent finds it within a few calls; or it
     does not hold when checked both ways against what the pages state."""
@@ -96,20 +98,20 @@ def reason_to_drop(question: Question, trial: Trial, stated: Graph, *, few: int 
         return "known without tools"
     if trial.agent_answer == question.answer and trial.agent_calls <= few:
         return f"found within {trial.agent_calls} calls"
-    return wrong_in(question, stated)
+    return find_inconsistency(question, stated)
 
 
-def wrong_in(question: Question, stated: Graph) -> str | None:
+def find_inconsistency(question: MultiHopQuestion, stated: KnowledgeGraph) -> str | None:
     """The check both ways, in a graph that was read back from the pages. Ahead: from the start
     every step must lead to the one thing it should. Back: of all candidates of the right kind only
     the answer may lead back to the start."""
     here = question.start
     for step, name in zip(question.steps, question.names, strict=True):
-        reached = stated.reached(here, step)
+        reached = stated.neighbours(here, step)
         if name not in reached:
-            return f"the pages do not say that {step.said_of(here)} is {name}"
+            return f"the pages do not say that {step.describe(here)} is {name}"
         if len(reached) > 1:
-            return f"{step.said_of(here)} is not one but {len(reached)}"
+            return f"{step.describe(here)} is not one but {len(reached)}"
         here = name
     kind = question.steps[-1].leads_to()
     candidates = [name for name, its in stated.kinds.items() if its == kind]
@@ -117,44 +119,48 @@ def wrong_in(question: Question, stated: Graph) -> str | None:
     return None if fit == [question.answer] else f"candidates that fit: {', '.join(fit)}"
 
 
-def _leads_back(stated: Graph, question: Question, candidate: str) -> bool:
+def _leads_back(stated: KnowledgeGraph, question: MultiHopQuestion, candidate: str) -> bool:
     """Whether the steps, taken back from a candidate, can end at the start. A step taken back may
     lead to many; it is enough that one of them fits."""
     here = {candidate}
     for step in reversed(question.steps):
-        back = Step(step.relation, not step.ahead)
-        here = {there for name in here for there in stated.reached(name, back)}
+        back = Hop(step.relation, not step.ahead)
+        here = {there for name in here for there in stated.neighbours(name, back)}
     return question.start in here
 
 
-def guesses(graph: Graph, kind: Kind, tries: int = 8) -> tuple[str, ...]:
+def prior_guesses(graph: KnowledgeGraph, kind: Kind, tries: int = 8) -> tuple[str, ...]:
     """What one who knows the region by hearsay would say: its best-known names of that kind."""
     known = [name for name, _ in graph.mentions.most_common() if graph.kinds[name] == kind]
     return tuple(known[:tries])
 
 
-def early_agent(index: Index, question: Question, calls: int = 3) -> tuple[str, int]:
+def shallow_search_agent(
+    index: BM25Index, question: MultiHopQuestion, calls: int = 3
+) -> tuple[str, int]:
     """What one finds who searches for the whole question, opens the best pages, and takes the first
     thing of the right kind that a page says of what was asked last."""
     last = question.steps[-1]
     made = 1
     for hit in index.search(question.text, k=calls - 1):
         made += 1
-        for fact in facts_in(hit.page.text):
+        for fact in parse_facts(hit.page.text):
             if fact.relation == last.relation:
                 return (fact.object if last.ahead else fact.subject), made
     return "", made
 
 
-def kept(questions: Iterable[Question], index: Index, stated: Graph) -> Iterator[Question]:
+def filter_questions(
+    questions: Iterable[MultiHopQuestion], index: BM25Index, stated: KnowledgeGraph
+) -> Iterator[MultiHopQuestion]:
     """The questions that pass all three filters, tried by the scripted players above."""
-    known = {kind: guesses(stated, kind) for kind in set(stated.kinds.values())}
+    known = {kind: prior_guesses(stated, kind) for kind in set(stated.kinds.values())}
     for question in questions:
-        answer, made = early_agent(index, question)
-        trial = Trial(
+        answer, made = shallow_search_agent(index, question)
+        trial = QuestionProbe(
             guesses=known[question.steps[-1].leads_to()],
             agent_answer=answer,
             agent_calls=made,
         )
-        if reason_to_drop(question, trial, stated) is None:
+        if filter_reason(question, trial, stated) is None:
             yield question

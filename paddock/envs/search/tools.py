@@ -3,15 +3,15 @@
 import re
 from typing import Any
 
-from paddock.envs.search.index import Index, Page, excerpt, words
-from paddock.envs.tools import Run, Tool, ToolRefused
+from paddock.envs.search.bm25 import BM25Index, WebPage, excerpt, tokenize_words
+from paddock.envs.tools import Tool, ToolError, ToolFunc
 from paddock.records import ToolSpec
 
-PART = 4000  # characters of a page that are shown at once
+CHARS_PER_VIEW = 4000  # characters of a page that are shown at once
 _MOST_HITS = 20
 
 
-def search_tools(index: Index) -> tuple[Tool, ...]:
+def search_tools(index: BM25Index) -> tuple[Tool, ...]:
     """Tools over an index; they only read it, so that any number of attempts may share it."""
 
     async def search(query: str, k: int = 5) -> str:
@@ -21,10 +21,10 @@ def search_tools(index: Index) -> tuple[Tool, ...]:
 
     async def open_page(page: str, part: int = 1) -> str:
         found = _page(index, page)
-        parts = -(-len(found.text) // PART) or 1
+        parts = -(-len(found.text) // CHARS_PER_VIEW) or 1
         if part > parts:
-            raise ToolRefused(f"page {page} has {parts} parts, not {part}")
-        shown = found.text[(part - 1) * PART : part * PART]
+            raise ToolError(f"page {page} has {parts} parts, not {part}")
+        shown = found.text[(part - 1) * CHARS_PER_VIEW : part * CHARS_PER_VIEW]
         more = f"\n(part {part} of {parts})" if parts > 1 else ""
         return f"{found.title}\n\n{shown}{more}"
 
@@ -32,7 +32,7 @@ def search_tools(index: Index) -> tuple[Tool, ...]:
         found = _page(index, page)
         lines = [line for line in _sentences(found.text) if text.lower() in line.lower()]
         if not lines:
-            near = excerpt(found.text, words(text))
+            near = excerpt(found.text, tokenize_words(text))
             return f"{text!r} is not on page {page}; nearest: {near}"
         return "\n".join(lines[:_MOST_HITS])
 
@@ -64,13 +64,13 @@ def search_tools(index: Index) -> tuple[Tool, ...]:
     )
 
 
-def _page(index: Index, page_id: str) -> Page:
+def _page(index: BM25Index, page_id: str) -> WebPage:
     """The page of an id, said as it is, in the brackets that search shows it in, or nearly so."""
     shown = page_id.strip().removeprefix("[").removesuffix("]")
     said = (page_id, page_id.strip(), shown, page_id.strip("[] "))
     found = next((page for each in said if (page := index.page(each))), None)
     if found is None:
-        raise ToolRefused(f"there is no page {page_id!r}; search gives ids")
+        raise ToolError(f"there is no page {page_id!r}; search gives ids")
     return found
 
 
@@ -79,7 +79,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _tool(
-    name: str, about: str, properties: dict[str, Any], run: Run, *, required: list[str]
+    name: str, about: str, properties: dict[str, Any], run: ToolFunc, *, required: list[str]
 ) -> Tool:
     schema = {"type": "object", "properties": properties, "required": required}
     return Tool(ToolSpec(name=name, description=about, parameters=schema), run)

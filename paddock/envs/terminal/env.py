@@ -2,10 +2,10 @@
 
 from typing import Protocol
 
-from paddock.envs.sandbox import SandboxError, ShellReply, ShellSession
-from paddock.envs.tools import Tool, ToolRefused, answer_calls
-from paddock.envs.world import Stopped
+from paddock.envs.env import RolloutFailed
+from paddock.envs.tools import Tool, ToolError, execute_tool_calls
 from paddock.records import Message, Task, ToolSpec, Verdict
+from paddock.sandbox import SandboxError, ShellResult, ShellSession
 
 SHELL = ToolSpec(
     name="shell",
@@ -24,18 +24,18 @@ SHELL = ToolSpec(
 )
 
 
-class Site(Protocol):
+class TerminalBackend(Protocol):
     """Where an attempt happens: a sandbox with a task laid out in it."""
 
     async def start(self) -> ShellSession: ...
 
-    async def next(self) -> tuple[Message, ...]:
+    async def next_instruction(self) -> tuple[Message, ...]:
         """The player says that it is done: what it is asked next, or nothing."""
 
-    def time_is_over(self) -> bool:
+    def timed_out(self) -> bool:
         """Whether the player has used up its own time; it is graded all the same."""
 
-    async def grade(self) -> Verdict: ...
+    async def score(self) -> Verdict: ...
 
     async def close(self) -> None: ...
 
@@ -45,47 +45,47 @@ class TerminalEnv:
 
     tools = (SHELL,)
 
-    def __init__(self, task: Task, site: Site, *, command_s: float) -> None:
+    def __init__(self, task: Task, site: TerminalBackend, *, command_s: float) -> None:
         self.task, self.site, self.command_s = task, site, command_s
         self._session: ShellSession | None = None
         self._broken = ""  # why no command can be run any more
 
-    async def start(self) -> None:
+    async def reset(self) -> None:
         try:
             self._session = await self.site.start()
         except SandboxError as error:
-            raise Stopped("infrastructure", "start", str(error)) from error
+            raise RolloutFailed("infrastructure", "start", str(error)) from error
 
-    async def respond(self, reply: Message) -> tuple[Message, ...]:
-        if self.site.time_is_over():
+    async def step(self, reply: Message) -> tuple[Message, ...]:
+        if self.site.timed_out():
             return ()
         if not reply.tool_calls:
-            return await self.site.next()
-        return await answer_calls([Tool(SHELL, self._run)], reply)
+            return await self.site.next_instruction()
+        return await execute_tool_calls([Tool(SHELL, self._run)], reply)
 
     async def _run(self, command: str, timeout_s: float | None = None) -> str:
         assert self._session is not None
         if timeout_s is not None and not timeout_s > 0:
-            raise ToolRefused("shell: argument 'timeout_s' must be above zero")
+            raise ToolError("shell: argument 'timeout_s' must be above zero")
         if self._broken:
             return self._broken
         seconds = min(timeout_s or self.command_s, self.command_s)
         try:
-            return shown(await self._session.run(command, seconds), seconds)
+            return format_output(await self._session.run(command, seconds), seconds)
         except (SandboxError, TimeoutError, ValueError) as error:
             # Whoever breaks its own machine, or the shell's answers, is graded all the same: the
             # site finds out whether it was the player or ours.
             self._broken = f"(the machine is broken: {error})"
             return self._broken
 
-    async def grade(self) -> Verdict:
-        return await self.site.grade()
+    async def score(self) -> Verdict:
+        return await self.site.score()
 
     async def close(self) -> None:
         await self.site.close()
 
 
-def shown(reply: ShellReply, seconds: float) -> str:
+def format_output(reply: ShellResult, seconds: float) -> str:
     """What the player reads.
 
     >>> shown(ShellReply(output="ls: no\\n", code=2, cwd="/"), 5)

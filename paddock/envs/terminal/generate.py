@@ -4,33 +4,33 @@ import shutil
 from collections.abc import Callable, Sequence
 from random import Random
 
-from paddock.envs.terminal import families, families_programs
-from paddock.envs.terminal.puzzle import Goal, Puzzle
+from paddock.envs.terminal import subtasks_files, subtasks_programs
+from paddock.envs.terminal.task import Subtask, TerminalTask
 
-FAMILIES: dict[str, Callable[[Random, int, str], Goal]] = {
-    "files": families.sort_files,
-    "text": families.table,
-    "permissions": families.permissions,
-    "logs": families.logs,
-    "search": families.find_word,
-    "settings": families.settings,
-    "script": families_programs.repair,
-    "archive": families_programs.archive,
-    "git": families_programs.repository,
+FAMILIES: dict[str, Callable[[Random, int, str], Subtask]] = {
+    "files": subtasks_files.sort_files,
+    "text": subtasks_files.table,
+    "permissions": subtasks_files.permissions,
+    "logs": subtasks_files.logs,
+    "search": subtasks_files.find_word,
+    "settings": subtasks_files.settings,
+    "script": subtasks_programs.repair,
+    "archive": subtasks_programs.archive,
+    "git": subtasks_programs.repository,
 }
 NEEDS = {"git": "git"}  # a program that must be there
 
 
-def available() -> tuple[str, ...]:
+def available_families() -> tuple[str, ...]:
     """The families whose programs this machine has."""
     return tuple(name for name in FAMILIES if shutil.which(NEEDS.get(name, "sh")))
 
 
-def puzzle(chance: Random, level: int, names: Sequence[str]) -> Puzzle:
+def generate_task(chance: Random, level: int, names: Sequence[str]) -> TerminalTask:
     """As many goals as the level says, each as large as the level says."""
     goals = []
     for i in range(level):
         name = chance.choice(names)
-        folder = families.words(chance, 1)[0] + (f"{i + 1}" if level > 1 else "")
+        folder = subtasks_files.words(chance, 1)[0] + (f"{i + 1}" if level > 1 else "")
         goals.append(FAMILIES[name](chance, level, folder))
-    return Puzzle(goals=tuple(goals), level=level)
+    return TerminalTask(goals=tuple(goals), level=level)

@@ -1,6 +1,6 @@
 import pytest
 
-from paddock.envs.sandbox import system
+from paddock.sandbox import rootfs
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -8,5 +8,5 @@ def _a_cache_of_our_own(tmp_path_factory):
     """What tests build is not kept in anybody's home."""
     place = tmp_path_factory.mktemp("cache") / "sandbox"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(system, "cache", lambda: place)
+        patch.setattr(rootfs, "cache", lambda: place)
         yield

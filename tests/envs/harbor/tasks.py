@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from paddock.envs.harbor import HarborSettings
-from paddock.envs.sandbox import Limits, SandboxSettings
+from paddock.sandbox import ResourceLimits, SandboxSettings
 
 MIB = 1 << 20
-LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=64 * MIB, processes=128)
-SETTINGS = HarborSettings(sandbox=SandboxSettings(limits=LIMITS), build_network=False)
+LIMITS = ResourceLimits(memory_bytes=256 * MIB, disk_bytes=64 * MIB, max_processes=128)
+SETTINGS = HarborSettings(sandbox=SandboxSettings(limits=LIMITS), allow_internet_in_build=False)
 DOCKERFILE = "FROM debian:12\nWORKDIR /app\nCOPY start.txt .\nRUN echo built > built.txt\n"
 TEST = """#!/bin/bash
 cat > /dev/null

@@ -107,4 +107,4 @@ def test_keys_that_nobody_knows_are_told(file):
 )
 def test_the_older_key_for_the_network_gives_way_to_the_newer(file, text, mode):
     file.write_text(f"[environment]\n{text}")
-    assert read_config(file)[0].environment.network == mode
+    assert read_config(file)[0].environment.effective_network_mode == mode

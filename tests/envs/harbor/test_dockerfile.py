@@ -1,7 +1,14 @@
 import pytest
 
 from paddock.envs.harbor import TaskError
-from paddock.envs.harbor.dockerfile import Copy, Env, Run, User, Workdir, read_dockerfile
+from paddock.envs.harbor.dockerfile import (
+    CopyInstruction,
+    EnvInstruction,
+    RunInstruction,
+    UserInstruction,
+    WorkdirInstruction,
+    read_dockerfile,
+)
 
 
 def steps(tmp_path, text):
@@ -12,24 +19,24 @@ def steps(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "step"),
     [
-        ("RUN a && \\\n  # why\n\n  b", Run("a &&   b")),
-        ('RUN ["a", "b c"]', Run(("a", "b c"))),
-        ("RUN --mount=type=cache,target=/x a", Run("a")),
-        ('SHELL ["/bin/bash", "-lc"]\nRUN a', Run("a", ("/bin/bash", "-lc"))),
-        ("RUN <<END\na\nb\nEND", Run("a\nb\n")),
-        ("RUN cat <<'END' > f\na $b\nEND", Run("cat <<'END' > f\na $b\nEND")),
-        ("run a", Run("a")),
-        ("ARG V=1\nRUN echo $V", Run("V=1; echo $V")),
-        ("ENV A=1 B='two words'", Env((("A", "1"), ("B", "two words")))),
-        ("ENV A one two", Env((("A", "one two"),))),
-        ("ENV A=1\nENV P=$A:${B:-b}", Env((("P", "1:b"),))),
-        ("WORKDIR app", Workdir("app")),
-        ("USER me:us", User("me")),
-        ("COPY a b/ c/", Copy(("a", "b/"), "c/")),
-        ("COPY --chown=a:b --chmod=755 a b", Copy(("a",), "b", "755", "a:b")),
-        ('COPY ["a b", "c"]', Copy(("a b",), "c")),
-        ("ADD x.tar /x", Copy(("x.tar",), "/x", unpack=True)),
-        ("COPY <<EOF /f\nhi\nEOF", Copy((), "/f", texts=(("EOF", "hi\n"),))),
+        ("RUN a && \\\n  # why\n\n  b", RunInstruction("a &&   b")),
+        ('RUN ["a", "b c"]', RunInstruction(("a", "b c"))),
+        ("RUN --mount=type=cache,target=/x a", RunInstruction("a")),
+        ('SHELL ["/bin/bash", "-lc"]\nRUN a', RunInstruction("a", ("/bin/bash", "-lc"))),
+        ("RUN <<END\na\nb\nEND", RunInstruction("a\nb\n")),
+        ("RUN cat <<'END' > f\na $b\nEND", RunInstruction("cat <<'END' > f\na $b\nEND")),
+        ("run a", RunInstruction("a")),
+        ("ARG V=1\nRUN echo $V", RunInstruction("V=1; echo $V")),
+        ("ENV A=1 B='two words'", EnvInstruction((("A", "1"), ("B", "two words")))),
+        ("ENV A one two", EnvInstruction((("A", "one two"),))),
+        ("ENV A=1\nENV P=$A:${B:-b}", EnvInstruction((("P", "1:b"),))),
+        ("WORKDIR app", WorkdirInstruction("app")),
+        ("USER me:us", UserInstruction("me")),
+        ("COPY a b/ c/", CopyInstruction(("a", "b/"), "c/")),
+        ("COPY --chown=a:b --chmod=755 a b", CopyInstruction(("a",), "b", "755", "a:b")),
+        ('COPY ["a b", "c"]', CopyInstruction(("a b",), "c")),
+        ("ADD x.tar /x", CopyInstruction(("x.tar",), "/x", unpack=True)),
+        ("COPY <<EOF /f\nhi\nEOF", CopyInstruction((), "/f", texts=(("EOF", "hi\n"),))),
     ],
 )
 def test_an_instruction(tmp_path, text, step):
@@ -44,7 +51,7 @@ def test_terminal_benchs_base_images_start_in_app(tmp_path):
     (tmp_path / "Dockerfile").write_text("ARG T=2\nFROM ghcr.io/laude-institute/t-bench/u:$T\n")
     found = read_dockerfile(tmp_path / "Dockerfile")
     assert found.base == "ghcr.io/laude-institute/t-bench/u:2"
-    assert found.steps == (Workdir("/app"),)
+    assert found.steps == (WorkdirInstruction("/app"),)
 
 
 @pytest.mark.parametrize(

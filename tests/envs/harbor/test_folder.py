@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from paddock.envs.harbor import TaskError, read_task, task_folders
+from paddock.envs.harbor import TaskError, find_task_folders, read_task
 from tests.envs.harbor.tasks import in_steps, simple, write
 
 
@@ -13,7 +13,7 @@ def test_a_task_is_read_whole(tmp_path):
     assert step.instruction == "Write 42 into answer.txt.\n"
     assert step.script == "test.sh"
     assert step.solution is not None
-    assert task.agent(step).timeout_sec == 60
+    assert task.agent_config(step).timeout_sec == 60
 
 
 def test_steps_bring_their_own_and_share_the_tasks(tmp_path):
@@ -66,6 +66,6 @@ def test_a_folder_of_tasks_is_read_in_order(tmp_path):
     for name in ("b", "a"):
         simple(tmp_path / name)
     write(tmp_path / "none", {"x": ""})
-    assert [folder.name for folder in task_folders(tmp_path)] == ["a", "b"]
+    assert [folder.name for folder in find_task_folders(tmp_path)] == ["a", "b"]
     with pytest.raises(TaskError, match="neither a task"):
-        task_folders(tmp_path / "none")
+        find_task_folders(tmp_path / "none")

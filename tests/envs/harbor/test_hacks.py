@@ -6,10 +6,10 @@ import warnings
 import pytest
 
 from benchmarks.attack_sandbox import HACKS, harbor_settings, reward, write_task
-from paddock.envs.harbor import HarborSettings, TaskError, check, read_task
-from paddock.envs.harbor import seen as seen_module
-from paddock.envs.harbor.seen import seen
-from paddock.envs.harbor.settings import box_settings
+from paddock.envs.harbor import HarborSettings, TaskError, check_task, read_task
+from paddock.envs.harbor import verifier_view as seen_module
+from paddock.envs.harbor.settings import sandbox_settings
+from paddock.envs.harbor.verifier_view import verifier_view
 from tests.envs.harbor.tasks import SETTINGS, simple
 from tests.envs.sandbox.boxes import BOTH, BWRAP
 
@@ -103,8 +103,8 @@ def test_a_task_that_needs_running_processes_names_it(backend, tmp_path):
 def test_a_task_names_system_calls_that_it_needs(tmp_path):
     toml = '[metadata.paddock]\nallow = ["ptrace"]\n'
     task = read_task(simple(tmp_path / "a", task_DOT_toml=toml))
-    shape = box_settings(task.config.environment, task, HarborSettings())
-    assert shape.allow == ("ptrace",)
+    shape = sandbox_settings(task.config.environment, task, HarborSettings())
+    assert shape.allow_syscalls == ("ptrace",)
     with pytest.raises(TaskError, match=r"metadata\.paddock\.alow"):
         read_task(simple(tmp_path / "b", task_DOT_toml='[metadata.paddock]\nalow = ["ptrace"]\n'))
 
@@ -115,9 +115,9 @@ def test_shared_is_what_a_task_or_a_setting_asks_for(tmp_path):
         simple(tmp_path / "b", task_DOT_toml='[verifier]\nenvironment_mode = "shared"\n')
     )
     more = HarborSettings(verifier_sees="processes")
-    assert seen(silent, silent.steps[0], HarborSettings()) == "files"
-    assert seen(shared, shared.steps[0], HarborSettings()) == "system"
-    assert seen(silent, silent.steps[0], more) == "processes"
+    assert verifier_view(silent, silent.steps[0], HarborSettings()) == "files"
+    assert verifier_view(shared, shared.steps[0], HarborSettings()) == "system"
+    assert verifier_view(silent, silent.steps[0], more) == "processes"
 
 
 def test_what_can_be_forged_warns_once(tmp_path, monkeypatch):
@@ -126,7 +126,7 @@ def test_what_can_be_forged_warns_once(tmp_path, monkeypatch):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for sees in ("files", "system", "system", "processes", "processes"):
-            seen_module.warn(task, sees)
+            seen_module.warn_forgeable(task, sees)
     assert [str(each.message).split(": ")[0][-9:] for each in told] == [" 'system'", "rocesses'"]
 
 
@@ -138,5 +138,5 @@ def test_checking_says_that_the_tests_do_not_see_the_system(backend, tmp_path):
         tests__test_DOT_sh="#!/bin/bash\n[ -e /etc/answer ] && r=1 || r=0\n"
         "echo $r > /logs/verifier/reward.txt\n",
     )
-    report = asyncio.run(check(read_task(folder), SETTINGS))
+    report = asyncio.run(check_task(read_task(folder), SETTINGS))
     assert any("verifier_sees = 'system'" in problem for problem in report.problems)

@@ -1,20 +1,27 @@
 import pytest
 
-from paddock.envs.harbor.failures import MEANING
-from paddock.envs.harbor.reward import RewardError, parse_json, parse_text, passes, scalar, together
+from paddock.envs.harbor.failures import FAILURE_POLICIES
+from paddock.envs.harbor.reward import (
+    RewardFileError,
+    combine_step_rewards,
+    meets_min_reward,
+    parse_json,
+    parse_text,
+    scalar_reward,
+)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{}", "[1]", '"1"', '{"a": "1"}', '{"a": null}', '{"a": NaN}', "1e309", "{"]
 )
 def test_what_is_no_reward_is_refused(text):
-    with pytest.raises(RewardError, match=r"reward\.json: "):
+    with pytest.raises(RewardFileError, match=r"reward\.json: "):
         parse_json(text)
 
 
 @pytest.mark.parametrize("text", ["", "nan", "inf", "1e309", "one", "1 2"])
 def test_what_is_no_number_is_refused(text):
-    with pytest.raises(RewardError, match=r"reward\.txt: "):
+    with pytest.raises(RewardFileError, match=r"reward\.txt: "):
         parse_text(text)
 
 
@@ -22,7 +29,7 @@ def test_rewards_are_read():
     assert parse_json('{"a": 1, "b": -0.5}') == {"a": 1.0, "b": -0.5}
     assert parse_json("0.25") == {"reward": 0.25}
     assert parse_text(" 1\n") == {"reward": 1.0}
-    assert scalar({"reward": 0.25, "speed": 1.0}) == 0.25
+    assert scalar_reward({"reward": 0.25, "speed": 1.0}) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -39,19 +46,19 @@ def test_rewards_are_read():
     ],
 )
 def test_a_step_is_good_enough_by_every_key(rewards, least, good):
-    assert passes(rewards, least) is good
+    assert meets_min_reward(rewards, least) is good
 
 
 def test_steps_together():
     steps = [{"reward": 1.0}, {"reward": 0.0, "speed": 1.0}]
-    assert together(steps, "mean") == {"reward": 0.5, "speed": 0.5}
-    assert together(steps, "final") == {"reward": 0.0, "speed": 1.0}
-    assert together([*steps, None], "final") is None
-    assert together([None], "mean") is None
+    assert combine_step_rewards(steps, "mean") == {"reward": 0.5, "speed": 0.5}
+    assert combine_step_rewards(steps, "final") == {"reward": 0.0, "speed": 1.0}
+    assert combine_step_rewards([*steps, None], "final") is None
+    assert combine_step_rewards([None], "mean") is None
 
 
 def test_only_the_policys_own_ends_are_trusted():
-    trusted = {cause for cause, meaning in MEANING.items() if meaning.trusted}
+    trusted = {cause for cause, meaning in FAILURE_POLICIES.items() if meaning.trusted}
     assert trusted == {"agent_exhausted_budget", "agent_refused_task"}
-    assert all((meaning.kind is None) == meaning.trusted for meaning in MEANING.values())
-    assert "policy" not in {meaning.kind for meaning in MEANING.values()}
+    assert all((meaning.kind is None) == meaning.trusted for meaning in FAILURE_POLICIES.values())
+    assert "policy" not in {meaning.kind for meaning in FAILURE_POLICIES.values()}

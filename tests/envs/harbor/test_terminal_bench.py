@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from paddock.envs.harbor import TaskError, check, read_task
+from paddock.envs.harbor import TaskError, check_task, read_task
 from tests.envs.harbor.tasks import SETTINGS, write
 from tests.envs.sandbox.boxes import BWRAP
 
@@ -51,8 +51,8 @@ def test_a_task_is_converted_when_it_is_read(folder):
     (step,) = task.steps
     assert task.name == "terminal-bench/hello"
     assert step.instruction == 'Write "hello" into hello.txt.'
-    assert task.agent(step).timeout_sec == 30
-    assert task.verifier(step).timeout_sec == 45
+    assert task.agent_config(step).timeout_sec == 30
+    assert task.verifier_config(step).timeout_sec == 45
     assert "not started: the service database of docker-compose.yaml" in task.notes
     assert {path.name for path in task.environment.iterdir()} == {"Dockerfile", "data.txt"}
     assert (step.solution / "solve.sh").read_text().endswith("echo hello > hello.txt\n")
@@ -81,7 +81,7 @@ def test_a_malformed_task_is_named_with_file_and_field(folder, text, said):
 
 @pytest.mark.parametrize("backend", BWRAP)
 def test_tests_that_would_fetch_pytest_find_it(folder, backend):
-    settings = SETTINGS.model_copy(update={"stand_ins": sys.prefix})
-    report = asyncio.run(check(read_task(folder), settings))
-    assert report.sound, report.problems
+    settings = SETTINGS.model_copy(update={"offline_python": sys.prefix})
+    report = asyncio.run(check_task(read_task(folder), settings))
+    assert report.is_sound, report.problems
     assert report.empty == {"reward": 0.0}

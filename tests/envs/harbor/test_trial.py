@@ -4,10 +4,10 @@ import secrets
 
 import pytest
 
-from paddock.envs.harbor import Trial, check, read_task
-from paddock.envs.harbor.build import Builder
-from paddock.envs.harbor.failures import TrialStopped
-from paddock.envs.harbor.results import Record, now, save_logs, write_results
+from paddock.envs.harbor import Trial, check_task, read_task
+from paddock.envs.harbor.failures import TrialFailed
+from paddock.envs.harbor.image import DockerfileBuilder
+from paddock.envs.harbor.results import TrialInfo, now, save_logs, write_results
 from tests.envs.harbor.tasks import SETTINGS, TEST, in_steps, simple
 from tests.envs.sandbox.boxes import BOTH, BWRAP
 
@@ -22,18 +22,18 @@ def tried(folder, work=None, settings=SETTINGS, keep=None):
         try:
             await trial.start()
             for step in trial.task.steps:
-                await trial.begin(step)
+                await trial.begin_step(step)
                 if work is not None:
                     await work(trial.place)
                 await trial.verify(step)
                 if keep is not None:
                     await save_logs(trial, step, keep)
-                if not trial.goes_on(step):
+                if not trial.may_continue(step):
                     break
             if keep is not None:
-                record = Record(name="t", agent="test", started=now(), finished=now())
+                record = TrialInfo(name="t", agent="test", started=now(), finished=now())
                 write_results(trial, settings, keep, record)
-            return trial.result()
+            return trial.total_rewards()
         finally:
             await trial.close()
 
@@ -76,7 +76,7 @@ def test_the_environment_is_built_and_found_again(backend, tmp_path, monkeypatch
         seen.append(done.stdout)
 
     tried(folder, work)
-    monkeypatch.delattr(Builder, "_run")  # nothing is run a second time
+    monkeypatch.delattr(DockerfileBuilder, "_run")  # nothing is run a second time
     tried(folder, work)
     assert seen[0] == seen[1]
     assert seen[0].split("\n", 1)[1] == "hi\nstart\nnobody\n/app\nhi\n"
@@ -119,7 +119,7 @@ FAULTS = {
 def test_a_broken_verifier_is_a_failure_of_the_grader(backend, tmp_path, fault):
     toml = "[verifier]\ntimeout_sec = 1.5\n"
     folder = simple(tmp_path / "a", tests__test_DOT_sh=FAULTS[fault], task_DOT_toml=toml)
-    with pytest.raises(TrialStopped) as stopped:
+    with pytest.raises(TrialFailed) as stopped:
         tried(folder)
     assert stopped.value.exception == fault
     assert stopped.value.cause == "verifier_failed"
@@ -141,7 +141,7 @@ def test_a_broken_verifier_is_a_failure_of_the_grader(backend, tmp_path, fault):
 )
 def test_a_broken_environment_is_no_verdict(backend, tmp_path, dockerfile, toml, where):
     folder = simple(tmp_path / "a", environment__Dockerfile=dockerfile, task_DOT_toml=toml)
-    with pytest.raises(TrialStopped) as stopped:
+    with pytest.raises(TrialFailed) as stopped:
         tried(folder)
     assert stopped.value.failure.where == where
     assert stopped.value.failure.kind == "infrastructure"
@@ -151,7 +151,7 @@ def test_a_broken_environment_is_no_verdict(backend, tmp_path, dockerfile, toml,
 def test_several_services_are_refused(backend, tmp_path):
     folder = simple(tmp_path / "a")
     (folder / "environment" / "docker-compose.yaml").write_text("services: {}\n")
-    with pytest.raises(TrialStopped, match="several services"):
+    with pytest.raises(TrialFailed, match="several services"):
         tried(folder)
 
 
@@ -201,7 +201,7 @@ def test_variables_reach_the_places_they_are_for(backend, tmp_path):
         "echo $r > /logs/verifier/reward.txt\n"
     )
     folder = simple(tmp_path / "a", task_DOT_toml=toml, tests__test_DOT_sh=script)
-    settings = SETTINGS.model_copy(update={"variables": {"GIVEN": "yes"}})
+    settings = SETTINGS.model_copy(update={"env_vars": {"GIVEN": "yes"}})
     check_env = doing('test "$A$B$C" = yeselse')
     assert tried(folder, check_env, settings) == {"reward": 1.0}
     with pytest.raises(ValueError, match=r"environment\.env\.A: the variable 'GIVEN' is not given"):
@@ -249,14 +249,14 @@ def test_a_trial_leaves_harbors_folder(backend, tmp_path):
 
 
 def checked(folder, settings=SETTINGS):
-    return asyncio.run(check(read_task(folder), settings))
+    return asyncio.run(check_task(read_task(folder), settings))
 
 
 @bwrap
 def test_a_sound_task_is_sound(backend, tmp_path):
     for folder in (simple(tmp_path / "a"), in_steps(tmp_path / "b")):
         report = checked(folder)
-        assert report.sound, report.problems
+        assert report.is_sound, report.problems
         assert report.readable == ()
 
 
@@ -278,7 +278,7 @@ def test_a_sound_task_is_sound(backend, tmp_path):
 )
 def test_an_unsound_task_says_why(backend, tmp_path, changes, problem):
     report = checked(simple(tmp_path / "a", **changes))
-    assert not report.sound
+    assert not report.is_sound
     assert any(problem in line for line in report.problems), report.problems
 
 
@@ -287,7 +287,7 @@ def test_tests_that_do_not_end_without_a_solution_make_no_task_unsound(backend, 
     script = TEST.replace("echo 0", "sleep 60")
     toml = "[verifier]\ntimeout_sec = 2\n"
     report = checked(simple(tmp_path / "a", tests__test_DOT_sh=script, task_DOT_toml=toml))
-    assert report.sound, report.problems
+    assert report.is_sound, report.problems
     assert any("the tests took over 2 s" in note for note in report.notes)
 
 
@@ -295,7 +295,7 @@ def test_tests_that_do_not_end_without_a_solution_make_no_task_unsound(backend, 
 def test_an_image_that_cannot_be_had_is_no_verdict(backend, tmp_path):
     folder = simple(tmp_path / "a", environment__Dockerfile="FROM localhost:1/no/such:image\n")
     sandbox = SETTINGS.sandbox.model_copy(update={"backend": "container"})
-    with pytest.raises(TrialStopped) as stopped:
+    with pytest.raises(TrialFailed) as stopped:
         tried(folder, settings=SETTINGS.model_copy(update={"sandbox": sandbox}))
     assert stopped.value.failure.where == "build"
     assert stopped.value.failure.kind == "infrastructure"

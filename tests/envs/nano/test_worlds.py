@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from paddock.envs import WorldError, open_world, play
-from paddock.envs.nano import Manner
-from paddock.envs.nano.chain import wrong_sums
-from paddock.envs.nano.demonstration import replaying
+from paddock.envs import EnvError, make, run_rollout
+from paddock.envs.env import scripted_policy
+from paddock.envs.nano import DemonstrationStyle
+from paddock.envs.nano.chain import find_wrong_steps
+from paddock.envs.nano.demonstrations import replay_policy
 from paddock.envs.nano.language import COLOUR_OF, KEYS, is_held_out
-from paddock.envs.nano.rules import LONG, kept
-from paddock.envs.nano.tools import KEYS_IN_STORE, told, worked_out
-from paddock.envs.world import scripted
+from paddock.envs.nano.rules import TOO_LONG_REWARD, apply_rules
+from paddock.envs.nano.tools import KEYS_IN_STORE, evaluate_sum, tool_result
 from paddock.records import Failure, Message, ToolCall
 
 KINDS = ("follow", "plus", "file", "search")
@@ -27,15 +27,15 @@ PAIR = re.compile(r"is (see \w+|\d) , end (see \w+|\d)")
 
 
 def world(name, changes=None):
-    return open_world(name, WORLDS[name] | (changes or {}))
+    return make(name, WORLDS[name] | (changes or {}))
 
 
 def reward(name, task, policy, here=None):
-    return asyncio.run(play((here or world(name)).open(task), policy)).outcome.reward
+    return asyncio.run(run_rollout((here or world(name)).open(task), policy)).outcome.reward
 
 
 def says(content, reasoning=None):
-    return scripted(Message(role="assistant", content=content, reasoning=reasoning))
+    return scripted_policy(Message(role="assistant", content=content, reasoning=reasoning))
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -73,7 +73,7 @@ def test_no_pair_of_a_training_store_is_held_out_and_every_test_path_ends_in_one
             else:
                 assert not any(held_out.values())
             for key in puzzle.store:
-                value, stale = PAIR.fullmatch(told(task.id, puzzle, key)).groups()
+                value, stale = PAIR.fullmatch(tool_result(task.id, puzzle, key)).groups()
                 assert value == puzzle.store[key]
                 assert not is_held_out(f"{key} {stale}")
             assert len(puzzle.store) == KEYS_IN_STORE
@@ -98,14 +98,14 @@ def test_a_finite_world_begins_again_in_another_order():
 def test_a_setting_chooses_the_kinds_and_each_lends_its_tools():
     lent = {}
     for kind in KINDS:
-        here = open_world("nano-tools", {"kinds": [kind]})
+        here = make("nano-tools", {"kinds": [kind]})
         tasks = [here.task(index) for index in range(50)]
         assert {here.puzzle(task.id).kind for task in tasks} == {kind}
-        lent[kind] = [tool.name for tool in here.open(tasks[0]).tools]
+        lent[kind] = [tool.name for tool in here.make_env(tasks[0]).tools]
     assert lent["follow"] == lent["plus"] == ["calc", "look"]
     assert (lent["file"], lent["search"]) == (["calc", "read"], ["look", "search"])
-    with pytest.raises(WorldError, match="kinds"):
-        open_world("nano-tools", {"kinds": ["guess"]})
+    with pytest.raises(EnvError, match="kinds"):
+        make("nano-tools", {"kinds": ["guess"]})
 
 
 def test_tasks_take_two_to_four_turns():
@@ -113,7 +113,7 @@ def test_tasks_take_two_to_four_turns():
     turns = set()
     for index in range(200):
         task = here.task(index)
-        turns.add(asyncio.run(play(here.open(task), here.solver(task))).turns)
+        turns.add(asyncio.run(run_rollout(here.open(task), here.solver(task))).turns)
     assert turns == {2, 3, 4}
 
 
@@ -130,11 +130,11 @@ def test_what_a_tool_says_to_nonsense_is_said_not_raised():
         for i, (name, arguments) in enumerate(calls)
     ]
     last = Message(role="assistant", content="x")
-    episode = asyncio.run(play(here.open(task), scripted(*replies, last)))
+    episode = asyncio.run(run_rollout(here.open(task), scripted_policy(*replies, last)))
     assert not isinstance(episode.outcome, Failure)
     assert episode.outcome.reward == 0.0
     assert sum(message.role == "tool" for message in episode.messages) == 4
-    assert worked_out("9" * 40 + "+1") == "bad sum"
+    assert evaluate_sum("9" * 40 + "+1") == "bad sum"
 
 
 def test_looking_without_answering_is_worth_nothing():
@@ -147,20 +147,22 @@ def test_looking_without_answering_is_worth_nothing():
         content=answer,
         tool_calls=(ToolCall(id="c", name="look", arguments={"key": "oak"}),),
     )
-    assert reward("nano-tools", task, scripted(*[asks] * 5)) == 0.0
+    assert reward("nano-tools", task, scripted_policy(*[asks] * 5)) == 0.0
 
 
-@pytest.mark.parametrize(("thought", "worth"), [("the {} is {}", 1.0), ("well " * 8, LONG)])
+@pytest.mark.parametrize(
+    ("thought", "worth"), [("the {} is {}", 1.0), ("well " * 8, TOO_LONG_REWARD)]
+)
 def test_a_right_answer_in_too_many_words_is_worth_less(thought, worth):
     here = world("nano-rules", {"kinds": ["form"]})
     task = here.task(3)
     noun, rules = here.problem(task.id)
-    demonstration = here.demonstrate(task, Manner(style="kept-brief"), Random(0))
+    demonstration = here.demonstrate(task, DemonstrationStyle(style="kept-brief"), Random(0))
     answer = demonstration.messages[-1].content
     thought = thought.format(noun, "red")
     assert reward("nano-rules", task, says(answer, thought), here) == worth
     assert reward("nano-rules", task, says(answer + " x", thought), here) == 0.0
-    assert kept("red", rules) != "red"
+    assert apply_rules("red", rules) != "red"
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -170,7 +172,11 @@ def test_half_of_what_is_forbidden_may_be_said(split):
     for index in range(here.size(split)):
         task = here.task(index, split)
         noun, (rule,) = here.problem(task.id)
-        answer = here.demonstrate(task, Manner(style="kept-brief"), Random(0)).messages[-1].content
+        answer = (
+            here.demonstrate(task, DemonstrationStyle(style="kept-brief"), Random(0))
+            .messages[-1]
+            .content
+        )
         assert answer == ("no" if rule.endswith(f" {COLOUR_OF[noun]}") else COLOUR_OF[noun])
         refused += answer == "no"
     assert 0.3 < refused / here.size(split) < 0.7
@@ -187,9 +193,9 @@ def test_a_demonstration_is_what_its_world_would_have_said(name, slips, thinks):
     for style in here.styles:
         for index in range(20):
             task = here.task(index)
-            manner = Manner(style=style, slips=slips, thinks=thinks)
+            manner = DemonstrationStyle(style=style, slips=slips, thinks=thinks)
             shown = here.demonstrate(task, manner, Random(index))
-            episode = asyncio.run(play(here.open(task), replaying(shown)))
+            episode = asyncio.run(run_rollout(here.open(task), replay_policy(shown)))
             assert episode.messages == shown.messages
             assert episode.outcome.reward > 0 or style.startswith("plain")
             replies = [m for m in shown.messages if m.role == "assistant"]
@@ -200,21 +206,23 @@ def test_only_wrong_steps_are_marked_and_all_of_them():
     here = world("nano-chain")
     for index in range(100):
         shown = here.demonstrate(
-            here.task(index), Manner(style="worked", slips=True), Random(index)
+            here.task(index), DemonstrationStyle(style="worked", slips=True), Random(index)
         )
         (mark,) = shown.untrained
         thought = shown.messages[mark.message].reasoning
         assert thought[mark.end :].startswith(" , no , ")
-        assert wrong_sums(replace(shown, untrained=())) == (mark,)
-        right = here.demonstrate(here.task(index), Manner(style="worked"), Random(index))
-        assert right.untrained == wrong_sums(right) == ()
+        assert find_wrong_steps(replace(shown, untrained=())) == (mark,)
+        right = here.demonstrate(
+            here.task(index), DemonstrationStyle(style="worked"), Random(index)
+        )
+        assert right.untrained == find_wrong_steps(right) == ()
 
 
 def test_a_wrong_look_up_is_a_marked_reply_that_is_answered():
     here = world("nano-tools")
     for index in range(50):
         task = here.task(index)
-        shown = here.demonstrate(task, Manner(style="full", slips=True), Random(index))
+        shown = here.demonstrate(task, DemonstrationStyle(style="full", slips=True), Random(index))
         (mark,) = shown.untrained
         (call,) = shown.messages[mark.message].tool_calls
         (key,) = call.arguments.values()

@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from paddock.envs.sandbox import Limits, SandboxSettings, bwrap, container, open_sandbox
+from paddock.sandbox import ResourceLimits, SandboxSettings, bubblewrap, container, open_sandbox
 from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
-SMALL = Limits(
-    memory_bytes=96 * MIB, processes=48, file_bytes=8 * MIB, disk_bytes=24 * MIB, output_bytes=4096
+SMALL = ResourceLimits(
+    memory_bytes=96 * MIB,
+    max_processes=48,
+    max_file_bytes=8 * MIB,
+    disk_bytes=24 * MIB,
+    max_output_bytes=4096,
 )
 
 
 def missing(backend):
-    return bwrap.problem() if backend == "bwrap" else container.problem()
+    return bubblewrap.unavailable_reason() if backend == "bwrap" else container.unavailable_reason()
 
 
 def params(*backends):

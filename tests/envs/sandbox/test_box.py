@@ -3,10 +3,10 @@ import os
 
 import pytest
 
-from paddock.envs.sandbox import (
+from paddock.sandbox import (
     SandboxError,
     SandboxSettings,
-    forget,
+    delete_snapshot,
     open_sandbox,
 )
 from tests.envs.sandbox.boxes import BOTH, BWRAP, SMALL, execute, in_box, machine
@@ -133,7 +133,7 @@ def test_others_start_from_a_snapshot(backend, copied):
             wanted += "" if copied and backend == "bwrap" else "/usr/bin/yes\n"
             assert done.stdout == wanted + ("mine\n" if copied else "")
     finally:
-        forget(snapshot)
+        delete_snapshot(snapshot)
 
 
 @only_bwrap
@@ -155,8 +155,8 @@ def test_snapshots_lie_over_each_other(backend):
         done = in_box(third, writable_system=True, base=(above, below))
         assert done.stdout == "1\n2\n"
     finally:
-        forget(below)
-        forget(above)
+        delete_snapshot(below)
+        delete_snapshot(above)
 
 
 @both

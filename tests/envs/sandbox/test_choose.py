@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paddock.envs.sandbox import (
-    Pool,
+from paddock.sandbox import (
     SandboxError,
+    SandboxPool,
     SandboxSettings,
     bwrap,
     choose,
@@ -28,10 +28,10 @@ UNISOLATED = {"backend": "unisolated", "i_know_it_is_not_isolated": True}
 @only_bwrap
 def test_a_pool_gives_fresh_boxes_from_loop_to_loop(backend):
     before = machine()
-    pool = Pool(SandboxSettings(backend=backend, limits=SMALL), warm=1)
+    pool = SandboxPool(SandboxSettings(backend=backend, limits=SMALL), warm=1)
 
     async def once():
-        async with pool.box() as box:
+        async with pool.sandbox() as box:
             return (await box.exec("ls; touch used")).stdout
 
     async def fill():
@@ -47,7 +47,7 @@ def test_a_pool_gives_fresh_boxes_from_loop_to_loop(backend):
 
 LEAVES = """
 import asyncio
-from paddock.envs.sandbox import Pool, SandboxSettings
+from paddock.sandbox import Pool, SandboxSettings
 
 async def work():
     async with pool.box() as box:
@@ -73,11 +73,11 @@ def test_sixty_episodes_leave_nothing_behind(backend):
     before = machine()
 
     async def episodes():
-        pool = Pool(SandboxSettings(backend=backend, limits=SMALL), warm=2)
+        pool = SandboxPool(SandboxSettings(backend=backend, limits=SMALL), warm=2)
         turn = asyncio.Semaphore(2)
 
         async def one(i):
-            async with turn, pool.box() as box:
+            async with turn, pool.sandbox() as box:
                 done = await box.exec(f"echo {i} > f; cat f; sleep 100 & exit 3")
                 return done.stdout, done.code
 
@@ -120,19 +120,19 @@ def test_a_machine_without_any_sandbox_says_how_to_get_one(monkeypatch):
     monkeypatch.setattr(bwrap, "problem", lambda: f"bubblewrap is not installed: {bwrap.INSTALL}")
     monkeypatch.setattr(container, "problem", lambda: "no container engine: docker is not there")
     with pytest.raises(SandboxError) as refused:
-        choose.chosen(SandboxSettings())
+        choose.pick_backend(SandboxSettings())
     for word in ("apt-get install bubblewrap", "docker", "unisolated"):
         assert word in str(refused.value)
 
 
 def test_bubblewrap_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(bwrap.shutil, "which", lambda name: None)
-    assert "apt-get install bubblewrap" in bwrap.problem.__wrapped__()
+    assert "apt-get install bubblewrap" in bwrap.unavailable_reason.__wrapped__()
 
 
 AS_NOBODY = """
 import asyncio
-from paddock.envs.sandbox import Limits, SandboxSettings, open_sandbox
+from paddock.sandbox import Limits, SandboxSettings, open_sandbox
 
 FORK = '''
 import os, time

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paddock.envs.sandbox import Limits, cgroups
-from paddock.envs.sandbox.files import unpack
+from paddock.sandbox import ResourceLimits, cgroups
+from paddock.sandbox.filesystem import unpack
 from tests.envs.sandbox.boxes import (
     BOTH,
     LATER,
@@ -138,13 +138,13 @@ print(made)
 
     async def work(box):
         done = await box.exec([*box.python, "-c", code], timeout_s=20)
-        assert len(running(mark)) <= SMALL.processes
+        assert len(running(mark)) <= SMALL.max_processes
         await box.kill()
         assert eventually(lambda: not running(mark))
         return done, await box.exec("echo alive")
 
     done, after = in_box(work, backend=backend)
-    assert 0 < int(done.stdout) < SMALL.processes
+    assert 0 < int(done.stdout) < SMALL.max_processes
     assert after.stdout == "alive\n"
     assert running(mark) == []
 
@@ -166,7 +166,7 @@ def test_a_memory_bomb_is_killed(backend):
 
 @both
 def test_the_disk_is_as_large_as_said(backend):
-    limits = Limits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, file_bytes=64 * MIB)
+    limits = ResourceLimits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, max_file_bytes=64 * MIB)
     done = execute("head -c 40M /dev/zero > full; stat -c %s full", backend=backend, limits=limits)
     assert "No space left" in done.stderr
     assert int(done.stdout) <= 16 * MIB
@@ -174,7 +174,7 @@ def test_the_disk_is_as_large_as_said(backend):
 
 @pytest.mark.parametrize("backend", LATER)
 def test_no_place_that_can_be_written_is_without_a_limit(backend):
-    limits = Limits(memory_bytes=160 * MIB, disk_bytes=16 * MIB, file_bytes=512 * MIB)
+    limits = ResourceLimits(memory_bytes=160 * MIB, disk_bytes=16 * MIB, max_file_bytes=512 * MIB)
 
     written = execute(
         "for place in $(awk '{print $2}' /proc/mounts) / /etc /var /dev; do"
@@ -191,7 +191,7 @@ def test_no_place_that_can_be_written_is_without_a_limit(backend):
 
 
 def test_a_copied_system_is_limited_too():
-    limits = Limits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, file_bytes=64 * MIB)
+    limits = ResourceLimits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, max_file_bytes=64 * MIB)
     command = "for p in / /usr /tmp /root /dev/shm; do head -c 40M /dev/zero > $p/full; done"
     done = execute(command, limits=limits, writable_system=True)
     assert done.stderr.count("No space left") == 5
@@ -199,7 +199,7 @@ def test_a_copied_system_is_limited_too():
 
 @pytest.mark.parametrize("backend", BOTH[1:])
 def test_a_container_that_writes_its_layer_full_is_ended(backend):
-    limits = Limits(disk_bytes=16 * MIB, file_bytes=512 * MIB)
+    limits = ResourceLimits(disk_bytes=16 * MIB, max_file_bytes=512 * MIB)
 
     async def work(box):
         for i in range(20):
@@ -212,7 +212,7 @@ def test_a_container_that_writes_its_layer_full_is_ended(backend):
 @both
 def test_a_file_is_as_large_as_said(backend):
     done = execute("head -c 12M /dev/zero > big; stat -c %s big", backend=backend)
-    assert int(done.stdout) == SMALL.file_bytes
+    assert int(done.stdout) == SMALL.max_file_bytes
 
 
 @both
@@ -221,7 +221,7 @@ def test_endless_output_is_cut_and_memory_is_not_filled(backend):
     assert done.timed_out
     assert done.stdout_cut
     assert not done.stderr_cut
-    assert len(done.stdout) < SMALL.output_bytes + 100
+    assert len(done.stdout) < SMALL.max_output_bytes + 100
     assert done.stdout.startswith("y\ny\n")
     assert "bytes left out" in done.stdout
 
@@ -357,7 +357,7 @@ def test_no_further_namespaces_can_be_made(backend):
 
 ORPHAN = """
 import asyncio, sys
-from paddock.envs.sandbox import SandboxSettings, open_sandbox
+from paddock.sandbox import SandboxSettings, open_sandbox
 
 async def begin():
     box = open_sandbox(SandboxSettings(backend=sys.argv[1]))
@@ -384,7 +384,7 @@ def test_a_sandbox_dies_with_whoever_made_it(backend):
     assert eventually(lambda: not running(mark))
 
     def swept():  # what the next process does first
-        for parent in cgroups.parents():
+        for parent in cgroups.find_cgroup_parents():
             cgroups._sweep(parent.folder)
         return groups(maker.pid) == []
 

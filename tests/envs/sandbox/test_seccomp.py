@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.attack_sandbox import CALLS, PROBE, REFUSED
-from paddock.envs.sandbox import Limits, seccomp
+from paddock.sandbox import ResourceLimits, seccomp
 from tests.envs.sandbox.boxes import BOTH, BWRAP, in_box
 
 both = pytest.mark.parametrize("backend", BOTH)
 DEFAULT = Path("/usr/share/containers/seccomp.json")
-ROOMY = Limits(memory_bytes=256 << 20, disk_bytes=64 << 20, processes=64)
+ROOMY = ResourceLimits(memory_bytes=256 << 20, disk_bytes=64 << 20, max_processes=64)
 
 
 def probe(backend, attempts, **settings):
@@ -113,7 +113,7 @@ def test_a_container_is_denied_at_least_what_its_engine_denies():
     allowed = {name for rule in default if "ALLOW" in rule["action"] for name in rule["names"]}
     ours = {
         name
-        for rule in seccomp.profile(())["syscalls"]
+        for rule in seccomp.container_profile(())["syscalls"]
         if "ALLOW" in rule["action"]
         for name in rule["names"]
     }
@@ -130,5 +130,5 @@ def test_both_forms_deny_the_same():
 
 def test_an_unknown_machine_is_refused_by_name():
     with pytest.raises(ValueError, match="riscv64"):
-        seccomp.program((), "riscv64")
-    assert seccomp.program(("everything",), "riscv64") == b""
+        seccomp.bpf_program((), "riscv64")
+    assert seccomp.bpf_program(("everything",), "riscv64") == b""

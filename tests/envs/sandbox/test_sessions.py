@@ -1,6 +1,6 @@
 import pytest
 
-from paddock.envs.sandbox import PythonSession, ShellSession
+from paddock.sandbox import PythonSession, ShellSession
 from tests.envs.sandbox.boxes import BOTH, BWRAP, SMALL, in_box
 
 both = pytest.mark.parametrize("backend", BOTH)
@@ -65,7 +65,7 @@ def test_python_that_hangs_ends_or_floods_is_told(backend):
     assert "NameError" in gone.error
     assert ended.error == "the interpreter ended (exit code 3) and was restarted"
     assert flood.cut
-    assert len(flood.output) < SMALL.output_bytes + 100
+    assert len(flood.output) < SMALL.max_output_bytes + 100
     assert after.output == "2\n"
 
 

@@ -2,7 +2,7 @@ import io
 import tarfile
 import tracemalloc
 
-from paddock.envs.terminal.check_inside import holds
+from paddock.envs.terminal.sandboxed_checks import check_expectation
 
 
 def packed(path, mode, text):
@@ -15,18 +15,18 @@ def packed(path, mode, text):
 
 def test_an_archive_that_was_damaged_does_not_hold(tmp_path):
     expect = packed(tmp_path / "a.tar.xz", "w:xz", b"".join(b"%d," % n for n in range(100_000)))
-    assert holds(expect)
+    assert check_expectation(expect)
     data = bytearray((tmp_path / "a.tar.xz").read_bytes())
     data[1000] ^= 0xFF
     (tmp_path / "a.tar.xz").write_bytes(data)
-    assert not holds(expect)
+    assert not check_expectation(expect)
 
 
 def test_an_archive_of_too_much_is_not_read(tmp_path):
     expect = packed(tmp_path / "a.tar.gz", "w:gz", bytes(1 << 26)) | {"value": {"a.txt": ""}}
     tracemalloc.start()
     try:
-        assert not holds(expect)
+        assert not check_expectation(expect)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()

@@ -5,14 +5,16 @@ from random import Random
 
 import pytest
 
-from paddock.envs import open_world
-from paddock.envs.sandbox import Limits
-from paddock.envs.terminal import check_inside
-from paddock.envs.terminal.generate import FAMILIES, available, puzzle
+from paddock.envs import make
+from paddock.envs.terminal import sandboxed_checks
+from paddock.envs.terminal.generate import FAMILIES, available_families, generate_task
+from paddock.sandbox import ResourceLimits
 from tests.envs.sandbox.boxes import BWRAP, MIB, in_box
 
 BATCH = Path(__file__).with_name("batch_inside.py")
-LIMITS = Limits(memory_bytes=512 * MIB, disk_bytes=256 * MIB, cpu_seconds=600, output_bytes=1 << 20)
+LIMITS = ResourceLimits(
+    memory_bytes=512 * MIB, disk_bytes=256 * MIB, cpu_seconds=600, max_output_bytes=1 << 20
+)
 bwrap = pytest.mark.parametrize("backend", BWRAP)
 
 
@@ -29,7 +31,7 @@ def tried(puzzles, tries):
     ]
 
     async def work(box):
-        await box.put(Path(check_inside.__file__), "check_inside.py")
+        await box.put(Path(sandboxed_checks.__file__), "check_inside.py")
         await box.put(BATCH, "batch_inside.py")
         await box.put(json.dumps(rows).encode(), "puzzles.json")
         return await box.exec([*box.python, "batch_inside.py", "puzzles.json"], timeout_s=300)
@@ -46,9 +48,9 @@ def every_way(each):
 @bwrap
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_sound_on_every_level(backend, family):
-    if family not in available():
+    if family not in available_families():
         pytest.skip(f"needs the program {family}")
-    puzzles = [puzzle(Random(f"{family}/{i}"), 1 + i, (family,)) for i in range(3)]
+    puzzles = [generate_task(Random(f"{family}/{i}"), 1 + i, (family,)) for i in range(3)]
     for each, (solved, *others) in zip(puzzles, tried(puzzles, every_way), strict=True):
         assert solved, each
         assert not any(others), (each, others)
@@ -57,7 +59,9 @@ def test_a_family_is_sound_on_every_level(backend, family):
 @pytest.mark.slow
 @bwrap
 def test_two_hundred_puzzles_are_sound(backend):
-    puzzles = [puzzle(Random(f"sound/{i}"), 1 + i % 2, available()) for i in range(200)]
+    puzzles = [
+        generate_task(Random(f"sound/{i}"), 1 + i % 2, available_families()) for i in range(200)
+    ]
     for each, (solved, *others) in zip(puzzles, tried(puzzles, every_way), strict=True):
         assert solved, each
         assert not any(others), (each, others)
@@ -69,14 +73,14 @@ def test_a_higher_level_is_harder_for_a_hasty_player(backend):
     rates = []
     quick = ("files", "permissions", "search")
     for level in (1, 2, 3, 4):
-        puzzles = [puzzle(Random(f"hasty/{level}/{i}"), level, quick) for i in range(4)]
+        puzzles = [generate_task(Random(f"hasty/{level}/{i}"), level, quick) for i in range(4)]
         outcomes = tried(puzzles, lambda each: [list(each.solution[:2])])
         rates.append(sum(held for (held,) in outcomes) / len(outcomes))
     assert rates == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_the_same_seed_makes_the_same_tasks_and_another_seed_others():
-    worlds = [open_world("terminal", {"seed": seed}) for seed in (0, 0, 1)]
+    worlds = [make("terminal", {"seed": seed}) for seed in (0, 0, 1)]
     tasks = [[world.task(i) for i in range(12)] for world in worlds]
     assert tasks[0] == tasks[1]
     assert len({task.messages for task in tasks[0]}) == 12
@@ -84,19 +88,19 @@ def test_the_same_seed_makes_the_same_tasks_and_another_seed_others():
 
 
 def test_no_task_of_one_split_is_a_task_of_the_other():
-    world = open_world("terminal", {"levels": [1]})
+    world = make("terminal", {"levels": [1]})
     train, test = ({world.task(i, s).messages for i in range(40)} for s in ("train", "test"))
     assert not train & test
 
 
 def test_every_family_comes_up():
-    world = open_world("terminal", {"levels": [2]})
+    world = make("terminal", {"levels": [2]})
     seen = {goal.family for i in range(60) for goal in world.puzzle(i, "train").goals}
-    assert seen == set(available())
+    assert seen == set(available_families())
 
 
 def test_levels_and_families_are_checked():
     with pytest.raises(ValueError, match="no family is called 'fils'; there are files"):
-        open_world("terminal", {"families": ["fils"]})
+        make("terminal", {"families": ["fils"]})
     with pytest.raises(ValueError, match="from 1 on"):
-        open_world("terminal", {"levels": [0]})
+        make("terminal", {"levels": [0]})

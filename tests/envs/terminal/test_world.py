@@ -3,12 +3,12 @@ import shlex
 
 import pytest
 
-from paddock.envs import WorldError, open_world, play
-from paddock.envs.sandbox import SandboxError, open_sandbox
-from paddock.envs.terminal.puzzle import write_harbor
-from paddock.envs.terminal.world import playing
-from paddock.envs.world import scripted
+from paddock.envs import EnvError, make, run_rollout
+from paddock.envs.env import scripted_policy
+from paddock.envs.terminal.task import write_harbor_task
+from paddock.envs.terminal.taskset import command_policy
 from paddock.records import Failure, Message, ToolCall, Verdict
+from paddock.sandbox import SandboxError, open_sandbox
 from tests.envs.harbor.tasks import in_steps, simple
 from tests.envs.sandbox.boxes import BWRAP
 
@@ -21,7 +21,7 @@ def run(world, policy, index=0, split="train"):
 
     async def once():
         env = world.open(task)
-        return await play(env, policy(task))
+        return await run_rollout(env, policy(task))
 
     return asyncio.run(once())
 
@@ -32,26 +32,26 @@ def say(content="", **arguments):
 
 
 def saying(*replies):
-    return lambda task: scripted(*replies)
+    return lambda task: scripted_policy(*replies)
 
 
 @bwrap
 def test_the_solution_of_a_puzzle_is_worth_one_and_nothing_is_worth_nothing(backend):
-    world = open_world("terminal", SMALL)
+    world = make("terminal", SMALL)
     solved = run(world, world.solver)
     assert solved.outcome.reward == 1.0
     assert solved.leak == ""
     assert set(solved.outcome.parts.values()) == {1.0}
-    empty = run(world, lambda task: playing([]))
+    empty = run(world, lambda task: command_policy([]))
     assert empty.outcome.reward == 0.0
     assert empty.outcome.note.startswith("not so: ")
 
 
 @bwrap
 def test_a_shell_stays_and_says_what_went_wrong(backend):
-    world = open_world("terminal", SMALL | {"command_s": 1.0})
+    world = make("terminal", SMALL | {"command_s": 1.0})
     commands = ["cd /tmp && export A=5", "pwd; echo $A; false", "sleep 30", "exit 3", "pwd"]
-    episode = run(world, lambda task: playing(commands))
+    episode = run(world, lambda task: command_policy(commands))
     said = [message.content for message in episode.messages if message.role == "tool"]
     assert said[0] == "(no output)"
     assert said[1] == "/tmp\n5\n(exit code 1)"
@@ -62,7 +62,7 @@ def test_a_shell_stays_and_says_what_went_wrong(backend):
 
 @bwrap
 def test_wrong_calls_are_answered_in_words(backend):
-    world = open_world("terminal", SMALL)
+    world = make("terminal", SMALL)
     episode = run(world, saying(say(cmd="ls"), say(command="ls", timeout_s=-1), say("Done.")))
     said = [message.content for message in episode.messages if message.role == "tool"]
     assert "unknown argument 'cmd'" in said[0]
@@ -72,11 +72,11 @@ def test_wrong_calls_are_answered_in_words(backend):
 @bwrap
 def test_what_still_runs_cannot_touch_the_grading(backend):
     """A background process that puts things right once its player is gone."""
-    world = open_world("terminal", {"levels": [1], "families": ["permissions"], "warm": 0})
+    world = make("terminal", {"levels": [1], "families": ["permissions"], "warm": 0})
     fix = world.of(world.task(0)).solution[0]
     wait = "while true; do sleep 0.05; done"
     later = f"(trap {shlex.quote(fix)} TERM HUP INT EXIT; {wait}) >/dev/null 2>&1 &"
-    assert run(world, lambda task: playing([later])).outcome.reward == 0.0
+    assert run(world, lambda task: command_policy([later])).outcome.reward == 0.0
 
 
 FAULTS = [
@@ -93,13 +93,13 @@ FAULTS = [
 def test_a_fault_of_the_world_is_a_failure_and_never_a_zero(
     backend, monkeypatch, where, kind, error
 ):
-    from paddock.envs.terminal import world as module
+    from paddock.envs.terminal import taskset as module
 
     async def broken(*_):
         raise error
 
     monkeypatch.setattr(module, "lay" if where == "start" else "graded", broken)
-    world = open_world("terminal", SMALL)
+    world = make("terminal", SMALL)
     outcome = run(world, world.solver).outcome
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == (kind, where)
@@ -116,14 +116,14 @@ def dying(world):
             await env.site._box.close()
             return say(command="ls") if len(messages) < 3 else say("Done.")
 
-        return await play(env, policy)
+        return await run_rollout(env, policy)
 
     return asyncio.run(once()).outcome
 
 
 @bwrap
 def test_a_sandbox_that_dies_is_a_failure_if_no_other_works_either(backend, monkeypatch):
-    world = open_world("terminal", SMALL)
+    world = make("terminal", SMALL)
     assert dying(world).reward == 0.0, "others work, so it was the player's doing"
     opened = []
 
@@ -133,7 +133,7 @@ def test_a_sandbox_that_dies_is_a_failure_if_no_other_works_either(backend, monk
             raise SandboxError("no sandbox today")
         return open_sandbox(*given)
 
-    monkeypatch.setattr("paddock.envs.sandbox.pool.open_sandbox", once)
+    monkeypatch.setattr("paddock.sandbox.pool.open_sandbox", once)
     outcome = dying(world)
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.what) == ("infrastructure", "no sandbox today")
@@ -150,8 +150,8 @@ TRICKS = {  # after the solution, and what that is still worth then
 @bwrap
 @pytest.mark.parametrize("trick", TRICKS)
 def test_who_breaks_its_terminal_gets_a_verdict(backend, trick):
-    world = open_world("terminal", SMALL | {"families": ["archive"], "grade_s": 20.0})
-    outcome = run(world, lambda task: playing([*world.of(task).solution, trick])).outcome
+    world = make("terminal", SMALL | {"families": ["archive"], "grade_s": 20.0})
+    outcome = run(world, lambda task: command_policy([*world.of(task).solution, trick])).outcome
     assert isinstance(outcome, Verdict), outcome
     assert outcome.reward == TRICKS[trick]
 
@@ -160,7 +160,7 @@ def test_who_breaks_its_terminal_gets_a_verdict(backend, trick):
 @pytest.mark.parametrize("sees", ["files", "processes"])
 def test_who_breaks_the_verifier_of_a_task_gets_nothing(backend, tmp_path, sees):
     settings = {"every_task_is": "train", "harbor": {"verifier_sees": sees}}
-    world = open_world("harbor", {"folder": str(simple(tmp_path / "a")), **settings})
+    world = make("harbor", {"folder": str(simple(tmp_path / "a")), **settings})
     breaking = say(command="rm -rf /logs/verifier; touch /logs/verifier")
     outcome = run(world, saying(breaking, say("Done."))).outcome
     assert isinstance(outcome, Verdict), outcome
@@ -174,19 +174,19 @@ def test_who_breaks_the_verifier_of_a_task_gets_nothing(backend, tmp_path, sees)
 def test_a_folder_of_tasks_is_a_world(backend, tmp_path):
     for name in ("a", "b"):
         simple(tmp_path / name)
-    world = open_world("harbor", {"folder": str(tmp_path), "every_task_is": "train"})
+    world = make("harbor", {"folder": str(tmp_path), "every_task_is": "train"})
     assert world.size("train") == 2
     assert [world.task(i).id for i in range(2)] == ["harbor/a", "harbor/b"]
     assert {world.task(i).id for i in (2, 3)} == {"harbor/a", "harbor/b"}
     assert run(world, world.solver).outcome == Verdict(reward=1.0, parts={"reward": 1.0})
     assert run(world, saying(say("Done."))).outcome.reward == 0.0
-    with pytest.raises(WorldError, match="none of its 2 tasks is for test"):
+    with pytest.raises(EnvError, match="none of its 2 tasks is for test"):
         world.task(0, "test")
 
 
 @bwrap
 def test_tests_are_not_there_while_the_player_works(backend, tmp_path):
-    world = open_world("harbor", {"folder": str(simple(tmp_path / "a")), "every_task_is": "train"})
+    world = make("harbor", {"folder": str(simple(tmp_path / "a")), "every_task_is": "train"})
     look = (
         "ls -A /tests /solution /logs/verifier; "
         "grep -rl 'expected is 42' /app /tmp /root /opt /home /srv /logs"
@@ -199,7 +199,7 @@ def test_tests_are_not_there_while_the_player_works(backend, tmp_path):
 
 @bwrap
 def test_the_steps_of_a_task_are_turns_of_one_conversation(backend, tmp_path):
-    world = open_world("harbor", {"folder": str(in_steps(tmp_path / "a")), "every_task_is": "test"})
+    world = make("harbor", {"folder": str(in_steps(tmp_path / "a")), "every_task_is": "test"})
     solved = run(world, world.solver, split="test")
     assert solved.outcome.reward == 1.0
     assert solved.outcome.note == "2 of 2 steps were reached"
@@ -212,7 +212,7 @@ def test_the_steps_of_a_task_are_turns_of_one_conversation(backend, tmp_path):
 
 @bwrap
 def test_the_tests_of_a_step_are_gone_in_the_next(backend, tmp_path):
-    world = open_world("harbor", {"folder": str(in_steps(tmp_path / "a")), "every_task_is": "test"})
+    world = make("harbor", {"folder": str(in_steps(tmp_path / "a")), "every_task_is": "test"})
     replies = say(command="touch one.txt"), say("Next."), say(command="ls -A /tests"), say("Done.")
     episode = run(world, saying(*replies), split="test")
     said = [message.content for message in episode.messages if message.role == "tool"]
@@ -224,7 +224,7 @@ def test_the_tests_of_a_step_are_gone_in_the_next(backend, tmp_path):
 def test_a_player_out_of_time_is_graded_all_the_same(backend, tmp_path):
     toml = "[agent]\ntimeout_sec = 0.5\n"
     folder = simple(tmp_path / "a", task_DOT_toml=toml)
-    world = open_world("harbor", {"folder": str(folder), "every_task_is": "train"})
+    world = make("harbor", {"folder": str(folder), "every_task_is": "train"})
     work = say(command="echo 42 > answer.txt; sleep 0.7")
     episode = run(world, saying(work, say(command="rm answer.txt"), say("never said")))
     assert episode.outcome == Verdict(reward=1.0, parts={"reward": 1.0})
@@ -234,15 +234,15 @@ def test_a_player_out_of_time_is_graded_all_the_same(backend, tmp_path):
 @bwrap
 def test_a_broken_verifier_is_a_failure_of_the_grader(backend, tmp_path):
     folder = simple(tmp_path / "a", tests__test_DOT_sh="#!/bin/bash\ntrue\n")
-    world = open_world("harbor", {"folder": str(folder), "every_task_is": "train"})
+    world = make("harbor", {"folder": str(folder), "every_task_is": "train"})
     outcome = run(world, saying(say("Done."))).outcome
     assert (outcome.kind, outcome.where) == ("grader", "verify")
 
 
 @bwrap
 def test_a_puzzle_can_be_written_as_a_harbor_task(backend, tmp_path):
-    made = open_world("terminal", SMALL)
-    write_harbor(made.puzzle(0, "train"), tmp_path / "a")
-    world = open_world("harbor", {"folder": str(tmp_path / "a"), "every_task_is": "train"})
+    made = make("terminal", SMALL)
+    write_harbor_task(made.puzzle(0, "train"), tmp_path / "a")
+    world = make("harbor", {"folder": str(tmp_path / "a"), "every_task_is": "train"})
     assert run(world, world.solver).outcome.reward == 1.0
     assert run(world, saying(say("Done."))).outcome.reward == 0.0

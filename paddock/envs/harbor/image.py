@@ -1,0 +1,314 @@
+"""A task's environment, made ready once and kept.
+
+With bubblewrap the steps of a Dockerfile are run over a copy of this machine's system, and what
+they changed is kept as a layer. With a container engine the engine builds the image.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from paddock.envs.harbor.dockerfile import (
+    CopyInstruction,
+    Dockerfile,
+    EnvInstruction,
+    Instruction,
+    RunInstruction,
+    UserInstruction,
+    WorkdirInstruction,
+    read_dockerfile,
+)
+from paddock.envs.harbor.failures import TrialFailed
+from paddock.envs.harbor.offline_tools import OFFLINE_BIN, offline_tool_scripts
+from paddock.envs.harbor.settings import HarborSettings, sandbox_settings
+from paddock.envs.harbor.task import HarborTask
+from paddock.envs.harbor.task_config import EnvironmentConfig, TaskError
+from paddock.sandbox import (
+    FilesystemSnapshot,
+    Sandbox,
+    SandboxError,
+    open_sandbox,
+    pick_backend,
+    system,
+)
+from paddock.sandbox.container_engine import ContainerEngine, find_container_engine
+from paddock.sandbox.supervised import PATH
+
+FETCHES = re.compile(
+    r"\b(apt-get|apt|apk|yum|dnf|pip3?|uv|uvx|npm|yarn|pnpm|cargo|gem|conda|curl|wget|git clone)\b"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentImage:
+    """A place to start sandboxes from, and how programs run there."""
+
+    base: tuple[FilesystemSnapshot, ...] = ()  # the newest first
+    image: str = ""  # of a container engine
+    env: dict[str, str] = field(default_factory=dict)
+    workdir: str = ""
+    user: str | None = None
+    notes: tuple[str, ...] = ()  # what stands in for something else, what was left out
+
+
+_building: dict[tuple[int, str], asyncio.Lock] = {}
+
+
+async def build_image(
+    task: HarborTask, folder: Path, environment: EnvironmentConfig, settings: HarborSettings
+) -> EnvironmentImage:
+    """The environment in `folder`. Built once however many attempts ask at the same time."""
+    backend = pick_backend(settings.sandbox)
+    compose = folder / "docker-compose.yaml"
+    if compose.is_file():
+        raise _failed("several services (docker-compose.yaml) cannot be run here")
+    file = folder / "Dockerfile"
+    if backend == "container":
+        return await asyncio.to_thread(_by_engine, task, folder, environment)
+    if environment.docker_image or not file.is_file():
+        note = f"this machine's system stands in for the image {environment.docker_image}"
+        return EnvironmentImage(notes=(note,) if environment.docker_image else ())
+    builder = DockerfileBuilder(task, folder, read_dockerfile(file), environment, settings)
+    loop = id(asyncio.get_running_loop())
+    async with _building.setdefault((loop, builder.keys[-1]), asyncio.Lock()):
+        try:
+            async with asyncio.timeout(environment.build_timeout_sec * settings.timeout_multiplier):
+                return await builder.build()
+        except TimeoutError:
+            seconds = environment.build_timeout_sec * settings.timeout_multiplier
+            what = f"building took over {seconds:g} s"
+            raise _failed(what, "EnvironmentStartTimeoutError") from None
+        except SandboxError as error:
+            raise _failed(str(error)) from error
+
+
+def _failed(what: str, exception: str = "EnvironmentBuildError") -> TrialFailed:
+    return TrialFailed("sandbox_failed", exception, "build", what)
+
+
+def _by_engine(task: HarborTask, folder: Path, environment: EnvironmentConfig) -> EnvironmentImage:
+    if environment.docker_image:
+        return EnvironmentImage(image=environment.docker_image)
+    engine = find_container_engine()
+    assert isinstance(engine, ContainerEngine)  # a backend was chosen
+    if not (folder / "Dockerfile").is_file():
+        return EnvironmentImage()
+    mark = hashlib.blake2b(digest_size=8)
+    for path in sorted(folder.rglob("*")):
+        mark.update(_fingerprint(path, folder))
+    name = f"paddock-task-{mark.hexdigest()}:1"
+    try:
+        engine.run("image", "inspect", name)
+    except SandboxError:
+        try:
+            engine.run("build", "-q", "-t", name, str(folder))
+        except SandboxError as error:
+            raise _failed(f"{task.name}: {error}") from error
+    workdir = engine.run("image", "inspect", "-f", "{{.Config.WorkingDir}}", name)
+    return EnvironmentImage(image=name, workdir=workdir)
+
+
+class DockerfileBuilder:
+    """The steps of a Dockerfile, one after another, from the longest beginning that is kept."""
+
+    def __init__(
+        self,
+        task: HarborTask,
+        folder: Path,
+        dockerfile: Dockerfile,
+        environment: EnvironmentConfig,
+        settings: HarborSettings,
+    ) -> None:
+        self.task, self.folder, self.dockerfile = task, folder, dockerfile
+        self.settings, self.environment = settings, environment
+        self.store = system.cache_dir().parent / "layers"
+        self.keys = self._keys()
+
+    async def build(self) -> EnvironmentImage:
+        done, image = self._longest()
+        if done == len(self.dockerfile.steps):
+            return image
+        network = self.settings.allow_internet_in_build
+        shape = sandbox_settings(self.environment, self.task, self.settings)
+        shape = shape.model_copy(update={"allow_internet": network})
+        box = open_sandbox(shape, *image.base)
+        try:
+            await box.start()
+            await install_offline_tools(box, self.settings)
+            for step in self.dockerfile.steps[done:]:
+                image = await self._step(box, step, image)
+            await box.kill()
+            return self._keep(await box.snapshot(), image)
+        finally:
+            await box.close()
+
+    def _longest(self) -> tuple[int, EnvironmentImage]:
+        for count in range(len(self.keys), 0, -1):
+            file = self.store / f"{self.keys[count - 1]}.json"
+            if file.is_file():
+                said = json.loads(file.read_text())
+                base = tuple(FilesystemSnapshot(**each) for each in said.pop("base"))
+                if all(Path(each.place).is_dir() for each in base):
+                    return count, EnvironmentImage(
+                        base=base, **{**said, "notes": tuple(said["notes"])}
+                    )
+        stands = f"this machine's system stands in for the image {self.dockerfile.base}"
+        return 0, EnvironmentImage(notes=(stands,))
+
+    def _keep(self, snapshot: FilesystemSnapshot, image: EnvironmentImage) -> EnvironmentImage:
+        self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = self.store / self.keys[-1]
+        if place.is_dir():
+            shutil.rmtree(snapshot.place, ignore_errors=True)
+        else:
+            shutil.move(snapshot.place, place)
+        kept = FilesystemSnapshot(backend=snapshot.backend, place=str(place))
+        whole = replace(image, base=(kept, *image.base))
+        file = self.store / f"{self.keys[-1]}.json"
+        draft = file.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(asdict(whole)))
+        draft.rename(file)
+        return whole
+
+    def _keys(self) -> list[str]:
+        """A name for the state after each step: all that it was made of."""
+        settings = self.settings
+        shape = sandbox_settings(self.environment, self.task, settings)
+        said = (
+            settings.skip_installs,
+            settings.offline_python,
+            shape.writable_root,
+            shape.writable_paths,
+        )
+        mark = hashlib.blake2b(repr((self.dockerfile.base, said)).encode(), digest_size=12)
+        skeleton = system.make_rootfs(system.cache_dir(), os.geteuid())
+        mark.update(skeleton.folder.name.encode())
+        keys = []
+        for step in self.dockerfile.steps:
+            mark.update(repr(step).encode())
+            if isinstance(step, CopyInstruction):
+                for path in self._sources(step):
+                    for inner in sorted([path, *path.rglob("*")]):
+                        mark.update(_fingerprint(inner, self.folder))
+            keys.append(mark.hexdigest())
+        return keys or [mark.hexdigest()]
+
+    def _sources(self, step: CopyInstruction) -> list[Path]:
+        found: list[Path] = []
+        for source in step.sources:
+            name = source.lstrip("/").removeprefix("./")
+            matches = [self.folder] if name in ("", ".") else sorted(self.folder.glob(name))
+            if not matches:
+                raise TaskError(f"{self.folder / 'Dockerfile'}: COPY {source}: no such file")
+            for path in matches:
+                if not path.resolve().is_relative_to(self.folder.resolve()):
+                    raise TaskError(f"{self.folder / 'Dockerfile'}: COPY {source}: leads outside")
+            found += matches
+        return found
+
+    async def _step(
+        self, box: Sandbox, step: Instruction, image: EnvironmentImage
+    ) -> EnvironmentImage:
+        match step:
+            case EnvInstruction(values):
+                return replace(image, env={**image.env, **dict(values)})
+            case UserInstruction(name):
+                return replace(image, user=None if name in ("root", "0") else name)
+            case WorkdirInstruction(path):
+                whole = str(PurePosixPath(image.workdir or "/") / path)
+                await _ran(box, ["mkdir", "-p", whole], "WORKDIR")
+                return replace(image, workdir=whole)
+            case CopyInstruction():
+                await self._copy(box, step, image)
+                return image
+            case RunInstruction():
+                return await self._run(box, step, image)
+
+    async def _run(
+        self, box: Sandbox, step: RunInstruction, image: EnvironmentImage
+    ) -> EnvironmentImage:
+        text = step.command if isinstance(step.command, str) else " ".join(step.command)
+        short = " ".join(text.split())[:80]
+        if self.settings.skip_installs and FETCHES.search(text):
+            return replace(image, notes=(*image.notes, f"left out: RUN {short}"))
+        argv = [*step.shell, step.command] if isinstance(step.command, str) else step.command
+        env = with_offline_path(image.env, self.settings)
+        limit = self.environment.build_timeout_sec * self.settings.timeout_multiplier
+        done = await box.exec(
+            argv, cwd=image.workdir or "/", env=env, user=image.user, timeout_s=limit
+        )
+        if done.ok:
+            return image
+        said = (done.stderr or done.stdout).strip().splitlines()
+        what = f"RUN {short}: exit code {done.code}: {said[-1] if said else 'it said nothing'}"
+        if self.settings.fail_on_build_error:
+            raise _failed(what)
+        return replace(image, notes=(*image.notes, what))
+
+    async def _copy(self, box: Sandbox, step: CopyInstruction, image: EnvironmentImage) -> None:
+        sources = self._sources(step)
+        target = str(PurePosixPath(image.workdir or "/") / step.target)
+        into = step.target.endswith(("/", "/.")) or step.target in (".", "./")
+        into = into or len(sources) + len(step.texts) > 1
+        if not into and sources and sources[0].is_file():
+            there = await box.exec(["test", "-d", target])
+            into = there.code == 0
+        laid = []
+        for source in sources:
+            if source.is_dir():
+                await box.put(source, target)
+                laid.append(target)
+            elif step.unpack and tarfile.is_tarfile(source):
+                await box.put(source, "/tmp/.added")
+                await _ran(box, ["mkdir", "-p", target], "ADD")
+                await _ran(box, ["tar", "-xf", "/tmp/.added", "-C", target], f"ADD {source.name}")
+                await _ran(box, ["rm", "/tmp/.added"], "ADD")
+            else:
+                place = str(PurePosixPath(target) / source.name) if into else target
+                await box.put(source, place)
+                laid.append(place)
+        for name, text in step.texts:
+            place = str(PurePosixPath(target) / name) if into else target
+            await box.put(text.encode(), place)
+            laid.append(place)
+        if step.chmod and laid:
+            await _ran(box, ["chmod", "-R", step.chmod, *laid], "COPY --chmod")
+        if step.chown and laid:
+            await _ran(box, ["chown", "-R", step.chown, *laid], "COPY --chown")
+
+
+async def _ran(box: Sandbox, argv: list[str], what: str) -> None:
+    done = await box.exec(argv, cwd="/")
+    if not done.ok:
+        raise _failed(f"{what}: {done.stderr.strip()}")
+
+
+def _fingerprint(path: Path, folder: Path) -> bytes:
+    mode = path.lstat().st_mode
+    text = f"{path.relative_to(folder)}\0{mode}\0".encode()
+    if path.is_symlink():
+        return text + os.readlink(path).encode()
+    return text + (hashlib.blake2b(path.read_bytes()).digest() if path.is_file() else b"")
+
+
+async def install_offline_tools(box: Sandbox, settings: HarborSettings) -> None:
+    if settings.offline_python:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in offline_tool_scripts(f"{settings.offline_python}/bin/python").items():
+                Path(folder, name).write_text(text)
+                Path(folder, name).chmod(0o755)
+            await box.put(Path(folder), OFFLINE_BIN)
+
+
+def with_offline_path(env: dict[str, str], settings: HarborSettings) -> dict[str, str]:
+    """An environment in which stand-ins are found first, where there are any."""
+    if not settings.offline_python:
+        return dict(env)
+    return {**env, "PATH": f"{OFFLINE_BIN}:{env.get('PATH', PATH)}"}

@@ -1,0 +1,69 @@
+"""Rows of a data file: JSONL or a JSON list, plain or gzip."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class RowError(ValueError):
+    """A file that is not what it should be, with its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRow:
+    """One object of a file, and where it stands."""
+
+    where: str  # "train.jsonl:17"
+    fields: dict[str, Any]
+
+    def get_text(self, *names: str) -> str:
+        """The first of these fields that is there. Line ends become plain."""
+        for name in names:
+            if name in self.fields:
+                found = self.fields[name]
+                if not isinstance(found, str):
+                    raise RowError(f"{self.where}: {name!r} is {found!r}, not text")
+                return found.replace("\r\n", "\n")
+        raise RowError(f"{self.where}: {' or '.join(map(repr, names))} is missing")
+
+    def get_texts(self, name: str) -> tuple[str, ...]:
+        """A field that is a list of texts; none if it is not there."""
+        found = self.fields.get(name, [])
+        if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
+            raise RowError(f"{self.where}: {name!r} is not a list of texts")
+        return tuple(entry.replace("\r\n", "\n") for entry in found)
+
+
+def read_rows(path: str | Path) -> Iterator[JsonRow]:
+    """The rows of a file, in order."""
+    file = Path(path)
+    try:
+        raw = file.read_bytes()
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise RowError(f"cannot read {file}: {error}") from None
+    if text.lstrip().startswith("["):
+        for place, entry in enumerate(_json(str(file), text), start=1):
+            yield _row(f"{file.name}[{place}]", entry)
+        return
+    for line_number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{file.name}:{line_number}"
+            yield _row(where, _json(where, line))
+
+
+def _json(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"{where}: not JSON: {error}") from None
+
+
+def _row(where: str, entry: Any) -> JsonRow:
+    if not isinstance(entry, dict):
+        raise RowError(f"{where}: not an object")
+    return JsonRow(where, entry)

@@ -1,0 +1,24 @@
+"""Problems in the layouts of GSM8K and MATH."""
+
+from paddock.envs.answer_format import extract_boxed_answer
+from paddock.envs.datasets import QAExample
+from paddock.envs.jsonl import JsonRow, RowError
+
+
+def parse_row(row: JsonRow) -> QAExample | None:
+    r"""A problem of either layout; None if its answer is empty, as two rows of MATH are.
+
+    GSM8K  {"question", "answer": "... #### 72"}
+    MATH   {"problem", "solution": "... \boxed{72} ..."} or {"problem", "answer": "72"}
+
+    >>> problem(Row("x:1", {"question": "2 + 2?", "answer": "Count. #### 4"}))
+    Problem(question='2 + 2?', answer='4', near=(), hidden='', any_order=False)
+    """
+    question = row.get_text("question", "problem", "prompt")
+    if "answer" in row.fields or "solution" not in row.fields:
+        answer = row.get_text("answer").rpartition("####")[2].strip()
+    elif (found := extract_boxed_answer(row.get_text("solution"))) is not None:
+        answer = found
+    else:
+        raise RowError(f"{row.where}: no answer: the solution has no box")
+    return QAExample(question=question.strip(), answer=answer) if answer else None
