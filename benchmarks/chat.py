@@ -26,7 +26,7 @@ from benchmarks.raise_base import CHAIN, SEEDS, settings_of, trained
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import newest_model
-from paddock.data.lesson import MODES
+from paddock.data.tokenize_dialogue import THINKING_MODES
 from paddock.engine import Engine, EngineSettings, Request
 from paddock.envs import ToolError, make, run_rollout
 from paddock.envs.tools import validate_arguments
@@ -105,7 +105,9 @@ class Talker:
 
     def policy(self, seed: int):  # noqa: ANN201  an envs.Policy
         async def play_on(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
-            said = await self.reply(messages, tools, MODES["interleaved"], seed + len(messages))
+            said = await self.reply(
+                messages, tools, THINKING_MODES["interleaved"], seed + len(messages)
+            )
             return said.message
 
         return play_on
@@ -176,7 +178,7 @@ async def conversation(
     tally = Tally()
     for env in envs:
         thinks = mode != "off" and (mode != "turns" or chance.random() < 0.5)
-        thinking = MODES[mode]
+        thinking = THINKING_MODES[mode]
         if mode == "turns":
             thinking = replace(thinking, enable_thinking=thinks)
         messages += env.task.messages
@@ -261,7 +263,7 @@ def measured(run: Path, dialogues: int, top_p: float) -> dict[str, object]:
     figures: dict[str, object] = {}
     with Engine(load_pretrained(folder), tokenizer, settings) as engine:
         talker = Talker(engine, tokenizer, renderer, top_p)
-        for mode in MODES:
+        for mode in THINKING_MODES:
             tally = asyncio.run(well_formed(talker, mode, dialogues))
             figures[mode] = tally.told()
         for world in SKILLS:
@@ -270,7 +272,7 @@ def measured(run: Path, dialogues: int, top_p: float) -> dict[str, object]:
             engine.flush_cache()
             whole: Counter[str] = Counter()
             for n in range(8):
-                whole += asyncio.run(five_turns(talker, MODES[mode], n))
+                whole += asyncio.run(five_turns(talker, THINKING_MODES[mode], n))
             figures[f"{mode} cache"] = dict(whole)
     with Journal(run) as journal:
         journal.log_event("conversed", label=label, figures=figures)
@@ -292,7 +294,7 @@ def _tuned(runs: Path, dialogues: int, top_p: float, seed: int) -> list[Claim]:
 
 def claims_of(figures: dict[str, object], name: str) -> list[Claim]:
     rows, calls, good = [], 0, 0
-    for mode in MODES:
+    for mode in THINKING_MODES:
         tally = dict(figures[mode])  # type: ignore[call-overload]
         share = tally["formed"] / tally["turns"]
         calls, good = calls + tally["calls"], good + tally["good_calls"]

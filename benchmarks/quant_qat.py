@@ -69,7 +69,7 @@ def losses_of(run: Path, folder: Path) -> list[tuple[float, int]]:
     """Of each dialogue held out of a run, nats of its replies and how many tokens they have."""
     corpus = open_corpus(run_of(run), Tokenizer.load(run / "tokenizer"), lambda _: None)
     network, found = load_pretrained(folder), []
-    context = settings_of(run).stream.context
+    context = settings_of(run).stream.seq_len
     for _, batch in held_out_batches(corpus, network, context=context, tokens=TOKENS):
         hidden_TD = network(batch.token_T, batch.layout).hidden_TD
         target_T = batch.targets(1)

@@ -33,7 +33,14 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import checkpoints, newest_model
 from paddock.config import load_recipe, resolve
 from paddock.dashboard import write_comparison, write_report
-from paddock.data import Corpus, LongContextSource, Reading, ReasoningSource, Tokenizer, corpus_key
+from paddock.data import (
+    Corpus,
+    LongContextSource,
+    ReasoningSource,
+    SourceContext,
+    Tokenizer,
+    corpus_key,
+)
 from paddock.journal import EVENTS_FILE, Journal, follow
 from paddock.train import TrainSettings
 from paddock.train.evaluate import (
@@ -54,13 +61,13 @@ MOST_NATS, MOST_POINTS = 0.01, 2.0  # that sparse attention may cost
 NEEDLES = LongContextSource(
     name="needles",
     task="needle",
-    wording="nano",
-    others=7,
-    tokens=500,
+    needle_template="nano",
+    distractors=7,
+    max_tokens=500,
     count=1024,
     held_out=True,
     seed=77,
-    material=ReasoningSource(name="filler", family="facts", count=2000, seed=77),
+    haystack=ReasoningSource(name="filler", family="facts", count=2000, seed=77),
 )
 
 
@@ -290,8 +297,8 @@ def _measured(run: Path, settings: TrainSettings, context: int) -> Figures:
     if settings.stage == "pretrain":  # its rows are shorter than a needle's document
         return Figures(loss=loss)
     count = lambda text: len(tokenizer.encode(text, specials=False))  # noqa: E731
-    begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.begin]
-    tasks = NEEDLES.tasks(Reading(count_tokens=count))
+    begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
+    tasks = NEEDLES.tasks(SourceContext(count_tokens=count))
     needles = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
     if dense:
         return Figures(loss=loss, needles=needles)

@@ -94,7 +94,7 @@ def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[Lesson
 def gap(learner: Learner, lessons: list[Lesson]) -> float:
     batch = packed(lessons)
     found = score(learner.trainer.network, batch)
-    return float(np.abs(found - batch.columns["rollout"])[batch.trained_T].max())
+    return float(np.abs(found - batch.columns["rollout"])[batch.loss_mask_T].max())
 
 
 def gaps(learner: Learner, network: Transformer) -> list[Claim]:

@@ -22,7 +22,7 @@ from torch import nn
 
 from benchmarks.step_profile import print_profile, synchronize
 from benchmarks.table import Claim, print_claims, times_better
-from paddock.data import Batch
+from paddock.data import PackedBatch
 from paddock.model import ModelConfig, Transformer, preset
 from paddock.model.cost import TrainingWorkload, mfu, training_flops
 from paddock.train import Trainer, TrainSettings
@@ -40,20 +40,20 @@ SPARSE = Stage(language=True, indexer=False, dense=False)
 TARGETS = {("small", "8x4096"): 5.0}
 
 
-def batch_of(rows: int, context: int, vocab: int) -> Batch:
+def batch_of(rows: int, context: int, vocab: int) -> PackedBatch:
     trained_T = np.ones(rows * context, np.bool_)
     trained_T[::context] = False
-    return Batch(
+    return PackedBatch(
         token_T=np.random.default_rng(0).integers(0, vocab, rows * context, dtype=np.int32),
-        trained_T=trained_T,
+        loss_mask_T=trained_T,
         lengths=(context,) * rows,
         sources=("random",) * rows,
-        targets=int(trained_T.sum()),
+        num_targets=int(trained_T.sum()),
     )
 
 
 def paddock_step(
-    config: ModelConfig, batch: Batch, dtype: str, optimizer: str, recompute: bool = False
+    config: ModelConfig, batch: PackedBatch, dtype: str, optimizer: str, recompute: bool = False
 ) -> Step:
     device = pick_device(None)
     settings = TrainSettings(
@@ -75,7 +75,7 @@ def paddock_step(
     return step
 
 
-def transformers_step(config: ModelConfig, batch: Batch, dtype: str) -> Step:
+def transformers_step(config: ModelConfig, batch: PackedBatch, dtype: str) -> Step:
     from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
     from paddock.checkpoint.config_json import config_to_json

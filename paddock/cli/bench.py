@@ -165,7 +165,7 @@ def bench_train(
         raise UserError(_too_much(planned))
     seconds = seconds_a_step(settings, config, steps)
     stream = settings.stream
-    tokens = stream.batch_tokens // stream.context * stream.context
+    tokens = stream.batch_tokens // stream.seq_len * stream.seq_len
     peak = peak_flops(device)
     share = None if peak is None else mfu(planned.flops_token, tokens / seconds, peak)
     found = {

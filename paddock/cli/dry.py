@@ -119,9 +119,9 @@ def _train_data(settings: "TrainSettings") -> "Iterator[RequiredFile]":
 
     if settings.start.folder is not None:
         yield RequiredFile(path=settings.start.folder, contains=CHECKPOINT)
-    if settings.tokenizer.folder is not None:
-        yield RequiredFile(path=settings.tokenizer.folder, contains=TOKENIZER)
-    for source in (*settings.corpus.sources, *settings.tokenizer.also):
+    if settings.tokenizer.path is not None:
+        yield RequiredFile(path=settings.tokenizer.path, contains=TOKENIZER)
+    for source in (*settings.corpus.sources, *settings.tokenizer.extra_sources):
         yield from source.data_files()
 
 

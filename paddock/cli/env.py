@@ -109,10 +109,10 @@ def _who(model: str | None, url: str | None, sampling: SamplingParams) -> Iterat
         yield Person()
         return
     from paddock.cli.sample import player_of
-    from paddock.data.lesson import MODES
+    from paddock.data.tokenize_dialogue import THINKING_MODES
 
     with player_of(model, url, 1) as player:
-        yield player.policy(MODES["interleaved"], sampling)
+        yield player.policy(THINKING_MODES["interleaved"], sampling)
 
 
 def _solver(opened: "Taskset", task: Any) -> "Policy":

@@ -151,7 +151,7 @@ def longest_attempt(run: Path) -> tuple[int, ...]:
 def held_out_row(run: Path, tokenizer: "Tokenizer") -> list[int]:
     """The longest of the first documents that the run's corpus holds out."""
     from paddock.config import load_recipe, resolve
-    from paddock.data import Corpus, corpus_key, once
+    from paddock.data import Corpus, corpus_key, iterate_once
     from paddock.train import TrainSettings
 
     settings = resolve(TrainSettings, load_recipe(run / "recipe.toml"))
@@ -160,7 +160,7 @@ def held_out_row(run: Path, tokenizer: "Tokenizer") -> list[int]:
         raise UserError(f"{folder}: the corpus is gone; give the text with --text FILE")
     documents = Corpus(folder, tokenizer=tokenizer).split("held_out")
     found: list[int] = []
-    for batch in islice(once(documents, context=MOST, batch_tokens=MOST), BATCHES):
+    for batch in islice(iterate_once(documents, context=MOST, batch_tokens=MOST), BATCHES):
         longest = max(range(len(batch.lengths)), key=batch.lengths.__getitem__)
         start, length = sum(batch.lengths[:longest]), batch.lengths[longest]
         if length > len(found):

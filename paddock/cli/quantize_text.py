@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from paddock.cli.errors import UserError
 
 if TYPE_CHECKING:
-    from paddock.data import Documents, LongContextSource, Reading, Tokenizer
-    from paddock.data.corpus import FileSource
+    from paddock.data import IndexedDataset, LongContextSource, SourceContext, Tokenizer
+    from paddock.data.sources import FileSource
     from paddock.quant import Passage
     from paddock.quant.stream import Purpose
     from paddock.train import Run
@@ -60,9 +60,9 @@ def passages_from_run(folder: Path, tokenizer: "Tokenizer", amounts: Amounts) ->
     found += _from_split(corpus.split("held_out"), "held_out", amounts.held_out, amounts.length)
     known = [s for s in run.settings.corpus.sources if isinstance(s, LongContextSource)]
     if known and amounts.needles:
-        longest = max(known, key=lambda source: source.tokens)
+        longest = max(known, key=lambda source: source.max_tokens)
         asked = {"count": amounts.needles, "held_out": True, "times": 1}
-        begin = [tokenizer.token_to_id(token) or 0 for token in run.settings.corpus.begin]
+        begin = [tokenizer.token_to_id(token) or 0 for token in run.settings.corpus.bos_tokens]
         found += _needles(longest.model_copy(update=asked), tokenizer, begin)
     return found
 
@@ -84,7 +84,7 @@ def run_of(folder: Path) -> "Run":
 
 
 def _from_split(
-    documents: "Mapping[str, Documents]", purpose: "Purpose", tokens: int, length: int
+    documents: "Mapping[str, IndexedDataset]", purpose: "Purpose", tokens: int, length: int
 ) -> "list[Passage]":
     """From all sources in turn, until there is enough."""
     from paddock.quant import Passage
@@ -96,7 +96,7 @@ def _from_split(
                 continue
             size = min(some.length(number), length)
             if size >= SHORTEST:
-                ids = tuple(int(token) for token in some.ids(number, 0, size))
+                ids = tuple(int(token) for token in some.token_ids(number, 0, size))
                 found.append(Passage(ids=ids, purpose=purpose))
                 seen += size
     return found
@@ -119,15 +119,15 @@ def passages_from_text(path: Path, tokenizer: "Tokenizer", amounts: Amounts) -> 
             found.append(Passage(ids=ids, purpose=purpose))
             left[purpose] -= len(ids)
     if amounts.calibrate and not any(one.purpose == "calibrate" for one in found):
-        why = ", ".join(f"{reason} ({count})" for reason, count in reading.drops.items())
+        why = ", ".join(f"{reason} ({count})" for reason, count in reading.drop_counts.items())
         left_out = f"; left out: {why}" if why else ""
         raise UserError(f"{path}: holds no document of {SHORTEST} tokens or more{left_out}")
     if amounts.needles:
         hidden = LongContextSource(
             name="needles",
             task="needle",
-            material=source,
-            tokens=max(64, amounts.length),
+            haystack=source,
+            max_tokens=max(64, amounts.length),
             count=amounts.needles,
             held_out=True,
         )
@@ -135,14 +135,14 @@ def passages_from_text(path: Path, tokenizer: "Tokenizer", amounts: Amounts) -> 
     return found
 
 
-def _reading(tokenizer: "Tokenizer") -> "Reading":
-    from paddock.data import Reading
+def _reading(tokenizer: "Tokenizer") -> "SourceContext":
+    from paddock.data import SourceContext
 
-    return Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
+    return SourceContext(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
 
 
 def _pieces(
-    source: "FileSource", reading: "Reading", tokenizer: "Tokenizer", length: int
+    source: "FileSource", reading: "SourceContext", tokenizer: "Tokenizer", length: int
 ) -> "Iterator[tuple[int, ...]]":
     """Documents as tokens, long ones cut: a book is many texts."""
     for document in source.documents(reading):
@@ -169,7 +169,7 @@ def _source(path: Path) -> "FileSource":
     if name.endswith(".parquet"):
         return ParquetSource(name="text", path=str(path))
     # A file's name is no pattern, whatever is in it.
-    return FolderSource(name="text", path=str(path.parent), patterns=(escape(path.name),))
+    return FolderSource(name="text", path=str(path.parent), glob_patterns=(escape(path.name),))
 
 
 def _needles(

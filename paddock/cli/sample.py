@@ -114,7 +114,7 @@ async def _sample(
     plan: Plan, player: Player, harvest: Harvest, todo: Sequence[tuple[int, int]], at_once: int
 ) -> None:
     """All attempts, so many at a time. A bug in our own code ends them all."""
-    from paddock.data.lesson import MODES
+    from paddock.data.tokenize_dialogue import THINKING_MODES
     from paddock.envs import run_rollout
 
     jobs = iter(todo)
@@ -126,7 +126,7 @@ async def _sample(
             name = f"{task.id}#{k}"
             seed = _seed(plan.seed, name)
             sampling = replace(plan.sampling, seed=seed)
-            policy = player.policy(MODES[plan.mode], sampling)
+            policy = player.policy(THINKING_MODES[plan.mode], sampling)
             env = plan.world.make_env(task)
             episode = await run_rollout(env, policy)
             if isinstance(episode.outcome, Verdict):
@@ -144,7 +144,7 @@ async def _sample(
 def _line(
     plan: Plan, player: Player, episode: "RolloutTrace", name: str, tools: tuple[ToolSpec, ...]
 ) -> dict[str, Any]:
-    from paddock.data import dialogue_json
+    from paddock.data import dialogue_to_json
 
     verdict = episode.outcome
     assert isinstance(verdict, Verdict)
@@ -155,7 +155,7 @@ def _line(
         id=name,
         source=f"{episode.task.env} by {player.name} {player.version}".rstrip(),
     )
-    return dialogue_json(dialogue) | {
+    return dialogue_to_json(dialogue) | {
         "task": episode.task.id,
         "world": episode.task.env,
         "split": plan.split,
@@ -250,7 +250,7 @@ class ServerPlayer:
     def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
         import httpx
 
-        from paddock.data import message_json
+        from paddock.data import message_to_json
         from paddock.envs import RolloutFailed
         from paddock.text import parse_messages
         from paddock.text.chat_template import tool_to_openai
@@ -258,7 +258,7 @@ class ServerPlayer:
         async def reply(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
             body: dict[str, Any] = {
                 "model": self.name,
-                "messages": [message_json(message) for message in messages],
+                "messages": [message_to_json(message) for message in messages],
                 "temperature": sampling.temperature,
                 "seed": _seed(sampling.seed, len(messages)),
                 "chat_template_kwargs": thinking.as_kwargs,

@@ -200,7 +200,7 @@ def _loss(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> R
     settings, tokenizer = _text(skill, run)
     key = corpus_key(settings.corpus, tokenizer)
     corpus = Corpus(run.parent / "corpora" / key, tokenizer=tokenizer)
-    context, tokens = settings.stream.context, 1000 * skill.tasks
+    context, tokens = settings.stream.seq_len, 1000 * skill.tasks
     loss = held_out_loss(network, corpus, dense=dense, context=context, tokens=tokens)
     if loss is None:
         raise UserError(f"skill {skill.name!r}: nothing was held out of that text")
@@ -209,12 +209,12 @@ def _loss(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> R
 
 def _needles(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> Result:
     """The share of needles found in long documents."""
-    from paddock.data import Reading
+    from paddock.data import SourceContext
     from paddock.train.evaluate import found_needles
 
     settings, tokenizer = _text(skill, run)
-    reading = Reading(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
-    begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.begin]
+    reading = SourceContext(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
+    begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
     tasks = _needle_source(skill).tasks(reading)
     share = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
     error = (share * (1 - share) / skill.tasks) ** 0.5

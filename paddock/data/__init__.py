@@ -1,23 +1,30 @@
 """Documents from anywhere into packed batches of tokens: given a seed, the same ones every time.
 
-corpus.py         sources of documents: folders, JSONL, Parquet, datasets, Python's own files
+sources.py        sources of documents: folders, JSONL, Parquet, datasets, Python's own files
 dialogue.py       dialogues as JSON lines, in OpenAI's shape and ShareGPT's
-conversations.py  sources of dialogues: files, and worlds that show how it is done
-lesson.py         dialogues as rows of tokens that know whether they are learnt
+dialogue_sources.py  sources of dialogues: files, and worlds that show how it is done
+tokenize_dialogue.py  dialogues as rows of tokens that know whether they are learnt
 reasoning.py      generated reasoning text, with an eighth of all problems held out
-longcontext.py    generated long documents with questions about them
+long_context.py   generated long documents with questions about them
 prepare/          cleaning, copies, quality, fill-in-the-middle; sources into shards
 shards.py         tokenized documents on disk
-chance.py         random numbers and orders that are computed, not drawn
+rng.py            random numbers and orders that are computed, not drawn
 mixture.py        which document comes next
 packing.py        documents into rows
-stream.py         batches for one rank of many
-resume.py         where a stream stands
-vocabulary.py     the tokenizer a corpus is cut up with
+dataloader.py     batches for one rank of many
+stream_state.py   where a stream stands
+tokenizer.py      the tokenizer a corpus is cut up with
 """
 
-from paddock.data.conversations import DemonstrationSource, DialogueSource
-from paddock.data.corpus import (
+from paddock.data.dataloader import DataLoaderSettings, PackedBatch, PackedDataLoader, iterate_once
+from paddock.data.dialogue import dialogue_to_json, message_to_json, parse_dialogue, read_dialogues
+from paddock.data.dialogue_sources import DemonstrationSource, DialogueSource
+from paddock.data.long_context import LongContextExample, LongContextSource
+from paddock.data.mixture import MixtureSettings
+from paddock.data.prepare import CorpusSettings, QualityFilterSettings, corpus_key, prepare_corpus
+from paddock.data.reasoning import ReasoningSource
+from paddock.data.shards import Corpus, CorpusManifest, IndexedDataset
+from paddock.data.sources import (
     DataError,
     Document,
     FolderSource,
@@ -25,52 +32,45 @@ from paddock.data.corpus import (
     JsonlSource,
     ParquetSource,
     PythonSource,
-    Reading,
+    SourceContext,
 )
-from paddock.data.dialogue import dialogue_from, dialogue_json, message_json, read_dialogues
-from paddock.data.lesson import Lesson, lessons
-from paddock.data.longcontext import LongContextSource, LongTask
-from paddock.data.mixture import MixtureSettings
-from paddock.data.prepare import CorpusSettings, Quality, corpus_key, prepare
-from paddock.data.reasoning import ReasoningSource
-from paddock.data.shards import Corpus, Documents, Manifest
-from paddock.data.stream import Batch, Stream, StreamSettings, once
-from paddock.data.vocabulary import TokenizerSettings, open_tokenizer
+from paddock.data.tokenize_dialogue import TokenizedDialogue, tokenize_dialogue
+from paddock.data.tokenizer import TokenizerSettings, open_tokenizer
 from paddock.text import Tokenizer
 
 __all__ = [
-    "Batch",
     "Corpus",
+    "CorpusManifest",
     "CorpusSettings",
     "DataError",
+    "DataLoaderSettings",
     "DemonstrationSource",
     "DialogueSource",
     "Document",
-    "Documents",
     "FolderSource",
     "HubSource",
+    "IndexedDataset",
     "JsonlSource",
-    "Lesson",
+    "LongContextExample",
     "LongContextSource",
-    "LongTask",
-    "Manifest",
     "MixtureSettings",
+    "PackedBatch",
+    "PackedDataLoader",
     "ParquetSource",
     "PythonSource",
-    "Quality",
-    "Reading",
+    "QualityFilterSettings",
     "ReasoningSource",
-    "Stream",
-    "StreamSettings",
+    "SourceContext",
+    "TokenizedDialogue",
     "Tokenizer",
     "TokenizerSettings",
     "corpus_key",
-    "dialogue_from",
-    "dialogue_json",
-    "lessons",
-    "message_json",
-    "once",
+    "dialogue_to_json",
+    "iterate_once",
+    "message_to_json",
     "open_tokenizer",
-    "prepare",
+    "parse_dialogue",
+    "prepare_corpus",
     "read_dialogues",
+    "tokenize_dialogue",
 ]

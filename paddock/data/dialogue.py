@@ -17,7 +17,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from paddock.data.corpus import UNPACKING, DataError, opened
+from paddock.data.sources import DECOMPRESSION_ERRORS, DataError, open_lines
 from paddock.records import Dialogue, LossMaskSpan, Message, RecordDecodeError, ThinkingMode, decode
 from paddock.text import MessageError, parse_messages, parse_tools
 from paddock.text.chat_template import tool_to_openai
@@ -44,20 +44,20 @@ _SHAREGPT: dict[str, str] = {
 def read_dialogues(file: Path, *, thinking: ThinkingMode = "interleaved") -> Iterator[Dialogue]:
     """The dialogues of a JSONL file, packed (.gz) or not, each line in either shape. `thinking` is
     the mode of those that say none. DataError names the file, the line and the field."""
-    with opened(file) as lines:
+    with open_lines(file) as lines:
         for number, line in enumerate(_whole(lines, file), 1):
             if not line.strip():
                 continue
             where = f"{file}:{number}"
             try:
-                yield dialogue_from(_object(line), where=where, thinking=thinking)
+                yield parse_dialogue(_object(line), where=where, thinking=thinking)
             except (MessageError, RecordDecodeError) as error:
                 raise DataError(f"{where}: {error}") from None
             except ValueError as error:
                 raise DataError(f"{where}: {error}") from None
 
 
-def dialogue_from(
+def parse_dialogue(
     raw: Mapping[str, Any], *, where: str = "", thinking: ThinkingMode = "interleaved"
 ) -> Dialogue:
     """One line as a dialogue. ValueError begins with the field that is wrong.
@@ -97,13 +97,13 @@ def dialogue_from(
     )
 
 
-def dialogue_json(dialogue: Dialogue) -> dict[str, Any]:
+def dialogue_to_json(dialogue: Dialogue) -> dict[str, Any]:
     """The dialogue in OpenAI's shape, as `dialogue_from` reads it back."""
     marks: dict[int, list[LossMaskSpan]] = {}
     for span in dialogue.untrained:
         marks.setdefault(span.message, []).append(span)
     found: dict[str, Any] = {
-        "messages": [message_json(m) for m in dialogue.messages],
+        "messages": [message_to_json(m) for m in dialogue.messages],
         "thinking": dialogue.thinking,
         "weight": dialogue.weight,
         "id": dialogue.id,
@@ -118,7 +118,7 @@ def dialogue_json(dialogue: Dialogue) -> dict[str, Any]:
     return found
 
 
-def message_json(message: Message) -> dict[str, Any]:
+def message_to_json(message: Message) -> dict[str, Any]:
     """A message as OpenAI's API has it, with its reasoning."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
@@ -143,7 +143,7 @@ def message_json(message: Message) -> dict[str, Any]:
 def _whole(lines: Iterable[bytes], file: Path) -> Iterator[bytes]:
     try:
         yield from lines
-    except UNPACKING as error:
+    except DECOMPRESSION_ERRORS as error:
         raise DataError(f"{file}: cut off or damaged: {error}") from None
 
 

@@ -10,11 +10,11 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from paddock.config import BaseSettings
-from paddock.data.chance import key, shuffled, uniform
-from paddock.data.corpus import DataError
-from paddock.data.shards import Documents
+from paddock.data.rng import derive_seed, permute_index, uniform_at
+from paddock.data.shards import IndexedDataset
+from paddock.data.sources import DataError
 
-Curve = tuple[tuple[float, float], ...]  # (progress, weight), straight lines between
+WeightSchedule = tuple[tuple[float, float], ...]  # (progress, weight), straight lines between
 
 
 class MixtureSettings(BaseSettings):
@@ -24,7 +24,7 @@ class MixtureSettings(BaseSettings):
     facts = [[0, 0.75], [0.3, 0.75], [0.3, 0.15], [1, 0.15]]
     """
 
-    weights: dict[str, float | Curve] = Field(default_factory=dict)
+    weights: dict[str, float | WeightSchedule] = Field(default_factory=dict)
     unit: Literal["tokens", "documents"] = "tokens"  # what the weights are shares of
 
     @model_validator(mode="after")
@@ -39,7 +39,7 @@ class MixtureSettings(BaseSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DocumentSpan:
     """Tokens `start` to before `stop` of a document."""
 
     source: str
@@ -50,7 +50,7 @@ class Piece:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def cut(self, room: int) -> tuple["Piece", "Piece | None"]:
+    def split_at(self, room: int) -> tuple["DocumentSpan", "DocumentSpan | None"]:
         """At most `room` tokens, and what is left.
 
         >>> Piece("code", 7, 0, 5).cut(3)[1]
@@ -60,14 +60,16 @@ class Piece:
             return self, None
         middle = self.start + room
         return (
-            Piece(self.source, self.document, self.start, middle),
-            Piece(self.source, self.document, middle, self.stop),
+            DocumentSpan(self.source, self.document, self.start, middle),
+            DocumentSpan(self.source, self.document, middle, self.stop),
         )
 
-    def split(self, room: int) -> list["Piece"]:
+    def chunks(self, room: int) -> list["DocumentSpan"]:
         """In pieces of `room` tokens, the last of what is left."""
         starts = range(self.start, self.stop, room)
-        return [Piece(self.source, self.document, a, min(a + room, self.stop)) for a in starts]
+        return [
+            DocumentSpan(self.source, self.document, a, min(a + room, self.stop)) for a in starts
+        ]
 
 
 class Mixture:
@@ -79,7 +81,7 @@ class Mixture:
 
     def __init__(
         self,
-        documents: Mapping[str, Documents],
+        documents: Mapping[str, IndexedDataset],
         settings: MixtureSettings,
         *,
         seed: int,
@@ -101,14 +103,14 @@ class Mixture:
         self._seed = seed
         self.taken = dict.fromkeys(self._documents, 0)
 
-    def draw(self, progress: float) -> Piece:
+    def next_document(self, progress: float) -> DocumentSpan:
         """The next document, whole."""
         source = self._source(progress)
         found, taken = self._documents[source], self.taken[source]
         epoch, position = divmod(taken, len(found))
-        number = shuffled(position, len(found), key(self._seed, source, epoch))
+        number = permute_index(position, len(found), derive_seed(self._seed, source, epoch))
         self.taken[source] = taken + 1
-        return Piece(source, number, 0, found.length(number))
+        return DocumentSpan(source, number, 0, found.length(number))
 
     def epochs(self) -> dict[str, float]:
         """How often each source was gone through."""
@@ -122,7 +124,7 @@ class Mixture:
         ends = list(accumulate(rates))
         if ends[-1] <= 0:
             raise DataError(f"all weights of the mixture are zero at progress {progress:g}")
-        place = uniform(key(self._seed, "source"), sum(self.taken.values())) * ends[-1]
+        place = uniform_at(derive_seed(self._seed, "source"), sum(self.taken.values())) * ends[-1]
         return list(self._documents)[bisect_right(ends, place)]
 
 
@@ -138,7 +140,9 @@ def weight_at(curve: Sequence[tuple[float, float]], progress: float) -> float:
     return low + (high - low) * (progress - left) / (right - left)
 
 
-def _curves(documents: Mapping[str, Documents], settings: MixtureSettings) -> dict[str, Curve]:
+def _curves(
+    documents: Mapping[str, IndexedDataset], settings: MixtureSettings
+) -> dict[str, WeightSchedule]:
     if settings.weights:
         weights = {name: settings.weights.get(name, 0.0) for name in documents}
     elif settings.unit == "tokens":

@@ -11,31 +11,33 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Literal
 
-from paddock.data.mixture import Piece
+from paddock.data.mixture import DocumentSpan
 
-Mode = Literal["truncate", "best_fit", "rows"]
-Row = list[Piece]
-Draw = Callable[[], Piece]  # the next whole document
+PackingMode = Literal["truncate", "best_fit", "rows"]
+Row = list[DocumentSpan]
+NextDocument = Callable[[], DocumentSpan]  # the next whole document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    context: int  # tokens in a row at most
+class PackingLimits:
+    seq_len: int  # tokens in a row at most
     tokens: int  # in a batch at most
     lookahead: float = 1.0  # batches more that best_fit chooses from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackingResult:
     """A batch of all ranks, and the pieces that wait for the next."""
 
     rows: list[Row]
-    waiting: list[Piece]
-    cut_tokens: int = 0  # left out for good
+    carried_over: list[DocumentSpan]
+    dropped_tokens: int = 0  # left out for good
     split_documents: int = 0  # longer than a row
 
 
-def truncate(draw: Draw, waiting: Sequence[Piece], shape: Shape) -> Packed:
+def pack_truncating(
+    draw: NextDocument, waiting: Sequence[DocumentSpan], shape: PackingLimits
+) -> PackingResult:
     """Every token exactly once, in rows that are all full. Where a document is cut depends on what
     came before it, so that the model sees texts begin anywhere. What is cut off begins a row of a
     later batch: however long a document is, it never fills a batch, and only after so many batches
@@ -43,20 +45,22 @@ def truncate(draw: Draw, waiting: Sequence[Piece], shape: Shape) -> Packed:
     ready, later = list(waiting), []
     rows: list[Row] = []
     split = 0
-    for _ in range(shape.tokens // shape.context):
-        row, room = Row(), shape.context
+    for _ in range(shape.tokens // shape.seq_len):
+        row, room = Row(), shape.seq_len
         while room:
-            piece, rest = (ready.pop(0) if ready else draw()).cut(room)
+            piece, rest = (ready.pop(0) if ready else draw()).split_at(room)
             row.append(piece)
             room -= len(piece)
             if rest:
                 later.append(rest)
                 split += piece.start == 0
         rows.append(row)
-    return Packed(rows=rows, waiting=[*ready, *later], split_documents=split)
+    return PackingResult(rows=rows, carried_over=[*ready, *later], split_documents=split)
 
 
-def best_fit(draw: Draw, waiting: Sequence[Piece], shape: Shape) -> Packed:
+def pack_best_fit(
+    draw: NextDocument, waiting: Sequence[DocumentSpan], shape: PackingLimits
+) -> PackingResult:
     """The longest pieces first, each into the fullest row that still has room for it.
 
     Every row begins with the piece that has waited longest, so none waits for ever.
@@ -65,12 +69,12 @@ def best_fit(draw: Draw, waiting: Sequence[Piece], shape: Shape) -> Packed:
     held = sum(map(len, pool))
     while held < shape.tokens * (1 + shape.lookahead):
         document = draw()
-        pool += document.split(shape.context)
+        pool += document.chunks(shape.seq_len)
         held += len(document)
-        split += len(document) > shape.context
-    count = shape.tokens // shape.context
+        split += len(document) > shape.seq_len
+    count = shape.tokens // shape.seq_len
     rows = [[piece] for piece in pool[:count]]
-    rooms = sorted((shape.context - len(row[0]), i) for i, row in enumerate(rows))
+    rooms = sorted((shape.seq_len - len(row[0]), i) for i, row in enumerate(rows))
     left: set[int] = set()
     for number in sorted(range(count, len(pool)), key=lambda n: -len(pool[n])):
         size = len(pool[number])
@@ -81,10 +85,14 @@ def best_fit(draw: Draw, waiting: Sequence[Piece], shape: Shape) -> Packed:
         room, i = rooms.pop(at)
         rows[i].append(pool[number])
         insort(rooms, (room - size, i))
-    return Packed(rows=rows, waiting=[pool[n] for n in sorted(left)], split_documents=split)
+    return PackingResult(
+        rows=rows, carried_over=[pool[n] for n in sorted(left)], split_documents=split
+    )
 
 
-def rows(draw: Draw, waiting: Sequence[Piece], shape: Shape) -> Packed:
+def pack_rows(
+    draw: NextDocument, waiting: Sequence[DocumentSpan], shape: PackingLimits
+) -> PackingResult:
     """Documents as they come, until the next would be too many tokens. What one has beyond the
     context is left out."""
     rest = list(waiting)
@@ -92,22 +100,24 @@ def rows(draw: Draw, waiting: Sequence[Piece], shape: Shape) -> Packed:
     room, cut = shape.tokens, 0
     while True:
         document = rest.pop(0) if rest else draw()
-        piece, beyond = document.cut(shape.context)
+        piece, beyond = document.split_at(shape.seq_len)
         if len(piece) > room:
-            return Packed(rows=packed, waiting=[document, *rest], cut_tokens=cut)
+            return PackingResult(rows=packed, carried_over=[document, *rest], dropped_tokens=cut)
         packed.append([piece])
         room -= len(piece)
         cut += len(beyond) if beyond else 0
 
 
-PACKERS: dict[Mode, Callable[[Draw, Sequence[Piece], Shape], Packed]] = {
-    "truncate": truncate,
-    "best_fit": best_fit,
-    "rows": rows,
+PACKERS: dict[
+    PackingMode, Callable[[NextDocument, Sequence[DocumentSpan], PackingLimits], PackingResult]
+] = {
+    "truncate": pack_truncating,
+    "best_fit": pack_best_fit,
+    "rows": pack_rows,
 }
 
 
-def share(rows: Sequence[Row], *, rank: int, world: int) -> list[Row]:
+def shard_rows(rows: Sequence[Row], *, rank: int, world: int) -> list[Row]:
     """The rows of one rank: all ranks together have each row once, and about as many tokens.
 
     >>> row = lambda size: [Piece("code", size, 0, size)]

@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from paddock.data.chance import key
-from paddock.data.corpus import Document, Reading, SourceSettings
+from paddock.data.rng import derive_seed
+from paddock.data.sources import Document, SourceContext, SourceSettings
 from paddock.envs.nano.language import (
     COLOUR_OF,
     KEYS,
@@ -30,7 +30,7 @@ _LOOK_UPS = 24
 Family = Literal["facts", "chains", "knowledge", "records", "lookups"]
 
 
-def facts(chance: Random) -> str:
+def make_facts(chance: Random) -> str:
     """`7 add 5 is 2 , 3 minus 9 is 4 , 0 add 8 is 8 .` There are 180, and none is held out."""
 
     def fact() -> str:
@@ -40,7 +40,7 @@ def facts(chance: Random) -> str:
     return " , ".join(fact() for _ in range(3)) + " ."
 
 
-def chains(chance: Random, *, held_out: bool = False) -> str:
+def make_chain(chance: Random, *, held_out: bool = False) -> str:
     """`Take 5 , first minus 9 . first 5 minus 9 is 6 .` with one to four steps. The signature is
     the question, as a task would ask it."""
     while True:
@@ -49,7 +49,7 @@ def chains(chance: Random, *, held_out: bool = False) -> str:
             return f"{asked} . {worked} ."
 
 
-def knowledge(chance: Random) -> str:
+def make_knowledge(chance: Random) -> str:
     """What colour things have, and what is done to a colour. To be known, so none is held out."""
     noun = chance.choice(NOUNS)
     colour = COLOUR_OF[noun]
@@ -65,7 +65,7 @@ def knowledge(chance: Random) -> str:
     )
 
 
-def records(chance: Random, *, held_out: bool = False) -> str:
+def make_records(chance: Random, *, held_out: bool = False) -> str:
     """`look oak . is see fir , end 3 . oak see fir .` twice: the value, a stale one behind another
     word, and the value again. The signature is key and value; stale ones are never held out."""
 
@@ -77,7 +77,7 @@ def records(chance: Random, *, held_out: bool = False) -> str:
     return f"{record()} . {record()} ."
 
 
-def store(chance: Random, keys: int, *, held_out: bool = False) -> dict[str, str]:
+def make_key_values(chance: Random, keys: int, *, held_out: bool = False) -> dict[str, str]:
     """So many keys, each with a value of one word.
 
     >>> store(Random(4), 2)
@@ -93,24 +93,27 @@ def _value(chance: Random, name: str, *, held_out: bool) -> str:
             return value
 
 
-def lookups(chance: Random, *, held_out: bool = False) -> str:
+def make_lookups(chance: Random, *, held_out: bool = False) -> str:
     """`oak red fir 3 oak red oak red fir 3 ...`: two to eight keys, each time with their value,
     which from the second time on can be found further back. The signature is key and value.
 
     Nothing stands between the pairs: with a sign behind each, nano had not learnt to look up in 600
     steps; without, it had on every seed in 300.
     """
-    values = store(chance, chance.randint(2, 8), held_out=held_out)
+    values = make_key_values(chance, chance.randint(2, 8), held_out=held_out)
     told = [*values, *chance.choices([*values], k=_LOOK_UPS - len(values))]
     chance.shuffle(told)
     return " ".join(f"{name} {values[name]}" for name in told)
 
 
-_ALWAYS_KNOWN: dict[str, Callable[[Random], str]] = {"facts": facts, "knowledge": knowledge}
+_ALWAYS_KNOWN: dict[str, Callable[[Random], str]] = {
+    "facts": make_facts,
+    "knowledge": make_knowledge,
+}
 _HELD_OUT_TOO: dict[str, Callable[..., str]] = {
-    "chains": chains,
-    "records": records,
-    "lookups": lookups,
+    "chains": make_chain,
+    "records": make_records,
+    "lookups": make_lookups,
 }
 
 
@@ -120,7 +123,7 @@ class ReasoningSource(SourceSettings):
     One family a source, so that the weights of a mixture are the curriculum.
     """
 
-    generated: ClassVar[bool] = True
+    is_generated: ClassVar[bool] = True
 
     kind: Literal["reasoning"] = "reasoning"
     family: Family
@@ -134,12 +137,12 @@ class ReasoningSource(SourceSettings):
             raise ValueError(f"no {self.family} are held out")
         return self
 
-    def documents(self, reading: Reading) -> Iterator[Document]:  # noqa: ARG002
-        chance = Random(key(self.seed, self.family, self.held_out))
+    def documents(self, reading: SourceContext) -> Iterator[Document]:  # noqa: ARG002
+        chance = Random(derive_seed(self.seed, self.family, self.held_out))
         for number in itertools.count() if self.count is None else range(self.count):
             yield Document(text=self._text(chance), id=f"{number}", source=self.name)
 
-    def holding_out(self, share: float) -> "ReasoningSource | None":
+    def held_out_source(self, share: float) -> "ReasoningSource | None":
         """The source of held-out documents that belongs to this one, `share` as large."""
         if self.held_out or self.family not in _HELD_OUT_TOO or self.count is None:
             return None

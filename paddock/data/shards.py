@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paddock.data.corpus import DataError
+from paddock.data.sources import DataError
 from paddock.text import Tokenizer
 
-MANIFEST = "manifest.json"
+MANIFEST_NAME = "manifest.json"
 FORMAT: Final = 1
 
 _AGAIN = "delete the folder of the corpus to have it prepared again"
@@ -36,24 +36,24 @@ class Shard(_Entry):
     name: str  # of its files, without their endings
     documents: Count
     tokens: Count
-    lessons: bool = False  # with .trn and .wgt
+    has_loss_mask: bool = False  # with .trn and .wgt
 
 
-class SourceEntry(_Entry):
+class SourceManifest(_Entry):
     """What became of one source."""
 
     documents: Count
     bytes: Count  # of the kept text as UTF-8
-    drops: dict[str, Count]  # documents left out, by reason
+    drop_counts: dict[str, Count]  # documents left out, by reason
     splits: dict[Split, tuple[Shard, ...]]
 
 
-class Manifest(_Entry):
+class CorpusManifest(_Entry):
     format: Literal[1] = FORMAT
     key: str  # stands for the settings and the tokenizer
     tokenizer: str  # its fingerprint
     vocab_size: Count
-    sources: dict[str, SourceEntry]
+    sources: dict[str, SourceManifest]
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -108,16 +108,16 @@ class ShardWriter:
             (self._folder / f"{self._name}.wgt").write_bytes(
                 np.array(self._weights, "<f4").tobytes()
             )
-        shard = Shard(name=self._name, documents=documents, tokens=tokens, lessons=lessons)
+        shard = Shard(name=self._name, documents=documents, tokens=tokens, has_loss_mask=lessons)
         self._done.append(shard)
         self._file, self._offsets = None, [0]
         self._trained, self._weights = bytearray(), []
 
 
-class Documents:
+class IndexedDataset:
     """The documents of one source and split, by number."""
 
-    def __init__(self, folder: Path, shards: Sequence[Shard], manifest: Manifest) -> None:
+    def __init__(self, folder: Path, shards: Sequence[Shard], manifest: CorpusManifest) -> None:
         self._manifest = manifest
         self._folder = folder
         self._tokens = [
@@ -129,13 +129,13 @@ class Documents:
         ]
         self._trained = [
             _mapped(folder / f"{shard.name}.trn", np.dtype("u1"), shard.tokens)
-            if shard.lessons
+            if shard.has_loss_mask
             else None
             for shard in shards
         ]
         self._weights = [
             _mapped(folder / f"{shard.name}.wgt", np.dtype("<f4"), shard.documents)
-            if shard.lessons
+            if shard.has_loss_mask
             else None
             for shard in shards
         ]
@@ -153,7 +153,7 @@ class Documents:
         shard, i = self._find(number)
         return int(self._offsets[shard][i + 1] - self._offsets[shard][i])
 
-    def ids(self, number: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+    def token_ids(self, number: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
         """The tokens of a document from `start` to before `stop`."""
         shard, i = self._find(number)
         begin = int(self._offsets[shard][i])
@@ -165,7 +165,7 @@ class Documents:
             )
         return found
 
-    def trained(self, number: int, start: int, stop: int) -> NDArray[np.bool_]:
+    def loss_mask(self, number: int, start: int, stop: int) -> NDArray[np.bool_]:
         """Which of those tokens are learnt: of a text, all."""
         shard, i = self._find(number)
         found = self._trained[shard]
@@ -174,7 +174,7 @@ class Documents:
         begin = int(self._offsets[shard][i])
         return found[begin + start : begin + stop].astype(np.bool_)
 
-    def weight(self, number: int) -> float:
+    def loss_weight(self, number: int) -> float:
         """How much each token of a document counts."""
         shard, i = self._find(number)
         found = self._weights[shard]
@@ -197,7 +197,7 @@ class Corpus:
 
     def __init__(self, folder: str | Path, *, tokenizer: Tokenizer) -> None:
         self.folder = Path(folder)
-        self.manifest = _manifest(self.folder / MANIFEST)
+        self.manifest = _manifest(self.folder / MANIFEST_NAME)
         if self.manifest.tokenizer != tokenizer.fingerprint:
             raise DataError(
                 f"{folder} was prepared with tokenizer {self.manifest.tokenizer} of "
@@ -205,22 +205,22 @@ class Corpus:
                 f"('{tokenizer.name}') of {tokenizer.vocab_size}"
             )
 
-    def documents(self, source: str, split: Split = "train") -> Documents:
+    def documents(self, source: str, split: Split = "train") -> IndexedDataset:
         if source not in self.manifest.sources:
             there = ", ".join(self.manifest.sources)
             raise DataError(f"{self.folder} has no source '{source}'; there are {there}")
         shards = self.manifest.sources[source].splits.get(split, ())
-        return Documents(self.folder / source, shards, self.manifest)
+        return IndexedDataset(self.folder / source, shards, self.manifest)
 
-    def split(self, split: Split) -> dict[str, Documents]:
+    def split(self, split: Split) -> dict[str, IndexedDataset]:
         """Every source that has documents in a split."""
         found = {name: self.documents(name, split) for name in self.manifest.sources}
         return {name: documents for name, documents in found.items() if len(documents)}
 
 
-def _manifest(file: Path) -> Manifest:
+def _manifest(file: Path) -> CorpusManifest:
     try:
-        return Manifest.model_validate_json(file.read_bytes())
+        return CorpusManifest.model_validate_json(file.read_bytes())
     except OSError as error:
         raise DataError(f"{file.parent} is not a prepared corpus: {error.strerror}") from None
     except ValidationError as error:

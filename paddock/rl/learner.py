@@ -134,7 +134,7 @@ class Learner:
         return Study(
             updates=self.updates,
             reports=tuple(reports),
-            tokens=sum(batch.targets for batch in batches),
+            tokens=sum(batch.num_targets for batch in batches),
             taught=taught,
         )
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paddock.data import Batch
+from paddock.data import PackedBatch
 from paddock.model import AttentionMetadata
 from paddock.parallel import SINGLE_RANK, ContextShard, MeshDim
 
@@ -20,7 +20,7 @@ SHARED_LEAST = 0.1  # of a document, and of all, below which it is not worth gat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnBatch(Batch):
+class ColumnBatch(PackedBatch):
     """A batch that says more about its tokens than which of them are trained: columns of T rows,
     for objectives that read them."""
 
@@ -85,10 +85,14 @@ class Counts:
     targets: tuple[float, ...]
 
 
-def counts(batch: Batch, depths: int) -> Counts:
+def counts(batch: PackedBatch, depths: int) -> Counts:
     """Of a batch, for the next token and `depths` more."""
     ends = np.cumsum(batch.lengths)
-    counted_T = batch.trained_T if batch.weight_T is None else batch.trained_T * batch.weight_T
+    counted_T = (
+        batch.loss_mask_T
+        if batch.loss_weight_T is None
+        else batch.loss_mask_T * batch.loss_weight_T
+    )
     targets = []
     for ahead in range(1, depths + 2):
         total = 0.0
@@ -100,7 +104,7 @@ def counts(batch: Batch, depths: int) -> Counts:
 
 
 def parts(
-    batch: Batch, tokens: int | None, least: int = 1
+    batch: PackedBatch, tokens: int | None, least: int = 1
 ) -> Iterator[tuple[slice, tuple[int, ...]]]:
     """Cut between documents into runs of at most `tokens`, a longer document alone; but never into
     a run of fewer than `least`, which joins its neighbour."""
@@ -117,7 +121,7 @@ def parts(
         yield slice(start, stop), tuple(lengths)
 
 
-def _lengths_from(batch: Batch) -> Iterator[int]:
+def _lengths_from(batch: PackedBatch) -> Iterator[int]:
     """Tokens from each document to the end."""
     left = len(batch.token_T)
     for length in batch.lengths:
@@ -126,16 +130,19 @@ def _lengths_from(batch: Batch) -> Iterator[int]:
 
 
 def on_device(
-    batch: Batch, device: torch.device, tokens: int | None = None, context: MeshDim = SINGLE_RANK
+    batch: PackedBatch,
+    device: torch.device,
+    tokens: int | None = None,
+    context: MeshDim = SINGLE_RANK,
 ) -> Iterator[TokenBatch]:
     """The batch in micro-batches of at most `tokens`, each cut along the context axis."""
-    weight_T = batch.weight_T
+    weight_T = batch.loss_weight_T
     columns = batch.columns if isinstance(batch, ColumnBatch) else {}
     for part, lengths in parts(batch, tokens, least=context.size):
         layout = AttentionMetadata.packed(lengths, device=device)
         yield TokenBatch(
             torch.from_numpy(batch.token_T[part].astype(np.int64)).to(device),
-            torch.from_numpy(batch.trained_T[part]).to(device),
+            torch.from_numpy(batch.loss_mask_T[part]).to(device),
             layout if context.size == 1 else layout.shard(ContextShard(context, layout.tokens)),
             {name: torch.from_numpy(said[part]).to(device) for name, said in columns.items()},
             None if weight_T is None else torch.from_numpy(weight_T[part]).to(device),
@@ -145,7 +152,7 @@ def on_device(
         )
 
 
-def _alike(batch: Batch, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.int32]:
+def _alike(batch: PackedBatch, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.int32]:
     """[S, ...] what two tokens must agree in to be one: themselves, and the experts that the engine
     chose for them, which differ between versions of the weights."""
     token_S1 = batch.token_T.astype(np.int32)[:, None]

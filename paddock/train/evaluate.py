@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paddock.data import Corpus, LongTask, Tokenizer, once
+from paddock.data import Corpus, LongContextExample, Tokenizer, iterate_once
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.model import AttentionMetadata, AuxRequest, Transformer
 from paddock.model.attention.dsa import DSA, select_topk, split_dense_sparse
@@ -30,7 +30,7 @@ def held_out_batches(
     for name, documents in sources.items():
         left = tokens // len(sources)
         size = max(context, min(left, 8192))
-        for batch in once({name: documents}, context=context, batch_tokens=size):
+        for batch in iterate_once({name: documents}, context=context, batch_tokens=size):
             for part in on_device(batch, device):
                 yield name, part
             left -= len(batch.token_T)
@@ -72,7 +72,7 @@ def unigram_entropy(corpus: Corpus, vocab: int, *, most: int = 20_000_000) -> fl
         seen = 0
         for number in range(len(documents)):
             ids = torch.from_numpy(
-                documents.ids(number, 0, documents.length(number)).astype("int64")
+                documents.token_ids(number, 0, documents.length(number)).astype("int64")
             )
             count_V += ids.bincount(minlength=vocab)
             seen += len(ids)
@@ -130,7 +130,7 @@ def _later(value_T: Tensor, layout: AttentionMetadata, ahead: int) -> Tensor:
 def found_needles(
     network: Transformer,
     tokenizer: Tokenizer,
-    tasks: Iterable[LongTask],
+    tasks: Iterable[LongContextExample],
     *,
     begin: list[int],
     dense: bool,
@@ -163,10 +163,10 @@ class Asked:
     answers: list[slice]
 
 
-def _asked(task: LongTask, tokenizer: Tokenizer, begin: list[int]) -> Asked:
+def _asked(task: LongContextExample, tokenizer: Tokenizer, begin: list[int]) -> Asked:
     """As training saw such documents: a space before the answer belongs to the answer's token, so
     the question cannot be encoded apart from it."""
-    ids = tokenizer.encode(task.document(), specials=False)
+    ids = tokenizer.encode(task.to_text(), specials=False)
 
     def reach(text: str) -> int:
         """How many of the document's tokens lie within its beginning `text`."""
@@ -174,7 +174,7 @@ def _asked(task: LongTask, tokenizer: Tokenizer, begin: list[int]) -> Asked:
         apart = (i for i, (a, b) in enumerate(zip(own, ids, strict=False)) if a != b)
         return len(begin) + next(apart, min(len(own), len(ids)))
 
-    before = f"{task.text}{task.gap}{task.question}{task.gap}"
+    before = f"{task.text}{task.separator}{task.question}{task.separator}"
     answers = []
     for answer in task.answers:
         answers.append(slice(reach(before), reach(before + answer)))

@@ -16,7 +16,7 @@ from paddock.checkpoint.training import (
     restore_optimizer,
     save_training,
 )
-from paddock.data import Corpus, Stream, Tokenizer
+from paddock.data import Corpus, PackedDataLoader, Tokenizer
 from paddock.journal import Journal
 from paddock.optim import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule
 from paddock.parallel import Mesh, ParallelDegrees, init_mesh
@@ -81,7 +81,7 @@ def train(
                 corpus = open_corpus(run, tokenizer, say)
             trainer = make_trainer(run, tokenizer, mesh)
             shares = mesh.data_ranks
-            stream = Stream(
+            stream = PackedDataLoader(
                 corpus.split("train"), run.settings.stream, rank=shares.rank, world=shares.size
             )
             done = resume(run, trainer, stream)
@@ -150,13 +150,13 @@ def make_trainer(run: Run, tokenizer: Tokenizer, mesh: Mesh) -> Trainer:
 
 
 def _steps(
-    run: Run, trainer: Trainer, stream: Stream, corpus: Corpus, done: int
+    run: Run, trainer: Trainer, stream: PackedDataLoader, corpus: Corpus, done: int
 ) -> Iterator[Moment]:
     settings = run.settings
     schedule = schedule_for(settings.optim, settings.steps)
     for step in range(done, settings.steps):
         start, progress = time.perf_counter(), step / settings.steps
-        batch = stream.next(progress=progress, tokens=batch_tokens(settings, progress))
+        batch = stream.next_batch(progress=progress, tokens=batch_tokens(settings, progress))
         bias_rate = settings.loss.bias_rate if progress < settings.loss.bias_until else 0.0
         report = trainer.step(
             batch,
@@ -170,7 +170,7 @@ def _steps(
                 trainer.network,
                 corpus,
                 dense=stage_of(settings).dense,
-                context=settings.stream.context,
+                context=settings.stream.seq_len,
                 tokens=settings.evaluate.tokens,
             )
         seconds = time.perf_counter() - start
@@ -190,7 +190,7 @@ def schedule_for(optim: OptimSettings, steps: int) -> Schedule:
 
 def batch_tokens(settings: TrainSettings, progress: float) -> int:
     """Whole rows, rising from `batch_from` to the full batch over `batch_rise` of the run."""
-    full, context = settings.stream.batch_tokens, settings.stream.context
+    full, context = settings.stream.batch_tokens, settings.stream.seq_len
     if settings.batch_from is None or progress >= settings.batch_rise:
         return full
     share = progress / settings.batch_rise
@@ -231,7 +231,9 @@ def memory_bytes() -> int:
     return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1024
 
 
-def save(run: Run, trainer: Trainer, stream: Stream, tokenizer: Tokenizer, step: int) -> None:
+def save(
+    run: Run, trainer: Trainer, stream: PackedDataLoader, tokenizer: Tokenizer, step: int
+) -> None:
     """The first rank writes what all of them hold."""
     keep, last = run.settings.keep, step == run.settings.steps
     network = trainer.weights.exact_network()
@@ -245,13 +247,13 @@ def save(run: Run, trainer: Trainer, stream: Stream, tokenizer: Tokenizer, step:
         step,
         network,
         optimizer,
-        facts={"stream": stream.state()},
+        facts={"stream": stream.state_dict()},
         beside=tokenizer.files,
     )
     prune(run.checkpoints, last=keep.last, forever=keep.forever)
 
 
-def resume(run: Run, trainer: Trainer, stream: Stream) -> int:
+def resume(run: Run, trainer: Trainer, stream: PackedDataLoader) -> int:
     """Go on from the newest checkpoint, whichever ranks wrote it; returns the steps behind it."""
     found = load_newest(run.checkpoints)
     if found is None:
@@ -259,5 +261,5 @@ def resume(run: Run, trainer: Trainer, stream: Stream) -> int:
     step, state = found
     trainer.weights.restore(state.network)
     restore_optimizer(trainer.optimizer, state.optimizer, trainer.weights.part)
-    stream.restore(state.facts["stream"])
+    stream.load_state_dict(state.facts["stream"])
     return step

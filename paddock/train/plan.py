@@ -85,7 +85,7 @@ def rank_tokens(settings: TrainSettings) -> int:
     """Tokens of a micro-batch that one rank computes. A long document is never cut in two."""
     parallel, stream = settings.parallel, settings.stream
     share = max(1, stream.batch_tokens // (parallel.data * parallel.expert))
-    micro = max(min(settings.machine.micro_tokens or share, share), stream.context)
+    micro = max(min(settings.machine.micro_tokens or share, share), stream.seq_len)
     return -(-micro // parallel.context)
 
 
@@ -95,7 +95,7 @@ def flops_token(config: ModelConfig, settings: TrainSettings) -> float:
     stage, loss = stage_of(settings), settings.loss
     return training_flops(
         config,
-        settings.stream.context,
+        settings.stream.seq_len,
         TrainingWorkload(
             dense=stage.dense,
             language=stage.language,

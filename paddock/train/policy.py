@@ -195,10 +195,10 @@ def packed(lessons: Sequence[Lesson], old_S: NDArray[np.float32] | None = None) 
     trained_S = _joined([s.loss_mask for s in samples], np.bool_)
     return ColumnBatch(
         token_T=_joined([s.token_ids for s in samples], np.int32),
-        trained_T=trained_S,
+        loss_mask_T=trained_S,
         lengths=lengths,
         sources=("rollout",) * len(samples),
-        targets=int(trained_S.sum()),
+        num_targets=int(trained_S.sum()),
         columns=columns,
     )
 

@@ -15,7 +15,7 @@ import torch
 from paddock.checkpoint import load_pretrained, read_config
 from paddock.checkpoint.training import newest_model
 from paddock.config import BaseSettings, dump_toml
-from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare
+from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare_corpus
 from paddock.journal import LEDGER_FILE
 from paddock.model import ModelConfig, Transformer, preset
 from paddock.model.attention.indexer import Indexer
@@ -96,7 +96,7 @@ def open_corpus(run: Run, tokenizer: Tokenizer, say: Say) -> Corpus:
     def progress(source: str, documents: int, size: int) -> None:
         say(f"preparing '{source}': {documents:,} documents, {size / 1e6:.1f} MB")
 
-    return prepare(
+    return prepare_corpus(
         run.settings.corpus, tokenizer, run.corpora, progress=progress, processes=run.processes
     )
 

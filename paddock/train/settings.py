@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from paddock.config import BaseSettings
-from paddock.data import CorpusSettings, StreamSettings, TokenizerSettings
+from paddock.data import CorpusSettings, DataLoaderSettings, TokenizerSettings
 from paddock.model.config import IndexerSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -113,7 +113,7 @@ class TrainSettings(BaseSettings):
     start: StartSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     corpus: CorpusSettings = CorpusSettings()
-    stream: StreamSettings = StreamSettings()
+    stream: DataLoaderSettings = DataLoaderSettings()
     batch_from: PositiveInt | None = None  # tokens of the first batches, rising to the full size
     batch_rise: Share = 0.0  # of the run over which they rise
     optim: OptimSettings = OptimSettings()

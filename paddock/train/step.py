@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.data import Batch
+from paddock.data import PackedBatch
 from paddock.model import Transformer
 from paddock.model.moe import TopKRouter
 from paddock.optim import AdamSettings, AdamW, Muon, MuonSettings, clip_grad_norm_
@@ -68,7 +68,9 @@ class Trainer:
         self._evidence = evidence
         network.activation_checkpointing = settings.machine.recompute
 
-    def step(self, batch: Batch, *, lr: float, bias_rate: float, progress: float) -> StepReport:
+    def step(
+        self, batch: PackedBatch, *, lr: float, bias_rate: float, progress: float
+    ) -> StepReport:
         """All ranks step together, each with its own share of the batch, and report the same."""
         counted = self._counts(batch)
         losses = self._accumulate(batch, counted, progress)
@@ -88,14 +90,14 @@ class Trainer:
             imbalance=rebalance(self.network, losses.loads, bias_rate),
         )
 
-    def _counts(self, batch: Batch) -> Counts:
+    def _counts(self, batch: PackedBatch) -> Counts:
         """Of the batches of all ranks together."""
         mine = counts(batch, self.settings.loss.mtp_depths)
         numbers = torch.tensor([mine.tokens, *mine.targets], dtype=torch.float64)
         tokens, *targets = all_reduce_sum(numbers.to(self._device), self.mesh.data_ranks).tolist()
         return Counts(int(tokens), tuple(targets))
 
-    def _accumulate(self, batch: Batch, counted: Counts, progress: float) -> Losses:
+    def _accumulate(self, batch: PackedBatch, counted: Counts, progress: float) -> Losses:
         """Gradients of the whole batch, on each rank those of its shards, and its losses."""
         found = []
         for micro, weight in self._micro_batches(batch):
@@ -106,7 +108,7 @@ class Trainer:
             found.append(losses.times(weight))
         return over_ranks(_added(found), self.mesh.all_ranks)
 
-    def _micro_batches(self, batch: Batch) -> Iterator[tuple[TokenBatch, int]]:
+    def _micro_batches(self, batch: PackedBatch) -> Iterator[tuple[TokenBatch, int]]:
         """This rank's micro-batches. Ranks pass through the network together, or they would wait
         for each other for ever: one that has run out goes on with a few tokens of weight zero."""
         tokens, context = self.settings.machine.micro_tokens, self.mesh.context
@@ -122,7 +124,7 @@ class Trainer:
     def _device(self) -> torch.device:
         return self.network.embed.weight.device
 
-    def _refuse_non_finite(self, losses: Losses, norm: float, batch: Batch) -> None:
+    def _refuse_non_finite(self, losses: Losses, norm: float, batch: PackedBatch) -> None:
         broken = [name for name, part in losses.parts.items() if not part.isfinite()]
         if np.isfinite(norm) and not broken:
             return
@@ -134,7 +136,7 @@ class Trainer:
             np.savez(
                 evidence,
                 token_T=batch.token_T,
-                trained_T=batch.trained_T,
+                trained_T=batch.loss_mask_T,
                 lengths=np.array(batch.lengths),
             )
         what = f"loss '{broken[0]}'" if broken else "the gradient"
@@ -179,14 +181,14 @@ def over_ranks(losses: Losses, axis: MeshDim) -> Losses:
     )
 
 
-def _nothing(tokens: int) -> Batch:
+def _nothing(tokens: int) -> PackedBatch:
     """A document that counts for nothing."""
-    return Batch(
+    return PackedBatch(
         token_T=np.zeros(tokens, np.int32),
-        trained_T=np.zeros(tokens, np.bool_),
+        loss_mask_T=np.zeros(tokens, np.bool_),
         lengths=(tokens,),
         sources=("nothing",),
-        targets=0,
+        num_targets=0,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paddock.data import Batch
+from paddock.data import PackedBatch
 from paddock.model import ModelConfig, Transformer
 from paddock.parallel import Mesh
 from paddock.train.objective import BaseObjective
@@ -55,15 +55,15 @@ def seconds_a_step(settings: TrainSettings, config: ModelConfig, steps: int = 3)
     return statistics.median(times[1:])
 
 
-def random_batch(settings: TrainSettings, vocab: int) -> Batch:
-    rows = settings.stream.batch_tokens // settings.stream.context
-    tokens = rows * settings.stream.context
+def random_batch(settings: TrainSettings, vocab: int) -> PackedBatch:
+    rows = settings.stream.batch_tokens // settings.stream.seq_len
+    tokens = rows * settings.stream.seq_len
     trained_T = np.ones(tokens, np.bool_)
-    trained_T[:: settings.stream.context] = False
-    return Batch(
+    trained_T[:: settings.stream.seq_len] = False
+    return PackedBatch(
         token_T=np.random.default_rng(0).integers(0, vocab, tokens, dtype=np.int32),
-        trained_T=trained_T,
-        lengths=(settings.stream.context,) * rows,
+        loss_mask_T=trained_T,
+        lengths=(settings.stream.seq_len,) * rows,
         sources=("random",) * rows,
-        targets=int(trained_T.sum()),
+        num_targets=int(trained_T.sum()),
     )

@@ -8,7 +8,7 @@ from tests.train.tiny import network_folder, settings
 def plan_in(tmp_path, plan, *, steps, **recipes):
     """`plan` beside the recipe `first`, a few steps of a tiny network, and others by name."""
     source = ReasoningSource(name="chains", family="chains", count=300)
-    corpus = CorpusSettings(sources=(source,), held_out=0.3)
+    corpus = CorpusSettings(sources=(source,), held_out_fraction=0.3)
     chosen = settings(network_folder(tmp_path / "born"), steps=steps, corpus=corpus)
     folder = tmp_path / "plan"
     folder.mkdir()

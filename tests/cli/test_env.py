@@ -134,7 +134,7 @@ def test_a_model_of_a_folder_plays(tmp_path):
     from paddock.text import train_tokenizer, with_chat_template
     from tests.model.networks import latent_config
 
-    source = DemonstrationSource(name="c", world="nano-chain", count=20)
+    source = DemonstrationSource(name="c", env="nano-chain", count=20)
     texts = (document.text for document in source.documents(None))
     tokenizer = with_chat_template(train_tokenizer(texts, vocab=330, splitting="words"), "5")
     config = latent_config(

@@ -34,7 +34,7 @@ LITTLE = ["--tokens", "300", "--measure", "200", "--needles", "0", "--length", "
 def run(tmp_path_factory):
     home = tmp_path_factory.mktemp("quantize")
     source = ReasoningSource(name="chains", family="chains", count=300)
-    corpus = CorpusSettings(sources=(source,), held_out=0.1)
+    corpus = CorpusSettings(sources=(source,), held_out_fraction=0.1)
     chosen = settings(network_folder(home / "born"), steps=2, corpus=corpus)
     train(run_in(home / "run", chosen))
     return home / "run"

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A newborn network that says little: its replies end soon, by chance."""
-    source = DemonstrationSource(name="c", world="nano-chain", count=50)
+    source = DemonstrationSource(name="c", env="nano-chain", count=50)
     texts = (document.text for document in source.documents(None))
     tokenizer = with_chat_template(train_tokenizer(texts, vocab=330, splitting="words"), "5")
     two_layers = {

@@ -4,20 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.data.prepare.clean import Clean, clean
+from paddock.data.prepare.clean import CleaningSettings, clean_text
 
 LONG = "All that is gold does not glitter, not all those who wander are lost. "
 
 
 def dropped(text, **rules):
     drops = Counter()
-    assert clean(text, Clean(**rules), drops) is None
+    assert clean_text(text, CleaningSettings(**rules), drops) is None
     return dict(drops)
 
 
 def test_line_ends_are_newlines_and_control_characters_are_gone():
     drops = Counter()
-    text = clean("one\r\ntwo\rthree\x07\n\tfour" + LONG, Clean(max_unreadable=0.1), drops)
+    text = clean_text(
+        "one\r\ntwo\rthree\x07\n\tfour" + LONG, CleaningSettings(max_unreadable_fraction=0.1), drops
+    )
     assert text == "one\ntwo\nthree\n\tfour" + LONG
     assert not drops
 
@@ -39,7 +41,7 @@ def test_what_is_left_out_is_counted_by_reason(text, reason):
 
 @given(st.text())
 def test_cleaning_twice_is_cleaning_once(text):
-    rules = Clean(min_chars=1, min_compressed=0.0, max_unreadable=1.0)
-    once = clean(text, rules, Counter())
+    rules = CleaningSettings(min_chars=1, min_compression_ratio=0.0, max_unreadable_fraction=1.0)
+    once = clean_text(text, rules, Counter())
     if once is not None:
-        assert clean(once, rules, Counter()) == once
+        assert clean_text(once, rules, Counter()) == once

@@ -12,22 +12,22 @@ from pydantic import ValidationError
 from paddock.data import (
     CorpusSettings,
     DataError,
+    DataLoaderSettings,
     DemonstrationSource,
     DialogueSource,
     MixtureSettings,
-    Reading,
+    PackedDataLoader,
     ReasoningSource,
-    Stream,
-    StreamSettings,
+    SourceContext,
     TokenizerSettings,
     corpus_key,
-    dialogue_json,
-    lessons,
-    once,
+    dialogue_to_json,
+    iterate_once,
     open_tokenizer,
-    prepare,
+    prepare_corpus,
+    tokenize_dialogue,
 )
-from paddock.data.conversations import load_judge, one_after_another, spoken
+from paddock.data.dialogue_sources import concat_dialogues, load_error_marker, text_between_markers
 from paddock.envs import make
 from paddock.envs.nano import DemonstrationStyle
 from paddock.envs.nano.language import is_held_out
@@ -106,12 +106,12 @@ def test_turns_switch_thinking_on_and_off():
 
 
 def test_held_out_demonstrations_are_of_test_tasks_alone():
-    (aside,) = (chain().holding_out(0.1),)
+    (aside,) = (chain().held_out_source(0.1),)
     assert aside.count == 20
     for source, test in ((chain(), False), (aside, True)):
         for found in source.dialogues():
             assert is_held_out(found.messages[0].content) is test
-    assert aside.holding_out(0.1) is None
+    assert aside.held_out_source(0.1) is None
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_impossible_demonstrations_are_refused(wrong, complaint):
 
 
 def test_a_world_with_a_solver_alone_is_shown_by_it():
-    source = DemonstrationSource(name="m", world="math", count=10, thinking={"preserved": 1.0})
+    source = DemonstrationSource(name="m", env="math", count=10, thinking={"preserved": 1.0})
     found = list(source.dialogues())
     assert len({d.messages[0].content for d in found}) > 5
     for dialogue in found:
@@ -141,7 +141,7 @@ def test_one_after_another_moves_the_marks():
     reply = Message(role="assistant", content="a")
     one = Dialogue(messages=(Message(role="user", content="?"), reply))
     two = Dialogue(messages=one.messages, untrained=(LossMaskSpan(message=1),))
-    assert one_after_another([one, two]).untrained == (LossMaskSpan(message=3),)
+    assert concat_dialogues([one, two]).untrained == (LossMaskSpan(message=3),)
 
 
 # --- the tokenizer --------------------------------------------------------------------------------
@@ -149,12 +149,14 @@ def test_one_after_another_moves_the_marks():
 
 def test_a_tokenizer_knows_the_words_of_later_dialogues_before_it_meets_them(tmp_path):
     corpus = CorpusSettings(sources=(ReasoningSource(name="f", family="facts", count=200),))
-    settings = TokenizerSettings(vocab=960, splitting="words", also=(tools(count=600, slips=0.2),))
+    settings = TokenizerSettings(
+        vocab_size=960, pre_tokenizer="words", extra_sources=(tools(count=600, slips=0.2),)
+    )
     tokenizer = open_tokenizer(settings, corpus, tmp_path / "own")
     whole = {
         tokenizer.id_to_token(i) for d in tools(seed=5).dialogues() for i in _ids(tokenizer, d)
     }
-    pieces = {piece for d in tools(seed=5).dialogues() for piece in spoken(d)}
+    pieces = {piece for d in tools(seed=5).dialogues() for piece in text_between_markers(d)}
     words = {word for piece in pieces if "\n" not in piece for word in piece.split()}
     assert {f"\u2581{word}" for word in words} <= whole
     lines = {line for line in whole if line.endswith("\n")}
@@ -163,14 +165,14 @@ def test_a_tokenizer_knows_the_words_of_later_dialogues_before_it_meets_them(tmp
 
 
 def _ids(tokenizer, dialogue):
-    return [i for row in lessons(dialogue, GlmRenderer(tokenizer)) for i in row.token_ids]
+    return [i for row in tokenize_dialogue(dialogue, GlmRenderer(tokenizer)) for i in row.token_ids]
 
 
 def test_a_corpus_of_dialogues_gives_its_tokenizer_the_template(tmp_path):
-    corpus = CorpusSettings(sources=(chain(count=20),), template="5.1")
+    corpus = CorpusSettings(sources=(chain(count=20),), chat_template="5.1")
     folder = tmp_path / "given"
     byte_tokenizer().save(folder)
-    tokenizer = open_tokenizer(TokenizerSettings(folder=str(folder)), corpus, tmp_path / "own")
+    tokenizer = open_tokenizer(TokenizerSettings(path=str(folder)), corpus, tmp_path / "own")
     assert get_renderer(tokenizer).version == "5.1"
     again = open_tokenizer(TokenizerSettings(), corpus, tmp_path / "own")
     assert get_renderer(again).version == "5.1"
@@ -181,13 +183,13 @@ def test_a_corpus_of_dialogues_gives_its_tokenizer_the_template(tmp_path):
 
 def test_rows_come_back_with_what_is_learnt_and_how_much(tmp_path):
     source = write(tmp_path, *[said(i, weight=i % 2 + 0.5) for i in range(40)])
-    settings = CorpusSettings(sources=(source,), held_out=0.2, shard_tokens=100)
-    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    settings = CorpusSettings(sources=(source,), held_out_fraction=0.2, tokens_per_shard=100)
+    corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     renderer = GlmRenderer(byte_tokenizer())
     wanted = {}
     for dialogue in source.dialogues():
-        for row in lessons(dialogue, renderer):
-            wanted[row.token_ids] = (row.trained, dialogue.weight)
+        for row in tokenize_dialogue(dialogue, renderer):
+            wanted[row.token_ids] = (row.loss_mask, dialogue.weight)
     seen = 0
     for split in ("train", "held_out"):
         documents = corpus.documents("talk", split)
@@ -195,9 +197,9 @@ def test_rows_come_back_with_what_is_learnt_and_how_much(tmp_path):
         for number in range(len(documents)):
             length = documents.length(number)
             trained, weight = wanted.pop(tuple(ids_of(documents, number)))
-            assert documents.trained(number, 0, length).tolist() == list(trained)
-            assert documents.trained(number, 3, length - 1).tolist() == list(trained[3:-1])
-            assert documents.weight(number) == weight
+            assert documents.loss_mask(number, 0, length).tolist() == list(trained)
+            assert documents.loss_mask(number, 3, length - 1).tolist() == list(trained[3:-1])
+            assert documents.loss_weight(number) == weight
             seen += 1
     assert seen == 40 and not wanted
 
@@ -208,8 +210,8 @@ def test_a_dialogue_never_changes_sides(tmp_path):
     for order in (many, many[::-1]):
         folder = tmp_path / str(len(sides))
         folder.mkdir()
-        settings = CorpusSettings(sources=(write(folder, *order),), held_out=0.3)
-        corpus = prepare(settings, byte_tokenizer(), folder / "cache")
+        settings = CorpusSettings(sources=(write(folder, *order),), held_out_fraction=0.3)
+        corpus = prepare_corpus(settings, byte_tokenizer(), folder / "cache")
         held_out = corpus.documents("talk", "held_out")
         sides.append({tuple(ids_of(held_out, n)) for n in range(len(held_out))})
     assert sides[0] == sides[1] and 5 < len(sides[0]) < 40
@@ -219,15 +221,17 @@ def test_what_has_nothing_to_learn_is_left_out_and_counted(tmp_path):
     silent = said(1)
     silent["messages"][1]["untrained"] = True
     source = write(tmp_path, said(0), silent, said(2, weight=0))
-    corpus = prepare(CorpusSettings(sources=(source,), held_out=0), byte_tokenizer(), tmp_path)
+    corpus = prepare_corpus(
+        CorpusSettings(sources=(source,), held_out_fraction=0), byte_tokenizer(), tmp_path
+    )
     assert len(corpus.documents("talk")) == 1
-    assert corpus.manifest.sources["talk"].drops == {"nothing to learn": 2}
+    assert corpus.manifest.sources["talk"].drop_counts == {"nothing to learn": 2}
 
 
 def test_a_wrong_line_stops_the_preparation_and_leaves_nothing(tmp_path):
     source = write(tmp_path, said(0), {"messages": []})
     with pytest.raises(DataError, match=re.escape("talk.jsonl:2: messages: none of 0")):
-        prepare(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path / "cache")
+        prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path / "cache")
     assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir()]
 
 
@@ -238,22 +242,24 @@ def test_the_template_decides_what_shards_hold():
         corpus_key(settings, plain),
         corpus_key(settings, with_chat_template(plain, "5")),
         corpus_key(settings, with_chat_template(plain, "5.2")),
-        corpus_key(settings.model_copy(update={"template": "5.3"}), plain),
+        corpus_key(settings.model_copy(update={"chat_template": "5.3"}), plain),
     }
     assert len(keys) == 4
 
 
 def batches(corpus, mode="rows", **changes):
     made = {"mode": mode, "context": 128, "batch_tokens": 512} | changes
-    return Stream(corpus.split("train"), StreamSettings(**made))
+    return PackedDataLoader(corpus.split("train"), DataLoaderSettings(**made))
 
 
 @pytest.mark.parametrize("mode", ["rows", "best_fit"])
 def test_batches_train_what_the_lessons_say(tmp_path, mode):
     source = tools(count=60, slips=0.5, tasks=(1, 2), thinking={"preserved": 0.5, "off": 0.5})
-    corpus = prepare(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
+    corpus = prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
     renderer = GlmRenderer(byte_tokenizer())
-    rows = {r.token_ids: r.trained for d in source.dialogues() for r in lessons(d, renderer)}
+    rows = {
+        r.token_ids: r.loss_mask for d in source.dialogues() for r in tokenize_dialogue(d, renderer)
+    }
     most = max(map(len, rows))
     stream = batches(corpus, mode, context=most, batch_tokens=3 * most, whole=True)
     for _ in range(10):
@@ -261,21 +267,21 @@ def test_batches_train_what_the_lessons_say(tmp_path, mode):
         ends = np.cumsum(batch.lengths)
         for end, length in zip(ends, batch.lengths, strict=True):
             ids = tuple(batch.token_T[end - length : end].tolist())
-            assert batch.trained_T[end - length : end].tolist() == list(rows[ids])
-        assert batch.targets == batch.trained_T.sum() > 0
-        assert batch.weight_T is None
+            assert batch.loss_mask_T[end - length : end].tolist() == list(rows[ids])
+        assert batch.targets == batch.loss_mask_T.sum() > 0
+        assert batch.loss_weight_T is None
 
 
 def test_weights_reach_the_batch(tmp_path):
     source = write(tmp_path, *[said(i, weight=0.25) for i in range(30)])
-    corpus = prepare(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path / "cache")
-    assert set(batches(corpus).next().weight_T.tolist()) == {0.25}
+    corpus = prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path / "cache")
+    assert set(batches(corpus).next().loss_weight_T.tolist()) == {0.25}
 
 
 def test_half_a_dialogue_is_left_out_where_rows_must_be_whole(tmp_path):
     source = write(tmp_path, said(1), said("9" * 300))
-    corpus = prepare(
-        CorpusSettings(sources=(source,), held_out=0), byte_tokenizer(), tmp_path / "cache"
+    corpus = prepare_corpus(
+        CorpusSettings(sources=(source,), held_out_fraction=0), byte_tokenizer(), tmp_path / "cache"
     )
     stream = batches(corpus, whole=True)
     lengths = {length for _ in range(4) for length in stream.next().lengths}
@@ -288,25 +294,27 @@ def test_half_a_dialogue_is_left_out_where_rows_must_be_whole(tmp_path):
 
 def test_a_stream_of_dialogues_goes_on_where_it_stood(tmp_path):
     source = chain(count=40)
-    corpus = prepare(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
+    corpus = prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
     one, two = batches(corpus, whole=True), batches(corpus, whole=True)
     for _ in range(3):
         one.next()
     two.restore(json.loads(json.dumps(one.state())))
     left, right = one.next(), two.next()
     assert left.token_T.tolist() == right.token_T.tolist()
-    assert left.trained_T.tolist() == right.trained_T.tolist()
+    assert left.loss_mask_T.tolist() == right.loss_mask_T.tolist()
 
 
 def test_evaluation_reads_only_what_is_learnt(tmp_path):
-    corpus = prepare(CorpusSettings(sources=(chain(),), held_out=0.1), byte_tokenizer(), tmp_path)
-    (batch,) = once(corpus.split("held_out"), context=128, batch_tokens=8192)
-    assert 0 < batch.targets < len(batch.token_T) / 2
+    corpus = prepare_corpus(
+        CorpusSettings(sources=(chain(),), held_out_fraction=0.1), byte_tokenizer(), tmp_path
+    )
+    (batch,) = iterate_once(corpus.split("held_out"), context=128, batch_tokens=8192)
+    assert 0 < batch.num_targets < len(batch.token_T) / 2
 
 
 def test_sources_mix_by_weights_that_change(tmp_path):
     sources = (chain(), chain(name="d", seed=4))
-    corpus = prepare(CorpusSettings(sources=sources), byte_tokenizer(), tmp_path)
+    corpus = prepare_corpus(CorpusSettings(sources=sources), byte_tokenizer(), tmp_path)
     mixture = MixtureSettings(
         unit="documents", weights={"c": ((0.0, 1.0), (1.0, 0.0)), "d": ((0.0, 0.0), (1.0, 1.0))}
     )
@@ -336,7 +344,7 @@ def test_a_world_can_be_the_judge(tmp_path):
     for index in range(4):
         task = world.task(index)
         manner = DemonstrationStyle(style="full")
-        shown = dialogue_json(world.demonstrate(task, manner, Random(0)))
+        shown = dialogue_to_json(world.demonstrate(task, manner, Random(0)))
         shown["id"] = f"{task.id}#{index}"
         if index % 2:
             shown["messages"][-1]["content"] = "wrong"
@@ -351,16 +359,18 @@ def test_a_world_can_be_the_judge(tmp_path):
 @pytest.mark.parametrize("name", ["nowhere:judge", "json:judge", "world:moon"])
 def test_a_judge_that_is_not_there_is_named(name):
     with pytest.raises(DataError, match=f"judge '{name}'"):
-        load_judge(name)
+        load_error_marker(name)
 
 
 def test_words_between_markers_are_what_a_tokenizer_reads():
     (found,) = tools(count=1, styles={"full": 1.0}).dialogues()
     texts = [
         document.text
-        for document in tools(count=1, styles={"full": 1.0}).documents(Reading(count_tokens=len))
+        for document in tools(count=1, styles={"full": 1.0}).documents(
+            SourceContext(count_tokens=len)
+        )
     ]
-    assert texts == spoken(found)
+    assert texts == text_between_markers(found)
     assert not any(
         marker in text for text in texts for marker in ("<|user|>", "<think>", "<arg_key>")
     )

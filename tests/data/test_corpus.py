@@ -13,14 +13,14 @@ from paddock.data import (
     JsonlSource,
     ParquetSource,
     PythonSource,
-    Reading,
+    SourceContext,
 )
 
 
 def read(source):
-    reading = Reading(count_tokens=len)
+    reading = SourceContext(count_tokens=len)
     found = [(document.id, document.text) for document in source.documents(reading)]
-    return found, dict(reading.drops)
+    return found, dict(reading.drop_counts)
 
 
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
@@ -81,7 +81,7 @@ def test_parquet_is_read_by_column(tmp_path):
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"body": ["one", None, "two"]}), tmp_path / "a.parquet")
-    found, drops = read(ParquetSource(name="p", path=str(tmp_path), column="body"))
+    found, drops = read(ParquetSource(name="p", path=str(tmp_path), text_column="body"))
     assert (found, drops) == ([("a.parquet:0", "one"), ("a.parquet:2", "two")], {"no text": 1})
     with pytest.raises(DataError, match="has no column 'text', only body"):
         read(ParquetSource(name="p", path=str(tmp_path)))

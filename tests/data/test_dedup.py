@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from paddock.data.prepare.dedup import Copies, Dedup, _shingles
+from paddock.data.prepare.dedup import DedupSettings, MinHashDeduplicator, _shingles
 
 WORDS = [f"{a}{b}" for a in ("lo", "ka", "mi", "ne", "tu") for b in ("ra", "so", "vi", "pe", "da")]
 
@@ -18,24 +18,26 @@ def changed(text, share, seed=1):
 
 
 def test_an_exact_copy_is_found_whatever_stands_around_it():
-    copies = Copies(Dedup(near=False))
-    assert copies.reason("one two") is None
-    assert copies.reason("one two\n") == "exact copy"
-    assert copies.reason("one two three") is None
+    copies = MinHashDeduplicator(DedupSettings(minhash=False))
+    assert copies.duplicate_reason("one two") is None
+    assert copies.duplicate_reason("one two\n") == "exact copy"
+    assert copies.duplicate_reason("one two three") is None
 
 
 def test_near_copies_are_found_and_distinct_texts_are_kept():
-    copies = Copies(Dedup())
+    copies = MinHashDeduplicator(DedupSettings())
     originals = [prose(seed) for seed in range(100)]
-    assert [copies.reason(text) for text in originals] == [None] * 100
-    assert [copies.reason(changed(text, 0.01)) for text in originals].count("near copy") >= 95
-    assert [copies.reason(changed(text, 0.05)) for text in originals].count(None) >= 95
-    assert [copies.reason(changed(text, 0.3)) for text in originals].count(None) >= 99
+    assert [copies.duplicate_reason(text) for text in originals] == [None] * 100
+    assert [copies.duplicate_reason(changed(text, 0.01)) for text in originals].count(
+        "near copy"
+    ) >= 95
+    assert [copies.duplicate_reason(changed(text, 0.05)) for text in originals].count(None) >= 95
+    assert [copies.duplicate_reason(changed(text, 0.3)) for text in originals].count(None) >= 99
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.05, 0.2])
 def test_signatures_estimate_the_share_of_common_shingles(share):
-    copies = Copies(Dedup(bands=64, rows=16))
+    copies = MinHashDeduplicator(DedupSettings(bands=64, rows_per_band=16))
     here, there = prose(0, 2000), changed(prose(0, 2000), share)
     a, b = set(_shingles(here, 5).tolist()), set(_shingles(there, 5).tolist())
     estimate = (copies.signature(here) == copies.signature(there)).mean()
@@ -44,12 +46,12 @@ def test_signatures_estimate_the_share_of_common_shingles(share):
 
 @pytest.mark.parametrize("text", ["one", "one two", "+", "\u6f22\u5b57"])
 def test_short_texts_have_signatures_too(text):
-    copies = Copies(Dedup(exact=False))
-    assert copies.reason(text) is None
-    assert copies.reason(text) == "near copy"
+    copies = MinHashDeduplicator(DedupSettings(exact=False))
+    assert copies.duplicate_reason(text) is None
+    assert copies.duplicate_reason(text) == "near copy"
 
 
 @pytest.mark.parametrize("name", ["similarity", "shingle_words", "bands", "rows"])
 def test_rules_by_which_everything_or_nothing_is_a_copy_are_refused(name):
     with pytest.raises(ValueError, match=name):
-        Dedup(**{name: 0})
+        DedupSettings(**{name: 0})

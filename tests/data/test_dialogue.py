@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from paddock.data import DataError, dialogue_from, dialogue_json, read_dialogues
+from paddock.data import DataError, dialogue_to_json, parse_dialogue, read_dialogues
 from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, ToolSpec
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
@@ -41,13 +41,13 @@ def chat(*said, **more):
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    assert list(read_dialogues(lines(tmp_path, dialogue_json(WHOLE)))) == [WHOLE]
-    arguments = dialogue_json(WHOLE)["messages"][2]["tool_calls"][0]["function"]["arguments"]
+    assert list(read_dialogues(lines(tmp_path, dialogue_to_json(WHOLE)))) == [WHOLE]
+    arguments = dialogue_to_json(WHOLE)["messages"][2]["tool_calls"][0]["function"]["arguments"]
     assert json.loads(arguments) == {"far": 2, "why": "é"}  # text, as OpenAI's are
 
 
 def test_openai_shapes_as_they_come():
-    found = dialogue_from(
+    found = parse_dialogue(
         {
             "messages": [
                 {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
@@ -74,7 +74,7 @@ def test_openai_shapes_as_they_come():
 
 
 def test_sharegpt_with_tools():
-    found = dialogue_from(
+    found = parse_dialogue(
         {
             "system": "Be brief.",
             "tools": json.dumps([{"name": "look", "parameters": {"type": "object"}}]),
@@ -160,4 +160,4 @@ def test_a_span_of_content_that_begins_with_a_thought_is_refused():
     entry = chat("a", "<think>b</think>c")
     entry["messages"][1]["untrained"] = [{"part": "content", "start": 0, "end": 1}]
     with pytest.raises(ValueError, match="give it as reasoning_content"):
-        dialogue_from(entry)
+        parse_dialogue(entry)

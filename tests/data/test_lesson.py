@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.data import lessons
+from paddock.data import tokenize_dialogue
 from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, ToolSpec
 from paddock.text import (
     GLM_VERSIONS,
@@ -77,14 +77,14 @@ def text(row):
 
 
 def test_preserved_thoughts_make_one_row():
-    (row,) = lessons(Dialogue(messages=THREE, thinking="preserved"), renderer())
+    (row,) = tokenize_dialogue(Dialogue(messages=THREE, thinking="preserved"), renderer())
     assert shown(row) == (
         "first</think>One.<|user|>|second</think>Two.<|user|>|third</think>Three.<|user|>"
     )
 
 
 def test_interleaved_thoughts_are_learnt_where_they_are_said_and_gone_afterwards():
-    rows = lessons(Dialogue(messages=THREE), renderer())
+    rows = tokenize_dialogue(Dialogue(messages=THREE), renderer())
     assert [shown(row) for row in rows] == [
         "first</think>One.<|user|>",
         "second</think>Two.<|user|>",
@@ -101,7 +101,7 @@ def test_interleaved_thoughts_stay_within_a_cycle_of_calls():
         Message(role="tool", content="sky", tool_call_id="a"),
         reply("Sky.", "seen"),
     )
-    (row,) = lessons(Dialogue(messages=messages, tools=(LOOK,)), renderer())
+    (row,) = tokenize_dialogue(Dialogue(messages=messages, tools=(LOOK,)), renderer())
     assert shown(row) == (
         "look</think><tool_call>look<arg_key>far</arg_key><arg_value>1</arg_value></tool_call>"
         "<|observation|>|seen</think>Sky.<|user|>"
@@ -109,7 +109,7 @@ def test_interleaved_thoughts_stay_within_a_cycle_of_calls():
 
 
 def test_thinking_off_leaves_thoughts_out():
-    (row,) = lessons(Dialogue(messages=THREE, thinking="off"), renderer())
+    (row,) = tokenize_dialogue(Dialogue(messages=THREE, thinking="off"), renderer())
     assert shown(row) == "One.<|user|>|Two.<|user|>|Three.<|user|>"
     assert "first" not in text(row)
 
@@ -119,7 +119,7 @@ def test_turns_are_learnt_behind_the_prompt_each_would_have(version):
     """On and off by turn: what a row learns follows exactly what `prompt` would have said."""
     messages = (*THREE[:3], reply("Two."), *THREE[4:])
     made = renderer(version)
-    rows = lessons(Dialogue(messages=messages, thinking="turns"), made)
+    rows = tokenize_dialogue(Dialogue(messages=messages, thinking="turns"), made)
     learnt = {}
     for row in rows:
         for k in (1, 3, 5):
@@ -127,8 +127,8 @@ def test_turns_are_learnt_behind_the_prompt_each_would_have(version):
                 enable_thinking=messages[k].reasoning is not None, clear_thinking=False
             )
             prompt = made.prompt(messages[:k], thinking=thinking).token_ids
-            if row.token_ids[: len(prompt)] == prompt and row.trained[len(prompt)]:
-                assert not row.trained[len(prompt) - 1]
+            if row.token_ids[: len(prompt)] == prompt and row.loss_mask[len(prompt)]:
+                assert not row.loss_mask[len(prompt) - 1]
                 learnt[k] = True
     assert set(learnt) == {1, 3, 5}
     if version == "5":  # it only ever goes on
@@ -139,14 +139,14 @@ def test_turns_are_learnt_behind_the_prompt_each_would_have(version):
 @pytest.mark.parametrize("version", GLM_VERSIONS)
 def test_each_reply_is_learnt_exactly_once(mode, version):
     words = ["One.", "Two.", "Three."]
-    rows = lessons(Dialogue(messages=THREE, thinking=mode), renderer(version))
+    rows = tokenize_dialogue(Dialogue(messages=THREE, thinking=mode), renderer(version))
     learnt = "".join(shown(row) for row in rows)
     assert [learnt.count(word) for word in words] == [1, 1, 1]
 
 
 def test_a_base_model_learns_every_token_but_marked_ones():
     marks = (LossMaskSpan(message=1, part="reasoning"),)
-    rows = lessons(Dialogue(messages=THREE[:2], untrained=marks), renderer(), learn="all")
+    rows = tokenize_dialogue(Dialogue(messages=THREE[:2], untrained=marks), renderer(), learn="all")
     assert shown(rows[0], trained=False) == "first"
 
 
@@ -156,7 +156,7 @@ def test_a_base_model_learns_every_token_but_marked_ones():
 def marked(message, *marks, made=None):
     spans = tuple(LossMaskSpan(message=1, **mark) for mark in marks)
     whole = Dialogue(messages=(user("?"), message), untrained=spans, tools=(LOOK,))
-    (row,) = lessons(whole, made or renderer())
+    (row,) = tokenize_dialogue(whole, made or renderer())
     return row
 
 
@@ -189,7 +189,7 @@ def test_a_message_is_masked_with_the_token_that_ends_it():
     messages = (user("?"), reply("Wrong."), user("?"))
     spans = (LossMaskSpan(message=1),)
     whole = Dialogue(messages=(*messages, reply("Right.")), untrained=spans, thinking="preserved")
-    (row,) = lessons(whole, renderer())
+    (row,) = tokenize_dialogue(whole, renderer())
     assert shown(row) == "Right.<|user|>"
     assert "Wrong." in text(row)
 
@@ -198,7 +198,7 @@ def test_a_thought_that_is_no_longer_shown_masks_nothing():
     """The words of the thought stand in the content of a reply whose thought was left out."""
     messages = (user("?"), reply("a b c", "b"), user("?"), reply("d"))
     whole = Dialogue(messages=messages, untrained=(LossMaskSpan(message=1, part="reasoning"),))
-    first, second = lessons(whole, renderer())
+    first, second = tokenize_dialogue(whole, renderer())
     assert shown(first) == "</think>a b c<|user|>"
     assert shown(second) == "d<|user|>"
 
@@ -252,10 +252,10 @@ FORGETS = (
 def test_a_template_that_forgets_has_each_reply_learnt_where_it_was_said(mode):
     """Thoughts are shown with the last message alone, whatever the mode asks for."""
     made = ChatTemplateRenderer(foreign().tokenizer, ChatTemplate(FORGETS, name="forgets"))
-    rows = lessons(Dialogue(messages=THREE, thinking=mode), made)
+    rows = tokenize_dialogue(Dialogue(messages=THREE, thinking=mode), made)
     decode = made.tokenizer.decode
     learnt = [
-        decode([t for t, f in zip(row.token_ids, row.trained, strict=True) if f]) for row in rows
+        decode([t for t, f in zip(row.token_ids, row.loss_mask, strict=True) if f]) for row in rows
     ]
     assert learnt == [
         "first: One.<|endoftext|>",
@@ -306,8 +306,8 @@ def test_no_character_of_a_mark_is_ever_learnt(thought, content, data):
 
 def test_no_mark_changes_nothing():
     messages = (*THREE[:2],)
-    one = lessons(Dialogue(messages=messages), renderer())
-    two = lessons(replace(Dialogue(messages=messages), untrained=()), renderer())
+    one = tokenize_dialogue(Dialogue(messages=messages), renderer())
+    two = tokenize_dialogue(replace(Dialogue(messages=messages), untrained=()), renderer())
     assert one == two
 
 

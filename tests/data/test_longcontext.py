@@ -8,21 +8,21 @@ from paddock.data import (
     Document,
     FolderSource,
     LongContextSource,
-    Reading,
     ReasoningSource,
+    SourceContext,
 )
-from paddock.data.longcontext import (
-    HIDDEN,
-    TASKS,
-    WORDINGS,
-    Hidden,
-    Material,
-    needles,
-    repository,
+from paddock.data.long_context import (
+    LONG_CONTEXT_TASKS,
+    NEEDLE_TASKS,
+    NEEDLE_TEMPLATES,
+    Haystack,
+    Needle,
+    make_needle_example,
+    make_repository_example,
 )
 from paddock.envs.nano.language import KEYS, is_held_out
 
-PLAIN = WORDINGS["plain"]
+PLAIN = NEEDLE_TEMPLATES["plain"]
 NEEDLE = {
     "plain": re.compile(r"The number of (\w+) is (\d{6})\."),
     "nano": re.compile(rf"\b({'|'.join(KEYS)}) (\w+) \."),
@@ -50,17 +50,19 @@ def stories(count=60):
 
 
 def made_by(task, material, seed, tokens):
-    if task in TASKS:
-        return TASKS[task](material, Random(seed), tokens=tokens)
-    return needles(material, Random(seed), tokens=tokens, hidden=HIDDEN[task], wording=PLAIN)
+    if task in LONG_CONTEXT_TASKS:
+        return LONG_CONTEXT_TASKS[task](material, Random(seed), tokens=tokens)
+    return make_needle_example(
+        material, Random(seed), tokens=tokens, hidden=NEEDLE_TASKS[task], wording=PLAIN
+    )
 
 
 @pytest.fixture(scope="module")
 def material():
-    return Material(stories(), words)
+    return Haystack(stories(), words)
 
 
-@pytest.mark.parametrize("task", [*HIDDEN, *TASKS])
+@pytest.mark.parametrize("task", [*NEEDLE_TASKS, *LONG_CONTEXT_TASKS])
 @pytest.mark.parametrize("tokens", [600, 2400])
 def test_documents_are_nearly_as_long_as_asked_and_never_longer(material, task, tokens):
     for seed in range(5):
@@ -82,13 +84,19 @@ def test_what_stands_between_parts_is_counted_as_it_is(count, wording, times):
     """Many short parts: a gap counted that is none would cost a fifth of the length."""
     facts = ReasoningSource(name="facts", family="facts", count=200)
     source = LongContextSource(
-        name="n", task="needle", material=facts, tokens=500, count=20, times=times, wording=wording
+        name="n",
+        task="needle",
+        haystack=facts,
+        max_tokens=500,
+        count=20,
+        needle_repeats=times,
+        needle_template=wording,
     )
-    for made in source.tasks(Reading(count_tokens=count)):
-        assert 475 < count(made.document()) <= 500
+    for made in source.tasks(SourceContext(count_tokens=count)):
+        assert 475 < count(made.to_text()) <= 500
 
 
-@pytest.mark.parametrize("task", [*HIDDEN, *TASKS])
+@pytest.mark.parametrize("task", [*NEEDLE_TASKS, *LONG_CONTEXT_TASKS])
 def test_tasks_follow_from_chance_and_differ(material, task):
     same, again, other = (made_by(task, material, seed, 900) for seed in (1, 1, 2))
     assert same == again != other
@@ -96,31 +104,38 @@ def test_tasks_follow_from_chance_and_differ(material, task):
 
 @pytest.mark.parametrize(
     ("hidden", "answers"),
-    [(Hidden(), 1), (Hidden(keys=4), 4), (Hidden(values=4), 4), (Hidden(keys=2, values=2), 4)],
+    [
+        (Needle(), 1),
+        (Needle(num_keys=4), 4),
+        (Needle(num_values=4), 4),
+        (Needle(num_keys=2, num_values=2), 4),
+    ],
 )
 def test_needles_answer_the_question_and_the_others_do_not(material, hidden, answers):
-    made = needles(material, Random(3), tokens=1500, hidden=hidden, wording=PLAIN)
+    made = make_needle_example(material, Random(3), tokens=1500, hidden=hidden, wording=PLAIN)
     said = re.findall(r"The number of (\w+) is (\d{6})\.", made.text)
     asked = set(re.findall(r"\w+", made.question)) & set(KEYS)
     assert sorted(v for name, v in said if name in asked) == sorted(made.answers)
     assert len(made.answers) == answers and len(asked) == hidden.keys
-    assert len(said) == (hidden.keys + hidden.others) * hidden.values
+    assert len(said) == (hidden.keys + hidden.distractors) * hidden.values
 
 
 def test_needles_said_more_than_once_say_the_same_every_time(material):
-    hidden = Hidden(others=5, times=4)
-    made = needles(material, Random(1), tokens=900, hidden=hidden, wording=WORDINGS["nano"])
+    hidden = Needle(distractors=5, repeats=4)
+    made = make_needle_example(
+        material, Random(1), tokens=900, hidden=hidden, wording=NEEDLE_TEMPLATES["nano"]
+    )
     said = NEEDLE["nano"].findall(made.text)
     assert len(said) == 6 * 4 and len(set(said)) == len({name for name, _ in said}) == 6
     assert (made.question, *made.answers) in said
     assert [name for name, _ in said] != sorted(name for name, _ in said)
-    assert words(made.document()) <= 900
+    assert words(made.to_text()) <= 900
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
 def test_a_needle_lies_as_deep_as_asked(material, depth):
-    hidden = Hidden(depth=depth, others=0)
-    made = needles(material, Random(0), tokens=2000, hidden=hidden, wording=PLAIN)
+    hidden = Needle(depth=depth, distractors=0)
+    made = make_needle_example(material, Random(0), tokens=2000, hidden=hidden, wording=PLAIN)
     assert made.text.index("The number of") / len(made.text) == pytest.approx(depth, abs=0.05)
 
 
@@ -149,7 +164,7 @@ def test_interleaved_texts_resemble_each_other_and_keep_their_order(material):
 
 
 def test_a_repository_is_related_files_under_their_paths(material):
-    made = repository(material, Random(4), tokens=500)
+    made = make_repository_example(material, Random(4), tokens=500)
     paths = re.findall(r"^# path: (.*)$", made.text, re.MULTILINE)
     assert len({path.rsplit("/", 1)[0] for path in paths}) == 1 < len(paths)
     line = made.question.removeprefix("Which file holds this line: ")
@@ -160,22 +175,22 @@ def test_a_repository_is_related_files_under_their_paths(material):
 def test_the_small_language_has_needles_too():
     facts = ReasoningSource(name="facts", family="facts", count=200)
     source = LongContextSource(
-        name="n", task="needle", material=facts, tokens=200, count=5, wording="nano"
+        name="n", task="needle", haystack=facts, max_tokens=200, count=5, needle_template="nano"
     )
-    for made in source.tasks(Reading(count_tokens=words)):
+    for made in source.tasks(SourceContext(count_tokens=words)):
         assert made.text.count(f"{made.question} {made.answers[0]} .") == 1
-        assert made.document().endswith(f" {made.question} {made.answers[0]}")
+        assert made.to_text().endswith(f" {made.question} {made.answers[0]}")
 
 
 @pytest.mark.parametrize(("task", "wording"), [("needle", "nano"), ("multi_value", "plain")])
 def test_held_out_values_are_asked_for_only_when_held_out(task, wording):
     facts = ReasoningSource(name="facts", family="facts", count=200)
     source = LongContextSource(
-        name="n", task=task, material=facts, tokens=300, count=40, wording=wording
+        name="n", task=task, haystack=facts, max_tokens=300, count=40, needle_template=wording
     )
     for held_out in (False, True):
-        asked = source.holding_out(1.0) if held_out else source
-        for made in asked.tasks(Reading(count_tokens=words)):
+        asked = source.held_out_source(1.0) if held_out else source
+        for made in asked.tasks(SourceContext(count_tokens=words)):
             [name] = set(re.findall(r"\w+", made.question)) & set(KEYS)
             assert {is_held_out(f"{name} {value}") for value in made.answers} == {held_out}
             said = NEEDLE[wording].findall(made.text)
@@ -189,14 +204,16 @@ def test_a_source_of_long_documents_reads_its_material(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(document.text)
     folder = FolderSource(name="f", path=str(tmp_path))
-    source = LongContextSource(name="l", task="repository", material=folder, tokens=400, count=3)
-    found = list(source.documents(Reading(count_tokens=words)))
+    source = LongContextSource(
+        name="l", task="repository", haystack=folder, max_tokens=400, count=3
+    )
+    found = list(source.documents(SourceContext(count_tokens=words)))
     assert len(found) == 3
     assert all(200 < words(document.text) <= 400 for document in found)
 
 
 def test_lengths_too_short_for_the_task_are_refused(material):
     with pytest.raises(DataError, match="10 tokens are too few"):
-        needles(material, Random(0), tokens=10, hidden=Hidden(), wording=PLAIN)
+        make_needle_example(material, Random(0), tokens=10, hidden=Needle(), wording=PLAIN)
     with pytest.raises(DataError, match="no material"):
-        Material([], words)
+        Haystack([], words)

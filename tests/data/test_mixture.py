@@ -78,7 +78,9 @@ def test_a_mixture_that_cannot_be_drawn_from_is_refused(documents, tmp_path):
     with pytest.raises(DataError, match="name a source 'code'; there are facts, chains, late"):
         Mixture(documents, MixtureSettings(weights={"code": 1.0}), seed=0)
     with pytest.raises(DataError, match=r"all weights of the mixture are zero at progress 0\.1"):
-        Mixture(documents, MixtureSettings(weights={"late": ((0.5, 0.0),)}), seed=0).draw(0.1)
+        Mixture(documents, MixtureSettings(weights={"late": ((0.5, 0.0),)}), seed=0).next_document(
+            0.1
+        )
     with pytest.raises(DataError, match="no document in any source"):
         Mixture(shelf(tmp_path, {"none": []}), MixtureSettings(), seed=0)
 

@@ -14,13 +14,13 @@ from paddock.data import (
     DataError,
     FolderSource,
     JsonlSource,
-    Quality,
+    QualityFilterSettings,
     ReasoningSource,
-    prepare,
+    prepare_corpus,
 )
-from paddock.data.conversations import DialogueSource
-from paddock.data.prepare import apart
-from paddock.data.prepare.fim import Fim
+from paddock.data.dialogue_sources import DialogueSource
+from paddock.data.prepare import parallel
+from paddock.data.prepare.fim import FimSettings
 from paddock.envs.nano.language import is_held_out
 from paddock.text import SpecialToken, train_tokenizer
 from tests.data.tiny import byte_tokenizer
@@ -51,8 +51,8 @@ def texts_in(documents):
 
 def test_documents_come_back_framed_and_whole(tmp_path):
     source = jsonl(tmp_path, [story(i) for i in range(300)])
-    settings = CorpusSettings(sources=(source,), held_out=0.1, shard_tokens=2000)
-    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    settings = CorpusSettings(sources=(source,), held_out_fraction=0.1, tokens_per_shard=2000)
+    corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     train_set, held_out = corpus.documents("lines"), corpus.documents("lines", "held_out")
     end = byte_tokenizer().special_token_ids[SpecialToken.ENDOFTEXT]
     assert all(ids[0] == ids[-1] == end for ids in decoded(train_set))
@@ -66,8 +66,10 @@ def test_a_document_is_on_the_same_side_wherever_it_stands(tmp_path):
     stories = [story(i) for i in range(200)]
     sides = []
     for name, order in (("one", stories), ("two", stories[::-1])):
-        settings = CorpusSettings(sources=(jsonl(tmp_path, order, name=name),), held_out=0.2)
-        corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+        settings = CorpusSettings(
+            sources=(jsonl(tmp_path, order, name=name),), held_out_fraction=0.2
+        )
+        corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
         sides.append(sorted(texts_in(corpus.documents(name, "held_out"))))
     assert sides[0] == sides[1]
 
@@ -75,10 +77,10 @@ def test_a_document_is_on_the_same_side_wherever_it_stands(tmp_path):
 def test_every_drop_is_counted_and_copies_are_found_across_sources(tmp_path):
     first = jsonl(tmp_path, [story(1), story(2), " ", "tiny"], name="first")
     second = jsonl(tmp_path, [story(2), story(3), "spam " * 999], name="second")
-    settings = CorpusSettings(sources=(first, second), held_out=0.0)
-    manifest = prepare(settings, byte_tokenizer(), tmp_path / "cache").manifest
-    assert manifest.sources["first"].drops == {"empty": 1, "short": 1}
-    assert manifest.sources["second"].drops == {"exact copy": 1, "repetitive": 1}
+    settings = CorpusSettings(sources=(first, second), held_out_fraction=0.0)
+    manifest = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache").manifest
+    assert manifest.sources["first"].drop_counts == {"empty": 1, "short": 1}
+    assert manifest.sources["second"].drop_counts == {"exact copy": 1, "repetitive": 1}
     assert manifest.sources["second"].bytes == len(story(3))
 
 
@@ -88,21 +90,25 @@ def by_length(document):
 
 def test_a_function_of_ones_own_judges_quality(tmp_path):
     source = jsonl(tmp_path, [story(1), story(1) * 3])
-    quality = Quality(function="tests.data.test_prepare:by_length", at_least=100.0)
-    settings = CorpusSettings(sources=(source,), quality=quality, held_out=0.0)
-    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    quality = QualityFilterSettings(function="tests.data.test_prepare:by_length", min_score=100.0)
+    settings = CorpusSettings(sources=(source,), quality=quality, held_out_fraction=0.0)
+    corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     assert texts_in(corpus.documents("lines")) == [story(1) * 3]
-    assert corpus.manifest.sources["lines"].drops == {"quality": 1}
-    wrong = settings.model_copy(update={"quality": Quality(function="json:no", at_least=0.0)})
+    assert corpus.manifest.sources["lines"].drop_counts == {"quality": 1}
+    wrong = settings.model_copy(
+        update={"quality": QualityFilterSettings(function="json:no", min_score=0.0)}
+    )
     with pytest.raises(DataError, match="quality function 'json:no'"):
-        prepare(wrong, byte_tokenizer(), tmp_path / "cache")
+        prepare_corpus(wrong, byte_tokenizer(), tmp_path / "cache")
 
 
 def test_code_has_its_middle_last_and_prose_has_not(tmp_path):
     code = jsonl(tmp_path, [story(i) for i in range(40)], name="code", holds="code")
     prose = jsonl(tmp_path, [story(i) for i in range(40, 80)], name="prose")
-    settings = CorpusSettings(sources=(code, prose), fim=Fim(rate=1.0), held_out=0.0)
-    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    settings = CorpusSettings(
+        sources=(code, prose), fim=FimSettings(rate=1.0), held_out_fraction=0.0
+    )
+    corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     middle = byte_tokenizer().special_token_ids[SpecialToken.CODE_MIDDLE]
     assert all(middle in ids for ids in decoded(corpus.documents("code")))
     assert not any(middle in ids for ids in decoded(corpus.documents("prose")))
@@ -113,8 +119,8 @@ def test_generated_documents_are_not_deduplicated_and_hold_out_by_their_own_rule
         ReasoningSource(name="knowledge", family="knowledge", count=300),
         ReasoningSource(name="chains", family="chains", count=300),
     )
-    settings = CorpusSettings(sources=sources, held_out=0.1)
-    corpus = prepare(settings, byte_tokenizer(), tmp_path)
+    settings = CorpusSettings(sources=sources, held_out_fraction=0.1)
+    corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path)
     assert len(corpus.documents("knowledge")) == 300
     for split, expected in (("train", False), ("held_out", True)):
         found = texts_in(corpus.documents("chains", split))
@@ -125,24 +131,24 @@ def test_generated_documents_are_not_deduplicated_and_hold_out_by_their_own_rule
 
 def test_the_same_settings_and_tokenizer_are_prepared_once(tmp_path):
     source = jsonl(tmp_path, [story(i) for i in range(20)])
-    settings = CorpusSettings(sources=(source,), held_out=0.0)
+    settings = CorpusSettings(sources=(source,), held_out_fraction=0.0)
     seen = []
 
     def progress(name, documents, size):
         seen.append((name, documents, size))
 
-    first = prepare(settings, byte_tokenizer(), tmp_path / "cache", progress=progress)
+    first = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache", progress=progress)
     assert seen == [("lines", 20, sum(len(story(i)) for i in range(20)))]
-    again = prepare(settings, byte_tokenizer(), tmp_path / "cache", progress=progress)
+    again = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache", progress=progress)
     assert (again.folder, len(seen)) == (first.folder, 1)
     other = settings.model_copy(update={"seed": 1})
-    assert prepare(other, byte_tokenizer(), tmp_path / "cache").folder != first.folder
+    assert prepare_corpus(other, byte_tokenizer(), tmp_path / "cache").folder != first.folder
 
 
 def test_the_same_settings_give_the_same_bytes(tmp_path):
     source = jsonl(tmp_path, [story(i) for i in range(50)], holds="code")
     settings = CorpusSettings(sources=(source,))
-    folders = [prepare(settings, byte_tokenizer(), tmp_path / c).folder for c in "ab"]
+    folders = [prepare_corpus(settings, byte_tokenizer(), tmp_path / c).folder for c in "ab"]
     files = [{f.name: f.read_bytes() for f in d.rglob("*.*") if f.is_file()} for d in folders]
     assert files[0] == files[1]
 
@@ -153,18 +159,18 @@ def test_the_same_settings_give_the_same_bytes(tmp_path):
 def test_a_source_of_which_nothing_is_left_is_an_error_that_says_why(tmp_path):
     settings = CorpusSettings(sources=(jsonl(tmp_path, ["", "tiny", "tiny"]),))
     with pytest.raises(DataError, match="'lines': no document is left; left out: 1 empty, 2 short"):
-        prepare(settings, byte_tokenizer(), tmp_path / "cache")
+        prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     (tmp_path / "lines.jsonl").write_text("")
     with pytest.raises(DataError, match="source 'lines': it is empty"):
-        prepare(settings, byte_tokenizer(), tmp_path / "cache")
+        prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     assert [p.suffix for p in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 def test_a_source_that_is_held_out_to_the_last_document_says_so(tmp_path):
     source = jsonl(tmp_path, [story(i) for i in range(3)])
-    settings = CorpusSettings(sources=(source,), held_out=0.999999)
+    settings = CorpusSettings(sources=(source,), held_out_fraction=0.999999)
     with pytest.raises(DataError, match="source 'lines': all 3 documents are held out"):
-        prepare(settings, byte_tokenizer(), tmp_path / "corpora")
+        prepare_corpus(settings, byte_tokenizer(), tmp_path / "corpora")
 
 
 def test_a_binary_file_in_a_text_folder_is_counted_and_the_rest_is_kept(tmp_path):
@@ -172,25 +178,27 @@ def test_a_binary_file_in_a_text_folder_is_counted_and_the_rest_is_kept(tmp_path
     (tmp_path / "texts" / "a.txt").write_text(story(7))
     (tmp_path / "texts" / "b.txt").write_bytes(bytes(range(256)) * 9)
     source = FolderSource(name="texts", path=str(tmp_path / "texts"))
-    settings = CorpusSettings(sources=(source,), held_out=0.0)
-    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    settings = CorpusSettings(sources=(source,), held_out_fraction=0.0)
+    corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     assert texts_in(corpus.documents("texts")) == [story(7)]
-    assert corpus.manifest.sources["texts"].drops == {"binary": 1}
+    assert corpus.manifest.sources["texts"].drop_counts == {"binary": 1}
 
 
 def test_a_run_that_was_killed_is_done_again_cleanly(tmp_path):
     settings = CorpusSettings(sources=(jsonl(tmp_path, [story(i) for i in range(20)]),))
-    whole = prepare(settings, byte_tokenizer(), tmp_path / "cache").folder
+    whole = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache").folder
     partial = whole.with_name(f".{whole.name}.partial")
     shutil.move(whole, partial)
     next(partial.rglob("*.bin")).write_bytes(b"half")
-    assert len(prepare(settings, byte_tokenizer(), tmp_path / "cache").documents("lines")) == 20
+    assert (
+        len(prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache").documents("lines")) == 20
+    )
     assert not partial.exists()
 
 
 def test_another_vocabulary_is_refused_and_both_are_named(tmp_path):
-    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(1)]),), held_out=0.0)
-    folder = prepare(settings, byte_tokenizer(), tmp_path / "cache").folder
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(1)]),), held_out_fraction=0.0)
+    folder = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache").folder
     other = train_tokenizer([story(i) for i in range(9)], vocab=350)
     with pytest.raises(DataError) as refused:
         Corpus(folder, tokenizer=other)
@@ -199,14 +207,14 @@ def test_another_vocabulary_is_refused_and_both_are_named(tmp_path):
 
 
 def test_a_tokenizer_without_the_boundary_token_is_refused(tmp_path):
-    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(1)]),), end=("<eos>",))
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(1)]),), eos_tokens=("<eos>",))
     with pytest.raises(DataError, match="tokenizer 'trained' has no token <eos>"):
-        prepare(settings, byte_tokenizer(), tmp_path / "cache")
+        prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
 
 
 def test_a_truncated_or_corrupt_shard_is_a_clear_error(tmp_path):
     settings = CorpusSettings(sources=(jsonl(tmp_path, [story(i) for i in range(9)]),))
-    corpus = prepare(settings, byte_tokenizer(), tmp_path / "cache")
+    corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     tokens, index = (corpus.folder / "lines" / f"train-00000.{end}" for end in ("bin", "idx"))
     good = tokens.read_bytes()
     tokens.write_bytes(good[:-2])
@@ -214,7 +222,7 @@ def test_a_truncated_or_corrupt_shard_is_a_clear_error(tmp_path):
         corpus.documents("lines")
     tokens.write_bytes(np.full(len(good) // 2, 60_000, "<u2").tobytes())
     with pytest.raises(DataError, match="has token 60000, but the vocabulary ends at"):
-        corpus.documents("lines").ids(0, 0, 5)
+        corpus.documents("lines").token_ids(0, 0, 5)
     tokens.unlink()
     with pytest.raises(DataError, match=r"train-00000\.bin: No such file"):
         corpus.documents("lines")
@@ -252,13 +260,13 @@ def generated(count):
 
 def test_generated_sources_are_the_same_made_one_by_one_or_apart(tmp_path, monkeypatch):
     stories = jsonl(tmp_path, [story(i) for i in range(40)])
-    settings = CorpusSettings(sources=(stories, *generated(60)), held_out=0.1)
-    assert not apart.worth_it(settings.sources, 2)
-    monkeypatch.setattr(apart, "WORTH", 100)
-    assert len(apart.worth_it(settings.sources, 2)) == 3
+    settings = CorpusSettings(sources=(stories, *generated(60)), held_out_fraction=0.1)
+    assert not parallel.sources_to_parallelize(settings.sources, 2)
+    monkeypatch.setattr(parallel, "WORTH", 100)
+    assert len(parallel.sources_to_parallelize(settings.sources, 2)) == 3
     told = {"alone": {}, "apart": {}}
     alone, together = (
-        prepare(
+        prepare_corpus(
             settings,
             byte_tokenizer(),
             tmp_path / where,
@@ -280,12 +288,12 @@ def files_below(folder):
 
 
 def test_what_a_source_made_apart_refuses_is_said_and_nothing_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(apart, "WORTH", 1)
+    monkeypatch.setattr(parallel, "WORTH", 1)
     silent = DialogueSource(name="silent", path=str(tmp_path / "nobody.jsonl"))
     monkeypatch.setattr(type(silent), "generated", True)
     settings = CorpusSettings(sources=(*generated(20), silent))
     with pytest.raises(DataError, match=r"nobody\.jsonl"):
-        prepare(settings, byte_tokenizer(), tmp_path / "root", processes=2)
+        prepare_corpus(settings, byte_tokenizer(), tmp_path / "root", processes=2)
     assert [path for path in (tmp_path / "root").iterdir() if path.is_dir()] == []
 
 
@@ -294,8 +302,8 @@ import os, signal, sys
 from pathlib import Path
 from threading import Thread
 from paddock.data import CorpusSettings, ReasoningSource, prepare
-from paddock.data.conversations import DialogueSource
-from paddock.data.prepare import apart
+from paddock.data.dialogue_sources import DialogueSource
+from paddock.data.prepare import parallel
 from tests.data.tiny import byte_tokenizer
 import multiprocessing, time
 

@@ -5,8 +5,14 @@ from random import Random
 import pytest
 from pydantic import ValidationError
 
-from paddock.data import Reading, ReasoningSource
-from paddock.data.reasoning import chains, facts, knowledge, lookups, records
+from paddock.data import ReasoningSource, SourceContext
+from paddock.data.reasoning import (
+    make_chain,
+    make_facts,
+    make_knowledge,
+    make_lookups,
+    make_records,
+)
 from paddock.envs.nano.language import (
     COLOUR_OF,
     COLOURS,
@@ -21,7 +27,7 @@ PAIR = re.compile(r"look (\w+) \. is (see \w+|\d) , end (see \w+|\d) \. (\w+) (s
 
 def texts(count=2000, **settings):
     source = ReasoningSource(name="r", count=count, **settings)
-    return [document.text for document in source.documents(Reading(count_tokens=len))]
+    return [document.text for document in source.documents(SourceContext(count_tokens=len))]
 
 
 def question(chain):
@@ -102,11 +108,13 @@ def test_documents_follow_from_the_seed():
 
 
 def test_without_a_count_there_is_no_end():
-    endless = ReasoningSource(name="r", family="facts").documents(Reading(count_tokens=len))
+    endless = ReasoningSource(name="r", family="facts").documents(SourceContext(count_tokens=len))
     assert len(list(islice(endless, 300))) == 300
 
 
-@pytest.mark.parametrize("family", [facts, chains, knowledge, records, lookups])
+@pytest.mark.parametrize(
+    "family", [make_facts, make_chain, make_knowledge, make_records, make_lookups]
+)
 def test_words_and_signs_stand_apart(family):
     chance = Random(0)
     for _ in range(200):

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.data import DataError, MixtureSettings, Stream, StreamSettings, once
+from paddock.data import (
+    DataError,
+    DataLoaderSettings,
+    MixtureSettings,
+    PackedDataLoader,
+    iterate_once,
+)
 from tests.data.tiny import shelf
 
 ROOT = Path(__file__).parents[2]
@@ -25,14 +31,14 @@ def documents(tmp_path_factory):
 
 def stream(documents, mode, *, seed=0, rank=0, world=1, **other):
     mixture = MixtureSettings(weights=WEIGHTS)
-    made = StreamSettings(
-        mode=mode, context=64, batch_tokens=256, mixture=mixture, seed=seed, **other
+    made = DataLoaderSettings(
+        packing=mode, seq_len=64, batch_tokens=256, mixture=mixture, seed=seed, **other
     )
-    return Stream(documents, made, rank=rank, world=world)
+    return PackedDataLoader(documents, made, rank=rank, world=world)
 
 
 def said(batch):
-    return batch.token_T.tolist(), batch.trained_T.tolist(), batch.lengths, batch.sources
+    return batch.token_T.tolist(), batch.loss_mask_T.tolist(), batch.lengths, batch.sources
 
 
 def spans(batch):
@@ -46,8 +52,8 @@ def test_a_batch_is_spans_of_one_document_each(documents, mode):
     assert sum(batch.lengths) == len(batch.token_T) <= 256
     assert batch.token_T.dtype == np.int32
     starts = np.cumsum([0, *batch.lengths[:-1]])
-    assert (np.flatnonzero(~batch.trained_T) == starts).all()
-    assert batch.targets == batch.trained_T.sum()
+    assert (np.flatnonzero(~batch.loss_mask_T) == starts).all()
+    assert batch.targets == batch.loss_mask_T.sum()
     for span in spans(batch):  # tokens of a document are consecutive numbers here
         assert list(span) == list(range(span[0], span[0] + len(span)))
     assert sum(batch.tokens_by_source().values()) == len(batch.token_T)
@@ -100,7 +106,7 @@ def test_a_global_batch_is_the_same_for_any_number_of_ranks(documents, mode, wor
         assert sorted(spans(whole)) == sorted(span for part in parts for span in spans(part))
         assert all(part.lengths for part in parts)
         assert {part.targets for part in parts} == {whole.targets}
-        assert sum(int(part.trained_T.sum()) for part in parts) == whole.targets
+        assert sum(int(part.loss_mask_T.sum()) for part in parts) == whole.targets
     assert all(rank.state() == alone.state() for rank in ranks)
 
 
@@ -140,9 +146,9 @@ def test_what_was_cut_is_counted(documents):
 def test_weights_are_shares_of_the_tokens_that_are_used(tmp_path, mode):
     found = shelf(tmp_path, {"long": [600] * 20, "short": [30] * 20})
     mixture = MixtureSettings(weights={"long": 0.5, "short": 0.5})
-    made = StreamSettings(mode=mode, context=64, batch_tokens=256, mixture=mixture)
-    running = Stream(found, made)
-    batches = [running.next(tokens=512).tokens_by_source() for _ in range(500)]
+    made = DataLoaderSettings(packing=mode, seq_len=64, batch_tokens=256, mixture=mixture)
+    running = PackedDataLoader(found, made)
+    batches = [running.next_batch(tokens=512).tokens_by_source() for _ in range(500)]
     used = sum(batches, Counter())
     assert used["long"] / used.total() == pytest.approx(0.5, abs=0.05)
 
@@ -165,11 +171,11 @@ def test_a_position_in_another_stream_is_refused(documents, change, complaint):
 
 def test_settings_that_fill_no_batch_are_refused():
     with pytest.raises(ValueError, match="batch_tokens: 100 are less than one row of 200"):
-        StreamSettings(context=200, batch_tokens=100)
+        DataLoaderSettings(seq_len=200, batch_tokens=100)
 
 
 def test_evaluation_sees_every_token_once(documents):
-    batches = list(once(documents, context=64, batch_tokens=200))
+    batches = list(iterate_once(documents, context=64, batch_tokens=200))
     tokens = np.concatenate([batch.token_T for batch in batches])
     assert sorted(tokens.tolist()) == list(range(sum(map(sum, LENGTHS.values()))))
     assert max(max(batch.lengths) for batch in batches) == 64

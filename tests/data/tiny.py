@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from paddock.data.shards import Documents, Manifest, ShardWriter
+from paddock.data.shards import CorpusManifest, IndexedDataset, ShardWriter
 from paddock.text import train_tokenizer
 
 PROSE = (
@@ -20,7 +20,7 @@ def byte_tokenizer():
 
 def shelf(folder, lengths, *, shard_tokens=1000):
     """Documents of the given lengths by source; no two tokens in all of them are the same."""
-    manifest = Manifest(key="k", tokenizer="t", vocab_size=2**20, sources={})
+    manifest = CorpusManifest(key="k", tokenizer="t", vocab_size=2**20, sources={})
     found, first = {}, 0
     for source, sizes in lengths.items():
         (folder / source).mkdir(parents=True)
@@ -30,5 +30,5 @@ def shelf(folder, lengths, *, shard_tokens=1000):
         for size in sizes:
             writer.add(list(range(first, first + size)))
             first += size
-        found[source] = Documents(folder / source, writer.close(), manifest)
+        found[source] = IndexedDataset(folder / source, writer.close(), manifest)
     return found

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from paddock.data import Batch
+from paddock.data import PackedBatch
 from paddock.kernels import workspace
 from paddock.kernels.grouped_gemm import reference as grouped
 from paddock.model import Transformer
@@ -93,12 +93,12 @@ def counted(config, learning):
     network = Transformer.from_config(config, 0)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(RESTS not in name)
-    batch = Batch(
+    batch = PackedBatch(
         token_T=np.random.default_rng(0).integers(0, config.vocab, LENGTH, dtype=np.int32),
-        trained_T=np.ones(LENGTH, np.bool_),
+        loss_mask_T=np.ones(LENGTH, np.bool_),
         lengths=(LENGTH,),
         sources=("random",),
-        targets=LENGTH - 1,
+        num_targets=LENGTH - 1,
     )
     depths = learning.mtp_depths
     loss = LossSettings(mtp=0.3 if depths else 0.0, mtp_depths=depths or 1)

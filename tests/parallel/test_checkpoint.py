@@ -43,14 +43,21 @@ def tensors(folder):
 def write_again(run):
     """Take up the newest checkpoint and save it at once, as step 99."""
     from paddock.parallel import ParallelDegrees, init_mesh
-    from paddock.train.loop import Stream, make_trainer, open_corpus, resume, save, tokenizer_of
+    from paddock.train.loop import (
+        PackedDataLoader,
+        make_trainer,
+        open_corpus,
+        resume,
+        save,
+        tokenizer_of,
+    )
 
     sizes = ParallelDegrees(**run.settings.parallel.model_dump())
     with init_mesh(sizes, torch.device("cpu")) as mesh:
         tokenizer = tokenizer_of(run, quiet)
         trainer = make_trainer(run, tokenizer, mesh)
         corpus = open_corpus(run, tokenizer, quiet)
-        stream = Stream(corpus.split("train"), run.settings.stream)
+        stream = PackedDataLoader(corpus.split("train"), run.settings.stream)
         resume(run, trainer, stream)
         save(run, trainer, stream, tokenizer, 99)
 

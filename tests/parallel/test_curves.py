@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from paddock.data import CorpusSettings, ReasoningSource, StreamSettings
+from paddock.data import CorpusSettings, DataLoaderSettings, ReasoningSource
 from paddock.model.config import MoESettings
 from paddock.train.settings import (
     EvalSettings,
@@ -18,7 +18,7 @@ from tests.train.tiny import network_folder, run_in, settings
 # Documents several times longer than the eight keys that sparse attention keeps, as many tokens in
 # all as no number of ranks divides.
 CHAINS = CorpusSettings(
-    sources=(ReasoningSource(name="chains", family="chains", count=200),), held_out=0.05
+    sources=(ReasoningSource(name="chains", family="chains", count=200),), held_out_fraction=0.05
 )
 BASE = {
     "steps": 3,
@@ -66,7 +66,7 @@ def raised(tmp_path_factory):
     ranks share their processes, whose start takes longer than a run."""
     folder = tmp_path_factory.mktemp("curves")
     start = network_folder(folder / "born", moe=MoESettings(experts=8, active=2, inner=16))
-    stream = StreamSettings(mode="rows", context=64, batch_tokens=320)
+    stream = DataLoaderSettings(packing="rows", seq_len=64, batch_tokens=320)
     runs, by_ranks = {}, defaultdict(list)
     for variant, sizes in [*((variant, {}) for variant in VARIANTS), *CASES]:
         for dtype in APART:

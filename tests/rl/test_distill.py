@@ -56,7 +56,7 @@ def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
     other = learner(tmp_path / "other", network(seed=9), credit={"keep_flat": True})
     batch = packed(found)
     expected = score(other.trainer.network, batch)
-    gap = np.abs(batch.columns["teacher"] - expected)[batch.trained_T]
+    gap = np.abs(batch.columns["teacher"] - expected)[batch.loss_mask_T]
     assert gap.max() < 1e-5
     assert set(batch.columns["teaching"].tolist()) == {0.5}
 

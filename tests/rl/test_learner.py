@@ -17,7 +17,7 @@ def gap(made, groups):
     every = [lesson for group in lessons(groups, made.settings) for lesson in group]
     batch = packed(every)
     found = score(made.trainer.network, batch)
-    return np.abs(found - batch.columns["rollout"])[batch.trained_T].max(), int(batch.targets)
+    return np.abs(found - batch.columns["rollout"])[batch.loss_mask_T].max(), int(batch.num_targets)
 
 
 @pytest.mark.parametrize(("temperature", "updates"), [(1.0, 50), (0.7, 10)])

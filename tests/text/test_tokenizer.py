@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
-from paddock.data.reasoning import chains, facts, knowledge, records
+from paddock.data.reasoning import make_chain, make_facts, make_knowledge, make_records
 from paddock.envs.nano.language import COLOURS, KEYS, NOUNS
 from paddock.text import (
     IncrementalDetokenizer,
@@ -29,7 +29,7 @@ TOOLS = '\n# Tools\n\nYou may call one or more functions.\n<tools>\n{"name": "lo
 @cache
 def word_tokenizer():
     chance = Random(0)
-    families = (facts, chains, knowledge, records)
+    families = (make_facts, make_chain, make_knowledge, make_records)
     texts = [family(chance) for _ in range(1000) for family in families]
     return train_tokenizer([*texts, *[TOOLS] * 50], vocab=1024, splitting="words")
 

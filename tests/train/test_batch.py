@@ -1,21 +1,21 @@
 import numpy as np
 import torch
 
-from paddock.data import Batch
+from paddock.data import PackedBatch
 from paddock.train.batch import IGNORED, counts, on_device, parts
 
 
-def batch_of(*lengths: int, untrained: tuple[int, ...] = ()) -> Batch:
+def batch_of(*lengths: int, untrained: tuple[int, ...] = ()) -> PackedBatch:
     tokens = sum(lengths)
     trained = np.ones(tokens, np.bool_)
     trained[np.cumsum([0, *lengths[:-1]])] = False
     trained[list(untrained)] = False
-    return Batch(
+    return PackedBatch(
         token_T=np.arange(tokens, dtype=np.int32) + 10,
-        trained_T=trained,
+        loss_mask_T=trained,
         lengths=lengths,
         sources=("x",) * len(lengths),
-        targets=int(trained.sum()),
+        num_targets=int(trained.sum()),
     )
 
 

@@ -6,7 +6,7 @@ import torch
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import newest_model
-from paddock.data import Corpus, LongTask, ReasoningSource, Tokenizer, corpus_key
+from paddock.data import Corpus, LongContextExample, ReasoningSource, Tokenizer, corpus_key
 from paddock.journal import follow
 from paddock.model import AttentionMetadata, AuxRequest
 from paddock.train import train
@@ -140,8 +140,10 @@ def test_a_needle_counts_if_and_only_if_the_network_says_it_next(raised, dense, 
         word = tokenizer.decode([said]).strip()
         for answer in (word, "is" if word != "is" else "add"):
             answer = answer if gap == " " else f" {answer}"  # its words carry a space
-            tasks.append(LongTask(text=text, question="3 add", answers=(answer,), gap=gap))
-        whole = tokenizer.encode(tasks[-2].document(), special_token_ids=False)
+            tasks.append(
+                LongContextExample(text=text, question="3 add", answers=(answer,), separator=gap)
+            )
+        whole = tokenizer.encode(tasks[-2].to_text(), special_token_ids=False)
         right += whole == [*prompt, said]  # the answer is the very token that was said
     assert right > 10
     found = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
@@ -161,7 +163,7 @@ def test_of_several_answers_each_counts(raised):
         dense=True,
     )
     wrong = "is" if tokenizer.decode(second).strip() != "is" else "add"
-    task = LongTask(text=text, question=question, answers=(word, wrong), gap=" ")
+    task = LongContextExample(text=text, question=question, answers=(word, wrong), separator=" ")
     assert found_needles(network, tokenizer, [task], begin=[], dense=True) == 0.5
 
 

@@ -48,7 +48,7 @@ def test_many_ranks_share_the_state_and_gather_a_layer_at_a_time() -> None:
 def test_a_document_longer_than_a_micro_batch_is_not_cut_but_by_context() -> None:
     made = settings("glm5/midtrain_128k.toml")
     assert made.machine.micro_tokens is not None
-    assert made.machine.micro_tokens < made.stream.context
+    assert made.machine.micro_tokens < made.stream.seq_len
     assert rank_tokens(made) == 131_072 // made.parallel.context
 
 

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training import newest_model
 from paddock.data import (
-    Batch,
     CorpusSettings,
+    DataLoaderSettings,
     DemonstrationSource,
+    PackedBatch,
     ReasoningSource,
-    StreamSettings,
     TokenizerSettings,
-    lessons,
+    tokenize_dialogue,
 )
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.model import AttentionMetadata
@@ -44,18 +44,20 @@ STEPS = 8
 def demonstrations(name="chain", world="nano-chain", **changes):
     defaults = {"count": 60, "slips": 0.3, "tasks": (1, 2)}
     modes = {"interleaved": 0.4, "preserved": 0.3, "off": 0.3}
-    return DemonstrationSource(name=name, world=world, **(defaults | {"thinking": modes} | changes))
+    return DemonstrationSource(name=name, env=world, **(defaults | {"thinking": modes} | changes))
 
 
 def sft(start, **changes):
     defaults = {
         "stage": "sft",
         "steps": STEPS,
-        "tokenizer": TokenizerSettings(vocab=VOCAB, splitting="words"),
+        "tokenizer": TokenizerSettings(vocab_size=VOCAB, pre_tokenizer="words"),
         "corpus": CorpusSettings(
-            sources=(demonstrations(), demonstrations("rules", "nano-rules")), held_out=0.2
+            sources=(demonstrations(), demonstrations("rules", "nano-rules")), held_out_fraction=0.2
         ),
-        "stream": StreamSettings(mode="rows", context=96, batch_tokens=96, whole=True),
+        "stream": DataLoaderSettings(
+            packing="rows", seq_len=96, batch_tokens=96, drop_overlong=True
+        ),
         "optim": OptimSettings(lr=1e-2, warmup=0.1),
         "loss": LossSettings(mtp_depths=1),
     }
@@ -142,15 +144,15 @@ def row_of(thought=WRONG + RIGHT, marked=True, weight=None):
     reply = Message(role="assistant", content="red", reasoning=thought)
     marks = (LossMaskSpan(message=1, part="reasoning", end=len(WRONG)),) if marked else ()
     dialogue = Dialogue(messages=(ask, reply), untrained=marks)
-    (row,) = lessons(dialogue, GlmRenderer(tokenizer))
-    trained_T = np.array(row.trained)
-    batch = Batch(
+    (row,) = tokenize_dialogue(dialogue, GlmRenderer(tokenizer))
+    trained_T = np.array(row.loss_mask)
+    batch = PackedBatch(
         token_T=np.array(row.token_ids, np.int32),
-        trained_T=trained_T,
+        loss_mask_T=trained_T,
         lengths=(len(row.token_ids),),
         sources=("d",),
-        targets=int(trained_T.sum()),
-        weight_T=None if weight is None else np.full(len(trained_T), weight, np.float32),
+        num_targets=int(trained_T.sum()),
+        loss_weight_T=None if weight is None else np.full(len(trained_T), weight, np.float32),
     )
     return batch, tokenizer
 
@@ -194,7 +196,7 @@ def test_a_masked_error_has_exactly_no_gradient(network, monkeypatch):
         moved = state_TD.grad.abs().sum(-1) > 0
         for place in range(len(batch.token_T)):
             target = place + ahead
-            learnt = target < len(batch.token_T) and batch.trained_T[target]
+            learnt = target < len(batch.token_T) and batch.loss_mask_T[target]
             assert bool(moved[place]) == bool(learnt)
             if target in errors:
                 assert torch.count_nonzero(state_TD.grad[place]) == 0
@@ -204,7 +206,7 @@ def test_a_masked_error_still_conditions_what_follows(network):
     batch, tokenizer = row_of()
     other, _ = row_of("it is green" + RIGHT)
     errors = errors_in(batch, tokenizer)
-    assert batch.trained_T.tolist() == other.trained_T.tolist()
+    assert batch.loss_mask_T.tolist() == other.loss_mask_T.tolist()
     assert (batch.token_T != other.token_T).nonzero()[0].tolist() == [errors[-1]]
     with torch.no_grad():
         one, two = losses_of(network, batch)[0], losses_of(network, other)[0]
@@ -224,7 +226,7 @@ def test_only_trained_tokens_count_and_are_what_the_loss_is_divided_by(network):
     with torch.no_grad():
         hidden_TD = network(tokens.token_T, tokens.layout).hidden_TD
         logp_TV = network.head(hidden_TD).log_softmax(-1)
-    places = [i for i in range(1, len(batch.token_T)) if batch.trained_T[i]]
+    places = [i for i in range(1, len(batch.token_T)) if batch.loss_mask_T[i]]
     nats = [-float(logp_TV[i - 1, batch.token_T[i]]) for i in places]
     assert float(losses.parts["loss"]) == pytest.approx(sum(nats) / len(nats), rel=1e-5)
 
@@ -236,13 +238,13 @@ def test_a_weight_on_everything_changes_nothing_and_on_one_row_its_share(network
     assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=1e-6)
     assert float(one["mtp"]) == pytest.approx(float(two["mtp"]), rel=1e-6)
     other, _ = row_of("it is green" + RIGHT)
-    both = Batch(
+    both = PackedBatch(
         token_T=np.concatenate([plain.token_T, other.token_T]),
-        trained_T=np.concatenate([plain.trained_T, other.trained_T]),
+        loss_mask_T=np.concatenate([plain.loss_mask_T, other.loss_mask_T]),
         lengths=(len(plain.token_T), len(other.token_T)),
         sources=("d", "d"),
-        targets=plain.targets + other.targets,
-        weight_T=np.repeat(np.array([3.0, 1.0], np.float32), len(plain.token_T)),
+        num_targets=plain.targets + other.targets,
+        loss_weight_T=np.repeat(np.array([3.0, 1.0], np.float32), len(plain.token_T)),
     )
     alone = [float(losses_of(network, batch)[0].parts["loss"]) for batch in (plain, other)]
     found = float(losses_of(network, both)[0].parts["loss"])
@@ -252,13 +254,13 @@ def test_a_weight_on_everything_changes_nothing_and_on_one_row_its_share(network
 def test_weights_stay_with_their_tokens_in_micro_batches(network):
     plain, _ = row_of()
     size = len(plain.token_T)
-    both = Batch(
+    both = PackedBatch(
         token_T=np.concatenate([plain.token_T] * 2),
-        trained_T=np.concatenate([plain.trained_T] * 2),
+        loss_mask_T=np.concatenate([plain.loss_mask_T] * 2),
         lengths=(size, size),
         sources=("d", "d"),
-        targets=2 * plain.targets,
-        weight_T=np.repeat(np.array([0.5, 2.0], np.float32), size),
+        num_targets=2 * plain.targets,
+        loss_weight_T=np.repeat(np.array([0.5, 2.0], np.float32), size),
     )
     found = [set(t.weight_S.tolist()) for t in on_device(both, torch.device("cpu"), tokens=size)]
     assert found == [{0.5}, {2.0}]
@@ -276,8 +278,8 @@ def test_held_out_loss_is_over_replies_alone(home, tmp_path):
     for documents in corpus.split("held_out").values():
         for number in range(len(documents)):
             length = documents.length(number)
-            token_T = torch.from_numpy(documents.ids(number, 0, length).astype("int64"))
-            trained_T = torch.from_numpy(documents.trained(number, 0, length))
+            token_T = torch.from_numpy(documents.token_ids(number, 0, length).astype("int64"))
+            trained_T = torch.from_numpy(documents.loss_mask(number, 0, length))
             batch = TokenBatch(token_T, trained_T, AttentionMetadata.packed([length]))
             with torch.no_grad():
                 logp_TV = network.head(network(token_T, batch.layout).hidden_TD).log_softmax(-1)

@@ -6,11 +6,11 @@ import pytest
 
 from paddock.data import (
     CorpusSettings,
+    DataLoaderSettings,
     DemonstrationSource,
     DialogueSource,
-    StreamSettings,
     TokenizerSettings,
-    dialogue_json,
+    dialogue_to_json,
 )
 from paddock.train.settings import LossSettings, MachineSettings, ParallelSettings
 from tests.parallel.ranks import all_on_ranks, curve, raise_network
@@ -22,12 +22,17 @@ def home(tmp_path_factory):
     """A network, and dialogues of which every other counts a quarter."""
     folder = tmp_path_factory.mktemp("ranks")
     shown = DemonstrationSource(
-        name="s", world="nano-chain", count=40, slips=0.5, tasks=(1, 2), thinking={"preserved": 1.0}
+        name="s",
+        env="nano-chain",
+        count=40,
+        mistake_rate=0.5,
+        tasks_per_dialogue=(1, 2),
+        thinking={"preserved": 1.0},
     )
     with (folder / "talk.jsonl").open("w") as file:
         for i, dialogue in enumerate(shown.dialogues()):
             weight = {"weight": 1.0 if i % 2 else 0.25}
-            file.write(json.dumps(dialogue_json(dialogue) | weight) + "\n")
+            file.write(json.dumps(dialogue_to_json(dialogue) | weight) + "\n")
     network_folder(folder / "born", vocab=700)
     return folder
 
@@ -38,9 +43,11 @@ def to_learn(home, name, dtype, **sizes):
         home / "born",
         stage="sft",
         steps=2,
-        tokenizer=TokenizerSettings(vocab=700, splitting="words"),
-        corpus=CorpusSettings(sources=(talk,), held_out=0.1),
-        stream=StreamSettings(mode="best_fit", context=128, batch_tokens=256, whole=True),
+        tokenizer=TokenizerSettings(vocab_size=700, pre_tokenizer="words"),
+        corpus=CorpusSettings(sources=(talk,), held_out_fraction=0.1),
+        stream=DataLoaderSettings(
+            packing="best_fit", seq_len=128, batch_tokens=256, drop_overlong=True
+        ),
         loss=LossSettings(mtp_depths=1),
         machine=MachineSettings(dtype=dtype),
         parallel=ParallelSettings(**sizes),

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.checkpoint import save_pretrained
-from paddock.data import CorpusSettings, ReasoningSource, StreamSettings, TokenizerSettings
+from paddock.data import CorpusSettings, DataLoaderSettings, ReasoningSource, TokenizerSettings
 from paddock.model import Transformer
 from paddock.train import Run, TrainSettings
 from paddock.train.settings import EvalSettings, KeepSettings, OptimSettings, StartSettings
@@ -31,11 +31,14 @@ def settings(start: Path, **changes: Any) -> TrainSettings:
     defaults: dict[str, Any] = {
         "steps": 8,
         "start": StartSettings(folder=str(start)),
-        "tokenizer": TokenizerSettings(vocab=VOCAB, splitting="words", documents=200),
-        "corpus": CorpusSettings(
-            sources=(ReasoningSource(name="facts", family="facts", count=300),), held_out=0.05
+        "tokenizer": TokenizerSettings(
+            vocab_size=VOCAB, pre_tokenizer="words", documents_per_source=200
         ),
-        "stream": StreamSettings(mode="rows", context=32, batch_tokens=128),
+        "corpus": CorpusSettings(
+            sources=(ReasoningSource(name="facts", family="facts", count=300),),
+            held_out_fraction=0.05,
+        ),
+        "stream": DataLoaderSettings(packing="rows", seq_len=32, batch_tokens=128),
         "optim": OptimSettings(lr=3e-3, warmup=0.1),
         "keep": KeepSettings(every=3),
         "evaluate": EvalSettings(every=100, tokens=500),

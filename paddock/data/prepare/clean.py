@@ -6,20 +6,20 @@ from typing import Annotated
 from pydantic import Field
 
 from paddock.config import BaseSettings
-from paddock.data.corpus import Drops
+from paddock.data.sources import DropCounts
 
 _CONTROLS = {c: None for c in [*range(32), *range(127, 160)] if chr(c) not in "\n\t"}
 _SAMPLE_BYTES = 65536
 
 
-class Clean(BaseSettings):
+class CleaningSettings(BaseSettings):
     min_chars: Annotated[int, Field(ge=1)] = 32
-    max_unreadable: float = 0.02  # share of control and replacement characters
+    max_unreadable_fraction: float = 0.02  # share of control and replacement characters
     # zlib makes prose and code a third to a quarter of their size, logs and tables a tenth.
-    min_compressed: float = 0.06
+    min_compression_ratio: float = 0.06
 
 
-def clean(text: str, rules: Clean, drops: Drops) -> str | None:
+def clean_text(text: str, rules: CleaningSettings, drops: DropCounts) -> str | None:
     """The text with "\\n" line ends, without control characters; None, and counted, if it is empty,
     too short, broken, or says the same over and over."""
     try:
@@ -33,17 +33,17 @@ def clean(text: str, rules: Clean, drops: Drops) -> str | None:
     reason = ""
     if not plain.strip():
         reason = "empty"
-    elif unreadable > rules.max_unreadable * len(lines):
+    elif unreadable > rules.max_unreadable_fraction * len(lines):
         reason = "binary"
     elif len(plain) < rules.min_chars:
         reason = "short"
-    elif compressed(plain) < rules.min_compressed:
+    elif compression_ratio(plain) < rules.min_compression_ratio:
         reason = "repetitive"
     drops.update([reason] if reason else [])
     return None if reason else plain
 
 
-def compressed(text: str) -> float:
+def compression_ratio(text: str) -> float:
     """To what share of its size zlib brings the beginning of a text.
 
     >>> compressed("so it goes " * 500) < 0.05 < compressed("so it goes")

@@ -5,18 +5,18 @@ from random import Random
 from paddock.config import BaseSettings
 from paddock.text.special_tokens import SpecialToken
 
-Parts = tuple[str | SpecialToken, ...]  # text, and tokens between
+FimParts = tuple[str | SpecialToken, ...]  # text, and tokens between
 
 PSM = (SpecialToken.CODE_PREFIX, SpecialToken.CODE_SUFFIX, SpecialToken.CODE_MIDDLE)
 SPM = (SpecialToken.CODE_SUFFIX, SpecialToken.CODE_PREFIX, SpecialToken.CODE_MIDDLE)
 
 
-class Fim(BaseSettings):
+class FimSettings(BaseSettings):
     rate: float = 0.5  # share of code documents
-    suffix_first: float = 0.5  # share of those that show the suffix before the prefix
+    spm_rate: float = 0.5  # share of those that show the suffix before the prefix
 
 
-def fill_in_middle(text: str, rules: Fim, chance: Random) -> Parts:
+def fill_in_middle(text: str, rules: FimSettings, chance: Random) -> FimParts:
     """The text cut at two places and put together again with its middle last, or as it is.
 
     >>> "".join(fill_in_middle("abcdef", Fim(rate=1.0, suffix_first=0.0), Random(3)))
@@ -24,7 +24,7 @@ def fill_in_middle(text: str, rules: Fim, chance: Random) -> Parts:
     """
     if chance.random() >= rules.rate:
         return (text,)
-    order = SPM if chance.random() < rules.suffix_first else PSM
+    order = SPM if chance.random() < rules.spm_rate else PSM
     start, stop = sorted(chance.randint(0, len(text)) for _ in range(2))
     pieces = {
         SpecialToken.CODE_PREFIX: text[:start],
@@ -34,7 +34,7 @@ def fill_in_middle(text: str, rules: Fim, chance: Random) -> Parts:
     return tuple(part for token in order for part in (token, pieces[token]))
 
 
-def put_back(parts: Parts) -> str:
+def undo_fill_in_middle(parts: FimParts) -> str:
     """The text that `fill_in_middle` rearranged."""
     if len(parts) == 1:
         return str(parts[0])

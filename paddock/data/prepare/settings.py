@@ -7,13 +7,17 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from paddock.config import BaseSettings
-from paddock.data.conversations import DemonstrationSource, DialogueSettings, DialogueSource
-from paddock.data.corpus import DataError, Document, FileSource, PythonSource
-from paddock.data.longcontext import LongContextSource
-from paddock.data.prepare.clean import Clean
-from paddock.data.prepare.dedup import Dedup
-from paddock.data.prepare.fim import Fim
+from paddock.data.dialogue_sources import (
+    DemonstrationSource,
+    DialogueSource,
+    DialogueSourceSettings,
+)
+from paddock.data.long_context import LongContextSource
+from paddock.data.prepare.clean import CleaningSettings
+from paddock.data.prepare.dedup import DedupSettings
+from paddock.data.prepare.fim import FimSettings
 from paddock.data.reasoning import ReasoningSource
+from paddock.data.sources import DataError, Document, FileSource, PythonSource
 from paddock.text import GlmVersion, SpecialToken
 
 Source = Annotated[
@@ -30,11 +34,11 @@ DEFAULT_SOURCES = (
 )
 
 
-class Quality(BaseSettings):
+class QualityFilterSettings(BaseSettings):
     """Documents that a function of yours scores below a threshold are left out."""
 
     function: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # module:name, Document -> float
-    at_least: float
+    min_score: float
 
     def load(self) -> Callable[[Document], float]:
         module, name = self.function.split(":")
@@ -51,18 +55,18 @@ class CorpusSettings(BaseSettings):
     """
 
     sources: Annotated[tuple[Source, ...], Field(min_length=1)] = DEFAULT_SOURCES
-    clean: Clean = Clean()
-    dedup: Dedup = Dedup()
-    quality: Quality | None = None
-    fim: Fim = Fim()
+    clean: CleaningSettings = CleaningSettings()
+    dedup: DedupSettings = DedupSettings()
+    quality: QualityFilterSettings | None = None
+    fim: FimSettings = FimSettings()
     # A boundary on both sides: the first word is predicted from one, the end is the other.
-    begin: tuple[str, ...] = (SpecialToken.ENDOFTEXT.value,)
-    end: tuple[str, ...] = (SpecialToken.ENDOFTEXT.value,)
-    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.005  # share of documents
-    template: GlmVersion | None = (
+    bos_tokens: tuple[str, ...] = (SpecialToken.ENDOFTEXT.value,)
+    eos_tokens: tuple[str, ...] = (SpecialToken.ENDOFTEXT.value,)
+    held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.005  # share of documents
+    chat_template: GlmVersion | None = (
         None  # of dialogues; None: the tokenizer's own, else GLM-5's first
     )
-    shard_tokens: Annotated[int, Field(gt=0)] = 250_000_000
+    tokens_per_shard: Annotated[int, Field(gt=0)] = 250_000_000
     seed: int = 0
 
     @model_validator(mode="after")
@@ -78,4 +82,4 @@ class CorpusSettings(BaseSettings):
 
     @property
     def has_dialogues(self) -> bool:
-        return any(isinstance(source, DialogueSettings) for source in self.sources)
+        return any(isinstance(source, DialogueSourceSettings) for source in self.sources)

@@ -4,30 +4,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from paddock.data.corpus import DataError
-from paddock.data.mixture import Piece
+from paddock.data.mixture import DocumentSpan
+from paddock.data.sources import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class StreamState:
     """Everything that decides what comes next, given the same documents and settings.
 
     Nothing of it depends on the number of ranks. Pieces that wait are references, not tokens.
     """
 
-    made: Mapping[str, int | str]  # what the stream was built with, so that another is refused
+    built_with: Mapping[
+        str, int | str
+    ]  # what the stream was built with, so that another is refused
     sizes: Mapping[str, int]  # documents in each source
-    taken: Mapping[str, int]  # documents taken of each source, over all epochs
-    waiting: Sequence[Piece]
+    documents_taken: Mapping[str, int]  # documents taken of each source, over all epochs
+    carried_over: Sequence[DocumentSpan]
     counts: Mapping[str, int]  # for the record: batches, tokens, what was cut
 
     def to_json(self) -> dict[str, Any]:
         names = list(self.sizes)
         return {
-            "made": dict(self.made),
+            "made": dict(self.built_with),
             "sizes": dict(self.sizes),
-            "taken": dict(self.taken),
-            "waiting": [[names.index(p.source), p.document, p.start, p.stop] for p in self.waiting],
+            "taken": dict(self.documents_taken),
+            "waiting": [
+                [names.index(p.source), p.document, p.start, p.stop] for p in self.carried_over
+            ],
             "counts": dict(self.counts),
         }
 
@@ -36,17 +40,20 @@ class Position:
         try:
             names = list(state["sizes"])
             waiting = [
-                Piece(names[source], document, start, stop)
+                DocumentSpan(names[source], document, start, stop)
                 for source, document, start, stop in state["waiting"]
             ]
             parts = {name: dict(state[name]) for name in ("made", "sizes", "taken", "counts")}
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(f"this is not the position of a data stream: {error!r}") from None
-        return cls(waiting=waiting, **parts)
+        return cls(carried_over=waiting, **parts)
 
     def check(self, *, made: Mapping[str, int | str], sizes: Mapping[str, int]) -> None:
         """DataError if this is a position in another stream."""
-        for what, here, there in (("", made, self.made), ("documents of ", sizes, self.sizes)):
+        for what, here, there in (
+            ("", made, self.built_with),
+            ("documents of ", sizes, self.sizes),
+        ):
             for name in {**there, **here}:
                 if here.get(name) != there.get(name):
                     raise DataError(

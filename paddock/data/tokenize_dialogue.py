@@ -21,43 +21,45 @@ from paddock.text import (
     Tokenizer,
 )
 
-MODES: dict[ThinkingMode, ThinkingKwargs] = {
+THINKING_MODES: dict[ThinkingMode, ThinkingKwargs] = {
     "interleaved": ThinkingKwargs(),
     "preserved": ThinkingKwargs(clear_thinking=False),
     "turns": ThinkingKwargs(clear_thinking=False),
     "off": ThinkingKwargs(enable_thinking=False, clear_thinking=False),
 }
 
-Learn = Literal["replies", "all"]
+TrainOn = Literal["replies", "all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class TokenizedDialogue:
     """A row: tokens, and which of them are learnt."""
 
     token_ids: tuple[int, ...]
-    trained: tuple[bool, ...]
+    loss_mask: tuple[bool, ...]
 
 
-def lessons(dialogue: Dialogue, renderer: Renderer, *, learn: Learn = "replies") -> list[Lesson]:
+def tokenize_dialogue(
+    dialogue: Dialogue, renderer: Renderer, *, learn: TrainOn = "replies"
+) -> list[TokenizedDialogue]:
     """The rows of a dialogue. Together they train each reply once, but for what is marked; or, to
     get a base model used to dialogues, every token that is not marked."""
-    found: list[Lesson] = []
+    found: list[TokenizedDialogue] = []
     for row in _rows(dialogue, renderer):
         if learn == "all":
             row = replace(row, loss_mask=(True,) * len(row.token_ids))
         here = _marked(row, dialogue, renderer.tokenizer)
         if found and here.token_ids[: len(found[-1].token_ids)] == found[-1].token_ids:
             before = found.pop()
-            padded = (*before.trained, *[False] * (len(here.trained) - len(before.trained)))
-            both = tuple(a or b for a, b in zip(padded, here.trained, strict=True))
-            here = replace(here, trained=both)
+            padded = (*before.loss_mask, *[False] * (len(here.loss_mask) - len(before.loss_mask)))
+            both = tuple(a or b for a, b in zip(padded, here.loss_mask, strict=True))
+            here = replace(here, loss_mask=both)
         found.append(here)
     return found
 
 
 def _rows(dialogue: Dialogue, renderer: Renderer) -> Iterator[RenderedTokens]:
-    messages, thinking = dialogue.messages, MODES[dialogue.thinking]
+    messages, thinking = dialogue.messages, THINKING_MODES[dialogue.thinking]
     whole = range(len(messages))
     match dialogue.thinking:
         case "off":
@@ -81,7 +83,7 @@ def _turn(
 ) -> Iterator[RenderedTokens]:
     """The replies of a turn in one row; or, where the template would change what it said before,
     each in its own."""
-    tools, thinking = dialogue.tools, MODES[dialogue.thinking]
+    tools, thinking = dialogue.tools, THINKING_MODES[dialogue.thinking]
     try:
         row = renderer.render_dialogue(messages[: turn.stop], tools=tools, thinking=thinking)
         yield row.restrict_loss_to(turn)
@@ -108,7 +110,7 @@ def _turns(messages: Sequence[Message]) -> Iterator[range]:
 # --- marks ----------------------------------------------------------------------------------------
 
 
-def _marked(row: RenderedTokens, dialogue: Dialogue, tokenizer: Tokenizer) -> Lesson:
+def _marked(row: RenderedTokens, dialogue: Dialogue, tokenizer: Tokenizer) -> TokenizedDialogue:
     trained = list(row.loss_mask)
     for span in dialogue.untrained:
         own = [
@@ -121,7 +123,7 @@ def _marked(row: RenderedTokens, dialogue: Dialogue, tokenizer: Tokenizer) -> Le
         message = dialogue.messages[span.message]
         for i in _reached(span, own, message, row.token_ids, tokenizer):
             trained[i] = False
-    return Lesson(row.token_ids, tuple(trained))
+    return TokenizedDialogue(row.token_ids, tuple(trained))
 
 
 def _reached(

@@ -13,24 +13,24 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from paddock.data.chance import key
-from paddock.data.conversations import DialogueSettings
-from paddock.data.corpus import DataError, Document, Reading, SourceSettings
-from paddock.data.lesson import lessons
-from paddock.data.prepare import apart
-from paddock.data.prepare.clean import clean
-from paddock.data.prepare.dedup import Copies
-from paddock.data.prepare.fim import Parts, fill_in_middle
+from paddock.data.dialogue_sources import DialogueSourceSettings
+from paddock.data.prepare import parallel
+from paddock.data.prepare.clean import clean_text
+from paddock.data.prepare.dedup import MinHashDeduplicator
+from paddock.data.prepare.fim import FimParts, fill_in_middle
 from paddock.data.prepare.settings import CorpusSettings
+from paddock.data.rng import derive_seed
 from paddock.data.shards import (
     FORMAT,
-    MANIFEST,
+    MANIFEST_NAME,
     Corpus,
-    Manifest,
+    CorpusManifest,
     ShardWriter,
-    SourceEntry,
+    SourceManifest,
     Split,
 )
+from paddock.data.sources import DataError, Document, SourceContext, SourceSettings
+from paddock.data.tokenize_dialogue import tokenize_dialogue
 from paddock.records import Dialogue
 from paddock.text import (
     ChatTemplate,
@@ -47,7 +47,7 @@ _BATCH = 256  # documents tokenized together
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def prepare(
+def prepare_corpus(
     settings: CorpusSettings,
     tokenizer: Tokenizer,
     root: str | Path,
@@ -70,22 +70,22 @@ def prepare(
         if not folder.exists():
             with _appearing(folder) as partial:
                 manifest = _fill(partial, settings, tokenizer, progress, processes)
-                (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n")
+                (partial / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=1) + "\n")
     return Corpus(folder, tokenizer=tokenizer)
 
 
 def corpus_key(settings: CorpusSettings, tokenizer: Tokenizer) -> str:
     """Stands for everything that decides what the shards hold, except the files themselves."""
     parts = [str(FORMAT), tokenizer.fingerprint, settings.model_dump_json()]
-    if settings.has_dialogues and settings.template is None:
+    if settings.has_dialogues and settings.chat_template is None:
         template = ChatTemplate.from_tokenizer(tokenizer)
         parts.append("" if template is None else template.source)
     return sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _manifest(settings: CorpusSettings, tokenizer: Tokenizer) -> Manifest:
+def _manifest(settings: CorpusSettings, tokenizer: Tokenizer) -> CorpusManifest:
     """Before anything is in it."""
-    return Manifest(
+    return CorpusManifest(
         key=corpus_key(settings, tokenizer),
         tokenizer=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
@@ -99,12 +99,12 @@ def _fill(
     tokenizer: Tokenizer,
     progress: Progress,
     processes: int,
-) -> Manifest:
-    manifest, kitchen = _manifest(settings, tokenizer), _Kitchen(settings, tokenizer)
-    entries: dict[str, SourceEntry] = {}
-    sources = apart.worth_it(settings.sources, processes)
+) -> CorpusManifest:
+    manifest, kitchen = _manifest(settings, tokenizer), CorpusBuilder(settings, tokenizer)
+    entries: dict[str, SourceManifest] = {}
+    sources = parallel.sources_to_parallelize(settings.sources, processes)
     make = partial(_made_alone, settings, tokenizer.files, folder)
-    with apart.making(sources, processes, make) as futures:
+    with parallel.generate_in_processes(sources, processes, make) as futures:
         for source in settings.sources:
             if source.name not in futures:
                 writers = _writers(folder, source, settings, manifest)
@@ -120,61 +120,65 @@ def _fill(
 
 def _made_alone(
     settings: CorpusSettings, tokenizer: dict[str, bytes], folder: Path, name: str
-) -> SourceEntry:
+) -> SourceManifest:
     """One generated source of a corpus, in a process of its own; its shards lie below `folder`."""
     (source,) = (source for source in settings.sources if source.name == name)
     known = Tokenizer(tokenizer)
     writers = _writers(folder, source, settings, _manifest(settings, known))
-    return _Kitchen(settings, known).prepare(source, writers, lambda *_: None)
+    return CorpusBuilder(settings, known).prepare(source, writers, lambda *_: None)
 
 
 def _writers(
-    folder: Path, source: SourceSettings, settings: CorpusSettings, manifest: Manifest
+    folder: Path, source: SourceSettings, settings: CorpusSettings, manifest: CorpusManifest
 ) -> dict[Split, ShardWriter]:
     place = folder / source.name
     place.mkdir()
     return {
-        split: ShardWriter(place, split, dtype=manifest.dtype, shard_tokens=settings.shard_tokens)
+        split: ShardWriter(
+            place, split, dtype=manifest.dtype, shard_tokens=settings.tokens_per_shard
+        )
         for split in ("train", "held_out")
     }
 
 
-class _Kitchen:
+class CorpusBuilder:
     """The steps between a source and its shards; remembers documents, so that a copy is found in
     whichever source it comes."""
 
     def __init__(self, settings: CorpusSettings, tokenizer: Tokenizer) -> None:
         self._settings, self._tokenizer = settings, tokenizer
-        self._copies = Copies(settings.dedup)
+        self._copies = MinHashDeduplicator(settings.dedup)
         self._score = settings.quality.load() if settings.quality else None
-        self._begin = [self._id(token) for token in settings.begin]
-        self._end = [self._id(token) for token in settings.end]
+        self._begin = [self._id(token) for token in settings.bos_tokens]
+        self._end = [self._id(token) for token in settings.eos_tokens]
 
     def prepare(
         self, source: SourceSettings, writers: dict[Split, ShardWriter], progress: Progress
-    ) -> SourceEntry:
-        reading = Reading(count_tokens=self._count)
-        if isinstance(source, DialogueSettings):
+    ) -> SourceManifest:
+        reading = SourceContext(count_tokens=self._count)
+        if isinstance(source, DialogueSourceSettings):
             documents, size = self._write_dialogues(source, writers, reading, progress)
         else:
             documents, size = self._write_texts(source, writers, reading, progress)
         splits = {split: writer.close() for split, writer in writers.items()}
         if not splits["train"]:
             held = f"all {documents} documents are held out" if documents else ""
-            raise DataError(f"source '{source.name}': {held or _nothing_left(reading.drops)}")
-        drops = dict(sorted(reading.drops.items()))
-        return SourceEntry(documents=documents, bytes=size, drops=drops, splits=splits)
+            raise DataError(f"source '{source.name}': {held or _nothing_left(reading.drop_counts)}")
+        drops = dict(sorted(reading.drop_counts.items()))
+        return SourceManifest(documents=documents, bytes=size, drop_counts=drops, splits=splits)
 
     def _write_texts(
         self,
         source: SourceSettings,
         writers: dict[Split, ShardWriter],
-        reading: Reading,
+        reading: SourceContext,
         progress: Progress,
     ) -> tuple[int, int]:
         """How many documents were written, and their size in bytes."""
         documents = size = 0
-        kept = self._generated(source, reading) if source.generated else self._kept(source, reading)
+        kept = (
+            self._generated(source, reading) if source.is_generated else self._kept(source, reading)
+        )
         while batch := list(islice(kept, _BATCH)):
             rows = self._ids([document for _, document in batch])
             for (split, document), ids in zip(batch, rows, strict=True):
@@ -186,23 +190,23 @@ class _Kitchen:
 
     def _write_dialogues(
         self,
-        source: DialogueSettings,
+        source: DialogueSourceSettings,
         writers: dict[Split, ShardWriter],
-        reading: Reading,
+        reading: SourceContext,
         progress: Progress,
     ) -> tuple[int, int]:
         """As `_write_texts`; one that has nothing to learn is left out."""
-        renderer = get_renderer(self._tokenizer, version=self._settings.template)
+        renderer = get_renderer(self._tokenizer, version=self._settings.chat_template)
         documents = size = 0
         for split, dialogue in self._both_splits(source):
             try:
-                rows = lessons(dialogue, renderer, learn=source.learn)
+                rows = tokenize_dialogue(dialogue, renderer, learn=source.train_on)
             except (ChatTemplateError, NotPrefixPreservingError) as error:
                 raise DataError(f"source '{source.name}', {dialogue.id}: {error}") from None
-            rows = [row for row in rows if any(row.trained[1:])] if dialogue.weight else []
-            reading.drops.update([] if rows else ["nothing to learn"])
+            rows = [row for row in rows if any(row.loss_mask[1:])] if dialogue.weight else []
+            reading.drop_counts.update([] if rows else ["nothing to learn"])
             for row in rows:
-                writers[split].add(row.token_ids, row.trained, dialogue.weight)
+                writers[split].add(row.token_ids, row.loss_mask, dialogue.weight)
             documents += bool(rows)
             size += sum(len(m.content) + len(m.reasoning or "") for m in dialogue.messages)
             if documents % _BATCH == 0:
@@ -210,43 +214,54 @@ class _Kitchen:
         progress(source.name, documents, size)
         return documents, size
 
-    def _both_splits(self, source: DialogueSettings) -> Iterator[tuple[Split, Dialogue]]:
-        share = self._settings.held_out
-        if not source.generated:
+    def _both_splits(self, source: DialogueSourceSettings) -> Iterator[tuple[Split, Dialogue]]:
+        share = self._settings.held_out_fraction
+        if not source.is_generated:
             for found in source.dialogues():
                 said = repr((found.messages, found.tools))  # by what it says, not where it stands
-                yield ("held_out" if key(said) < share * 2**64 else "train"), found
+                yield ("held_out" if derive_seed(said) < share * 2**64 else "train"), found
             return
         yield from (("train", found) for found in source.dialogues())
-        other = source.holding_out(share) if share else None
-        if isinstance(other, DialogueSettings):
+        other = source.held_out_source(share) if share else None
+        if isinstance(other, DialogueSourceSettings):
             yield from (("held_out", found) for found in other.dialogues())
 
-    def _kept(self, source: SourceSettings, reading: Reading) -> Iterator[tuple[Split, Document]]:
+    def _kept(
+        self, source: SourceSettings, reading: SourceContext
+    ) -> Iterator[tuple[Split, Document]]:
         rules = self._settings
         for found in source.documents(reading):
-            text = clean(found.text, rules.clean, reading.drops)
+            text = clean_text(found.text, rules.clean, reading.drop_counts)
             if text is None:
                 continue
-            document = Document(text=text, id=found.id, source=found.source, kind=found.kind)
-            reason = self._copies.reason(text) or self._below(document)
+            document = Document(
+                text=text, id=found.id, source=found.source, content_type=found.content_type
+            )
+            reason = self._copies.duplicate_reason(text) or self._below(document)
             if reason:
-                reading.drops[reason] += 1
+                reading.drop_counts[reason] += 1
                 continue
             # By what it says, so that a document never changes sides.
-            yield ("held_out" if key(text) < rules.held_out * 2**64 else "train"), document
+            yield (
+                ("held_out" if derive_seed(text) < rules.held_out_fraction * 2**64 else "train"),
+                document,
+            )
 
     def _generated(
-        self, source: SourceSettings, reading: Reading
+        self, source: SourceSettings, reading: SourceContext
     ) -> Iterator[tuple[Split, Document]]:
         yield from (("train", document) for document in source.documents(reading))
-        other = source.holding_out(self._settings.held_out) if self._settings.held_out else None
+        other = (
+            source.held_out_source(self._settings.held_out_fraction)
+            if self._settings.held_out_fraction
+            else None
+        )
         if other is not None:
             yield from (("held_out", document) for document in other.documents(reading))
 
     def _below(self, document: Document) -> str | None:
         quality = self._settings.quality
-        if quality is None or self._score is None or self._score(document) >= quality.at_least:
+        if quality is None or self._score is None or self._score(document) >= quality.min_score:
             return None
         return "quality"
 
@@ -258,17 +273,17 @@ class _Kitchen:
         for row in rows:
             yield [*self._begin, *self._joined(row, encoded), *self._end]
 
-    def _joined(self, row: Parts, encoded: Iterator[list[int]]) -> Iterable[int]:
+    def _joined(self, row: FimParts, encoded: Iterator[list[int]]) -> Iterable[int]:
         for part in row:
             if isinstance(part, SpecialToken):
                 yield self._tokenizer.special_token_ids[part]
             else:
                 yield from next(encoded)
 
-    def _parts(self, document: Document) -> Parts:
-        if document.kind != "code":
+    def _parts(self, document: Document) -> FimParts:
+        if document.content_type != "code":
             return (document.text,)
-        chance = Random(key(self._settings.seed, "fim", document.source, document.id))
+        chance = Random(derive_seed(self._settings.seed, "fim", document.source, document.id))
         return fill_in_middle(document.text, self._settings.fim, chance)
 
     def _count(self, text: str) -> int:

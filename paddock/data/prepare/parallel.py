@@ -7,17 +7,21 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from threading import Thread
 
-from paddock.data.corpus import SourceSettings
-from paddock.data.shards import SourceEntry
+from paddock.data.shards import SourceManifest
+from paddock.data.sources import SourceSettings
 
-WORTH = 8_000  # documents to be made, below which starting processes takes longer than it saves
+MIN_PARALLEL_DOCUMENTS = (
+    8_000  # documents to be made, below which starting processes takes longer than it saves
+)
 
 
-def worth_it(sources: Sequence[SourceSettings], processes: int) -> list[SourceSettings]:
+def sources_to_parallelize(
+    sources: Sequence[SourceSettings], processes: int
+) -> list[SourceSettings]:
     """Those to be made apart: all that are generated, where they are many. The longest first, as
     far as counts tell: what is begun last should not end last."""
-    made = sorted((source for source in sources if source.generated), key=_count, reverse=True)
-    many = len(made) > 1 and sum(map(_count, made)) >= WORTH
+    made = sorted((source for source in sources if source.is_generated), key=_count, reverse=True)
+    many = len(made) > 1 and sum(map(_count, made)) >= MIN_PARALLEL_DOCUMENTS
     return made if many and processes > 1 else []
 
 
@@ -26,9 +30,9 @@ def _count(source: SourceSettings) -> int:
 
 
 @contextmanager
-def making(
-    sources: Sequence[SourceSettings], processes: int, make: Callable[[str], SourceEntry]
-) -> Iterator[dict[str, "Future[SourceEntry]"]]:
+def generate_in_processes(
+    sources: Sequence[SourceSettings], processes: int, make: Callable[[str], SourceManifest]
+) -> Iterator[dict[str, "Future[SourceManifest]"]]:
     """What `make` returns for each source's name, some day."""
     if not sources:
         yield {}

@@ -9,7 +9,7 @@ _ONES = (1 << 64) - 1
 _ROUNDS = 6
 
 
-def key(*parts: object) -> int:
+def derive_seed(*parts: object) -> int:
     """64 bits that stand for these values.
 
     >>> key("code", 0) != key("code", 1)
@@ -19,12 +19,12 @@ def key(*parts: object) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def uniform(stream: int, n: int) -> float:
+def uniform_at(stream: int, n: int) -> float:
     """The n-th number of a stream, in [0, 1)."""
     return (_mixed(stream + n * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
 
 
-def shuffled(position: int, count: int, stream: int) -> int:
+def permute_index(position: int, count: int, stream: int) -> int:
     """Where `position` goes in a permutation of range(count), in constant time and memory.
 
     A Feistel network over the next power of two, walked until it lands below `count`: a corpus of

@@ -20,11 +20,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from paddock.config import BaseSettings, RequiredFile
-from paddock.data.chance import key
+from paddock.data.rng import derive_seed
 
-Kind = Literal["text", "code"]
-Drops = Counter[str]  # documents left out, by reason
-UNPACKING = (EOFError, OSError, zlib.error)  # what reading a damaged .gz raises
+ContentType = Literal["text", "code"]
+DropCounts = Counter[str]  # documents left out, by reason
+DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error)  # what reading a damaged .gz raises
 
 
 class DataError(ValueError):
@@ -36,32 +36,32 @@ class Document:
     text: str
     id: str  # within its source
     source: str
-    kind: Kind = "text"
+    content_type: ContentType = "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class SourceContext:
     """What a source reads with: how to measure text, and where to count what is left out."""
 
     count_tokens: Callable[[str], int]
-    drops: Drops = field(default_factory=Counter)
+    drop_counts: DropCounts = field(default_factory=Counter)
 
 
 class SourceSettings(BaseSettings):
     """What every source has. A source yields its documents in the same order every time."""
 
-    generated: ClassVar[bool] = False  # made on purpose: not cleaned, and its own rule holds out
+    is_generated: ClassVar[bool] = False  # made on purpose: not cleaned, and its own rule holds out
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]  # in mixtures and folder names
 
-    def documents(self, reading: Reading) -> Iterator[Document]:
+    def documents(self, reading: SourceContext) -> Iterator[Document]:
         raise NotImplementedError
 
     def data_files(self) -> tuple[RequiredFile, ...]:
         """The files and folders that it reads."""
         return ()
 
-    def holding_out(self, share: float) -> "SourceSettings | None":  # noqa: ARG002
+    def held_out_source(self, share: float) -> "SourceSettings | None":  # noqa: ARG002
         """For a generated source, the one of the documents it never yields."""
         return None
 
@@ -74,11 +74,11 @@ class FolderSource(SourceSettings):
 
     kind: Literal["folder"] = "folder"
     path: str
-    patterns: tuple[str, ...] = ("**/*.txt", "**/*.md")
-    holds: Kind = "text"
+    glob_patterns: tuple[str, ...] = ("**/*.txt", "**/*.md")
+    content_type: ContentType = "text"
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        contains = f"a folder with text files that match {' or '.join(self.patterns)}"
+        contains = f"a folder with text files that match {' or '.join(self.glob_patterns)}"
         return (RequiredFile(path=self.path, contains=contains),)
 
     def files(self) -> list[Path]:
@@ -86,17 +86,19 @@ class FolderSource(SourceSettings):
         root = Path(self.path)
         if not root.is_dir():
             raise self.error(f"there is no folder {root}")
-        found = {path for pattern in self.patterns for path in root.glob(pattern)}
+        found = {path for pattern in self.glob_patterns for path in root.glob(pattern)}
         files = sorted(path.relative_to(root) for path in found if not path.is_dir())
         if not files:
-            raise self.error(f"no file in {root} matches {', '.join(self.patterns)}")
+            raise self.error(f"no file in {root} matches {', '.join(self.glob_patterns)}")
         return files
 
-    def documents(self, reading: Reading) -> Iterator[Document]:
+    def documents(self, reading: SourceContext) -> Iterator[Document]:
         for file in self.files():
-            text = read_text(Path(self.path) / file, reading.drops)
+            text = read_text(Path(self.path) / file, reading.drop_counts)
             if text is not None:
-                yield Document(text=text, id=file.as_posix(), source=self.name, kind=self.holds)
+                yield Document(
+                    text=text, id=file.as_posix(), source=self.name, content_type=self.content_type
+                )
 
 
 class JsonlSource(SourceSettings):
@@ -104,21 +106,25 @@ class JsonlSource(SourceSettings):
 
     kind: Literal["jsonl"] = "jsonl"
     path: str
-    field: str = "text"
-    holds: Kind = "text"
+    text_field: str = "text"
+    content_type: ContentType = "text"
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        contains = f"JSONL, .gz or not, a file or a folder of them, with text in {self.field!r}"
+        contains = (
+            f"JSONL, .gz or not, a file or a folder of them, with text in {self.text_field!r}"
+        )
         return (RequiredFile(path=self.path, contains=contains),)
 
-    def documents(self, reading: Reading) -> Iterator[Document]:
-        for file in files_of(self, self.path, (".jsonl", ".jsonl.gz")):
-            with opened(file) as lines:
-                for number, line in enumerate(_whole_lines(lines, reading.drops), 1):
-                    text = _field(line, self.field, reading.drops)
+    def documents(self, reading: SourceContext) -> Iterator[Document]:
+        for file in list_files(self, self.path, (".jsonl", ".jsonl.gz")):
+            with open_lines(file) as lines:
+                for number, line in enumerate(_whole_lines(lines, reading.drop_counts), 1):
+                    text = _field(line, self.text_field, reading.drop_counts)
                     if text is not None:
                         where = f"{file.name}:{number}"
-                        yield Document(text=text, id=where, source=self.name, kind=self.holds)
+                        yield Document(
+                            text=text, id=where, source=self.name, content_type=self.content_type
+                        )
 
 
 class ParquetSource(SourceSettings):
@@ -126,26 +132,26 @@ class ParquetSource(SourceSettings):
 
     kind: Literal["parquet"] = "parquet"
     path: str
-    column: str = "text"
-    holds: Kind = "text"
+    text_column: str = "text"
+    content_type: ContentType = "text"
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        contains = f"Parquet, a file or a folder of them, with text in column {self.column!r}"
+        contains = f"Parquet, a file or a folder of them, with text in column {self.text_column!r}"
         return (RequiredFile(path=self.path, contains=contains),)
 
-    def documents(self, reading: Reading) -> Iterator[Document]:
+    def documents(self, reading: SourceContext) -> Iterator[Document]:
         parquet, arrow = _extra("pyarrow.parquet"), _extra("pyarrow")
-        for file in files_of(self, self.path, (".parquet",)):
+        for file in list_files(self, self.path, (".parquet",)):
             try:
                 table = parquet.ParquetFile(file)
             except (arrow.ArrowInvalid, OSError) as error:
                 raise self.error(f"{file} is not Parquet: {error}") from None
-            if self.column not in table.schema_arrow.names:
+            if self.text_column not in table.schema_arrow.names:
                 there = ", ".join(table.schema_arrow.names)
-                raise self.error(f"{file} has no column '{self.column}', only {there}")
-            batches = table.iter_batches(columns=[self.column], batch_size=1024)
+                raise self.error(f"{file} has no column '{self.text_column}', only {there}")
+            batches = table.iter_batches(columns=[self.text_column], batch_size=1024)
             values = (value for batch in batches for value in batch.column(0).to_pylist())
-            yield from _column(values, reading.drops, file.name, self.name, self.holds)
+            yield from _column(values, reading.drop_counts, file.name, self.name, self.content_type)
 
 
 class HubSource(SourceSettings):
@@ -156,10 +162,10 @@ class HubSource(SourceSettings):
     dataset: str
     subset: str | None = None
     split: str = "train"
-    column: str = "text"
-    holds: Kind = "text"
+    text_column: str = "text"
+    content_type: ContentType = "text"
 
-    def documents(self, reading: Reading) -> Iterator[Document]:
+    def documents(self, reading: SourceContext) -> Iterator[Document]:
         datasets = _extra("datasets")
         try:
             rows = datasets.load_dataset(
@@ -167,8 +173,8 @@ class HubSource(SourceSettings):
             )
         except (OSError, ValueError) as error:
             raise self.error(f"dataset '{self.dataset}' cannot be read: {error}") from None
-        values = (row.get(self.column) for row in rows)
-        yield from _column(values, reading.drops, self.split, self.name, self.holds)
+        values = (row.get(self.text_column) for row in rows)
+        yield from _column(values, reading.drop_counts, self.split, self.name, self.content_type)
 
 
 class PythonSource(SourceSettings):
@@ -187,23 +193,23 @@ class PythonSource(SourceSettings):
             for folder, below, names in os.walk(root):
                 below[:] = [name for name in below if name != packages.name]
                 files = (Path(folder, name) for name in names if name.endswith(".py"))
-                found |= {key(file.relative_to(root).as_posix()): file for file in files}
+                found |= {derive_seed(file.relative_to(root).as_posix()): file for file in files}
             yield from ((root, found[place]) for place in sorted(found))
 
-    def documents(self, reading: Reading) -> Iterator[Document]:
+    def documents(self, reading: SourceContext) -> Iterator[Document]:
         left = self.max_bytes
         for root, path in self.files():
-            text = read_text(path, reading.drops)
+            text = read_text(path, reading.drop_counts)
             if text is None:
                 continue
             left -= len(text.encode())
             if left < 0:
                 return
             where = path.relative_to(root).as_posix()
-            yield Document(text=text, id=where, source=self.name, kind="code")
+            yield Document(text=text, id=where, source=self.name, content_type="code")
 
 
-def read_text(file: Path, drops: Drops) -> str | None:
+def read_text(file: Path, drops: DropCounts) -> str | None:
     """The text in a file; None, and counted, if it has none that can be read."""
     try:
         content = file.read_bytes()
@@ -220,12 +226,12 @@ def read_text(file: Path, drops: Drops) -> str | None:
         return None
 
 
-def opened(file: Path) -> AbstractContextManager[Iterable[bytes]]:
+def open_lines(file: Path) -> AbstractContextManager[Iterable[bytes]]:
     """The lines of a file, packed (.gz) or not."""
     return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
-def files_of(source: SourceSettings, path: str, suffixes: tuple[str, ...]) -> list[Path]:
+def list_files(source: SourceSettings, path: str, suffixes: tuple[str, ...]) -> list[Path]:
     """A file, or every file below a folder that ends in one of the suffixes."""
     here = Path(path)
     files = sorted(here.rglob("*")) if here.is_dir() else [here]
@@ -237,15 +243,15 @@ def files_of(source: SourceSettings, path: str, suffixes: tuple[str, ...]) -> li
     return found
 
 
-def _whole_lines(lines: Iterable[bytes], drops: Drops) -> Iterator[bytes]:
+def _whole_lines(lines: Iterable[bytes], drops: DropCounts) -> Iterator[bytes]:
     """The lines of a file that may have been cut off while it was packed, or damaged since."""
     try:
         yield from lines
-    except UNPACKING:
+    except DECOMPRESSION_ERRORS:
         drops["truncated file"] += 1
 
 
-def _field(line: bytes, field: str, drops: Drops) -> str | None:
+def _field(line: bytes, field: str, drops: DropCounts) -> str | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):  # the latter of a line that is nested too deeply
@@ -259,11 +265,11 @@ def _field(line: bytes, field: str, drops: Drops) -> str | None:
 
 
 def _column(
-    values: Iterable[Any], drops: Drops, where: str, source: str, kind: Kind
+    values: Iterable[Any], drops: DropCounts, where: str, source: str, kind: ContentType
 ) -> Iterator[Document]:
     for number, text in enumerate(values):
         if isinstance(text, str):
-            yield Document(text=text, id=f"{where}:{number}", source=source, kind=kind)
+            yield Document(text=text, id=f"{where}:{number}", source=source, content_type=kind)
         else:
             drops["no text"] += 1
 

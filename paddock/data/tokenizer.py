@@ -8,20 +8,22 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from paddock.config import BaseSettings
-from paddock.data.corpus import Reading
 from paddock.data.prepare import CorpusSettings, Source
-from paddock.data.prepare.clean import clean
+from paddock.data.prepare.clean import clean_text
+from paddock.data.sources import SourceContext
 from paddock.text import ChatTemplate, GlmVersion, Tokenizer, train_tokenizer, with_chat_template
 
 
 class TokenizerSettings(BaseSettings):
     """Read from `folder`, or trained on the head of the corpus when there is none."""
 
-    folder: str | None = None
-    vocab: PositiveInt = 32_768
-    splitting: Literal["bytes", "words"] = "bytes"
-    documents: PositiveInt = 20_000  # of each source, to train on
-    also: tuple[Source, ...] = ()  # read for the tokenizer alone: words that later stages bring
+    path: str | None = None
+    vocab_size: PositiveInt = 32_768
+    pre_tokenizer: Literal["bytes", "words"] = "bytes"
+    documents_per_source: PositiveInt = 20_000  # of each source, to train on
+    extra_sources: tuple[
+        Source, ...
+    ] = ()  # read for the tokenizer alone: words that later stages bring
 
 
 def open_tokenizer(
@@ -38,22 +40,22 @@ def open_tokenizer(
     """
     if (own / "tokenizer.json").is_file():
         return Tokenizer.load(own)
-    if settings.folder is not None:
-        tokenizer = Tokenizer.load(settings.folder)
+    if settings.path is not None:
+        tokenizer = Tokenizer.load(settings.path)
     elif inherited is not None and (inherited / "tokenizer.json").is_file():
         tokenizer = Tokenizer.load(inherited)
     else:
-        say(f"training a tokenizer of up to {settings.vocab:,} tokens")
+        say(f"training a tokenizer of up to {settings.vocab_size:,} tokens")
         tokenizer = train_tokenizer(
-            _texts(corpus, settings), vocab=settings.vocab, splitting=settings.splitting
+            _texts(corpus, settings), vocab=settings.vocab_size, splitting=settings.pre_tokenizer
         )
     if corpus.has_dialogues:
-        tokenizer = with_own_template(tokenizer, corpus.template)
+        tokenizer = ensure_chat_template(tokenizer, corpus.chat_template)
     tokenizer.save(own)
     return tokenizer
 
 
-def with_own_template(tokenizer: Tokenizer, version: GlmVersion | None) -> Tokenizer:
+def ensure_chat_template(tokenizer: Tokenizer, version: GlmVersion | None) -> Tokenizer:
     """The tokenizer with the chat template that its dialogues are read with among its files, so
     that whoever serves the network reads them the same way."""
     if version is None and ChatTemplate.from_tokenizer(tokenizer) is not None:
@@ -64,12 +66,12 @@ def with_own_template(tokenizer: Tokenizer, version: GlmVersion | None) -> Token
 def _texts(corpus: CorpusSettings, settings: TokenizerSettings) -> Iterator[str]:
     """The head of every source, cleaned. Long documents are made of the others: they add nothing
     but time."""
-    reading = Reading(count_tokens=len)
-    for source in (*corpus.sources, *settings.also):
+    reading = SourceContext(count_tokens=len)
+    for source in (*corpus.sources, *settings.extra_sources):
         if source.kind == "longcontext":
             continue
-        for document in islice(source.documents(reading), settings.documents):
-            if source.generated:
+        for document in islice(source.documents(reading), settings.documents_per_source):
+            if source.is_generated:
                 yield document.text
-            elif (text := clean(document.text, corpus.clean, reading.drops)) is not None:
+            elif (text := clean_text(document.text, corpus.clean, reading.drop_counts)) is not None:
                 yield text
