@@ -25,7 +25,7 @@ import torch
 from benchmarks.raise_base import CHAIN, SEEDS, settings_of, trained
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.training import newest_model
+from paddock.checkpoint.training_state import latest_model
 from paddock.data.tokenize_dialogue import THINKING_MODES
 from paddock.engine import Engine, EngineSettings, Request
 from paddock.envs import ToolError, make, run_rollout
@@ -256,7 +256,7 @@ def measured(run: Path, dialogues: int, top_p: float) -> dict[str, object]:
     for event, _ in follow(run / EVENTS_FILE):
         if event.get("kind") == "conversed" and event.get("label") == label:
             return dict(event["figures"])
-    folder = newest_model(run)
+    folder = latest_model(run)
     tokenizer = Tokenizer.load(folder)
     renderer = get_renderer(tokenizer)
     settings = EngineSettings(page_tokens=4, max_running=48, stop_ids=renderer.stop_token_ids)

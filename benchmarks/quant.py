@@ -24,7 +24,7 @@ from benchmarks.quant_qat import TASKS, WORLDS, qat_claims
 from benchmarks.quant_story import FULL, LENGTH, SEEDS, Story, quantized, raised
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.training import newest_model
+from paddock.checkpoint.training_state import latest_model
 from paddock.cli.quantize import in_worlds
 from paddock.cli.quantize_text import Amounts
 from paddock.model import Transformer
@@ -39,7 +39,7 @@ def recipe_claims(stories: Sequence[Story], runs: Path) -> list[Claim]:
 
 
 def story_claims(story: Story, home: Path) -> list[Claim]:
-    source, passages = newest_model(story.last), story.text(AMOUNTS, "sft", "sparse")
+    source, passages = latest_model(story.last), story.text(AMOUNTS, "sft", "sparse")
     made = {"W4A8, whole recipe": FULL, "nearest integers alone": RECIPES["rtn"]}
     folders = {name: home / name.replace(" ", "-").replace(",", "") for name in made}
     reports = {

@@ -23,7 +23,7 @@ import torch
 from benchmarks.quant_story import FULL, LENGTH, Story, mean_and_error, quantized
 from benchmarks.table import Claim
 from paddock.checkpoint import load_pretrained, save_pretrained
-from paddock.checkpoint.training import newest_model
+from paddock.checkpoint.training_state import latest_model
 from paddock.cli.quantize_text import Amounts
 from paddock.model import Transformer
 from paddock.model.attention.mla import MLA
@@ -52,7 +52,7 @@ def ablation_claims(stories: Sequence[Story], runs: Path) -> list[Claim]:
     plain: list[Found] = []
     loud: list[Found] = []
     for story in stories:
-        source = newest_model(story.stage("sft"))
+        source = latest_model(story.stage("sft"))
         with_loud = runs / story.name / "loud"
         if not (with_loud / "config.json").is_file():
             save_pretrained(with_outliers(load_pretrained(source)), with_loud)

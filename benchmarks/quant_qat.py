@@ -14,7 +14,7 @@ from benchmarks.quant_story import FULL, LENGTH, Story, mean_and_error, quantize
 from benchmarks.raise_base import settings_of, trained
 from benchmarks.table import Claim
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.training import newest_model
+from paddock.checkpoint.training_state import latest_model
 from paddock.cli.quantize import compared, played
 from paddock.cli.quantize_text import Amounts, run_of
 from paddock.data import Tokenizer
@@ -55,7 +55,7 @@ def arms(story: Story, home: Path) -> dict[str, Path]:
     plain = trained("nano/sft.toml", home / "plain", *start)
     aware = trained("nano/sft.toml", home / "aware", *start, f"fake_quant={INT4}")
     passages = Story(home).text(AMOUNTS, "plain")
-    found = {"fine-tuned in float32": newest_model(plain)}
+    found = {"fine-tuned in float32": latest_model(plain)}
     for name, settings in AFTERWARDS.items():
         found[name] = home / name.replace(" ", "-")
         quantized(plain, found[name], settings, passages)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.raise_base import RECIPES as RECIPE_FOLDER
-from paddock.checkpoint.training import newest_model
+from paddock.checkpoint.training_state import latest_model
 from paddock.cli.quantize_text import Amounts, passages_from
 from paddock.data import Tokenizer
 from paddock.quant import RECIPES, Passage, QuantSettings, quantize_folder
@@ -42,7 +42,7 @@ class Story:
     def text(self, amounts: Amounts, *stages: str) -> list[Passage]:
         """What these stages were trained on, and what was held out of it."""
         runs = [self.stage(name) for name in stages]
-        return passages_from(runs, Tokenizer.load(newest_model(runs[0])), amounts)
+        return passages_from(runs, Tokenizer.load(latest_model(runs[0])), amounts)
 
 
 def raised(runs: Path, seed: int) -> Story:
@@ -64,7 +64,7 @@ def quantized(
     source: Path, out: Path, settings: QuantSettings, passages: Sequence[Passage] = ()
 ) -> dict[str, Any]:
     """The report of a model's or run's quantized folder, made unless it is there."""
-    return quantize_folder(newest_model(source), out, settings, passages=passages)
+    return quantize_folder(latest_model(source), out, settings, passages=passages)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.training import checkpoints, newest_model
+from paddock.checkpoint.training_state import latest_model, list_checkpoints
 from paddock.config import load_recipe, resolve
 from paddock.dashboard import write_comparison, write_report
 from paddock.data import (
@@ -92,7 +92,9 @@ def trained(recipe: str, out: Path, *sets: str) -> Path:
 def is_finished(run: Path, wanted: TrainSettings) -> bool:
     """Whether the run of these settings has its last checkpoint; when it saved and evaluated on the
     way does not matter."""
-    if not (run / "recipe.toml").is_file() or wanted.steps not in checkpoints(run / "checkpoints"):
+    if not (run / "recipe.toml").is_file() or wanted.steps not in list_checkpoints(
+        run / "checkpoints"
+    ):
         return False
     silent = {"keep", "evaluate", "parallel"}
     return settings_of(run).model_dump(exclude=silent) == wanted.model_dump(exclude=silent)
@@ -162,7 +164,7 @@ def mtp_claims(runs: Path, jobs: int, seeds: Sequence[int] = SEEDS) -> list[Clai
     for arm in arms:
         for seed in seeds:
             run = runs / f"{arm}-{seed}"
-            network, (corpus, _) = load_pretrained(newest_model(run)), corpus_of(run)
+            network, (corpus, _) = load_pretrained(latest_model(run)), corpus_of(run)
             rates = acceptance(network, corpus, depths=3, context=128, tokens=20_000)
             one, two, three = rates
             lengths[arm].append(1 + one + one * two + one * two * three)
@@ -289,7 +291,7 @@ def figures_of(run: Path, *, context: int) -> Figures:
 
 
 def _measured(run: Path, settings: TrainSettings, context: int) -> Figures:
-    network, (corpus, tokenizer) = load_pretrained(newest_model(run)), corpus_of(run)
+    network, (corpus, tokenizer) = load_pretrained(latest_model(run)), corpus_of(run)
     dense = settings.stage in ("pretrain", "midtrain")
     held_out = held_out_loss(network, corpus, dense=dense, context=context, tokens=60_000)
     assert held_out is not None

@@ -2,21 +2,21 @@
 
 checksum.py        checksums of tensors, in the header of their file
 config_common.py   what all families' config.json files share
-config_grouped.py  config.json of llama, qwen2 and qwen3
+config_gqa.py      config.json of llama, qwen2 and qwen3
 config_json.py     config.json as a configuration, and back
-config_latent.py   config.json of glm_moe_dsa, glm4_moe_lite and deepseek_v3
-folder.py          a folder of safetensors, opened without reading it
+config_mla.py      config.json of glm_moe_dsa, glm4_moe_lite and deepseek_v3
+safetensors_folder.py  a folder of safetensors, opened without reading it
 gguf.py            GGUF files of the llama and qwen families
 load.py            a released folder as a network
-names.py           our tensor names and the released ones
+tensor_names.py    our tensor names and the released ones
 save.py            a network as a released folder, whole or not at all
-training.py        the state of a training run
-wire.py            weights from a trainer into a network that serves
+training_state.py  the state of a training run
+weight_sync.py     weights from a trainer into a network that serves
 """
 
-from paddock.checkpoint.folder import CheckpointError
 from paddock.checkpoint.gguf import load_gguf
 from paddock.checkpoint.load import load_pretrained, read_config
+from paddock.checkpoint.safetensors_folder import CheckpointError
 from paddock.checkpoint.save import save_pretrained
 
 __all__ = [

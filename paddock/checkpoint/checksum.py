@@ -31,12 +31,12 @@ def checksum(name: str, tensor: Tensor) -> str:
     return f"{crc32(flat.view(torch.uint8).numpy().data, crc32(name.encode())):08x}"
 
 
-def header(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def checksum_header(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """What a file says of the tensors it holds."""
     return {KEY: "".join(checksum(name, tensors[name]) for name in sorted(tensors))}
 
 
-def checksums(found: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+def read_checksums(found: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     """By tensor, what the header of a file with these tensors says; nothing if it has none.
 
     >>> checksums(header({"b": torch.zeros(3), "a": torch.ones(1)}), ["b", "a"])["b"]

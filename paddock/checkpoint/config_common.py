@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
 
-from paddock.checkpoint.folder import BLOCK, CheckpointError
+from paddock.checkpoint.safetensors_folder import BLOCK, CheckpointError
 from paddock.model.config import (
     ModelConfig,
     RopeLayout,
@@ -17,12 +17,12 @@ from paddock.model.config import (
     WeightInitSettings,
 )
 
-INTEGERS = "compressed-tensors"  # the quant_method of checkpoints that hold integers
+COMPRESSED_TENSORS = "compressed-tensors"  # the quant_method of checkpoints that hold integers
 Json = dict[str, Any]
 Word = TypeVar("Word")
 
 # Written by tools, read by tools; no tensor depends on them.
-SILENT = frozenset(
+IGNORED_KEYS = frozenset(
     [
         "architectures",
         "auto_map",
@@ -58,7 +58,7 @@ SILENT = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ConfigValueType:
     """What a setting may be: in words, and as a test."""
 
     words: str
@@ -73,26 +73,32 @@ def _is_id(value: Any) -> bool:
     return type(value) is int
 
 
-COUNT = Kind("a positive whole number", lambda value: type(value) is int and value > 0)
-WHOLE = Kind("a whole number from zero up", lambda value: type(value) is int and value >= 0)
-NUMBER = Kind("a positive number", _is_number)
-UNSIGNED = Kind("a number from zero up", lambda value: value == 0 or _is_number(value))
-FLAG = Kind("true or false", lambda value: type(value) is bool)
-ID = Kind("a token id", _is_id)
-IDS = Kind(
+POSITIVE_INT = ConfigValueType(
+    "a positive whole number", lambda value: type(value) is int and value > 0
+)
+NON_NEGATIVE_INT = ConfigValueType(
+    "a whole number from zero up", lambda value: type(value) is int and value >= 0
+)
+POSITIVE_FLOAT = ConfigValueType("a positive number", _is_number)
+NON_NEGATIVE_FLOAT = ConfigValueType(
+    "a number from zero up", lambda value: value == 0 or _is_number(value)
+)
+BOOL = ConfigValueType("true or false", lambda value: type(value) is bool)
+TOKEN_ID = ConfigValueType("a token id", _is_id)
+TOKEN_IDS = ConfigValueType(
     "a token id or a list of them",
     lambda value: _is_id(value) or (isinstance(value, list) and all(map(_is_id, value))),
 )
-TEXT = Kind("text", lambda value: isinstance(value, str))
-WORDS = Kind(
+STRING = ConfigValueType("text", lambda value: isinstance(value, str))
+STRING_LIST = ConfigValueType(
     "a list of words or a string of letters",
     lambda value: isinstance(value, list | str) and all(isinstance(word, str) for word in value),
 )
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
-ANYTHING = Kind("anything", lambda _: True)
+OBJECT = ConfigValueType("an object", lambda value: isinstance(value, dict))
+ANY = ConfigValueType("anything", lambda _: True)
 
 
-class Reader:
+class ConfigJsonReader:
     """A config.json whose keys are taken out one by one; what is left over is refused."""
 
     def __init__(self, data: Json, where: str) -> None:
@@ -100,51 +106,51 @@ class Reader:
         self._left = {
             key: value
             for key, value in data.items()
-            if value is not None and key not in SILENT and not key.startswith("_")
+            if value is not None and key not in IGNORED_KEYS and not key.startswith("_")
         }
         self._asked: set[str] = set()
 
-    def refuse(self, what: str) -> NoReturn:
+    def fail(self, what: str) -> NoReturn:
         raise CheckpointError(f"{self.where}: {what}")
 
     def has(self, key: str) -> bool:
         return key in self._left
 
-    def take(self, key: str, kind: Kind, default: Any = ...) -> Any:
+    def pop(self, key: str, kind: ConfigValueType, default: Any = ...) -> Any:
         """The value of a key, which must be of its kind; its absence is an error unless there is a
         default. null is absence."""
         self._asked.add(key)
         if key not in self._left:
             if default is ...:
-                self.refuse(f"'{key}' is missing{_hint(key, self._left, 'is {} meant')}")
+                self.fail(f"'{key}' is missing{_hint(key, self._left, 'is {} meant')}")
             return default
         value = self._left.pop(key)
         if not kind.fits(value):
-            self.refuse(f"'{key}' is {value!r}; it must be {kind.words}")
+            self.fail(f"'{key}' is {value!r}; it must be {kind.words}")
         return value
 
     def expect(self, key: str, *allowed: Any) -> None:
         """A key that may be absent but must not say anything else."""
-        value = self.take(key, ANYTHING, allowed[0])
+        value = self.pop(key, ANY, allowed[0])
         if value not in allowed:
-            self.refuse(f"'{key}' is {value!r}; only {' or '.join(map(repr, allowed))} is known")
+            self.fail(f"'{key}' is {value!r}; only {' or '.join(map(repr, allowed))} is known")
 
     def per_layer(
         self, key: str, known: Mapping[str, Word], layers: int
     ) -> tuple[Word, ...] | None:
         """A list of one word a layer, translated; None where there is none."""
-        words = self.take(key, WORDS, None)
+        words = self.pop(key, STRING_LIST, None)
         if words is None:
             return None
         if unknown := [word for word in words if word not in known]:
-            self.refuse(f"'{key}' names {unknown[0]!r}; there are {', '.join(known)}")
+            self.fail(f"'{key}' names {unknown[0]!r}; there are {', '.join(known)}")
         if len(words) != layers:
-            self.refuse(f"'{key}' names {len(words)} layers of {layers}")
+            self.fail(f"'{key}' names {len(words)} layers of {layers}")
         return tuple(known[word] for word in words)
 
-    def refuse_leftovers(self) -> None:
+    def check_empty(self) -> None:
         for key in self._left:
-            self.refuse(f"unknown setting '{key}'{_hint(key, self._asked, 'did you mean {}')}")
+            self.fail(f"unknown setting '{key}'{_hint(key, self._asked, 'did you mean {}')}")
 
 
 def _hint(key: str, others: Any, question: str) -> str:
@@ -152,7 +158,7 @@ def _hint(key: str, others: Any, question: str) -> str:
     return f"; {question.format(repr(near[0]))}?" if near else ""
 
 
-def explained(error: ValidationError) -> str:
+def format_validation_error(error: ValidationError) -> str:
     """The first thing pydantic has to say, in a line."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
@@ -162,54 +168,54 @@ def explained(error: ValidationError) -> str:
     return f"'{place}' = {first['input']!r}: {message}" if place else message
 
 
-def refuse_unknown_quantization(r: Reader) -> None:
+def check_quantization_config(r: ConfigJsonReader) -> None:
     """float8 in square blocks is multiplied out when read, and integers are read by a loader of
     their own (see load.LOADERS); nothing else would be understood."""
-    said = r.take("quantization_config", OBJECT, {})
-    if said.get("quant_method") == INTEGERS:
+    said = r.pop("quantization_config", OBJECT, {})
+    if said.get("quant_method") == COMPRESSED_TENSORS:
         return
     known = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3"}
     for key, value in known.items() if said else ():
         found = said.get(key, "e4m3" if key == "fmt" else None)
         if found != value:
-            r.refuse(f"'quantization_config.{key}' is {found!r}; only {value!r} is known")
+            r.fail(f"'quantization_config.{key}' is {found!r}; only {value!r} is known")
 
 
 # What each kind of stretching may be told besides its factor, and of what kind that is.
-SCALING: dict[str, dict[str, Kind]] = {
+SCALING: dict[str, dict[str, ConfigValueType]] = {
     "linear": {},
-    "llama3": {"low_freq_factor": NUMBER, "high_freq_factor": NUMBER},
+    "llama3": {"low_freq_factor": POSITIVE_FLOAT, "high_freq_factor": POSITIVE_FLOAT},
     "yarn": {
-        "beta_fast": NUMBER,
-        "beta_slow": NUMBER,
-        "mscale": UNSIGNED,
-        "mscale_all_dim": UNSIGNED,
-        "attention_factor": NUMBER,
-        "truncate": FLAG,
+        "beta_fast": POSITIVE_FLOAT,
+        "beta_slow": POSITIVE_FLOAT,
+        "mscale": NON_NEGATIVE_FLOAT,
+        "mscale_all_dim": NON_NEGATIVE_FLOAT,
+        "attention_factor": POSITIVE_FLOAT,
+        "truncate": BOOL,
     },
 }
 
 
-def read_rope(r: Reader, layout: RopeLayout) -> RopeSettings:
-    parameters = r.take("rope_parameters", OBJECT, {}) | r.take("rope_scaling", OBJECT, {})
-    inner = Reader(parameters, f"{r.where}: rope parameters")
-    theta = inner.take("rope_theta", NUMBER, r.take("rope_theta", NUMBER, 10_000.0))
+def read_rope(r: ConfigJsonReader, layout: RopeLayout) -> RopeSettings:
+    parameters = r.pop("rope_parameters", OBJECT, {}) | r.pop("rope_scaling", OBJECT, {})
+    inner = ConfigJsonReader(parameters, f"{r.where}: rope parameters")
+    theta = inner.pop("rope_theta", POSITIVE_FLOAT, r.pop("rope_theta", POSITIVE_FLOAT, 10_000.0))
     for reader in (r, inner):
         reader.expect("partial_rotary_factor", 1.0)
-    kind = inner.take("rope_type", TEXT, inner.take("type", TEXT, "default"))
+    kind = inner.pop("rope_type", STRING, inner.pop("type", STRING, "default"))
     scaling = None if kind == "default" else _read_scaling(inner, kind)
-    inner.refuse_leftovers()
+    inner.check_empty()
     return RopeSettings(theta=float(theta), layout=layout, scaling=scaling)
 
 
-def _read_scaling(r: Reader, kind: Any) -> RopeScaling:
+def _read_scaling(r: ConfigJsonReader, kind: Any) -> RopeScaling:
     if kind not in SCALING:
-        r.refuse(f"no rope_type called {kind!r} is known; there are default, {', '.join(SCALING)}")
+        r.fail(f"no rope_type called {kind!r} is known; there are default, {', '.join(SCALING)}")
     return RopeScaling(
         kind=kind,
-        factor=r.take("factor", NUMBER),
-        original_context=r.take("original_max_position_embeddings", COUNT, None),
-        **{key: r.take(key, what) for key, what in SCALING[kind].items() if r.has(key)},
+        factor=r.pop("factor", POSITIVE_FLOAT),
+        original_context=r.pop("original_max_position_embeddings", POSITIVE_INT, None),
+        **{key: r.pop(key, what) for key, what in SCALING[kind].items() if r.has(key)},
     )
 
 
@@ -224,21 +230,21 @@ def write_rope(rope: RopeSettings) -> Json:
     return {"rope_parameters": parameters}
 
 
-def read_common(r: Reader) -> Json:
+def read_common(r: ConfigJsonReader) -> Json:
     r.expect("hidden_act", "silu")
     r.expect("mlp_bias", False)
-    eos = r.take("eos_token_id", IDS, [])
+    eos = r.pop("eos_token_id", TOKEN_IDS, [])
     return {
-        "vocab": r.take("vocab_size", COUNT),
-        "hidden": r.take("hidden_size", COUNT),
-        "context": r.take("max_position_embeddings", COUNT),
-        "dense_inner": r.take("intermediate_size", COUNT),
-        "norm_eps": r.take("rms_norm_eps", NUMBER),
-        "tied": r.take("tie_word_embeddings", FLAG, False),
-        "init": WeightInitSettings(std=r.take("initializer_range", NUMBER, 0.02)),
+        "vocab": r.pop("vocab_size", POSITIVE_INT),
+        "hidden": r.pop("hidden_size", POSITIVE_INT),
+        "context": r.pop("max_position_embeddings", POSITIVE_INT),
+        "dense_inner": r.pop("intermediate_size", POSITIVE_INT),
+        "norm_eps": r.pop("rms_norm_eps", POSITIVE_FLOAT),
+        "tied": r.pop("tie_word_embeddings", BOOL, False),
+        "init": WeightInitSettings(std=r.pop("initializer_range", POSITIVE_FLOAT, 0.02)),
         "eos": tuple(eos) if isinstance(eos, list) else (eos,),
-        "bos": r.take("bos_token_id", ID, None),
-        "pad": r.take("pad_token_id", ID, None),
+        "bos": r.pop("bos_token_id", TOKEN_ID, None),
+        "pad": r.pop("pad_token_id", TOKEN_ID, None),
     }
 
 

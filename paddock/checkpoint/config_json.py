@@ -11,30 +11,30 @@ from pydantic import ValidationError
 
 from paddock.checkpoint.config_common import (
     OBJECT,
-    TEXT,
+    STRING,
+    ConfigJsonReader,
     Json,
-    Reader,
-    explained,
-    refuse_unknown_quantization,
+    check_quantization_config,
+    format_validation_error,
 )
-from paddock.checkpoint.config_grouped import read_grouped, write_grouped
-from paddock.checkpoint.config_latent import read_latent, write_latent
-from paddock.checkpoint.folder import CheckpointError
+from paddock.checkpoint.config_gqa import read_gqa_config, write_gqa_config
+from paddock.checkpoint.config_mla import read_mla_config, write_mla_config
+from paddock.checkpoint.safetensors_folder import CheckpointError
 from paddock.model.config import Family, ModelConfig
 
 
 def config_from_json(data: Json, where: str = "config.json") -> ModelConfig:
     """The network a config.json describes; CheckpointError names what is wrong with it."""
-    reader = Reader(data, where)
-    family = reader.take("model_type", TEXT)
+    reader = ConfigJsonReader(data, where)
+    family = reader.pop("model_type", STRING)
     if family not in READ:
-        reader.refuse(f"no model_type called {family!r} is known; there are {', '.join(READ)}")
+        reader.fail(f"no model_type called {family!r} is known; there are {', '.join(READ)}")
     try:
-        refuse_unknown_quantization(reader)
+        check_quantization_config(reader)
         config = READ[family](reader, family)
     except ValidationError as error:
-        raise CheckpointError(f"{where}: {explained(error)}") from None
-    reader.refuse_leftovers()
+        raise CheckpointError(f"{where}: {format_validation_error(error)}") from None
+    reader.check_empty()
     return config
 
 
@@ -52,8 +52,8 @@ def config_to_json(config: ModelConfig) -> Json:
     return data
 
 
-def _read_own(r: Reader, family: Family) -> ModelConfig:  # noqa: ARG001
-    return ModelConfig.model_validate_json(json.dumps(r.take("paddock", OBJECT)))
+def _read_own(r: ConfigJsonReader, family: Family) -> ModelConfig:  # noqa: ARG001
+    return ModelConfig.model_validate_json(json.dumps(r.pop("paddock", OBJECT)))
 
 
 def _write_own(config: ModelConfig) -> Json:
@@ -64,21 +64,21 @@ def _write_own(config: ModelConfig) -> Json:
     }
 
 
-READ: dict[Family, Callable[[Reader, Family], ModelConfig]] = {
-    "glm_moe_dsa": read_latent,
-    "glm4_moe_lite": read_latent,
-    "deepseek_v3": read_latent,
-    "llama": read_grouped,
-    "qwen2": read_grouped,
-    "qwen3": read_grouped,
+READ: dict[Family, Callable[[ConfigJsonReader, Family], ModelConfig]] = {
+    "glm_moe_dsa": read_mla_config,
+    "glm4_moe_lite": read_mla_config,
+    "deepseek_v3": read_mla_config,
+    "llama": read_gqa_config,
+    "qwen2": read_gqa_config,
+    "qwen3": read_gqa_config,
     "paddock": _read_own,
 }
 WRITE: dict[Family, Callable[[ModelConfig], Json]] = {
-    "glm_moe_dsa": write_latent,
-    "glm4_moe_lite": write_latent,
-    "deepseek_v3": write_latent,
-    "llama": write_grouped,
-    "qwen2": write_grouped,
-    "qwen3": write_grouped,
+    "glm_moe_dsa": write_mla_config,
+    "glm4_moe_lite": write_mla_config,
+    "deepseek_v3": write_mla_config,
+    "llama": write_gqa_config,
+    "qwen2": write_gqa_config,
+    "qwen3": write_gqa_config,
     "paddock": _write_own,
 }

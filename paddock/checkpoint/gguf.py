@@ -12,9 +12,17 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from paddock.checkpoint.config_common import COUNT, ID, NUMBER, TEXT, Json, Reader, explained
-from paddock.checkpoint.folder import CheckpointError, refuse_non_finite
-from paddock.checkpoint.load import blueprint, dtype_called, materialize
+from paddock.checkpoint.config_common import (
+    POSITIVE_FLOAT,
+    POSITIVE_INT,
+    STRING,
+    TOKEN_ID,
+    ConfigJsonReader,
+    Json,
+    format_validation_error,
+)
+from paddock.checkpoint.load import materialize, meta_model, parse_dtype
+from paddock.checkpoint.safetensors_folder import CheckpointError, check_finite
 from paddock.model import ModelConfig, Transformer
 from paddock.model.config import Family, GQASettings, RopeScaling, RopeSettings
 from paddock.model.rope import inv_freq
@@ -48,14 +56,14 @@ def load_gguf(
     file: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu"
 ) -> Transformer:
     """The network in a GGUF file, in eval mode; CheckpointError names what does not fit."""
-    path, precision = Path(file), dtype_called(dtype)
+    path, precision = Path(file), parse_dtype(dtype)
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     try:
         config = _config(path, reader, tensors)
     except ValidationError as error:
-        raise CheckpointError(f"{path}: {explained(error)}") from None
-    network = materialize(blueprint(config), precision, device)
+        raise CheckpointError(f"{path}: {format_validation_error(error)}") from None
+    network = materialize(meta_model(config), precision, device)
     places = network.state_dict()
     if config.tied:
         del places["head.weight"]
@@ -68,7 +76,7 @@ def load_gguf(
                 f"{path}: tensor for '{name}' has shape {tuple(tensor.shape)}, "
                 f"expected {tuple(place.shape)}"
             )
-        refuse_non_finite(tensor, name, path)
+        check_finite(tensor, name, path)
         place.copy_(_unwoven(tensor, name, config))
     if places:
         raise CheckpointError(f"{path}: tensor for '{next(iter(places))}' is missing")
@@ -100,35 +108,40 @@ def _config(path: Path, reader: Any, tensors: dict[str, Any]) -> ModelConfig:
         )
     if EMBEDDING not in tensors:
         raise CheckpointError(f"{path}: tensor '{EMBEDDING}' is missing")
-    r = Reader(_settings(fields, f"{arch}.") | _settings(fields, "tokenizer.ggml."), str(path))
-    hidden, heads = r.take("embedding_length", COUNT), r.take("attention.head_count", COUNT)
-    layers = r.take("block_count", COUNT)
-    dim = r.take("attention.key_length", COUNT, hidden // heads)
+    r = ConfigJsonReader(
+        _settings(fields, f"{arch}.") | _settings(fields, "tokenizer.ggml."), str(path)
+    )
+    hidden, heads = (
+        r.pop("embedding_length", POSITIVE_INT),
+        r.pop("attention.head_count", POSITIVE_INT),
+    )
+    layers = r.pop("block_count", POSITIVE_INT)
+    dim = r.pop("attention.key_length", POSITIVE_INT, hidden // heads)
     r.expect("attention.value_length", dim)
     r.expect("rope.dimension_count", dim)
     r.expect("attention.sliding_window", 0)
-    eos = r.take("eos_token_id", ID, None)
+    eos = r.pop("eos_token_id", TOKEN_ID, None)
     return ModelConfig(
         family=FAMILIES[arch],
         vocab=int(tensors[EMBEDDING].shape[-1]),
         hidden=hidden,
-        context=r.take("context_length", COUNT),
+        context=r.pop("context_length", POSITIVE_INT),
         attention=("gqa",) * layers,
         mlp=("dense",) * layers,
-        dense_inner=r.take("feed_forward_length", COUNT),
+        dense_inner=r.pop("feed_forward_length", POSITIVE_INT),
         rope=_rope(r, tensors, dim),
         gqa=GQASettings(
             heads=heads,
-            kv_heads=r.take("attention.head_count_kv", COUNT, heads),
+            kv_heads=r.pop("attention.head_count_kv", POSITIVE_INT, heads),
             dim=dim,
             bias="qkv" if "blk.0.attn_q.bias" in tensors else "none",
             qk_norm="blk.0.attn_q_norm.weight" in tensors,
         ),
-        norm_eps=_short(r.take("attention.layer_norm_rms_epsilon", NUMBER)),
+        norm_eps=_short(r.pop("attention.layer_norm_rms_epsilon", POSITIVE_FLOAT)),
         tied="output.weight" not in tensors,
         eos=() if eos is None else (eos,),
-        bos=r.take("bos_token_id", ID, None),
-        pad=r.take("padding_token_id", ID, None),
+        bos=r.pop("bos_token_id", TOKEN_ID, None),
+        pad=r.pop("padding_token_id", TOKEN_ID, None),
     )
 
 
@@ -146,26 +159,26 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _rope(r: Reader, tensors: dict[str, Any], dim: int) -> RopeSettings:
-    theta = float(r.take("rope.freq_base", NUMBER, 10_000.0))
+def _rope(r: ConfigJsonReader, tensors: dict[str, Any], dim: int) -> RopeSettings:
+    theta = float(r.pop("rope.freq_base", POSITIVE_FLOAT, 10_000.0))
     plain = RopeSettings(theta=theta, layout="halves")
-    kind = r.take("rope.scaling.type", TEXT, "none")
+    kind = r.pop("rope.scaling.type", STRING, "none")
     if kind == "linear":
-        scaling = RopeScaling(kind="linear", factor=r.take("rope.scaling.factor", NUMBER))
+        scaling = RopeScaling(kind="linear", factor=r.pop("rope.scaling.factor", POSITIVE_FLOAT))
         return plain.model_copy(update={"scaling": scaling})
     if kind != "none":
-        r.refuse(f"'rope.scaling.type' is {kind!r}; only 'none' or 'linear' is known")
+        r.fail(f"'rope.scaling.type' is {kind!r}; only 'none' or 'linear' is known")
     if FREQUENCIES not in tensors:
         return plain
     factors = torch.tensor(tensors[FREQUENCIES].data)
     if factors.shape != (dim // 2,):
-        r.refuse(f"'{FREQUENCIES}' has shape {tuple(factors.shape)}, expected {(dim // 2,)}")
+        r.fail(f"'{FREQUENCIES}' has shape {tuple(factors.shape)}, expected {(dim // 2,)}")
     stored = inv_freq(plain, dim) / factors
     for scaling in LLAMA3:
         guess = plain.model_copy(update={"scaling": scaling})
         if torch.allclose(stored, inv_freq(guess, dim), rtol=1e-4):
             return guess
-    r.refuse(f"'{FREQUENCIES}' is not the stretching of Llama 3.1 or 3.2")
+    r.fail(f"'{FREQUENCIES}' is not the stretching of Llama 3.1 or 3.2")
 
 
 def _tensors(path: Path, tensors: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

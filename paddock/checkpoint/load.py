@@ -7,24 +7,30 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.config_common import INTEGERS
+from paddock.checkpoint.config_common import COMPRESSED_TENSORS
 from paddock.checkpoint.config_json import config_from_json
-from paddock.checkpoint.folder import (
+from paddock.checkpoint.safetensors_folder import (
     CONFIG,
     CheckpointError,
-    TensorFolder,
+    SafetensorsFolder,
+    check_finite,
     read_json,
-    refuse_non_finite,
     require_folder,
 )
-from paddock.checkpoint.names import Piece, is_mtp, is_redundant, pieces, place
+from paddock.checkpoint.tensor_names import (
+    TensorMapping,
+    is_mtp,
+    is_redundant,
+    map_tensor,
+    slice_tensor,
+)
 from paddock.model import ModelConfig, Transformer
 
 Found = TypeVar("Found")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 # Who reads checkpoints of integers, by quant_method. The room that computes with integers stands
 # below this one, so it enters itself here when it is imported.
-LOADERS: dict[str, Callable[..., Transformer]] = {}
+QUANTIZED_LOADERS: dict[str, Callable[..., Transformer]] = {}
 
 
 def load_pretrained(
@@ -45,33 +51,33 @@ def load_pretrained(
     `latent_norm_eps` overrides the epsilon of MLA's two latent norms: transformers computes them
     with 1e-6 whatever config.json says, the serving engines with `rms_norm_eps`, as we do.
     """
-    precision = dtype_called(dtype)
-    loader = LOADERS.get(quant_method(Path(folder)) or "")
+    precision = parse_dtype(dtype)
+    loader = QUANTIZED_LOADERS.get(quant_method(Path(folder)) or "")
     if loader is not None:
         return loader(folder, precision, device, latent_norm_eps=latent_norm_eps)
     config, tensors = open_checkpoint(Path(folder), latent_norm_eps=latent_norm_eps)
-    network = blueprint(without_absent_mtp(config, tensors))
-    plan = check_names(network, tensors)
+    network = meta_model(drop_missing_mtp(config, tensors))
+    plan = match_tensors(network, tensors)
     network = materialize(network, precision, device)
-    fill(network, tensors, plan)
+    load_tensors(network, tensors, plan)
     return network.eval()
 
 
 def open_checkpoint(
     folder: Path, *, latent_norm_eps: float | None = None, integers: bool = False
-) -> tuple[ModelConfig, TensorFolder]:
+) -> tuple[ModelConfig, SafetensorsFolder]:
     """Configuration and weights of one and the same checkpoint, though it be replaced meanwhile.
 
     What is open stays readable when its folder is replaced; so it is enough that the folder is
     still the same after everything was opened. Integers are refused unless they are expected.
     """
 
-    def opened() -> tuple[ModelConfig, TensorFolder]:
-        return read_config(folder, latent_norm_eps=latent_norm_eps), TensorFolder(folder)
+    def opened() -> tuple[ModelConfig, SafetensorsFolder]:
+        return read_config(folder, latent_norm_eps=latent_norm_eps), SafetensorsFolder(folder)
 
     if not integers and quant_method(folder) is not None:
         raise CheckpointError(
-            f"{folder}: holds integers ({INTEGERS}), not weights; paddock.quant.load_quantized "
+            f"{folder}: holds integers ({COMPRESSED_TENSORS}), not weights; paddock.quant.load_quantized "
             "reads them"
         )
     return _unreplaced(folder, opened)
@@ -84,7 +90,7 @@ def quant_method(folder: Path) -> str | None:
         require_folder(folder)
         said = read_json(folder / CONFIG).get("quantization_config")
         found = said.get("quant_method") if isinstance(said, dict) else None
-        return found if found == INTEGERS else None
+        return found if found == COMPRESSED_TENSORS else None
 
     return _unreplaced(folder, method)
 
@@ -112,7 +118,7 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-def blueprint(config: ModelConfig) -> Transformer:
+def meta_model(config: ModelConfig) -> Transformer:
     """The network's names and shapes, holding no memory."""
     with torch.device("meta"):
         return Transformer(config)
@@ -138,21 +144,21 @@ def read_config(folder: Path, *, latent_norm_eps: float | None = None) -> ModelC
     return config.model_copy(update={"mla": mla})
 
 
-def without_absent_mtp(config: ModelConfig, tensors: TensorFolder) -> ModelConfig:
+def drop_missing_mtp(config: ModelConfig, tensors: SafetensorsFolder) -> ModelConfig:
     if config.mtp is None or any(is_mtp(name, config) for name in tensors.names):
         return config
     return config.model_copy(update={"mtp": None})
 
 
-def check_names(network: Transformer, tensors: TensorFolder) -> list[Piece]:
+def match_tensors(network: Transformer, tensors: SafetensorsFolder) -> list[TensorMapping]:
     """Every released tensor with its place, or a CheckpointError about the first misfit."""
     config = network.config
     plan = [
         piece
         for name, tensor in network.state_dict().items()
-        for piece in pieces(name, tuple(tensor.shape), config)
+        for piece in map_tensor(name, tuple(tensor.shape), config)
     ]
-    expected = {piece.released for piece in plan}
+    expected = {piece.released_name for piece in plan}
     missing = sorted(expected - tensors.names)
     if missing:
         raise CheckpointError(f"{tensors.path}: tensor '{missing[0]}' is missing{_more(missing)}")
@@ -169,27 +175,34 @@ def check_names(network: Transformer, tensors: TensorFolder) -> list[Piece]:
         )
     places = network.state_dict()
     for piece in plan:
-        wanted, found = tuple(place(places[piece.ours], piece).shape), tensors.shape(piece.released)
+        wanted, found = (
+            tuple(slice_tensor(places[piece.model_name], piece).shape),
+            tensors.shape(piece.released_name),
+        )
         if wanted != found:
             raise CheckpointError(
-                f"{tensors.path}: tensor '{piece.released}' has shape {found}, expected {wanted}"
+                f"{tensors.path}: tensor '{piece.released_name}' has shape {found}, expected {wanted}"
             )
     return plan
 
 
 @torch.no_grad()
-def fill(network: Transformer, tensors: TensorFolder, plan: list[Piece]) -> None:
+def load_tensors(
+    network: Transformer, tensors: SafetensorsFolder, plan: list[TensorMapping]
+) -> None:
     """Read every tensor into its place, refusing what is not a finite number."""
     places = network.state_dict()
-    for piece, tensor in read_pieces(tensors, plan):
-        place(places[piece.ours], piece).copy_(tensor)
+    for piece, tensor in read_tensors(tensors, plan):
+        slice_tensor(places[piece.model_name], piece).copy_(tensor)
 
 
-def read_pieces(tensors: TensorFolder, plan: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
+def read_tensors(
+    tensors: SafetensorsFolder, plan: list[TensorMapping]
+) -> Iterator[tuple[TensorMapping, Tensor]]:
     """The tensors of a plan, each known to be finite."""
     for piece in plan:
-        tensor = tensors.tensor(piece.released)
-        refuse_non_finite(tensor, piece.released, tensors.path)
+        tensor = tensors.read_tensor(piece.released_name)
+        check_finite(tensor, piece.released_name, tensors.path)
         yield piece, tensor
 
 
@@ -197,7 +210,7 @@ def _more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def dtype_called(dtype: str | torch.dtype) -> torch.dtype:
+def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     if dtype in DTYPES.values():
         return dtype  # type: ignore[return-value]
     if dtype not in DTYPES:

@@ -15,21 +15,21 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paddock.checkpoint.checksum import header
+from paddock.checkpoint.checksum import checksum_header
 from paddock.checkpoint.config_json import config_to_json
-from paddock.checkpoint.folder import (
+from paddock.checkpoint.load import meta_model, parse_dtype
+from paddock.checkpoint.safetensors_folder import (
     CONFIG,
     INDEX,
     SHARD,
     SINGLE,
     CheckpointError,
-    is_plain,
-    is_replaced,
+    check_finite,
+    is_checkpoint_file,
+    is_plain_filename,
     read_json,
-    refuse_non_finite,
 )
-from paddock.checkpoint.load import blueprint, dtype_called
-from paddock.checkpoint.names import pieces, place
+from paddock.checkpoint.tensor_names import map_tensor, slice_tensor
 from paddock.model import Transformer
 
 SHARD_BYTES = 5_000_000_000
@@ -52,9 +52,9 @@ def save_pretrained(
     """
     further = dict(beside or {})
     for name in further:
-        if not is_plain(name) or is_replaced(name) or name.endswith(".safetensors"):
+        if not is_plain_filename(name) or is_checkpoint_file(name) or name.endswith(".safetensors"):
             raise ValueError(f"{name!r} is no name for a file beside the weights")
-    stored = None if dtype is None else dtype_called(dtype)
+    stored = None if dtype is None else parse_dtype(dtype)
     _refuse_altered(network)
     target = Path(folder).resolve()  # through a link to the folder it means
     _refuse_strangers(target)
@@ -64,7 +64,7 @@ def save_pretrained(
         for name, content in further.items():
             (fresh / name).write_bytes(content)
         _keep_what_else_is_there(target, fresh)
-        flush(fresh)
+        fsync_folder(fresh)
         _replace(target, fresh)
         _flush_one(target.parent)
 
@@ -72,7 +72,7 @@ def save_pretrained(
 def _refuse_altered(network: Transformer) -> None:
     """A network whose parts were replaced, by integers or turned ones, is not what its
     configuration says: read back, it would be another."""
-    plan, found = set(blueprint(network.config).state_dict()), set(network.state_dict())
+    plan, found = set(meta_model(network.config).state_dict()), set(network.state_dict())
     found |= {name for name, _ in network.named_buffers()}
     if strange := sorted(plan ^ found):
         raise CheckpointError(
@@ -90,7 +90,7 @@ def _refuse_strangers(target: Path) -> None:
     if not (target / CONFIG).is_file() or "model_type" not in read_json(target / CONFIG):
         raise CheckpointError(f"{target}: holds something that is not a checkpoint; not replaced")
     for file in target.glob("*.safetensors"):
-        if not is_replaced(file.name):
+        if not is_checkpoint_file(file.name):
             raise CheckpointError(
                 f"{target}: holds {file.name}, which would be lost or mistaken for a shard; "
                 "not replaced"
@@ -144,7 +144,7 @@ def _write(network: Transformer, folder: Path, dtype: torch.dtype | None, shard_
         # Cloned: safetensors refuses tensors that share storage, as the experts of a stack do.
         tensors = {name: part.to("cpu", stored).clone() for name, part, stored in shard}
         for name, tensor in tensors.items():
-            refuse_non_finite(tensor, name, "the network")
+            check_finite(tensor, name, "the network")
         write_tensors(tensors, folder / file)
         total += sum(tensor.nbytes for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file)
@@ -161,7 +161,7 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     file.touch()
     mode = file.stat().st_mode  # as its owner wants files to be; the library makes private ones
     try:
-        save_file(tensors, file, metadata={"format": "pt", **header(tensors)})
+        save_file(tensors, file, metadata={"format": "pt", **checksum_header(tensors)})
         _sort_header(file)
     except SafetensorError as error:
         raise CheckpointError(f"{file}: cannot be written: {error}") from None
@@ -190,13 +190,13 @@ def _shards(network: Transformer, dtype: torch.dtype | None, limit: int) -> Iter
     size = 0
     for name, tensor in network.state_dict().items():
         stored = _stored(tensor, name, dtype)
-        for piece in pieces(name, tuple(tensor.shape), network.config):
-            part = place(tensor.detach(), piece)
+        for piece in map_tensor(name, tuple(tensor.shape), network.config):
+            part = slice_tensor(tensor.detach(), piece)
             nbytes = part.numel() * stored.itemsize
             if group and size + nbytes > limit:
                 yield group
                 group, size = [], 0
-            group.append((piece.released, part, stored))
+            group.append((piece.released_name, part, stored))
             size += nbytes
     yield group
 
@@ -210,7 +210,7 @@ def _stored(tensor: Tensor, name: str, dtype: torch.dtype | None) -> torch.dtype
 
 def _keep_what_else_is_there(target: Path, fresh: Path) -> None:
     for path in target.iterdir() if target.is_dir() else ():
-        if is_replaced(path.name) or (fresh / path.name).exists():
+        if is_checkpoint_file(path.name) or (fresh / path.name).exists():
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.copytree(path, fresh / path.name, symlinks=True)
@@ -218,7 +218,7 @@ def _keep_what_else_is_there(target: Path, fresh: Path) -> None:
             shutil.copy2(path, fresh / path.name, follow_symlinks=False)
 
 
-def flush(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Everything in it is on the disk, not only on its way there."""
     for path in (*folder.rglob("*"), folder):
         if not path.is_symlink():

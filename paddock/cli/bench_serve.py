@@ -220,13 +220,13 @@ def _network(model: str, place: str, dtype: str) -> "Transformer":
     import torch
 
     from paddock.checkpoint import load_pretrained
-    from paddock.checkpoint.training import newest_model
+    from paddock.checkpoint.training_state import latest_model
     from paddock.model import PRESETS, Transformer
     from paddock.model.cost import count_parameters
     from paddock.train.trial import free_bytes
 
     if Path(model).is_dir():
-        return load_pretrained(newest_model(Path(model)), dtype, place)
+        return load_pretrained(latest_model(Path(model)), dtype, place)
     if model not in PRESETS:
         raise UserError(
             f"'{model}' is neither a folder nor a preset; presets: {', '.join(PRESETS)}"

@@ -34,12 +34,12 @@ def open_model(folder: Path, version: "GlmVersion | None") -> Model:
     """Of a checkpoint, or of a run's newest one. Refuses what could not chat, before anything heavy
     is read."""
     from paddock.checkpoint import read_config
-    from paddock.checkpoint.training import newest_model
+    from paddock.checkpoint.training_state import latest_model
     from paddock.text import ChatTemplateError, Tokenizer, get_renderer
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    folder = newest_model(folder)
+    folder = latest_model(folder)
     config = read_config(folder)
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > config.vocab:

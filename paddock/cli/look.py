@@ -33,11 +33,11 @@ def look(
     `paddock dash` shows it on the network page. Runs by reinforcement do this when they end.
     """
     from paddock.checkpoint import load_pretrained
-    from paddock.checkpoint.training import newest_model
+    from paddock.checkpoint.training_state import latest_model
     from paddock.journal import Journal
     from paddock.text import Tokenizer
 
-    folder = newest_model(run)
+    folder = latest_model(run)
     tokenizer = Tokenizer.load(folder)
     ids: Sequence[int]
     if text is not None:

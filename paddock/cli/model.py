@@ -63,20 +63,20 @@ def check(
 ) -> None:
     """Read a checkpoint tensor by tensor: names, shapes, and that every number is finite."""
     from paddock.checkpoint.load import (
-        blueprint,
-        check_names,
+        drop_missing_mtp,
+        match_tensors,
+        meta_model,
         open_checkpoint,
-        read_pieces,
-        without_absent_mtp,
+        read_tensors,
     )
 
     promised, tensors = open_checkpoint(folder)
-    config = without_absent_mtp(promised, tensors)
-    plan = check_names(blueprint(config), tensors)
+    config = drop_missing_mtp(promised, tensors)
+    plan = match_tensors(meta_model(config), tensors)
     stderr = Console(stderr=True)
     dtypes: Counter[str] = Counter()
     for piece, tensor in track(
-        read_pieces(tensors, plan),
+        read_tensors(tensors, plan),
         "checking",
         total=len(plan),
         console=stderr,
@@ -144,8 +144,8 @@ def _refuse_target(source: Path, target: Path) -> None:
 def _read(source: Path, dtype: str | None) -> tuple["Transformer", dict[str, bytes]]:
     """A model, and the files that belong beside its weights."""
     from paddock.checkpoint import load_pretrained
-    from paddock.checkpoint.folder import CONFIG, files_beside_weights, read_json
     from paddock.checkpoint.gguf import load_gguf
+    from paddock.checkpoint.safetensors_folder import CONFIG, list_extra_files, read_json
     from paddock.text.gguf import tokenizer_from_gguf
 
     if source.suffix.lower() == ".gguf":
@@ -159,7 +159,7 @@ def _read(source: Path, dtype: str | None) -> tuple["Transformer", dict[str, byt
     network = load_pretrained(source, dtype or exact)
     beside = {
         file.name: file.read_bytes()
-        for file in files_beside_weights(source)
+        for file in list_extra_files(source)
         if not file.name.startswith(".") and not file.name.endswith(OTHER_WEIGHTS)
     }
     return network, beside

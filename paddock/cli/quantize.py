@@ -61,7 +61,7 @@ def quantize(  # noqa: PLR0913  one option each
     and is read by the compressed-tensors library.
     """
     from paddock.checkpoint import read_config
-    from paddock.checkpoint.training import newest_model
+    from paddock.checkpoint.training_state import latest_model
     from paddock.cli.engines import devices
     from paddock.config import dump_toml
     from paddock.quant import quantize_folder
@@ -73,7 +73,7 @@ def quantize(  # noqa: PLR0913  one option each
         return
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    source = newest_model(folder)
+    source = latest_model(folder)
     refuse_integers(source)
     within = min(length, read_config(source).context)  # nothing longer will ever be served
     amounts = Amounts(calibrate=tokens, held_out=measure, needles=needles, length=within)

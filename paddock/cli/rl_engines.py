@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paddock.api.delta_parser import RequestOutputLike
-    from paddock.checkpoint.wire import Parcel, Publish
+    from paddock.checkpoint.weight_sync import WeightPublisher, WeightUpdate
     from paddock.engine import Engine, EngineApart, EngineSettings
     from paddock.rl.distill import Score
     from paddock.rl.settings import EnginesSettings, RLSettings
@@ -35,7 +35,7 @@ class Samplers:
     """What a run needs of whoever samples for it."""
 
     generate: "Generate"
-    publish: "Publish"
+    publish: "WeightPublisher"
     context: int | None  # tokens of a prompt and its reply; None: the servers say
     busy_s: Callable[[], float] | None = None  # worked so far, over all of them, divided by them
     pressure: "Callable[[], Awaitable[Pressure]] | None" = None
@@ -180,14 +180,16 @@ def _engine_settings(model: Model, settings: "RLSettings") -> "EngineSettings":
     )
 
 
-def _publisher(engines: "Sequence[Engine | EngineApart]", asked: "EnginesSettings") -> "Publish":
+def _publisher(
+    engines: "Sequence[Engine | EngineApart]", asked: "EnginesSettings"
+) -> "WeightPublisher":
     """Hands a version to every engine, and makes sure that they serve what was handed over."""
     from paddock.engine import EngineFailed
     from paddock.rollout.health import RunAborted
 
     pushes = [_push(engine, asked) for engine in engines]
 
-    def publish(parcels: "Iterable[Parcel]") -> None:
+    def publish(parcels: "Iterable[WeightUpdate]") -> None:
         found = list(parcels)
         for push in pushes:
             try:
@@ -198,7 +200,7 @@ def _publisher(engines: "Sequence[Engine | EngineApart]", asked: "EnginesSetting
     return publish
 
 
-def _push(engine: "Engine | EngineApart", asked: "EnginesSettings") -> "Publish":
+def _push(engine: "Engine | EngineApart", asked: "EnginesSettings") -> "WeightPublisher":
     from paddock.engine import EngineApart, Reload
 
     if isinstance(engine, EngineApart):
@@ -210,7 +212,7 @@ def _push(engine: "Engine | EngineApart", asked: "EnginesSettings") -> "Publish"
         )
     reload = Reload(engine)
 
-    def push(parcels: "Iterable[Parcel]") -> None:
+    def push(parcels: "Iterable[WeightUpdate]") -> None:
         found = list(parcels)
         reload.publisher(asked.push)(found)
         if asked.verify_push:
@@ -252,8 +254,8 @@ async def _answering(server: "Server", setting: str) -> None:
 @asynccontextmanager
 async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samplers]:
     """Servers that are there already, ours or any that speaks SGLang's dialect."""
-    from paddock.checkpoint.folder import CheckpointError
-    from paddock.checkpoint.wire import pack
+    from paddock.checkpoint.safetensors_folder import CheckpointError
+    from paddock.checkpoint.weight_sync import serialize_update
     from paddock.rollout.fleet import Fleet, Replica
     from paddock.rollout.remote import HttpGenerate, HttpWeights, Server, pool
 
@@ -269,11 +271,11 @@ async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samp
             for url, server in servers.items()
         ]
 
-        async def hand_over(parcels: "list[Parcel]") -> None:
+        async def hand_over(parcels: "list[WeightUpdate]") -> None:
             """To every server. One that dies meanwhile catches up when it comes back; one that
             lives and will not have the weights must not go on sampling with others."""
             version = parcels[0].version
-            wrong = await weights.publish([pack(each) for each in parcels], version)
+            wrong = await weights.publish([serialize_update(each) for each in parcels], version)
             deadline = loop.time() + TAKING_S
             while left := {url: why for url, why in wrong.items() if url in fleet.alive}:
                 if loop.time() > deadline:
@@ -282,7 +284,7 @@ async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samp
                 await asyncio.sleep(0.25)
                 wrong = {url: why for url, why in left.items() if not await weights.catch_up(url)}
 
-        def publish(parcels: "Iterable[Parcel]") -> None:
+        def publish(parcels: "Iterable[WeightUpdate]") -> None:
             asyncio.run_coroutine_threadsafe(hand_over(list(parcels)), loop).result()
 
         async with Fleet(replicas, _patience(asked), admit=weights.catch_up) as fleet:

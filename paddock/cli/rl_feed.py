@@ -14,7 +14,7 @@ from paddock.cli.rl_gauge import Row
 from paddock.journal import LEDGER_FILE
 
 if TYPE_CHECKING:
-    from paddock.checkpoint.wire import Publish
+    from paddock.checkpoint.weight_sync import WeightPublisher
     from paddock.cli.engines import Model
     from paddock.journal import TokenTrainRecord
     from paddock.records import SamplingParams, Trajectory
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Fed:
     queue: "Queue"
-    publish: "Publish"
+    publish: "WeightPublisher"
     begin: Callable[[int], None]  # after so many updates, once engines have the weights
     busy_s: Callable[[], float] | None = None
     experts: "Callable[[Sequence[Lesson]], list[Lesson]]" = list

@@ -87,9 +87,9 @@ def refuse_wrong(skills: Iterable[SkillPlan]) -> None:
 
 def _network_of(run: Path, dtype: str | None) -> "Transformer":
     from paddock.checkpoint import load_pretrained
-    from paddock.checkpoint.training import newest_model
+    from paddock.checkpoint.training_state import latest_model
 
-    folder = newest_model(run)
+    folder = latest_model(run)
     (place,) = devices(None, 1)
     return load_pretrained(folder, precision(folder, place, dtype), place)
 

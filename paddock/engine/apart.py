@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.multiprocessing as multiprocessing  # so that tensors travel by reference
 
-from paddock.checkpoint.wire import Parcel
+from paddock.checkpoint.weight_sync import WeightUpdate
 from paddock.engine.apart_child import Aborted, Asked, Bundle, Called, live
 from paddock.engine.asking import Asking, Take
 from paddock.engine.engine import Engine
@@ -98,7 +98,7 @@ class EngineApart(Asking):
 
     def publish(
         self,
-        parcels: Iterable[Parcel],
+        parcels: Iterable[WeightUpdate],
         mode: PauseMode = "in_place",
         *,
         verify: bool = False,

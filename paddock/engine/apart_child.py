@@ -17,8 +17,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.folder import CheckpointError
-from paddock.checkpoint.wire import Parcel
+from paddock.checkpoint.safetensors_folder import CheckpointError
+from paddock.checkpoint.weight_sync import WeightUpdate
 from paddock.engine.engine import Engine
 from paddock.engine.loop import PauseMode
 from paddock.engine.reload import Reload
@@ -84,7 +84,7 @@ class Bundle:
     places: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]  # name, dtype, shape, offset
 
     @classmethod
-    def of(cls, parcel: Parcel) -> Self:
+    def of(cls, parcel: WeightUpdate) -> Self:
         places, size, device = [], 0, torch.device("cpu")
         for name, tensor in parcel.tensors.items():
             places.append((name, tensor.dtype, tuple(tensor.shape), size))
@@ -228,7 +228,7 @@ class Child:
         return self.engine.audit()
 
     def publish(self, bundles: list[Bundle], mode: PauseMode, verify: bool) -> None:
-        parcels = [Parcel(bundle.version, bundle.tensors()) for bundle in bundles]
+        parcels = [WeightUpdate(bundle.version, bundle.tensors()) for bundle in bundles]
         self.reload.publisher(mode)(parcels)
         if verify:
             self.reload.verify(parcels)

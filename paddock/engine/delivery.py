@@ -9,13 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.folder import PLAIN, CheckpointError
-from paddock.checkpoint.load import blueprint
-from paddock.checkpoint.names import is_mtp
-from paddock.checkpoint.wire import outgoing, receive
+from paddock.checkpoint.load import meta_model
+from paddock.checkpoint.safetensors_folder import FLOAT_DTYPES, CheckpointError
+from paddock.checkpoint.tensor_names import is_mtp
+from paddock.checkpoint.weight_sync import iter_released_tensors, load_weights
 from paddock.engine.engine import Engine
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOAT_DTYPES}
 
 
 class Announced(Protocol):
@@ -44,17 +44,19 @@ class Places:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.config = engine, engine.config
-        self.tensors: dict[str, Tensor] = engine.call(lambda n: dict(outgoing(n))).result()
+        self.tensors: dict[str, Tensor] = engine.call(
+            lambda n: dict(iter_released_tensors(n))
+        ).result()
         self.device = next(iter(self.tensors.values())).device
-        self._blueprint = blueprint(engine.config)
+        self._blueprint = meta_model(engine.config)
 
     def fitting(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those that have a place, once all were found to be right."""
         for name, tensor in tensors.items():
-            if tensor.dtype not in PLAIN:
+            if tensor.dtype not in FLOAT_DTYPES:
                 raise CheckpointError(f"tensor '{name}' is {tensor.dtype}; known: {[*DTYPES]}")
         # The wire's own checks; what is copied into a blueprint goes nowhere.
-        receive(self._blueprint, tensors, whole=False)
+        load_weights(self._blueprint, tensors, whole=False)
         return {name: tensor for name, tensor in tensors.items() if name in self.tensors}
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:

@@ -28,15 +28,21 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.folder import CheckpointError
 from paddock.checkpoint.load import (
-    blueprint,
-    check_names,
+    drop_missing_mtp,
+    match_tensors,
+    meta_model,
     open_checkpoint,
-    read_pieces,
-    without_absent_mtp,
+    read_tensors,
 )
-from paddock.checkpoint.wire import Parcel, Publish, checksum, outgoing, unpack
+from paddock.checkpoint.safetensors_folder import CheckpointError
+from paddock.checkpoint.weight_sync import (
+    WeightPublisher,
+    WeightUpdate,
+    deserialize_update,
+    iter_released_tensors,
+    tensor_digest,
+)
 from paddock.engine.delivery import Announced, Delivery, Places, Update, WrittenDelivery
 from paddock.engine.engine import Engine
 from paddock.engine.loop import PauseMode
@@ -84,22 +90,22 @@ class Reload:
         eps = mla.norm_eps if mla is not None else None  # may have been chosen when it was loaded
         config, stored = open_checkpoint(Path(folder), latent_norm_eps=eps)
         _refuse_another(config, self.engine.config, folder)
-        plan = check_names(blueprint(without_absent_mtp(config, stored)), stored)
+        plan = match_tensors(meta_model(drop_missing_mtp(config, stored)), stored)
         with self.delivery(version, mode) as new:
-            for piece, tensor in read_pieces(stored, plan):
-                new.put(piece.released, tensor)
+            for piece, tensor in read_tensors(stored, plan):
+                new.put(piece.released_name, tensor)
         return new.running
 
     def from_network(self, network: Transformer, *, version: int, mode: PauseMode) -> int:
         """Another network of this process, such as the one that is being trained."""
         with self.delivery(version, mode) as new:
-            new.adopt(dict(outgoing(network)))
+            new.adopt(dict(iter_released_tensors(network)))
         return new.running
 
-    def publisher(self, mode: PauseMode = "in_place") -> Publish:
+    def publisher(self, mode: PauseMode = "in_place") -> WeightPublisher:
         """Where a trainer in this process hands over its parcels, all of one version."""
 
-        def publish(parcels: Iterable[Parcel]) -> None:
+        def publish(parcels: Iterable[WeightUpdate]) -> None:
             rest = iter(parcels)
             first = next(rest, None)
             if first is None:
@@ -140,7 +146,7 @@ class Reload:
         with self._changing, self._all_or_none():
             new = Delivery(self._places)
             for data in parcels:
-                new.adopt(unpack(data, version).tensors)
+                new.adopt(deserialize_update(data, version).tensors)
             return self._take(new, version, mode)
 
     def from_group(
@@ -183,7 +189,7 @@ class Reload:
     def checksums(self) -> Mapping[str, str]:
         """Of every tensor, by released name. Steps go on meanwhile."""
         with self._changing:
-            return {name: checksum(tensor) for name, tensor in self._places.tensors.items()}
+            return {name: tensor_digest(tensor) for name, tensor in self._places.tensors.items()}
 
     def other_than(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Those of `tensors` that the engine serves otherwise, as it rounds them; compared where
@@ -198,7 +204,7 @@ class Reload:
             found = torch.stack(wrong).tolist() if wrong else []
             return [name for (name, _, _), bad in zip(pairs, found, strict=True) if bad]
 
-    def verify(self, parcels: Iterable[Parcel]) -> None:
+    def verify(self, parcels: Iterable[WeightUpdate]) -> None:
         """That the engine serves what was handed over, every tensor of it."""
         for parcel in parcels:
             for name in self.other_than(parcel.tensors):

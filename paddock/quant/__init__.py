@@ -14,8 +14,8 @@ w4a8.py       weights as integers: one function for training, scoring and export
 workshop.py   the folder in which a quantized one is made
 """
 
-from paddock.checkpoint.config_common import INTEGERS
-from paddock.checkpoint.load import LOADERS
+from paddock.checkpoint.config_common import COMPRESSED_TENSORS
+from paddock.checkpoint.load import QUANTIZED_LOADERS
 from paddock.quant.files import load_quantized
 from paddock.quant.recipe import RECIPES, QuantSettings
 from paddock.quant.rotate import rotate
@@ -23,7 +23,9 @@ from paddock.quant.run import quantize_folder
 from paddock.quant.stream import Passage
 from paddock.quant.w4a8 import Grid, QuantError, Quantized, quantize
 
-LOADERS[INTEGERS] = load_quantized  # from here on, load_pretrained reads quantized folders
+QUANTIZED_LOADERS[COMPRESSED_TENSORS] = (
+    load_quantized  # from here on, load_pretrained reads quantized folders
+)
 
 __all__ = [
     "RECIPES",

@@ -14,16 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paddock.checkpoint.config_common import INTEGERS
-from paddock.checkpoint.folder import CONFIG, CheckpointError, TensorFolder, read_json
+from paddock.checkpoint.config_common import COMPRESSED_TENSORS
 from paddock.checkpoint.load import (
-    blueprint,
-    dtype_called,
+    drop_missing_mtp,
     materialize,
+    meta_model,
     open_checkpoint,
-    without_absent_mtp,
+    parse_dtype,
 )
-from paddock.checkpoint.names import Piece, is_redundant, pieces, place
+from paddock.checkpoint.safetensors_folder import (
+    CONFIG,
+    CheckpointError,
+    SafetensorsFolder,
+    read_json,
+)
+from paddock.checkpoint.tensor_names import TensorMapping, is_redundant, map_tensor, slice_tensor
 from paddock.model import ModelConfig, Transformer
 from paddock.model.moe import GroupedExperts
 from paddock.quant.layers import IntegerExperts, IntegerLinear, replace_module
@@ -51,13 +56,19 @@ def released(
     """What our tensor `name` is on disk."""
     if isinstance(tensor, Tensor):
         kept = tensor.dtype if name.endswith(("router.bias", "indexer.weights.weight")) else dtype
-        for piece in pieces(name, tuple(tensor.shape), config):
-            yield piece.released, place(tensor, piece).to("cpu", kept).contiguous().clone()
+        for piece in map_tensor(name, tuple(tensor.shape), config):
+            yield (
+                piece.released_name,
+                slice_tensor(tensor, piece).to("cpu", kept).contiguous().clone(),
+            )
         return
-    for piece in pieces(name, tuple(tensor.integer_XFD.shape), config):
-        stem = piece.released.removesuffix(".weight")
-        integer_FD = place(tensor.integer_XFD, piece)
-        yield f"{stem}.weight_scale", place(tensor.scale_XFG, piece).cpu().contiguous().clone()
+    for piece in map_tensor(name, tuple(tensor.integer_XFD.shape), config):
+        stem = piece.released_name.removesuffix(".weight")
+        integer_FD = slice_tensor(tensor.integer_XFD, piece)
+        yield (
+            f"{stem}.weight_scale",
+            slice_tensor(tensor.scale_XFG, piece).cpu().contiguous().clone(),
+        )
         if tensor.bits == 8:
             yield f"{stem}.weight", integer_FD.cpu().contiguous().clone()
         else:
@@ -92,9 +103,9 @@ def modules_by_fate(network: Transformer, config: ModelConfig, names: set[str]) 
             weights = dict(module.named_parameters())
         integers = fates.experts if isinstance(module, GroupedExperts) else fates.linears
         for name, tensor in weights.items():
-            for piece in pieces(f"{path}.{name}", tuple(tensor.shape), config):
-                where = integers if f"{piece.released}_scale" in names else fates.left
-                where.append(piece.released.removesuffix(".weight"))
+            for piece in map_tensor(f"{path}.{name}", tuple(tensor.shape), config):
+                where = integers if f"{piece.released_name}_scale" in names else fates.left
+                where.append(piece.released_name.removesuffix(".weight"))
     return fates
 
 
@@ -111,7 +122,7 @@ def quantization_config(settings: QuantSettings, fates: Fates) -> dict[str, Any]
         groups["group_1"] = _group(fates.linears, 8, None, "int-quantized")
     formats = {group["format"] for group in groups.values()}
     return {
-        "quant_method": INTEGERS,
+        "quant_method": COMPRESSED_TENSORS,
         "format": "mixed-precision" if len(formats) > 1 else min(formats),
         "quantization_status": "compressed",
         "config_groups": groups,
@@ -146,10 +157,10 @@ def load_quantized(
     `dtype` is what everything else is computed in. Names and shapes must fit the configuration
     exactly; otherwise a CheckpointError names the first thing that is wrong.
     """
-    path, precision = Path(folder), dtype_called(dtype)
+    path, precision = Path(folder), parse_dtype(dtype)
     refuse_unknown(read_json(path / CONFIG), path)
     config, tensors = open_checkpoint(path, latent_norm_eps=latent_norm_eps, integers=True)
-    reader = _Reader(without_absent_mtp(config, tensors), tensors)
+    reader = _Reader(drop_missing_mtp(config, tensors), tensors)
     return reader.network(precision, torch.device(device))
 
 
@@ -157,8 +168,8 @@ def refuse_unknown(data: Mapping[str, Any], path: Path) -> None:
     """Only int4 or int8 weights, symmetric, with int8 activations rounded row by row."""
     said = data.get("quantization_config", {})
     where = f"{path / CONFIG}: quantization_config"
-    if said.get("quant_method") != INTEGERS:
-        raise CheckpointError(f"{where} is not of {INTEGERS}")
+    if said.get("quant_method") != COMPRESSED_TENSORS:
+        raise CheckpointError(f"{where} is not of {COMPRESSED_TENSORS}")
     if said.get("kv_cache_scheme"):
         raise CheckpointError(f"{where}.kv_cache_scheme: a quantized cache is not known")
     if said.get("transform_config"):  # its weights compute something else without them
@@ -194,12 +205,12 @@ def _object(value: Any, place: str) -> dict[str, Any]:
 class _Reader:
     """Takes tensors out of a folder one by one, and complains about what is left."""
 
-    def __init__(self, config: ModelConfig, tensors: TensorFolder) -> None:
+    def __init__(self, config: ModelConfig, tensors: SafetensorsFolder) -> None:
         self._config, self._tensors = config, tensors
         self._left = {name for name in tensors.names if not is_redundant(name, config)}
 
     def network(self, dtype: torch.dtype, device: torch.device) -> Transformer:
-        plan = blueprint(self._config)
+        plan = meta_model(self._config)
         found: dict[str, nn.Module] = {}
         for path, module in list(plan.named_modules()):
             made = self._integers(path, module, device)
@@ -224,8 +235,8 @@ class _Reader:
                 return None
             bias = None
             if module.bias is not None:
-                (piece,) = pieces(f"{path}.bias", tuple(module.bias.shape), self._config)
-                bias = self._take(piece.released, tuple(module.bias.shape)).to(device)
+                (piece,) = map_tensor(f"{path}.bias", tuple(module.bias.shape), self._config)
+                bias = self._take(piece.released_name, tuple(module.bias.shape)).to(device)
             return IntegerLinear(weight, bias)
         if isinstance(module, GroupedExperts):
             gate_up = self._weight(f"{path}.gate_up", tuple(module.gate_up.shape), device)
@@ -239,29 +250,31 @@ class _Reader:
 
     def _weight(self, name: str, shape: tuple[int, ...], device: torch.device) -> Quantized | None:
         """Our tensor `name` put together, if its pieces are integers."""
-        parts = list(pieces(name, shape, self._config))  # none of a head that is the embedding
-        if not parts or f"{parts[0].released}_scale" not in self._tensors.names:
+        parts = list(map_tensor(name, shape, self._config))  # none of a head that is the embedding
+        if not parts or f"{parts[0].released_name}_scale" not in self._tensors.names:
             return None
-        bits = 4 if f"{parts[0].released}_packed" in self._tensors.names else 8
+        bits = 4 if f"{parts[0].released_name}_packed" in self._tensors.names else 8
         integer = torch.empty(shape, dtype=torch.int8, device=device)
         scale: Tensor | None = None
         for piece in parts:
-            goal = place(integer, piece)
+            goal = slice_tensor(integer, piece)
             values_FD, scale_FG = self._piece(piece, (goal.shape[0], goal.shape[1]), bits)
             goal.copy_(values_FD)
             if scale is None:
                 scale = torch.empty(*shape[:-1], scale_FG.shape[1], device=device)
-            if place(scale, piece).shape != scale_FG.shape:
+            if slice_tensor(scale, piece).shape != scale_FG.shape:
                 raise CheckpointError(
-                    f"{self._tensors.path}: tensor '{piece.released}_scale' has "
+                    f"{self._tensors.path}: tensor '{piece.released_name}_scale' has "
                     f"{scale_FG.shape[1]} groups, others of its stack {scale.shape[-1]}"
                 )
-            place(scale, piece).copy_(scale_FG)
+            slice_tensor(scale, piece).copy_(scale_FG)
         assert scale is not None
         return Quantized(integer, scale, bits)
 
-    def _piece(self, piece: Piece, shape: tuple[int, int], bits: int) -> tuple[Tensor, Tensor]:
-        name, (rows, columns) = piece.released, shape
+    def _piece(
+        self, piece: TensorMapping, shape: tuple[int, int], bits: int
+    ) -> tuple[Tensor, Tensor]:
+        name, (rows, columns) = piece.released_name, shape
         scale_FG = self._take(f"{name}_scale").float()
         if scale_FG.ndim != 2 or scale_FG.shape[0] != rows or columns % scale_FG.shape[1]:
             raise CheckpointError(
@@ -288,9 +301,9 @@ class _Reader:
         """Whatever is no integer."""
         places = network.state_dict()
         for name, tensor in places.items():
-            for piece in pieces(name, tuple(tensor.shape), self._config):
-                goal = place(tensor, piece)
-                goal.copy_(self._take(piece.released, tuple(goal.shape)))
+            for piece in map_tensor(name, tuple(tensor.shape), self._config):
+                goal = slice_tensor(tensor, piece)
+                goal.copy_(self._take(piece.released_name, tuple(goal.shape)))
 
     def _turn(self, network: Transformer, device: torch.device) -> None:
         sign, scale = turn_names(self._config)
@@ -311,7 +324,7 @@ class _Reader:
         if name not in self._left:
             raise CheckpointError(f"{where}: tensor '{name}' is missing")
         self._left.remove(name)
-        found = self._tensors.stored(name)
+        found = self._tensors.read_stored(name)
         if shape is not None and tuple(found.shape) != shape:
             raise CheckpointError(
                 f"{where}: tensor '{name}' has shape {tuple(found.shape)}, expected {shape}"

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from paddock.checkpoint.config_json import config_to_json
-from paddock.checkpoint.folder import TensorFolder, files_beside_weights, refuse_non_finite
 from paddock.checkpoint.load import (
-    blueprint,
-    check_names,
+    drop_missing_mtp,
+    match_tensors,
+    meta_model,
     open_checkpoint,
     quant_method,
-    read_pieces,
-    without_absent_mtp,
+    read_tensors,
 )
-from paddock.checkpoint.names import Piece, place
+from paddock.checkpoint.safetensors_folder import SafetensorsFolder, check_finite, list_extra_files
+from paddock.checkpoint.tensor_names import TensorMapping, slice_tensor
 from paddock.config import dump_toml
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.moe import MoE
@@ -89,9 +89,9 @@ class _Work:
             raise QuantError(f"{target}: source and target are the same")
         self.source, self.settings, self.device = source, settings, device
         config, self.tensors = open_checkpoint(source)
-        self.config = without_absent_mtp(config, self.tensors)
-        self.network = blueprint(self.config)
-        self.plan = check_names(self.network, self.tensors)
+        self.config = drop_missing_mtp(config, self.tensors)
+        self.network = meta_model(self.config)
+        self.plan = match_tensors(self.network, self.tensors)
         self.turns = Turns.of(self.config, settings.seed) if settings.rotate else None
         # What is written: a turned head is no longer the embedding.
         tied = self.config.tied and self.turns is None
@@ -264,9 +264,7 @@ class _Work:
         config["dtype"] = str(self.dtype).removeprefix("torch.")
         fates = modules_by_fate(self.network, self.made, self.shop.opened().names)
         config["quantization_config"] = quantization_config(self.settings, fates)
-        self.shop.finish(
-            config, report, files_beside_weights(self.source), dump_toml(self.settings)
-        )
+        self.shop.finish(config, report, list_extra_files(self.source), dump_toml(self.settings))
         return report
 
     def _last(self) -> tuple[RMSNorm, nn.Linear]:
@@ -276,8 +274,8 @@ class _Work:
         self._fill("norm", norm)
         head = nn.Linear(config.hidden, config.vocab, bias=False, device=self.device)
         self._fill("embed" if config.tied else "head", head)
-        mtp = [piece for piece in self.plan if piece.ours.startswith("mtp.")]
-        further = [(piece.released, t.clone()) for piece, t in read_pieces(self.tensors, mtp)]
+        mtp = [piece for piece in self.plan if piece.model_name.startswith("mtp.")]
+        further = [(piece.released_name, t.clone()) for piece, t in read_tensors(self.tensors, mtp)]
         if self.turns is not None:
             turn = self.turns.residual
             if config.mtp is not None:
@@ -297,15 +295,17 @@ class _Work:
         """Read a part of the network."""
         places = module.state_dict()
         for piece in self.plan:
-            if piece.ours.startswith(f"{prefix}."):
-                tensor = self.tensors.tensor(piece.released).to(self.device)
-                refuse_non_finite(tensor, piece.released, self.source)
-                place(places[piece.ours.removeprefix(f"{prefix}.")], piece).copy_(tensor)
+            if piece.model_name.startswith(f"{prefix}."):
+                tensor = self.tensors.read_tensor(piece.released_name).to(self.device)
+                check_finite(tensor, piece.released_name, self.source)
+                slice_tensor(places[piece.model_name.removeprefix(f"{prefix}.")], piece).copy_(
+                    tensor
+                )
 
 
-def _stored_dtype(tensors: TensorFolder, plan: list[Piece]) -> torch.dtype:
+def _stored_dtype(tensors: SafetensorsFolder, plan: list[TensorMapping]) -> torch.dtype:
     """What stays as it is keeps the type of the embedding; float8 becomes bfloat16."""
-    found = tensors.stored(plan[0].released).dtype
+    found = tensors.read_stored(plan[0].released_name).dtype
     return found if found.itemsize > 1 else torch.bfloat16
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paddock.checkpoint.folder import CONFIG, INDEX, SHARD, TensorFolder, read_json
+from paddock.checkpoint.safetensors_folder import CONFIG, INDEX, SHARD, SafetensorsFolder, read_json
 from paddock.checkpoint.save import write_tensors
 from paddock.quant.stream import Batch, Streams
 from paddock.quant.w4a8 import QuantError
@@ -86,9 +86,9 @@ class Workshop:
         write_tensors(dict(tensors), draft)
         os.replace(draft, file)
 
-    def opened(self) -> TensorFolder:
+    def opened(self) -> SafetensorsFolder:
         """The shards, once they are all there."""
-        return TensorFolder(self.folder, self.shards)
+        return SafetensorsFolder(self.folder, self.shards)
 
     def bytes(self) -> int:
         return sum((self.folder / file).stat().st_size for file in self.shards)
@@ -139,7 +139,7 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def fingerprint(source: Path, tensors: TensorFolder) -> str:
+def fingerprint(source: Path, tensors: SafetensorsFolder) -> str:
     """Of the configuration, and of names, sizes and times of the weights' files."""
     found = hashlib.blake2b((source / CONFIG).read_bytes(), digest_size=16)
     for file in sorted({tensors.file(name) for name in tensors.names}):

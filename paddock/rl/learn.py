@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paddock.checkpoint.wire import Publish
+from paddock.checkpoint.weight_sync import WeightPublisher
 from paddock.rl.alerts import Alert, Pulse, alerts
 from paddock.rl.credit import judge
 from paddock.rl.distill import Score, Teaching, taught
@@ -122,7 +122,7 @@ class Loop:
 
     queue: Queue
     learner: Learner
-    publish: Publish  # blocks until engines answer with the new weights
+    publish: WeightPublisher  # blocks until engines answer with the new weights
     checkpoints: Path
     sifter: Sifter
     scores: Mapping[str, Score] = field(default_factory=dict)  # teachers

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.training import (
-    load_newest,
-    newest_model,
-    optimizer_tensors,
-    prune,
-    restore_optimizer,
-    save_training,
+from paddock.checkpoint.training_state import (
+    latest_model,
+    load_latest,
+    load_optimizer_state,
+    optimizer_state_tensors,
+    prune_checkpoints,
+    save_training_state,
 )
-from paddock.checkpoint.wire import Parcel, outgoing
+from paddock.checkpoint.weight_sync import WeightUpdate, iter_released_tensors
 from paddock.journal import TokenTrainRecord
 from paddock.rl.credit import token_weights
 from paddock.rl.objective import Heard, PolicyLoss
@@ -64,7 +64,7 @@ def open_learner(settings: RLSettings, evidence: Path) -> "Learner":
     its indexer, whose choices must stay those of the engine. `evidence` is where a batch goes that
     makes no finite loss."""
     assert settings.start.folder is not None
-    network = load_pretrained(newest_model(Path(settings.start.folder)))
+    network = load_pretrained(latest_model(Path(settings.start.folder)))
     frozen = (".indexer.", "mtp.") if settings.freeze_indexer else ("mtp.",)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(not any(part in f".{name}" for part in frozen))
@@ -161,9 +161,9 @@ class Learner:
         """Begin the optimizer anew, as after each hand-over of weights in agentic RL."""
         self.trainer.optimizer.state.clear()
 
-    def parcels(self) -> Iterable[Parcel]:
+    def parcels(self) -> Iterable[WeightUpdate]:
         """The weights as engines take them; the version is the number of updates done."""
-        yield Parcel(self.updates, dict(outgoing(self.trainer.network)))
+        yield WeightUpdate(self.updates, dict(iter_released_tensors(self.trainer.network)))
 
     # --- on disk ----------------------------------------------------------------------------------
 
@@ -173,23 +173,23 @@ class Learner:
         assert network is not None
         keep, optimizer = self.settings.keep, {}
         if keep.final_optimizer or not over:
-            optimizer = optimizer_tensors(self.trainer.optimizer, self.trainer.weights.whole)
-        path = save_training(
+            optimizer = optimizer_state_tensors(self.trainer.optimizer, self.trainer.weights.whole)
+        path = save_training_state(
             folder, self.updates, network, optimizer, facts=self.facts, beside=beside
         )
-        prune(folder, last=keep.last, forever=keep.forever)
+        prune_checkpoints(folder, last=keep.last, forever=keep.forever)
         return path
 
     def restore(self, folder: Path) -> bool:
         """Go on from the newest checkpoint, if there is one."""
-        found = load_newest(folder)
+        found = load_latest(folder)
         if found is None:
             return False
         self.updates, state = found
-        self.facts = {name: fact for name, fact in state.facts.items() if name != "step"}
+        self.facts = {name: fact for name, fact in state.extra.items() if name != "step"}
         self.trainer.weights.restore(state.network)
         self.trainer.optimizer.state.clear()
-        restore_optimizer(self.trainer.optimizer, state.optimizer, self.trainer.weights.part)
+        load_optimizer_state(self.trainer.optimizer, state.optimizer, self.trainer.weights.part)
         return True
 
 

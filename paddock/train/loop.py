@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.training import (
-    load_newest,
-    optimizer_tensors,
-    prune,
-    restore_optimizer,
-    save_training,
+from paddock.checkpoint.training_state import (
+    load_latest,
+    load_optimizer_state,
+    optimizer_state_tensors,
+    prune_checkpoints,
+    save_training_state,
 )
 from paddock.data import Corpus, PackedDataLoader, Tokenizer
 from paddock.journal import Journal
@@ -239,10 +239,10 @@ def save(
     network = trainer.weights.exact_network()
     optimizer: dict[str, Tensor] = {}
     if keep.final_optimizer or not last:
-        optimizer = optimizer_tensors(trainer.optimizer, trainer.weights.whole)
+        optimizer = optimizer_state_tensors(trainer.optimizer, trainer.weights.whole)
     if network is None:
         return
-    save_training(
+    save_training_state(
         run.checkpoints,
         step,
         network,
@@ -250,16 +250,16 @@ def save(
         facts={"stream": stream.state_dict()},
         beside=tokenizer.files,
     )
-    prune(run.checkpoints, last=keep.last, forever=keep.forever)
+    prune_checkpoints(run.checkpoints, last=keep.last, forever=keep.forever)
 
 
 def resume(run: Run, trainer: Trainer, stream: PackedDataLoader) -> int:
     """Go on from the newest checkpoint, whichever ranks wrote it; returns the steps behind it."""
-    found = load_newest(run.checkpoints)
+    found = load_latest(run.checkpoints)
     if found is None:
         return 0
     step, state = found
     trainer.weights.restore(state.network)
-    restore_optimizer(trainer.optimizer, state.optimizer, trainer.weights.part)
-    stream.load_state_dict(state.facts["stream"])
+    load_optimizer_state(trainer.optimizer, state.optimizer, trainer.weights.part)
+    stream.load_state_dict(state.extra["stream"])
     return step

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 
 from paddock.checkpoint import load_pretrained, read_config
-from paddock.checkpoint.training import newest_model
+from paddock.checkpoint.training_state import latest_model
 from paddock.config import BaseSettings, dump_toml
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare_corpus
 from paddock.journal import LEDGER_FILE
@@ -87,7 +87,7 @@ def tokenizer_of(run: Run, say: Say) -> Tokenizer:
         run.settings.tokenizer,
         run.settings.corpus,
         run.folder / TOKENIZER,
-        inherited=None if start is None else newest_model(Path(start)),
+        inherited=None if start is None else latest_model(Path(start)),
         say=say,
     )
 
@@ -111,7 +111,7 @@ def start_config(settings: TrainSettings) -> ModelConfig:
     if start.like is not None and not Path(start.folder).exists():
         config = _changed(preset(start.like), start)
     else:
-        config = _changed(read_config(newest_model(Path(start.folder))), start)
+        config = _changed(read_config(latest_model(Path(start.folder))), start)
     return config if start.indexer is None else add_indexer_config(config, start.indexer)
 
 
@@ -122,7 +122,7 @@ def start_network(settings: TrainSettings, tokenizer: Tokenizer) -> Transformer:
         network = Transformer.from_config(start_config(settings), settings.seed)
     else:
         assert start.folder is not None
-        network = load_pretrained(newest_model(Path(start.folder)))
+        network = load_pretrained(latest_model(Path(start.folder)))
         network.config = _changed(network.config, start)
         if start.indexer is not None:
             network = add_indexer(network, start.indexer, seed=settings.seed)

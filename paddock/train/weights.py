@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from paddock.checkpoint.load import blueprint
+from paddock.checkpoint.load import meta_model
 from paddock.model import Transformer
 from paddock.model.moe import GroupedExperts
 from paddock.model.roles import parameter_roles
@@ -153,7 +153,7 @@ class Weights:
         exact = {name: self.whole(name, to_local(p.detach())) for name, p in self.exact.items()}
         if not self._mesh.is_rank_zero:
             return None
-        twin = blueprint(self._network.config)
+        twin = meta_model(self._network.config)
         state = {**self._network.state_dict(), **exact}
         if self._network.config.tied:
             state["head.weight"] = state["embed.weight"]

@@ -269,7 +269,7 @@ def test_what_a_killed_save_left_is_removed_by_the_next_and_what_a_living_one_ho
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [("json", "loads"), ("paddock.checkpoint.folder", "safe_open")],
+    [("json", "loads"), ("paddock.checkpoint.safetensors_folder", "safe_open")],
     ids=["after its config.json was read", "when its shards are about to be opened"],
 )
 def test_a_checkpoint_replaced_while_it_is_being_opened_is_opened_again(
@@ -293,14 +293,20 @@ def test_a_checkpoint_replaced_while_it_is_being_opened_is_opened_again(
 
 
 def test_an_open_checkpoint_can_be_read_to_its_end_after_it_was_replaced(target, old, new):
-    from paddock.checkpoint.load import blueprint, check_names, fill, materialize, open_checkpoint
+    from paddock.checkpoint.load import (
+        load_tensors,
+        match_tensors,
+        materialize,
+        meta_model,
+        open_checkpoint,
+    )
 
     config, tensors = open_checkpoint(target)
     save_pretrained(new, target)
-    network = blueprint(config)
-    plan = check_names(network, tensors)
+    network = meta_model(config)
+    plan = match_tensors(network, tensors)
     network = materialize(network, torch.float32, "cpu")
-    fill(network, tensors, plan)
+    load_tensors(network, tensors, plan)
     assert torch.equal(network.logits([1, 2, 3]), old.logits([1, 2, 3]))
 
 

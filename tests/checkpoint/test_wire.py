@@ -7,7 +7,15 @@ import torch
 from safetensors.torch import save
 
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
-from paddock.checkpoint.wire import Parcel, checksum, checksums, outgoing, pack, receive, unpack
+from paddock.checkpoint.weight_sync import (
+    WeightUpdate,
+    deserialize_update,
+    iter_released_tensors,
+    load_weights,
+    serialize_update,
+    tensor_digest,
+    weight_digests,
+)
 from paddock.model import Transformer
 from tests.model.networks import latent_config
 
@@ -17,14 +25,14 @@ def network(seed: int) -> Transformer:
 
 
 def everything(of: Transformer) -> dict[str, torch.Tensor]:
-    return dict(outgoing(of))
+    return dict(iter_released_tensors(of))
 
 
 def test_names_and_values_are_those_of_a_saved_folder(tmp_path):
     sender = network(1)
     save_pretrained(sender, tmp_path / "saved")
-    assert checksums(load_pretrained(tmp_path / "saved")) == checksums(sender)
-    names = {name for name, _ in outgoing(sender)}
+    assert weight_digests(load_pretrained(tmp_path / "saved")) == weight_digests(sender)
+    names = {name for name, _ in iter_released_tensors(sender)}
     assert "model.layers.1.mlp.experts.0.gate_proj.weight" in names
     assert "model.layers.1.mlp.gate.e_score_correction_bias" in names
 
@@ -33,16 +41,20 @@ def test_a_received_network_answers_like_its_sender():
     sender, receiver = network(1), network(2)
     tokens = [1, 2, 3, 4, 5]
     assert not torch.equal(sender.logits(tokens), receiver.logits(tokens))
-    receive(receiver, unpack(pack(Parcel(7, everything(sender)))).tensors, whole=True)
+    load_weights(
+        receiver,
+        deserialize_update(serialize_update(WeightUpdate(7, everything(sender)))).tensors,
+        whole=True,
+    )
     assert torch.equal(sender.logits(tokens), receiver.logits(tokens))
-    assert checksums(receiver) == checksums(sender)
+    assert weight_digests(receiver) == weight_digests(sender)
 
 
 def test_a_part_may_be_sent_alone_and_leaves_the_rest():
     receiver, name = network(2), "model.layers.0.self_attn.o_proj.weight"
-    before = checksums(receiver)
-    receive(receiver, {name: torch.ones_like(everything(receiver)[name])}, whole=False)
-    after = checksums(receiver)
+    before = weight_digests(receiver)
+    load_weights(receiver, {name: torch.ones_like(everything(receiver)[name])}, whole=False)
+    after = weight_digests(receiver)
     assert {n for n in before if before[n] != after[n]} == {name}
 
 
@@ -57,40 +69,40 @@ def test_a_part_may_be_sent_alone_and_leaves_the_rest():
 )
 def test_what_does_not_fit_changes_nothing(change, reason):
     sender, receiver = network(1), network(2)
-    before = checksums(receiver)
+    before = weight_digests(receiver)
     with pytest.raises(CheckpointError, match=reason):
-        receive(receiver, change(everything(sender)), whole=True)
-    assert checksums(receiver) == before
+        load_weights(receiver, change(everything(sender)), whole=True)
+    assert weight_digests(receiver) == before
 
 
 def test_half_precision_fills_a_float32_network():
     sender, receiver = network(1).cast(torch.bfloat16), network(2)
-    receive(receiver, everything(sender), whole=True)
+    load_weights(receiver, everything(sender), whole=True)
     assert torch.equal(receiver.head.weight, sender.head.weight.float())
 
 
 def test_a_flipped_bit_is_noticed():
-    data = bytearray(pack(Parcel(3, {"model.norm.weight": torch.ones(8)})))
+    data = bytearray(serialize_update(WeightUpdate(3, {"model.norm.weight": torch.ones(8)})))
     data[-3] ^= 1
     with pytest.raises(CheckpointError, match=r"'model.norm.weight' was changed on its way"):
-        unpack(bytes(data))
+        deserialize_update(bytes(data))
 
 
 def test_the_version_travels_in_the_header():
     tensors = {"model.norm.weight": torch.ones(8)}
-    assert unpack(pack(Parcel(3, tensors))).version == 3
-    assert unpack(save(tensors), version=4).version == 4
+    assert deserialize_update(serialize_update(WeightUpdate(3, tensors))).version == 3
+    assert deserialize_update(save(tensors), version=4).version == 4
     with pytest.raises(CheckpointError, match="does not say which version"):
-        unpack(save(tensors))
+        deserialize_update(save(tensors))
     with pytest.raises(CheckpointError, match="negative"):
-        Parcel(-1, tensors)
+        WeightUpdate(-1, tensors)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 8, pickle.dumps({"a": 1}), b"\xff" * 64])
 def test_what_is_no_safetensors_file_is_refused(data):
     with pytest.raises(CheckpointError, match="pickle is never read"):
-        unpack(data)
+        deserialize_update(data)
 
 
 def test_checksums_tell_dtypes_apart():
-    assert checksum(torch.zeros(4)) != checksum(torch.zeros(2, dtype=torch.float64))
+    assert tensor_digest(torch.zeros(4)) != tensor_digest(torch.zeros(2, dtype=torch.float64))

@@ -5,7 +5,7 @@ from torch.overrides import TorchFunctionMode
 from typer.testing import CliRunner
 
 from paddock.checkpoint import save_pretrained
-from paddock.checkpoint.load import blueprint
+from paddock.checkpoint.load import meta_model
 from paddock.cli.__main__ import app
 from paddock.model import PRESETS, Transformer, preset
 
@@ -41,7 +41,7 @@ def test_tables_fit_a_pipe():
 @pytest.mark.parametrize("name", ["nano", "small", "glm4.7-flash", "glm5"])
 def test_the_count_is_that_of_the_network(name):
     told = json.loads(describe(name, "--json"))
-    network = blueprint(preset(name))
+    network = meta_model(preset(name))
     tensors = network.state_dict()
     assert told["parameters"]["with_mtp"] == sum(t.numel() for t in tensors.values())
     norms = sum(t.numel() for n, t in tensors.items() if "norm." in n and "mtp." not in n)

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.training import newest_model
+from paddock.checkpoint.training_state import latest_model
 from paddock.cli import engines, skills
 from paddock.cli.__main__ import app
 from paddock.cli.plan import done_before, load_plan, steps
@@ -52,7 +52,7 @@ def test_a_run_is_quantized_with_its_own_text_and_reported(run, tmp_path):
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
     assert report["settings"]["alphas"] == 2
     assert report["tokens"] > 100
-    exact, integers = load_pretrained(newest_model(run)), load_pretrained(tmp_path / "out")
+    exact, integers = load_pretrained(latest_model(run)), load_pretrained(tmp_path / "out")
     with torch.no_grad():
         gap = (exact.logits([5, 6, 7]) - integers.logits([5, 6, 7])).abs().max()
     assert 0 < float(gap) < 1
@@ -77,7 +77,7 @@ def test_it_runs_where_there_is_an_accelerator(run, tmp_path, monkeypatch):
 def test_a_checkpoint_is_quantized_with_given_text(run, tmp_path):
     lines = [json.dumps({"text": "the number of apples is 12 . " * 8}) for _ in range(12)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    words = [newest_model(run), tmp_path / "out", "--text", tmp_path / "text.jsonl"]
+    words = [latest_model(run), tmp_path / "out", "--text", tmp_path / "text.jsonl"]
     found = quantize(*words, *QUICK, *LITTLE)
     assert found.exit_code == 0, found.output
     assert json.loads((tmp_path / "out" / "quantization.json").read_text())["tokens"] > 60
@@ -85,7 +85,7 @@ def test_a_checkpoint_is_quantized_with_given_text(run, tmp_path):
 
 def test_no_document_is_longer_than_the_model_reads(run, tmp_path):
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 800)
-    words = [newest_model(run), tmp_path / "out", "--text", tmp_path / "book.txt", *QUICK]
+    words = [latest_model(run), tmp_path / "out", "--text", tmp_path / "book.txt", *QUICK]
     found = quantize(*words, "--tokens", 300, "--measure", 300, "--needles", 0, "--length", 1000)
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
@@ -95,7 +95,7 @@ def test_no_document_is_longer_than_the_model_reads(run, tmp_path):
 
 def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
-    words = [newest_model(run), tmp_path / "out", "--text", tmp_path / "book.txt", *QUICK]
+    words = [latest_model(run), tmp_path / "out", "--text", tmp_path / "book.txt", *QUICK]
     found = quantize(*words, "--tokens", 200, "--measure", 0, "--needles", 3, "--length", 200)
     assert found.exit_code == 0, found.output
     assert "needles of 3" in found.output
@@ -110,7 +110,7 @@ def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
 )
 def test_text_that_is_all_left_out_is_refused_with_the_reason(run, tmp_path, name, content, why):
     (tmp_path / name).write_bytes(content)
-    found = quantize(newest_model(run), tmp_path / "out", "--text", tmp_path / name)
+    found = quantize(latest_model(run), tmp_path / "out", "--text", tmp_path / name)
     assert found.exit_code == 1
     assert f"tokens or more; left out: {why}" in found.output
 
@@ -119,7 +119,7 @@ def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
     (tmp_path / "book1.txt").write_text("5 6 7 " * 40)
     (tmp_path / "book[1].txt").write_text("a word . " * 40)
     amounts = Amounts(calibrate=500, held_out=0, needles=0, length=1000)
-    tokenizer = Tokenizer.load(newest_model(run))
+    tokenizer = Tokenizer.load(latest_model(run))
     (found,) = passages_from([tmp_path / "book[1].txt"], tokenizer, amounts)
     assert tokenizer.decode(found.ids).startswith("a word")
 
@@ -129,7 +129,7 @@ def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
     texts = ["--text", run, "--text", tmp_path / "book.txt", "--text", tmp_path / "book.txt"]
     few = ["--tokens", "200", "--measure", "100", "--needles", "2", "--length", "200"]
-    found = quantize(newest_model(run), tmp_path / "out", *texts, *QUICK, *few)
+    found = quantize(latest_model(run), tmp_path / "out", *texts, *QUICK, *few)
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
     assert report["questions"] == 2  # the run knows no needles, so they lie in the first book
@@ -138,12 +138,12 @@ def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
 
 def test_skills_are_measured_on_both_sides_task_by_task(run, tmp_path):
     words = ["--recipe", "rtn", "--world", "nano-chain", "--tasks", "3"]
-    found = quantize(newest_model(run), tmp_path / "out", *words)
+    found = quantize(latest_model(run), tmp_path / "out", *words)
     assert found.exit_code == 0, found.output
     assert "nano-chain, 3 tasks" in found.output
     (skill,) = json.loads((tmp_path / "out" / "quantization.json").read_text())["worlds"]
     assert skill["tasks"] == 3
-    again = quantize(newest_model(run), tmp_path / "out", *words)  # as if stopped before the tasks
+    again = quantize(latest_model(run), tmp_path / "out", *words)  # as if stopped before the tasks
     assert again.exit_code == 0, again.output
 
 
@@ -158,7 +158,7 @@ def test_the_error_of_a_skill_is_that_of_its_change():
 
 
 def test_nearest_integers_need_no_text(run, tmp_path):
-    found = quantize(newest_model(run), tmp_path / "out", "--recipe", "rtn")
+    found = quantize(latest_model(run), tmp_path / "out", "--recipe", "rtn")
     assert found.exit_code == 0, found.output
     assert "weights" in found.output
 
@@ -173,7 +173,7 @@ def test_nearest_integers_need_no_text(run, tmp_path):
     ],
 )
 def test_what_makes_no_sense_is_explained(run, tmp_path, words, message):
-    found = quantize(newest_model(run), tmp_path / "out", *words)
+    found = quantize(latest_model(run), tmp_path / "out", *words)
     assert found.exit_code == 1
     assert message in found.output
     assert "Traceback" not in found.output
@@ -192,7 +192,7 @@ def test_a_run_of_another_kind_is_one_line(run, tmp_path):
 
 
 def test_a_folder_is_never_quantized_twice(run, tmp_path):
-    assert quantize(newest_model(run), tmp_path / "once", "--recipe", "rtn").exit_code == 0
+    assert quantize(latest_model(run), tmp_path / "once", "--recipe", "rtn").exit_code == 0
     found = quantize(tmp_path / "once", tmp_path / "twice", "--recipe", "rtn")
     assert found.exit_code == 1
     assert "already quantized" in found.output
@@ -245,7 +245,7 @@ def story_of(plan, *words):
 def texts_of(*runs):
     """As much as the verb takes where nothing is said, but no needles."""
     amounts = Amounts(calibrate=65_536, held_out=32_768, needles=0, length=2048)
-    passages = passages_from(runs, Tokenizer.load(newest_model(runs[0])), amounts)
+    passages = passages_from(runs, Tokenizer.load(latest_model(runs[0])), amounts)
     return batches_of(passages, QuantSettings().batch_tokens)
 
 

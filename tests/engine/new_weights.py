@@ -4,8 +4,13 @@ from functools import cache
 
 import pytest
 
-from paddock.checkpoint.names import is_mtp
-from paddock.checkpoint.wire import Parcel, checksums, outgoing, pack
+from paddock.checkpoint.tensor_names import is_mtp
+from paddock.checkpoint.weight_sync import (
+    WeightUpdate,
+    iter_released_tensors,
+    serialize_update,
+    weight_digests,
+)
 from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network
 from tests.engine.nets import prompts as drawn
 from tests.engine.test_weights import other
@@ -17,12 +22,12 @@ HEAD, NORM = "lm_head.weight", "model.norm.weight"
 
 @cache
 def sums(which):
-    return checksums({"old": network("sparse"), "new": other()}[which])
+    return weight_digests({"old": network("sparse"), "new": other()}[which])
 
 
 @cache
 def tensors():
-    return dict(outgoing(other()))
+    return dict(iter_released_tensors(other()))
 
 
 def buckets(count=4, *, mtp=True):
@@ -33,7 +38,9 @@ def buckets(count=4, *, mtp=True):
 
 
 def packed(names, version=7, **changes):
-    return pack(Parcel(version, {name: tensors()[name] for name in names} | changes))
+    return serialize_update(
+        WeightUpdate(version, {name: tensors()[name] for name in names} | changes)
+    )
 
 
 def assert_untouched(serving, reload):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paddock.checkpoint import CheckpointError
-from paddock.checkpoint.wire import Parcel
+from paddock.checkpoint.weight_sync import WeightUpdate
 from paddock.engine import EngineApart, EngineFailed, Request, RequestRefused
 from paddock.engine.apart import TRIES
 from paddock.engine.apart_child import Bundle
@@ -149,13 +149,13 @@ def test_new_weights_serve_and_damaged_ones_do_not(mortal):
     requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
     half = dict(list(tensors().items())[::2])
     with pytest.raises(CheckpointError, match="is missing"):
-        mortal.publish([Parcel(7, half)])
+        mortal.publish([WeightUpdate(7, half)])
     broken = tensors() | {HEAD: tensors()[HEAD].detach().clone().fill_(float("nan"))}
     with pytest.raises(CheckpointError, match=HEAD):
-        mortal.publish([Parcel(7, broken)])
+        mortal.publish([WeightUpdate(7, broken)])
     assert mortal.stats().version == 0
     assert_same(asyncio.run(everything(mortal, requests)), asked(version=0))
-    mortal.publish([Parcel(7, tensors())], verify=True)
+    mortal.publish([WeightUpdate(7, tensors())], verify=True)
     assert mortal.stats().version == 7
     assert_same(asyncio.run(everything(mortal, requests)), asked(version=7))
 
@@ -163,7 +163,7 @@ def test_new_weights_serve_and_damaged_ones_do_not(mortal):
 def test_what_was_sent_does_not_change_with_the_trainer(mortal):
     """The trainer goes on writing where it wrote what it handed over."""
     live = {name: tensor.detach().clone() for name, tensor in tensors().items()}
-    mortal.publish([Parcel(7, live)])
+    mortal.publish([WeightUpdate(7, live)])
     for tensor in live.values():
         tensor.fill_(float("nan"))
     requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
@@ -172,7 +172,7 @@ def test_what_was_sent_does_not_change_with_the_trainer(mortal):
 
 def test_a_bundle_holds_what_the_parcel_held():
     made = {"a": torch.arange(3.0), "b": torch.ones(2, 5, dtype=torch.bfloat16), "c": torch.ones(0)}
-    found = Bundle.of(Parcel(3, made)).tensors()
+    found = Bundle.of(WeightUpdate(3, made)).tensors()
     assert found.keys() == made.keys()
     for name, tensor in made.items():
         assert found[name].dtype == tensor.dtype
@@ -193,14 +193,14 @@ def test_a_killed_process_is_noticed_at_once_and_followed_by_another(mortal):
         async with asyncio.timeout(PATIENCE_S):
             return await asyncio.gather(*asking, return_exceptions=True)
 
-    mortal.publish([Parcel(7, tensors())])
+    mortal.publish([WeightUpdate(7, tensors())])
     first = mortal.pid
     outcomes = asyncio.run(killed())
     assert all(isinstance(outcome, EngineFailed) for outcome in outcomes)
     assert "was killed by SIGKILL" in str(outcomes[0])
     assert not mortal.healthy
     assert not asyncio.run(mortal.beats())
-    mortal.publish([Parcel(8, tensors())])  # kept for whoever follows
+    mortal.publish([WeightUpdate(8, tensors())])  # kept for whoever follows
     mortal.revive_soon()
     mortal._reviving.join()
     assert mortal.healthy and mortal.pid != first

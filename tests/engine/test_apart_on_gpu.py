@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from paddock.checkpoint.wire import Parcel
+from paddock.checkpoint.weight_sync import WeightUpdate
 from paddock.engine import EngineApart
 from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
 from tests.engine.new_weights import tensors
@@ -38,7 +38,7 @@ def test_weights_of_the_trainers_gpu_serve_and_outlive_a_process():
     with EngineApart(sparse) as apart:
         assert_says(apart, network("sparse"), 0)
         live = on_device()
-        apart.publish([Parcel(7, live)], verify=True)
+        apart.publish([WeightUpdate(7, live)], verify=True)
         for tensor in live.values():  # the trainer goes on writing where it wrote
             tensor.fill_(float("nan"))
         torch.cuda.synchronize()
@@ -55,7 +55,7 @@ def test_every_update_leaves_the_device_as_full_as_before():
     with EngineApart(sparse) as apart:
         taken = []
         for version in range(1, 9):
-            apart.publish([Parcel(version, on_device())])
+            apart.publish([WeightUpdate(version, on_device())])
             torch.cuda.ipc_collect()
             taken.append(torch.cuda.memory_allocated())
         assert apart.stats().version == 8

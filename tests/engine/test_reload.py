@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paddock.checkpoint import CheckpointError, save_pretrained
-from paddock.checkpoint.names import is_mtp
-from paddock.checkpoint.wire import Parcel, checksums, outgoing
+from paddock.checkpoint.tensor_names import is_mtp
+from paddock.checkpoint.weight_sync import WeightUpdate, iter_released_tensors, weight_digests
 from paddock.engine import Labels, Reload
 from tests.engine.nets import copy_of, engine, greedy, network
 from tests.engine.new_weights import (
@@ -53,7 +53,7 @@ def from_network(reload, _, mode):
 
 
 def published(reload, _, mode):
-    parts = (Parcel(7, {n: tensors()[n] for n in names}) for names in buckets(3))
+    parts = (WeightUpdate(7, {n: tensors()[n] for n in names}) for names in buckets(3))
     reload.publisher(mode)(parts)
 
 
@@ -194,7 +194,7 @@ def test_a_folder_without_its_mtp_layer_leaves_the_engines_own(serving, tmp_path
     reload.from_disk(tmp_path / "bare", version=7, mode="abort")
     own = {n: s for n, s in sums("old").items() if is_mtp(n, network("sparse").config)}
     assert own
-    assert reload.checksums() == checksums(bare) | own
+    assert reload.checksums() == weight_digests(bare) | own
 
 
 # --- a version in several parts -----------------------------------------------------------------
@@ -211,13 +211,13 @@ def test_half_a_version_is_never_served(serving):
     assert_untouched(serving, reload)
 
     def broken():
-        yield Parcel(7, {name: tensors()[name] for name in buckets(4)[0]})
+        yield WeightUpdate(7, {name: tensors()[name] for name in buckets(4)[0]})
         raise RuntimeError("the trainer fell over")
 
     with pytest.raises(RuntimeError, match="fell over"):
         reload.publisher()(broken())
     with pytest.raises(CheckpointError, match="version 8 among those of 7"):
-        reload.publisher()([Parcel(7, {}), Parcel(8, {})])
+        reload.publisher()([WeightUpdate(7, {}), WeightUpdate(8, {})])
     with pytest.raises(CheckpointError, match="no parcel"):
         reload.publisher()([])
     assert_untouched(serving, reload)
@@ -228,7 +228,7 @@ def test_a_trainer_may_gather_every_parcel_in_the_same_memory(serving):
         room = torch.empty(max(t.numel() for t in tensors().values()))
         for name, tensor in tensors().items():
             part = room[: tensor.numel()].view(tensor.shape)
-            yield Parcel(7, {name: part.copy_(tensor)})
+            yield WeightUpdate(7, {name: part.copy_(tensor)})
 
     reload = Reload(serving)
     reload.publisher()(gathered())
@@ -322,8 +322,8 @@ def test_values_are_the_first_numbers(serving):
 
 def test_what_is_served_otherwise_than_given_is_named(serving):
     reload = Reload(serving)
-    assert reload.other_than(dict(outgoing(network("sparse")))) == []
-    given = dict(outgoing(copy_of(network("sparse"))))
+    assert reload.other_than(dict(iter_released_tensors(network("sparse")))) == []
+    given = dict(iter_released_tensors(copy_of(network("sparse"))))
     given[HEAD][3, 1] += 1.0
     given["of another network"] = torch.zeros(1)
     assert reload.other_than(given) == [HEAD]

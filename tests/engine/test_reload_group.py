@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from paddock.checkpoint import CheckpointError
-from paddock.checkpoint.names import is_mtp
+from paddock.checkpoint.tensor_names import is_mtp
 from paddock.engine import Reload
 from tests.engine.nets import copy_of, engine, greedy, network
 from tests.engine.new_weights import (

@@ -38,12 +38,12 @@ def _train(orders, port, world, seed, name, backend):
         rendezvous,
     )
 
-    from paddock.checkpoint.wire import outgoing
+    from paddock.checkpoint.weight_sync import iter_released_tensors
     from tests.model.networks import born, latent_config
 
     torch.set_num_threads(1)
     timeout = timedelta(seconds=60)
-    weights = dict(outgoing(born(latent_config(), seed=seed)))
+    weights = dict(iter_released_tensors(born(latent_config(), seed=seed)))
     weights["model.norm.weight.long"] = torch.ones(40)
     if backend == "nccl":
         os.environ |= {"NCCL_HOSTID": "trainer", "NCCL_SOCKET_IFNAME": "lo"}

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
 from paddock.checkpoint.load import open_checkpoint
-from paddock.checkpoint.wire import outgoing
+from paddock.checkpoint.weight_sync import iter_released_tensors
 from paddock.quant import (
     RECIPES,
     Passage,
@@ -38,7 +38,7 @@ def test_a_network_of_integers_is_not_saved_as_if_it_were_one_of_numbers(target,
 
 def test_other_weights_find_no_place_in_a_network_of_integers(source, target):
     """What hands weights around sees the tensors that are numbers, and none that are integers."""
-    names = set(dict(outgoing(load_pretrained(target))))
+    names = set(dict(iter_released_tensors(load_pretrained(target))))
     assert "model.embed_tokens.weight" in names
     assert not any(".experts." in name for name in names if "layers.4" not in name)
 

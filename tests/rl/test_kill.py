@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.wire import checksums
+from paddock.checkpoint.weight_sync import weight_digests
 from paddock.cli.rl_feed import LEDGER_FILE
 from paddock.journal import UNUSED_REASON, Ledger
 from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, numbers, recipe_in
@@ -80,7 +80,7 @@ def killed_after(recipe, out, *sets, updates, chance):
 
 
 def weights(out):
-    return checksums(load_pretrained(out / "checkpoints" / f"step-{STEPS:08d}" / "model"))
+    return weight_digests(load_pretrained(out / "checkpoints" / f"step-{STEPS:08d}" / "model"))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.checkpoint.wire import checksums
+from paddock.checkpoint.weight_sync import weight_digests
 from paddock.engine import Reload
 from paddock.rl.learner import LearnError
 from paddock.train.policy import packed, score
@@ -30,7 +30,7 @@ def test_log_probs_agree_after_many_updates_however_sampled(tmp_path, temperatur
         "drafted": engine_for(network(), mtp_steps=2),
     }
     reloads = {name: Reload(engine) for name, engine in ways.items()}
-    before = checksums(made.trainer.network)
+    before = weight_digests(made.trainer.network)
     try:
         for update in range(updates):
             if update % 10 == 0:
@@ -40,7 +40,7 @@ def test_log_probs_agree_after_many_updates_however_sampled(tmp_path, temperatur
                 worst, tokens = gap(made, groups)
                 assert tokens > 20 and worst < 1e-5, update
             made.study(lessons(groups, made.settings))
-        after = checksums(made.trainer.network)
+        after = weight_digests(made.trainer.network)
         moved = [name for name in after if after[name] != before[name]]
         assert len(moved) > 20
         assert not any("indexer" in name or "e_score_correction_bias" in name for name in moved)
@@ -180,7 +180,7 @@ def test_a_learner_restored_goes_on_bit_for_bit(tmp_path):
             made.study(lessons(groups, made.settings))
             if number % 2:
                 made.forget_momentum()
-            found.append(checksums(made.trainer.network))
+            found.append(weight_digests(made.trainer.network))
             made.save(tmp_path / name / "checkpoints", beside={})
             if number == cut:
                 made = learner(tmp_path / name / "again", network())

@@ -3,7 +3,7 @@
 import pytest
 
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.wire import checksums
+from paddock.checkpoint.weight_sync import weight_digests
 from paddock.cli.errors import UserError
 from paddock.cli.rl import conduct
 from paddock.engine import Reload
@@ -37,7 +37,7 @@ def test_servers_sample_and_take_every_version(start, tmp_path):
         for server in (one, two):
             (engine,) = server.engines
             assert engine.version == 3
-            assert dict(Reload(engine).checksums()) == checksums(final)
+            assert dict(Reload(engine).checksums()) == weight_digests(final)
             assert engine.stats().counters.finished > 0
     found = numbers(tmp_path / "run")
     assert [line["staleness_max"] for line in found.values()] == [0, 0, 0]

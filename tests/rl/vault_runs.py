@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from paddock.checkpoint.wire import checksums
+from paddock.checkpoint.weight_sync import weight_digests
 from paddock.config import load_recipe, resolve
 from paddock.envs.registry import REGISTRY, EnvSpec
 from paddock.rl.learner import Learner
@@ -64,7 +64,7 @@ class Hashes:
 
         def recorded(learner, groups):
             found = study(learner, groups)
-            self.after[learner.updates] = checksums(learner.trainer.network)
+            self.after[learner.updates] = weight_digests(learner.trainer.network)
             return found
 
         monkeypatch.setattr(Learner, "study", recorded)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.wire import Parcel, outgoing, pack
+from paddock.checkpoint.weight_sync import WeightUpdate, iter_released_tensors, serialize_update
 from paddock.engine import Engine, EngineSettings, Reload, Request
 from paddock.records import Message, SamplingParams
 from paddock.rollout.client import Ask, AskRefused, BadReply, ContextFull, EngineLost
@@ -165,7 +165,7 @@ def test_scores_are_those_of_the_engine(live):
 
 def test_weights_are_published_whole_or_not_at_all(live, folder):
     network = load_pretrained(folder)
-    parcel = pack(Parcel(7, dict(outgoing(network))))
+    parcel = serialize_update(WeightUpdate(7, dict(iter_released_tensors(network))))
     question = Ask(token_ids=prompt(live), sampling=GREEDY, session="s")
 
     async def publish(server):

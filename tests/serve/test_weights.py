@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.wire import Parcel, checksums, outgoing, pack
+from paddock.checkpoint.weight_sync import (
+    WeightUpdate,
+    iter_released_tensors,
+    serialize_update,
+    weight_digests,
+)
 from paddock.engine import Reload
 from tests.engine.nets import frozen_once_begun
 from tests.patience import until
@@ -40,8 +45,10 @@ def other(folder):
 
 
 def parcel(network, version=3, **only):
-    tensors = {name: t for name, t in outgoing(network) if not only or name in only["names"]}
-    return b64encode(pack(Parcel(version, tensors))).decode()
+    tensors = {
+        name: t for name, t in iter_released_tensors(network) if not only or name in only["names"]
+    }
+    return b64encode(serialize_update(WeightUpdate(version, tensors))).decode()
 
 
 def expected(network, ids):
@@ -69,7 +76,7 @@ def test_every_replica_answers_with_the_new_weights(live, folder):
     )
     checked = live.post("/weights_checker", {"action": "checksum"}).json()
     assert len(set(checked["per_engine_checksum"])) == 1
-    assert checked["ranks"][1]["checksums"] == checksums(new)
+    assert checked["ranks"][1]["checksums"] == weight_digests(new)
 
 
 def test_from_disk_and_back(live, folder):
@@ -79,7 +86,7 @@ def test_from_disk_and_back(live, folder):
     done = live.post("/update_weights_from_disk", {"model_path": str(folder)}).json()
     assert done["success"] and done["num_paused_requests"] == 0
     sums = live.post("/weights_checker", {}).json()["ranks"][0]["checksums"]
-    assert sums == checksums(load_pretrained(folder))
+    assert sums == weight_digests(load_pretrained(folder))
     assert live.get("/get_weight_version").json() == {"weight_version": "2"}
 
 
@@ -113,7 +120,7 @@ def test_what_is_no_weights_changes_nothing(live, folder, path, body, why):
     found = live.post(f"/update_weights_from_{path}", body)
     assert found.status_code == 400 and why in found.text
     sums = live.post("/weights_checker", {}).json()["ranks"][0]["checksums"]
-    assert sums == checksums(load_pretrained(folder))
+    assert sums == weight_digests(load_pretrained(folder))
     assert live.post("/generate", ASK).status_code == 200
 
 
@@ -133,7 +140,7 @@ import httpx, torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.wire import checksums, outgoing
+from paddock.checkpoint.weight_sync import checksums, outgoing
 
 url, folder, port = sys.argv[1:]
 http = httpx.Client(base_url=url, timeout=60)

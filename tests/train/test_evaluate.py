@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.training import newest_model
+from paddock.checkpoint.training_state import latest_model
 from paddock.data import Corpus, LongContextExample, ReasoningSource, Tokenizer, corpus_key
 from paddock.journal import follow
 from paddock.model import AttentionMetadata, AuxRequest
@@ -41,7 +41,7 @@ def raised(tmp_path_factory):
     train(run, say=lambda _: None, watch=lambda _: None)
     tokenizer = Tokenizer.load(run.folder / "tokenizer")
     corpus = Corpus(run.corpora / corpus_key(chosen.corpus, tokenizer), tokenizer=tokenizer)
-    return load_pretrained(newest_model(run.folder)), corpus, tokenizer
+    return load_pretrained(latest_model(run.folder)), corpus, tokenizer
 
 
 def test_training_beats_knowing_how_frequent_each_token_is(raised):
@@ -74,7 +74,7 @@ def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
     train(run, say=lambda _: None, watch=lambda _: None)
     tokenizer = Tokenizer.load(run.folder / "tokenizer")
     corpus = Corpus(run.corpora / corpus_key(chosen.corpus, tokenizer), tokenizer=tokenizer)
-    network = load_pretrained(newest_model(run.folder))
+    network = load_pretrained(latest_model(run.folder))
     read = Counter()
     for name, batch in held_out_batches(corpus, network, context=32, tokens=600):
         read[name] += len(batch.token_T)

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from paddock.checkpoint import CheckpointError, load_pretrained
-from paddock.checkpoint.training import (
-    checkpoints,
-    load_newest,
-    load_training,
-    newest_model,
-    prune,
-    save_training,
+from paddock.checkpoint.training_state import (
+    latest_model,
+    list_checkpoints,
+    load_latest,
+    load_training_state,
+    prune_checkpoints,
+    save_training_state,
 )
 from paddock.config import dump_toml
 from paddock.journal import Journal
@@ -36,7 +36,7 @@ def quiet(_: object) -> None:
 
 
 def weights(folder):
-    return load_pretrained(newest_model(folder)).state_dict()
+    return load_pretrained(latest_model(folder)).state_dict()
 
 
 def assert_same_weights(one, other):
@@ -139,11 +139,11 @@ def test_a_full_disk_does_not_lock_a_run_out_of_its_folder(straight, tmp_path):
 
 
 def test_old_checkpoints_are_pruned_by_rule(straight, tmp_path):
-    assert list(checkpoints(straight / "run" / "checkpoints")) == [6, 8]
+    assert list(list_checkpoints(straight / "run" / "checkpoints")) == [6, 8]
     for step in range(1, 8):
         (tmp_path / f"step-{step:08d}").mkdir()
-    prune(tmp_path, last=2, forever=3)
-    assert list(checkpoints(tmp_path)) == [3, 6, 7]
+    prune_checkpoints(tmp_path, last=2, forever=3)
+    assert list(list_checkpoints(tmp_path)) == [3, 6, 7]
 
 
 def test_a_network_too_small_for_the_tokenizer_is_refused(tmp_path):
@@ -163,7 +163,7 @@ def test_a_truncated_optimizer_state_is_refused_by_name(straight, tmp_path):
     state = newest / "optimizer.safetensors"
     state.write_bytes(state.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
-        load_training(newest)
+        load_training_state(newest)
 
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "model/model.safetensors", "state.json"])
@@ -189,7 +189,7 @@ def test_a_damaged_checkpoint_without_a_whole_one_says_so(straight, tmp_path):
     for path in copy.glob("*/model/model.safetensors"):
         flip(path, path.stat().st_size - 1)
     with pytest.raises(CheckpointError, match="no older checkpoint is whole"):
-        load_newest(copy)
+        load_latest(copy)
 
 
 def flip(path, at, bit=0):
@@ -214,26 +214,28 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(straight, tmp_path, file):
     ):
         flip(damaged, at, rng.randrange(8))
         with pytest.raises(CheckpointError, match="is damaged" if at >= header else None):
-            load_training(tmp_path / newest.name)
+            load_training_state(tmp_path / newest.name)
         damaged.write_bytes(data)
 
 
 @pytest.mark.parametrize("most", [100, 300_000, 400_000])  # bytes: model, optimizer, state
 def test_a_full_disk_is_said_and_leaves_what_was_there(straight, tmp_path, most):
-    state = load_training(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
-    save_training(tmp_path, 1, state.network, state.optimizer, facts={})
+    state = load_training_state(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
+    save_training_state(tmp_path, 1, state.network, state.optimizer, facts={})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
     try:
         with pytest.raises(CheckpointError, match=r"step-00000002.*: cannot be written: .*large"):
-            save_training(tmp_path, 2, state.network, state.optimizer, facts={"x": "y" * 10**6})
+            save_training_state(
+                tmp_path, 2, state.network, state.optimizer, facts={"x": "y" * 10**6}
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(straight, tmp_path, monkeypatch):
-    state = load_training(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
+    state = load_training_state(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
     flushed, fsync = set(), os.fsync
 
     def seen(handle):
@@ -241,5 +243,5 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(straight, tmp_path, 
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", seen)
-    target = save_training(tmp_path, 1, state.network, state.optimizer, facts={})
+    target = save_training_state(tmp_path, 1, state.network, state.optimizer, facts={})
     assert {path.name for path in target.rglob("*") if path.is_file()} <= flushed

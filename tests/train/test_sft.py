@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.training import newest_model
+from paddock.checkpoint.training_state import latest_model
 from paddock.data import (
     CorpusSettings,
     DataLoaderSettings,
@@ -87,7 +87,7 @@ def test_a_run_learns_from_dialogues_and_is_measured_on_held_out_ones(tuned):
 
 
 def test_a_checkpoint_carries_the_template_it_was_taught_with(tuned):
-    folder = newest_model(tuned.folder)
+    folder = latest_model(tuned.folder)
     assert (folder / "chat_template.jinja").is_file()
     assert get_renderer(Tokenizer.load(folder)).version == "5"
 
@@ -116,7 +116,7 @@ def test_a_frozen_indexer_keeps_choosing_as_it_did(home, tmp_path):
     run = run_in(tmp_path / "run", sft(home, freeze_indexer=True, steps=2))
     train(run, say=quiet, watch=quiet)
     before = load_pretrained(home).state_dict()
-    after = load_pretrained(newest_model(run.folder)).state_dict()
+    after = load_pretrained(latest_model(run.folder)).state_dict()
     matrices = [name for name in after if after[name].ndim > 1]
     still = {name for name in matrices if torch.equal(after[name], before[name])}
     assert still == {name for name in matrices if ".indexer." in name} != set()

@@ -1,18 +1,18 @@
 """config.json of the latent families: glm_moe_dsa, glm4_moe_lite, deepseek_v3."""
 
 from paddock.checkpoint.config_common import (
-    ANYTHING,
-    COUNT,
-    FLAG,
-    NUMBER,
-    WHOLE,
+    ANY,
+    BOOL,
+    NON_NEGATIVE_INT,
+    POSITIVE_FLOAT,
+    POSITIVE_INT,
+    ConfigJsonReader,
     Json,
-    Reader,
     read_common,
     read_rope,
     write_common,
 )
-from paddock.checkpoint.folder import CheckpointError
+from paddock.checkpoint.safetensors_folder import CheckpointError
 from paddock.model.config import (
     AttentionKind,
     Family,
@@ -46,11 +46,11 @@ INDEXER_KINDS: dict[str, IndexerKind] = {
 }
 
 
-def read_latent(r: Reader, family: Family) -> ModelConfig:
+def read_mla_config(r: ConfigJsonReader, family: Family) -> ModelConfig:
     attention: AttentionKind = "dsa" if family == "glm_moe_dsa" else "mla"
     common = read_common(r)
-    layers = r.take("num_hidden_layers", COUNT)
-    heads = r.take("num_attention_heads", COUNT)
+    layers = r.pop("num_hidden_layers", POSITIVE_INT)
+    heads = r.pop("num_attention_heads", POSITIVE_INT)
     r.expect("num_key_value_heads", heads)
     r.expect("attention_bias", False)
     r.expect("scoring_func", "sigmoid")
@@ -58,15 +58,15 @@ def read_latent(r: Reader, family: Family) -> ModelConfig:
     r.expect("moe_layer_freq", 1)
     mla = MLASettings(
         heads=heads,
-        q_rank=r.take("q_lora_rank", COUNT, None),
-        kv_rank=r.take("kv_lora_rank", COUNT),
-        nope=r.take("qk_nope_head_dim", COUNT),
-        rope=r.take("qk_rope_head_dim", COUNT),
-        value=r.take("v_head_dim", COUNT),
-        norm_eps=r.take("latent_norm_eps", NUMBER, common["norm_eps"]),
+        q_rank=r.pop("q_lora_rank", POSITIVE_INT, None),
+        kv_rank=r.pop("kv_lora_rank", POSITIVE_INT),
+        nope=r.pop("qk_nope_head_dim", POSITIVE_INT),
+        rope=r.pop("qk_rope_head_dim", POSITIVE_INT),
+        value=r.pop("v_head_dim", POSITIVE_INT),
+        norm_eps=r.pop("latent_norm_eps", POSITIVE_FLOAT, common["norm_eps"]),
     )
     r.expect("qk_head_dim", mla.qk_head_dim)
-    r.take("head_dim", ANYTHING, None)  # every exporter says it differently; the dims above decide
+    r.pop("head_dim", ANY, None)  # every exporter says it differently; the dims above decide
     mlp = _read_mlp_kinds(r, layers, LEADING_DENSE[family])
     return ModelConfig(
         family=family,
@@ -81,65 +81,65 @@ def read_latent(r: Reader, family: Family) -> ModelConfig:
     )
 
 
-def _read_layout(r: Reader, family: Family) -> RopeLayout:
+def _read_layout(r: ConfigJsonReader, family: Family) -> RopeLayout:
     if family == "glm_moe_dsa":
         r.expect("rope_interleave", True)  # transformers does not ask
         return "interleaved"
-    return "interleaved" if r.take("rope_interleave", FLAG, True) else "halves"
+    return "interleaved" if r.pop("rope_interleave", BOOL, True) else "halves"
 
 
-def _read_mlp_kinds(r: Reader, layers: int, leading: int) -> tuple[MlpKind, ...]:
-    dense = min(r.take("first_k_dense_replace", WHOLE, leading), layers)
+def _read_mlp_kinds(r: ConfigJsonReader, layers: int, leading: int) -> tuple[MlpKind, ...]:
+    dense = min(r.pop("first_k_dense_replace", NON_NEGATIVE_INT, leading), layers)
     listed = r.per_layer("mlp_layer_types", MLP_KINDS, layers)
     return listed or ("dense",) * dense + ("moe",) * (layers - dense)
 
 
-def _read_experts(r: Reader) -> MoESettings:
+def _read_experts(r: ConfigJsonReader) -> MoESettings:
     return MoESettings(
-        experts=r.take("n_routed_experts", COUNT),
-        active=r.take("num_experts_per_tok", COUNT),
-        inner=r.take("moe_intermediate_size", COUNT),
-        shared=r.take("n_shared_experts", WHOLE),
-        groups=r.take("n_group", COUNT),
-        groups_kept=r.take("topk_group", COUNT),
-        normalize=r.take("norm_topk_prob", FLAG),
-        scale=r.take("routed_scaling_factor", NUMBER),
+        experts=r.pop("n_routed_experts", POSITIVE_INT),
+        active=r.pop("num_experts_per_tok", POSITIVE_INT),
+        inner=r.pop("moe_intermediate_size", POSITIVE_INT),
+        shared=r.pop("n_shared_experts", NON_NEGATIVE_INT),
+        groups=r.pop("n_group", POSITIVE_INT),
+        groups_kept=r.pop("topk_group", POSITIVE_INT),
+        normalize=r.pop("norm_topk_prob", BOOL),
+        scale=r.pop("routed_scaling_factor", POSITIVE_FLOAT),
     )
 
 
-def _read_indexer(r: Reader, layers: int) -> IndexerSettings:
+def _read_indexer(r: ConfigJsonReader, layers: int) -> IndexerSettings:
     r.expect("indexer_rope_interleave", True)
     r.per_layer("layer_types", {"indexed_attention": "dsa"}, layers)
     return IndexerSettings(
-        heads=r.take("index_n_heads", COUNT),
-        dim=r.take("index_head_dim", COUNT),
-        topk=r.take("index_topk", COUNT),
+        heads=r.pop("index_n_heads", POSITIVE_INT),
+        dim=r.pop("index_head_dim", POSITIVE_INT),
+        topk=r.pop("index_topk", POSITIVE_INT),
         layers=_read_indexer_kinds(r, layers),
     )
 
 
-def _read_indexer_kinds(r: Reader, layers: int) -> tuple[IndexerKind, ...]:
+def _read_indexer_kinds(r: ConfigJsonReader, layers: int) -> tuple[IndexerKind, ...]:
     """Listed, or spelled as a pattern, or by the released rule, in this order."""
-    freq = r.take("index_topk_freq", COUNT, 1)
-    offset = r.take("index_skip_topk_offset", WHOLE, 2)
+    freq = r.pop("index_topk_freq", POSITIVE_INT, 1)
+    offset = r.pop("index_skip_topk_offset", NON_NEGATIVE_INT, 2)
     listed = r.per_layer("indexer_types", INDEXER_KINDS, layers)
     pattern = r.per_layer("index_topk_pattern", INDEXER_KINDS, layers)
     return listed or pattern or indexer_layers(layers, freq=freq, offset=offset)
 
 
-def _read_mtp(r: Reader, family: Family) -> MTPSettings | None:
+def _read_mtp(r: ConfigJsonReader, family: Family) -> MTPSettings | None:
     key, alias = "num_nextn_predict_layers", "num_mtp_layers"
-    count = max(r.take(key, WHOLE, 0), r.take(alias, WHOLE, 0))
-    depths = r.take("mtp_depths", COUNT, MTP_DEPTHS[family])
-    shared = r.take(SHARE_INDEX, FLAG, False)
+    count = max(r.pop(key, NON_NEGATIVE_INT, 0), r.pop(alias, NON_NEGATIVE_INT, 0))
+    depths = r.pop("mtp_depths", POSITIVE_INT, MTP_DEPTHS[family])
+    shared = r.pop(SHARE_INDEX, BOOL, False)
     if shared and family != "glm_moe_dsa":
-        r.refuse(f"'{SHARE_INDEX}' is True, but the family has no indexer")
+        r.fail(f"'{SHARE_INDEX}' is True, but the family has no indexer")
     if count > 1:
-        r.refuse(f"'{key}' is {count}; at most one layer, used at every depth, is known")
+        r.fail(f"'{key}' is {count}; at most one layer, used at every depth, is known")
     return MTPSettings(depths=depths, share_index=shared) if count else None
 
 
-def write_latent(config: ModelConfig) -> Json:
+def write_mla_config(config: ModelConfig) -> Json:
     mla, moe = config.mla, config.moe
     if mla is None:
         raise CheckpointError(f"a network of the family '{config.family}' needs 'mla' settings")

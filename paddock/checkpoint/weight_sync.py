@@ -16,15 +16,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from paddock.checkpoint.folder import CheckpointError, refuse_non_finite
-from paddock.checkpoint.names import Piece, is_redundant, pieces, place
+from paddock.checkpoint.safetensors_folder import CheckpointError, check_finite
+from paddock.checkpoint.tensor_names import TensorMapping, is_redundant, map_tensor, slice_tensor
 from paddock.model import Transformer
 
 VERSION, SUM = "version", "sum."  # keys of the header
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parcel:
+class WeightUpdate:
     """Tensors of one version of the weights, by released name."""
 
     version: int
@@ -35,22 +35,22 @@ class Parcel:
             raise CheckpointError(f"version {self.version} is negative")
 
 
-class Publish(Protocol):
+class WeightPublisher(Protocol):
     """Where a trainer hands over its weights: an engine in this process, or one far away."""
 
-    def __call__(self, parcels: Iterable[Parcel]) -> None:
+    def __call__(self, parcels: Iterable[WeightUpdate]) -> None:
         """Returns when new requests are answered with these weights."""
 
 
-def outgoing(network: Transformer) -> Iterator[tuple[str, Tensor]]:
+def iter_released_tensors(network: Transformer) -> Iterator[tuple[str, Tensor]]:
     """Every released tensor of the network, as a view of ours."""
     for name, tensor in network.state_dict().items():
-        for piece in pieces(name, tuple(tensor.shape), network.config):
-            yield piece.released, place(tensor.detach(), piece)
+        for piece in map_tensor(name, tuple(tensor.shape), network.config):
+            yield piece.released_name, slice_tensor(tensor.detach(), piece)
 
 
 @torch.no_grad()
-def receive(network: Transformer, tensors: Mapping[str, Tensor], *, whole: bool) -> None:
+def load_weights(network: Transformer, tensors: Mapping[str, Tensor], *, whole: bool) -> None:
     """Write tensors into their places. With `whole`, all of the network's must be there.
 
     Everything is looked at before anything is written: an unknown name, another shape or a number
@@ -65,12 +65,12 @@ def receive(network: Transformer, tensors: Mapping[str, Tensor], *, whole: bool)
             if is_redundant(name, network.config):
                 continue
             raise CheckpointError(f"tensor '{name}' has no place in the network")
-        target = place(places[known[name].ours], known[name])
+        target = slice_tensor(places[known[name].model_name], known[name])
         if target.shape != tensor.shape:
             raise CheckpointError(
                 f"tensor '{name}' has shape {tuple(tensor.shape)}, expected {tuple(target.shape)}"
             )
-        refuse_non_finite(tensor, name, "received")
+        check_finite(tensor, name, "received")
         plan.append((target, tensor))
     missing = sorted(known.keys() - tensors.keys()) if whole else []
     if missing:
@@ -79,15 +79,15 @@ def receive(network: Transformer, tensors: Mapping[str, Tensor], *, whole: bool)
         target.copy_(tensor)
 
 
-def _places(network: Transformer, state: Mapping[str, Tensor]) -> dict[str, Piece]:
+def _places(network: Transformer, state: Mapping[str, Tensor]) -> dict[str, TensorMapping]:
     return {
-        piece.released: piece
+        piece.released_name: piece
         for name, tensor in state.items()
-        for piece in pieces(name, tuple(tensor.shape), network.config)
+        for piece in map_tensor(name, tuple(tensor.shape), network.config)
     }
 
 
-def checksum(tensor: Tensor) -> str:
+def tensor_digest(tensor: Tensor) -> str:
     """Of dtype, shape and bytes.
 
     >>> checksum(torch.zeros(2)) == checksum(torch.zeros(2, 1))
@@ -99,20 +99,20 @@ def checksum(tensor: Tensor) -> str:
     return found.hexdigest()
 
 
-def checksums(network: Transformer) -> dict[str, str]:
+def weight_digests(network: Transformer) -> dict[str, str]:
     """Of every released tensor. Two networks that serve the same weights have the same."""
-    return {name: checksum(tensor) for name, tensor in outgoing(network)}
+    return {name: tensor_digest(tensor) for name, tensor in iter_released_tensors(network)}
 
 
-def pack(parcel: Parcel) -> bytes:
+def serialize_update(parcel: WeightUpdate) -> bytes:
     """The parcel as a safetensors file."""
     # Cloned: safetensors refuses tensors that share storage, as the experts of a stack do.
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in parcel.tensors.items()}
-    header = {f"{SUM}{name}": checksum(tensor) for name, tensor in tensors.items()}
+    header = {f"{SUM}{name}": tensor_digest(tensor) for name, tensor in tensors.items()}
     return save(tensors, metadata={VERSION: str(parcel.version), **header})
 
 
-def unpack(data: bytes, version: int | None = None) -> Parcel:
+def deserialize_update(data: bytes, version: int | None = None) -> WeightUpdate:
     """What `pack` wrote, every checksum verified; or any safetensors file, whose header need not
     say a version if it is given here. A CheckpointError says what is wrong with it."""
     try:
@@ -124,14 +124,14 @@ def unpack(data: bytes, version: int | None = None) -> Parcel:
         ) from None
     for name, tensor in tensors.items():
         expected = header.get(SUM + name)
-        if expected is not None and checksum(tensor) != expected:
+        if expected is not None and tensor_digest(tensor) != expected:
             raise CheckpointError(f"tensor '{name}' was changed on its way: its checksum differs")
     if version is None:
         said = header.get(VERSION, "")
         if not said.isdecimal():
             raise CheckpointError("the parcel does not say which version of the weights it is")
         version = int(said)
-    return Parcel(version, tensors)
+    return WeightUpdate(version, tensors)
 
 
 def _header(data: bytes) -> dict[str, str]:

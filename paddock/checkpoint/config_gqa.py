@@ -1,16 +1,16 @@
 """config.json of the grouped-query families people already have: llama, qwen2, qwen3."""
 
 from paddock.checkpoint.config_common import (
-    COUNT,
-    FLAG,
-    WHOLE,
+    BOOL,
+    NON_NEGATIVE_INT,
+    POSITIVE_INT,
+    ConfigJsonReader,
     Json,
-    Reader,
     read_common,
     read_rope,
     write_common,
 )
-from paddock.checkpoint.folder import CheckpointError
+from paddock.checkpoint.safetensors_folder import CheckpointError
 from paddock.model.config import AttentionKind, Family, GQASettings, ModelConfig
 
 ARCHITECTURES = {
@@ -18,20 +18,25 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-KINDS: dict[str, AttentionKind] = {"full_attention": "gqa", "sliding_attention": "swa"}
-KIND_NAMES = {kind: name for name, kind in KINDS.items()}
+LAYER_TYPES: dict[str, AttentionKind] = {"full_attention": "gqa", "sliding_attention": "swa"}
+KIND_NAMES = {kind: name for name, kind in LAYER_TYPES.items()}
 
 
-def read_grouped(r: Reader, family: Family) -> ModelConfig:
+def read_gqa_config(r: ConfigJsonReader, family: Family) -> ModelConfig:
     common = read_common(r)
-    layers, heads = r.take("num_hidden_layers", COUNT), r.take("num_attention_heads", COUNT)
+    layers, heads = (
+        r.pop("num_hidden_layers", POSITIVE_INT),
+        r.pop("num_attention_heads", POSITIVE_INT),
+    )
     attention, window = _read_kinds(r, family, layers)
-    bias = r.take("attention_bias", FLAG, False)
+    bias = r.pop("attention_bias", BOOL, False)
     r.expect("use_mrope", False)
     gqa = GQASettings(
         heads=heads,
-        kv_heads=r.take("num_key_value_heads", COUNT, heads),
-        dim=r.take("head_dim", COUNT, 128 if family == "qwen3" else common["hidden"] // heads),
+        kv_heads=r.pop("num_key_value_heads", POSITIVE_INT, heads),
+        dim=r.pop(
+            "head_dim", POSITIVE_INT, 128 if family == "qwen3" else common["hidden"] // heads
+        ),
         bias="qkv" if family == "qwen2" else "all" if bias else "none",
         qk_norm=family == "qwen3",
         window=window,
@@ -47,24 +52,24 @@ def read_grouped(r: Reader, family: Family) -> ModelConfig:
 
 
 def _read_kinds(
-    r: Reader, family: Family, layers: int
+    r: ConfigJsonReader, family: Family, layers: int
 ) -> tuple[tuple[AttentionKind, ...], int | None]:
     """Which layers look through a window, and how wide it is."""
     full = layers  # the first layers, which do not
     window = listed = None
     if family != "llama":
-        window = r.take("sliding_window", COUNT, None)
-        if not r.take("use_sliding_window", FLAG, False):
+        window = r.pop("sliding_window", POSITIVE_INT, None)
+        if not r.pop("use_sliding_window", BOOL, False):
             window = None
-        limit = r.take("max_window_layers", WHOLE, 28)
+        limit = r.pop("max_window_layers", NON_NEGATIVE_INT, 28)
         full = layers if window is None else limit
-        listed = r.per_layer("layer_types", KINDS, layers)
+        listed = r.per_layer("layer_types", LAYER_TYPES, layers)
     names = ("full_attention" if i < full else "sliding_attention" for i in range(layers))
-    attention = listed or tuple(KINDS[name] for name in names)
+    attention = listed or tuple(LAYER_TYPES[name] for name in names)
     return attention, window if "swa" in attention else None
 
 
-def write_grouped(config: ModelConfig) -> Json:
+def write_gqa_config(config: ModelConfig) -> Json:
     gqa = config.gqa
     if gqa is None:
         raise CheckpointError(f"a network of the family '{config.family}' needs 'gqa' settings")

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.folder import CheckpointError, TensorFolder, read_json
 from paddock.checkpoint.load import load_pretrained, read_config
-from paddock.checkpoint.save import flush, save_pretrained, write_tensors
+from paddock.checkpoint.safetensors_folder import CheckpointError, SafetensorsFolder, read_json
+from paddock.checkpoint.save import fsync_folder, save_pretrained, write_tensors
 from paddock.model import Transformer
 
 MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
@@ -29,10 +29,10 @@ MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
 class TrainingState:
     network: Transformer
     optimizer: dict[str, Tensor]  # "parameter name/slot"
-    facts: dict[str, Any]
+    extra: dict[str, Any]
 
 
-def save_training(
+def save_training_state(
     folder: Path,
     step: int,
     network: Transformer,
@@ -51,7 +51,7 @@ def save_training(
         save_pretrained(network, fresh / MODEL, beside=beside or {})
         write_tensors(dict(optimizer), fresh / OPTIMIZER)
         (fresh / STATE).write_text(json.dumps({"step": step, **facts}))
-        flush(fresh)  # a name that outlives a power cut must not outlive what it names
+        fsync_folder(fresh)  # a name that outlives a power cut must not outlive what it names
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
     except OSError as error:
@@ -61,25 +61,25 @@ def save_training(
     return target
 
 
-def load_training(folder: Path) -> TrainingState:
+def load_training_state(folder: Path) -> TrainingState:
     """One checkpoint, on the CPU."""
     facts = read_json(folder / STATE)
-    tensors = TensorFolder(folder, [OPTIMIZER])
-    optimizer = {name: tensors.stored(name) for name in sorted(tensors.names)}
-    return TrainingState(network=load_pretrained(folder / MODEL), optimizer=optimizer, facts=facts)
+    tensors = SafetensorsFolder(folder, [OPTIMIZER])
+    optimizer = {name: tensors.read_stored(name) for name in sorted(tensors.names)}
+    return TrainingState(network=load_pretrained(folder / MODEL), optimizer=optimizer, extra=facts)
 
 
-def load_newest(folder: Path) -> tuple[int, TrainingState] | None:
+def load_latest(folder: Path) -> tuple[int, TrainingState] | None:
     """The newest checkpoint of a run, to go on from, with its step; None where there is none yet.
 
     A damaged one is a CheckpointError that says how to go on from the newest whole one.
     """
-    found = checkpoints(folder)
+    found = list_checkpoints(folder)
     if not found:
         return None
     step = max(found)
     try:
-        return step, load_training(found[step])
+        return step, load_training_state(found[step])
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_way_out(found)}") from None
 
@@ -102,15 +102,15 @@ def _is_whole(folder: Path) -> bool:
     try:
         read_json(folder / STATE)
         read_config(folder / MODEL)
-        for tensors in (TensorFolder(folder, [OPTIMIZER]), TensorFolder(folder / MODEL)):
+        for tensors in (SafetensorsFolder(folder, [OPTIMIZER]), SafetensorsFolder(folder / MODEL)):
             for name in tensors.names:
-                tensors.stored(name)
+                tensors.read_stored(name)
     except CheckpointError:
         return False
     return True
 
 
-def checkpoints(folder: Path) -> dict[int, Path]:
+def list_checkpoints(folder: Path) -> dict[int, Path]:
     """The whole checkpoints of a run, by step, oldest first."""
     found = {}
     for path in sorted(folder.glob("step-*")) if folder.is_dir() else ():
@@ -119,25 +119,25 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return found
 
 
-def prune(folder: Path, *, last: int, forever: int | None) -> None:
+def prune_checkpoints(folder: Path, *, last: int, forever: int | None) -> None:
     """Remove all but the newest `last` checkpoints and multiples of `forever` steps."""
-    found = checkpoints(folder)
+    found = list_checkpoints(folder)
     for step in list(found)[:-last]:
         if forever is None or step % forever:
             shutil.rmtree(found[step])
 
 
-def newest_model(folder: Path) -> Path:
+def latest_model(folder: Path) -> Path:
     """The network of a run folder's newest checkpoint, or the folder itself if it is a network."""
     if (folder / "config.json").is_file():
         return folder
-    found = checkpoints(folder / "checkpoints")
+    found = list_checkpoints(folder / "checkpoints")
     if not found:
         raise CheckpointError(f"{folder}: neither a checkpoint nor a run with checkpoints")
     return found[max(found)] / MODEL
 
 
-def optimizer_tensors(
+def optimizer_state_tensors(
     optimizer: torch.optim.Optimizer,
     whole: Callable[[str, Tensor], Tensor | None] = lambda _, value: value,
 ) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ def optimizer_tensors(
     return found
 
 
-def restore_optimizer(
+def load_optimizer_state(
     optimizer: torch.optim.Optimizer,
     tensors: Mapping[str, Tensor],
     part: Callable[[str, Tensor], Tensor] = lambda _, value: value,

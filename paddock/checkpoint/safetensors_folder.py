@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paddock.checkpoint.checksum import checksum, checksums
+from paddock.checkpoint.checksum import checksum, read_checksums
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -19,7 +19,7 @@ SHARD = "model-{:05d}-of-{:05d}.safetensors"
 SHARDS = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 BLOCK = 128  # float8 weights carry one scale per BLOCK x BLOCK of them
-PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointError(ValueError):
@@ -40,7 +40,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-class TensorFolder:
+class SafetensorsFolder:
     """Names, shapes and tensors of a checkpoint's shards."""
 
     def __init__(self, path: Path, files: Sequence[str] | None = None) -> None:
@@ -57,7 +57,7 @@ class TensorFolder:
                     f"{path / file}: truncated or not a safetensors file: {error}"
                 ) from None
             names = list(self._files[file].keys())
-            self._checksums |= checksums(self._files[file].metadata() or {}, names)
+            self._checksums |= read_checksums(self._files[file].metadata() or {}, names)
             for name in names:
                 if name in self._home:
                     raise CheckpointError(
@@ -78,7 +78,7 @@ class TensorFolder:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._files[self._home[name]].get_slice(name).get_shape())
 
-    def stored(self, name: str) -> Tensor:
+    def read_stored(self, name: str) -> Tensor:
         """The tensor as it lies in its file, of whatever type; checked where it has a checksum."""
         file = self._home[name]
         try:
@@ -94,17 +94,17 @@ class TensorFolder:
             )
         return tensor
 
-    def tensor(self, name: str) -> Tensor:
+    def read_tensor(self, name: str) -> Tensor:
         """The tensor as numbers; block-scaled float8 is multiplied out to float32."""
-        stored = self.stored(name)
+        stored = self.read_stored(name)
         scale = f"{name}_scale_inv"
         if stored.dtype == torch.float8_e4m3fn and scale in self._home:
-            return multiply_out(stored, self.tensor(scale), f"{self.path}: tensor '{name}'")
-        if stored.dtype not in PLAIN or scale in self._home:
+            return dequantize_fp8(stored, self.read_tensor(scale), f"{self.path}: tensor '{name}'")
+        if stored.dtype not in FLOAT_DTYPES or scale in self._home:
             has = "a" if scale in self._home else "no"
             raise CheckpointError(
                 f"{self.path}: tensor '{name}' is {stored.dtype} with {has} '{scale}'; known are "
-                f"float8_e4m3fn with one and {', '.join(map(str, PLAIN))} without"
+                f"float8_e4m3fn with one and {', '.join(map(str, FLOAT_DTYPES))} without"
             )
         return stored
 
@@ -118,7 +118,7 @@ class TensorFolder:
                 )
 
 
-def multiply_out(stored: Tensor, scale: Tensor, what: str) -> Tensor:
+def dequantize_fp8(stored: Tensor, scale: Tensor, what: str) -> Tensor:
     """float8 weights and the scales of their blocks, as float32."""
     if stored.ndim != 2:
         raise CheckpointError(f"{what} is float8 of shape {tuple(stored.shape)}, not a matrix")
@@ -143,7 +143,7 @@ def _shards(path: Path) -> list[str]:
     if (path / INDEX).is_file():
         files = sorted(set(_weight_map(path).values()))
         for file in files:
-            if not is_plain(file):
+            if not is_plain_filename(file):
                 raise CheckpointError(f"{path / INDEX} names a file outside its folder: {file}")
             if not (path / file).is_file():
                 raise CheckpointError(f"{path / INDEX} names {file}, which is missing")
@@ -168,7 +168,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def refuse_non_finite(tensor: Tensor, name: str, where: object) -> None:
+def check_finite(tensor: Tensor, name: str, where: object) -> None:
     """NaN or infinity in a checkpoint is damage, never a weight."""
     bad = ~torch.isfinite(tensor)
     if bool(bad.any()):
@@ -176,18 +176,18 @@ def refuse_non_finite(tensor: Tensor, name: str, where: object) -> None:
         raise CheckpointError(f"{where}: tensor '{name}' holds {tensor[place].item()} at {place}")
 
 
-def is_plain(name: str) -> bool:
+def is_plain_filename(name: str) -> bool:
     """Whether a file of this name lies in the folder itself."""
     return Path(name).name == name and name not in ("", "..")
 
 
-def is_replaced(name: str) -> bool:
+def is_checkpoint_file(name: str) -> bool:
     """Whether saving a checkpoint writes a file of this name; all others it leaves as they are."""
     return name in (CONFIG, SINGLE, INDEX) or SHARDS.fullmatch(name) is not None
 
 
-def files_beside_weights(path: Path) -> Iterator[Path]:
+def list_extra_files(path: Path) -> Iterator[Path]:
     """Tokenizer, template and whatever other files a checkpoint folder carries."""
     for file in sorted(path.iterdir()):
-        if file.is_file() and file.suffix != ".safetensors" and not is_replaced(file.name):
+        if file.is_file() and file.suffix != ".safetensors" and not is_checkpoint_file(file.name):
             yield file

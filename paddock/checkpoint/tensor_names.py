@@ -63,30 +63,30 @@ MTP_MODULES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorMapping:
     """One released tensor, and the part of our tensor it is: an expert and a range of its rows."""
 
-    released: str
-    ours: str
+    released_name: str
+    model_name: str
     expert: int | None = None
     rows: tuple[int, int] | None = None
 
 
-def place(tensor: Tensor, piece: Piece) -> Tensor:
+def slice_tensor(tensor: Tensor, piece: TensorMapping) -> Tensor:
     """The part of our tensor that a piece is."""
     if piece.expert is None:
         return tensor
     return tensor[piece.expert] if piece.rows is None else tensor[piece.expert][slice(*piece.rows)]
 
 
-def pieces(name: str, shape: tuple[int, ...], config: ModelConfig) -> Iterator[Piece]:
+def map_tensor(name: str, shape: tuple[int, ...], config: ModelConfig) -> Iterator[TensorMapping]:
     """The released tensors that make up our tensor `name`."""
     if config.tied and name == "head.weight":
         return
     if config.family == "paddock":
-        yield Piece(name, name)
+        yield TensorMapping(name, name)
     elif name in TOP_TENSORS:
-        yield Piece(TOP_TENSORS[name], name)
+        yield TensorMapping(TOP_TENSORS[name], name)
     elif name.startswith("layers."):
         _, layer, inside = name.split(".", 2)
         yield from _layer_pieces(f"model.layers.{layer}.", inside, name, shape, config)
@@ -97,27 +97,29 @@ def pieces(name: str, shape: tuple[int, ...], config: ModelConfig) -> Iterator[P
             yield from _layer_pieces(prefix, inside.removeprefix("block."), name, shape, config)
         else:
             module, tensor = inside.rsplit(".", 1)
-            yield Piece(f"{prefix}{MTP_MODULES[module]}.{tensor}", name)
+            yield TensorMapping(f"{prefix}{MTP_MODULES[module]}.{tensor}", name)
 
 
 def _layer_pieces(
     prefix: str, inside: str, name: str, shape: tuple[int, ...], config: ModelConfig
-) -> Iterator[Piece]:
+) -> Iterator[TensorMapping]:
     if inside == "mlp.experts.gate_up":
         inner = shape[1] // 2
         for e in range(shape[0]):
-            yield Piece(f"{prefix}mlp.experts.{e}.gate_proj.weight", name, e, (0, inner))
-            yield Piece(f"{prefix}mlp.experts.{e}.up_proj.weight", name, e, (inner, 2 * inner))
+            yield TensorMapping(f"{prefix}mlp.experts.{e}.gate_proj.weight", name, e, (0, inner))
+            yield TensorMapping(
+                f"{prefix}mlp.experts.{e}.up_proj.weight", name, e, (inner, 2 * inner)
+            )
     elif inside == "mlp.experts.down":
         for e in range(shape[0]):
-            yield Piece(f"{prefix}mlp.experts.{e}.down_proj.weight", name, e)
+            yield TensorMapping(f"{prefix}mlp.experts.{e}.down_proj.weight", name, e)
     elif inside in LAYER_TENSORS:
-        yield Piece(prefix + LAYER_TENSORS[inside], name)
+        yield TensorMapping(prefix + LAYER_TENSORS[inside], name)
     else:
         latent = config.attention[0] in LATENT_ATTENTION
         modules = COMMON_MODULES | (LATENT_MODULES if latent else GROUPED_MODULES)
         module, tensor = inside.rsplit(".", 1)
-        yield Piece(f"{prefix}{modules[module]}.{tensor}", name)
+        yield TensorMapping(f"{prefix}{modules[module]}.{tensor}", name)
 
 
 def is_mtp(released: str, config: ModelConfig) -> bool:
