@@ -28,8 +28,8 @@ from paddock.cli.quantize_text import Amounts
 from paddock.model import Transformer
 from paddock.model.attention.mla import MLA
 from paddock.model.moe import GatedMLP, MoE
-from paddock.quant import RECIPES, Passage, QuantSettings
-from paddock.quant.rotate import reads
+from paddock.quant import RECIPES, CalibrationText, QuantSettings
+from paddock.quant.rotate import norm_consumers
 
 CALIBRATIONS = 2
 AMOUNTS = Amounts(calibrate=8192, held_out=8192, needles=0, length=LENGTH)
@@ -64,7 +64,7 @@ def ablation_claims(stories: Sequence[Story], runs: Path) -> list[Claim]:
     return [*rows("as trained", plain), *rows("with outliers", loud, claimed=True)]
 
 
-def calibrations(story: Story) -> Iterator[list[Passage]]:
+def calibrations(story: Story) -> Iterator[list[CalibrationText]]:
     """The same held-out text, and each time other text to calibrate with."""
     more = replace(AMOUNTS, calibrate=CALIBRATIONS * AMOUNTS.calibrate)
     passages = story.text(more, "sft")
@@ -77,7 +77,7 @@ def calibrations(story: Story) -> Iterator[list[Passage]]:
         yield given[number * each : (number + 1) * each] + rest
 
 
-def arms(source: Path, home: Path, passages: Sequence[Passage], seed: int) -> Found:
+def arms(source: Path, home: Path, passages: Sequence[CalibrationText], seed: int) -> Found:
     whole = {"full": FULL, "wide": WIDE}
     made: dict[str, QuantSettings] = dict(whole)
     for name, (base, change) in WITHOUT.items():
@@ -152,7 +152,7 @@ def with_outliers(network: Transformer, channels: int = 3, factor: float = 24.0)
         return scale
 
     for block in network.layers:
-        for read in reads(block):  # type: ignore[arg-type]
+        for read in norm_consumers(block):  # type: ignore[arg-type]
             scale = loud(len(read.norm.weight))
             read.norm.weight.mul_(scale)
             for weight in read.weights:

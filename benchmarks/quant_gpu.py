@@ -37,15 +37,15 @@ from paddock.kernels.w4a8_gemm import (
 )
 from paddock.kernels.w4a8_gemm.fused import GemmTile
 from paddock.model import Transformer, preset
-from paddock.quant import Passage, quantize_folder
-from paddock.quant.run import Moment
-from paddock.quant.stream import Purpose
+from paddock.quant import CalibrationText, quantize_folder
+from paddock.quant.calibration_data import TextPurpose
+from paddock.quant.run import QuantizationProgress
 
 SHAPES = {"gate and up": (4096, 6144), "down": (6144, 2048)}
 ROWS = (1, 4, 16, 64, 256, 1024)
 TOKENS = (1, 8, 64)  # of 256 experts, 8 of them each
 EXPERTS, CHOSEN = 256, 8
-TEXT: dict[Purpose, int] = {"calibrate": 65_536, "held_out": 32_768}  # as the verb takes it
+TEXT: dict[TextPurpose, int] = {"calibrate": 65_536, "held_out": 32_768}  # as the verb takes it
 VOCAB, LENGTHS = 4096, (2048, 700, 300, 1500)
 MOST_SECONDS = 60
 COPIES_BYTES = 1 << 30  # so many different weights take turns that no cache holds them
@@ -219,7 +219,7 @@ def whole_claims(device: str = "cuda") -> list[Claim]:
     spent: Counter[str] = Counter()
     what, since = "opening", 0.0
 
-    def say(moment: Moment) -> None:
+    def say(moment: QuantizationProgress) -> None:
         nonlocal what, since
         spent[what] += time.perf_counter() - since
         what, since = moment.what.split(": ")[-1], time.perf_counter()
@@ -229,7 +229,7 @@ def whole_claims(device: str = "cuda") -> list[Claim]:
         save_pretrained(Transformer.from_config(small, 0), source, dtype="bfloat16")
         since = time.perf_counter()
         quantize_folder(source, Path(home) / "q", passages=_text(), device=device, say=say)
-        say(Moment(1, 1, "done"))
+        say(QuantizationProgress(1, 1, "done"))
     seconds = sum(spent.values())
     parts = ", ".join(f"{what} {took:.1f}" for what, took in spent.items())
     return [
@@ -242,12 +242,12 @@ def whole_claims(device: str = "cuda") -> list[Claim]:
     ]
 
 
-def _text() -> list[Passage]:
+def _text() -> list[CalibrationText]:
     chance, lengths, made = torch.Generator().manual_seed(0), cycle(LENGTHS), []
     for purpose, tokens in TEXT.items():
         while sum(len(p.ids) for p in made if p.purpose == purpose) < tokens:
             ids = torch.randint(0, VOCAB, (next(lengths),), generator=chance)
-            made.append(Passage(ids=tuple(ids.tolist()), purpose=purpose))
+            made.append(CalibrationText(ids=tuple(ids.tolist()), purpose=purpose))
     return made
 
 

@@ -19,9 +19,9 @@ from paddock.model import Transformer, preset
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.moe import MoE
 from paddock.quant import RECIPES, quantize, quantize_folder
-from paddock.quant.blocks import install
-from paddock.quant.recipe import integer_linears
-from paddock.quant.w4a8 import Quantized
+from paddock.quant.quantize_layer import replace_with_quantized
+from paddock.quant.settings import quantizable_linears
+from paddock.quant.w4a8 import QuantizedTensor
 
 EXPERTS = 256
 LAYER_STEPS = ((1, 4096), (8, 4096), (32, 4096), (8, 32_768))
@@ -108,16 +108,16 @@ def _round_layers(network: Transformer) -> None:
     for block in network.layers:
         assert isinstance(block, DecoderLayer)
         found = {
-            f"{name}.weight": quantize(linear.weight, settings.linear_grid)
-            for name, linear in integer_linears(block).items()
+            f"{name}.weight": quantize(linear.weight, settings.linear_args)
+            for name, linear in quantizable_linears(block).items()
         }
         if isinstance(block.mlp, MoE):
             for name, stack in block.mlp.experts.named_parameters():
-                parts = [quantize(part, settings.expert_grid) for part in stack.split(16)]
-                found[f"mlp.experts.{name}"] = Quantized(
+                parts = [quantize(part, settings.expert_args) for part in stack.split(16)]
+                found[f"mlp.experts.{name}"] = QuantizedTensor(
                     torch.cat([part.integer_XFD for part in parts]),
                     torch.cat([part.scale_XFG for part in parts]),
-                    settings.expert_grid.bits,
+                    settings.expert_args.bits,
                 )
-        install(block, found)
+        replace_with_quantized(block, found)
         torch.cuda.empty_cache()

@@ -13,7 +13,7 @@ from benchmarks.raise_base import RECIPES as RECIPE_FOLDER
 from paddock.checkpoint.training_state import latest_model
 from paddock.cli.quantize_text import Amounts, passages_from
 from paddock.data import Tokenizer
-from paddock.quant import RECIPES, Passage, QuantSettings, quantize_folder
+from paddock.quant import RECIPES, CalibrationText, QuantSettings, quantize_folder
 
 FULL = RECIPES["w4a8"]
 LENGTH = 512  # tokens of a text: the context nano was trained with
@@ -39,7 +39,7 @@ class Story:
         distilled = self.stage("distill")
         return distilled if distilled.is_dir() else self.stage("sft")
 
-    def text(self, amounts: Amounts, *stages: str) -> list[Passage]:
+    def text(self, amounts: Amounts, *stages: str) -> list[CalibrationText]:
         """What these stages were trained on, and what was held out of it."""
         runs = [self.stage(name) for name in stages]
         return passages_from(runs, Tokenizer.load(latest_model(runs[0])), amounts)
@@ -61,7 +61,7 @@ def raised(runs: Path, seed: int) -> Story:
 
 
 def quantized(
-    source: Path, out: Path, settings: QuantSettings, passages: Sequence[Passage] = ()
+    source: Path, out: Path, settings: QuantSettings, passages: Sequence[CalibrationText] = ()
 ) -> dict[str, Any]:
     """The report of a model's or run's quantized folder, made unless it is there."""
     return quantize_folder(latest_model(source), out, settings, passages=passages)

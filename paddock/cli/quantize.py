@@ -17,8 +17,8 @@ from paddock.cli.tables import show, table
 
 if TYPE_CHECKING:
     from paddock.evals import Evaluation
-    from paddock.quant import Passage, QuantSettings
-    from paddock.quant.run import Moment
+    from paddock.quant import CalibrationText, QuantSettings
+    from paddock.quant.run import QuantizationProgress
 
 
 def quantize(  # noqa: PLR0913  one option each
@@ -65,7 +65,7 @@ def quantize(  # noqa: PLR0913  one option each
     from paddock.cli.engines import devices
     from paddock.config import dump_toml
     from paddock.quant import quantize_folder
-    from paddock.quant.run import refuse_integers
+    from paddock.quant.run import check_not_quantized
 
     settings = _settings(recipe, sets or [])
     if dry_run:
@@ -74,7 +74,7 @@ def quantize(  # noqa: PLR0913  one option each
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     source = latest_model(folder)
-    refuse_integers(source)
+    check_not_quantized(source)
     within = min(length, read_config(source).context)  # nothing longer will ever be served
     amounts = Amounts(calibrate=tokens, held_out=measure, needles=needles, length=within)
     passages = _passages(folder, source, texts or [], settings, amounts)
@@ -88,7 +88,7 @@ def quantize(  # noqa: PLR0913  one option each
     if worlds:
         report["worlds"] = in_worlds(worlds, tasks, source, out, place)
         (out / "quantization.json").write_text(json.dumps(report, indent=2) + "\n")
-    if settings.needs_text and not report.get("tokens"):
+    if settings.needs_calibration and not report.get("tokens"):
         show("nothing was held out of that text, so nothing was measured on any")
     show(*_tables(report), f"done: {out}")
 
@@ -114,11 +114,11 @@ def _passages(
     texts: list[Path],
     settings: "QuantSettings",
     amounts: Amounts,
-) -> "list[Passage]":
+) -> "list[CalibrationText]":
     from paddock.text import Tokenizer
 
     named = texts or ([folder] if is_run(folder) else [])
-    if not named and settings.needs_text:
+    if not named and settings.needs_calibration:
         raise UserError(
             f"{folder}: is no run, so it does not say what text to calibrate with; name some "
             "with --text, or take --recipe rtn"
@@ -128,7 +128,7 @@ def _passages(
     try:
         return passages_from(named, Tokenizer.load(source), amounts)
     except UserError:
-        if texts or settings.needs_text:
+        if texts or settings.needs_calibration:
             raise
         return []  # a run by reinforcement knows no text, and none is needed
 
@@ -197,7 +197,7 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def say(self, moment: "Moment") -> None:
+    def say(self, moment: "QuantizationProgress") -> None:
         if self._console.is_terminal:
             self._progress.update(
                 self._task, description=moment.what, completed=moment.done, total=moment.of

@@ -11,8 +11,8 @@ from paddock.cli.errors import UserError
 if TYPE_CHECKING:
     from paddock.data import IndexedDataset, LongContextSource, SourceContext, Tokenizer
     from paddock.data.sources import FileSource
-    from paddock.quant import Passage
-    from paddock.quant.stream import Purpose
+    from paddock.quant import CalibrationText
+    from paddock.quant.calibration_data import TextPurpose
     from paddock.train import Run
 
 EVERY = 4  # of the texts of a file, one in so many is measured with instead of calibrated
@@ -33,9 +33,9 @@ def is_run(folder: Path) -> bool:
 
 def passages_from(
     texts: Sequence[Path], tokenizer: "Tokenizer", amounts: Amounts
-) -> "list[Passage]":
+) -> "list[CalibrationText]":
     """Of several runs and files, as much of each; needles of the first that knows any."""
-    found: list[Passage] = []
+    found: list[CalibrationText] = []
     for path in texts:
         asked = sum(1 for passage in found if passage.purpose == "needles")
         share = Amounts(
@@ -49,7 +49,9 @@ def passages_from(
     return sorted(found, key=lambda passage: passage.purpose)
 
 
-def passages_from_run(folder: Path, tokenizer: "Tokenizer", amounts: Amounts) -> "list[Passage]":
+def passages_from_run(
+    folder: Path, tokenizer: "Tokenizer", amounts: Amounts
+) -> "list[CalibrationText]":
     """What a stage was trained on, what was held out of it, and needles of the kind it knows."""
     from paddock.data import LongContextSource
     from paddock.train.run import open_corpus
@@ -84,10 +86,10 @@ def run_of(folder: Path) -> "Run":
 
 
 def _from_split(
-    documents: "Mapping[str, IndexedDataset]", purpose: "Purpose", tokens: int, length: int
-) -> "list[Passage]":
+    documents: "Mapping[str, IndexedDataset]", purpose: "TextPurpose", tokens: int, length: int
+) -> "list[CalibrationText]":
     """From all sources in turn, until there is enough."""
-    from paddock.quant import Passage
+    from paddock.quant import CalibrationText
 
     found, seen = [], 0
     for number in range(max((len(some) for some in documents.values()), default=0)):
@@ -97,26 +99,28 @@ def _from_split(
             size = min(some.length(number), length)
             if size >= SHORTEST:
                 ids = tuple(int(token) for token in some.token_ids(number, 0, size))
-                found.append(Passage(ids=ids, purpose=purpose))
+                found.append(CalibrationText(ids=ids, purpose=purpose))
                 seen += size
     return found
 
 
-def passages_from_text(path: Path, tokenizer: "Tokenizer", amounts: Amounts) -> "list[Passage]":
+def passages_from_text(
+    path: Path, tokenizer: "Tokenizer", amounts: Amounts
+) -> "list[CalibrationText]":
     """Texts of a file or folder, some to calibrate and some to measure with, and needles hidden in
     them."""
     from paddock.data import LongContextSource
-    from paddock.quant import Passage
+    from paddock.quant import CalibrationText
 
     source, reading = _source(path), _reading(tokenizer)
-    left: dict[Purpose, int] = {"calibrate": amounts.calibrate, "held_out": amounts.held_out}
-    found: list[Passage] = []
+    left: dict[TextPurpose, int] = {"calibrate": amounts.calibrate, "held_out": amounts.held_out}
+    found: list[CalibrationText] = []
     for number, ids in enumerate(_pieces(source, reading, tokenizer, amounts.length)):
         if all(tokens <= 0 for tokens in left.values()):
             break
-        purpose: Purpose = "held_out" if number % EVERY == EVERY - 1 else "calibrate"
+        purpose: TextPurpose = "held_out" if number % EVERY == EVERY - 1 else "calibrate"
         if left[purpose] > 0:
-            found.append(Passage(ids=ids, purpose=purpose))
+            found.append(CalibrationText(ids=ids, purpose=purpose))
             left[purpose] -= len(ids)
     if amounts.calibrate and not any(one.purpose == "calibrate" for one in found):
         why = ", ".join(f"{reason} ({count})" for reason, count in reading.drop_counts.items())
@@ -174,11 +178,11 @@ def _source(path: Path) -> "FileSource":
 
 def _needles(
     source: "LongContextSource", tokenizer: "Tokenizer", begin: list[int]
-) -> "Iterator[Passage]":
-    from paddock.quant import Passage
+) -> "Iterator[CalibrationText]":
+    from paddock.quant import CalibrationText
     from paddock.train.evaluate import _asked as asked
 
     for task in source.tasks(_reading(tokenizer)):
         question = asked(task, tokenizer, begin)
         answers = tuple((answer.start, answer.stop) for answer in question.answers)
-        yield Passage(ids=tuple(question.ids), purpose="needles", answers=answers)
+        yield CalibrationText(ids=tuple(question.ids), purpose="needles", answers=answers)

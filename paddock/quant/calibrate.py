@@ -31,16 +31,16 @@ from paddock.model.attention.mla import MLA
 from paddock.model.config import AttentionKind
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.moe import GatedMLP, GroupedExperts, MoE, Routing
-from paddock.quant.recipe import QuantSettings, integer_linears
-from paddock.quant.rotate import Read, reads
-from paddock.quant.w4a8 import Grid, QuantError, quantize
+from paddock.quant.rotate import NormConsumers, norm_consumers
+from paddock.quant.settings import QuantSettings, quantizable_linears
+from paddock.quant.w4a8 import QuantError, QuantizationArgs, quantize
 
-Tie = Callable[[Tensor], Tensor]
+ScaleTying = Callable[[Tensor], Tensor]
 EXPERTS = "mlp.experts"
 SMOOTHABLE = ("mla", "dsa", "gqa", "swa", "simple_gdn")  # from values to o there are sums alone
 
 
-class Seen:
+class ActivationStats:
     """What a linear map was given: sizes of its channels, and some of the rows."""
 
     def __init__(self, keep: int, keep_each: int) -> None:
@@ -48,7 +48,7 @@ class Seen:
         self._kept: list[Tensor] = []
         self._held = 0
         self._sum_D: Tensor | None = None
-        self.peak_D: Tensor = torch.zeros(())
+        self.max_abs_D: Tensor = torch.zeros(())
         self.count = 0
 
     def add(self, x_TD: Tensor) -> None:
@@ -57,7 +57,7 @@ class Seen:
         x_TD = x_TD.detach().float()
         sum_D, peak_D = x_TD.abs().sum(0), x_TD.abs().amax(0)
         self._sum_D = sum_D if self._sum_D is None else self._sum_D + sum_D
-        self.peak_D = torch.maximum(self.peak_D.to(peak_D), peak_D)
+        self.max_abs_D = torch.maximum(self.max_abs_D.to(peak_D), peak_D)
         self.count += len(x_TD)
         room = min(self._keep - self._held, self._keep_each, len(x_TD))
         if room > 0:  # evenly from the whole batch, for it holds several texts
@@ -75,17 +75,17 @@ class Seen:
         return torch.cat(self._kept)
 
     @property
-    def rounded_ND(self) -> Tensor:
+    def quantized_rows_ND(self) -> Tensor:
         """The rows as an integer product will see them."""
         return _rounded(self.rows_ND)
 
-    def divide(self, scale_D: Tensor) -> None:
+    def apply_smoothing(self, scale_D: Tensor) -> None:
         """The rows after smoothing by these scales."""
         self._kept = [rows_ND / scale_D for rows_ND in self._kept]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SmoothingResult:
     """What was found for one place: strength (None: left as it was) and relative squared error of
     the output, before and with it."""
 
@@ -95,18 +95,18 @@ class Choice:
     error: float
 
 
-class Watch:
+class ActivationObserver:
     """Looks on while a layer reads text, and remembers what its linear maps were given."""
 
     def __init__(self, block: DecoderLayer, settings: QuantSettings, batches: int) -> None:
         self._block, self._settings = block, settings
-        self._keep_each = -(-settings.rows // max(1, batches))
-        self.linears: dict[str, Seen] = {}
-        self.experts: dict[int, Seen] = {}  # what their down is given
-        self.inputs: dict[int, Seen] = {}  # and their gate and up
+        self._keep_each = -(-settings.calibration_rows // max(1, batches))
+        self.linears: dict[str, ActivationStats] = {}
+        self.experts: dict[int, ActivationStats] = {}  # what their down is given
+        self.inputs: dict[int, ActivationStats] = {}  # and their gate and up
 
     @contextmanager
-    def looking(self, looks: bool = True) -> Iterator[None]:
+    def observe(self, looks: bool = True) -> Iterator[None]:
         """Everything the layer computes within the block is seen, if anyone looks."""
         handles = []
         for name, module in self._block.named_modules() if looks else ():
@@ -120,8 +120,8 @@ class Watch:
             for handle in handles:
                 handle.remove()
 
-    def _new(self) -> Seen:
-        return Seen(self._settings.rows, self._keep_each)
+    def _new(self) -> ActivationStats:
+        return ActivationStats(self._settings.calibration_rows, self._keep_each)
 
     def _see(self, name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
         def hook(module: nn.Module, given: tuple[Tensor]) -> None:  # noqa: ARG001
@@ -140,9 +140,13 @@ class Watch:
                 kept.setdefault(expert, self._new()).add(rows_N)
 
 
-def refuse_kinds(kinds: Iterable[AttentionKind], settings: QuantSettings) -> None:
+def check_attention_kinds(kinds: Iterable[AttentionKind], settings: QuantSettings) -> None:
     """Before any work: what smoothing would change."""
-    strange = sorted(set(kinds) - set(SMOOTHABLE)) if settings.smooth and settings.linears else []
+    strange = (
+        sorted(set(kinds) - set(SMOOTHABLE))
+        if settings.smooth and settings.quantize_linears
+        else []
+    )
     if strange:
         raise QuantError(
             f"'{strange[0]}' layers cannot be smoothed; these can: {SMOOTHABLE}; set 'smooth' to "
@@ -151,12 +155,14 @@ def refuse_kinds(kinds: Iterable[AttentionKind], settings: QuantSettings) -> Non
 
 
 @torch.no_grad()
-def smooth(block: DecoderLayer, watch: Watch, settings: QuantSettings) -> list[Choice]:
+def smooth(
+    block: DecoderLayer, watch: ActivationObserver, settings: QuantSettings
+) -> list[SmoothingResult]:
     """Change a layer in place so that it quantizes better and computes the same."""
-    found: list[Choice] = []
+    found: list[SmoothingResult] = []
     if settings.awq and isinstance(block.mlp, MoE):
         found += _smooth_experts(block.mlp.experts, watch, settings)
-    if settings.smooth and settings.linears:
+    if settings.smooth and settings.quantize_linears:
         found += _smooth_norms(block, watch, settings)
         found += _smooth_values(block.attention, watch, settings)
         for name, mlp in block.named_modules():
@@ -165,28 +171,30 @@ def smooth(block: DecoderLayer, watch: Watch, settings: QuantSettings) -> list[C
     return found
 
 
-def _smooth_experts(experts: GroupedExperts, watch: Watch, settings: QuantSettings) -> list[Choice]:
+def _smooth_experts(
+    experts: GroupedExperts, watch: ActivationObserver, settings: QuantSettings
+) -> list[SmoothingResult]:
     inner = experts.gate_up.shape[1] // 2
     met = [expert for expert, seen in sorted(watch.experts.items()) if seen.count]
     found = []
-    for some in together(experts.down, met, settings.rows):
+    for some in batch_experts(experts.down, met, settings.calibration_rows):
         each = [watch.experts[expert] for expert in some]
-        rows_ENF = side_by_side([seen.rows_ND for seen in each])
+        rows_ENF = pad_rows([seen.rows_ND for seen in each])
         mean_EF = torch.stack([seen.mean_D for seen in each])
         choices, scale_EF = _search(
             [f"{EXPERTS}.{expert}.down" for expert in some],
-            _Trial(rows_ENF, [experts.down[some]], settings.expert_grid),
+            _Trial(rows_ENF, [experts.down[some]], settings.expert_args),
             ((alpha, mean_EF**alpha) for alpha in _alphas(settings)),
         )
         for expert, seen, scale_F in zip(some, each, scale_EF, strict=True):
             experts.gate_up[expert, inner:].div_(scale_F.unsqueeze(-1))
             experts.down[expert].mul_(scale_F)
-            seen.divide(scale_F)
+            seen.apply_smoothing(scale_F)
         found += choices
     return found
 
 
-def together(stack_EFD: Tensor, experts: list[int], rows: int) -> Iterator[list[int]]:
+def batch_experts(stack_EFD: Tensor, experts: list[int], rows: int) -> Iterator[list[int]]:
     """Experts that are searched at once, each with so many rows: as many as scratch memory takes,
     for each round of refining is a dozen launches. A CPU's cache is full with one, and its products
     of many matrices may round otherwise."""
@@ -197,49 +205,53 @@ def together(stack_EFD: Tensor, experts: list[int], rows: int) -> Iterator[list[
         yield experts[part]
 
 
-def side_by_side(rows: Sequence[Tensor]) -> Tensor:
+def pad_rows(rows: Sequence[Tensor]) -> Tensor:
     """[E, N, D] of what each expert was given. Who was given less has zeros, which never err."""
     return pad_sequence(list(rows), batch_first=True)
 
 
-def _smooth_norms(block: DecoderLayer, watch: Watch, settings: QuantSettings) -> Iterator[Choice]:
+def _smooth_norms(
+    block: DecoderLayer, watch: ActivationObserver, settings: QuantSettings
+) -> Iterator[SmoothingResult]:
     """Norm -> linear, but not before the experts: their norm is the router's too, and all experts
     together have no common large channels."""
-    names = {id(module.weight): name for name, module in integer_linears(block).items()}
-    for read in reads(block):
+    names = {id(module.weight): name for name, module in quantizable_linears(block).items()}
+    for read in norm_consumers(block):
         rounded = [weight for weight in read.weights if id(weight) in names]
         if read.norm is block.mlp_norm or not rounded:
             continue
         seen = watch.linears[names[id(rounded[0])]]
-        choice, scale_D = best(
+        choice, scale_D = search_alpha(
             names[id(rounded[0])],
             seen,
             tuple(rounded),
-            settings.linear_grid,
+            settings.linear_args,
             _balanced(seen, rounded, settings),
         )
         _move_into_readers(read, scale_D)
         yield choice
 
 
-def _move_into_readers(read: Read, scale_D: Tensor) -> None:
+def _move_into_readers(read: NormConsumers, scale_D: Tensor) -> None:
     read.norm.weight.div_(scale_D)
     for weight in read.weights:
         weight.mul_(scale_D)
 
 
-def _smooth_values(attention: nn.Module, watch: Watch, settings: QuantSettings) -> list[Choice]:
+def _smooth_values(
+    attention: nn.Module, watch: ActivationObserver, settings: QuantSettings
+) -> list[SmoothingResult]:
     assert isinstance(attention, MLA | GQA)
     seen, weight = watch.linears["attention.o"], attention.o.weight
-    tie: Tie = _untied
+    tie: ScaleTying = _untied
     if isinstance(attention, GQA):
         gqa = attention.gqa
         tie = _shared_by_heads(gqa.kv_heads, gqa.heads // gqa.kv_heads)
-    choice, scale_D = best(
+    choice, scale_D = search_alpha(
         "attention.o",
         seen,
         (weight,),
-        settings.linear_grid,
+        settings.linear_args,
         _balanced(seen, [weight], settings, tie),
     )
     weight.mul_(scale_D)
@@ -256,22 +268,24 @@ def _smooth_values(attention: nn.Module, watch: Watch, settings: QuantSettings) 
     return [choice]
 
 
-def _smooth_down(name: str, mlp: GatedMLP, watch: Watch, settings: QuantSettings) -> Choice:
+def _smooth_down(
+    name: str, mlp: GatedMLP, watch: ActivationObserver, settings: QuantSettings
+) -> SmoothingResult:
     seen, weight = watch.linears[f"{name}.down"], mlp.down.weight
     strengths = _balanced(seen, [weight], settings)
-    choice, scale_F = best(f"{name}.down", seen, (weight,), settings.linear_grid, strengths)
+    choice, scale_F = search_alpha(f"{name}.down", seen, (weight,), settings.linear_args, strengths)
     weight.mul_(scale_F)
     mlp.up.weight.div_(scale_F.unsqueeze(-1))
     return choice
 
 
-def best(
+def search_alpha(
     place: str,
-    seen: Seen,
+    seen: ActivationStats,
     weights: Sequence[Tensor],
-    grid: Grid,
+    grid: QuantizationArgs,
     strengths: Iterable[tuple[float, Tensor]],
-) -> tuple[Choice, Tensor]:
+) -> tuple[SmoothingResult, Tensor]:
     """The strength whose rounded product is closest to the exact one, and its scales."""
     (choice,), scale_D = _search([place], _Trial(seen.rows_ND, weights, grid), strengths)
     return choice, scale_D
@@ -280,7 +294,7 @@ def best(
 class _Trial:
     """Rows and the weights that read them; of several experts each has its own."""
 
-    def __init__(self, rows_XND: Tensor, weights: Sequence[Tensor], grid: Grid) -> None:
+    def __init__(self, rows_XND: Tensor, weights: Sequence[Tensor], grid: QuantizationArgs) -> None:
         self.rows_XND, self._grid = rows_XND, grid
         self._weights = [weight.float() for weight in weights]
         self._exact = [rows_XND @ weight.mT for weight in self._weights]
@@ -309,7 +323,7 @@ def _rounded(rows_XND: Tensor) -> Tensor:
 
 def _search(
     places: Sequence[str], trial: _Trial, strengths: Iterable[tuple[float, Tensor]]
-) -> tuple[list[Choice], Tensor]:
+) -> tuple[list[SmoothingResult], Tensor]:
     """Of each place the best strength, and its scales."""
     scale_XD = torch.ones_like(trial.rows_XND[..., 0, :])
     before_X = error_X = trial.error(scale_XD)
@@ -323,17 +337,20 @@ def _search(
         scale_XD = torch.where(closer_X.unsqueeze(-1), tried_XD, scale_XD)
     columns = (found_X.reshape(-1).tolist() for found_X in (alpha_X, before_X, error_X))
     choices = [
-        Choice(place, None if isnan(alpha) else alpha, before, error)
+        SmoothingResult(place, None if isnan(alpha) else alpha, before, error)
         for place, alpha, before, error in zip(places, *columns, strict=True)
     ]
     return choices, scale_XD
 
 
 def _balanced(
-    seen: Seen, weights: Sequence[Tensor], settings: QuantSettings, tie: Tie | None = None
+    seen: ActivationStats,
+    weights: Sequence[Tensor],
+    settings: QuantSettings,
+    tie: ScaleTying | None = None,
 ) -> Iterator[tuple[float, Tensor]]:
     peak_D = torch.stack([weight.float().abs().amax(0) for weight in weights]).amax(0)
-    log_x_D, log_w_D = _log(seen.peak_D), _log(peak_D)
+    log_x_D, log_w_D = _log(seen.max_abs_D), _log(peak_D)
     for alpha in _alphas(settings):
         yield alpha, (tie or _untied)(alpha * log_x_D - (1 - alpha) * log_w_D).exp()
 
@@ -358,7 +375,7 @@ def _untied(log_D: Tensor) -> Tensor:
     return log_D
 
 
-def _shared_by_heads(kv_heads: int, each: int) -> Tie:
+def _shared_by_heads(kv_heads: int, each: int) -> ScaleTying:
     """One scale for a value channel that several heads read."""
 
     def tie(log_D: Tensor) -> Tensor:
@@ -369,4 +386,4 @@ def _shared_by_heads(kv_heads: int, each: int) -> Tie:
 
 
 def _alphas(settings: QuantSettings) -> Iterator[float]:
-    return (step / settings.alphas for step in range(settings.alphas + 1))
+    return (step / settings.n_grid for step in range(settings.n_grid + 1))

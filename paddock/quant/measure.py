@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.workspace import chunks, scratch_bytes
-from paddock.quant.stream import Batch
+from paddock.quant.calibration_data import CalibrationBatch
 
-Head = Callable[[Tensor], Tensor]
+LMHead = Callable[[Tensor], Tensor]
 # Positions at which divergence is reported: up to so many tokens into a text.
 BUCKETS = (128, 512, 2048, 8192, 32_768, 131_072, 1 << 40)
 LEAST = 1e-12  # nats: what float32 logits can tell apart at all
 
 
 @dataclass(slots=True)
-class Apart:
+class KLDivergenceStats:
     """Sums of divergences over tokens, and of their logarithms."""
 
     tokens: int = 0
@@ -34,7 +34,7 @@ class Apart:
 
 
 @dataclass(slots=True)
-class Tally:
+class QuantEvalStats:
     """Sums over tokens, of the exact network and of the quantized one."""
 
     tokens: int = 0
@@ -44,7 +44,7 @@ class Tally:
     exact_right: float = 0.0
     integer_right: float = 0.0
     agreed: int = 0  # tokens at which both would say the same
-    divergence: dict[int, Apart] = field(default_factory=dict)  # by bucket
+    divergence: dict[int, KLDivergenceStats] = field(default_factory=dict)  # by bucket
 
     def summary(self) -> dict[str, object]:
         """As numbers a report can print; what was not asked is left out."""
@@ -78,7 +78,13 @@ class Tally:
 
 
 @torch.no_grad()
-def weigh(batch: Batch, exact_TD: Tensor, integer_TD: Tensor, head: Head, tally: Tally) -> None:
+def update_stats(
+    batch: CalibrationBatch,
+    exact_TD: Tensor,
+    integer_TD: Tensor,
+    head: LMHead,
+    tally: QuantEvalStats,
+) -> None:
     """Add a batch: the final normed states of both networks, which share a head."""
     row = 0
     for passage in batch.passages:
@@ -97,7 +103,9 @@ def weigh(batch: Batch, exact_TD: Tensor, integer_TD: Tensor, head: Head, tally:
         row += count
 
 
-def _weigh_text(token_T: Tensor, states: tuple[Tensor, Tensor], head: Head, tally: Tally) -> None:
+def _weigh_text(
+    token_T: Tensor, states: tuple[Tensor, Tensor], head: LMHead, tally: QuantEvalStats
+) -> None:
     last = len(token_T) - 1
     vocab = head(states[0][:1]).shape[-1]
     for part in chunks(last, 40 * vocab, scratch_bytes(token_T.device)):
@@ -111,4 +119,4 @@ def _weigh_text(token_T: Tensor, states: tuple[Tensor, Tensor], head: Head, tall
         apart_T = (exact_TV.exp() * (exact_TV - integer_TV)).sum(-1)
         for place, nats in zip(range(part.start, part.stop), apart_T.tolist(), strict=True):
             bucket = next(limit for limit in BUCKETS if place < limit)
-            tally.divergence.setdefault(bucket, Apart()).add(nats)
+            tally.divergence.setdefault(bucket, KLDivergenceStats()).add(nats)

@@ -12,31 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paddock.quant.w4a8 import Grid, quantize
+from paddock.quant.w4a8 import QuantizationArgs, quantize
 
 EXPERTS = re.compile(r"layers\.\d+\.mlp\.experts\.(gate_up|down)")  # not the MTP layer's
 
 
 def int4(name: str, weight: Tensor) -> Tensor:
     """One scale a row."""
-    return _experts_only(name, weight, Grid(bits=4))
+    return _experts_only(name, weight, QuantizationArgs(bits=4))
 
 
 def int4_group32(name: str, weight: Tensor) -> Tensor:
     """One scale for each 32 columns; export with `expert_group = 32`."""
-    return _experts_only(name, weight, Grid(bits=4, group=32))
+    return _experts_only(name, weight, QuantizationArgs(bits=4, group_size=32))
 
 
 def int4_group128(name: str, weight: Tensor) -> Tensor:
     """One scale for each 128 columns; export with `expert_group = 128`."""
-    return _experts_only(name, weight, Grid(bits=4, group=128))
+    return _experts_only(name, weight, QuantizationArgs(bits=4, group_size=128))
 
 
-def _experts_only(name: str, weight: Tensor, grid: Grid) -> Tensor:
-    return fake_quantized(weight, grid) if EXPERTS.fullmatch(name) else weight
+def _experts_only(name: str, weight: Tensor, grid: QuantizationArgs) -> Tensor:
+    return fake_quantize(weight, grid) if EXPERTS.fullmatch(name) else weight
 
 
-def fake_quantized(weight: Tensor, grid: Grid) -> Tensor:
+def fake_quantize(weight: Tensor, grid: QuantizationArgs) -> Tensor:
     """The numbers that the integers of a weight stand for, in its dtype; the gradient of them is
     taken for the weight's own.
 
@@ -50,7 +50,7 @@ def fake_quantized(weight: Tensor, grid: Grid) -> Tensor:
 
 class _Straight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, grid: Grid) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, weight: Tensor, grid: QuantizationArgs) -> Tensor:  # noqa: ARG004
         return quantize(weight, grid).weight_XFD.to(weight.dtype)
 
     @staticmethod

@@ -35,12 +35,12 @@ from paddock.model.mtp import MTP
 from paddock.model.norm import RMSNorm
 from paddock.quant.w4a8 import QuantError
 
-TURNABLE = ("mla", "dsa", "gqa", "swa")
+ROTATABLE = ("mla", "dsa", "gqa", "swa")
 HADAMARD = (1, 12, 20)  # of these, times a power of two, there is a Hadamard matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class Rotation:
     """x -> Q (sign * x), Q orthonormal and spreading each number over all.
 
     Q is the product of a small matrix and Sylvester's Hadamard matrix of a power of two: Hadamard's
@@ -57,22 +57,22 @@ class Turn:
     small_MM: Tensor
 
     @classmethod
-    def of(cls, size: int, chance: torch.Generator) -> "Turn":
-        return cls.by(torch.randint(0, 2, (size,), generator=chance).to(torch.int8) * 2 - 1)
+    def random(cls, size: int, chance: torch.Generator) -> "Rotation":
+        return cls.from_signs(torch.randint(0, 2, (size,), generator=chance).to(torch.int8) * 2 - 1)
 
     @classmethod
-    def by(cls, sign_N: Tensor) -> "Turn":
+    def from_signs(cls, sign_N: Tensor) -> "Rotation":
         """The one with these signs."""
         return cls(sign_N, _small(len(sign_N)).to(sign_N.device))
 
-    def to(self, device: torch.device) -> "Turn":
-        return Turn(self.sign_N.to(device), self.small_MM.to(device))
+    def to(self, device: torch.device) -> "Rotation":
+        return Rotation(self.sign_N.to(device), self.small_MM.to(device))
 
-    def turned(self, x_XN: Tensor) -> Tensor:
+    def apply(self, x_XN: Tensor) -> Tensor:
         x_XMS = hadamard((x_XN * self.sign_N.to(x_XN.dtype)).unflatten(-1, self._factors))
         return (self.small_MM.to(x_XN.dtype) @ x_XMS).flatten(-2)
 
-    def back(self, x_XN: Tensor) -> Tensor:
+    def inverse(self, x_XN: Tensor) -> Tensor:
         x_XMS = self.small_MM.to(x_XN.dtype).T @ x_XN.unflatten(-1, self._factors)
         return hadamard_inverse(x_XMS).flatten(-2) * self.sign_N.to(x_XN.dtype)
 
@@ -98,19 +98,19 @@ def _cosine(size: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turns:
+class Rotations:
     """The same for all layers."""
 
-    residual: Turn
-    query: Turn | None
-    latent: Turn | None
-    value: Turn | None  # of a head of latent attention
-    grouped: Turn | None  # and of grouped attention: a network may have both
+    residual: Rotation
+    query: Rotation | None
+    latent: Rotation | None
+    value: Rotation | None  # of a head of latent attention
+    grouped: Rotation | None  # and of grouped attention: a network may have both
 
     @classmethod
-    def of(cls, config: ModelConfig, seed: int) -> "Turns":
-        if strange := sorted(set(config.attention) - set(TURNABLE)):
-            raise QuantError(f"'{strange[0]}' layers cannot be turned; these can: {TURNABLE}")
+    def from_config(cls, config: ModelConfig, seed: int) -> "Rotations":
+        if strange := sorted(set(config.attention) - set(ROTATABLE)):
+            raise QuantError(f"'{strange[0]}' layers cannot be turned; these can: {ROTATABLE}")
         chance = torch.Generator().manual_seed(seed)
         mla, gqa = config.mla, config.gqa
         sizes = (
@@ -119,34 +119,36 @@ class Turns:
             None if mla is None else mla.value,
             None if gqa is None else gqa.dim,
         )
-        residual = Turn.of(config.hidden, chance)
-        return cls(residual, *(None if size is None else Turn.of(size, chance) for size in sizes))
+        residual = Rotation.random(config.hidden, chance)
+        return cls(
+            residual, *(None if size is None else Rotation.random(size, chance) for size in sizes)
+        )
 
-    def to(self, device: torch.device) -> "Turns":
+    def to(self, device: torch.device) -> "Rotations":
         others = (self.query, self.latent, self.value, self.grouped)
         moved = (None if turn is None else turn.to(device) for turn in others)
-        return Turns(self.residual.to(device), *moved)
+        return Rotations(self.residual.to(device), *moved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Read:
+class NormConsumers:
     """A norm and the weights whose columns read it."""
 
     norm: RMSNorm
     weights: tuple[Tensor, ...]
 
 
-def reads(block: DecoderLayer) -> Iterator[Read]:
+def norm_consumers(block: DecoderLayer) -> Iterator[NormConsumers]:
     """Every norm of a layer that stands before linear maps."""
-    yield Read(block.attention_norm, tuple(_attention_reads(block.attention)))
-    yield Read(block.mlp_norm, tuple(_mlp_reads(block.mlp)))
+    yield NormConsumers(block.attention_norm, tuple(_attention_reads(block.attention)))
+    yield NormConsumers(block.mlp_norm, tuple(_mlp_reads(block.mlp)))
     attention = block.attention
     if isinstance(attention, MLA):
-        yield Read(attention.kv_norm, (attention.kv_b.weight,))
+        yield NormConsumers(attention.kv_norm, (attention.kv_b.weight,))
         if attention.mla.q_rank is not None:
             indexer = getattr(attention, "indexer", None)
             further = () if indexer is None else (indexer.query.weight,)
-            yield Read(attention.q_norm, (attention.q_b.weight, *further))
+            yield NormConsumers(attention.q_norm, (attention.q_b.weight, *further))
 
 
 def _attention_reads(attention: nn.Module) -> Iterator[Tensor]:
@@ -181,24 +183,24 @@ def _residual_writers(block: DecoderLayer) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def fold_norms(block: DecoderLayer) -> None:
+def fuse_norms(block: DecoderLayer) -> None:
     """Norm weights into the weights behind them; the norms keep ones."""
-    for read in reads(block):
+    for read in norm_consumers(block):
         for weight in read.weights:
             weight.mul_(read.norm.weight)
         read.norm.weight.fill_(1.0)
 
 
 @torch.no_grad()
-def turn_block(block: DecoderLayer, turns: Turns) -> None:
+def rotate_layer(block: DecoderLayer, turns: Rotations) -> None:
     """A layer with folded norms, turned in place. Computed in float64."""
     turns = turns.to(block.attention_norm.weight.device)
-    for read in (Read(block.attention_norm, ()), Read(block.mlp_norm, ())):
+    for read in (NormConsumers(block.attention_norm, ()), NormConsumers(block.mlp_norm, ())):
         assert bool((read.norm.weight == 1).all()), "norms are folded before they are turned"
     attention = block.attention
-    turn_columns((*_attention_reads(attention), *_mlp_reads(block.mlp)), turns.residual)
+    rotate_columns((*_attention_reads(attention), *_mlp_reads(block.mlp)), turns.residual)
     for weight in _residual_writers(block):
-        turn_rows(weight, turns.residual)
+        rotate_rows(weight, turns.residual)
     if isinstance(attention, MLA):
         _turn_latents(attention, turns)
     else:
@@ -206,31 +208,31 @@ def turn_block(block: DecoderLayer, turns: Turns) -> None:
         _turn_values(attention, turns)
 
 
-def _turn_latents(attention: MLA, turns: Turns) -> None:
+def _turn_latents(attention: MLA, turns: Rotations) -> None:
     mla = attention.mla
     assert turns.latent is not None
     assert turns.value is not None
-    turn_rows(attention.kv_a.weight[: mla.kv_rank], turns.latent)
-    turn_columns((attention.kv_b.weight,), turns.latent)
+    rotate_rows(attention.kv_a.weight[: mla.kv_rank], turns.latent)
+    rotate_columns((attention.kv_b.weight,), turns.latent)
     if turns.query is not None:
-        turn_rows(attention.q_a.weight, turns.query)
+        rotate_rows(attention.q_a.weight, turns.query)
         indexer = getattr(attention, "indexer", None)
         further = () if indexer is None else (indexer.query.weight,)
-        turn_columns((attention.q_b.weight, *further), turns.query)
+        rotate_columns((attention.q_b.weight, *further), turns.query)
     value_up_HVL = attention.kv_b.weight.unflatten(0, (mla.heads, -1))[:, mla.nope :]
-    turn_rows(value_up_HVL, turns.value)
-    turn_columns((_by_head(attention.o.weight, mla.heads),), turns.value)
+    rotate_rows(value_up_HVL, turns.value)
+    rotate_columns((_by_head(attention.o.weight, mla.heads),), turns.value)
 
 
-def _turn_values(attention: GQA, turns: Turns) -> None:
+def _turn_values(attention: GQA, turns: Rotations) -> None:
     gqa = attention.gqa
     assert turns.grouped is not None
-    turn_rows(attention.v.weight.unflatten(0, (gqa.kv_heads, -1)), turns.grouped)
+    rotate_rows(attention.v.weight.unflatten(0, (gqa.kv_heads, -1)), turns.grouped)
     if attention.v.bias is not None:
-        turn_columns((attention.v.bias.unflatten(0, (gqa.kv_heads, -1)),), turns.grouped)
-    turn_columns((_by_head(attention.o.weight, gqa.heads),), turns.grouped)
+        rotate_columns((attention.v.bias.unflatten(0, (gqa.kv_heads, -1)),), turns.grouped)
+    rotate_columns((_by_head(attention.o.weight, gqa.heads),), turns.grouped)
     if attention.o.bias is not None:
-        turn_columns((attention.o.bias,), turns.residual)
+        rotate_columns((attention.o.bias,), turns.residual)
 
 
 def _by_head(weight_DF: Tensor, heads: int) -> Tensor:
@@ -239,28 +241,28 @@ def _by_head(weight_DF: Tensor, heads: int) -> Tensor:
 
 
 @torch.no_grad()
-def turn_columns(weights: Iterable[Tensor], turn: Turn) -> None:
+def rotate_columns(weights: Iterable[Tensor], turn: Rotation) -> None:
     """Weights whose last dim reads what is turned, in place."""
     for weight in weights:
         for part in weight if weight.ndim == 3 else (weight,):  # a stack at once is too wide
-            part.copy_(turn.turned(part.double()))
+            part.copy_(turn.apply(part.double()))
 
 
 @torch.no_grad()
-def turn_rows(weight_XFD: Tensor, turn: Turn) -> None:
+def rotate_rows(weight_XFD: Tensor, turn: Rotation) -> None:
     """A weight whose rows write what is turned, in place."""
     for part_FD in weight_XFD if weight_XFD.ndim == 3 else (weight_XFD,):
-        part_FD.copy_(turn.turned(part_FD.double().mT).mT)
+        part_FD.copy_(turn.apply(part_FD.double().mT).mT)
 
 
 @torch.no_grad()
-def turned_head(head_VD: Tensor, norm_D: Tensor, turn: Turn) -> Tensor:
+def rotate_head(head_VD: Tensor, norm_D: Tensor, turn: Rotation) -> Tensor:
     """The output head with the final norm's weight folded in, for turned states."""
     turn = turn.to(head_VD.device)
-    return turn.turned(head_VD.double() * norm_D.double()).to(head_VD.dtype)
+    return turn.apply(head_VD.double() * norm_D.double()).to(head_VD.dtype)
 
 
-class TurnedMTP(MTP):
+class RotatedMTP(MTP):
     """An MTP layer in its own basis, behind a trunk whose states are turned.
 
     The trunk's state comes without the final norm's weight, which the turned head holds: `scale` is
@@ -276,7 +278,7 @@ class TurnedMTP(MTP):
         nn.Module.__init__(self)  # nothing is born here: the plain layer's parts move in
         for name, part in plain.named_children():
             self.add_module(name, part)
-        turn = Turn.by(sign_D)
+        turn = Rotation.from_signs(sign_D)
         self.register_buffer("sign", turn.sign_N.clone(), persistent=False)
         self.register_buffer("small", turn.small_MM, persistent=False)
         self.register_buffer("scale", scale_D.float(), persistent=False)
@@ -288,11 +290,11 @@ class TurnedMTP(MTP):
         step: ForwardContext,
         selection: TopKSelection | None = None,
     ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
-        turn, dtype = Turn(self.sign, self.small), hidden_TD.dtype
-        plain_TD = (turn.back(hidden_TD.float()) * self.scale).to(dtype)
-        embed_TD = turn.back(next_embed_TD.float()).to(dtype)
+        turn, dtype = Rotation(self.sign, self.small), hidden_TD.dtype
+        plain_TD = (turn.inverse(hidden_TD.float()) * self.scale).to(dtype)
+        embed_TD = turn.inverse(next_embed_TD.float()).to(dtype)
         state_TD, kept, notes = super().forward(plain_TD, embed_TD, step, selection)
-        return turn.turned(state_TD.float() / self._divisor()).to(dtype), kept, notes
+        return turn.apply(state_TD.float() / self._divisor()).to(dtype), kept, notes
 
     def _divisor(self) -> Tensor:
         """A channel that the final norm all but silences is silent in drafts too: dividing by next
@@ -306,17 +308,17 @@ class TurnedMTP(MTP):
 def rotate(network: Transformer, seed: int = 0) -> Transformer:
     """The same function with no outstanding channels; in place. A tied head is untied."""
     config = network.config
-    turns = Turns.of(config, seed).to(network.embed.weight.device)
-    head = turned_head(network.head.weight, network.norm.weight, turns.residual)
+    turns = Rotations.from_config(config, seed).to(network.embed.weight.device)
+    head = rotate_head(network.head.weight, network.norm.weight, turns.residual)
     scale_D = network.norm.weight.detach().clone()
     network.head.weight = nn.Parameter(head)
     network.config = config.model_copy(update={"tied": False})
     network.norm.weight.fill_(1.0)
-    turn_columns((network.embed.weight,), turns.residual)
+    rotate_columns((network.embed.weight,), turns.residual)
     for block in network.layers:
         assert isinstance(block, DecoderLayer)
-        fold_norms(block)
-        turn_block(block, turns)
+        fuse_norms(block)
+        rotate_layer(block, turns)
     if network.mtp is not None:
-        network.mtp = TurnedMTP(network.mtp, turns.residual.sign_N, scale_D)
+        network.mtp = RotatedMTP(network.mtp, turns.residual.sign_N, scale_D)
     return network

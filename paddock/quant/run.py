@@ -26,21 +26,42 @@ from paddock.config import dump_toml
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.moe import MoE
 from paddock.model.norm import RMSNorm
-from paddock.quant.blocks import install, quantize_block, refuse_shapes
-from paddock.quant.calibrate import Choice, Watch, refuse_kinds, smooth
-from paddock.quant.files import modules_by_fate, quantization_config, released, turn_names
-from paddock.quant.measure import Tally, weigh
-from paddock.quant.recipe import QuantSettings
-from paddock.quant.rotate import Turns, fold_norms, turn_block, turn_columns, turned_head
-from paddock.quant.stream import Batch, Passage, Side, State, batches_of
-from paddock.quant.w4a8 import QuantError, Quantized
-from paddock.quant.workshop import Workshop, digest, fingerprint, size_of
+from paddock.quant.calibrate import (
+    ActivationObserver,
+    SmoothingResult,
+    check_attention_kinds,
+    smooth,
+)
+from paddock.quant.calibration_data import (
+    ActivationSide,
+    CalibrationBatch,
+    CalibrationText,
+    LayerActivations,
+    make_batches,
+)
+from paddock.quant.compressed_tensors import (
+    plan_tensors,
+    quantization_config,
+    rotation_tensor_names,
+    to_compressed_tensors,
+)
+from paddock.quant.layer_quantizer import (
+    QuantizationFolder,
+    fingerprint,
+    text_digest,
+    weights_size_bytes,
+)
+from paddock.quant.measure import QuantEvalStats, update_stats
+from paddock.quant.quantize_layer import check_group_sizes, quantize_layer, replace_with_quantized
+from paddock.quant.rotate import Rotations, fuse_norms, rotate_columns, rotate_head, rotate_layer
+from paddock.quant.settings import QuantSettings
+from paddock.quant.w4a8 import QuantError, QuantizedTensor
 
-OWN_BATCHES = 2  # of text on which a layer's own error is measured
+LAYER_ERROR_BATCHES = 2  # of text on which a layer's own error is measured
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class QuantizationProgress:
     """What a watcher is told: how much of the work is done, and what comes now."""
 
     done: int
@@ -48,10 +69,10 @@ class Moment:
     what: str
 
 
-Say = Callable[[Moment], None]
+ProgressCallback = Callable[[QuantizationProgress], None]
 
 
-def silent(_: Moment) -> None:
+def ignore_progress(_: QuantizationProgress) -> None:
     pass
 
 
@@ -60,9 +81,9 @@ def quantize_folder(
     target: str | Path,
     settings: QuantSettings | None = None,
     *,
-    passages: Sequence[Passage] = (),
+    passages: Sequence[CalibrationText] = (),
     device: str | torch.device = "cpu",
-    say: Say = silent,
+    say: ProgressCallback = ignore_progress,
 ) -> dict[str, Any]:
     """Write `target`, the network of `source` with integer weights, and return its report.
 
@@ -72,10 +93,10 @@ def quantize_folder(
     """
     chosen = settings or QuantSettings()
     work = _Work(Path(source), Path(target), chosen, torch.device(device))
-    return work.run(batches_of(passages, chosen.batch_tokens), say)
+    return work.run(make_batches(passages, chosen.batch_tokens), say)
 
 
-def refuse_integers(source: Path) -> None:
+def check_not_quantized(source: Path) -> None:
     if quant_method(source) is not None:
         raise QuantError(f"{source}: is already quantized")
 
@@ -84,7 +105,7 @@ class _Work:
     def __init__(
         self, source: Path, target: Path, settings: QuantSettings, device: torch.device
     ) -> None:
-        refuse_integers(source)
+        check_not_quantized(source)
         if target.resolve() == source.resolve():
             raise QuantError(f"{target}: source and target are the same")
         self.source, self.settings, self.device = source, settings, device
@@ -92,57 +113,59 @@ class _Work:
         self.config = drop_missing_mtp(config, self.tensors)
         self.network = meta_model(self.config)
         self.plan = match_tensors(self.network, self.tensors)
-        self.turns = Turns.of(self.config, settings.seed) if settings.rotate else None
+        self.turns = Rotations.from_config(self.config, settings.seed) if settings.rotate else None
         # What is written: a turned head is no longer the embedding.
         tied = self.config.tied and self.turns is None
         self.made = self.config.model_copy(update={"tied": tied})
-        if not settings.linears and "moe" not in self.config.mlp:
+        if not settings.quantize_linears and "moe" not in self.config.mlp:
             raise QuantError(f"{source}: has no experts, and the recipe leaves all else alone")
         if self.config.family == "paddock" and "moe" in self.config.mlp:
             raise QuantError(
                 f"{source}: the family 'paddock' stores a layer's experts as one tensor, and "
                 "integers are stored matrix by matrix; save it as a released family first"
             )
-        refuse_kinds(self.config.attention, settings)
-        refuse_shapes(self.network.layers, settings)
+        check_attention_kinds(self.config.attention, settings)
+        check_group_sizes(self.network.layers, settings)
         self.dtype = _stored_dtype(self.tensors, self.plan)
-        self.shop = Workshop(target, self.config.layers + 2)
+        self.shop = QuantizationFolder(target, self.config.layers + 2)
 
-    def run(self, batches: list[Batch], say: Say) -> dict[str, Any]:
+    def run(self, batches: list[CalibrationBatch], say: ProgressCallback) -> dict[str, Any]:
         self._refuse_text(batches)
         plan = {
             "weights": fingerprint(self.source, self.tensors),
             "settings": self.settings.model_dump(mode="json"),
-            "text": digest(batches),
+            "text": text_digest(batches),
             "device": self.device.type,
         }
-        made = self.shop.made(plan)
+        made = self.shop.finished_report(plan)
         if made is not None:
             return made
-        with self.shop.claimed(), self.shop.streams.writing():
+        with self.shop.lock(), self.shop.streams.background_writes():
             return self._run(plan, batches, say)
 
-    def _run(self, plan: dict[str, Any], batches: list[Batch], say: Say) -> dict[str, Any]:
-        progress = self.shop.open(plan)
-        whole = self.shop.whole(plan)
+    def _run(
+        self, plan: dict[str, Any], batches: list[CalibrationBatch], say: ProgressCallback
+    ) -> dict[str, Any]:
+        progress = self.shop.resume(plan)
+        whole = self.shop.complete_report(plan)
         if whole is not None:  # it was killed while it tidied up: there may be no states any more
-            self.shop.deliver()
+            self.shop.finalize()
             return whole
         layers = self.config.layers
         if progress["layers"] is None:
             self._begin(batches)
             progress["layers"] = 0
-            self.shop.note(progress)
+            self.shop.save_progress(progress)
         for layer in range(progress["layers"], layers):
             progress["found"].append(self._layer(layer, batches, say))
             progress["layers"] = layer + 1
-            self.shop.note(progress)
-            self.shop.streams.forget(layer)
-        say(Moment(layers, layers + 1, "the head"))
+            self.shop.save_progress(progress)
+            self.shop.streams.delete(layer)
+        say(QuantizationProgress(layers, layers + 1, "the head"))
         return self._finish(plan, batches, progress["found"])
 
-    def _refuse_text(self, batches: list[Batch]) -> None:
-        if self.settings.needs_text and not any(b.purpose == "calibrate" for b in batches):
+    def _refuse_text(self, batches: list[CalibrationBatch]) -> None:
+        if self.settings.needs_calibration and not any(b.purpose == "calibrate" for b in batches):
             raise QuantError(
                 "this recipe smooths, which takes text to calibrate with; there is none"
             )
@@ -152,37 +175,39 @@ class _Work:
                 raise QuantError(f"the text holds token ids that are not in [0, {vocab})")
 
     @torch.no_grad()
-    def _begin(self, batches: list[Batch]) -> None:
+    def _begin(self, batches: list[CalibrationBatch]) -> None:
         """The embedding, turned, and the first states."""
         embed = nn.Embedding(self.config.vocab, self.config.hidden, device=self.device)
         self._fill("embed", embed)
         if self.turns is not None:
-            turn_columns((embed.weight,), self.turns.residual.to(self.device))
+            rotate_columns((embed.weight,), self.turns.residual.to(self.device))
         for i, batch in enumerate(batches):
-            state = State(embed(batch.token_T.to(self.device)))
+            state = LayerActivations(embed(batch.token_T.to(self.device)))
             self.shop.streams.write(0, i, "exact", state)
             self.shop.streams.write(0, i, "integer", state)
-        stored = released("embed.weight", embed.weight.detach(), self.made, self.dtype)
+        stored = to_compressed_tensors("embed.weight", embed.weight.detach(), self.made, self.dtype)
         self.shop.write_shard(1, stored)
 
     @torch.no_grad()
-    def _layer(self, layer: int, batches: list[Batch], say: Say) -> dict[str, Any]:
+    def _layer(
+        self, layer: int, batches: list[CalibrationBatch], say: ProgressCallback
+    ) -> dict[str, Any]:
         def now(what: str) -> None:
-            say(Moment(layer, self.config.layers + 1, f"layer {layer}: {what}"))
+            say(QuantizationProgress(layer, self.config.layers + 1, f"layer {layer}: {what}"))
 
         now("reading weights")
         block = self._block(layer)
         if self.turns is not None:
-            fold_norms(block)
-            turn_block(block, self.turns)
+            fuse_norms(block)
+            rotate_layer(block, self.turns)
         now("exact pass over the text")
         watch = self._watched_pass(layer, block, batches)
         now("smoothing")
         choices = smooth(block, watch, self.settings)
         now("integers")
-        found = quantize_block(block, self.settings, watch)
+        found = quantize_layer(block, self.settings, watch)
         self.shop.write_shard(layer + 2, self._layer_tensors(layer, block, found))
-        install(block, found)
+        replace_with_quantized(block, found)
         now("integer pass over the text")
         errors = self._integer_pass(layer, block, batches)
         return {"layer": layer, **errors, **_unseen(block, watch), **_summary(choices)}
@@ -195,18 +220,20 @@ class _Work:
         self._fill(f"layers.{layer}", block)
         return block.eval()
 
-    def _watched_pass(self, layer: int, block: DecoderLayer, batches: list[Batch]) -> Watch:
+    def _watched_pass(
+        self, layer: int, block: DecoderLayer, batches: list[CalibrationBatch]
+    ) -> ActivationObserver:
         calibrating = sum(1 for batch in batches if batch.purpose == "calibrate")
-        watch = Watch(block, self.settings, calibrating)
+        watch = ActivationObserver(block, self.settings, calibrating)
         for i, batch in enumerate(batches):
             state = self.shop.streams.read(layer, i, "exact", self.device)
-            with watch.looking(batch.purpose == "calibrate"):
+            with watch.observe(batch.purpose == "calibrate"):
                 after = self._through(layer, block, batch, state)
             self.shop.streams.write(layer + 1, i, "exact", after)
         return watch
 
     def _integer_pass(
-        self, layer: int, block: DecoderLayer, batches: list[Batch]
+        self, layer: int, block: DecoderLayer, batches: list[CalibrationBatch]
     ) -> dict[str, float]:
         """Relative errors: of what the layer adds, given exact inputs; of the states behind it,
         with the errors of all layers so far."""
@@ -217,13 +244,15 @@ class _Work:
             after = self._through(layer, block, batch, state)
             streams.write(layer + 1, i, "integer", after)
             _add_error(drift, after.hidden_TD, wanted_TD, base_TD=wanted_TD)
-            if i < OWN_BATCHES:
+            if i < LAYER_ERROR_BATCHES:
                 exact = streams.read(layer, i, "exact", self.device)
                 alone_TD = self._through(layer, block, batch, exact).hidden_TD
                 _add_error(own, alone_TD, wanted_TD, base_TD=wanted_TD - exact.hidden_TD)
         return {"own_error": _root(own), "drift": _root(drift)}
 
-    def _through(self, layer: int, block: DecoderLayer, batch: Batch, state: State) -> State:
+    def _through(
+        self, layer: int, block: DecoderLayer, batch: CalibrationBatch, state: LayerActivations
+    ) -> LayerActivations:
         step = self.network.make_context(batch.layout(self.device))
         hidden_TD, selection, _ = block(state.hidden_TD, step, state.selection)
         shares = (
@@ -231,38 +260,38 @@ class _Work:
             and layer + 1 < self.config.layers
             and not self.config.has_indexer(layer + 1)
         )
-        return State(hidden_TD, selection if shares else None)
+        return LayerActivations(hidden_TD, selection if shares else None)
 
     def _layer_tensors(
-        self, layer: int, block: DecoderLayer, found: dict[str, Quantized]
+        self, layer: int, block: DecoderLayer, found: dict[str, QuantizedTensor]
     ) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in block.state_dict().items():
-            value: Tensor | Quantized = found.get(name, tensor)
-            yield from released(f"layers.{layer}.{name}", value, self.made, self.dtype)
+            value: Tensor | QuantizedTensor = found.get(name, tensor)
+            yield from to_compressed_tensors(f"layers.{layer}.{name}", value, self.made, self.dtype)
 
     @torch.no_grad()
     def _finish(
-        self, plan: dict[str, Any], batches: list[Batch], found: list[dict[str, Any]]
+        self, plan: dict[str, Any], batches: list[CalibrationBatch], found: list[dict[str, Any]]
     ) -> dict[str, Any]:
         norm, head = self._last()
-        tally = Tally()
-        sides: tuple[Side, Side] = ("exact", "integer")
+        tally = QuantEvalStats()
+        sides: tuple[ActivationSide, ActivationSide] = ("exact", "integer")
         for i, batch in enumerate(batches):
             if batch.purpose != "calibrate":
                 states = [
                     self.shop.streams.read(self.config.layers, i, side, self.device).hidden_TD
                     for side in sides
                 ]
-                weigh(batch, norm(states[0]), norm(states[1]), head, tally)
+                update_stats(batch, norm(states[0]), norm(states[1]), head, tally)
         report = {
             **plan,
-            "bytes": [size_of(self.source), self.shop.bytes()],
+            "bytes": [weights_size_bytes(self.source), self.shop.size_bytes()],
             "layers": found,
             **tally.summary(),
         }
         config = config_to_json(self.made)
         config["dtype"] = str(self.dtype).removeprefix("torch.")
-        fates = modules_by_fate(self.network, self.made, self.shop.opened().names)
+        fates = plan_tensors(self.network, self.made, self.shop.open_shards().names)
         config["quantization_config"] = quantization_config(self.settings, fates)
         self.shop.finish(config, report, list_extra_files(self.source), dump_toml(self.settings))
         return report
@@ -280,13 +309,15 @@ class _Work:
             turn = self.turns.residual
             if config.mtp is not None:
                 vectors = (turn.sign_N, norm.weight.detach().cpu().clone())
-                further += zip(turn_names(self.made), vectors, strict=True)
-            head.weight.copy_(turned_head(head.weight, norm.weight, turn))
+                further += zip(rotation_tensor_names(self.made), vectors, strict=True)
+            head.weight.copy_(rotate_head(head.weight, norm.weight, turn))
             norm.weight.fill_(1.0)
         own = [("norm.weight", norm.weight.detach())]
         if not self.made.tied:
             own.append(("head.weight", head.weight.detach()))
-        stored = [pair for n, t in own for pair in released(n, t, self.made, self.dtype)]
+        stored = [
+            pair for n, t in own for pair in to_compressed_tensors(n, t, self.made, self.dtype)
+        ]
         self.shop.write_shard(config.layers + 2, [*stored, *further])
         return norm, head
 
@@ -319,7 +350,7 @@ def _root(sums: list[float]) -> float:
     return (sums[0] / sums[1]) ** 0.5 if sums[1] else 0.0
 
 
-def _unseen(block: DecoderLayer, watch: Watch) -> dict[str, int]:
+def _unseen(block: DecoderLayer, watch: ActivationObserver) -> dict[str, int]:
     """Experts that no text came to: they were rounded without being tried."""
     if not isinstance(block.mlp, MoE) or not watch.linears:
         return {}
@@ -327,7 +358,7 @@ def _unseen(block: DecoderLayer, watch: Watch) -> dict[str, int]:
     return {"unseen_experts": len(block.mlp.router.weight) - seen}
 
 
-def _summary(choices: list[Choice]) -> dict[str, Any]:
+def _summary(choices: list[SmoothingResult]) -> dict[str, Any]:
     """How much smoothing helped where it was tried."""
     if not choices:
         return {}

@@ -21,15 +21,15 @@ class QuantError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class QuantizationArgs:
     """Which numbers a weight may become."""
 
     bits: int = 4
-    group: int | None = None  # columns that share a scale; None: a whole row
-    refinements: int = 0  # rounds of SSZ; 0: the largest number of a group sets its scale
+    group_size: int | None = None  # columns that share a scale; None: a whole row
+    ssz_iterations: int = 0  # rounds of SSZ; 0: the largest number of a group sets its scale
 
     @property
-    def limit(self) -> int:
+    def qmax(self) -> int:
         """The largest integer, and the smallest: symmetric, -8 is left unused.
 
         >>> Grid(bits=4).limit, Grid(bits=8).limit
@@ -37,28 +37,28 @@ class Grid:
         """
         return 2 ** (self.bits - 1) - 1
 
-    def columns(self, inputs: int) -> int:
+    def group_columns(self, inputs: int) -> int:
         """Columns of a group in a matrix of so many."""
-        group = self.group or inputs
+        group = self.group_size or inputs
         if inputs % group:
             raise QuantError(f"{inputs} columns do not divide into groups of {group}")
         return group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Quantized:
+class QuantizedTensor:
     integer_XFD: Tensor  # int8
     scale_XFG: Tensor  # float32
     bits: int
 
     @property
-    def weight_XFD(self) -> Tensor:
+    def dequantized_XFD(self) -> Tensor:
         """What the integers stand for, in float32."""
         groups = self.scale_XFG.shape[-1]
         integer_XFGC = self.integer_XFD.float().unflatten(-1, (groups, -1))
         return (integer_XFGC * self.scale_XFG.unsqueeze(-1)).flatten(-2)
 
-    def stored(self) -> PackedWeight:
+    def pack(self) -> PackedWeight:
         """As a product of integers wants it."""
         if self.bits == 8:
             return PackedWeight(self.integer_XFD, self.scale_XFG, packed=False)
@@ -66,7 +66,9 @@ class Quantized:
 
 
 @torch.no_grad()
-def quantize(weight_XFD: Tensor, grid: Grid, rows_XND: Tensor | None = None) -> Quantized:
+def quantize(
+    weight_XFD: Tensor, grid: QuantizationArgs, rows_XND: Tensor | None = None
+) -> QuantizedTensor:
     """Round to the nearest, halves to even, in float32. Deterministic: the same weights give the
     same integers wherever this is called from.
 
@@ -77,18 +79,20 @@ def quantize(weight_XFD: Tensor, grid: Grid, rows_XND: Tensor | None = None) -> 
     >>> found.integer_XFD.tolist()
     [[7, -3, 0]]
     """
-    columns = grid.columns(weight_XFD.shape[-1])
+    columns = grid.group_columns(weight_XFD.shape[-1])
     weight_XFGC = weight_XFD.detach().float().unflatten(-1, (-1, columns))
     largest_XFG1 = weight_XFGC.abs().amax(-1, keepdim=True)
-    limit_XFG1 = torch.full_like(largest_XFG1, grid.limit)  # a GPU would multiply by 1 / limit
+    limit_XFG1 = torch.full_like(largest_XFG1, grid.qmax)  # a GPU would multiply by 1 / limit
     scale_XFG1 = largest_XFG1 / limit_XFG1
     # A group of zeros, or of what divides to zero, has no scale of its own, and any will do.
     scale_XFG1 = torch.where(scale_XFG1 > 0, scale_XFG1, 1.0)
-    integer_XFGC = _rounded(weight_XFGC, scale_XFG1, grid.limit)
-    if grid.refinements:
+    integer_XFGC = _rounded(weight_XFGC, scale_XFG1, grid.qmax)
+    if grid.ssz_iterations:
         view = _same if rows_XND is None else _outputs(rows_XND, columns)
         scale_XFG1, integer_XFGC = _refined(weight_XFGC, scale_XFG1, integer_XFGC, grid, view)
-    return Quantized(integer_XFGC.flatten(-2).to(torch.int8), scale_XFG1.squeeze(-1), grid.bits)
+    return QuantizedTensor(
+        integer_XFGC.flatten(-2).to(torch.int8), scale_XFG1.squeeze(-1), grid.bits
+    )
 
 
 def _rounded(weight_XFGC: Tensor, scale_XFG1: Tensor, limit: int) -> Tensor:
@@ -113,7 +117,11 @@ def _outputs(rows_XND: Tensor, columns: int) -> View:
 
 
 def _refined(
-    weight_XFGC: Tensor, scale_XFG1: Tensor, integer_XFGC: Tensor, grid: Grid, view: View
+    weight_XFGC: Tensor,
+    scale_XFG1: Tensor,
+    integer_XFGC: Tensor,
+    grid: QuantizationArgs,
+    view: View,
 ) -> tuple[Tensor, Tensor]:
     """SSZ: the best scale for the integers, the nearest integers for the scale, in turn; a group
     takes a round's result only if it is closer, and a matrix stops when none of its groups is."""
@@ -121,13 +129,13 @@ def _refined(
     error_XFG1 = (wanted - scale_XFG1 * seen).square().sum(-1, keepdim=True)
     next_scale_XFG1, next_XFGC = scale_XFG1, integer_XFGC
     going_X111: Tensor | bool = True
-    for _ in range(grid.refinements):
+    for _ in range(grid.ssz_iterations):
         over_XFG1 = (seen * wanted).sum(-1, keepdim=True)
         under_XFG1 = seen.square().sum(-1, keepdim=True)
         fitted_XFG1 = torch.where(under_XFG1 > 0, over_XFG1 / under_XFG1, 0.0)
         # Least squares may shrink a scale to nothing where rows see nothing of the weights.
         next_scale_XFG1 = torch.where(fitted_XFG1 > 0, fitted_XFG1, next_scale_XFG1)
-        next_XFGC = _rounded(weight_XFGC, next_scale_XFG1, grid.limit)
+        next_XFGC = _rounded(weight_XFGC, next_scale_XFG1, grid.qmax)
         seen = view(next_XFGC)
         found_XFG1 = (wanted - next_scale_XFG1 * seen).square().sum(-1, keepdim=True)
         closer_XFG1 = (found_XFG1 < error_XFG1 * (1 - 1e-10)) & going_X111

@@ -18,8 +18,8 @@ from paddock.config import ConfigError
 from paddock.dashboard import read_story
 from paddock.data import CorpusSettings, ReasoningSource
 from paddock.quant import QuantSettings
-from paddock.quant.stream import batches_of
-from paddock.quant.workshop import digest
+from paddock.quant.calibration_data import make_batches
+from paddock.quant.layer_quantizer import text_digest
 from paddock.text import Tokenizer
 from paddock.train import train
 from tests.cli.plans import plan_in
@@ -246,7 +246,7 @@ def texts_of(*runs):
     """As much as the verb takes where nothing is said, but no needles."""
     amounts = Amounts(calibrate=65_536, held_out=32_768, needles=0, length=2048)
     passages = passages_from(runs, Tokenizer.load(latest_model(runs[0])), amounts)
-    return batches_of(passages, QuantSettings().batch_tokens)
+    return make_batches(passages, QuantSettings().batch_tokens)
 
 
 def test_a_plan_may_end_in_integers(plan, monkeypatch):
@@ -263,7 +263,7 @@ def test_a_plan_may_end_in_integers(plan, monkeypatch):
     assert 0 <= small.scores["chain"] <= 1
     report = json.loads((out / "small" / "quantization.json").read_text())
     assert report["settings"]["alphas"] == 2
-    assert report["text"] == digest(texts_of(out / "first", out / "first"))
+    assert report["text"] == text_digest(texts_of(out / "first", out / "first"))
     again = story_of(plan)
     assert "small: done before" in again.output
 

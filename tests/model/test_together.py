@@ -7,8 +7,8 @@ from torch import nn
 
 from paddock.model import AttentionMetadata
 from paddock.model.fuse import contiguous_stack, fuse_weights, fused_linears
-from paddock.quant.layers import IntegerLinear
-from paddock.quant.w4a8 import Grid, quantize
+from paddock.quant.quantized_layers import QuantizedLinear
+from paddock.quant.w4a8 import QuantizationArgs, quantize
 from tests.model.networks import born, latent_config, tokens
 
 
@@ -97,7 +97,8 @@ def test_what_cannot_be_one_product_is_left_alone():
 @torch.no_grad()
 def test_maps_of_integers_are_one_product_bit_for_bit_and_others_beside_them_stay():
     integers = [
-        IntegerLinear(quantize(linear.weight, Grid(bits=8))) for linear in maps(32, 64, inputs=64)
+        QuantizedLinear(quantize(linear.weight, QuantizationArgs(bits=8)))
+        for linear in maps(32, 64, inputs=64)
     ]
     linears, x = [*integers, *maps(6, inputs=64)], torch.randn(5, 64)
     apart = fused_linears(x, linears)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from paddock.model import AttentionMetadata
-from paddock.quant import Grid, QuantSettings
-from paddock.quant.calibrate import Seen, Watch, best, smooth
-from paddock.quant.rotate import fold_norms
+from paddock.quant import QuantizationArgs, QuantSettings
+from paddock.quant.calibrate import ActivationObserver, ActivationStats, search_alpha, smooth
+from paddock.quant.rotate import fuse_norms
 from tests.model.networks import born, grouped_config, latent_config, tokens
 
 BIASES = {"heads": 4, "kv_heads": 2, "dim": 8, "bias": "all", "qk_norm": True}
@@ -24,8 +24,8 @@ def watched(network, layer, settings):
     token_T, layout = tokens(120).to(device), AttentionMetadata.packed([60, 60], device)
     step, x_TD = network.step(layout), network.embed(token_T)
     block = network.layers[layer]
-    watch = Watch(block, settings, batches=1)
-    with watch.looking():
+    watch = ActivationObserver(block, settings, batches=1)
+    with watch.observe():
         out_TD, _, _ = block(x_TD, step, None)
     return block, watch, x_TD, step, out_TD
 
@@ -36,7 +36,7 @@ def watched(network, layer, settings):
 def test_smoothing_changes_no_function(name, layer):
     network, settings = born(NETWORKS[name]), QuantSettings()
     block, watch, x_TD, step, before_TD = watched(network, layer, settings)
-    fold_norms(block)
+    fuse_norms(block)
     weights = copy.deepcopy(block.state_dict())
     choices = smooth(block, watch, settings)
     assert any(choice.alpha is not None for choice in choices)
@@ -61,7 +61,7 @@ def test_every_place_of_the_recipe_is_smoothed():
 
 
 def seen_of(rows):
-    seen = Seen(keep=len(rows), keep_each=len(rows))
+    seen = ActivationStats(keep=len(rows), keep_each=len(rows))
     seen.add(rows)
     return seen
 
@@ -73,11 +73,14 @@ def test_the_strength_is_the_one_the_real_quantizer_likes_best():
     weight = torch.randn(24, 32, generator=chance)
     seen = seen_of(rows)
     strengths = [(a / 10, seen.mean_D ** (a / 10)) for a in range(11)]
-    choice, scale_D = best("here", seen, (weight,), Grid(bits=8), strengths)
+    choice, scale_D = search_alpha("here", seen, (weight,), QuantizationArgs(bits=8), strengths)
     assert choice.alpha is not None and choice.alpha > 0
     assert choice.error < 0.2 * choice.before
     assert int(scale_D.argmax()) == 5
-    worse = [best("here", seen, (weight,), Grid(bits=8), [one])[0].error for one in strengths]
+    worse = [
+        search_alpha("here", seen, (weight,), QuantizationArgs(bits=8), [one])[0].error
+        for one in strengths
+    ]
     assert choice.error == min(worse)
 
 
@@ -86,15 +89,17 @@ def test_a_channel_nobody_uses_does_no_harm():
     rows[:, 2] = 0.0
     seen, weight = seen_of(rows), torch.randn(4, 8)
     weight[:, 3] = 0.0
-    _, scale_D = best("here", seen, (weight,), Grid(), [(0.5, seen.mean_D**0.5)])
+    _, scale_D = search_alpha(
+        "here", seen, (weight,), QuantizationArgs(), [(0.5, seen.mean_D**0.5)]
+    )
     assert scale_D.isfinite().all() and (scale_D > 0).all()
 
 
 def test_what_is_kept_is_bounded_however_much_is_seen():
-    seen = Seen(keep=10, keep_each=4)
+    seen = ActivationStats(keep=10, keep_each=4)
     for start in range(6):
         seen.add(torch.full((100, 3), float(start)) + torch.arange(100).unsqueeze(-1) / 1000)
     assert seen.rows_ND.shape == (10, 3)
     assert seen.count == 600
     torch.testing.assert_close(seen.mean_D, torch.full((3,), 2.5495))
-    torch.testing.assert_close(seen.peak_D, torch.full((3,), 5.099))
+    torch.testing.assert_close(seen.max_abs_D, torch.full((3,), 5.099))

@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
-from paddock.quant import Grid, QuantSettings, quantize, quantize_folder
+from paddock.quant import QuantizationArgs, QuantSettings, quantize, quantize_folder
 from paddock.quant import calibrate as calibrating
-from paddock.quant.calibrate import smooth, together
+from paddock.quant.calibrate import batch_experts, smooth
 from tests.model.networks import born, grouped_config, latent_config
 from tests.quant.elsewhere import ELSEWHERE, Pretending
 from tests.quant.test_calibrate import watched
@@ -44,8 +44,8 @@ def test_who_pretends_refuses_what_a_gpu_refuses():
     ("made", "settings"),
     [
         (two_layers(), QUICK),
-        (two_layers("shared"), QuantSettings(alphas=2, rows=16, expert_group=8)),
-        (two_layers(), QuantSettings(alphas=2, expert_bits=8, linears=False)),
+        (two_layers("shared"), QuantSettings(n_grid=2, calibration_rows=16, expert_group_size=8)),
+        (two_layers(), QuantSettings(n_grid=2, expert_bits=8, quantize_linears=False)),
         (born(GROUPED), QUICK),
     ],
 )
@@ -89,7 +89,15 @@ def test_a_run_that_was_killed_elsewhere_goes_on_to_the_same_bytes(tmp_path):
     assert json.loads((tmp_path / "q" / "quantization.json").read_text())["device"] == "ve"
 
 
-@pytest.mark.parametrize("grid", [Grid(), Grid(bits=8), Grid(group=16), Grid(refinements=20)])
+@pytest.mark.parametrize(
+    "grid",
+    [
+        QuantizationArgs(),
+        QuantizationArgs(bits=8),
+        QuantizationArgs(group_size=16),
+        QuantizationArgs(ssz_iterations=20),
+    ],
+)
 def test_the_same_weights_are_the_same_integers_everywhere(grid):
     weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
     here = quantize(weight, grid)
@@ -102,7 +110,10 @@ def test_the_same_weights_are_the_same_integers_everywhere(grid):
 @pytest.mark.parametrize("group", [None, 16])
 def test_matrices_side_by_side_are_refined_as_each_alone(group):
     """One of them stops at once: it is whole numbers already."""
-    chance, grid = torch.Generator().manual_seed(0), Grid(group=group, refinements=20)
+    chance, grid = (
+        torch.Generator().manual_seed(0),
+        QuantizationArgs(group_size=group, ssz_iterations=20),
+    )
     stack = torch.randn(3, 24, 64, generator=chance)
     stack[1] = torch.randint(-7, 8, (24, 64), generator=chance).float()
     stack[1, :, ::16] = 7.0
@@ -117,7 +128,7 @@ def test_matrices_side_by_side_are_refined_as_each_alone(group):
 @torch.no_grad()
 def test_experts_are_smoothed_together_as_each_alone():
     """Though they were given different numbers of rows."""
-    settings = QuantSettings(alphas=5)
+    settings = QuantSettings(n_grid=5)
     block, watch, *_ = watched(born(latent_config()), 1, settings)
     assert len({len(seen.rows_ND) for seen in watch.experts.values() if seen.count}) > 1
     alone = smooth(block, watch, settings)
@@ -133,12 +144,12 @@ def test_experts_are_smoothed_together_as_each_alone():
 
 def test_no_more_experts_at_once_than_memory_takes(monkeypatch):
     stack, experts = torch.zeros(7, 24, 64), [0, 2, 3, 5, 6]
-    assert list(together(stack, experts, 16)) == [[0], [2], [3], [5], [6]]
+    assert list(batch_experts(stack, experts, 16)) == [[0], [2], [3], [5], [6]]
     with Pretending():
         there = stack.to(ELSEWHERE)
-        assert list(together(there, experts, 16)) == [experts]
+        assert list(batch_experts(there, experts, 16)) == [experts]
         each = 4 * 24 * (6 * 64 + 5 * 16)
         monkeypatch.setattr(calibrating, "scratch", lambda _: 2 * each)
-        assert list(together(there, experts, 16)) == [[0, 2], [3, 5], [6]]
+        assert list(batch_experts(there, experts, 16)) == [[0, 2], [3, 5], [6]]
         monkeypatch.setattr(calibrating, "scratch", lambda _: each // 2)
-        assert list(together(there, experts, 16)) == [[e] for e in experts]
+        assert list(batch_experts(there, experts, 16)) == [[e] for e in experts]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from paddock.quant.measure import LEAST, Tally, weigh
-from paddock.quant.stream import Batch, Passage
+from paddock.quant.calibration_data import CalibrationBatch, CalibrationText
+from paddock.quant.measure import LEAST, QuantEvalStats, update_stats
 from tests.model.networks import tokens
 
 
@@ -17,8 +17,10 @@ def weighed(change, ids):
         head.weight.copy_(torch.randn(50, 16, generator=chance))
     exact = torch.randn(len(ids), 16, generator=chance)
     other = change(exact.clone())
-    tally = Tally()
-    weigh(Batch((Passage(ids=ids, purpose="held_out"),)), exact, other, head, tally)
+    tally = QuantEvalStats()
+    update_stats(
+        CalibrationBatch((CalibrationText(ids=ids, purpose="held_out"),)), exact, other, head, tally
+    )
     with torch.no_grad():
         p, q = (head(x[:-1]).double().log_softmax(-1) for x in (exact, other))
     return tally.summary(), (p.exp() * (p - q)).sum(-1)

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from paddock.checkpoint import load_pretrained
-from paddock.quant import Grid, QuantSettings, quantize, quantize_folder
+from paddock.quant import QuantizationArgs, QuantSettings, quantize, quantize_folder
 from tests.model.networks import born, latent_config, tokens
 from tests.quant.test_run import contents
 from tests.quant.texts import folder_of, text
 
 pytestmark = pytest.mark.gpu
 
-SETTINGS = QuantSettings(alphas=4, batch_tokens=128)
+SETTINGS = QuantSettings(n_grid=4, batch_tokens=128)
 # Wide enough for the kernels that multiply integers.
 WIDE = latent_config(
     hidden=128,
@@ -63,7 +63,15 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, tmp_path):
     assert contents(tmp_path / "q") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("grid", [Grid(), Grid(bits=8), Grid(group=32), Grid(group=32, bits=8)])
+@pytest.mark.parametrize(
+    "grid",
+    [
+        QuantizationArgs(),
+        QuantizationArgs(bits=8),
+        QuantizationArgs(group_size=32),
+        QuantizationArgs(group_size=32, bits=8),
+    ],
+)
 def test_the_same_weights_are_the_same_integers(grid):
     weight = torch.randn(200, 512, generator=torch.Generator().manual_seed(0))
     here, there = quantize(weight, grid), quantize(weight.cuda(), grid)

@@ -2,8 +2,8 @@ import torch
 
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.kernels.w4a8_gemm import unpack_halves
-from paddock.quant import RECIPES, Grid, quantize, quantize_folder
-from paddock.quant.qat import fake_quantized, int4, int4_group32
+from paddock.quant import RECIPES, QuantizationArgs, quantize, quantize_folder
+from paddock.quant.qat import fake_quantize, int4, int4_group32
 from paddock.train.weights import Weights
 from tests.quant.texts import network
 
@@ -17,10 +17,12 @@ def test_experts_alone_are_rounded_and_not_those_of_the_mtp_layer():
 def test_the_gradient_goes_straight_through():
     weight = torch.randn(5, 32, requires_grad=True)
     above = torch.randn(5, 32)
-    found = fake_quantized(weight, Grid(bits=4, group=32))
+    found = fake_quantize(weight, QuantizationArgs(bits=4, group_size=32))
     found.backward(above)
     assert torch.equal(weight.grad, above)
-    assert torch.equal(found.detach(), quantize(weight, Grid(group=32)).weight_XFD)
+    assert torch.equal(
+        found.detach(), quantize(weight, QuantizationArgs(group_size=32)).dequantized_XFD
+    )
     assert torch.equal(int4_group32("layers.0.mlp.experts.down", weight), found)
 
 
@@ -48,5 +50,5 @@ def test_exported_integers_are_the_trained_ones_to_the_bit(tmp_path):
             integer = unpack_halves(getattr(experts, name))
             served = integer.float() * getattr(experts, f"{name}_scale")
             assert torch.equal(served, getattr(plain.mlp.experts, name))
-            untrained = quantize(getattr(born.mlp.experts, name), Grid())
+            untrained = quantize(getattr(born.mlp.experts, name), QuantizationArgs())
             assert not torch.equal(integer, untrained.integer_XFD)  # it did learn

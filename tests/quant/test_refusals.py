@@ -12,7 +12,7 @@ from paddock.checkpoint.load import open_checkpoint
 from paddock.checkpoint.weight_sync import iter_released_tensors
 from paddock.quant import (
     RECIPES,
-    Passage,
+    CalibrationText,
     QuantError,
     quantize_folder,
     rotate,
@@ -56,7 +56,7 @@ def test_text_of_another_vocabulary_is_refused(source, tmp_path):
 
 
 def test_shapes_that_do_not_divide_are_refused_before_any_work(source, tmp_path):
-    odd = RECIPES["rtn"].model_copy(update={"expert_group": 12})
+    odd = RECIPES["rtn"].model_copy(update={"expert_group_size": 12})
     with pytest.raises(QuantError, match="32 columns do not divide into groups of 12"):
         quantize_folder(source, tmp_path / "q", odd)
     assert not list(tmp_path.iterdir())
@@ -181,9 +181,9 @@ def test_two_at_once_do_not_spoil_each_other(source, tmp_path):
 
 def test_an_answer_must_lie_in_its_text():
     with pytest.raises(QuantError, match="tokens 3 to 5 of 4"):
-        Passage(ids=(1, 2, 3, 4), purpose="needles", answers=((3, 5),))
+        CalibrationText(ids=(1, 2, 3, 4), purpose="needles", answers=((3, 5),))
     with pytest.raises(QuantError, match="nothing before it"):
-        Passage(ids=(1, 2, 3, 4), purpose="needles", answers=((0, 1),))
+        CalibrationText(ids=(1, 2, 3, 4), purpose="needles", answers=((0, 1),))
 
 
 def damaged(target, folder, change):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paddock.model import AttentionMetadata, AuxRequest
 from paddock.quant import QuantError, rotate
-from paddock.quant.rotate import Turn
+from paddock.quant.rotate import Rotation
 from tests.model.networks import born, grouped_config, latent_config, tokens
 
 SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
@@ -35,18 +35,18 @@ NETWORKS = {
 
 @given(st.integers(1, 100), st.integers(0, 1000))
 def test_a_turn_is_orthonormal_at_every_size(size, seed):
-    turn = Turn.of(size, torch.Generator().manual_seed(seed))
-    matrix = turn.turned(torch.eye(size, dtype=torch.float64))
+    turn = Rotation.random(size, torch.Generator().manual_seed(seed))
+    matrix = turn.apply(torch.eye(size, dtype=torch.float64))
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64))
     x = torch.randn(3, size, dtype=torch.float64)
-    torch.testing.assert_close(turn.back(turn.turned(x)), x)
+    torch.testing.assert_close(turn.inverse(turn.apply(x)), x)
 
 
 @pytest.mark.parametrize("size", [96, 6144, 2048, 56])
 def test_a_turn_spreads_one_large_channel_over_all(size):
     x = torch.zeros(size)
     x[3] = 1000.0
-    turned = Turn.of(size, torch.Generator().manual_seed(0)).turned(x)
+    turned = Rotation.random(size, torch.Generator().manual_seed(0)).apply(x)
     assert float(turned.abs().max()) < 1000.0 * 2 * size**-0.5
 
 

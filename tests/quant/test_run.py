@@ -14,16 +14,16 @@ from paddock.engine.reload import Reload
 from paddock.model import AttentionMetadata
 from paddock.quant import (
     RECIPES,
-    Grid,
+    QuantizationArgs,
     QuantSettings,
     quantize,
     quantize_folder,
     workshop,
 )
+from paddock.quant import calibration_data as streaming
 from paddock.quant import run as running
-from paddock.quant import stream as streaming
-from paddock.quant.layers import IntegerExperts, IntegerLinear
-from paddock.quant.rotate import TurnedMTP
+from paddock.quant.quantized_layers import QuantizedExperts, QuantizedLinear
+from paddock.quant.rotate import RotatedMTP
 from tests.engine.nets import engine, greedy, prompts
 from tests.model.networks import born, grouped_config, tokens
 from tests.quant.texts import QUICK, folder_of, network, simulated, text
@@ -39,15 +39,17 @@ def test_every_module_meets_its_fate(target):
     found = load_pretrained(target)
     layer = found.layers[1]
     integers = {
-        name for name, m in layer.named_modules() if isinstance(m, IntegerLinear | IntegerExperts)
+        name
+        for name, m in layer.named_modules()
+        if isinstance(m, QuantizedLinear | QuantizedExperts)
     }
     attention = {f"attention.{name}" for name in ("q_a", "q_b", "kv_a", "o", "indexer.query")}
     shared = {f"mlp.shared.{name}" for name in ("gate", "up", "down")}
     assert integers == attention | shared | {"mlp.experts"}
     assert layer.mlp.experts.gate_up.dtype == torch.int8
     assert layer.mlp.experts.gate_up.shape == (6, 32, 16)  # two to a byte
-    assert isinstance(found.mtp, TurnedMTP)
-    assert not any(isinstance(m, IntegerLinear | IntegerExperts) for m in found.mtp.modules())
+    assert isinstance(found.mtp, RotatedMTP)
+    assert not any(isinstance(m, QuantizedLinear | QuantizedExperts) for m in found.mtp.modules())
 
 
 def test_integers_compute_what_a_rounding_network_computes(source, tmp_path):
@@ -73,7 +75,7 @@ def test_the_whole_recipe_computes_what_a_rounding_network_computes(target):
     with torch.no_grad():
         for block in found.layers:
             for module in block.modules():
-                if isinstance(module, IntegerLinear):
+                if isinstance(module, QuantizedLinear):
                     x = torch.randn(9, module.integer.shape[1])
                     exact = rounded(x) @ (module.integer * module.scale).double().T
                     torch.testing.assert_close(module(x).double(), exact, atol=1e-4, rtol=1e-4)
@@ -316,12 +318,12 @@ def test_layers_that_share_an_indexer_are_given_its_choice(tmp_path):
 
 
 def test_groups_are_stored_and_read(source, tmp_path):
-    settings = RECIPES["rtn"].model_copy(update={"expert_group": 8})
+    settings = RECIPES["rtn"].model_copy(update={"expert_group_size": 8})
     quantize_folder(source, tmp_path / "q", settings)
     experts = load_pretrained(tmp_path / "q").layers[1].mlp.experts
     assert experts.gate_up_scale.shape == (6, 32, 4)
     down = network().layers[1].mlp.experts.down
-    assert torch.equal(experts.down_scale, quantize(down, Grid(group=8)).scale_XFG)
+    assert torch.equal(experts.down_scale, quantize(down, QuantizationArgs(group_size=8)).scale_XFG)
 
 
 @pytest.mark.parametrize("recipe", [QUICK, RECIPES["rtn"]])

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.quant import Grid, QuantError, quantize
+from paddock.quant import QuantError, QuantizationArgs, quantize
 from paddock.quant.w4a8 import pack_words, unpack_words
 
 
@@ -11,13 +11,21 @@ def matrix(rows=6, columns=64, seed=0):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("grid", [Grid(), Grid(bits=8), Grid(group=16), Grid(group=16, bits=8)])
+@pytest.mark.parametrize(
+    "grid",
+    [
+        QuantizationArgs(),
+        QuantizationArgs(bits=8),
+        QuantizationArgs(group_size=16),
+        QuantizationArgs(group_size=16, bits=8),
+    ],
+)
 def test_a_number_is_never_further_than_half_a_step_away(grid):
     weight = matrix()
     found = quantize(weight, grid)
     assert int(found.integer_XFD.abs().max()) == grid.limit
     step = found.scale_XFG.repeat_interleave(64 // found.scale_XFG.shape[1], -1)
-    assert ((found.weight_XFD - weight).abs() <= step / 2 * (1 + 1e-5)).all()
+    assert ((found.dequantized_XFD - weight).abs() <= step / 2 * (1 + 1e-5)).all()
 
 
 @pytest.mark.parametrize("nothing", [0.0, 1e-45])  # the smallest float32: a seventh of it is zero
@@ -25,20 +33,20 @@ def test_a_number_is_never_further_than_half_a_step_away(grid):
 def test_zeros_stay_zeros(nothing, bits):
     weight = matrix()
     weight[2] = nothing
-    found = quantize(weight, Grid(bits=bits, refinements=20))
-    assert not found.weight_XFD[2].any()
+    found = quantize(weight, QuantizationArgs(bits=bits, ssz_iterations=20))
+    assert not found.dequantized_XFD[2].any()
     assert found.scale_XFG.isfinite().all() and (found.scale_XFG > 0).all()
 
 
 @pytest.mark.parametrize("group", [None, 16])
 def test_refining_never_hurts_any_group_and_helps_most(group):
     weight = matrix(rows=64)
-    plain = quantize(weight, Grid(bits=4, group=group))
-    refined = quantize(weight, Grid(bits=4, group=group, refinements=20))
+    plain = quantize(weight, QuantizationArgs(bits=4, group_size=group))
+    refined = quantize(weight, QuantizationArgs(bits=4, group_size=group, ssz_iterations=20))
 
     def errors(found):
         columns = 64 // found.scale_XFG.shape[1]
-        return (found.weight_XFD - weight).square().unflatten(-1, (-1, columns)).sum(-1)
+        return (found.dequantized_XFD - weight).square().unflatten(-1, (-1, columns)).sum(-1)
 
     assert (errors(refined) <= errors(plain) * (1 + 1e-6)).all()
     assert (errors(refined) < errors(plain) * 0.99).float().mean() > 0.5
@@ -50,17 +58,17 @@ def test_refining_for_rows_brings_their_outputs_closer(group):
     chance = torch.Generator().manual_seed(0)
     weight, rows = matrix(rows=48), torch.randn(200, 64, generator=chance)
     rows += 4 * weight[0]
-    grid = Grid(group=group, refinements=20)
+    grid = QuantizationArgs(group_size=group, ssz_iterations=20)
     by_rows = quantize(weight, grid, rows)
 
     def errors(found):
         """Of each group's outputs."""
         columns = group or 64
-        gap = (found.weight_XFD - weight).unflatten(-1, (-1, columns))
+        gap = (found.dequantized_XFD - weight).unflatten(-1, (-1, columns))
         seen = rows.unflatten(-1, (-1, columns))
         return torch.einsum("ngc,fgc->fgn", seen, gap).square().sum(-1)
 
-    plain, by_weights = quantize(weight, Grid(group=group)), quantize(weight, grid)
+    plain, by_weights = quantize(weight, QuantizationArgs(group_size=group)), quantize(weight, grid)
     assert (errors(by_rows) <= errors(plain) * (1 + 1e-4)).all()
     assert errors(by_rows).sum() < 0.95 * errors(plain).sum()
     assert errors(by_rows).sum() < 0.95 * errors(by_weights).sum()
@@ -69,14 +77,16 @@ def test_refining_for_rows_brings_their_outputs_closer(group):
 def test_scaling_a_row_scales_its_scale_alone():
     """Why the maps before a smoothed one need not be looked at."""
     weight, factor = matrix(), 2.0 ** torch.tensor([[1.0], [3.0], [-2.0], [0.0], [5.0], [-4.0]])
-    one, other = (quantize(w, Grid(refinements=5)) for w in (weight, weight * factor))
+    one, other = (
+        quantize(w, QuantizationArgs(ssz_iterations=5)) for w in (weight, weight * factor)
+    )
     assert torch.equal(one.integer_XFD, other.integer_XFD)
     assert torch.equal(one.scale_XFG * factor, other.scale_XFG)
 
 
 def test_columns_must_be_whole_groups():
     with pytest.raises(QuantError, match="64 columns do not divide into groups of 48"):
-        quantize(matrix(), Grid(group=48))
+        quantize(matrix(), QuantizationArgs(group_size=48))
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**16))

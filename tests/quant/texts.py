@@ -9,11 +9,11 @@ from torch import nn
 from paddock.checkpoint import save_pretrained
 from paddock.model import Transformer
 from paddock.model.moe import GroupedExperts, Routing
-from paddock.quant import Grid, Passage, QuantSettings, quantize
-from paddock.quant.recipe import integer_linears
+from paddock.quant import CalibrationText, QuantizationArgs, QuantSettings, quantize
+from paddock.quant.settings import quantizable_linears
 from tests.model.networks import born, latent_config, tokens
 
-QUICK = QuantSettings(alphas=2, rows=16, batch_tokens=128)  # to be done at once
+QUICK = QuantSettings(n_grid=2, calibration_rows=16, batch_tokens=128)  # to be done at once
 
 
 def network(**changes: Any) -> Transformer:
@@ -25,16 +25,20 @@ def folder_of(network: Transformer, folder: Path) -> Path:
     return folder
 
 
-def text(calibrate: int = 4, held_out: int = 2, needles: int = 1) -> list[Passage]:
+def text(calibrate: int = 4, held_out: int = 2, needles: int = 1) -> list[CalibrationText]:
     """Random tokens; the last passages ask for their third token."""
     made = [
-        Passage(ids=tuple(tokens(48, i).tolist()), purpose="calibrate") for i in range(calibrate)
+        CalibrationText(ids=tuple(tokens(48, i).tolist()), purpose="calibrate")
+        for i in range(calibrate)
     ]
     made += [
-        Passage(ids=tuple(tokens(40, 50 + i).tolist()), purpose="held_out") for i in range(held_out)
+        CalibrationText(ids=tuple(tokens(40, 50 + i).tolist()), purpose="held_out")
+        for i in range(held_out)
     ]
     return made + [
-        Passage(ids=tuple(tokens(30, 90 + i).tolist()), purpose="needles", answers=((2, 3),))
+        CalibrationText(
+            ids=tuple(tokens(30, 90 + i).tolist()), purpose="needles", answers=((2, 3),)
+        )
         for i in range(needles)
     ]
 
@@ -73,14 +77,14 @@ def simulated(network: Transformer, settings: QuantSettings) -> Transformer:
     """A float64 network that rounds weights and activations but multiplies plain numbers."""
     network = network.cast(torch.float64)
     for block in network.layers:
-        linears = integer_linears(block) if settings.linears else {}
+        linears = quantizable_linears(block) if settings.quantize_linears else {}
         for name, linear in linears.items():
-            weight = quantize(linear.weight, Grid(bits=8)).weight_XFD.double()
+            weight = quantize(linear.weight, QuantizationArgs(bits=8)).dequantized_XFD.double()
             parent, _, last = name.rpartition(".")
             setattr(block.get_submodule(parent), last, FakeLinear(weight))
         if isinstance(getattr(block.mlp, "experts", None), GroupedExperts):
             stacks = [
-                quantize(stack, settings.expert_grid).weight_XFD.double()
+                quantize(stack, settings.expert_args).dequantized_XFD.double()
                 for stack in (block.mlp.experts.gate_up, block.mlp.experts.down)
             ]
             block.mlp.experts = FakeExperts(*stacks)

@@ -23,17 +23,17 @@ from torch import Tensor
 from paddock.model import AttentionMetadata, TopKSelection
 from paddock.quant.w4a8 import QuantError
 
-Side = Literal["exact", "integer"]
-Purpose = Literal["calibrate", "held_out", "needles"]
+ActivationSide = Literal["exact", "integer"]
+TextPurpose = Literal["calibrate", "held_out", "needles"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
+class CalibrationText:
     """A text as tokens. `answers` are stretches of it, first and behind the last, that the network
     is asked to say."""
 
     ids: tuple[int, ...]
-    purpose: Purpose
+    purpose: TextPurpose
     answers: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -46,13 +46,13 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Batch:
+class CalibrationBatch:
     """Passages of one purpose side by side."""
 
-    passages: tuple[Passage, ...]
+    passages: tuple[CalibrationText, ...]
 
     @property
-    def purpose(self) -> Purpose:
+    def purpose(self) -> TextPurpose:
         return self.passages[0].purpose
 
     @cached_property
@@ -63,14 +63,14 @@ class Batch:
         return AttentionMetadata.packed([len(passage.ids) for passage in self.passages], device)
 
 
-def batches_of(passages: Sequence[Passage], most: int) -> list[Batch]:
+def make_batches(passages: Sequence[CalibrationText], most: int) -> list[CalibrationBatch]:
     """At most so many tokens at a time, or one passage that is longer.
 
     >>> texts = [Passage(ids=(0,) * n, purpose="held_out") for n in (3, 3, 9, 1)]
     >>> [len(batch.token_T) for batch in batches_of(texts, 6)]
     [6, 9, 1]
     """
-    made: list[list[Passage]] = []
+    made: list[list[CalibrationText]] = []
     for passage in passages:
         if not passage.ids:
             continue
@@ -80,18 +80,18 @@ def batches_of(passages: Sequence[Passage], most: int) -> list[Batch]:
             last.append(passage)
         else:
             made.append([passage])
-    return [Batch(tuple(some)) for some in made]
+    return [CalibrationBatch(tuple(some)) for some in made]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class LayerActivations:
     """A batch between two layers, and the choice of keys that the next one may share."""
 
     hidden_TD: Tensor
     selection: TopKSelection | None = None
 
 
-class Streams:
+class ActivationStore:
     """States of every batch, on both sides, before each layer.
 
     Writing takes as long as a GPU takes for a layer, so it goes on beside it.
@@ -102,42 +102,44 @@ class Streams:
         self._written: tuple[Path, Future[None]] | None = None
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def background_writes(self) -> Iterator[None]:
         """Until the block ends, with everything on disk then."""
         with ThreadPoolExecutor(1) as self._writer:
             yield
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until everything is on disk."""
         if self._written is not None:
             self._written[1].result()
 
-    def read(self, layer: int, batch: int, side: Side, device: torch.device) -> State:
+    def read(
+        self, layer: int, batch: int, side: ActivationSide, device: torch.device
+    ) -> LayerActivations:
         file = self._file(layer, batch, side)
         if self._written is not None and self._written[0] == file:
-            self.settle()
+            self.flush()
         found = load_file(file)
         # Copied: products of the same numbers round differently where memory is aligned otherwise.
         tensors = {name: tensor.to(device, copy=True) for name, tensor in found.items()}
         selection = None
         if "query" in tensors:
             selection = TopKSelection(tensors["query"], tensors["index"])
-        return State(tensors["hidden"], selection)
+        return LayerActivations(tensors["hidden"], selection)
 
-    def write(self, layer: int, batch: int, side: Side, state: State) -> None:
+    def write(self, layer: int, batch: int, side: ActivationSide, state: LayerActivations) -> None:
         tensors = {"hidden": state.hidden_TD}
         if state.selection is not None:
             tensors |= {"query": state.selection.query_Q, "index": state.selection.index_QK}
         near = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-        self.settle()
+        self.flush()
         file = self._file(layer, batch, side)
         self._written = file, self._writer.submit(_save, near, file)
 
-    def forget(self, layer: int) -> None:
+    def delete(self, layer: int) -> None:
         """What lay before a layer that is done."""
         shutil.rmtree(self._folder / f"{layer:04d}", ignore_errors=True)
 
-    def _file(self, layer: int, batch: int, side: Side) -> Path:
+    def _file(self, layer: int, batch: int, side: ActivationSide) -> Path:
         return self._folder / f"{layer:04d}" / f"{batch:05d}.{side}"
 
 

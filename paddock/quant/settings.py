@@ -7,10 +7,10 @@ from torch import nn
 
 from paddock.config import BaseSettings
 from paddock.model.decoder_layer import DecoderLayer
-from paddock.quant.w4a8 import Grid
+from paddock.quant.w4a8 import QuantizationArgs
 
 # What decides rankings, or is used as a matrix, is left as it is.
-LEFT_ALONE = ("kv_b", "indexer.key", "indexer.weights")
+UNQUANTIZED = ("kv_b", "indexer.key", "indexer.weights")
 
 
 class QuantSettings(BaseSettings):
@@ -22,43 +22,49 @@ class QuantSettings(BaseSettings):
     seed: int = 0  # of the signs of the rotation
     smooth: bool = True  # attention, dense and shared parts
     awq: bool = True  # routed experts
-    refinements: NonNegativeInt = 20  # rounds of SSZ on the experts' scales; 0: largest number
-    alphas: PositiveInt = 20  # steps from 0 to 1 in which strengths of smoothing are tried
+    ssz_iterations: NonNegativeInt = 20  # rounds of SSZ on the experts' scales; 0: largest number
+    n_grid: PositiveInt = 20  # steps from 0 to 1 in which strengths of smoothing are tried
     expert_bits: Literal[4, 8] = 4
-    expert_group: PositiveInt | None = None  # columns that share a scale; None: a whole row
-    linears: bool = True  # attention, dense and shared parts become int8; False: left alone
-    rows: PositiveInt = 256  # that a layer or an expert keeps to try strengths on
+    expert_group_size: PositiveInt | None = None  # columns that share a scale; None: a whole row
+    quantize_linears: bool = (
+        True  # attention, dense and shared parts become int8; False: left alone
+    )
+    calibration_rows: PositiveInt = 256  # that a layer or an expert keeps to try strengths on
     batch_tokens: PositiveInt = 8192  # at a time on their way through a layer
 
     @property
-    def needs_text(self) -> bool:
-        return self.awq or (self.smooth and self.linears)
+    def needs_calibration(self) -> bool:
+        return self.awq or (self.smooth and self.quantize_linears)
 
     @property
-    def expert_grid(self) -> Grid:
-        return Grid(bits=self.expert_bits, group=self.expert_group, refinements=self.refinements)
+    def expert_args(self) -> QuantizationArgs:
+        return QuantizationArgs(
+            bits=self.expert_bits,
+            group_size=self.expert_group_size,
+            ssz_iterations=self.ssz_iterations,
+        )
 
     @property
-    def linear_grid(self) -> Grid:
-        return Grid(bits=8)
+    def linear_args(self) -> QuantizationArgs:
+        return QuantizationArgs(bits=8)
 
 
-PLAIN = {"rotate": False, "smooth": False, "awq": False, "refinements": 0}
+RTN = {"rotate": False, "smooth": False, "awq": False, "refinements": 0}
 
 RECIPES = {
     "w4a8": QuantSettings(),
     # Nearest integers and nothing else, to see what the rest is worth.
-    "rtn": QuantSettings(**PLAIN),  # type: ignore[arg-type]
+    "rtn": QuantSettings(**RTN),  # type: ignore[arg-type]
     # For weights that were trained as integers: exporting may not move them, so nothing is turned,
     # smoothed or refined.
-    "qat": QuantSettings(**PLAIN),  # type: ignore[arg-type]
+    "qat": QuantSettings(**RTN),  # type: ignore[arg-type]
 }
 
 
-def integer_linears(block: DecoderLayer) -> dict[str, nn.Linear]:
+def quantizable_linears(block: DecoderLayer) -> dict[str, nn.Linear]:
     """The linear maps of a layer that become integers, by name within it."""
     return {
         name: module
         for name, module in block.named_modules()
-        if isinstance(module, nn.Linear) and not name.endswith(LEFT_ALONE)
+        if isinstance(module, nn.Linear) and not name.endswith(UNQUANTIZED)
     }

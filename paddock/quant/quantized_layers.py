@@ -19,38 +19,38 @@ from paddock.kernels.w4a8_gemm import (
     silu_and_mul_quantize,
 )
 from paddock.model.moe import Routing
-from paddock.quant.w4a8 import Quantized
+from paddock.quant.w4a8 import QuantizedTensor
 
 
-class IntegerLinear(nn.Module):
+class QuantizedLinear(nn.Module):
     """A linear map of integer weights; inputs are rounded to int8, each row by itself."""
 
     integer: Tensor
     scale: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Quantized, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: QuantizedTensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        stored = weight.stored()
+        stored = weight.pack()
         self.packed = stored.packed
         self.register_buffer("integer", stored.integer, persistent=False)
         self.register_buffer("scale", stored.scale_XFG, persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        out_TF = self.product(x_TD, self.integer, self.scale)
+        out_TF = self.linear_with(x_TD, self.integer, self.scale)
         return out_TF if self.bias is None else out_TF + self.bias.to(out_TF.dtype)
 
-    def by_output(self) -> tuple[Tensor, ...] | None:
+    def weights_by_output(self) -> tuple[Tensor, ...] | None:
         """What it holds, outputs first: others of its kind may lie behind it (see `together`)."""
         return (self.integer, self.scale) if self.bias is None else None
 
-    def product(self, x_TD: Tensor, integer: Tensor, scale: Tensor) -> Tensor:
+    def linear_with(self, x_TD: Tensor, integer: Tensor, scale: Tensor) -> Tensor:
         weight = PackedWeight(integer, scale, self.packed)
         return int_linear(quantize_per_token(x_TD), weight, x_TD.dtype)
 
 
-class IntegerExperts(nn.Module):
+class QuantizedExperts(nn.Module):
     """Routed experts of integer weights, as two stacks; gate rows first."""
 
     gate_up: Tensor
@@ -58,9 +58,9 @@ class IntegerExperts(nn.Module):
     down: Tensor
     down_scale: Tensor
 
-    def __init__(self, gate_up: Quantized, down: Quantized) -> None:
+    def __init__(self, gate_up: QuantizedTensor, down: QuantizedTensor) -> None:
         super().__init__()
-        up, back = gate_up.stored(), down.stored()
+        up, back = gate_up.pack(), down.pack()
         self.up_packed, self.down_packed = up.packed, back.packed
         self.register_buffer("gate_up", up.integer, persistent=False)
         self.register_buffer("gate_up_scale", up.scale_XFG, persistent=False)

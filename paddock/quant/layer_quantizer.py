@@ -20,21 +20,21 @@ from torch import Tensor
 
 from paddock.checkpoint.safetensors_folder import CONFIG, INDEX, SHARD, SafetensorsFolder, read_json
 from paddock.checkpoint.save import write_tensors
-from paddock.quant.stream import Batch, Streams
+from paddock.quant.calibration_data import ActivationStore, CalibrationBatch
 from paddock.quant.w4a8 import QuantError
 
 PLAN, PROGRESS, STREAMS = "plan.json", "progress.json", "streams"
 REPORT, RECIPE = "quantization.json", "recipe.toml"
 
 
-class Workshop:
+class QuantizationFolder:
     def __init__(self, target: Path, shards: int) -> None:
         target = target.resolve()  # through a link to the folder it means
         self.target, self.folder = target, target.parent / f".{target.name}.quantizing"
         self.shards = [SHARD.format(i, shards) for i in range(1, shards + 1)]
-        self.streams = Streams(self.folder / STREAMS)
+        self.streams = ActivationStore(self.folder / STREAMS)
 
-    def made(self, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    def finished_report(self, plan: Mapping[str, Any]) -> dict[str, Any] | None:
         """The report of a target that this very plan made; None where there is no target yet. What
         else may be there is not ours to replace."""
         if not self.target.exists() or (self.target.is_dir() and not any(self.target.iterdir())):
@@ -48,7 +48,7 @@ class Workshop:
         return report
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """The folder, for one process at a time; the claim dies with the process."""
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self.folder.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ class Workshop:
         finally:
             os.close(handle)
 
-    def open(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+    def resume(self, plan: Mapping[str, Any]) -> dict[str, Any]:
         """Begin, or go on with what was begun with the very same plan. Returns the progress."""
         file = self.folder / PLAN
         if not file.is_file():
@@ -76,8 +76,8 @@ class Workshop:
         done = self.folder / PROGRESS
         return read_json(done) if done.is_file() else {"layers": None, "found": []}
 
-    def note(self, progress: Mapping[str, Any]) -> None:
-        self.streams.settle()
+    def save_progress(self, progress: Mapping[str, Any]) -> None:
+        self.streams.flush()
         write_json(self.folder / PROGRESS, progress)
 
     def write_shard(self, number: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -86,11 +86,11 @@ class Workshop:
         write_tensors(dict(tensors), draft)
         os.replace(draft, file)
 
-    def opened(self) -> SafetensorsFolder:
+    def open_shards(self) -> SafetensorsFolder:
         """The shards, once they are all there."""
         return SafetensorsFolder(self.folder, self.shards)
 
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         return sum((self.folder / file).stat().st_size for file in self.shards)
 
     def finish(
@@ -102,9 +102,9 @@ class Workshop:
     ) -> None:
         """Index, configuration, further files, recipe and report; then the folder takes its
         name."""
-        tensors = self.opened()
+        tensors = self.open_shards()
         homes = {name: tensors.file(name) for name in sorted(tensors.names)}
-        index = {"metadata": {"total_size": self.bytes()}, "weight_map": homes}
+        index = {"metadata": {"total_size": self.size_bytes()}, "weight_map": homes}
         write_json(self.folder / INDEX, index)
         write_json(self.folder / CONFIG, config)
         for file in beside:
@@ -112,15 +112,15 @@ class Workshop:
                 shutil.copy2(file, self.folder / file.name)
         (self.folder / RECIPE).write_text(recipe)
         write_json(self.folder / REPORT, report)  # last: where it is, everything else is too
-        self.deliver()
+        self.finalize()
 
-    def whole(self, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    def complete_report(self, plan: Mapping[str, Any]) -> dict[str, Any] | None:
         """The report of a folder that this very plan made and that lacks nothing but its name."""
         file = self.folder / REPORT
         report = read_json(file) if file.is_file() else {}
         return report if all(report.get(key) == value for key, value in plan.items()) else None
 
-    def deliver(self) -> None:
+    def finalize(self) -> None:
         """What is whole, without its tools, under its name."""
         shutil.rmtree(self.folder / STREAMS, ignore_errors=True)
         for name in (PROGRESS, PLAN):
@@ -134,7 +134,7 @@ def write_json(file: Path, data: Mapping[str, Any]) -> None:
     os.replace(draft, file)
 
 
-def size_of(folder: Path) -> int:
+def weights_size_bytes(folder: Path) -> int:
     """Bytes of weights."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
@@ -148,7 +148,7 @@ def fingerprint(source: Path, tensors: SafetensorsFolder) -> str:
     return found.hexdigest()
 
 
-def digest(batches: Sequence[Batch]) -> str:
+def text_digest(batches: Sequence[CalibrationBatch]) -> str:
     """Of a text."""
     found = hashlib.blake2b(digest_size=16)
     for batch in batches:

@@ -31,10 +31,10 @@ from paddock.checkpoint.safetensors_folder import (
 from paddock.checkpoint.tensor_names import TensorMapping, is_redundant, map_tensor, slice_tensor
 from paddock.model import ModelConfig, Transformer
 from paddock.model.moe import GroupedExperts
-from paddock.quant.layers import IntegerExperts, IntegerLinear, replace_module
-from paddock.quant.recipe import QuantSettings
-from paddock.quant.rotate import TurnedMTP
-from paddock.quant.w4a8 import Quantized, pack_words, unpack_words
+from paddock.quant.quantized_layers import QuantizedExperts, QuantizedLinear, replace_module
+from paddock.quant.rotate import RotatedMTP
+from paddock.quant.settings import QuantSettings
+from paddock.quant.w4a8 import QuantizedTensor, pack_words, unpack_words
 
 # What a group of weights and its activations may say, and must.
 WEIGHTS = {"type": "int", "symmetric": True, "dynamic": False}
@@ -50,8 +50,8 @@ ACTIVATIONS = {
 # --- written --------------------------------------------------------------------------------------
 
 
-def released(
-    name: str, tensor: Tensor | Quantized, config: ModelConfig, dtype: torch.dtype
+def to_compressed_tensors(
+    name: str, tensor: Tensor | QuantizedTensor, config: ModelConfig, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """What our tensor `name` is on disk."""
     if isinstance(tensor, Tensor):
@@ -76,7 +76,7 @@ def released(
             yield f"{stem}.weight_shape", torch.tensor(integer_FD.shape)
 
 
-def turn_names(config: ModelConfig) -> tuple[str, str]:
+def rotation_tensor_names(config: ModelConfig) -> tuple[str, str]:
     """Where the MTP layer's two vectors lie."""
     own = config.family == "paddock"
     prefix = "mtp." if own else f"model.layers.{config.mtp_layer}."
@@ -84,17 +84,17 @@ def turn_names(config: ModelConfig) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fates:
+class TensorPlan:
     """Released names of linear modules, by what became of them."""
 
     experts: list[str]
     linears: list[str]
-    left: list[str]
+    ignored: list[str]
 
 
-def modules_by_fate(network: Transformer, config: ModelConfig, names: set[str]) -> Fates:
+def plan_tensors(network: Transformer, config: ModelConfig, names: set[str]) -> TensorPlan:
     """`names` are the tensors on disk."""
-    fates = Fates([], [], [])
+    fates = TensorPlan([], [], [])
     for path, module in network.named_modules():
         weights: dict[str, Tensor] = {}
         if isinstance(module, nn.Linear):
@@ -104,12 +104,12 @@ def modules_by_fate(network: Transformer, config: ModelConfig, names: set[str]) 
         integers = fates.experts if isinstance(module, GroupedExperts) else fates.linears
         for name, tensor in weights.items():
             for piece in map_tensor(f"{path}.{name}", tuple(tensor.shape), config):
-                where = integers if f"{piece.released_name}_scale" in names else fates.left
+                where = integers if f"{piece.released_name}_scale" in names else fates.ignored
                 where.append(piece.released_name.removesuffix(".weight"))
     return fates
 
 
-def quantization_config(settings: QuantSettings, fates: Fates) -> dict[str, Any]:
+def quantization_config(settings: QuantSettings, fates: TensorPlan) -> dict[str, Any]:
     """What config.json says about them. Experts are many, so that a pattern names them."""
     groups: dict[str, Any] = {}
     if fates.experts:
@@ -117,7 +117,7 @@ def quantization_config(settings: QuantSettings, fates: Fates) -> dict[str, Any]
         if not all(re.match(targets[0][3:], name) for name in fates.experts):
             targets = fates.experts
         form = "pack-quantized" if settings.expert_bits == 4 else "int-quantized"
-        groups["group_0"] = _group(targets, settings.expert_bits, settings.expert_group, form)
+        groups["group_0"] = _group(targets, settings.expert_bits, settings.expert_group_size, form)
     if fates.linears:
         groups["group_1"] = _group(fates.linears, 8, None, "int-quantized")
     formats = {group["format"] for group in groups.values()}
@@ -126,7 +126,7 @@ def quantization_config(settings: QuantSettings, fates: Fates) -> dict[str, Any]
         "format": "mixed-precision" if len(formats) > 1 else min(formats),
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": fates.left,
+        "ignore": fates.ignored,
         "kv_cache_scheme": None,
     }
 
@@ -158,13 +158,13 @@ def load_quantized(
     exactly; otherwise a CheckpointError names the first thing that is wrong.
     """
     path, precision = Path(folder), parse_dtype(dtype)
-    refuse_unknown(read_json(path / CONFIG), path)
+    check_quantization_scheme(read_json(path / CONFIG), path)
     config, tensors = open_checkpoint(path, latent_norm_eps=latent_norm_eps, integers=True)
     reader = _Reader(drop_missing_mtp(config, tensors), tensors)
     return reader.network(precision, torch.device(device))
 
 
-def refuse_unknown(data: Mapping[str, Any], path: Path) -> None:
+def check_quantization_scheme(data: Mapping[str, Any], path: Path) -> None:
     """Only int4 or int8 weights, symmetric, with int8 activations rounded row by row."""
     said = data.get("quantization_config", {})
     where = f"{path / CONFIG}: quantization_config"
@@ -237,7 +237,7 @@ class _Reader:
             if module.bias is not None:
                 (piece,) = map_tensor(f"{path}.bias", tuple(module.bias.shape), self._config)
                 bias = self._take(piece.released_name, tuple(module.bias.shape)).to(device)
-            return IntegerLinear(weight, bias)
+            return QuantizedLinear(weight, bias)
         if isinstance(module, GroupedExperts):
             gate_up = self._weight(f"{path}.gate_up", tuple(module.gate_up.shape), device)
             down = self._weight(f"{path}.down", tuple(module.down.shape), device)
@@ -245,10 +245,12 @@ class _Reader:
                 return None
             if gate_up is None or down is None:
                 raise CheckpointError(f"{self._tensors.path}: '{path}' is quantized in part")
-            return IntegerExperts(gate_up, down)
+            return QuantizedExperts(gate_up, down)
         return None
 
-    def _weight(self, name: str, shape: tuple[int, ...], device: torch.device) -> Quantized | None:
+    def _weight(
+        self, name: str, shape: tuple[int, ...], device: torch.device
+    ) -> QuantizedTensor | None:
         """Our tensor `name` put together, if its pieces are integers."""
         parts = list(map_tensor(name, shape, self._config))  # none of a head that is the embedding
         if not parts or f"{parts[0].released_name}_scale" not in self._tensors.names:
@@ -269,7 +271,7 @@ class _Reader:
                 )
             slice_tensor(scale, piece).copy_(scale_FG)
         assert scale is not None
-        return Quantized(integer, scale, bits)
+        return QuantizedTensor(integer, scale, bits)
 
     def _piece(
         self, piece: TensorMapping, shape: tuple[int, int], bits: int
@@ -306,12 +308,12 @@ class _Reader:
                 goal.copy_(self._take(piece.released_name, tuple(goal.shape)))
 
     def _turn(self, network: Transformer, device: torch.device) -> None:
-        sign, scale = turn_names(self._config)
+        sign, scale = rotation_tensor_names(self._config)
         if network.mtp is None or sign not in self._left:
             return
         sign_D = self._take(sign, (self._config.hidden,)).to(device)
         scale_D = self._take(scale, (self._config.hidden,)).to(device)
-        network.mtp = TurnedMTP(network.mtp, sign_D, scale_D)
+        network.mtp = RotatedMTP(network.mtp, sign_D, scale_D)
 
     def _take(
         self,
