@@ -20,7 +20,7 @@ from paddock.cli.quantize_text import Amounts, run_of
 from paddock.data import Tokenizer
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.quant import RECIPES
-from paddock.train.evaluate import held_out_batches
+from paddock.train.evaluate import iter_validation_batches
 from paddock.train.run import open_corpus
 
 INT4 = "paddock.quant.qat:int4"
@@ -69,12 +69,12 @@ def losses_of(run: Path, folder: Path) -> list[tuple[float, int]]:
     """Of each dialogue held out of a run, nats of its replies and how many tokens they have."""
     corpus = open_corpus(run_of(run), Tokenizer.load(run / "tokenizer"), lambda _: None)
     network, found = load_pretrained(folder), []
-    context = settings_of(run).stream.seq_len
-    for _, batch in held_out_batches(corpus, network, context=context, tokens=TOKENS):
-        hidden_TD = network(batch.token_T, batch.layout).hidden_TD
+    context = settings_of(run).dataloader.seq_len
+    for _, batch in iter_validation_batches(corpus, network, context=context, tokens=TOKENS):
+        hidden_TD = network(batch.token_T, batch.attn_metadata).hidden_TD
         target_T = batch.targets(1)
         loss_T = linear_cross_entropy(hidden_TD, network.head.weight, target_T)
-        for span in batch.layout.spans:
+        for span in batch.attn_metadata.spans:
             own = slice(span.query, span.query + span.queries)
             found.append((float(loss_T[own].sum()), int((target_T[own] >= 0).sum())))
     return found

@@ -44,12 +44,12 @@ from paddock.data import (
 from paddock.journal import EVENTS_FILE, Journal, follow
 from paddock.train import TrainSettings
 from paddock.train.evaluate import (
-    acceptance,
-    found_needles,
-    held_out_batches,
-    held_out_loss,
-    recall,
+    iter_validation_batches,
+    measure_indexer_recall,
+    measure_mtp_acceptance,
+    needle_recall,
     unigram_entropy,
+    validation_loss,
 )
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -165,7 +165,7 @@ def mtp_claims(runs: Path, jobs: int, seeds: Sequence[int] = SEEDS) -> list[Clai
         for seed in seeds:
             run = runs / f"{arm}-{seed}"
             network, (corpus, _) = load_pretrained(latest_model(run)), corpus_of(run)
-            rates = acceptance(network, corpus, depths=3, context=128, tokens=20_000)
+            rates = measure_mtp_acceptance(network, corpus, depths=3, context=128, tokens=20_000)
             one, two, three = rates
             lengths[arm].append(1 + one + one * two + one * two * three)
             text = ", ".join(f"{rate:.3f}" for rate in rates)
@@ -293,7 +293,7 @@ def figures_of(run: Path, *, context: int) -> Figures:
 def _measured(run: Path, settings: TrainSettings, context: int) -> Figures:
     network, (corpus, tokenizer) = load_pretrained(latest_model(run)), corpus_of(run)
     dense = settings.stage in ("pretrain", "midtrain")
-    held_out = held_out_loss(network, corpus, dense=dense, context=context, tokens=60_000)
+    held_out = validation_loss(network, corpus, dense=dense, context=context, tokens=60_000)
     assert held_out is not None
     loss = held_out.nats
     if settings.stage == "pretrain":  # its rows are shorter than a needle's document
@@ -301,13 +301,17 @@ def _measured(run: Path, settings: TrainSettings, context: int) -> Figures:
     count = lambda text: len(tokenizer.encode(text, specials=False))  # noqa: E731
     begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
     tasks = NEEDLES.tasks(SourceContext(count_tokens=count))
-    needles = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
+    needles = needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
     if dense:
         return Figures(loss=loss, needles=needles)
-    batches = held_out_batches(corpus, network, context=context, tokens=100_000)
-    long = next(b for _, b in batches if max(span.keys for span in b.layout.spans) > context // 2)
+    batches = iter_validation_batches(corpus, network, context=context, tokens=100_000)
+    long = next(
+        b for _, b in batches if max(span.keys for span in b.attn_metadata.spans) > context // 2
+    )
     return Figures(
-        loss=loss, needles=needles, recall=tuple(layer.mass for layer in recall(network, long))
+        loss=loss,
+        needles=needles,
+        recall=tuple(layer.mass for layer in measure_indexer_recall(network, long)),
     )
 
 

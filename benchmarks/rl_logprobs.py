@@ -25,7 +25,7 @@ from paddock.model import Transformer, preset
 from paddock.records import SamplingParams, TrainSample
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.settings import RLSettings
-from paddock.train.policy import Lesson, packed, score
+from paddock.train.policy import PolicySample, compute_logprobs, pack_samples
 
 UPDATES = 50
 TOLERANCE = 1e-5  # float32 on a CPU
@@ -53,7 +53,7 @@ def learner_in(folder: Path, network: Transformer) -> Learner:
     return open_learner(settings, folder / "not-finite.npz")
 
 
-def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[Lesson]:
+def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[PolicySample]:
     """Attempts of two turns, all at once; an even token is worth a little, an odd one costs it."""
     chance = Random(seed)
     shared = [chance.randrange(vocab) for _ in range(24)]
@@ -76,7 +76,7 @@ def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[Lesson
             said[i] += [*reply.logprobs, 0.0, 0.0, 0.0]
             own[i] += [True] * len(reply.token_ids) + [False] * 3
     return [
-        Lesson(
+        PolicySample(
             sample=TrainSample(
                 id=f"{seed}-{i}/0",
                 token_ids=tuple(context[i]),
@@ -91,9 +91,9 @@ def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[Lesson
     ]
 
 
-def gap(learner: Learner, lessons: list[Lesson]) -> float:
-    batch = packed(lessons)
-    found = score(learner.trainer.network, batch)
+def gap(learner: Learner, lessons: list[PolicySample]) -> float:
+    batch = pack_samples(lessons)
+    found = compute_logprobs(learner.trainer.network, batch)
     return float(np.abs(found - batch.columns["rollout"])[batch.loss_mask_T].max())
 
 

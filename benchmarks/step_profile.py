@@ -146,7 +146,11 @@ def watched(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
         (trainer, "objective", _objective(watch, trainer.objective)),
         (trainer, "_accumulate", _accumulate(watch, trainer._accumulate)),
         (trainer.optimizer, "step", _timed(watch, "optimizer", trainer.optimizer.step)),
-        (trainer.weights, "publish", _timed(watch, "publish weights", trainer.weights.publish)),
+        (
+            trainer.weights,
+            "publish",
+            _timed(watch, "publish weights", trainer.weights.copy_to_model),
+        ),
         (dsa, "choose", _chosen(watch, dsa.select_topk)),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]

@@ -26,17 +26,22 @@ from paddock.data import PackedBatch
 from paddock.model import ModelConfig, Transformer, preset
 from paddock.model.cost import TrainingWorkload, mfu, training_flops
 from paddock.train import Trainer, TrainSettings
-from paddock.train.objective import BaseObjective
-from paddock.train.plan import peak_flops
+from paddock.train.estimate import peak_flops
+from paddock.train.master_weights import DTYPES
+from paddock.train.objective import LanguageModelObjective
 from paddock.train.run import pick_device
-from paddock.train.settings import LossSettings, MachineSettings, OptimSettings, StartSettings
-from paddock.train.stages import Stage
-from paddock.train.weights import DTYPES
+from paddock.train.settings import (
+    AuxLossSettings,
+    ComputeSettings,
+    ModelInitSettings,
+    OptimSettings,
+)
+from paddock.train.stages import StageSpec
 
 ARMS = ("adamw", "muon", "recompute", "transformers")
 Step = Callable[[], float]
 # What transformers' training does: the language loss on sparse attention, the indexer resting.
-SPARSE = Stage(language=True, indexer=False, dense=False)
+SPARSE = StageSpec(language=True, indexer=False, dense=False)
 TARGETS = {("small", "8x4096"): 5.0}
 
 
@@ -58,18 +63,18 @@ def paddock_step(
     device = pick_device(None)
     settings = TrainSettings(
         steps=1,
-        start=StartSettings(preset="nano"),
-        optim=OptimSettings(kind=optimizer),  # type: ignore[arg-type]
-        loss=LossSettings(mtp=0.0, mtp_later=0.0, balance=0.0),
-        machine=MachineSettings(dtype=dtype, recompute=recompute),  # type: ignore[arg-type]
+        init=ModelInitSettings(preset="nano"),
+        optim=OptimSettings(type=optimizer),  # type: ignore[arg-type]
+        loss=AuxLossSettings(mtp_coef=0.0, mtp_coef_final=0.0, balance_coef=0.0),
+        compute=ComputeSettings(dtype=dtype, activation_checkpointing=recompute),  # type: ignore[arg-type]
     )
     network = Transformer.from_config(config, 0).to(device)
-    objective = BaseObjective(SPARSE, settings.loss)
+    objective = LanguageModelObjective(SPARSE, settings.loss)
     trainer = Trainer(network, objective, settings, Path(tempfile.gettempdir()) / "batch.npz")
 
     def step() -> float:
         report = trainer.step(batch, lr=1e-4, bias_rate=0.0, progress=0.0)
-        return report.parts["loss"]
+        return report.losses["loss"]
 
     step.trainer = trainer  # type: ignore[attr-defined]
     return step

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paddock.cli.bench_kernels import Figure
     from paddock.cli.bench_serve import Figures, Load
     from paddock.rollout.client import Generate
-    from paddock.train.plan import Plan
+    from paddock.train.estimate import TrainingEstimate
 
 app = typer.Typer(
     cls=Explaining,
@@ -154,24 +154,24 @@ def bench_train(
     from paddock.config import load_recipe, resolve
     from paddock.model.cost import mfu
     from paddock.train import TrainSettings
-    from paddock.train.plan import peak_flops, plan
-    from paddock.train.run import pick_device, start_config
-    from paddock.train.trial import seconds_a_step, would_fit
+    from paddock.train.estimate import estimate_training, peak_flops
+    from paddock.train.run import load_init_config, pick_device
+    from paddock.train.step_timing import fits_in_memory, measure_step_time
 
     settings = resolve(TrainSettings, load_recipe(recipe, sets or []))
-    config, device = start_config(settings), pick_device(settings.machine.device)
-    planned = plan(settings, config)
-    if not would_fit(planned, device):
+    config, device = load_init_config(settings), pick_device(settings.compute.device)
+    planned = estimate_training(settings, config)
+    if not fits_in_memory(planned, device):
         raise UserError(_too_much(planned))
-    seconds = seconds_a_step(settings, config, steps)
-    stream = settings.stream
+    seconds = measure_step_time(settings, config, steps)
+    stream = settings.dataloader
     tokens = stream.batch_tokens // stream.seq_len * stream.seq_len
     peak = peak_flops(device)
     share = None if peak is None else mfu(planned.flops_token, tokens / seconds, peak)
     found = {
         "recipe": str(recipe),
         "device": str(device),
-        "dtype": settings.machine.dtype,
+        "dtype": settings.compute.dtype,
         "parameters": planned.parameters,
         "tokens_a_step": tokens,
         "seconds_a_step": seconds,
@@ -185,7 +185,7 @@ def bench_train(
         typer.echo(json.dumps(found))
         return
     made = table(str(recipe), numbers=("",))
-    made.add_row("device", f"{device}, {settings.machine.dtype}")
+    made.add_row("device", f"{device}, {settings.compute.dtype}")
     made.add_row("parameters", count(planned.parameters))
     made.add_row("a step", f"{tokens:,} tokens, {seconds:.3g} s")
     made.add_row("tokens a second", f"{tokens / seconds:,.0f}")
@@ -200,7 +200,7 @@ def _share_of_peak(share: float | None, peak: float | None) -> str:
     return f"{share:.1%} of {peak / 1e12:.0f} TFLOP/s (dense bfloat16)"
 
 
-def _too_much(planned: "Plan") -> str:
+def _too_much(planned: "TrainingEstimate") -> str:
     if planned.ranks > 1:
         return (
             f"the recipe is for {planned.ranks:,} processes, and one is timed here; "
@@ -213,11 +213,11 @@ def _peak_bytes() -> int:
     """The most that was held: by an accelerator's allocator, or by this process."""
     import torch
 
-    from paddock.train.loop import memory_bytes
+    from paddock.train.loop import peak_memory_bytes
 
     status = Path("/proc/self/status")
     if torch.accelerator.is_available() or not status.is_file():
-        return memory_bytes()
+        return peak_memory_bytes()
     return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 

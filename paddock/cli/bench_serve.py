@@ -223,7 +223,7 @@ def _network(model: str, place: str, dtype: str) -> "Transformer":
     from paddock.checkpoint.training_state import latest_model
     from paddock.model import PRESETS, Transformer
     from paddock.model.cost import count_parameters
-    from paddock.train.trial import free_bytes
+    from paddock.train.step_timing import free_memory_bytes
 
     if Path(model).is_dir():
         return load_pretrained(latest_model(Path(model)), dtype, place)
@@ -232,7 +232,7 @@ def _network(model: str, place: str, dtype: str) -> "Transformer":
             f"'{model}' is neither a folder nor a preset; presets: {', '.join(PRESETS)}"
         )
     config = PRESETS[model]
-    needed, free = 4 * count_parameters(config).total, free_bytes(torch.device("cpu"))
+    needed, free = 4 * count_parameters(config).total, free_memory_bytes(torch.device("cpu"))
     if needed > free:  # fresh weights are made in float32, in this machine's memory
         raise UserError(f"{model}: fresh weights take {size(needed)}, {size(free)} are free")
     return Transformer.from_config(config, seed=0).cast(getattr(torch, dtype)).to(place).eval()

@@ -30,14 +30,16 @@ def described(step: "Step", cluster: "ClusterPlan | None") -> Iterator[str]:
 def _trained(step: "Step", cluster: "ClusterPlan | None") -> str:
     from paddock.config import load_recipe, resolve
     from paddock.train import TrainSettings
-    from paddock.train.plan import plan
-    from paddock.train.run import start_config
+    from paddock.train.estimate import estimate_training
+    from paddock.train.run import load_init_config
 
     settings = resolve(TrainSettings, load_recipe(step.recipe, step.sets))
-    start = settings.start
-    if start.folder is not None and start.like is None and not Path(start.folder).exists():
-        return f"{count(settings.steps)} steps; its memory is known once {start.folder} is there"
-    planned = plan(settings, start_config(settings))
+    start = settings.init
+    if start.checkpoint is not None and start.like is None and not Path(start.checkpoint).exists():
+        return (
+            f"{count(settings.steps)} steps; its memory is known once {start.checkpoint} is there"
+        )
+    planned = estimate_training(settings, load_init_config(settings))
     shape = settings.parallel
     layout = f"data {shape.data} x expert {shape.expert} x context {shape.context}"
     told = f"{count(planned.tokens)} tokens, {count(planned.parameters)} parameters"
@@ -107,7 +109,10 @@ def rl_data(settings: "RLSettings") -> "Iterator[RequiredFile]":
     from paddock.config import RequiredFile
     from paddock.envs import load_env_settings
 
-    for folder in (settings.start.folder, *(each.folder for each in settings.teachers.values())):
+    for folder in (
+        settings.start.checkpoint,
+        *(each.folder for each in settings.teachers.values()),
+    ):
         if folder is not None:
             yield RequiredFile(path=folder, contains=CHECKPOINT)
     for task in settings.tasks.values():
@@ -117,8 +122,8 @@ def rl_data(settings: "RLSettings") -> "Iterator[RequiredFile]":
 def _train_data(settings: "TrainSettings") -> "Iterator[RequiredFile]":
     from paddock.config import RequiredFile
 
-    if settings.start.folder is not None:
-        yield RequiredFile(path=settings.start.folder, contains=CHECKPOINT)
+    if settings.init.checkpoint is not None:
+        yield RequiredFile(path=settings.init.checkpoint, contains=CHECKPOINT)
     if settings.tokenizer.path is not None:
         yield RequiredFile(path=settings.tokenizer.path, contains=TOKENIZER)
     for source in (*settings.corpus.sources, *settings.tokenizer.extra_sources):

@@ -51,19 +51,21 @@ def _slower(step: "Step") -> float:
 
     from paddock.config import load_recipe, resolve
     from paddock.train import TrainSettings
-    from paddock.train.plan import plan
-    from paddock.train.run import pick_device, start_config
-    from paddock.train.trial import seconds_a_step, would_fit
+    from paddock.train.estimate import estimate_training
+    from paddock.train.run import load_init_config, pick_device
+    from paddock.train.step_timing import fits_in_memory, measure_step_time
 
     if step.stage.verb != "train" or step.stage.seconds is None:
         return 1.0
     settings = resolve(TrainSettings, load_recipe(step.recipe, step.sets))
-    if settings.start.folder is not None and not Path(settings.start.folder).exists():
+    if settings.init.checkpoint is not None and not Path(settings.init.checkpoint).exists():
         return 1.0
-    config = start_config(settings)
-    if not would_fit(plan(settings, config), pick_device(settings.machine.device)):
+    config = load_init_config(settings)
+    if not fits_in_memory(
+        estimate_training(settings, config), pick_device(settings.compute.device)
+    ):
         return 1.0
     with torch.random.fork_rng():  # the run must not notice
         # Of three, a busy machine may hold up two.
-        seconds = seconds_a_step(settings, config, steps=15)
+        seconds = measure_step_time(settings, config, steps=15)
     return settings.steps * seconds / step.stage.seconds

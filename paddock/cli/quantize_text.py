@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paddock.data.sources import FileSource
     from paddock.quant import CalibrationText
     from paddock.quant.calibration_data import TextPurpose
-    from paddock.train import Run
+    from paddock.train import TrainingRun
 
 EVERY = 4  # of the texts of a file, one in so many is measured with instead of calibrated
 SHORTEST = 2  # tokens: one to read and one to say
@@ -69,10 +69,10 @@ def passages_from_run(
     return found
 
 
-def run_of(folder: Path) -> "Run":
+def run_of(folder: Path) -> "TrainingRun":
     """A run by its folder."""
     from paddock.config import ConfigError, load_recipe, resolve
-    from paddock.train import Run, TrainSettings
+    from paddock.train import TrainingRun, TrainSettings
 
     try:
         settings = resolve(TrainSettings, load_recipe(folder / "recipe.toml", []))
@@ -82,7 +82,7 @@ def run_of(folder: Path) -> "Run":
             f"{folder}: its recipe does not say what text it was trained on ({why}); name some "
             "with --text"
         ) from None
-    return Run(folder=folder, corpora=folder.parent / "corpora", settings=settings)
+    return TrainingRun(folder=folder, corpora_dir=folder.parent / "corpora", settings=settings)
 
 
 def _from_split(

@@ -143,14 +143,14 @@ async def _run(
     from paddock.journal import Journal
     from paddock.rl.learn import Loop
     from paddock.rl.tally import Sifter
-    from paddock.train.run import CHECKPOINTS, claim
+    from paddock.train.run import CHECKPOINTS, claim_run_folder
 
-    assert settings.start.folder is not None
-    model = open_model(Path(settings.start.folder), settings.template)
+    assert settings.start.checkpoint is not None
+    model = open_model(Path(settings.start.checkpoint), settings.template)
     sifter = Sifter(settings)
     async with AsyncExitStack() as stack:
         journal = stack.enter_context(Journal(folder))  # locks the folder
-        claim(folder, settings, may_change=MAY_CHANGE)
+        claim_run_folder(folder, settings, may_change=MAY_CHANGE)
         learner = _learner(settings, folder, debug)
         watcher = stack.enter_context(Watcher(journal, settings))
         journal.log_event(

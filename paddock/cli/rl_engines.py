@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paddock.rollout.concurrency import Pressure
     from paddock.rollout.fleet import FleetSettings
     from paddock.rollout.remote import Server
-    from paddock.train.policy import Lesson
+    from paddock.train.policy import PolicySample
 
 MOST_SESSIONS = 16384  # whose experts are kept
 TAKING_S = 10.0  # for a server that is alive to take new weights after all
@@ -369,7 +369,7 @@ class Experts:
     def trouble(self) -> str:
         return self._generate.trouble()
 
-    def with_experts(self, lessons: "Sequence[Lesson]") -> "list[Lesson]":
+    def with_experts(self, lessons: "Sequence[PolicySample]") -> "list[PolicySample]":
         """The lessons with the experts of their tokens, where the last reply of their session
         knows them; what was recorded by an earlier process, or rewritten since, goes without."""
         found = []
@@ -377,7 +377,7 @@ class Experts:
             tokens = lesson.sample.token_ids
             read, expert_SLK = self._kept.get(lesson.sample.id.rpartition("/")[0], ((), None))
             if expert_SLK is not None and read == tokens:
-                lesson = replace(lesson, expert_SLK=expert_SLK)
+                lesson = replace(lesson, routed_experts_SLK=expert_SLK)
             found.append(lesson)
         for lesson in lessons:
             self._kept.pop(lesson.sample.id.rpartition("/")[0], None)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paddock.rollout.lockstep import Waves
     from paddock.rollout.orchestrator import Tell, Work
     from paddock.rollout.schedule import Assignment
-    from paddock.train.policy import Lesson
+    from paddock.train.policy import PolicySample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Fed:
     publish: "WeightPublisher"
     begin: Callable[[int], None]  # after so many updates, once engines have the weights
     busy_s: Callable[[], float] | None = None
-    experts: "Callable[[Sequence[Lesson]], list[Lesson]]" = list
+    experts: "Callable[[Sequence[PolicySample]], list[PolicySample]]" = list
     remember: "Callable[[Mapping[tuple[str, int], TokenTrainRecord]], None]" = unwritten
 
 

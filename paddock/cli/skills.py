@@ -195,13 +195,13 @@ def _text(skill: SkillPlan, run: Path) -> "tuple[TrainSettings, Tokenizer]":
 def _loss(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> Result:
     """Nats a token of text that was held out."""
     from paddock.data import Corpus, corpus_key
-    from paddock.train.evaluate import held_out_loss
+    from paddock.train.evaluate import validation_loss
 
     settings, tokenizer = _text(skill, run)
     key = corpus_key(settings.corpus, tokenizer)
     corpus = Corpus(run.parent / "corpora" / key, tokenizer=tokenizer)
-    context, tokens = settings.stream.seq_len, 1000 * skill.tasks
-    loss = held_out_loss(network, corpus, dense=dense, context=context, tokens=tokens)
+    context, tokens = settings.dataloader.seq_len, 1000 * skill.tasks
+    loss = validation_loss(network, corpus, dense=dense, context=context, tokens=tokens)
     if loss is None:
         raise UserError(f"skill {skill.name!r}: nothing was held out of that text")
     return Result(skill=skill.name, score=loss.nats, better="lower", told=f"{tokens:,} tokens")
@@ -210,13 +210,13 @@ def _loss(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> R
 def _needles(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> Result:
     """The share of needles found in long documents."""
     from paddock.data import SourceContext
-    from paddock.train.evaluate import found_needles
+    from paddock.train.evaluate import needle_recall
 
     settings, tokenizer = _text(skill, run)
     reading = SourceContext(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
     begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
     tasks = _needle_source(skill).tasks(reading)
-    share = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
+    share = needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
     error = (share * (1 - share) / skill.tasks) ** 0.5
     return Result(skill=skill.name, score=share, error=error, told=f"{skill.tasks} needles")
 

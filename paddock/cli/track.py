@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.cli.errors import UserError
 
 if TYPE_CHECKING:
-    from paddock.train import Moment
+    from paddock.train import StepMetrics
 
 PROJECT = "paddock"
 Log = Callable[[dict[str, float], int], None]
@@ -30,7 +30,7 @@ class Tracker(StrEnum):
 @contextmanager
 def tracked(
     tracker: Tracker | None, folder: Path, settings: dict[str, Any]
-) -> "Iterator[Callable[[Moment], None]]":
+) -> "Iterator[Callable[[StepMetrics], None]]":
     """A watcher that copies every step's numbers to the tracker, which is closed at the end."""
     if tracker is None:
         yield lambda _: None
@@ -39,14 +39,18 @@ def tracked(
         yield lambda moment: log(_numbers(moment), moment.step)
 
 
-def _numbers(moment: "Moment") -> dict[str, float]:
-    report = moment.report
-    numbers = {f"loss/{name}": value for name, value in report.parts.items()}
-    numbers |= {"grad_norm": report.grad_norm, "lr": report.lr, "imbalance": report.imbalance}
+def _numbers(moment: "StepMetrics") -> dict[str, float]:
+    report = moment.output
+    numbers = {f"loss/{name}": value for name, value in report.losses.items()}
+    numbers |= {
+        "grad_norm": report.grad_norm,
+        "lr": report.lr,
+        "imbalance": report.expert_imbalance,
+    }
     numbers["tokens_per_second"] = report.tokens / moment.seconds
-    if moment.held_out is not None:
-        numbers["loss/held_out"] = moment.held_out.nats
-        for source, nats in moment.held_out.by_source.items():
+    if moment.validation is not None:
+        numbers["loss/held_out"] = moment.validation.loss
+        for source, nats in moment.validation.by_source.items():
             numbers[f"held_out/{source}"] = nats
     return numbers
 

@@ -18,8 +18,8 @@ from paddock.cli.track import Tracker, tracked
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig
-    from paddock.train import Moment, Run, TrainSettings
-    from paddock.train.plan import Plan
+    from paddock.train import StepMetrics, TrainingRun, TrainSettings
+    from paddock.train.estimate import TrainingEstimate
 
 
 def train(
@@ -44,14 +44,14 @@ def train(
     from paddock.config import dump_toml, load_recipe, resolve
     from paddock.dashboard import write_report
     from paddock.parallel import is_rank_zero
-    from paddock.train import Run, TrainSettings
+    from paddock.train import TrainingRun, TrainSettings
     from paddock.train import train as run_stage
 
     settings = resolve(TrainSettings, load_recipe(recipe, sets or []))
     folder = out or Path("runs") / recipe.resolve().parent.name / recipe.stem
-    run = Run(
+    run = TrainingRun(
         folder=folder,
-        corpora=folder.parent / "corpora",
+        corpora_dir=folder.parent / "corpora",
         settings=settings,
         processes=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
     )
@@ -68,10 +68,10 @@ def train(
     show(_plan_table(planned))
     with (
         tracked(tracker, folder, settings.model_dump(mode="json")) as track,
-        Progress(planned, settings.machine.device) as progress,
+        Progress(planned, settings.compute.device) as progress,
     ):
 
-        def watch(moment: "Moment") -> None:
+        def watch(moment: "StepMetrics") -> None:
             track(moment)
             progress.watch(moment)
 
@@ -79,15 +79,15 @@ def train(
     show(f"done: {run.checkpoints}\nreport: {write_report(folder)}")
 
 
-def _planned(run: "Run") -> "tuple[ModelConfig, Plan]":
-    from paddock.train.plan import plan
-    from paddock.train.run import start_config
+def _planned(run: "TrainingRun") -> "tuple[ModelConfig, TrainingEstimate]":
+    from paddock.train.estimate import estimate_training
+    from paddock.train.run import load_init_config
 
-    config = start_config(run.settings)
-    return config, plan(run.settings, config)
+    config = load_init_config(run.settings)
+    return config, estimate_training(run.settings, config)
 
 
-def _plan_table(planned: "Plan") -> Table:
+def _plan_table(planned: "TrainingEstimate") -> Table:
     made, alone = table("plan", numbers=("",)), planned.ranks == 1
     made.add_row("parameters", count(planned.parameters))
     made.add_row("active without embeddings", count(planned.active))
@@ -102,15 +102,15 @@ def _plan_table(planned: "Plan") -> Table:
     return made
 
 
-def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "Plan") -> str:
+def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "TrainingEstimate") -> str:
     """How long the run will take here: a few steps are timed where they fit into memory."""
-    from paddock.train.plan import peak_flops
+    from paddock.train.estimate import peak_flops
     from paddock.train.run import pick_device
-    from paddock.train.trial import seconds_a_step, would_fit
+    from paddock.train.step_timing import fits_in_memory, measure_step_time
 
-    device = pick_device(settings.machine.device)
-    if would_fit(planned, device):
-        seconds = seconds_a_step(settings, config)
+    device = pick_device(settings.compute.device)
+    if fits_in_memory(planned, device):
+        seconds = measure_step_time(settings, config)
         return f"expected: {_span(seconds * settings.steps)} on {device} ({seconds:.3g} s a step)"
     peak = peak_flops(device) or 989e12
     hours = planned.flops / (0.4 * peak) / 3600
@@ -124,7 +124,7 @@ def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "Plan")
 class Progress:
     """A live table on a terminal, a plain line now and then elsewhere."""
 
-    def __init__(self, planned: "Plan", device: str | None) -> None:
+    def __init__(self, planned: "TrainingEstimate", device: str | None) -> None:
         self._planned, self._device = planned, device
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, transient=True, refresh_per_second=4)
@@ -135,7 +135,7 @@ class Progress:
         self._peak: float | None = None
 
     def __enter__(self) -> "Progress":
-        from paddock.train.plan import peak_flops
+        from paddock.train.estimate import peak_flops
         from paddock.train.run import pick_device
 
         peak = peak_flops(pick_device(self._device))
@@ -154,11 +154,11 @@ class Progress:
             self._said_at = time.monotonic()
             self._console.print(text, highlight=False)
 
-    def watch(self, moment: "Moment") -> None:
+    def watch(self, moment: "StepMetrics") -> None:
         self._seconds.append(moment.seconds)
-        self._tokens.append(moment.report.tokens)
-        if moment.held_out is not None:
-            self._held_out = f"{moment.held_out.nats:.4f}"
+        self._tokens.append(moment.output.tokens)
+        if moment.validation is not None:
+            self._held_out = f"{moment.validation.loss:.4f}"
         cells = self._cells(moment)
         if self._console.is_terminal:
             made = table(*cells)
@@ -169,23 +169,23 @@ class Progress:
             line = "  ".join(f"{name} {value}" for name, value in cells.items() if value)
             self._console.print(line, highlight=False, soft_wrap=True)
 
-    def _worth_a_line(self, moment: "Moment") -> bool:
-        ended = moment.held_out is not None or moment.step == moment.steps
+    def _worth_a_line(self, moment: "StepMetrics") -> bool:
+        ended = moment.validation is not None or moment.step == moment.steps
         return ended or time.monotonic() - self._said_at >= 10
 
-    def _cells(self, moment: "Moment") -> dict[str, str]:
+    def _cells(self, moment: "StepMetrics") -> dict[str, str]:
         from paddock.model.cost import mfu
-        from paddock.train.loop import memory_bytes
+        from paddock.train.loop import peak_memory_bytes
 
         rate = sum(self._tokens) / sum(self._seconds)
         left = statistics.median(self._seconds) * (moment.steps - moment.step)
         cells = {"step": f"{moment.step}/{moment.steps}"}
-        cells |= {name: f"{value:.4f}" for name, value in moment.report.parts.items()}
-        cells |= {"held out": self._held_out, "lr": f"{moment.report.lr:.2e}"}
-        cells |= {"grad": f"{moment.report.grad_norm:.2f}", "tokens/s": f"{rate:,.0f}"}
+        cells |= {name: f"{value:.4f}" for name, value in moment.output.losses.items()}
+        cells |= {"held out": self._held_out, "lr": f"{moment.output.lr:.2e}"}
+        cells |= {"grad": f"{moment.output.grad_norm:.2f}", "tokens/s": f"{rate:,.0f}"}
         if self._peak is not None:
             cells["MFU"] = f"{mfu(self._planned.flops_token, rate, self._peak):.1%}"
-        cells |= {"memory": size(memory_bytes()), "left": _span(left)}
+        cells |= {"memory": size(peak_memory_bytes()), "left": _span(left)}
         return cells
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paddock.records import TrainSample
-from paddock.train.policy import Lesson
+from paddock.train.policy import PolicySample
 
 
 class Score(Protocol):
@@ -41,11 +41,11 @@ class Teaching:
 
 
 async def taught(
-    lessons: Sequence[Lesson],
+    lessons: Sequence[PolicySample],
     tasks: Sequence[str],
     teachings: Mapping[str, Teaching],
     scores: Mapping[str, Score],
-) -> list[Lesson]:
+) -> list[PolicySample]:
     """The lessons, each of task `tasks[i]`, with what their teachers think of them; lessons of
     tasks without a teacher as they are. Copies of a sample are scored once."""
     wanted = {
@@ -62,7 +62,7 @@ async def taught(
         teaching = teachings.get(task)
         if teaching is not None:
             opinion_S = opinions[teaching.teacher, lesson.sample.id]
-            lesson = replace(lesson, teacher_S=opinion_S, teaching=teaching.weight)
+            lesson = replace(lesson, teacher_logprob_S=opinion_S, teacher_weight=teaching.weight)
         found.append(lesson)
     return found
 

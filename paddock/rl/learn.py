@@ -20,7 +20,7 @@ from paddock.rl.queue import Queue
 from paddock.rl.settings import RLSettings
 from paddock.rl.tally import Sifter, Tally
 from paddock.rollout.group import Group
-from paddock.train.policy import Lesson
+from paddock.train.policy import PolicySample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Moment:
 
     def numbers(self) -> dict[str, float]:
         """For the journal."""
-        parts = dict.fromkeys(name for report in self.study.reports for name in report.parts)
+        parts = dict.fromkeys(name for report in self.study.reports for name in report.losses)
         numbers = {name: self.study.mean(name) for name in parts}
         if self.tally.reward is not None:
             numbers["reward"] = self.tally.reward
@@ -71,12 +71,13 @@ class Moment:
         }
 
 
-def lessons_of(group: Group, settings: RLSettings) -> list[Lesson]:
+def lessons_of(group: Group, settings: RLSettings) -> list[PolicySample]:
     """What a group's own rewards have to teach."""
     judgement = judge(group.attempts, group.size, settings.credit_of(group.task))
     temperature = settings.sampling_of(group.task).temperature
     return [
-        Lesson(sample=sample, weight=0.0, temperature=temperature) for sample in judgement.samples
+        PolicySample(sample=sample, weight=0.0, temperature=temperature)
+        for sample in judgement.samples
     ]
 
 
@@ -129,7 +130,9 @@ class Loop:
     beside: Mapping[str, bytes] = field(default_factory=dict)  # files of the model folder
     watch: Callable[[Moment], None] = lambda _: None
     busy_s: Callable[[], float] | None = None  # how long engines have worked, in all
-    experts: Callable[[Sequence[Lesson]], list[Lesson]] = list  # what engines routed, where kept
+    experts: Callable[[Sequence[PolicySample]], list[PolicySample]] = (
+        list  # what engines routed, where kept
+    )
     clock: Callable[[], float] = time.monotonic
 
     async def run(self) -> None:
@@ -184,7 +187,7 @@ class Loop:
         """Off the event loop: an engine answers between two steps."""
         return await self.queue.watch(asyncio.to_thread(self.busy_s)) if self.busy_s else 0.0
 
-    async def _lessons(self, groups: Sequence[Group]) -> list[list[Lesson]]:
+    async def _lessons(self, groups: Sequence[Group]) -> list[list[PolicySample]]:
         """What there is to learn from each group, teachers asked."""
         settings = self.learner.settings
         found = [lessons_of(group, settings) for group in groups]

@@ -22,11 +22,11 @@ from paddock.journal import TokenTrainRecord
 from paddock.rl.credit import token_weights
 from paddock.rl.objective import Heard, PolicyLoss
 from paddock.rl.settings import RLSettings
-from paddock.train import StepReport, Trainer
-from paddock.train.loop import schedule_for
-from paddock.train.policy import Lesson, PolicyObjective, packed, score
-from paddock.train.run import open_device
-from paddock.train.settings import LossSettings, MachineSettings, OptimSettings
+from paddock.train import Trainer, TrainStepOutput
+from paddock.train.loop import build_lr_schedule
+from paddock.train.policy import PolicyObjective, PolicySample, compute_logprobs, pack_samples
+from paddock.train.run import init_device
+from paddock.train.settings import AuxLossSettings, ComputeSettings, OptimSettings
 
 
 class LearnError(ValueError):
@@ -38,7 +38,7 @@ class Study:
     """What one batch did to the weights."""
 
     updates: int  # done in all
-    reports: tuple[StepReport, ...]  # one an update
+    reports: tuple[TrainStepOutput, ...]  # one an update
     tokens: int  # trained
     taught: Mapping[tuple[str, int], TokenTrainRecord] = field(
         default_factory=dict
@@ -46,7 +46,7 @@ class Study:
 
     def mean(self, part: str) -> float:
         """Over the updates; a part that only some have counts where it is."""
-        found = [report.parts[part] for report in self.reports if part in report.parts]
+        found = [report.losses[part] for report in self.reports if part in report.losses]
         return sum(found) / len(found) if found else 0.0
 
 
@@ -55,28 +55,28 @@ class _Steps:
     """What a step must know of an RL run's settings."""
 
     optim: OptimSettings
-    machine: MachineSettings
-    loss: LossSettings
+    machine: ComputeSettings
+    loss: AuxLossSettings
 
 
 def open_learner(settings: RLSettings, evidence: Path) -> "Learner":
     """The network a run starts from, ready to learn: without its MTP layer, which only drafts, and
     its indexer, whose choices must stay those of the engine. `evidence` is where a batch goes that
     makes no finite loss."""
-    assert settings.start.folder is not None
-    network = load_pretrained(latest_model(Path(settings.start.folder)))
+    assert settings.start.checkpoint is not None
+    network = load_pretrained(latest_model(Path(settings.start.checkpoint)))
     frozen = (".indexer.", "mtp.") if settings.freeze_indexer else ("mtp.",)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(not any(part in f".{name}" for part in frozen))
-    network.to(open_device(_machine(settings))).train()
+    network.to(init_device(_machine(settings))).train()
     objective = PolicyObjective(
         PolicyLoss(settings.loss), replay=settings.replay_experts == "replay"
     )
-    steps = _Steps(settings.optim, settings.machine, LossSettings(mtp_depths=1))
+    steps = _Steps(settings.optim, settings.machine, AuxLossSettings(mtp_depths=1))
     return Learner(Trainer(network, objective, steps, evidence), objective, settings)
 
 
-def _machine(settings: RLSettings) -> MachineSettings:
+def _machine(settings: RLSettings) -> ComputeSettings:
     """In lock-step with one thread to an operation unless more are asked for: several do not round
     alike every time."""
     if settings.pace.lockstep and settings.machine.threads is None:
@@ -92,31 +92,31 @@ class Learner:
         self.trainer, self.objective, self.settings = trainer, objective, settings
         self.updates = 0
         self.facts: dict[str, Any] = {}  # what else a checkpoint keeps, as JSON
-        self._schedule = schedule_for(settings.optim, settings.steps)
+        self._schedule = build_lr_schedule(settings.optim, settings.steps)
 
-    def study(self, groups: Sequence[Sequence[Lesson]]) -> Study:
+    def study(self, groups: Sequence[Sequence[PolicySample]]) -> Study:
         """As many updates as the settings ask for, each on its share of the groups. Every lesson
         takes part in exactly one, and the gradients themselves bear witness."""
         if not groups:  # a recorded batch, by rules that leave nothing of it
             return self._idle(tokens=0)
         # Again, in this thread: engines may have asked for other numbers of threads since.
-        open_device(_machine(self.settings))
+        init_device(_machine(self.settings))
         count = min(self.settings.pace.updates_per_batch, len(groups))
         shares = [_flat(some) for some in _split(groups, count)]
         per, replay = self.settings.loss.per, self.objective.replay
         shares = [_weighted(share, per) for share in shares]
-        batches = [packed(share) for share in shares]
+        batches = [pack_samples(share) for share in shares]
         if count > 1:  # later updates must remember what the first began with
-            micro = self.settings.machine.micro_tokens
+            micro = self.settings.machine.micro_batch_tokens
             network = self.trainer.network
-            old = [score(network, b, micro_tokens=micro, replay=replay) for b in batches]
-            batches = [packed(share, o) for share, o in zip(shares, old, strict=True)]
+            old = [compute_logprobs(network, b, micro_tokens=micro, replay=replay) for b in batches]
+            batches = [pack_samples(share, o) for share, o in zip(shares, old, strict=True)]
         reports = []
         taught: dict[tuple[str, int], TokenTrainRecord] = {}
         first, heard = self.updates, self._heard()
         for share, batch in zip(shares, batches, strict=True):
             heard.clear()
-            self.objective.witness.begin(len(share))
+            self.objective.token_stats.reset(len(share))
             reports.append(
                 self.trainer.step(
                     batch,
@@ -148,8 +148,8 @@ class Learner:
         self.updates += self.settings.pace.updates_per_batch
         return Study(updates=self.updates, reports=(), tokens=tokens)
 
-    def _hear_the_witness(self, share: Sequence[Lesson]) -> None:
-        seen = self.objective.witness.seen.tolist()
+    def _hear_the_witness(self, share: Sequence[PolicySample]) -> None:
+        seen = self.objective.token_stats.seen.tolist()
         for lesson, count in zip(share, seen, strict=True):
             if count != sum(lesson.sample.loss_mask):
                 raise LearnError(
@@ -169,15 +169,17 @@ class Learner:
 
     def save(self, folder: Path, *, beside: dict[str, bytes], over: bool = False) -> Path:
         """A checkpoint from which `restore` goes on bit for bit, unless the run is `over`."""
-        network = self.trainer.weights.exact_network()
+        network = self.trainer.weights.master_model()
         assert network is not None
         keep, optimizer = self.settings.keep, {}
-        if keep.final_optimizer or not over:
-            optimizer = optimizer_state_tensors(self.trainer.optimizer, self.trainer.weights.whole)
+        if keep.save_final_optimizer or not over:
+            optimizer = optimizer_state_tensors(
+                self.trainer.optimizer, self.trainer.weights.gather_full
+            )
         path = save_training_state(
             folder, self.updates, network, optimizer, facts=self.facts, beside=beside
         )
-        prune_checkpoints(folder, last=keep.last, forever=keep.forever)
+        prune_checkpoints(folder, last=keep.keep_last, forever=keep.keep_every)
         return path
 
     def restore(self, folder: Path) -> bool:
@@ -189,25 +191,29 @@ class Learner:
         self.facts = {name: fact for name, fact in state.extra.items() if name != "step"}
         self.trainer.weights.restore(state.network)
         self.trainer.optimizer.state.clear()
-        load_optimizer_state(self.trainer.optimizer, state.optimizer, self.trainer.weights.part)
+        load_optimizer_state(
+            self.trainer.optimizer, state.optimizer, self.trainer.weights.local_part
+        )
         return True
 
 
 class Onlooker(Learner):
     """Counts updates and learns nothing: rollouts alone, at the pace of a run."""
 
-    def study(self, groups: Sequence[Sequence[Lesson]]) -> Study:
+    def study(self, groups: Sequence[Sequence[PolicySample]]) -> Study:
         return self._idle(sum(sum(lesson.sample.loss_mask) for lesson in _flat(groups)))
 
 
-def _split(groups: Sequence[Sequence[Lesson]], count: int) -> list[Sequence[Sequence[Lesson]]]:
+def _split(
+    groups: Sequence[Sequence[PolicySample]], count: int
+) -> list[Sequence[Sequence[PolicySample]]]:
     """Into `count` shares, none empty, as even as can be."""
     size = len(groups) / count
     return [groups[ceil(i * size - 1e-9) : ceil((i + 1) * size - 1e-9)] for i in range(count)]
 
 
 def _taught(
-    share: Sequence[Lesson], heard: Sequence[Heard], update: int
+    share: Sequence[PolicySample], heard: Sequence[Heard], update: int
 ) -> dict[tuple[str, int], TokenTrainRecord]:
     """What the loss made of each sample: its calls follow the order of the samples' tokens. A copy
     is written once."""
@@ -230,10 +236,10 @@ def _taught(
     return found
 
 
-def _flat(groups: Sequence[Sequence[Lesson]]) -> list[Lesson]:
+def _flat(groups: Sequence[Sequence[PolicySample]]) -> list[PolicySample]:
     return [lesson for group in groups for lesson in group]
 
 
-def _weighted(lessons: Sequence[Lesson], per: str) -> list[Lesson]:
+def _weighted(lessons: Sequence[PolicySample], per: str) -> list[PolicySample]:
     weights = token_weights([lesson.sample for lesson in lessons], per=per)  # type: ignore[arg-type]
     return [replace(lesson, weight=w) for lesson, w in zip(lessons, weights, strict=True)]

@@ -17,7 +17,7 @@ from paddock.rl.loss import (
     teacher_advantages,
 )
 from paddock.rl.settings import LossSettings
-from paddock.train.policy import PolicyTokens, TokenLosses
+from paddock.train.policy import PolicyTokens, TokenLossOutput
 
 LOSSES: dict[str, Callable[[Tokens, LossSettings], Gains]] = {
     "icepop": lambda of, s: icepop(of, beta=s.beta, below=s.below, above=s.above),
@@ -45,16 +45,20 @@ class PolicyLoss:
     settings: LossSettings
     heard: list[Heard] = field(default_factory=list)  # of every call since it was last emptied
 
-    def __call__(self, of: PolicyTokens) -> TokenLosses:
-        lead_N = teacher_advantages(of.teacher_N, of.logp_N, clip=self.settings.teacher_clip)
-        advantage_N = of.advantage_N + of.teaching_N * lead_N
-        tokens = Tokens(of.logp_N, of.old_N, of.rollout_N, advantage_N)
+    def __call__(self, of: PolicyTokens) -> TokenLossOutput:
+        lead_N = teacher_advantages(
+            of.teacher_logprob_N, of.logprob_N, clip=self.settings.teacher_clip
+        )
+        advantage_N = of.advantage_N + of.teacher_weight_N * lead_N
+        tokens = Tokens(of.logprob_N, of.old_logprob_N, of.rollout_logprob_N, advantage_N)
         gains = LOSSES[self.settings.kind](tokens, self.settings)
-        log_ratio_N = of.logp_N.detach() - of.rollout_N
+        log_ratio_N = of.logprob_N.detach() - of.rollout_logprob_N
         self.heard.append(Heard(log_ratio_N, advantage_N.detach(), gains.kept_N.detach()))
         parts = {"masked": (~gains.kept_N).float()}
-        if bool(of.teaching_N.any()):
-            taught_N = of.teaching_N > 0
+        if bool(of.teacher_weight_N.any()):
+            taught_N = of.teacher_weight_N > 0
             # Of the sampled tokens, so its mean is KL(student || teacher), estimated.
-            parts["teacher_gap"] = torch.where(taught_N, of.logp_N.detach() - of.teacher_N, 0.0)
-        return TokenLosses(-gains.gain_N, parts)
+            parts["teacher_gap"] = torch.where(
+                taught_N, of.logprob_N.detach() - of.teacher_logprob_N, 0.0
+            )
+        return TokenLossOutput(-gains.gain_N, parts)

@@ -16,7 +16,12 @@ from pydantic import (
 from paddock.config import BaseSettings
 from paddock.records.task import MAX_ABS_REWARD
 from paddock.rollout.settings import Pace, TaskSettings, Weight
-from paddock.train.settings import KeepSettings, MachineSettings, OptimSettings, StartSettings
+from paddock.train.settings import (
+    CheckpointSettings,
+    ComputeSettings,
+    ModelInitSettings,
+    OptimSettings,
+)
 
 Reward = Annotated[float, Field(ge=-MAX_ABS_REWARD, le=MAX_ABS_REWARD, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -136,7 +141,7 @@ class RLSettings(BaseSettings):
     stage: Literal["reasoning", "agentic", "general", "distill"]
     steps: PositiveInt  # optimizer updates
     seed: int = 0
-    start: StartSettings
+    start: ModelInitSettings
     template: Literal["5", "5.1", "5.2", "5.3"] | None = None  # None: the folder's own
     tasks: dict[str, RLTask]
     pace: Pace = Pace()
@@ -145,12 +150,12 @@ class RLSettings(BaseSettings):
     loss: LossSettings = LossSettings()
     teachers: dict[str, TeacherSettings] = Field(default_factory=dict)
     optim: OptimSettings = OptimSettings()
-    machine: MachineSettings = MachineSettings()
+    machine: ComputeSettings = ComputeSettings()
     engines: EnginesSettings = EnginesSettings()
     reset_optimizer: bool = False  # at each hand-over of weights
     freeze_indexer: bool = True
     replay_experts: Literal["no", "compare", "replay"] = "no"
-    keep: KeepSettings = KeepSettings(every=50)
+    keep: CheckpointSettings = CheckpointSettings(every=50)
     alerts: AlertSettings = AlertSettings()
     goal: FiniteFloat | None = None  # mean reward of `goal_batches` batches that ends the run
     goal_batches: PositiveInt = 3
@@ -173,7 +178,7 @@ def _complaints(s: RLSettings) -> Iterator[str]:
         yield "there are no 'tasks'"
     elif not any(task.ratio for task in s.tasks.values()):
         yield "every one of the 'tasks' has the 'ratio' 0: there is nothing to train on"
-    if s.start.folder is None:
+    if s.start.checkpoint is None:
         yield "'start.folder' is missing: RL goes on from a model that can already chat"
     for name, task in s.tasks.items():
         yield from _complaints_of(name, task, s)

@@ -17,12 +17,12 @@ from paddock.model.attention.dsa import DSA, select_topk, split_dense_sparse
 from paddock.model.attention.mla import MLAProjections
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.forward_context import TopKSelection
-from paddock.train.batch import TokenBatch, on_device
+from paddock.train.micro_batch import MicroBatch, iter_micro_batches
 
 
-def held_out_batches(
+def iter_validation_batches(
     corpus: Corpus, network: Transformer, *, context: int, tokens: int
-) -> Iterator[tuple[str, TokenBatch]]:
+) -> Iterator[tuple[str, MicroBatch]]:
     """About `tokens` of held-out text, as much of each source that has so much, and where it is
     from."""
     sources = {name: found for name, found in corpus.split("held_out").items() if len(found)}
@@ -31,7 +31,7 @@ def held_out_batches(
         left = tokens // len(sources)
         size = max(context, min(left, 8192))
         for batch in iterate_once({name: documents}, context=context, batch_tokens=size):
-            for part in on_device(batch, device):
+            for part in iter_micro_batches(batch, device):
                 yield name, part
             left -= len(batch.token_T)
             if left <= 0:
@@ -39,29 +39,31 @@ def held_out_batches(
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class ValidationLoss:
     """Nats a token of text that nobody learnt: of all of it, and of each source."""
 
-    nats: float
+    loss: float
     by_source: dict[str, float]
 
 
 @torch.no_grad()
-def held_out_loss(
+def validation_loss(
     network: Transformer, corpus: Corpus, *, dense: bool, context: int, tokens: int
-) -> HeldOut | None:
+) -> ValidationLoss | None:
     """Over about `tokens` of held-out text; None if nothing is held out."""
     total: defaultdict[str, float] = defaultdict(float)
     count: Counter[str] = Counter()
-    for name, batch in held_out_batches(corpus, network, context=context, tokens=tokens):
-        hidden_TD = network(batch.token_T, batch.layout, ask=AuxRequest(dense=dense)).hidden_TD
+    for name, batch in iter_validation_batches(corpus, network, context=context, tokens=tokens):
+        hidden_TD = network(
+            batch.token_T, batch.attn_metadata, ask=AuxRequest(dense=dense)
+        ).hidden_TD
         target_T = batch.targets(1)
         total[name] += float(linear_cross_entropy(hidden_TD, network.head.weight, target_T).sum())
         count[name] += int((target_T >= 0).sum())
     if not count.total():
         return None
     by_source = {name: total[name] / count[name] for name in count if count[name]}
-    return HeldOut(sum(total.values()) / count.total(), by_source)
+    return ValidationLoss(sum(total.values()) / count.total(), by_source)
 
 
 def unigram_entropy(corpus: Corpus, vocab: int, *, most: int = 20_000_000) -> float:
@@ -83,7 +85,7 @@ def unigram_entropy(corpus: Corpus, vocab: int, *, most: int = 20_000_000) -> fl
 
 
 @torch.no_grad()
-def acceptance(
+def measure_mtp_acceptance(
     network: Transformer, corpus: Corpus, *, depths: int, context: int, tokens: int
 ) -> list[float]:
     """How often a draft at depth 1, 2, ... is the token the network itself would say there.
@@ -91,23 +93,27 @@ def acceptance(
     Greedy on both sides, over held-out text; a draft further ahead counts only where all nearer
     ones were right, as in speculative decoding. Depth d divides by the drafts still alive at d - 1.
     """
-    batches = held_out_batches(corpus, network, context=context, tokens=tokens)
-    return accepted(network, (batch for _, batch in batches), depths)
+    batches = iter_validation_batches(corpus, network, context=context, tokens=tokens)
+    return mtp_acceptance_rates(network, (batch for _, batch in batches), depths)
 
 
 @torch.no_grad()
-def accepted(network: Transformer, batches: Iterable[TokenBatch], depths: int) -> list[float]:
+def mtp_acceptance_rates(
+    network: Transformer, batches: Iterable[MicroBatch], depths: int
+) -> list[float]:
     """The same, over any text."""
     hits, tries = [0] * depths, [0] * depths
     for batch in batches:
-        step = network.make_context(batch.layout, ask=AuxRequest(dense=True))
-        hidden_TD = network(batch.token_T, batch.layout, ask=AuxRequest(dense=True)).hidden_TD
+        step = network.make_context(batch.attn_metadata, ask=AuxRequest(dense=True))
+        hidden_TD = network(
+            batch.token_T, batch.attn_metadata, ask=AuxRequest(dense=True)
+        ).hidden_TD
         said_T = network.head(hidden_TD).argmax(-1)
         # The text must have gone the network's own way so far, or its next words say nothing.
         alive_T = said_T == batch.targets(1)
         ahead = network.mtp_forward(hidden_TD, batch.token_T, step, depths)
         for depth, (state_TD, _) in enumerate(ahead, start=1):
-            wanted_T = _later(said_T, batch.layout, depth)
+            wanted_T = _later(said_T, batch.attn_metadata, depth)
             alive_T = alive_T & (wanted_T >= 0)
             right_T = alive_T & (network.head(state_TD).argmax(-1) == wanted_T)
             tries[depth - 1] += int(alive_T.sum())
@@ -127,7 +133,7 @@ def _later(value_T: Tensor, layout: AttentionMetadata, ahead: int) -> Tensor:
 
 
 @torch.no_grad()
-def found_needles(
+def needle_recall(
     network: Transformer,
     tokenizer: Tokenizer,
     tasks: Iterable[LongContextExample],
@@ -156,14 +162,14 @@ def found_needles(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NeedleQuestion:
     """A long document with its question answered, and where the answers lie in it."""
 
     ids: list[int]
     answers: list[slice]
 
 
-def _asked(task: LongContextExample, tokenizer: Tokenizer, begin: list[int]) -> Asked:
+def _asked(task: LongContextExample, tokenizer: Tokenizer, begin: list[int]) -> NeedleQuestion:
     """As training saw such documents: a space before the answer belongs to the answer's token, so
     the question cannot be encoded apart from it."""
     ids = tokenizer.encode(task.to_text(), specials=False)
@@ -179,12 +185,12 @@ def _asked(task: LongContextExample, tokenizer: Tokenizer, begin: list[int]) -> 
     for answer in task.answers:
         answers.append(slice(reach(before), reach(before + answer)))
         before += f"{answer} , "
-    return Asked(begin + ids, answers)
+    return NeedleQuestion(begin + ids, answers)
 
 
-def _batched(every: Iterable[Asked], *, tokens: int) -> Iterator[list[Asked]]:
+def _batched(every: Iterable[NeedleQuestion], *, tokens: int) -> Iterator[list[NeedleQuestion]]:
     """At most `tokens` at a time, or one document that is longer."""
-    some: list[Asked] = []
+    some: list[NeedleQuestion] = []
     for asked in every:
         if some and sum(len(other.ids) for other in some) + len(asked.ids) > tokens:
             yield some
@@ -195,7 +201,7 @@ def _batched(every: Iterable[Asked], *, tokens: int) -> Iterator[list[Asked]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class IndexerRecall:
     """Of one layer: the share of dense attention's mass that falls on the kept keys."""
 
     layer: int
@@ -203,9 +209,9 @@ class Recall:
 
 
 @torch.no_grad()
-def recall(network: Transformer, batch: TokenBatch) -> list[Recall]:
+def measure_indexer_recall(network: Transformer, batch: MicroBatch) -> list[IndexerRecall]:
     """How much of where each layer would look, it may still look at; queries that are cut only."""
-    step = network.make_context(batch.layout, ask=AuxRequest(dense=True))
+    step = network.make_context(batch.attn_metadata, ask=AuxRequest(dense=True))
     x_TD = network.embed(batch.token_T)
     selection, found = None, []
     for number, layer in enumerate(network.layers):
@@ -216,10 +222,12 @@ def recall(network: Transformer, batch: TokenBatch) -> list[Recall]:
             projected = attention.project(normed_TD, step)
             index = attention.index_inputs(normed_TD, projected, step)
             assert index is not None
-            _, long = split_dense_sparse(batch.layout.spans, attention.topk)
+            _, long = split_dense_sparse(batch.attn_metadata.spans, attention.topk)
             kept = select_topk(index, long, attention.topk)
             if len(kept.query_Q):
-                found.append(Recall(number, _mass(attention, projected, kept, batch.layout)))
+                found.append(
+                    IndexerRecall(number, _mass(attention, projected, kept, batch.attn_metadata))
+                )
         x_TD, selection, _ = layer(x_TD, step, selection)
     return found
 
@@ -240,7 +248,7 @@ def _mass(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerLook:
+class LayerTrace:
     """What one layer did with a row: the keys its sparse queries kept, where it chose them itself,
     and how many tokens each of its experts received."""
 
@@ -251,7 +259,7 @@ class LayerLook:
 
 
 @torch.no_grad()
-def looked(network: Transformer, token_T: Tensor) -> list[LayerLook]:
+def trace_layers(network: Transformer, token_T: Tensor) -> list[LayerTrace]:
     """Where every layer looks in one document, and whom it asks; layers that do neither are left
     out. A layer without an indexer shares the choice of another, and has none of its own."""
     layout = AttentionMetadata.packed([len(token_T)], token_T.device)
@@ -264,5 +272,5 @@ def looked(network: Transformer, token_T: Tensor) -> list[LayerLook]:
         topk = attention.topk if isinstance(attention, DSA) else 0
         selection = note.selection if chooses else None
         if selection is not None or note.load_E is not None:
-            found.append(LayerLook(number, selection, topk, note.load_E))
+            found.append(LayerTrace(number, selection, topk, note.load_E))
     return found

@@ -23,22 +23,27 @@ from paddock.model.moe import GroupedExperts
 from paddock.model.surgery import add_indexer, add_indexer_config
 from paddock.parallel import Mesh
 from paddock.parallel.fsdp import apply_fsdp
-from paddock.train.settings import MachineSettings, ParallelSettings, StartSettings, TrainSettings
-from paddock.train.step import TrainingError
-from paddock.train.weights import DTYPES, FakeQuant, as_they_are
+from paddock.train.master_weights import DTYPES, FakeQuant, no_fake_quant
+from paddock.train.settings import (
+    ComputeSettings,
+    ModelInitSettings,
+    ParallelSettings,
+    TrainSettings,
+)
+from paddock.train.trainer import TrainingError
 
 RECIPE, TOKENIZER, CHECKPOINTS, CORPORA = "recipe.toml", "tokenizer", "checkpoints", "corpora"
-CORES = torch.get_num_threads()  # as this process was started
-Say = Callable[[str], None]
+DEFAULT_THREADS = torch.get_num_threads()  # as this process was started
+LogCallback = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class TrainingRun:
     """Where a stage lives. `corpora` may be shared by the stages of a recipe, and are made by so
     many processes."""
 
     folder: Path
-    corpora: Path
+    corpora_dir: Path
     settings: TrainSettings
     processes: int = 1
 
@@ -46,12 +51,12 @@ class Run:
     def checkpoints(self) -> Path:
         return self.folder / CHECKPOINTS
 
-    def open(self) -> None:
+    def claim(self) -> None:
         """Make the folder, or make sure that it belongs to these very settings."""
-        claim(self.folder, self.settings, may_change=("parallel",))
+        claim_run_folder(self.folder, self.settings, may_change=("parallel",))
 
 
-def claim(folder: Path, settings: BaseSettings, *, may_change: Collection[str]) -> None:
+def claim_run_folder(folder: Path, settings: BaseSettings, *, may_change: Collection[str]) -> None:
     """Make a run's folder and write its recipe, or make sure that the run under way there has the
     same one. What is under the names `may_change` does not change what is learnt.
 
@@ -81,8 +86,8 @@ def claim(folder: Path, settings: BaseSettings, *, may_change: Collection[str]) 
     draft.replace(recipe)  # a full disk must not empty the recipe of a run under way
 
 
-def tokenizer_of(run: Run, say: Say) -> Tokenizer:
-    start = run.settings.start.folder
+def open_run_tokenizer(run: TrainingRun, say: LogCallback) -> Tokenizer:
+    start = run.settings.init.checkpoint
     return open_tokenizer(
         run.settings.tokenizer,
         run.settings.corpus,
@@ -92,37 +97,37 @@ def tokenizer_of(run: Run, say: Say) -> Tokenizer:
     )
 
 
-def open_corpus(run: Run, tokenizer: Tokenizer, say: Say) -> Corpus:
+def open_corpus(run: TrainingRun, tokenizer: Tokenizer, say: LogCallback) -> Corpus:
     def progress(source: str, documents: int, size: int) -> None:
         say(f"preparing '{source}': {documents:,} documents, {size / 1e6:.1f} MB")
 
     return prepare_corpus(
-        run.settings.corpus, tokenizer, run.corpora, progress=progress, processes=run.processes
+        run.settings.corpus, tokenizer, run.corpora_dir, progress=progress, processes=run.processes
     )
 
 
-def start_config(settings: TrainSettings) -> ModelConfig:
+def load_init_config(settings: TrainSettings) -> ModelConfig:
     """The configuration the first step will see, without reading any weight. Of a folder that does
     not exist yet, the one it will have."""
-    start = settings.start
+    start = settings.init
     if start.preset is not None:
         return _changed(preset(start.preset), start)
-    assert start.folder is not None
-    if start.like is not None and not Path(start.folder).exists():
+    assert start.checkpoint is not None
+    if start.like is not None and not Path(start.checkpoint).exists():
         config = _changed(preset(start.like), start)
     else:
-        config = _changed(read_config(latest_model(Path(start.folder))), start)
+        config = _changed(read_config(latest_model(Path(start.checkpoint))), start)
     return config if start.indexer is None else add_indexer_config(config, start.indexer)
 
 
-def start_network(settings: TrainSettings, tokenizer: Tokenizer) -> Transformer:
+def load_init_model(settings: TrainSettings, tokenizer: Tokenizer) -> Transformer:
     """The network as it is before the first step, in float32 on the CPU."""
-    start = settings.start
+    start = settings.init
     if start.preset is not None:
-        network = Transformer.from_config(start_config(settings), settings.seed)
+        network = Transformer.from_config(load_init_config(settings), settings.seed)
     else:
-        assert start.folder is not None
-        network = load_pretrained(latest_model(Path(start.folder)))
+        assert start.checkpoint is not None
+        network = load_pretrained(latest_model(Path(start.checkpoint)))
         network.config = _changed(network.config, start)
         if start.indexer is not None:
             network = add_indexer(network, start.indexer, seed=settings.seed)
@@ -134,7 +139,7 @@ def start_network(settings: TrainSettings, tokenizer: Tokenizer) -> Transformer:
     return network
 
 
-def _changed(config: ModelConfig, start: StartSettings) -> ModelConfig:
+def _changed(config: ModelConfig, start: ModelInitSettings) -> ModelConfig:
     """A longer context and a higher rotation base; the weights stay as they are."""
     update: dict[str, object] = {}
     if start.rope_theta is not None:
@@ -144,7 +149,7 @@ def _changed(config: ModelConfig, start: StartSettings) -> ModelConfig:
     return config.model_copy(update=update)
 
 
-def placed(network: Transformer, machine: MachineSettings, mesh: Mesh) -> Transformer:
+def place_model(network: Transformer, machine: ComputeSettings, mesh: Mesh) -> Transformer:
     """The network on its device in its dtype; of many ranks, this one's shards of it."""
     dtype = DTYPES[machine.dtype]
     if mesh.all_ranks.size == 1:
@@ -168,7 +173,7 @@ def placed(network: Transformer, machine: MachineSettings, mesh: Mesh) -> Transf
 def load_fake_quant(name: str | None) -> FakeQuant:
     """The function of that name; without one, weights stay as they are."""
     if name is None:
-        return as_they_are
+        return no_fake_quant
     module, function = name.split(":")
     try:
         return cast(FakeQuant, getattr(importlib.import_module(module), function))
@@ -176,12 +181,12 @@ def load_fake_quant(name: str | None) -> FakeQuant:
         raise TrainingError(f"'fake_quant' {name}: {error}") from None
 
 
-def refuse_impossible(config: ModelConfig, parallel: ParallelSettings) -> None:
+def check_parallel(config: ModelConfig, parallel: ParallelSettings) -> None:
     """Only what this network's layers cannot do; that the ranks are there is the mesh's business.
 
     >>> refuse_impossible(preset("nano"), ParallelSettings(expert=7))
     Traceback (most recent call last):
-    paddock.train.step.TrainingError: 'parallel.expert' 7: 8 experts cannot be split evenly
+    paddock.train.trainer.TrainingError: 'parallel.expert' 7: 8 experts cannot be split evenly
     """
     experts = config.moe.experts if config.moe is not None and "moe" in config.mlp else 0
     if parallel.expert > 1 and (not experts or experts % parallel.expert):
@@ -195,9 +200,9 @@ def refuse_impossible(config: ModelConfig, parallel: ParallelSettings) -> None:
         )
 
 
-def open_device(machine: MachineSettings) -> torch.device:
+def init_device(machine: ComputeSettings) -> torch.device:
     """The device of a run, with as many threads to an operation as it asks for."""
-    torch.set_num_threads(machine.threads or CORES)
+    torch.set_num_threads(machine.threads or DEFAULT_THREADS)
     try:
         device = pick_device(machine.device)
         torch.empty(0, device=device)

@@ -16,35 +16,35 @@ from paddock.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageSpec:
     language: bool  # the next-token and MTP losses
     indexer: bool  # the indexer's own loss
     dense: bool  # attend to everything
-    only: str | None = None  # parameters with this in their name learn, the others rest
-    rests: str | None = None  # parameters with this in their name rest
+    train_only: str | None = None  # parameters with this in their name learn, the others rest
+    frozen: str | None = None  # parameters with this in their name rest
 
     @property
-    def ask(self) -> AuxRequest:
+    def aux_request(self) -> AuxRequest:
         return AuxRequest(dense=self.dense, indexer_loss=self.indexer, balance_loss=self.language)
 
     def freeze(self, network: nn.Module) -> None:
         for name, parameter in network.named_parameters():
-            learns = self.only is None or self.only in name
-            parameter.requires_grad_(learns and (self.rests is None or self.rests not in name))
+            learns = self.train_only is None or self.train_only in name
+            parameter.requires_grad_(learns and (self.frozen is None or self.frozen not in name))
 
 
 _INDEXER = ".indexer."
-_LANGUAGE = Stage(language=True, indexer=False, dense=True)
-STAGES: dict[str, Stage] = {
+_LANGUAGE = StageSpec(language=True, indexer=False, dense=True)
+STAGES: dict[str, StageSpec] = {
     "pretrain": _LANGUAGE,
     "midtrain": _LANGUAGE,
-    "warmup": Stage(language=False, indexer=True, dense=True, only=_INDEXER),
-    "sparse": Stage(language=True, indexer=True, dense=False),
-    "sft": Stage(language=True, indexer=True, dense=False),
+    "warmup": StageSpec(language=False, indexer=True, dense=True, train_only=_INDEXER),
+    "sparse": StageSpec(language=True, indexer=True, dense=False),
+    "sft": StageSpec(language=True, indexer=True, dense=False),
 }
 
 
-def stage_of(settings: TrainSettings) -> Stage:
+def stage_spec(settings: TrainSettings) -> StageSpec:
     """The stage as these settings have it."""
     stage = STAGES[settings.stage]
-    return replace(stage, indexer=False, rests=_INDEXER) if settings.freeze_indexer else stage
+    return replace(stage, indexer=False, frozen=_INDEXER) if settings.freeze_indexer else stage

@@ -16,10 +16,10 @@ from paddock.kernels import workspace
 from paddock.kernels.grouped_gemm import reference as grouped
 from paddock.model import Transformer
 from paddock.model.cost import TrainingWorkload, training_flops
-from paddock.train.batch import counts, on_device
-from paddock.train.objective import BaseObjective
-from paddock.train.settings import LossSettings
-from paddock.train.stages import Stage
+from paddock.train.micro_batch import count_tokens, iter_micro_batches
+from paddock.train.objective import LanguageModelObjective
+from paddock.train.settings import AuxLossSettings
+from paddock.train.stages import StageSpec
 from tests.model.networks import grouped_config, latent_config
 
 LENGTH = 512
@@ -101,12 +101,12 @@ def counted(config, learning):
         num_targets=LENGTH - 1,
     )
     depths = learning.mtp_depths
-    loss = LossSettings(mtp=0.3 if depths else 0.0, mtp_depths=depths or 1)
-    stage = Stage(language=True, indexer=False, dense=learning.dense)
-    (micro,) = on_device(batch, torch.device("cpu"))
+    loss = AuxLossSettings(mtp_coef=0.3 if depths else 0.0, mtp_depths=depths or 1)
+    stage = StageSpec(language=True, indexer=False, dense=learning.dense)
+    (micro,) = iter_micro_batches(batch, torch.device("cpu"))
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
-        objective = BaseObjective(stage, loss)
-        objective(network, micro, counts(batch, loss.mtp_depths), 0.0).total.backward()
+        objective = LanguageModelObjective(stage, loss)
+        objective(network, micro, count_tokens(batch, loss.mtp_depths), 0.0).total.backward()
     return counter.get_total_flops() / LENGTH
 
 

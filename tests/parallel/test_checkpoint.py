@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from paddock.config import dump_toml
 from paddock.model.config import MoESettings
-from paddock.train.settings import MachineSettings, ParallelSettings
+from paddock.train.settings import ComputeSettings, ParallelSettings
 from tests.parallel.ranks import all_on_ranks, curve, quiet, raise_network
 from tests.train.tiny import network_folder, run_in, settings
 
@@ -27,7 +27,7 @@ def written(tmp_path_factory):
     start = network_folder(folder / "born", moe=MoESettings(experts=8, active=2, inner=16))
     runs = {}
     for dtype in ("float32", "bfloat16"):
-        machine, parallel = MachineSettings(dtype=dtype), ParallelSettings(expert=2)
+        machine, parallel = ComputeSettings(dtype=dtype), ParallelSettings(expert=2)
         chosen = settings(start, steps=STEPS, machine=machine, parallel=parallel)
         runs[dtype] = run_in(folder / dtype, chosen)
     all_on_ranks(2, [(raise_network, run) for run in runs.values()])
@@ -45,21 +45,21 @@ def write_again(run):
     from paddock.parallel import ParallelDegrees, init_mesh
     from paddock.train.loop import (
         PackedDataLoader,
-        make_trainer,
+        build_trainer,
+        load_checkpoint,
         open_corpus,
-        resume,
-        save,
-        tokenizer_of,
+        open_run_tokenizer,
+        save_checkpoint,
     )
 
     sizes = ParallelDegrees(**run.settings.parallel.model_dump())
     with init_mesh(sizes, torch.device("cpu")) as mesh:
-        tokenizer = tokenizer_of(run, quiet)
-        trainer = make_trainer(run, tokenizer, mesh)
+        tokenizer = open_run_tokenizer(run, quiet)
+        trainer = build_trainer(run, tokenizer, mesh)
         corpus = open_corpus(run, tokenizer, quiet)
         stream = PackedDataLoader(corpus.split("train"), run.settings.stream)
-        resume(run, trainer, stream)
-        save(run, trainer, stream, tokenizer, 99)
+        load_checkpoint(run, trainer, stream)
+        save_checkpoint(run, trainer, stream, tokenizer, 99)
 
 
 def elsewhere(runs, folder, **sizes):
@@ -67,7 +67,7 @@ def elsewhere(runs, folder, **sizes):
     parallel, copies = ParallelSettings(**sizes), {}
     for dtype, run in runs.items():
         shutil.copytree(run.folder, folder / dtype)
-        shutil.copytree(run.corpora, folder / "corpora", dirs_exist_ok=True)
+        shutil.copytree(run.corpora_dir, folder / "corpora", dirs_exist_ok=True)
         chosen = run.settings.model_copy(update={"parallel": parallel})
         copies[dtype] = run_in(folder / dtype, chosen)
     return copies

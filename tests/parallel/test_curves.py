@@ -7,10 +7,10 @@ import pytest
 from paddock.data import CorpusSettings, DataLoaderSettings, ReasoningSource
 from paddock.model.config import MoESettings
 from paddock.train.settings import (
-    EvalSettings,
-    MachineSettings,
+    ComputeSettings,
     OptimSettings,
     ParallelSettings,
+    ValidationSettings,
 )
 from tests.parallel.ranks import all_on_ranks, curve, lines, raise_network
 from tests.train.tiny import network_folder, run_in, settings
@@ -23,19 +23,19 @@ CHAINS = CorpusSettings(
 BASE = {
     "steps": 3,
     "corpus": CHAINS,
-    "optim": OptimSettings(lr=3e-3, warmup=0.1),
-    "evaluate": EvalSettings(every=2, tokens=500),
+    "optim": OptimSettings(lr=3e-3, warmup_ratio=0.1),
+    "evaluate": ValidationSettings(every=2, tokens=500),
 }
 VARIANTS = {
     "sparse": {"stage": "sparse"},
-    "adamw": {"optim": OptimSettings(kind="adamw", lr=3e-3, warmup=0.1)},
+    "adamw": {"optim": OptimSettings(type="adamw", lr=3e-3, warmup_ratio=0.1)},
     "warmup": {"stage": "warmup"},
     "midtrain": {"stage": "midtrain"},
     # Ranks run out of micro-batches at different times; layers gather twice.
     "lean": {
         "steps": 2,
         "stage": "sparse",
-        "machine": MachineSettings(micro_tokens=100, recompute=True),
+        "machine": ComputeSettings(micro_batch_tokens=100, activation_checkpointing=True),
     },
 }
 
@@ -71,7 +71,7 @@ def raised(tmp_path_factory):
     for variant, sizes in [*((variant, {}) for variant in VARIANTS), *CASES]:
         for dtype in APART:
             chosen = {**BASE, "stream": stream, **VARIANTS[variant]}
-            machine = chosen.pop("machine", MachineSettings())
+            machine = chosen.pop("machine", ComputeSettings())
             chosen["machine"] = machine.model_copy(update={"dtype": dtype})
             chosen["steps"] = 2 if dtype == "bfloat16" else chosen["steps"]
             chosen = settings(start, parallel=ParallelSettings(**sizes), **chosen)

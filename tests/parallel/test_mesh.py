@@ -3,7 +3,7 @@ import torch
 
 from paddock.parallel import SINGLE_RANK, ContextShard, MeshError, ParallelDegrees, init_mesh
 from paddock.train import TrainingError
-from paddock.train.run import refuse_impossible
+from paddock.train.run import check_parallel
 from paddock.train.settings import ParallelSettings
 from tests.model.networks import grouped_config, latent_config
 
@@ -31,14 +31,14 @@ def test_sizes_that_are_not_the_number_of_processes_are_refused(monkeypatch, sta
 
 def test_experts_that_cannot_be_dealt_are_refused():
     with pytest.raises(TrainingError, match=r"'parallel\.expert' 4: 6 experts"):
-        refuse_impossible(latent_config(), ParallelSettings(expert=4))
+        check_parallel(latent_config(), ParallelSettings(expert=4))
     with pytest.raises(TrainingError, match="0 experts"):
-        refuse_impossible(grouped_config("gqa"), ParallelSettings(expert=2))
+        check_parallel(grouped_config("gqa"), ParallelSettings(expert=2))
 
 
 def test_a_recurrent_layer_cannot_be_cut():
     with pytest.raises(TrainingError, match="linear attention"):
-        refuse_impossible(grouped_config("gqa", "gdn"), ParallelSettings(context=2))
+        check_parallel(grouped_config("gqa", "gdn"), ParallelSettings(context=2))
 
 
 def test_a_row_shorter_than_its_ranks_is_refused():

@@ -14,11 +14,11 @@ from paddock.parallel.collectives import all_gather_rows
 from paddock.parallel.fsdp import apply_fsdp, to_local
 from paddock.records import MuonSplit, NamedParameter, ParameterRole
 from paddock.train import TrainingError
-from paddock.train.objective import BaseObjective
-from paddock.train.run import placed
-from paddock.train.settings import LossSettings, MachineSettings, ParallelSettings
+from paddock.train.objective import LanguageModelObjective
+from paddock.train.run import place_model
+from paddock.train.settings import AuxLossSettings, ComputeSettings, ParallelSettings
 from paddock.train.stages import STAGES
-from paddock.train.step import Trainer
+from paddock.train.trainer import Trainer
 from tests.model.networks import born, grouped_config, latent_config, tokens
 from tests.parallel.ranks import all_on_ranks, on_ranks
 from tests.train.test_batch import batch_of
@@ -81,7 +81,7 @@ def a_rank_that_chooses_no_keys_gathers_with_the_others(mesh):
     """Of these documents only the second rank's is longer than the eight keys that are kept."""
     config = latent_config()
     alone = born(config).cast(torch.bfloat16)
-    shared = placed(born(config), MachineSettings(dtype="bfloat16"), mesh)
+    shared = place_model(born(config), ComputeSettings(dtype="bfloat16"), mesh)
     length = (5, 20, 3)[mesh.all_ranks.rank]
     token_T, layout = tokens(length), AttentionMetadata.packed([length])
     with torch.no_grad():
@@ -136,14 +136,14 @@ def _elsewhere(module):
 def one_broken_rank_stops_all(folder, dtype):
     """A number that only the second rank holds goes wrong."""
     with init_mesh(ParallelDegrees(data=2), CPU) as mesh:
-        machine = MachineSettings(dtype=dtype)
+        machine = ComputeSettings(dtype=dtype)
         chosen = settings(folder, machine=machine, parallel=ParallelSettings(data=2))
-        network = placed(born(latent_config()), machine, mesh)
-        objective = BaseObjective(STAGES["pretrain"], LossSettings())
+        network = place_model(born(latent_config()), machine, mesh)
+        objective = LanguageModelObjective(STAGES["pretrain"], AuxLossSettings())
         trainer = Trainer(network, objective, chosen, folder / "batch.npz", mesh)
         if mesh.all_ranks.rank == 1:
             with torch.no_grad():
-                to_local(trainer.weights.exact["norm.weight"])[0] = float("nan")
+                to_local(trainer.weights.master["norm.weight"])[0] = float("nan")
         batch = batch_of(9 + mesh.data_ranks.rank)
         with pytest.raises(TrainingError, match=f"batch-{mesh.data_ranks.rank}"):
             trainer.step(batch, lr=1e-3, bias_rate=0.0, progress=0.0)

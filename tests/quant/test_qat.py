@@ -4,7 +4,7 @@ from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.kernels.w4a8_gemm import unpack_halves
 from paddock.quant import RECIPES, QuantizationArgs, quantize, quantize_folder
 from paddock.quant.qat import fake_quantize, int4, int4_group32
-from paddock.train.weights import Weights
+from paddock.train.master_weights import MasterWeights
 from tests.quant.texts import network
 
 
@@ -30,15 +30,15 @@ def test_exported_integers_are_the_trained_ones_to_the_bit(tmp_path):
     """Trained through train's own seam; saved, quantized, loaded; compared with what the network
     computed with in its last step."""
     trained = network()
-    weights = Weights(trained, fake_quant=int4)
-    optimizer = torch.optim.SGD(list(weights.exact.values()), lr=0.05)
+    weights = MasterWeights(trained, fake_quant=int4)
+    optimizer = torch.optim.SGD(list(weights.master.values()), lr=0.05)
     for step in range(3):
         trained.logits(torch.arange(20) + step).logsumexp(-1).sum().backward()
-        weights.collect_gradients()
+        weights.accumulate_gradients()
         optimizer.step()
-        weights.publish()
+        weights.copy_to_model()
         optimizer.zero_grad()
-    save_pretrained(weights.exact_network(), tmp_path / "trained")
+    save_pretrained(weights.master_model(), tmp_path / "trained")
     quantize_folder(tmp_path / "trained", tmp_path / "exported", RECIPES["qat"])
     exported = load_pretrained(tmp_path / "exported")
     before = network()

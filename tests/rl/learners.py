@@ -4,7 +4,7 @@ from paddock.checkpoint import save_pretrained
 from paddock.rl.credit import judge
 from paddock.rl.learner import open_learner
 from paddock.rl.settings import RLSettings
-from paddock.train.policy import Lesson
+from paddock.train.policy import PolicySample
 
 
 def settings(start, **changes):
@@ -52,7 +52,7 @@ def lessons(groups, made):
     rule, temperature = made.credit, made.sampling.temperature
     found = [
         [
-            Lesson(sample=s, weight=0.0, temperature=temperature)
+            PolicySample(sample=s, weight=0.0, temperature=temperature)
             for s in judge(g, len(g), rule).samples
         ]
         for g in groups

@@ -6,7 +6,7 @@ import pytest
 from paddock.cli.rl import conduct
 from paddock.cli.rl_engines import EngineScore
 from paddock.rl.distill import DistillError, Teaching, taught
-from paddock.train.policy import packed, score
+from paddock.train.policy import compute_logprobs, pack_samples
 from tests.rl.learners import learner, lessons
 from tests.rl.nets import engine_for, network, prompts, rolled
 from tests.rl.vault import schooled
@@ -54,8 +54,8 @@ def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
             )
         )
     other = learner(tmp_path / "other", network(seed=9), credit={"keep_flat": True})
-    batch = packed(found)
-    expected = score(other.trainer.network, batch)
+    batch = pack_samples(found)
+    expected = compute_logprobs(other.trainer.network, batch)
     gap = np.abs(batch.columns["teacher"] - expected)[batch.loss_mask_T]
     assert gap.max() < 1e-5
     assert set(batch.columns["teaching"].tolist()) == {0.5}
@@ -79,7 +79,7 @@ def test_tasks_without_a_teacher_are_left_alone_and_copies_scored_once(tmp_path)
     tasks = ["taught", "taught", "free"]
     found = asyncio.run(taught(every, tasks, {"taught": Teaching("w", 1.0)}, {"w": wise}))
     assert len(asked) == 1
-    assert found[0].teacher_S is found[1].teacher_S is not None
+    assert found[0].teacher_logprob_S is found[1].teacher_logprob_S is not None
     assert found[2] is every[2]
 
 

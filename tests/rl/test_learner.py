@@ -7,7 +7,7 @@ import torch
 from paddock.checkpoint.weight_sync import weight_digests
 from paddock.engine import Reload
 from paddock.rl.learner import LearnError
-from paddock.train.policy import packed, score
+from paddock.train.policy import compute_logprobs, pack_samples
 from tests.rl.learners import learner, lessons
 from tests.rl.nets import engine_for, network, prompts, rolled
 
@@ -15,8 +15,8 @@ from tests.rl.nets import engine_for, network, prompts, rolled
 def gap(made, groups):
     """The largest difference between what the engine said of its tokens and the trainer does."""
     every = [lesson for group in lessons(groups, made.settings) for lesson in group]
-    batch = packed(every)
-    found = score(made.trainer.network, batch)
+    batch = pack_samples(every)
+    found = compute_logprobs(made.trainer.network, batch)
     return np.abs(found - batch.columns["rollout"])[batch.loss_mask_T].max(), int(batch.num_targets)
 
 
@@ -82,12 +82,12 @@ def test_every_shipped_token_is_in_the_gradient_exactly_once(tmp_path, monkeypat
     made = learner(tmp_path, network(), machine={"micro_tokens": 64})
     shipped = lessons(batch_of(made), made.settings)
     made.study(shipped)
-    seen = made.objective.witness.seen.tolist()
+    seen = made.objective.token_stats.seen.tolist()
     assert seen == [sum(each.sample.trained) for group in shipped for each in group]
 
-    import paddock.train.step as step
+    import paddock.train.trainer as step
 
-    whole = step.on_device
+    whole = step.iter_micro_batches
 
     def loses_one(*args):
         yield from list(whole(*args))[1:]
@@ -131,8 +131,8 @@ def test_the_loss_of_a_batch_is_equation_1(tmp_path):
     with torch.no_grad():
         for parameter in made.trainer.network.parameters():
             parameter.mul_(1.1)  # as if the engine were another network
-    batch = packed(group)
-    logp = score(made.trainer.network, batch)
+    batch = pack_samples(group)
+    logp = compute_logprobs(made.trainer.network, batch)
     rows, start = [], 0
     for lesson in group:
         here = slice(start, start + len(lesson.sample.tokens))
@@ -223,8 +223,8 @@ def test_experts_are_replayed_or_compared(tmp_path):
             for name, parameter in made.trainer.network.named_parameters():
                 if "router" in name:
                     parameter.copy_(dict(other.named_parameters())[name])
-        found = packed([replace(lesson, weight=1.0)])
-        free = score(made.trainer.network, found, replay=False)
-        forced = score(made.trainer.network, found, replay=True)
+        found = pack_samples([replace(lesson, weight=1.0)])
+        free = compute_logprobs(made.trainer.network, found, replay=False)
+        forced = compute_logprobs(made.trainer.network, found, replay=True)
         assert np.abs(free - forced).max() > 1e-3
         assert made.study([[lesson]]).reports[0].parts["routed_apart"] > 0.2

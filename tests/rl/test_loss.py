@@ -136,12 +136,12 @@ def test_a_teachers_advantage_is_a_constant_that_may_be_clipped():
 
 def test_by_default_a_teachers_lead_counts_whole_as_in_equation_2():
     of = PolicyTokens(
-        logp_N=torch.tensor([-9.0]),
-        old_N=torch.tensor([-9.0]),
-        rollout_N=torch.tensor([-9.0]),
+        logprob_N=torch.tensor([-9.0]),
+        old_logprob_N=torch.tensor([-9.0]),
+        rollout_logprob_N=torch.tensor([-9.0]),
         advantage_N=torch.zeros(1),
-        teacher_N=torch.tensor([-0.5]),
-        teaching_N=torch.ones(1),
+        teacher_logprob_N=torch.tensor([-0.5]),
+        teacher_weight_N=torch.ones(1),
     )
     for chosen, expected in ((LossSettings(), 8.5), (LossSettings(teacher_clip=5.0), 5.0)):
         loss = PolicyLoss(chosen)

@@ -17,7 +17,7 @@ from paddock.engine import Counters, Stats
 from paddock.journal import LedgerView, follow
 from paddock.model import AttentionMetadata, AuxRequest
 from paddock.records import Failure, Trajectory, Verdict
-from paddock.train.policy import packed, score
+from paddock.train.policy import compute_logprobs, pack_samples
 from tests.dashboard.ledgers import tokenizer
 from tests.rl.learners import learner, lessons
 from tests.rl.nets import engine_for, network, prompts, rolled
@@ -37,8 +37,8 @@ def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
     every = lessons(batch_of(made), made.settings)
     made.study(every)  # the first: trainer and sampler are still one
     flat = [lesson for group in every for lesson in group]
-    batch = packed(flat)
-    expected = score(made.trainer.network, batch) - batch.columns["rollout"]
+    batch = pack_samples(flat)
+    expected = compute_logprobs(made.trainer.network, batch) - batch.columns["rollout"]
     study = made.study(every)
     start = 0
     for lesson in flat:

@@ -2,7 +2,12 @@ import numpy as np
 import torch
 
 from paddock.data import PackedBatch
-from paddock.train.batch import IGNORED, counts, on_device, parts
+from paddock.train.micro_batch import (
+    IGNORE_INDEX,
+    count_tokens,
+    iter_micro_batches,
+    split_documents,
+)
 
 
 def batch_of(*lengths: int, untrained: tuple[int, ...] = ()) -> PackedBatch:
@@ -20,27 +25,40 @@ def batch_of(*lengths: int, untrained: tuple[int, ...] = ()) -> PackedBatch:
 
 
 def test_a_target_is_the_token_ahead_in_the_same_document():
-    (batch,) = on_device(batch_of(4, 1, 3), torch.device("cpu"))
-    assert batch.targets(1).tolist() == [11, 12, 13, IGNORED, IGNORED, 16, 17, IGNORED]
-    assert batch.targets(3).tolist() == [13] + [IGNORED] * 7
+    (batch,) = iter_micro_batches(batch_of(4, 1, 3), torch.device("cpu"))
+    assert batch.targets(1).tolist() == [
+        11,
+        12,
+        13,
+        IGNORE_INDEX,
+        IGNORE_INDEX,
+        16,
+        17,
+        IGNORE_INDEX,
+    ]
+    assert batch.targets(3).tolist() == [13] + [IGNORE_INDEX] * 7
 
 
 def test_a_token_that_does_not_count_is_nobodys_target():
-    (batch,) = on_device(batch_of(4, untrained=(2,)), torch.device("cpu"))
-    assert batch.targets(1).tolist() == [11, IGNORED, 13, IGNORED]
-    assert batch.targets(2).tolist() == [IGNORED, 13, IGNORED, IGNORED]
+    (batch,) = iter_micro_batches(batch_of(4, untrained=(2,)), torch.device("cpu"))
+    assert batch.targets(1).tolist() == [11, IGNORE_INDEX, 13, IGNORE_INDEX]
+    assert batch.targets(2).tolist() == [IGNORE_INDEX, 13, IGNORE_INDEX, IGNORE_INDEX]
 
 
 def test_counts_are_what_the_targets_add_up_to():
     batch = batch_of(4, 1, 3, 9, untrained=(2, 12))
-    (whole,) = on_device(batch, torch.device("cpu"))
-    found = counts(batch, depths=3)
+    (whole,) = iter_micro_batches(batch, torch.device("cpu"))
+    found = count_tokens(batch, depths=3)
     assert found.tokens == 17
     assert list(found.targets) == [int((whole.targets(a) >= 0).sum()) for a in (1, 2, 3, 4)]
 
 
 def test_parts_are_cut_between_documents():
     batch = batch_of(4, 1, 3, 9)
-    assert [lengths for _, lengths in parts(batch, 5)] == [(4, 1), (3,), (9,)]
-    assert [lengths for _, lengths in parts(batch, None)] == [(4, 1, 3, 9)]
-    assert [part for part, _ in parts(batch, 5)] == [slice(0, 5), slice(5, 8), slice(8, 17)]
+    assert [lengths for _, lengths in split_documents(batch, 5)] == [(4, 1), (3,), (9,)]
+    assert [lengths for _, lengths in split_documents(batch, None)] == [(4, 1, 3, 9)]
+    assert [part for part, _ in split_documents(batch, 5)] == [
+        slice(0, 5),
+        slice(5, 8),
+        slice(8, 17),
+    ]

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from paddock.records import TrainSample
-from paddock.train.batch import branches, counts, on_device
+from paddock.train.micro_batch import count_tokens, find_shared_prefixes, iter_micro_batches
 from paddock.train.policy import (
-    Lesson,
     PolicyObjective,
-    TokenLosses,
-    packed,
-    routed_as_said,
-    sampled_logprobs,
-    score,
+    PolicySample,
+    TokenLossOutput,
+    compute_logprobs,
+    compute_token_logprobs,
+    pack_samples,
+    replay_routing,
 )
 from tests.engine.nets import SHARED
 from tests.model.networks import VOCAB, born, grouped_config, latent_config
@@ -40,7 +40,7 @@ def lesson(number, tokens, prompt, **changes):
         advantages=tuple(generator.normal(size=count)),
         oldest_version=0,
     )
-    return Lesson(sample=sample, weight=0.1, **changes)
+    return PolicySample(sample=sample, weight=0.1, **changes)
 
 
 # Of each group the length of its prompt, and of the replies behind it. The longest are beyond what
@@ -63,8 +63,8 @@ def groups(seed=0):
 
 
 def both_ways(lessons):
-    (batch,) = on_device(packed(lessons), CPU)
-    apart = type(batch)(batch.token_S, batch.trained_S, batch.layout, batch.columns)
+    (batch,) = iter_micro_batches(pack_samples(lessons), CPU)
+    apart = type(batch)(batch.token_S, batch.loss_mask_S, batch.attn_metadata, batch.columns)
     return batch, apart
 
 
@@ -85,7 +85,7 @@ def test_log_probabilities_and_gradients_are_the_same(kind):
     found = []
     for batch in both_ways(lessons):
         network.zero_grad()
-        logp_T = sampled_logprobs(network, batch)
+        logp_T = compute_token_logprobs(network, batch)
         (logp_T * batch.columns["advantage"]).sum().backward()
         found.append(
             [logp_T.detach()] + [p.grad for p in network.parameters() if p.grad is not None]
@@ -101,12 +101,12 @@ def test_only_the_network_sees_fewer_tokens():
     batch, apart = both_ways(groups())
     seen = []
     network.embed.register_forward_hook(lambda _, __, out: seen.append(len(out)))
-    sampled_logprobs(network, batch)
-    sampled_logprobs(network, apart)
+    compute_token_logprobs(network, batch)
+    compute_token_logprobs(network, apart)
     assert seen == [batch.branches.tokens, len(batch.token_S)]
     recurrent = KINDS["recurrent"]()
     recurrent.embed.register_forward_hook(lambda _, __, out: seen.append(len(out)))
-    sampled_logprobs(recurrent, batch)
+    compute_token_logprobs(recurrent, batch)
     assert seen[-1] == len(batch.token_S)
 
 
@@ -132,29 +132,31 @@ def test_named_experts_are_followed_and_counted_as_often_as_they_are_met(replay,
     shared = both_ways(lessons)[0].branches
     assert shared.tokens == 48 - 2 * alike if alike else shared is None
     for batch in both_ways(lessons):
-        with routed_as_said(network, batch, replay=replay) as apart, torch.no_grad():
-            logp_T = sampled_logprobs(network, batch)
-        found.append((logp_T, apart.share(len(batch.token_S))))
+        with replay_routing(network, batch, replay=replay) as apart, torch.no_grad():
+            logp_T = compute_token_logprobs(network, batch)
+        found.append((logp_T, apart.mean(len(batch.token_S))))
     torch.testing.assert_close(found[0], found[1])
 
 
 def test_what_is_not_worth_it_is_left_alone():
     tokens = np.arange(40, dtype=np.int32)[:, None]
-    assert branches(tokens, (20, 20), CPU) is None
-    assert branches(np.concatenate((tokens[:1], tokens)), (20, 21), CPU) is None
+    assert find_shared_prefixes(tokens, (20, 20), CPU) is None
+    assert find_shared_prefixes(np.concatenate((tokens[:1], tokens)), (20, 21), CPU) is None
 
 
 def test_micro_batches_share_within_themselves_and_the_loss_is_the_same():
     def once(logp):
-        return TokenLosses(logp.logp_N * logp.advantage_N, {})
+        return TokenLossOutput(logp.logp_N * logp.advantage_N, {})
 
     network, lessons = KINDS["sparse"](), groups()
-    whole = packed(lessons)
-    scores = [score(network, whole, micro_tokens=tokens) for tokens in (None, 60, 1)]
+    whole = pack_samples(lessons)
+    scores = [
+        compute_logprobs(network, whole, micro_batch_tokens=tokens) for tokens in (None, 60, 1)
+    ]
     for other in scores[1:]:
         np.testing.assert_allclose(scores[0], other, atol=1e-5)
     objective = PolicyObjective(once)
-    objective.witness.begin(len(lessons))
-    for micro in on_device(whole, CPU, 60):
-        objective(network, micro, counts(whole, 0), 0.0).total.backward()
-    assert objective.witness.seen.tolist() == [sum(each.sample.trained) for each in lessons]
+    objective.token_stats.reset(len(lessons))
+    for micro in iter_micro_batches(whole, CPU, 60):
+        objective(network, micro, count_tokens(whole, 0), 0.0).total.backward()
+    assert objective.token_stats.seen.tolist() == [sum(each.sample.trained) for each in lessons]

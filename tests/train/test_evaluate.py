@@ -10,15 +10,15 @@ from paddock.data import Corpus, LongContextExample, ReasoningSource, Tokenizer,
 from paddock.journal import follow
 from paddock.model import AttentionMetadata, AuxRequest
 from paddock.train import train
-from paddock.train.batch import TokenBatch
 from paddock.train.evaluate import (
-    acceptance,
-    found_needles,
-    held_out_batches,
-    held_out_loss,
-    recall,
+    iter_validation_batches,
+    measure_indexer_recall,
+    measure_mtp_acceptance,
+    needle_recall,
     unigram_entropy,
+    validation_loss,
 )
+from paddock.train.micro_batch import MicroBatch
 from tests.model.networks import born, latent_config, tokens
 from tests.train.tiny import network_folder, run_in, settings
 
@@ -40,19 +40,19 @@ def raised(tmp_path_factory):
     run = run_in(folder / "run", chosen)
     train(run, say=lambda _: None, watch=lambda _: None)
     tokenizer = Tokenizer.load(run.folder / "tokenizer")
-    corpus = Corpus(run.corpora / corpus_key(chosen.corpus, tokenizer), tokenizer=tokenizer)
+    corpus = Corpus(run.corpora_dir / corpus_key(chosen.corpus, tokenizer), tokenizer=tokenizer)
     return load_pretrained(latest_model(run.folder)), corpus, tokenizer
 
 
 def test_training_beats_knowing_how_frequent_each_token_is(raised):
     network, corpus, tokenizer = raised
-    found = held_out_loss(network, corpus, dense=True, context=32, tokens=2000)
+    found = validation_loss(network, corpus, dense=True, context=32, tokens=2000)
     loss = found.nats
     assert min(found.by_source.values()) <= loss <= max(found.by_source.values())
     entropy = unigram_entropy(corpus, tokenizer.vocab_size)
     assert loss < entropy < math.log(tokenizer.vocab_size)
     newborn = born(network.config)
-    assert held_out_loss(newborn, corpus, dense=True, context=32, tokens=2000).nats > entropy
+    assert validation_loss(newborn, corpus, dense=True, context=32, tokens=2000).nats > entropy
 
 
 def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
@@ -73,14 +73,14 @@ def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
     run = run_in(tmp_path / "run", chosen)
     train(run, say=lambda _: None, watch=lambda _: None)
     tokenizer = Tokenizer.load(run.folder / "tokenizer")
-    corpus = Corpus(run.corpora / corpus_key(chosen.corpus, tokenizer), tokenizer=tokenizer)
+    corpus = Corpus(run.corpora_dir / corpus_key(chosen.corpus, tokenizer), tokenizer=tokenizer)
     network = load_pretrained(latest_model(run.folder))
     read = Counter()
-    for name, batch in held_out_batches(corpus, network, context=32, tokens=600):
+    for name, batch in iter_validation_batches(corpus, network, context=32, tokens=600):
         read[name] += len(batch.token_T)
     assert [*read] == ["chains", "records", "lookups"]  # of facts nothing can be held out
     assert all(200 <= tokens < 400 for tokens in read.values())
-    found = held_out_loss(network, corpus, dense=True, context=32, tokens=600)
+    found = validation_loss(network, corpus, dense=True, context=32, tokens=600)
     events = [event for event, _ in follow(run.folder / "events.jsonl")]
     (told,) = [e["nats"] for e in events if e["kind"] == "held_out" and e["step"] == 2]
     assert told == pytest.approx(found.by_source)
@@ -90,8 +90,8 @@ def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
 def test_a_draft_is_kept_if_the_network_would_have_said_it_and_all_before_it_were(raised):
     network, corpus, _ = raised
     tries, hits = [0, 0, 0], [0, 0, 0]
-    for _, batch in held_out_batches(corpus, network, context=32, tokens=300):
-        for span in batch.layout.spans:
+    for _, batch in iter_validation_batches(corpus, network, context=32, tokens=300):
+        for span in batch.attn_metadata.spans:
             ids = batch.token_T[span.query_slice]
             layout = AttentionMetadata.packed([len(ids)])
             ask = AuxRequest(dense=True)
@@ -109,7 +109,7 @@ def test_a_draft_is_kept_if_the_network_would_have_said_it_and_all_before_it_wer
                         break
                     hits[depth] += 1
                     depth += 1
-    rates = acceptance(network, corpus, depths=3, context=32, tokens=300)
+    rates = measure_mtp_acceptance(network, corpus, depths=3, context=32, tokens=300)
     assert tries[0] > 20
     assert rates == [hit / max(1, tried) for hit, tried in zip(hits, tries, strict=True)]
 
@@ -146,7 +146,7 @@ def test_a_needle_counts_if_and_only_if_the_network_says_it_next(raised, dense, 
         whole = tokenizer.encode(tasks[-2].to_text(), special_token_ids=False)
         right += whole == [*prompt, said]  # the answer is the very token that was said
     assert right > 10
-    found = found_needles(network, tokenizer, tasks, begin=begin, dense=dense)
+    found = needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
     assert found == right / len(tasks)
 
 
@@ -164,15 +164,15 @@ def test_of_several_answers_each_counts(raised):
     )
     wrong = "is" if tokenizer.decode(second).strip() != "is" else "add"
     task = LongContextExample(text=text, question=question, answers=(word, wrong), separator=" ")
-    assert found_needles(network, tokenizer, [task], begin=[], dense=True) == 0.5
+    assert needle_recall(network, tokenizer, [task], begin=[], dense=True) == 0.5
 
 
 def test_keeping_every_key_keeps_all_the_mass_and_few_keep_less():
     token_T = tokens(40)
     trained_T = torch.ones(40, dtype=torch.bool)
-    batch = TokenBatch(token_T, trained_T, AttentionMetadata.packed([40]))
-    few = recall(born(latent_config()), batch)
+    batch = MicroBatch(token_T, trained_T, AttentionMetadata.packed([40]))
+    few = measure_indexer_recall(born(latent_config()), batch)
     assert [found.layer for found in few] == [0, 1, 2, 3]
     assert all(0.1 < found.mass < 0.95 for found in few)
     nearly = latent_config(indexer={"heads": 2, "dim": 8, "topk": 39, "layers": ("full",) * 4})
-    assert all(found.mass > 0.9 for found in recall(born(nearly), batch))
+    assert all(found.mass > 0.9 for found in measure_indexer_recall(born(nearly), batch))

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from paddock.train.batch import counts, on_device
-from paddock.train.objective import BaseObjective
-from paddock.train.settings import LossSettings
+from paddock.train.micro_batch import count_tokens, iter_micro_batches
+from paddock.train.objective import LanguageModelObjective
+from paddock.train.settings import AuxLossSettings
 from paddock.train.stages import STAGES
 from tests.model.networks import born, latent_config
 from tests.train.test_batch import batch_of
@@ -13,12 +13,12 @@ BATCH = batch_of(14, 5, 9, 1)
 
 
 def losses_of(network, stage="pretrain", micro=None, progress=0.0, **changes):
-    settings = LossSettings(**changes)
-    objective = BaseObjective(STAGES[stage], settings)
-    total = counts(BATCH, settings.mtp_depths)
+    settings = AuxLossSettings(**changes)
+    objective = LanguageModelObjective(STAGES[stage], settings)
+    total = count_tokens(BATCH, settings.mtp_depths)
     return [
         objective(network, part, total, progress)
-        for part in on_device(BATCH, torch.device("cpu"), micro)
+        for part in iter_micro_batches(BATCH, torch.device("cpu"), micro)
     ]
 
 

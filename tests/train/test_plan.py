@@ -7,8 +7,8 @@ import pytest
 from paddock.config import load_recipe, resolve
 from paddock.model import Transformer, preset
 from paddock.train import TrainSettings
-from paddock.train.plan import gathered, plan, rank_tokens
-from paddock.train.run import start_config
+from paddock.train.estimate import estimate_training, gathered_parameters, tokens_per_rank
+from paddock.train.run import load_init_config
 from paddock.train.settings import OptimSettings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -20,7 +20,7 @@ def settings(recipe: str, *sets: str) -> TrainSettings:
 
 def test_alone_a_rank_holds_everything() -> None:
     made = settings("nano/pretrain.toml")
-    planned = plan(made, preset("nano"))
+    planned = estimate_training(made, preset("nano"))
     count = sum(p.numel() for p in Transformer.from_config(preset("nano"), 0).parameters())
     biases = 8 * 4  # router biases are buffers, and count as parameters of the checkpoint
     assert planned.parameters == count + biases
@@ -31,25 +31,27 @@ def test_alone_a_rank_holds_everything() -> None:
 
 def test_many_ranks_share_the_state_and_gather_a_layer_at_a_time() -> None:
     config = preset("small")
-    alone = plan(settings("small/pretrain.toml"), config)
+    alone = estimate_training(settings("small/pretrain.toml"), config)
     made = settings("small/pretrain.toml", "parallel.data=4", "parallel.expert=2")
-    shared = plan(made, config)
+    shared = estimate_training(made, config)
     assert shared.ranks == 8
     assert shared.state_bytes == alone.state_bytes // 8
     assert shared.tokens == alone.tokens
     layers = [sum(p.numel() for p in block.parameters()) for block in Transformer(config).layers]
     tables = 2 * config.vocab * config.hidden
-    assert gathered(config, settings("small/pretrain.toml")) == pytest.approx(
+    assert gathered_parameters(config, settings("small/pretrain.toml")) == pytest.approx(
         tables + 2 * max(layers), rel=1e-4
     )
-    assert gathered(config, made) < gathered(config, settings("small/pretrain.toml"))
+    assert gathered_parameters(config, made) < gathered_parameters(
+        config, settings("small/pretrain.toml")
+    )
 
 
 def test_a_document_longer_than_a_micro_batch_is_not_cut_but_by_context() -> None:
     made = settings("glm5/midtrain_128k.toml")
-    assert made.machine.micro_tokens is not None
-    assert made.machine.micro_tokens < made.stream.seq_len
-    assert rank_tokens(made) == 131_072 // made.parallel.context
+    assert made.compute.micro_batch_tokens is not None
+    assert made.compute.micro_batch_tokens < made.dataloader.seq_len
+    assert tokens_per_rank(made) == 131_072 // made.parallel.context
 
 
 STAGES = load_recipe(RECIPES / "glm5/plan.toml", []).values["stages"]
@@ -58,7 +60,7 @@ STAGES = load_recipe(RECIPES / "glm5/plan.toml", []).values["stages"]
 @pytest.mark.parametrize("recipe", [s["recipe"] for s in STAGES if "verb" not in s])
 def test_the_papers_stages_can_be_planned_before_their_parents_exist(recipe: str) -> None:
     made = settings(f"glm5/{recipe}")
-    planned = plan(made, start_config(made))
+    planned = estimate_training(made, load_init_config(made))
     assert planned.parameters == pytest.approx(753.86e9, rel=1e-4)
     assert planned.rank_bytes < 141e9  # an H200
 
@@ -66,7 +68,7 @@ def test_the_papers_stages_can_be_planned_before_their_parents_exist(recipe: str
 def test_a_folder_that_exists_is_read_and_not_guessed(tmp_path: Path) -> None:
     made = settings("glm5/warmup.toml", f"start.folder={tmp_path}")
     with pytest.raises(ValueError, match="neither a checkpoint nor a run with checkpoints"):
-        start_config(made)
+        load_init_config(made)
 
 
 def test_like_needs_a_folder() -> None:
@@ -76,5 +78,5 @@ def test_like_needs_a_folder() -> None:
 
 def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_made() -> None:
     with pytest.raises(ValueError, match=r"'warmup' 0\.5 and 'flat' 0\.9 are more than"):
-        OptimSettings(schedule="linear", warmup=0.5, flat=0.9)
-    assert OptimSettings(schedule="linear", warmup=0.1, flat=0.9).flat == 0.9
+        OptimSettings(schedule="linear", warmup_ratio=0.5, stable_ratio=0.9)
+    assert OptimSettings(schedule="linear", warmup_ratio=0.1, stable_ratio=0.9).stable_ratio == 0.9

@@ -25,7 +25,7 @@ from paddock.checkpoint.training_state import (
 from paddock.config import dump_toml
 from paddock.journal import Journal
 from paddock.train import TrainingError, train
-from paddock.train.run import claim
+from paddock.train.run import claim_run_folder
 from tests.train.tiny import network_folder, run_in, settings
 
 STEPS = 8
@@ -122,7 +122,7 @@ def test_a_recipe_that_was_written_by_half_is_named(straight, tmp_path):
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     (tmp_path / "recipe.toml").write_text(dump_toml(chosen)[:40].rstrip() + '\nkind = "mu')
     with pytest.raises(TrainingError, match=r"recipe\.toml is damaged: "):
-        claim(tmp_path, chosen, may_change=())
+        claim_run_folder(tmp_path, chosen, may_change=())
 
 
 def test_a_full_disk_does_not_lock_a_run_out_of_its_folder(straight, tmp_path):
@@ -132,10 +132,10 @@ def test_a_full_disk_does_not_lock_a_run_out_of_its_folder(straight, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         with pytest.raises(OSError, match="large"):
-            run.open()
+            run.claim()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    run.open()
+    run.claim()
 
 
 def test_old_checkpoints_are_pruned_by_rule(straight, tmp_path):

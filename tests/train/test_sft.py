@@ -24,14 +24,14 @@ from paddock.records import Dialogue, LossMaskSpan, Message
 from paddock.text import GlmRenderer, Tokenizer, get_renderer
 from paddock.text import train_tokenizer as train_tokenizer
 from paddock.train import train
-from paddock.train.batch import TokenBatch, counts, on_device
-from paddock.train.evaluate import held_out_loss
-from paddock.train.objective import BaseObjective
-from paddock.train.run import load_fake_quant, open_corpus, start_network, tokenizer_of
-from paddock.train.settings import LossSettings, OptimSettings
-from paddock.train.stages import STAGES, stage_of
-from paddock.train.step import Trainer, TrainingError
-from paddock.train.weights import Weights
+from paddock.train.evaluate import validation_loss
+from paddock.train.master_weights import MasterWeights
+from paddock.train.micro_batch import MicroBatch, count_tokens, iter_micro_batches
+from paddock.train.objective import LanguageModelObjective
+from paddock.train.run import load_fake_quant, load_init_model, open_corpus, open_run_tokenizer
+from paddock.train.settings import AuxLossSettings, OptimSettings
+from paddock.train.stages import STAGES, stage_spec
+from paddock.train.trainer import Trainer, TrainingError
 from tests.model.networks import born, grouped_config, latent_config
 from tests.train.test_batch import batch_of
 from tests.train.test_resume import assert_same_weights, quiet, weights
@@ -58,8 +58,8 @@ def sft(start, **changes):
         "stream": DataLoaderSettings(
             packing="rows", seq_len=96, batch_tokens=96, drop_overlong=True
         ),
-        "optim": OptimSettings(lr=1e-2, warmup=0.1),
-        "loss": LossSettings(mtp_depths=1),
+        "optim": OptimSettings(lr=1e-2, warmup_ratio=0.1),
+        "loss": AuxLossSettings(mtp_depths=1),
     }
     return settings(start, **(defaults | changes))
 
@@ -171,9 +171,9 @@ def network():
 
 
 def losses_of(network, batch):
-    objective = BaseObjective(STAGES["sft"], LossSettings(mtp_depths=2))
-    counted = counts(batch, 2)
-    (tokens,) = on_device(batch, torch.device("cpu"))
+    objective = LanguageModelObjective(STAGES["sft"], AuxLossSettings(mtp_depths=2))
+    counted = count_tokens(batch, 2)
+    (tokens,) = iter_micro_batches(batch, torch.device("cpu"))
     return objective(network, tokens, counted, 0.0), tokens
 
 
@@ -262,27 +262,32 @@ def test_weights_stay_with_their_tokens_in_micro_batches(network):
         num_targets=2 * plain.targets,
         loss_weight_T=np.repeat(np.array([0.5, 2.0], np.float32), size),
     )
-    found = [set(t.weight_S.tolist()) for t in on_device(both, torch.device("cpu"), tokens=size)]
+    found = [
+        set(t.loss_weight_S.tolist())
+        for t in iter_micro_batches(both, torch.device("cpu"), tokens=size)
+    ]
     assert found == [{0.5}, {2.0}]
-    assert counts(both, 0).targets[0] == pytest.approx(2.5 * plain.targets)
+    assert count_tokens(both, 0).targets[0] == pytest.approx(2.5 * plain.targets)
 
 
 def test_held_out_loss_is_over_replies_alone(home, tmp_path):
     run = run_in(tmp_path / "run", sft(home))
-    run.open()
-    tokenizer = tokenizer_of(run, quiet)
+    run.claim()
+    tokenizer = open_run_tokenizer(run, quiet)
     corpus = open_corpus(run, tokenizer, quiet)
-    network = start_network(run.settings, tokenizer)
-    found = held_out_loss(network, corpus, dense=False, context=96, tokens=10**6)
+    network = load_init_model(run.settings, tokenizer)
+    found = validation_loss(network, corpus, dense=False, context=96, tokens=10**6)
     total, count = 0.0, 0
     for documents in corpus.split("held_out").values():
         for number in range(len(documents)):
             length = documents.length(number)
             token_T = torch.from_numpy(documents.token_ids(number, 0, length).astype("int64"))
             trained_T = torch.from_numpy(documents.loss_mask(number, 0, length))
-            batch = TokenBatch(token_T, trained_T, AttentionMetadata.packed([length]))
+            batch = MicroBatch(token_T, trained_T, AttentionMetadata.packed([length]))
             with torch.no_grad():
-                logp_TV = network.head(network(token_T, batch.layout).hidden_TD).log_softmax(-1)
+                logp_TV = network.head(network(token_T, batch.attn_metadata).hidden_TD).log_softmax(
+                    -1
+                )
             for i in range(1, length):
                 if trained_T[i]:
                     total, count = total - float(logp_TV[i - 1, token_T[i]]), count + 1
@@ -294,10 +299,10 @@ def test_networks_without_an_indexer_can_be_tuned_too(tmp_path):
     network = born(grouped_config("gqa", "swa", vocab=400))
     stage = STAGES["sft"]
     stage.freeze(network)
-    objective = BaseObjective(stage, LossSettings())
+    objective = LanguageModelObjective(stage, AuxLossSettings())
     trainer = Trainer(network, objective, settings(tmp_path), tmp_path / "b.npz")
     losses = [
-        trainer.step(batch, lr=1e-2, bias_rate=0.0, progress=0.0).parts["loss"] for _ in range(8)
+        trainer.step(batch, lr=1e-2, bias_rate=0.0, progress=0.0).losses["loss"] for _ in range(8)
     ]
     assert losses[-1] < 0.8 * losses[0]
 
@@ -320,7 +325,7 @@ def test_the_network_computes_with_rounded_weights_and_learns_exact_ones(tmp_pat
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     trainer = Trainer(
         network,
-        BaseObjective(stage, LossSettings()),
+        LanguageModelObjective(stage, AuxLossSettings()),
         chosen,
         tmp_path / "b.npz",
         fake_quant=rounding,
@@ -330,40 +335,40 @@ def test_the_network_computes_with_rounded_weights_and_learns_exact_ones(tmp_pat
 
     def grid():
         for name, parameter in network.named_parameters():
-            exact = trainer.weights.exact[name]
+            exact = trainer.weights.master[name]
             assert (exact is not parameter) == (name in rounded)
             wanted = rounding(name, exact.detach())
             assert torch.equal(parameter.detach(), wanted)
 
     grid()
-    assert all(torch.equal(trainer.weights.exact[name], before[name]) for name in before)
+    assert all(torch.equal(trainer.weights.master[name], before[name]) for name in before)
     for _ in range(3):
         trainer.step(batch_of(14, 5, 9), lr=1e-3, bias_rate=0.0, progress=0.0)
         grid()
-    moved = trainer.weights.exact[rounded[0]].detach() - before[rounded[0]]
+    moved = trainer.weights.master[rounded[0]].detach() - before[rounded[0]]
     assert 0 < float(moved.abs().max()) < GRID  # steps smaller than the grid are not lost
-    saved = trainer.weights.exact_network()
+    saved = trainer.weights.master_model()
     assert torch.equal(
-        dict(saved.named_parameters())[rounded[0]], trainer.weights.exact[rounded[0]]
+        dict(saved.named_parameters())[rounded[0]], trainer.weights.master[rounded[0]]
     )
 
 
 def test_gradients_go_straight_through(tmp_path):
     """The exact weight gets the gradient that the rounded one had."""
     network = born(latent_config())
-    held = Weights(network, fake_quant=rounding)
-    name = next(name for name in held.exact if ".experts." in name)
+    held = MasterWeights(network, fake_quant=rounding)
+    name = next(name for name in held.master if ".experts." in name)
     parameter = dict(network.named_parameters())[name]
     parameter.sum().backward()
-    held.collect_gradients()
-    assert torch.equal(held.exact[name].grad, torch.ones_like(parameter))
+    held.accumulate_gradients()
+    assert torch.equal(held.master[name].grad, torch.ones_like(parameter))
     assert parameter.grad is None
 
 
 def test_without_a_quantizer_weights_are_the_networks_own():
     network = born(latent_config())
-    held = Weights(network)
-    assert all(held.exact[name] is parameter for name, parameter in network.named_parameters())
+    held = MasterWeights(network)
+    assert all(held.master[name] is parameter for name, parameter in network.named_parameters())
 
 
 def test_a_run_is_quantized_by_name_and_goes_on_bit_for_bit(home, tmp_path):
@@ -381,9 +386,9 @@ def test_a_quantizer_that_is_not_there_is_named(name):
 
 
 def test_stages_say_what_rests(home):
-    stage = stage_of(sft(home, freeze_indexer=True))
+    stage = stage_spec(sft(home, freeze_indexer=True))
     network = born(latent_config())
     stage.freeze(network)
     resting = [name for name, p in network.named_parameters() if not p.requires_grad]
     assert resting and all(".indexer." in name for name in resting)
-    assert not stage.ask.indexer_loss and STAGES["sft"].ask.indexer_loss
+    assert not stage.aux_request.indexer_loss and STAGES["sft"].aux_request.indexer_loss

@@ -12,7 +12,7 @@ from paddock.data import (
     TokenizerSettings,
     dialogue_to_json,
 )
-from paddock.train.settings import LossSettings, MachineSettings, ParallelSettings
+from paddock.train.settings import AuxLossSettings, ComputeSettings, ParallelSettings
 from tests.parallel.ranks import all_on_ranks, curve, raise_network
 from tests.train.tiny import network_folder, run_in, settings
 
@@ -48,8 +48,8 @@ def to_learn(home, name, dtype, **sizes):
         stream=DataLoaderSettings(
             packing="best_fit", seq_len=128, batch_tokens=256, drop_overlong=True
         ),
-        loss=LossSettings(mtp_depths=1),
-        machine=MachineSettings(dtype=dtype),
+        loss=AuxLossSettings(mtp_depths=1),
+        machine=ComputeSettings(dtype=dtype),
         parallel=ParallelSettings(**sizes),
     )
     return run_in(home / f"{name}-{dtype}", chosen)

@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from paddock.train import TrainingError
-from paddock.train.objective import BaseObjective
-from paddock.train.settings import LossSettings, MachineSettings
+from paddock.train.objective import LanguageModelObjective
+from paddock.train.settings import AuxLossSettings, ComputeSettings
 from paddock.train.stages import STAGES
-from paddock.train.step import Trainer
+from paddock.train.trainer import Trainer
 from tests.model.networks import born, latent_config
 from tests.train.test_batch import batch_of
 from tests.train.tiny import settings
@@ -17,12 +17,12 @@ def trainer_of(tmp_path, network=None, **changes):
     stage = STAGES[chosen.stage]
     network = network or born(latent_config())
     stage.freeze(network)
-    objective = BaseObjective(stage, LossSettings())
+    objective = LanguageModelObjective(stage, AuxLossSettings())
     return Trainer(network, objective, chosen, tmp_path / "evidence" / "batch.npz")
 
 
 def step(trainer, batch=None, lr=1e-3):
-    return trainer.step(batch or batch_of(14, 5, 9), lr=lr, bias_rate=1e-3, progress=0.0)
+    return trainer.step(batch or batch_of(14, 5, 9), lr=lr, router_bias_rate=1e-3, progress=0.0)
 
 
 def test_the_same_batch_again_and_again_is_learnt(tmp_path):
@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path):
 @pytest.mark.parametrize("options", [{"recompute": True}, {"offload": True}, {"micro_tokens": 10}])
 def test_how_a_step_is_computed_changes_nothing_about_it(tmp_path, options):
     plain = trainer_of(tmp_path)
-    other = trainer_of(tmp_path, machine=MachineSettings(**options))
+    other = trainer_of(tmp_path, machine=ComputeSettings(**options))
     for _ in range(3):
         one, two = step(plain), step(other)
     assert two.parts["loss"] == pytest.approx(one.parts["loss"], rel=1e-4)
@@ -58,7 +58,7 @@ def test_how_a_step_is_computed_changes_nothing_about_it(tmp_path, options):
 def test_small_steps_are_not_lost_to_bfloat16(tmp_path):
     network = born(latent_config())
     exact = network.head.weight.detach().clone()
-    trainer = trainer_of(tmp_path, network, machine=MachineSettings(dtype="bfloat16"))
+    trainer = trainer_of(tmp_path, network, machine=ComputeSettings(dtype="bfloat16"))
     assert torch.equal(trainer.weights.exact["head.weight"], exact)  # not rounded at the start
     for _ in range(5):
         step(trainer, lr=1e-6)
@@ -66,12 +66,12 @@ def test_small_steps_are_not_lost_to_bfloat16(tmp_path):
     assert 0 < float(moved) < 1e-4
     rounded = trainer.weights.exact["head.weight"].detach().bfloat16()
     assert torch.equal(network.head.weight.detach(), rounded)
-    assert trainer.weights.exact_network().head.weight.dtype == torch.float32
+    assert trainer.weights.master_model().head.weight.dtype == torch.float32
 
 
 def test_bfloat16_learns_like_float32(tmp_path):
     exact = trainer_of(tmp_path)
-    half = trainer_of(tmp_path, machine=MachineSettings(dtype="bfloat16"))
+    half = trainer_of(tmp_path, machine=ComputeSettings(dtype="bfloat16"))
     for _ in range(10):
         one, two = step(exact), step(half)
     assert two.parts["loss"] == pytest.approx(one.parts["loss"], rel=0.03)
@@ -84,4 +84,4 @@ def test_the_router_bias_is_nudged_and_the_imbalance_reported(tmp_path):
     moved = trainer.network.layers[1].mlp.router.bias - before
     assert bool(moved.any())
     torch.testing.assert_close(moved.abs()[moved != 0], torch.full_like(moved[moved != 0], 1e-3))
-    assert report.imbalance > 1
+    assert report.expert_imbalance > 1

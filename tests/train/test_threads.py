@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from paddock.train.run import CORES, open_device
-from paddock.train.settings import MachineSettings
-from paddock.train.step import TrainingError
+from paddock.train.run import DEFAULT_THREADS, init_device
+from paddock.train.settings import ComputeSettings
+from paddock.train.trainer import TrainingError
 
 
 def test_a_run_says_how_many_threads_it_takes_and_the_next_one_is_free_again():
     before = torch.get_num_threads()
     try:
-        assert open_device(MachineSettings(device="cpu", threads=1)) == torch.device("cpu")
+        assert init_device(ComputeSettings(device="cpu", threads=1)) == torch.device("cpu")
         assert torch.get_num_threads() == 1
-        open_device(MachineSettings(device="cpu"))
-        assert torch.get_num_threads() == CORES
+        init_device(ComputeSettings(device="cpu"))
+        assert torch.get_num_threads() == DEFAULT_THREADS
     finally:
         torch.set_num_threads(before)
 
@@ -22,4 +22,4 @@ def test_a_run_says_how_many_threads_it_takes_and_the_next_one_is_free_again():
 @pytest.mark.parametrize("name", ["tpu", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused_by_name(name):
     with pytest.raises(TrainingError, match=f"'machine.device' '{name}': [^\n]+$"):
-        open_device(MachineSettings(device=name))
+        init_device(ComputeSettings(device=name))

@@ -6,8 +6,13 @@ from typing import Any
 from paddock.checkpoint import save_pretrained
 from paddock.data import CorpusSettings, DataLoaderSettings, ReasoningSource, TokenizerSettings
 from paddock.model import Transformer
-from paddock.train import Run, TrainSettings
-from paddock.train.settings import EvalSettings, KeepSettings, OptimSettings, StartSettings
+from paddock.train import TrainingRun, TrainSettings
+from paddock.train.settings import (
+    CheckpointSettings,
+    ModelInitSettings,
+    OptimSettings,
+    ValidationSettings,
+)
 from tests.model.networks import latent_config
 
 VOCAB = 320
@@ -30,7 +35,7 @@ def network_folder(folder: Path, **changes: Any) -> Path:
 def settings(start: Path, **changes: Any) -> TrainSettings:
     defaults: dict[str, Any] = {
         "steps": 8,
-        "start": StartSettings(folder=str(start)),
+        "start": ModelInitSettings(checkpoint=str(start)),
         "tokenizer": TokenizerSettings(
             vocab_size=VOCAB, pre_tokenizer="words", documents_per_source=200
         ),
@@ -39,12 +44,12 @@ def settings(start: Path, **changes: Any) -> TrainSettings:
             held_out_fraction=0.05,
         ),
         "stream": DataLoaderSettings(packing="rows", seq_len=32, batch_tokens=128),
-        "optim": OptimSettings(lr=3e-3, warmup=0.1),
-        "keep": KeepSettings(every=3),
-        "evaluate": EvalSettings(every=100, tokens=500),
+        "optim": OptimSettings(lr=3e-3, warmup_ratio=0.1),
+        "keep": CheckpointSettings(every=3),
+        "evaluate": ValidationSettings(every=100, tokens=500),
     }
     return TrainSettings(**(defaults | changes))
 
 
-def run_in(folder: Path, chosen: TrainSettings) -> Run:
-    return Run(folder=folder, corpora=folder.parent / "corpora", settings=chosen)
+def run_in(folder: Path, chosen: TrainSettings) -> TrainingRun:
+    return TrainingRun(folder=folder, corpora_dir=folder.parent / "corpora", settings=chosen)

@@ -11,20 +11,20 @@ import torch
 from paddock.data import PackedBatch
 from paddock.model import ModelConfig, Transformer
 from paddock.parallel import Mesh
-from paddock.train.objective import BaseObjective
-from paddock.train.plan import Plan
-from paddock.train.run import pick_device, placed
+from paddock.train.estimate import TrainingEstimate
+from paddock.train.objective import LanguageModelObjective
+from paddock.train.run import pick_device, place_model
 from paddock.train.settings import TrainSettings
-from paddock.train.stages import stage_of
-from paddock.train.step import Trainer
+from paddock.train.stages import stage_spec
+from paddock.train.trainer import Trainer
 
 
-def would_fit(planned: Plan, device: torch.device) -> bool:
+def fits_in_memory(planned: TrainingEstimate, device: torch.device) -> bool:
     """Whether one process can take a step here, with some room to spare."""
-    return planned.ranks == 1 and planned.rank_bytes < 0.8 * free_bytes(device)
+    return planned.ranks == 1 and planned.rank_bytes < 0.8 * free_memory_bytes(device)
 
 
-def free_bytes(device: torch.device) -> int:
+def free_memory_bytes(device: torch.device) -> int:
     if device.type != "cpu":
         return int(torch.accelerator.get_memory_info(device)[0])
     meminfo = Path("/proc/meminfo")
@@ -33,18 +33,18 @@ def free_bytes(device: torch.device) -> int:
     return int(meminfo.read_text().split("MemAvailable:")[1].split()[0]) * 1024
 
 
-def seconds_a_step(settings: TrainSettings, config: ModelConfig, steps: int = 3) -> float:
+def measure_step_time(settings: TrainSettings, config: ModelConfig, steps: int = 3) -> float:
     """Median over a few steps after one to warm up, with full rows of random tokens."""
-    device = pick_device(settings.machine.device)
-    network = placed(
-        Transformer.from_config(config, settings.seed), settings.machine, Mesh(device=device)
+    device = pick_device(settings.compute.device)
+    network = place_model(
+        Transformer.from_config(config, settings.seed), settings.compute, Mesh(device=device)
     )
-    stage = stage_of(settings)
+    stage = stage_spec(settings)
     stage.freeze(network)
     with tempfile.TemporaryDirectory() as scratch:
-        objective = BaseObjective(stage, settings.loss)
+        objective = LanguageModelObjective(stage, settings.loss)
         trainer = Trainer(network, objective, settings, Path(scratch) / "batch.npz")
-        batch = random_batch(settings, config.vocab)
+        batch = make_random_batch(settings, config.vocab)
         times = []
         for _ in range(steps + 1):
             start = time.perf_counter()
@@ -55,15 +55,15 @@ def seconds_a_step(settings: TrainSettings, config: ModelConfig, steps: int = 3)
     return statistics.median(times[1:])
 
 
-def random_batch(settings: TrainSettings, vocab: int) -> PackedBatch:
-    rows = settings.stream.batch_tokens // settings.stream.seq_len
-    tokens = rows * settings.stream.seq_len
+def make_random_batch(settings: TrainSettings, vocab: int) -> PackedBatch:
+    rows = settings.dataloader.batch_tokens // settings.dataloader.seq_len
+    tokens = rows * settings.dataloader.seq_len
     trained_T = np.ones(tokens, np.bool_)
-    trained_T[:: settings.stream.seq_len] = False
+    trained_T[:: settings.dataloader.seq_len] = False
     return PackedBatch(
         token_T=np.random.default_rng(0).integers(0, vocab, tokens, dtype=np.int32),
         loss_mask_T=trained_T,
-        lengths=(settings.stream.seq_len,) * rows,
+        lengths=(settings.dataloader.seq_len,) * rows,
         sources=("random",) * rows,
         num_targets=int(trained_T.sum()),
     )

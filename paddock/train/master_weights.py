@@ -37,12 +37,12 @@ class FakeQuant(Protocol):
         weight that is left alone comes back itself."""
 
 
-def as_they_are(name: str, weight: Tensor) -> Tensor:  # noqa: ARG001
+def no_fake_quant(name: str, weight: Tensor) -> Tensor:  # noqa: ARG001
     """No quantization."""
     return weight
 
 
-class Weights:
+class MasterWeights:
     """`network` comes with its exact weights; from here on it computes in `dtype`, and with what
     `fake_quant` makes of them."""
 
@@ -51,17 +51,17 @@ class Weights:
         network: Transformer,
         mesh: Mesh = SINGLE_PROCESS,
         dtype: torch.dtype = torch.float32,
-        fake_quant: FakeQuant = as_they_are,
+        fake_quant: FakeQuant = no_fake_quant,
     ) -> None:
         self._network, self._mesh, self._fake_quant = network, mesh, fake_quant
-        self.exact: dict[str, nn.Parameter] = dict(network.named_parameters())
+        self.master: dict[str, nn.Parameter] = dict(network.named_parameters())
         if dtype.itemsize < 4 and mesh.all_ranks.size == 1:
-            before = {name: parameter.data for name, parameter in self.exact.items()}
+            before = {name: parameter.data for name, parameter in self.master.items()}
             network.cast(dtype)
             for name, parameter in network.named_parameters():
                 if parameter.dtype == dtype:
                     learns = parameter.requires_grad
-                    self.exact[name] = nn.Parameter(before[name], requires_grad=learns)
+                    self.master[name] = nn.Parameter(before[name], requires_grad=learns)
         self._keep_apart_what_is_quantized()
         split = {
             f"{name}.{stack}": module.axis
@@ -71,23 +71,23 @@ class Weights:
         }
         self._held = {
             name: local_rows(parameter, split.get(name, SINGLE_RANK))
-            for name, parameter in self.exact.items()
+            for name, parameter in self.master.items()
         }
         self._shapes = {
             name: (len(parameter) * split.get(name, SINGLE_RANK).size, *parameter.shape[1:])
-            for name, parameter in self.exact.items()
+            for name, parameter in self.master.items()
         }
 
     def _keep_apart_what_is_quantized(self) -> None:
-        if self._fake_quant is as_they_are:
+        if self._fake_quant is no_fake_quant:
             return
         assert self._mesh.all_ranks.size == 1, "shards are their own exact weights"
         for name, parameter in self._network.named_parameters():
-            given = self.exact[name].detach()
-            if self.exact[name] is parameter and self._fake_quant(name, given) is not given:
+            given = self.master[name].detach()
+            if self.master[name] is parameter and self._fake_quant(name, given) is not given:
                 learns = parameter.requires_grad
-                self.exact[name] = nn.Parameter(given.clone(), requires_grad=learns)
-        self.publish()
+                self.master[name] = nn.Parameter(given.clone(), requires_grad=learns)
+        self.copy_to_model()
 
     def roles(
         self, *, split: SplitRows = "all", split_rope_rows: bool = False
@@ -99,20 +99,20 @@ class Weights:
         return [
             NamedParameter(
                 each.name,
-                self.exact[each.name],
+                self.master[each.name],
                 _split(each.role, split),
             )
             for each in declared
             if each.parameter.requires_grad
         ]
 
-    def with_gradient(self) -> list[Tensor]:
-        return [parameter for parameter in self.exact.values() if parameter.grad is not None]
+    def params_with_grad(self) -> list[Tensor]:
+        return [parameter for parameter in self.master.values() if parameter.grad is not None]
 
-    def collect_gradients(self) -> None:
+    def accumulate_gradients(self) -> None:
         """Move what a backward pass left on the network's copies onto the exact weights."""
         for name, parameter in self._network.named_parameters():
-            exact = self.exact[name]
+            exact = self.master[name]
             if exact is parameter or parameter.grad is None:
                 continue
             if exact.grad is None:
@@ -122,17 +122,17 @@ class Weights:
             parameter.grad = None
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def copy_to_model(self) -> None:
         """Round the exact weights into the network."""
         rounded = [
-            (parameter, self._fake_quant(name, self.exact[name].detach()))
+            (parameter, self._fake_quant(name, self.master[name].detach()))
             for name, parameter in self._network.named_parameters()
-            if self.exact[name] is not parameter
+            if self.master[name] is not parameter
         ]
         if rounded:
             torch._foreach_copy_([r for r, _ in rounded], [exact for _, exact in rounded])
 
-    def whole(self, name: str, rows: Tensor) -> Tensor | None:
+    def gather_full(self, name: str, rows: Tensor) -> Tensor | None:
         """From each rank's rows of something shaped like this parameter, all of them on the first
         rank, and None on the others. All ranks must ask."""
         if self._mesh.all_ranks.size == 1:
@@ -142,15 +142,17 @@ class Weights:
         )
         return None if found is None else found.cpu()
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
+    def local_part(self, name: str, whole: Tensor) -> Tensor:
         """This rank's rows of something shaped like this parameter."""
         return whole if self._mesh.all_ranks.size == 1 else whole[self._held[name]].clone()
 
-    def exact_network(self) -> Transformer | None:
+    def master_model(self) -> Transformer | None:
         """The network with its exact weights: what a checkpoint holds. A single process shares
         their memory; of many the first rank gathers them in host memory, and the others get None.
         """
-        exact = {name: self.whole(name, to_local(p.detach())) for name, p in self.exact.items()}
+        exact = {
+            name: self.gather_full(name, to_local(p.detach())) for name, p in self.master.items()
+        }
         if not self._mesh.is_rank_zero:
             return None
         twin = meta_model(self._network.config)
@@ -165,11 +167,11 @@ class Weights:
         """Take over another network's exact weights and buffers."""
         saved = network.state_dict()
         for name, tensor in self._network.state_dict().items():
-            if name in self.exact:
-                to_local(self.exact[name]).copy_(self.part(name, saved[name]))
+            if name in self.master:
+                to_local(self.master[name]).copy_(self.local_part(name, saved[name]))
             else:
                 tensor.copy_(saved[name])
-        self.publish()
+        self.copy_to_model()
 
 
 def _split(role: ParameterRole, wanted: SplitRows) -> ParameterRole:

@@ -17,36 +17,42 @@ from paddock.model.moe import TopKRouter
 from paddock.optim import AdamSettings, AdamW, Muon, MuonSettings, clip_grad_norm_
 from paddock.parallel import SINGLE_PROCESS, Mesh, MeshDim
 from paddock.parallel.collectives import all_reduce_max, all_reduce_sum, global_norm
-from paddock.train.batch import Counts, TokenBatch, counts, on_device, parts
-from paddock.train.objective import Losses, Objective, sum_of
-from paddock.train.settings import LossSettings, MachineSettings, OptimSettings
-from paddock.train.weights import DTYPES, FakeQuant, Weights, as_they_are
+from paddock.train.master_weights import DTYPES, FakeQuant, MasterWeights, no_fake_quant
+from paddock.train.micro_batch import (
+    MicroBatch,
+    TokenCounts,
+    count_tokens,
+    iter_micro_batches,
+    split_documents,
+)
+from paddock.train.objective import Losses, Objective, sum_tensors
+from paddock.train.settings import AuxLossSettings, ComputeSettings, OptimSettings
 
 
 class TrainingError(ValueError):
     """A run that cannot go on; the message says why and where the evidence lies."""
 
 
-class StepSettings(Protocol):
+class TrainerSettings(Protocol):
     """What a step must know; a TrainSettings is one."""
 
     @property
     def optim(self) -> OptimSettings: ...
     @property
-    def loss(self) -> LossSettings: ...
+    def loss(self) -> AuxLossSettings: ...
     @property
-    def machine(self) -> MachineSettings: ...
+    def compute(self) -> ComputeSettings: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
+class TrainStepOutput:
     """What one step did."""
 
-    parts: dict[str, float]  # unweighted losses
+    losses: dict[str, float]  # unweighted losses
     grad_norm: float
     lr: float
     tokens: int
-    imbalance: float  # the busiest expert's load over the mean, worst layer; 1 is even
+    expert_imbalance: float  # the busiest expert's load over the mean, worst layer; 1 is even
 
 
 class Trainer:
@@ -56,68 +62,72 @@ class Trainer:
         self,
         network: Transformer,
         objective: Objective,
-        settings: StepSettings,
+        settings: TrainerSettings,
         evidence: Path,
         mesh: Mesh = SINGLE_PROCESS,
-        fake_quant: FakeQuant = as_they_are,
+        fake_quant: FakeQuant = no_fake_quant,
     ) -> None:
         self.network, self.objective, self.settings = network, objective, settings
         self.mesh = mesh
-        self.weights = Weights(network, mesh, DTYPES[settings.machine.dtype], fake_quant)
-        self.optimizer = make_optimizer(self.weights, settings.optim)
+        self.weights = MasterWeights(network, mesh, DTYPES[settings.compute.dtype], fake_quant)
+        self.optimizer = build_optimizer(self.weights, settings.optim)
         self._evidence = evidence
-        network.activation_checkpointing = settings.machine.recompute
+        network.activation_checkpointing = settings.compute.activation_checkpointing
 
     def step(
         self, batch: PackedBatch, *, lr: float, bias_rate: float, progress: float
-    ) -> StepReport:
+    ) -> TrainStepOutput:
         """All ranks step together, each with its own share of the batch, and report the same."""
         counted = self._counts(batch)
         losses = self._accumulate(batch, counted, progress)
         joint = partial(global_norm, axis=self.mesh.all_ranks)
-        norm = float(clip_grad_norm_(self.weights.with_gradient(), self.settings.optim.clip, joint))
+        norm = float(
+            clip_grad_norm_(
+                self.weights.params_with_grad(), self.settings.optim.max_grad_norm, joint
+            )
+        )
         self._refuse_non_finite(losses, norm, batch)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.weights.publish()
+        self.weights.copy_to_model()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepReport(
-            parts={name: float(part) for name, part in losses.parts.items()},
+        return TrainStepOutput(
+            losses={name: float(part) for name, part in losses.parts.items()},
             grad_norm=norm,
             lr=lr,
             tokens=counted.tokens,
-            imbalance=rebalance(self.network, losses.loads, bias_rate),
+            expert_imbalance=update_router_biases(self.network, losses.expert_loads, bias_rate),
         )
 
-    def _counts(self, batch: PackedBatch) -> Counts:
+    def _counts(self, batch: PackedBatch) -> TokenCounts:
         """Of the batches of all ranks together."""
-        mine = counts(batch, self.settings.loss.mtp_depths)
+        mine = count_tokens(batch, self.settings.loss.mtp_depths)
         numbers = torch.tensor([mine.tokens, *mine.targets], dtype=torch.float64)
         tokens, *targets = all_reduce_sum(numbers.to(self._device), self.mesh.data_ranks).tolist()
-        return Counts(int(tokens), tuple(targets))
+        return TokenCounts(int(tokens), tuple(targets))
 
-    def _accumulate(self, batch: PackedBatch, counted: Counts, progress: float) -> Losses:
+    def _accumulate(self, batch: PackedBatch, counted: TokenCounts, progress: float) -> Losses:
         """Gradients of the whole batch, on each rank those of its shards, and its losses."""
         found = []
         for micro, weight in self._micro_batches(batch):
-            with saved_elsewhere(self.settings.machine):
+            with offload_activations(self.settings.compute):
                 losses = self.objective(self.network, micro, counted, progress)
             (losses.total * weight).backward()
-            self.weights.collect_gradients()
-            found.append(losses.times(weight))
-        return over_ranks(_added(found), self.mesh.all_ranks)
+            self.weights.accumulate_gradients()
+            found.append(losses.scaled(weight))
+        return all_reduce_losses(_added(found), self.mesh.all_ranks)
 
-    def _micro_batches(self, batch: PackedBatch) -> Iterator[tuple[TokenBatch, int]]:
+    def _micro_batches(self, batch: PackedBatch) -> Iterator[tuple[MicroBatch, int]]:
         """This rank's micro-batches. Ranks pass through the network together, or they would wait
         for each other for ever: one that has run out goes on with a few tokens of weight zero."""
-        tokens, context = self.settings.machine.micro_tokens, self.mesh.context
-        own = sum(1 for _ in parts(batch, tokens, least=context.size))
+        tokens, context = self.settings.compute.micro_batch_tokens, self.mesh.context
+        own = sum(1 for _ in split_documents(batch, tokens, least=context.size))
         most = all_reduce_max(own, self.mesh.all_ranks, self._device)
-        for micro in on_device(batch, self._device, tokens, context):
+        for micro in iter_micro_batches(batch, self._device, tokens, context):
             yield micro, 1
         for _ in range(most - own):
-            (idle,) = on_device(_nothing(context.size), self._device, context=context)
+            (idle,) = iter_micro_batches(_nothing(context.size), self._device, context=context)
             yield idle, 0
 
     @property
@@ -143,17 +153,17 @@ class Trainer:
         raise TrainingError(f"{what} is not finite; the batch that did it is in {evidence}")
 
 
-def make_optimizer(weights: Weights, optim: OptimSettings) -> AdamW:
+def build_optimizer(weights: MasterWeights, optim: OptimSettings) -> AdamW:
     adam = AdamSettings(betas=optim.betas)
-    if optim.kind == "adamw":
+    if optim.type == "adamw":
         return AdamW(weights.roles(), lr=optim.lr, weight_decay=optim.weight_decay, adam=adam)
-    roles = weights.roles(split=optim.split, split_rope_rows=optim.split_rope_rows)
+    roles = weights.roles(split=optim.muon_split, split_rope_rows=optim.muon_split_rope)
     muon = MuonSettings(momentum=optim.momentum)
     return Muon(roles, lr=optim.lr, weight_decay=optim.weight_decay, adam=adam, muon=muon)
 
 
 @torch.no_grad()
-def rebalance(network: Transformer, loads: tuple[Tensor, ...], rate: float) -> float:
+def update_router_biases(network: Transformer, loads: tuple[Tensor, ...], rate: float) -> float:
     """Nudge every router that saw tokens; returns how uneven the worst of them was."""
     routers = [module for module in network.modules() if isinstance(module, TopKRouter)]
     uneven = []
@@ -165,19 +175,21 @@ def rebalance(network: Transformer, loads: tuple[Tensor, ...], rate: float) -> f
     return max([1.0, *torch.stack(uneven).tolist()]) if uneven else 1.0
 
 
-def saved_elsewhere(machine: MachineSettings) -> AbstractContextManager[object]:
+def offload_activations(machine: ComputeSettings) -> AbstractContextManager[object]:
     """Where tensors wait for the backward pass."""
-    if not machine.offload:
+    if not machine.activation_offload:
         return nullcontext()
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
 
 
-def over_ranks(losses: Losses, axis: MeshDim) -> Losses:
+def all_reduce_losses(losses: Losses, axis: MeshDim) -> Losses:
     """Each rank's share of the losses as those of all."""
     return Losses(
         all_reduce_sum(losses.total, axis),
         {name: all_reduce_sum(part, axis) for name, part in losses.parts.items()},
-        tuple(all_reduce_sum(torch.stack(losses.loads), axis)) if losses.loads else (),
+        tuple(all_reduce_sum(torch.stack(losses.expert_loads), axis))
+        if losses.expert_loads
+        else (),
     )
 
 
@@ -195,9 +207,10 @@ def _nothing(tokens: int) -> PackedBatch:
 def _added(found: list[Losses]) -> Losses:
     """The losses of micro-batches as those of one batch."""
     return Losses(
-        sum_of([losses.total for losses in found]),
-        {name: sum_of([losses.parts[name] for losses in found]) for name in found[0].parts},
+        sum_tensors([losses.total for losses in found]),
+        {name: sum_tensors([losses.parts[name] for losses in found]) for name in found[0].parts},
         tuple(
-            sum_of(list(loads)) for loads in zip(*(losses.loads for losses in found), strict=True)
+            sum_tensors(list(loads))
+            for loads in zip(*(losses.expert_loads for losses in found), strict=True)
         ),
     )

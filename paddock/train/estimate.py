@@ -13,10 +13,10 @@ from paddock.model.cost import (
     training_flops,
 )
 from paddock.train.settings import TrainSettings
-from paddock.train.stages import stage_of
+from paddock.train.stages import stage_spec
 
 # Dense bfloat16 peak of chips whose name contains the key, in FLOP/s.
-PEAKS = {
+PEAK_FLOPS = {
     "H200": 989e12,
     "H100": 989e12,
     "H800": 989e12,
@@ -27,7 +27,7 @@ PEAKS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TrainingEstimate:
     """Of the whole run; bytes are those of one rank."""
 
     parameters: int
@@ -48,30 +48,31 @@ class Plan:
         return self.weight_bytes + self.state_bytes + self.activation_bytes
 
 
-def plan(settings: TrainSettings, config: ModelConfig) -> Plan:
+def estimate_training(settings: TrainSettings, config: ModelConfig) -> TrainingEstimate:
     """The cost of a run from its settings and its network's configuration alone."""
     total, ranks = count_parameters(config).total, settings.parallel.ranks
-    machine, stream = settings.machine, settings.stream
+    machine, stream = settings.compute, settings.dataloader
     half = machine.dtype == "bfloat16"
-    slots = 1 if settings.optim.kind == "muon" else 2
+    slots = 1 if settings.optim.type == "muon" else 2
     exact = 1 if half or ranks > 1 else 0  # alone in float32, the weights are the exact ones
-    return Plan(
+    return TrainingEstimate(
         parameters=total,
         active=count_active_parameters(config).without_embeddings,
         tokens=settings.steps * stream.batch_tokens,
-        flops_token=flops_token(config, settings),
+        flops_token=flops_per_token(config, settings),
         ranks=ranks,
-        weight_bytes=(total if ranks == 1 else gathered(config, settings)) * (2 if half else 4),
+        weight_bytes=(total if ranks == 1 else gathered_parameters(config, settings))
+        * (2 if half else 4),
         state_bytes=total * 4 * (1 + slots + exact) // ranks,
         activation_bytes=int(
-            rank_tokens(settings)
-            * activation_numbers(config, machine.recompute)
+            tokens_per_rank(settings)
+            * activation_elements_per_token(config, machine.activation_checkpointing)
             * (2 if half else 4)
         ),
     )
 
 
-def gathered(config: ModelConfig, settings: TrainSettings) -> int:
+def gathered_parameters(config: ModelConfig, settings: TrainSettings) -> int:
     """Parameters a rank holds whole at a time: embedding and head, and the largest layer twice, in
     use and on its way. Of its experts, those it owns."""
     own = settings.parallel.expert
@@ -81,31 +82,31 @@ def gathered(config: ModelConfig, settings: TrainSettings) -> int:
     return whole.embedding + whole.head + 2 * largest
 
 
-def rank_tokens(settings: TrainSettings) -> int:
+def tokens_per_rank(settings: TrainSettings) -> int:
     """Tokens of a micro-batch that one rank computes. A long document is never cut in two."""
-    parallel, stream = settings.parallel, settings.stream
+    parallel, stream = settings.parallel, settings.dataloader
     share = max(1, stream.batch_tokens // (parallel.data * parallel.expert))
-    micro = max(min(settings.machine.micro_tokens or share, share), stream.seq_len)
+    micro = max(min(settings.compute.micro_batch_tokens or share, share), stream.seq_len)
     return -(-micro // parallel.context)
 
 
-def flops_token(config: ModelConfig, settings: TrainSettings) -> float:
+def flops_per_token(config: ModelConfig, settings: TrainSettings) -> float:
     """FLOPs that a token of this run needs, forward and backward, in rows of one document each;
     shorter documents need less attention."""
-    stage, loss = stage_of(settings), settings.loss
+    stage, loss = stage_spec(settings), settings.loss
     return training_flops(
         config,
-        settings.stream.seq_len,
+        settings.dataloader.seq_len,
         TrainingWorkload(
             dense=stage.dense,
             language=stage.language,
             indexer=stage.indexer,
-            mtp_depths=loss.mtp_depths if config.mtp is not None and loss.mtp else 0,
+            mtp_depths=loss.mtp_depths if config.mtp is not None and loss.mtp_coef else 0,
         ),
     )
 
 
-def activation_numbers(config: ModelConfig, recompute: bool) -> float:
+def activation_elements_per_token(config: ModelConfig, recompute: bool) -> float:
     """Numbers a token leaves behind for the backward pass, by rule of thumb: a layer's input if it
     is recomputed, else about what its matrices read and write."""
     if recompute:
@@ -120,4 +121,4 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type == "cpu":
         return None
     name = torch.get_device_module(device).get_device_name(device)
-    return next((peak for key, peak in PEAKS.items() if key in name), None)
+    return next((peak for key, peak in PEAK_FLOPS.items() if key in name), None)

@@ -15,12 +15,12 @@ from paddock.data import PackedBatch
 from paddock.model import AttentionMetadata
 from paddock.parallel import SINGLE_RANK, ContextShard, MeshDim
 
-IGNORED = -100
-SHARED_LEAST = 0.1  # of a document, and of all, below which it is not worth gathering
+IGNORE_INDEX = -100
+MIN_SHARED_FRACTION = 0.1  # of a document, and of all, below which it is not worth gathering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnBatch(PackedBatch):
+class PolicyBatch(PackedBatch):
     """A batch that says more about its tokens than which of them are trained: columns of T rows,
     for objectives that read them."""
 
@@ -28,7 +28,7 @@ class ColumnBatch(PackedBatch):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenBatch:
+class MicroBatch:
     """Documents side by side. `trained_S` says which tokens count as targets.
 
     The layout may be one rank's piece of the row; the tokens are always the whole row's, because
@@ -36,18 +36,20 @@ class TokenBatch:
     """
 
     token_S: Tensor
-    trained_S: Tensor
-    layout: AttentionMetadata
+    loss_mask_S: Tensor
+    attn_metadata: AttentionMetadata
     columns: Mapping[str, Tensor] = field(default_factory=dict)  # of S rows
-    weight_S: Tensor | None = None  # how much each target counts; None: all the same
-    branches: AttentionMetadata | None = None  # the same documents with common beginnings once
+    loss_weight_S: Tensor | None = None  # how much each target counts; None: all the same
+    shared_prefixes: AttentionMetadata | None = (
+        None  # the same documents with common beginnings once
+    )
 
     @property
     def token_T(self) -> Tensor:
         return (
             self.token_S
-            if self.layout.context_shard is None
-            else self.token_S[self.layout.context_shard.local_slice]
+            if self.attn_metadata.context_shard is None
+            else self.token_S[self.attn_metadata.context_shard.local_slice]
         )
 
     def targets(self, ahead: int) -> Tensor:
@@ -58,26 +60,30 @@ class TokenBatch:
         >>> batch.targets(1).tolist()
         [6, 7, -100, -100]
         """
-        counted_S = torch.where(self.trained_S, self.token_S, IGNORED)
-        return self.ahead_of(counted_S, ahead, nothing=IGNORED)
+        counted_S = torch.where(self.loss_mask_S, self.token_S, IGNORE_INDEX)
+        return self.shift_ahead(counted_S, ahead, nothing=IGNORE_INDEX)
 
     def target_weights(self, ahead: int) -> Tensor | None:
         """How much each of those targets counts; None: all the same."""
-        return None if self.weight_S is None else self.ahead_of(self.weight_S, ahead, nothing=0.0)
+        return (
+            None
+            if self.loss_weight_S is None
+            else self.shift_ahead(self.loss_weight_S, ahead, nothing=0.0)
+        )
 
-    def ahead_of(self, value_S: Tensor, ahead: int, *, nothing: float) -> Tensor:
+    def shift_ahead(self, value_S: Tensor, ahead: int, *, nothing: float) -> Tensor:
         """What a column says `ahead` places on, or `nothing` where the document ends before."""
-        spans, device = self.layout.spans, value_S.device
+        spans, device = self.attn_metadata.spans, value_S.device
         queries = [span.queries for span in spans]
         shift_T = np.repeat([s.key + s.past - s.query + ahead for s in spans], queries)
         place_T = np.arange(len(shift_T)) + shift_T
-        inside_T = place_T < np.repeat([d.stop for d in self.layout.documents], queries)
+        inside_T = place_T < np.repeat([d.stop for d in self.attn_metadata.documents], queries)
         found_T = value_S[torch.from_numpy(np.where(inside_T, place_T, 0)).to(device)]
         return torch.where(torch.from_numpy(inside_T).to(device), found_T, nothing)
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TokenCounts:
     """What losses are divided by: tokens, and targets at each distance ahead, as much as they
     count."""
 
@@ -85,7 +91,7 @@ class Counts:
     targets: tuple[float, ...]
 
 
-def counts(batch: PackedBatch, depths: int) -> Counts:
+def count_tokens(batch: PackedBatch, depths: int) -> TokenCounts:
     """Of a batch, for the next token and `depths` more."""
     ends = np.cumsum(batch.lengths)
     counted_T = (
@@ -100,10 +106,10 @@ def counts(batch: PackedBatch, depths: int) -> Counts:
             found = counted_T[end - length + ahead : end] if length > ahead else counted_T[:0]
             total += float(found.sum(dtype=np.float64))
         targets.append(total)
-    return Counts(len(batch.token_T), tuple(targets))
+    return TokenCounts(len(batch.token_T), tuple(targets))
 
 
-def parts(
+def split_documents(
     batch: PackedBatch, tokens: int | None, least: int = 1
 ) -> Iterator[tuple[slice, tuple[int, ...]]]:
     """Cut between documents into runs of at most `tokens`, a longer document alone; but never into
@@ -129,24 +135,24 @@ def _lengths_from(batch: PackedBatch) -> Iterator[int]:
         left -= length
 
 
-def on_device(
+def iter_micro_batches(
     batch: PackedBatch,
     device: torch.device,
     tokens: int | None = None,
     context: MeshDim = SINGLE_RANK,
-) -> Iterator[TokenBatch]:
+) -> Iterator[MicroBatch]:
     """The batch in micro-batches of at most `tokens`, each cut along the context axis."""
     weight_T = batch.loss_weight_T
-    columns = batch.columns if isinstance(batch, ColumnBatch) else {}
-    for part, lengths in parts(batch, tokens, least=context.size):
+    columns = batch.columns if isinstance(batch, PolicyBatch) else {}
+    for part, lengths in split_documents(batch, tokens, least=context.size):
         layout = AttentionMetadata.packed(lengths, device=device)
-        yield TokenBatch(
+        yield MicroBatch(
             torch.from_numpy(batch.token_T[part].astype(np.int64)).to(device),
             torch.from_numpy(batch.loss_mask_T[part]).to(device),
             layout if context.size == 1 else layout.shard(ContextShard(context, layout.tokens)),
             {name: torch.from_numpy(said[part]).to(device) for name, said in columns.items()},
             None if weight_T is None else torch.from_numpy(weight_T[part]).to(device),
-            branches(_alike(batch, columns)[part], lengths, device)
+            find_shared_prefixes(_alike(batch, columns)[part], lengths, device)
             if columns and context.size == 1
             else None,
         )
@@ -162,7 +168,7 @@ def _alike(batch: PackedBatch, columns: Mapping[str, NDArray[np.generic]]) -> ND
     return np.concatenate((token_S1, experts_SX), axis=1)
 
 
-def branches(
+def find_shared_prefixes(
     row_SX: NDArray[np.int32], lengths: Sequence[int], device: torch.device
 ) -> AttentionMetadata | None:
     """Documents side by side with what each has in common with the first of its neighbours; None if
@@ -176,10 +182,10 @@ def branches(
     shared, first = [], 0
     for number, document in enumerate(documents):
         common = 0 if number == first else _common(documents[first], document)
-        if common < SHARED_LEAST * len(document):
+        if common < MIN_SHARED_FRACTION * len(document):
             first, common = number, 0
         shared.append((first, common))
-    if sum(common for _, common in shared) < SHARED_LEAST * len(row_SX):
+    if sum(common for _, common in shared) < MIN_SHARED_FRACTION * len(row_SX):
         return None
     return AttentionMetadata.with_shared_prefixes(lengths, shared, device)
 
