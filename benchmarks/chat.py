@@ -91,7 +91,9 @@ class Talker:
     ) -> "Said":
         prompt = self.renderer.render_prompt(messages, tools=tools, thinking=thinking).token_ids
         sampling = SamplingParams(seed=seed, max_new_tokens=160, top_p=self.top_p)
-        answer = await self.engine.respond(Request(token_ids=prompt, sampling=sampling))
+        answer = await self.engine.async_generate(
+            Request(token_ids=prompt, sampling_params=sampling)
+        )
         ids = answer.completion.token_ids
         parsed = parse_completion(
             self.tokenizer,
@@ -259,7 +261,9 @@ def measured(run: Path, dialogues: int, top_p: float) -> dict[str, object]:
     folder = latest_model(run)
     tokenizer = Tokenizer.load(folder)
     renderer = get_renderer(tokenizer)
-    settings = EngineSettings(page_tokens=4, max_running=48, stop_ids=renderer.stop_token_ids)
+    settings = EngineSettings(
+        page_size=4, max_running_requests=48, stop_token_ids=renderer.stop_token_ids
+    )
     figures: dict[str, object] = {}
     with Engine(load_pretrained(folder), tokenizer, settings) as engine:
         talker = Talker(engine, tokenizer, renderer, top_p)

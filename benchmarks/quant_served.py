@@ -56,11 +56,11 @@ def _decoding(folder: Path, batch: int) -> tuple[float, int]:
     before = torch.cuda.memory_allocated()
     network = load_pretrained(folder, "bfloat16", "cuda")
     held = torch.cuda.memory_allocated() - before
-    settings = EngineSettings(cache_bytes=1 << 30, context=1024, stop_ids=())
+    settings = EngineSettings(kv_cache_bytes=1 << 30, context_length=1024, stop_token_ids=())
     asked = [
         Request(
             token_ids=tuple(range(i, i + 64)),
-            sampling=SamplingParams(temperature=0.0, max_new_tokens=128),
+            sampling_params=SamplingParams(temperature=0.0, max_new_tokens=128),
         )
         for i in range(batch)
     ]
@@ -68,7 +68,7 @@ def _decoding(folder: Path, batch: int) -> tuple[float, int]:
         rates = []
         for _ in range(5):
             begin = time.perf_counter()
-            engine.answers(asked)
+            engine.generate_outputs(asked)
             rates.append(batch * 128 / (time.perf_counter() - begin))
     return statistics.median(rates[2:]), held  # in the first two all sizes of step are recorded
 

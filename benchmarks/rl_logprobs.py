@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import save_pretrained
-from paddock.engine import Engine, EngineSettings, Reload, Request
+from paddock.engine import Engine, EngineSettings, EngineWeightUpdater, Request
 from paddock.model import Transformer, preset
 from paddock.records import SamplingParams, TrainSample
 from paddock.rl.learner import Learner, open_learner
@@ -64,13 +64,13 @@ def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[Policy
         requests = [
             Request(
                 token_ids=tuple(c),
-                sampling=SamplingParams(
+                sampling_params=SamplingParams(
                     max_new_tokens=24, ignore_eos=True, seed=seed * 999 + 2 * i + turn
                 ),
             )
             for i, c in enumerate(context)
         ]
-        for i, answer in enumerate(engine.answers(requests)):
+        for i, answer in enumerate(engine.generate_outputs(requests)):
             reply = answer.completion
             context[i] += [*reply.token_ids, 1, 2, 3]
             said[i] += [*reply.logprobs, 0.0, 0.0, 0.0]
@@ -105,16 +105,16 @@ def gaps(learner: Learner, network: Transformer) -> list[Claim]:
         for name, way in WAYS.items()
     }
     trained = next(iter(engines.values()))
-    reload, worst = Reload(trained), 0.0
+    reload, worst = EngineWeightUpdater(trained), 0.0
     for update in range(UPDATES):
         lessons = sampled(trained, 16, update, vocab)
         worst = max(worst, gap(learner, lessons))
         learner.study([[replace(lesson, weight=1.0)] for lesson in lessons])
-        reload.publisher()(learner.parcels())
+        reload.weight_publisher()(learner.parcels())
     found = [_claim(f"over {UPDATES} updates, worst token", worst)]
     for name, engine in engines.items():
         if engine is not trained:
-            Reload(engine).publisher()(learner.parcels())
+            EngineWeightUpdater(engine).weight_publisher()(learner.parcels())
         found.append(_claim(f"after them, {name}", gap(learner, sampled(engine, 32, 777, vocab))))
         engine.close()
     return found
@@ -131,9 +131,9 @@ def _claim(name: str, worst: float) -> Claim:
 
 def pauses(learner: Learner, network: Transformer, pushes: int = 20) -> list[Claim]:
     """New weights while requests run: how long no step could be taken, and how long it took."""
-    sizes = EngineSettings(cache_bytes=1 << 26, stop_ids=(), max_running=32)
+    sizes = EngineSettings(kv_cache_bytes=1 << 26, stop_token_ids=(), max_running_requests=32)
     with Engine(copy.deepcopy(network), None, sizes) as engine:
-        reload, over = Reload(engine), Event()
+        reload, over = EngineWeightUpdater(engine), Event()
 
         def busy() -> None:
             seed = 0
@@ -147,10 +147,10 @@ def pauses(learner: Learner, network: Transformer, pushes: int = 20) -> list[Cla
         for version in range(pushes):
             learner.updates = version
             began = time.perf_counter()
-            reload.publisher()(learner.parcels())
+            reload.weight_publisher()(learner.parcels())
             took.append(1e3 * (time.perf_counter() - began))
-            assert reload.last is not None
-            stood.append(1e3 * reload.last.paused_s)
+            assert reload.last_update is not None
+            stood.append(1e3 * reload.last_update.paused_s)
         over.set()
         load.join()
     p95 = statistics.quantiles(stood, n=20)[-1]

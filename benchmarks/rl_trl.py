@@ -76,12 +76,12 @@ def engine_in(folder: Path, sizes: "EngineSettings") -> "Engine":
 async def ours(folder: Path, task: str, steps: int) -> None:
     """Prints what the peer prints."""
     from paddock.engine import (
-        ContextExceeded,
-        EngineApart,
-        EngineFailed,
+        ContextLengthExceededError,
+        EngineError,
         EngineSettings,
+        InvalidRequestError,
         Request,
-        RequestRefused,
+        SubprocessEngine,
     )
     from paddock.journal import Ledger
     from paddock.rl.collect import Collector
@@ -97,11 +97,11 @@ async def ours(folder: Path, task: str, steps: int) -> None:
     settings = RLSettings.model_validate_json(json.dumps(_settings(folder, steps, ahead)))
     learner = open_learner(settings, folder / "not-finite.npz")
     sizes = EngineSettings(
-        max_running=256,
-        cache_bytes=1 << 27,
-        context=128,
-        stop_ids=(),
-        page_tokens=4,  # a group shares its prompt, which has twelve
+        max_running_requests=256,
+        kv_cache_bytes=1 << 27,
+        context_length=128,
+        stop_token_ids=(),
+        page_size=4,  # a group shares its prompt, which has twelve
     )
     began = worked = 0.0
     rewards: list[float] = []  # of the batch at the trainer
@@ -122,16 +122,16 @@ async def ours(folder: Path, task: str, steps: int) -> None:
         print(json.dumps(line), flush=True)
 
     with (
-        EngineApart(partial(engine_in, folder, sizes)) as engine,
+        SubprocessEngine(partial(engine_in, folder, sizes)) as engine,
         Ledger(":memory:") as ledger,
         tempfile.TemporaryDirectory() as out,
     ):
         generate = InProcess(
             engine,
             Request,
-            overlong=(ContextExceeded,),
-            refusals=(RequestRefused,),
-            failures=(EngineFailed,),
+            overlong=(ContextLengthExceededError,),
+            refusals=(InvalidRequestError,),
+            failures=(EngineError,),
         )
         sifter = Sifter(settings)
         work = Work(Attempts(generate, task), settings.tasks["even"], sifter)
@@ -143,7 +143,7 @@ async def ours(folder: Path, task: str, steps: int) -> None:
             loop = Loop(
                 queue=collector,
                 learner=learner,
-                publish=engine.publish,
+                publish=engine.update_weights,
                 checkpoints=Path(out),
                 sifter=sifter,
                 watch=watch,

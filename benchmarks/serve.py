@@ -40,8 +40,8 @@ def prompts(count: int, seed: int) -> Prompts:
 def paddock_arm(engine: Engine) -> Arm:
     def reply(asked: Prompts, new: int) -> list[list[int]]:
         sampling = SamplingParams(temperature=0.0, max_new_tokens=new, ignore_eos=True)
-        requests = [Request(token_ids=tuple(ids), sampling=sampling) for ids in asked]
-        return [list(answer.completion.token_ids) for answer in engine.answers(requests)]
+        requests = [Request(token_ids=tuple(ids), sampling_params=sampling) for ids in asked]
+        return [list(answer.completion.token_ids) for answer in engine.generate_outputs(requests)]
 
     return reply
 
@@ -112,7 +112,9 @@ def against_transformers(counts: Sequence[int], new: int, repeats: int) -> list[
         folder = Path(scratch) / "nano"
         config = preset("nano").model_copy(update={"mtp": None})
         save_pretrained(Transformer.from_config(config, seed=0), folder)
-        with Engine(load_pretrained(folder), None, EngineSettings(cache_bytes=1 << 28)) as engine:
+        with Engine(
+            load_pretrained(folder), None, EngineSettings(kv_cache_bytes=1 << 28)
+        ) as engine:
             arms = {"paddock": paddock_arm(engine), "generate": generate_arm(folder)}
             same = agreement(arms, 8, new)
             rows.append(Claim(name="replies equal to transformers', of 8", measured=f"{same:.0%}"))
@@ -185,7 +187,9 @@ def drafts(folder: Path | None, repeats: int, new: int = 64) -> list[Claim]:
     rows = []
     for count in (1, 8):
         engines = {
-            k: Engine(network, None, EngineSettings(cache_bytes=1 << 27, mtp_steps=k))
+            k: Engine(
+                network, None, EngineSettings(kv_cache_bytes=1 << 27, num_speculative_tokens=k)
+            )
             for k in (0, 1, 3, 5)
         }
         arms = {str(k): counting_arm(engine) for k, engine in engines.items()}

@@ -28,9 +28,9 @@ import torch
 from benchmarks.kernels import copy_rate, medians
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.checkpoint import load_pretrained
-from paddock.engine import Answer, Engine, EngineSettings, Request, capacity
-from paddock.engine.graphs import Asked, Graphs
-from paddock.engine.memory import Cache
+from paddock.engine import Engine, EngineSettings, Request, RequestOutput, resolve_kv_cache_config
+from paddock.engine.cuda_graphs import CudaGraphRunner, UniformDecodeBatch
+from paddock.engine.kv_cache import PagedKVCache
 from paddock.engine.settings import cached_layers
 from paddock.envs import make
 from paddock.model import ModelConfig, Transformer, preset
@@ -103,7 +103,11 @@ def through_the_engine(
 ) -> Iterator[Claim]:
     """Notes the time to the first token and per token after it, by length."""
     settings = EngineSettings(
-        page_tokens=PAGE, step_tokens=CHUNK, cache_bytes=8 << 30, stop_ids=(), max_running=4
+        page_size=PAGE,
+        max_prefill_tokens=CHUNK,
+        kv_cache_bytes=8 << 30,
+        stop_token_ids=(),
+        max_running_requests=4,
     )
     chance = np.random.default_rng(0)
     with Engine(network, None, settings) as engine:
@@ -112,7 +116,7 @@ def through_the_engine(
             sampling = SamplingParams(temperature=0.0, max_new_tokens=new)
             torch.cuda.synchronize()
             start = time.perf_counter()
-            engine.answer(Request(token_ids=prompt, sampling=sampling))
+            engine.generate_output(Request(token_ids=prompt, sampling_params=sampling))
             return time.perf_counter() - start
 
         for length in PROMPTS:
@@ -142,15 +146,15 @@ def step_ms(network: Transformer, batch: int, length: int) -> float:
     """One step of a batch, every sequence `length` tokens long and with pages of its own."""
     config = network.config.model_copy(update={"context": length + PAGE})
     settings = EngineSettings(
-        page_tokens=PAGE,
-        pages=batch * (length // PAGE + 1),
-        max_running=batch,
-        context=length + PAGE,
+        page_size=PAGE,
+        num_pages=batch * (length // PAGE + 1),
+        max_running_requests=batch,
+        context_length=length + PAGE,
     )
-    cache = Cache(
+    cache = PagedKVCache(
         config,
         cached_layers(settings, config),
-        capacity(settings, config, 2),
+        resolve_kv_cache_config(settings, config, 2),
         batch,
         like=network.embed.weight.detach(),
     )
@@ -159,12 +163,12 @@ def step_ms(network: Transformer, batch: int, length: int) -> float:
     per = cache.capacity.pages_per_sequence
     order = np.random.default_rng(0).permutation(batch * per).reshape(batch, per)
     for seat in range(batch):
-        cache.seat(seat, order[seat].tolist())
-    graphs = Graphs(network, cache, settings)
-    asked = Asked(np.arange(batch), np.full(batch, length - 1), 1)
+        cache.set_block_table(seat, order[seat].tolist())
+    graphs = CudaGraphRunner(network, cache, settings)
+    asked = UniformDecodeBatch(np.arange(batch), np.full(batch, length - 1), 1)
     token_N = np.random.default_rng(1).integers(0, 150_000, batch)
-    graphs.write(asked, token_N)
-    (recording,) = [r for inputs in graphs._inputs.values() for r in inputs.recorded.values()]
+    graphs.decode(asked, token_N)
+    (recording,) = [r for inputs in graphs._inputs.values() for r in inputs.captured.values()]
     (ms,) = medians([recording.replay], repeats=21)
     return ms
 
@@ -255,15 +259,20 @@ def drafts(folder: Path) -> Iterator[Claim]:
         token_s: dict[int, float] = {}
         for k in (0, 1, 3, 5):
             settings = EngineSettings(
-                cache_bytes=4 << 30, mtp_steps=k, context=2048, stop_ids=renderer.stop_token_ids
+                kv_cache_bytes=4 << 30,
+                num_speculative_tokens=k,
+                context_length=2048,
+                stop_token_ids=renderer.stop_token_ids,
             )
             with Engine(network, None, settings) as engine:
                 for _ in range(2):  # the first time to warm up
                     found: list[float] = []
                     for turn in range(5):
                         part = asked[turn * count : (turn + 1) * count]
-                        ask = [Request(token_ids=tuple(ids), sampling=sampling) for ids in part]
-                        found += [_between_tokens(a) for a in engine.answers(ask)]
+                        ask = [
+                            Request(token_ids=tuple(ids), sampling_params=sampling) for ids in part
+                        ]
+                        found += [_between_tokens(a) for a in engine.generate_outputs(ask)]
                 token_s[k] = statistics.median(found)
                 length = engine.stats().accept_length
             if k:
@@ -274,10 +283,10 @@ def drafts(folder: Path) -> Iterator[Claim]:
                 )
 
 
-def _between_tokens(answer: Answer) -> float:
+def _between_tokens(answer: RequestOutput) -> float:
     """Seconds, of a reply."""
-    assert answer.first_token_s is not None
-    return (answer.total_s - answer.first_token_s) / max(1, len(answer.completion.token_ids) - 1)
+    assert answer.ttft_s is not None
+    return (answer.e2e_latency_s - answer.ttft_s) / max(1, len(answer.completion.token_ids) - 1)
 
 
 def claims(experts: int = 256, *, skip: str = "") -> list[Claim]:

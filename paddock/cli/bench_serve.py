@@ -188,12 +188,12 @@ def opened(
 ) -> Opened:
     """A checkpoint or a run by its folder, or a preset with fresh weights."""
     from paddock.engine import (
-        ContextExceeded,
+        ContextLengthExceededError,
         Engine,
-        EngineFailed,
+        EngineError,
         EngineSettings,
+        InvalidRequestError,
         Request,
-        RequestRefused,
     )
     from paddock.rollout.client import InProcess
 
@@ -201,17 +201,20 @@ def opened(
     dtype = dtype or ("float32" if place == "cpu" else "bfloat16")
     network = _network(model, place, dtype)
     settings = EngineSettings(
-        max_running=at_once, mtp_steps=mtp, stop_ids=(), context=load.prompt + load.reply
+        max_running_requests=at_once,
+        num_speculative_tokens=mtp,
+        stop_token_ids=(),
+        context_length=load.prompt + load.reply,
     )
-    rows = load.prompt + load.reply + 2 * mtp + 2 * settings.page_tokens
-    pages = math.ceil(1.25 * at_once * rows / settings.page_tokens)
-    engine = Engine(network, None, settings.model_copy(update={"pages": pages}))
+    rows = load.prompt + load.reply + 2 * mtp + 2 * settings.page_size
+    pages = math.ceil(1.25 * at_once * rows / settings.page_size)
+    engine = Engine(network, None, settings.model_copy(update={"num_pages": pages}))
     generate = InProcess(
         engine,
         Request,
-        overlong=(ContextExceeded,),
-        refusals=(RequestRefused,),
-        failures=(EngineFailed,),
+        overlong=(ContextLengthExceededError,),
+        refusals=(InvalidRequestError,),
+        failures=(EngineError,),
     )
     return Opened(generate, engine, network.config, place, dtype)
 

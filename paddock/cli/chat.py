@@ -16,7 +16,7 @@ from paddock.cli.errors import UserError
 from paddock.records import Message, SamplingParams
 
 if TYPE_CHECKING:
-    from paddock.engine import Answer, Engine
+    from paddock.engine import Engine, RequestOutput
 
 HELP = (
     "/new starts over, /think on|off, /thoughts shows the last ones, /quit ends; Ctrl-C interrupts"
@@ -44,7 +44,9 @@ def chat(
     said = preferred(folder) | ({} if temperature is None else {"temperature": temperature})
     (place,) = devices(None, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
-    settings = EngineSettings(mtp_steps=mtp, max_running=1, stop_ids=stops or None)
+    settings = EngineSettings(
+        num_speculative_tokens=mtp, max_running_requests=1, stop_token_ids=stops or None
+    )
     dtype = precision(model.folder, place, None)
     (engine,) = engines_for(model, [place], dtype, settings, fits=True)
     with engine:
@@ -105,16 +107,16 @@ class Conversation:
         return True
 
     def _answer(self, line: str) -> None:
-        from paddock.engine import EngineFailed, RequestRefused
+        from paddock.engine import EngineError, InvalidRequestError
         from paddock.text import ChatTemplateError
 
         self.messages.append(Message(role="user", content=line))
         try:
             reply = self._reply()
-        except (RequestRefused, ChatTemplateError) as error:
+        except (InvalidRequestError, ChatTemplateError) as error:
             self.messages.pop()
             typer.echo(f"({error}; /new starts over)")
-        except EngineFailed as error:
+        except EngineError as error:
             raise UserError(str(error)) from None
         else:
             self.messages.append(reply)
@@ -140,10 +142,10 @@ class Conversation:
 
     def _deltas(self, prompt: tuple[int, ...]) -> Iterator[Any]:
         """What the engine writes. Ctrl-C ends the reply where it stands."""
-        from paddock.engine import EngineFailed, Request
+        from paddock.engine import EngineError, Request
 
         inbox: SimpleQueue[Any] = SimpleQueue()
-        request = Request(token_ids=prompt, sampling=self.sampling, id=uuid4().hex)
+        request = Request(token_ids=prompt, sampling_params=self.sampling, id=uuid4().hex)
         name, answered = self.engine.submit(request, inbox.put, streamed=True), False
         while not answered:
             try:
@@ -151,7 +153,7 @@ class Conversation:
             except KeyboardInterrupt:
                 self.engine.abort(name)
                 continue
-            if isinstance(delta, EngineFailed):
+            if isinstance(delta, EngineError):
                 raise delta
             answered = delta.answer is not None
             yield delta
@@ -176,7 +178,7 @@ class Shown:
             elif isinstance(event, ContentDelta):
                 self._write(event.text, dim=False)
 
-    def end(self, answer: "Answer") -> None:
+    def end(self, answer: "RequestOutput") -> None:
         notes = {"length": " [cut: no room]", "abort": " [interrupted]"}
         self._write(notes.get(answer.completion.finish, ""), dim=False)
         typer.echo("")

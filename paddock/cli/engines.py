@@ -98,17 +98,17 @@ def sized(
     model: Model, place: str, network: "Transformer", settings: "EngineSettings", share: int = 1
 ) -> "EngineSettings":
     """With a cache of what memory there is, shared with so many others that are still to come."""
-    from paddock.engine.settings import bytes_per_token
+    from paddock.engine.settings import kv_bytes_per_token
 
     itemsize = network.embed.weight.element_size()
-    context = settings.context or model.config.context
-    tokens = context + 2 * settings.mtp_steps + 2 * settings.page_tokens
-    least = tokens * bytes_per_token(settings, network.config, itemsize)
+    context = settings.context_length or model.config.context
+    tokens = context + 2 * settings.num_speculative_tokens + 2 * settings.page_size
+    least = tokens * kv_bytes_per_token(settings, network.config, itemsize)
     cache = CACHE_BYTES
     if place != "cpu":
         cache = int(_free_bytes(network.embed.weight.device) * OF_FREE_MEMORY / share)
         least = min(least, cache)
-    return settings.model_copy(update={"cache_bytes": max(cache, least)})
+    return settings.model_copy(update={"kv_cache_bytes": max(cache, least)})
 
 
 def step_tokens(place: str) -> int:

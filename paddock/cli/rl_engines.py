@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from paddock.api.delta_parser import RequestOutputLike
     from paddock.checkpoint.weight_sync import WeightPublisher, WeightUpdate
-    from paddock.engine import Engine, EngineApart, EngineSettings
+    from paddock.engine import Engine, EngineSettings, SubprocessEngine
     from paddock.rl.distill import Score
     from paddock.rl.settings import EnginesSettings, RLSettings
     from paddock.rollout.client import Ask, Generate
@@ -39,7 +39,7 @@ class Samplers:
     context: int | None  # tokens of a prompt and its reply; None: the servers say
     busy_s: Callable[[], float] | None = None  # worked so far, over all of them, divided by them
     pressure: "Callable[[], Awaitable[Pressure]] | None" = None
-    engines: "tuple[Engine | EngineApart, ...]" = ()  # embedded
+    engines: "tuple[Engine | SubprocessEngine, ...]" = ()  # embedded
 
 
 def unwritten(*_: Any, **__: Any) -> None:
@@ -63,13 +63,13 @@ async def samplers(
 
 @asynccontextmanager
 async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> AsyncIterator[Samplers]:
-    from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
+    from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
     from paddock.rollout.client import InProcess
     from paddock.rollout.concurrency import Pressure
     from paddock.rollout.fleet import Fleet, Replica
 
     asked = settings.engines
-    engines: Sequence[Engine | EngineApart]
+    engines: Sequence[Engine | SubprocessEngine]
     if asked.apart:
         engines = await asyncio.to_thread(_engines_apart, model, settings)
     else:
@@ -78,9 +78,9 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
         InProcess(
             engine,
             Request,
-            overlong=(ContextExceeded,),
-            refusals=(RequestRefused,),
-            failures=(EngineFailed,),
+            overlong=(ContextLengthExceededError,),
+            refusals=(InvalidRequestError,),
+            failures=(EngineError,),
         )
         for engine in engines
     ]
@@ -88,16 +88,16 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
     async def pressure() -> Pressure:
         # Not in threads, which an engine that stands still would hold one after the other.
         try:
-            stats = [await asyncio.wrap_future(engine.stats_soon()) for engine in engines]
-        except EngineFailed as error:
+            stats = [await asyncio.wrap_future(engine.stats_future()) for engine in engines]
+        except EngineError as error:
             if not asked.apart:
                 raise
             raise TimeoutError(str(error)) from error  # another process takes its place
         gauge.see(stats)
         return Pressure(
-            used=max(s.page_usage for s in stats),
+            used=max(s.kv_cache_usage for s in stats),
             waiting=max(s.waiting for s in stats),
-            retractions=sum(s.retractions for s in stats),
+            retractions=sum(s.preemptions for s in stats),
         )
 
     def busy_s() -> float:
@@ -118,7 +118,7 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
         yield Samplers(
             generate=generate,
             publish=_publisher(engines, asked),
-            context=engines[0].capacity.context,
+            context=engines[0].capacity.context_length,
             busy_s=busy_s,
             pressure=pressure,
             engines=tuple(engines),
@@ -131,15 +131,15 @@ def _patience(asked: "EnginesSettings") -> "FleetSettings":
     return FleetSettings(unreachable_timeout_s=asked.unreachable_timeout_s)
 
 
-async def _alive(engine: "Engine | EngineApart", _: float) -> bool:
+async def _alive(engine: "Engine | SubprocessEngine", _: float) -> bool:
     """A process that is gone is followed by another. When that has failed too often it counts as
     alive: whoever asks it next is told what happened, and the run ends."""
     from paddock.engine import Engine
 
     if isinstance(engine, Engine):
         return engine.healthy
-    engine.revive_soon()
-    return engine.hopeless or await engine.beats()
+    engine.restart_async()
+    return engine.gave_up or await engine.check_health()
 
 
 def _engines(model: Model, settings: "RLSettings", *, replicas: int) -> "list[Engine]":
@@ -148,13 +148,13 @@ def _engines(model: Model, settings: "RLSettings", *, replicas: int) -> "list[En
     return engines_for(model, places, dtype, _engine_settings(model, settings), fits=False)
 
 
-def _engines_apart(model: Model, settings: "RLSettings") -> "list[EngineApart]":
-    from paddock.engine import EngineApart
+def _engines_apart(model: Model, settings: "RLSettings") -> "list[SubprocessEngine]":
+    from paddock.engine import SubprocessEngine
 
     dtype = settings.engines.dtype or settings.machine.dtype
     chosen, found = _engine_settings(model, settings), []
     for place in devices(settings.machine.device, settings.engines.replicas):
-        found.append(EngineApart(partial(_engine_at, model.folder, place, dtype, chosen)))
+        found.append(SubprocessEngine(partial(_engine_at, model.folder, place, dtype, chosen)))
     return found
 
 
@@ -170,21 +170,21 @@ def _engine_settings(model: Model, settings: "RLSettings") -> "EngineSettings":
     asked = settings.engines
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     return EngineSettings(
-        cache_bytes=asked.cache_bytes,
-        context=asked.context,
-        max_running=asked.max_running,
-        mtp_steps=asked.mtp_steps,
-        replay=settings.replay_experts != "no",
-        stop_ids=stops or None,
+        kv_cache_bytes=asked.cache_bytes,
+        context_length=asked.context,
+        max_running_requests=asked.max_running,
+        num_speculative_tokens=asked.mtp_steps,
+        capture_routing=settings.replay_experts != "no",
+        stop_token_ids=stops or None,
         seed=settings.seed % (1 << 30),
     )
 
 
 def _publisher(
-    engines: "Sequence[Engine | EngineApart]", asked: "EnginesSettings"
+    engines: "Sequence[Engine | SubprocessEngine]", asked: "EnginesSettings"
 ) -> "WeightPublisher":
     """Hands a version to every engine, and makes sure that they serve what was handed over."""
-    from paddock.engine import EngineFailed
+    from paddock.engine import EngineError
     from paddock.rollout.health import RunAborted
 
     pushes = [_push(engine, asked) for engine in engines]
@@ -194,27 +194,27 @@ def _publisher(
         for push in pushes:
             try:
                 push(found)
-            except EngineFailed as error:
+            except EngineError as error:
                 raise RunAborted(str(error)) from error
 
     return publish
 
 
-def _push(engine: "Engine | EngineApart", asked: "EnginesSettings") -> "WeightPublisher":
-    from paddock.engine import EngineApart, Reload
+def _push(engine: "Engine | SubprocessEngine", asked: "EnginesSettings") -> "WeightPublisher":
+    from paddock.engine import EngineWeightUpdater, SubprocessEngine
 
-    if isinstance(engine, EngineApart):
+    if isinstance(engine, SubprocessEngine):
         return partial(
-            engine.publish,
+            engine.update_weights,
             mode=asked.push,
             verify=asked.verify_push,
             patience_s=asked.unreachable_timeout_s,
         )
-    reload = Reload(engine)
+    reload = EngineWeightUpdater(engine)
 
     def push(parcels: "Iterable[WeightUpdate]") -> None:
         found = list(parcels)
-        reload.publisher(asked.push)(found)
+        reload.weight_publisher(asked.push)(found)
         if asked.verify_push:
             reload.verify(found)
 
@@ -222,9 +222,9 @@ def _push(engine: "Engine | EngineApart", asked: "EnginesSettings") -> "WeightPu
 
 
 @asynccontextmanager
-async def held(engine: "Engine | EngineApart") -> AsyncIterator[None]:
+async def held(engine: "Engine | SubprocessEngine") -> AsyncIterator[None]:
     """Within, the engine begins nothing: what is asked meanwhile is begun together."""
-    from paddock.engine import EngineFailed
+    from paddock.engine import EngineError
     from paddock.rollout.client import EngineLost
 
     try:
@@ -233,7 +233,7 @@ async def held(engine: "Engine | EngineApart") -> AsyncIterator[None]:
             yield
         finally:
             await asyncio.to_thread(engine.resume)
-    except EngineFailed as error:
+    except EngineError as error:
         raise EngineLost(str(error)) from error
 
 
@@ -333,10 +333,10 @@ class EngineScore:
 
         request = Request(
             token_ids=tuple(token_ids),
-            sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
-            prompt_logprobs_from=start,
+            sampling_params=SamplingParams(max_new_tokens=1, temperature=0.0),
+            prompt_logprobs_start=start,
         )
-        answer = await self.engine.respond(request)
+        answer = await self.engine.async_generate(request)
         return [score for score in answer.prompt_logprobs if score is not None]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paddock.engine import Stats
+    from paddock.engine import EngineStats
 
 LEAST_S = 0.1  # between two rows of an engine
 ROWS = 2000  # of them at most while a run grows e times older
@@ -21,7 +21,7 @@ class Gauge:
         self._began = clock()
         self._next = self._began
 
-    def see(self, every: "Sequence[Stats]") -> None:
+    def see(self, every: "Sequence[EngineStats]") -> None:
         now = self._clock()
         if now < self._next:
             return
@@ -40,11 +40,11 @@ EVER = (
 )
 
 
-def _moment(every: "Sequence[Stats]") -> dict[str, Any]:
+def _moment(every: "Sequence[EngineStats]") -> dict[str, Any]:
     """Over all engines; the version that the slowest of them serves."""
     return {
         "version": min(stats.version for stats in every),
-        "page_tokens": every[0].page_tokens,
+        "page_tokens": every[0].page_size,
         "drafts_at": _drafted(every),
         "busy_s": round(sum(stats.counters.busy_s for stats in every), 3),
         **{name: sum(getattr(stats, name) for stats in every) for name in NOW},
@@ -52,11 +52,11 @@ def _moment(every: "Sequence[Stats]") -> dict[str, Any]:
     }
 
 
-def _drafted(every: "Sequence[Stats]") -> list[tuple[int, int]]:
+def _drafted(every: "Sequence[EngineStats]") -> list[tuple[int, int]]:
     """Drafts made and kept at each position."""
-    from paddock.engine.stats import Drafts
+    from paddock.engine.stats import SpecDecodingStats
 
-    found = Drafts()
+    found = SpecDecodingStats()
     for stats in every:
-        found.join(stats.counters.drafted)
-    return found.at
+        found.merge(stats.counters.draft_stats)
+    return found.per_position

@@ -180,7 +180,7 @@ def player_of(name: str, url: str | None, at_once: int) -> Iterator[Player]:
     model = open_model(Path(name), None)
     (place,) = devices(None, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
-    settings = EngineSettings(max_running=at_once, stop_ids=stops or None)
+    settings = EngineSettings(max_running_requests=at_once, stop_token_ids=stops or None)
     (engine,) = engines_for(
         model, [place], precision(model.folder, place, None), settings, fits=True
     )
@@ -198,7 +198,12 @@ class EnginePlayer:
         self.version = step if step.startswith("step-") else str(engine.version)
 
     def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
-        from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
+        from paddock.engine import (
+            ContextLengthExceededError,
+            EngineError,
+            InvalidRequestError,
+            Request,
+        )
         from paddock.envs import RolloutFailed
         from paddock.text import parse_completion
 
@@ -208,12 +213,14 @@ class EnginePlayer:
             ).token_ids
             chosen = replace(sampling, seed=_seed(sampling.seed, len(messages)))
             try:
-                answer = await self._engine.respond(Request(token_ids=prompt, sampling=chosen))
-            except ContextExceeded as error:
+                answer = await self._engine.async_generate(
+                    Request(token_ids=prompt, sampling_params=chosen)
+                )
+            except ContextLengthExceededError as error:
                 raise RolloutFailed("policy", "engine", str(error)) from None
-            except RequestRefused as error:
+            except InvalidRequestError as error:
                 raise RolloutFailed("infrastructure", "engine", str(error)) from None
-            except EngineFailed as error:
+            except EngineError as error:
                 raise RolloutFailed("infrastructure", "engine", str(error)) from None
             completion = answer.completion
             if completion.finish == "length":

@@ -88,14 +88,14 @@ def serve(  # noqa: PLR0913  the command line
     model = open_model(folder, template_version)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(
-        cache_bytes=parse_size(memory) if memory else CACHE_BYTES,
-        pages=pages,
-        context=context,
-        max_running=max_running,
-        step_tokens=step_tokens or tokens_of_a_step(devices(device, dp)[0]),
-        mtp_steps=mtp,
-        replay=replay,
-        stop_ids=stops or None,
+        kv_cache_bytes=parse_size(memory) if memory else CACHE_BYTES,
+        num_pages=pages,
+        context_length=context,
+        max_running_requests=max_running,
+        max_prefill_tokens=step_tokens or tokens_of_a_step(devices(device, dp)[0]),
+        num_speculative_tokens=mtp,
+        capture_routing=replay,
+        stop_token_ids=stops or None,
     )
     names = served_name or [folder.resolve().name]
     shown = ServeSettings(
@@ -138,17 +138,17 @@ def _run(
 ) -> None:
     import uvicorn
 
-    from paddock.engine import Reload, capacity
+    from paddock.engine import EngineWeightUpdater, resolve_kv_cache_config
     from paddock.http.server import uvicorn_config
     from paddock.serve import build_app
 
     started = time.monotonic()
     dtype = precision(model.folder, place.devices[0], place.dtype)
     if not place.fits:  # refuse what cannot be before the weights are read
-        capacity(settings, model.config, 2 if dtype == "bfloat16" else 4)
+        resolve_kv_cache_config(settings, model.config, 2 if dtype == "bfloat16" else 4)
     engines = engines_for(model, place.devices, dtype, settings, fits=place.fits)
     try:
-        weights = [Reload(engine) for engine in engines]
+        weights = [EngineWeightUpdater(engine) for engine in engines]
         app = build_app(engines, model.tokenizer, model.renderer, shown, keys=keys, weights=weights)
         config = uvicorn_config(app, timeout_graceful_shutdown=PATIENCE_S)
         _introduce(model, engines, shown, place, dtype)
@@ -167,10 +167,12 @@ def _introduce(
     model: Model, engines: "list[Engine]", shown: "ServeSettings", place: Place, dtype: str
 ) -> None:
     found, url = engines[0].capacity, place.url
-    parameters = sum(p.numel() for p in engines[0].call(lambda n: list(n.parameters())).result())
+    parameters = sum(
+        p.numel() for p in engines[0].run_between_steps(lambda n: list(n.parameters())).result()
+    )
     cache = size(found.tokens * found.bytes_per_token)
-    most = engines[0].settings.max_running
-    whole = min(most, found.tokens // found.context)
+    most = engines[0].settings.max_running_requests
+    whole = min(most, found.tokens // found.context_length)
     where = ", ".join(dict.fromkeys(place.devices))
     curl = (
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
@@ -181,11 +183,11 @@ def _introduce(
         "model": f"{shown.served_name}: {model.config.family}, {count(parameters)} parameters, "
         f"{dtype} on {where}, {len(engines)} replica{'s' * (len(engines) > 1)}",
         "template": f"GLM-{template}" if template else "the folder's own",
-        "context": f"{found.context:,} tokens",
-        "cache": f"{found.tokens:,} tokens in {found.pages:,} pages, {cache} a replica",
+        "context": f"{found.context_length:,} tokens",
+        "cache": f"{found.tokens:,} tokens in {found.num_pages:,} pages, {cache} a replica",
         "requests": f"{most} at once a replica, {whole} of them at full context",
-        "prefill": f"{engines[0].settings.step_tokens:,} prompt tokens a step",
-        "drafts": f"{engines[0].settings.mtp_steps} tokens ahead",
+        "prefill": f"{engines[0].settings.max_prefill_tokens:,} prompt tokens a step",
+        "drafts": f"{engines[0].settings.num_speculative_tokens} tokens ahead",
         "chat page": url,
         "OpenAI": f"{url}/v1",
         "Anthropic": url,

@@ -110,7 +110,7 @@ def engine_of(
 
     (place,) = devices(device, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
-    settings = EngineSettings(max_running=AT_ONCE, stop_ids=stops or None)
+    settings = EngineSettings(max_running_requests=AT_ONCE, stop_token_ids=stops or None)
     if network is None:
         network = load_pretrained(model.folder, precision(model.folder, place, None), place)
     return Engine(network, model.tokenizer, sized(model, place, network, settings))
@@ -118,7 +118,7 @@ def engine_of(
 
 def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "Evaluation":
     """The model in the skill's world, sampled at temperature 1 as in training."""
-    from paddock.engine import ContextExceeded, EngineFailed, Request, RequestRefused
+    from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
     from paddock.envs import make
     from paddock.evals import EvalSettings, evaluate
     from paddock.rollout.client import InProcess
@@ -128,12 +128,12 @@ def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "E
     generate = InProcess(
         engine,
         Request,
-        overlong=(ContextExceeded,),
-        refusals=(RequestRefused,),
-        failures=(EngineFailed,),
+        overlong=(ContextLengthExceededError,),
+        refusals=(InvalidRequestError,),
+        failures=(EngineError,),
     )
     thinking = PRESERVED if skill.thinking else replace(PRESERVED, enable_thinking=False)
-    room = engine.capacity.context
+    room = engine.capacity.context_length
     player = Player(generate=generate, renderer=model.renderer, thinking=thinking, room=room)
     world = make(skill.world, skill.settings)
 

@@ -1,75 +1,75 @@
 """Requests in, tokens out: the engine that serves a network and rolls out its policy.
 
-apart.py      an engine in a process of its own
-apart_child.py  the process it lives in
-asking.py     asking an engine from asyncio
-closing.py    the shortest way to the end of a grammar
-delivery.py   weights on their way into a network that serves
+subprocess_engine.py  an engine in a process of its own
+subprocess_server.py  the process it lives in
+stream_bridge.py  asking an engine from asyncio
+grammar_automaton.py  the shortest way to the end of a grammar
+weight_loader.py  weights on their way into a network that serves
 ebnf.py       grammars as xgrammar prints them
 engine.py     the engine as everyone else sees it
 grammar.py    replies that belong to a language
 grammar_worker.py  grammar compilation in a process that can be killed
-graphs.py     steps of decoding, recorded once and repeated
-loop.py       the engine's own thread
-memory.py     the cache, paged
-pages.py      who holds which page
-radix.py      pages found again by the tokens that lead to them
-reload.py     new weights while requests run
-replay.py     experts and keys the network chose, kept for a trainer
+cuda_graphs.py  steps of decoding, recorded once and repeated
+engine_loop.py  the engine's own thread
+kv_cache.py   the cache, paged
+page_allocator.py  who holds which page
+radix_cache.py  pages found again by the tokens that lead to them
+weight_updater.py  new weights while requests run
+routing_capture.py  experts and keys the network chose, kept for a trainer
 request.py    what is asked, what is answered, and what is known in between
-runner.py     one step on the device
+model_runner.py  one step on the device
 sampler.py    the next token of every row at once
 scheduler.py  who is read, who writes and who waits
 settings.py   how an engine runs
-speculate.py  drafts by the MTP layer
+spec_decode.py  drafts by the MTP layer
 stats.py      what an engine has done, in numbers
-stops.py      texts that end a reply
-thinking.py   how long a reply may think
+stop_strings.py  texts that end a reply
+thinking_budget.py  how long a reply may think
 """
 
 import paddock.quant  # noqa: F401  so that folders of integers are served too
-from paddock.engine.apart import EngineApart
-from paddock.engine.delivery import Delivery, Update
 from paddock.engine.engine import Engine
-from paddock.engine.loop import PauseMode
-from paddock.engine.reload import Labels, Reload
+from paddock.engine.engine_loop import PauseMode
 from paddock.engine.request import (
-    Answer,
-    ContextExceeded,
-    Delta,
-    DuplicateId,
-    EngineFailed,
-    EngineFull,
-    Likely,
-    Replay,
+    ContextLengthExceededError,
+    DuplicateRequestIdError,
+    EngineError,
+    EngineQueueFullError,
+    InvalidRequestError,
+    OutputDelta,
     Request,
-    RequestRefused,
+    RequestOutput,
+    RoutingReplay,
+    TokenLogprob,
 )
-from paddock.engine.settings import Capacity, EngineSettings, capacity
-from paddock.engine.stats import Counters, Histogram, Stats
+from paddock.engine.settings import EngineSettings, KVCacheConfig, resolve_kv_cache_config
+from paddock.engine.stats import CumulativeStats, EngineStats, Histogram
+from paddock.engine.subprocess_engine import SubprocessEngine
+from paddock.engine.weight_loader import StagedWeightLoader, WeightUpdateStats
+from paddock.engine.weight_updater import EngineWeightUpdater, WeightVersionLabels
 
 __all__ = [
-    "Answer",
-    "Capacity",
-    "ContextExceeded",
-    "Counters",
-    "Delivery",
-    "Delta",
-    "DuplicateId",
+    "ContextLengthExceededError",
+    "CumulativeStats",
+    "DuplicateRequestIdError",
     "Engine",
-    "EngineApart",
-    "EngineFailed",
-    "EngineFull",
+    "EngineError",
+    "EngineQueueFullError",
     "EngineSettings",
+    "EngineStats",
+    "EngineWeightUpdater",
     "Histogram",
-    "Labels",
-    "Likely",
+    "InvalidRequestError",
+    "KVCacheConfig",
+    "OutputDelta",
     "PauseMode",
-    "Reload",
-    "Replay",
     "Request",
-    "RequestRefused",
-    "Stats",
-    "Update",
-    "capacity",
+    "RequestOutput",
+    "RoutingReplay",
+    "StagedWeightLoader",
+    "SubprocessEngine",
+    "TokenLogprob",
+    "WeightUpdateStats",
+    "WeightVersionLabels",
+    "resolve_kv_cache_config",
 ]

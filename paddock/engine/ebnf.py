@@ -32,7 +32,7 @@ _SOUND = (
 _SHORT = re.compile(r"(\\\\)|\\x(..)|\\u(....)")
 
 
-def sound_json(text: str) -> str:
+def restrict_to_valid_json(text: str) -> str:
     """A printed grammar whose JSON every client can read, and which the library reads as it was
     meant: it prints a character as \\xdf and reads as many digits as follow.
 
@@ -78,11 +78,11 @@ def _escaped(piece: re.Match[str]) -> str:
         spelled = "".join(char for char, _ in _characters(piece["text"]))
         return _printed(spelled) if _IN_NEED & set(spelled) else piece[0]
     ranges = _ranges(piece["class"])
-    ranges = inverted(ranges) if piece["negated"] else ranges
+    ranges = invert_ranges(ranges) if piece["negated"] else ranges
     needy = [char for char in sorted(_IN_NEED) if any(a <= ord(char) <= b for a, b in ranges)]
     if not needy:
         return piece[0]
-    rest = inverted((*inverted(ranges), *((ord(char), ord(char)) for char in needy)))
+    rest = invert_ranges((*invert_ranges(ranges), *((ord(char), ord(char)) for char in needy)))
     plain = "".join(rf"\U{a:08x}-\U{b:08x}" for a, b in rest)
     options = [*([f"[{plain}]"] if plain else []), *map(_printed, needy)]
     return f"({' | '.join(options)})" + ("{0, -1}" if piece["star"] else "")
@@ -96,54 +96,63 @@ def _printed(text: str) -> str:
 # --- expressions ----------------------------------------------------------------------------------
 
 
-class Unreadable(ValueError):
+class EbnfSyntaxError(ValueError):
     """A printed grammar with something in it that is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class StringLiteral:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Class:
+class CharacterClass:
     ranges: tuple[tuple[int, int], ...]  # of code points, both ends included
     star: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RuleRef:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenSet:
     ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class RegexLiteral:
     regex: str
     in_json: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class Repetition:
     item: "Expression"
-    least: int
+    min_count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class Concatenation:
     items: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     options: tuple["Expression", ...]
 
 
-Expression = Text | Class | Rule | Tokens | Pattern | Repeat | Sequence | Choice
+Expression = (
+    StringLiteral
+    | CharacterClass
+    | RuleRef
+    | TokenSet
+    | RegexLiteral
+    | Repetition
+    | Concatenation
+    | Alternation
+)
 
 _LEXEME = re.compile(
     r"""\s*(?:
@@ -160,10 +169,10 @@ _LEXEME = re.compile(
 )
 _ESCAPE = re.compile(r"\\(?:x(..)|u(....)|U(.{8})|(.))|(.)", re.DOTALL)
 _PLAIN = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-LAST = 0x10FFFF
+MAX_CODEPOINT = 0x10FFFF
 
 
-def rules_of(text: str) -> dict[str, Expression]:
+def parse_rules(text: str) -> dict[str, Expression]:
     """The rules of a printed grammar, by their names."""
     reader = _Reader(text)
     found: dict[str, Expression] = {}
@@ -187,7 +196,7 @@ class _Reader:
 
     def take(self, kind: str) -> str:
         if self.lexeme is None or self.lexeme[kind] is None:
-            raise Unreadable(f"a {kind} was expected")
+            raise EbnfSyntaxError(f"a {kind} was expected")
         found = self.lexeme[kind]
         self._next()
         return str(found)
@@ -197,7 +206,7 @@ class _Reader:
         while self._is("|"):
             self._next()
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else Alternation(tuple(options))
 
     def _sequence(self) -> Expression:
         items: list[Expression] = []
@@ -207,19 +216,19 @@ class _Reader:
             if lexeme["mark"] == "(=":  # says what follows anyway
                 self._group()
             elif lexeme["least"] is not None:
-                items[-1] = Repeat(items[-1], int(self.take("least")))
+                items[-1] = Repetition(items[-1], int(self.take("least")))
             elif lexeme["mark"] == "(":
                 items.append(self._group())
             else:
                 items.append(_element(lexeme))
                 self._next()
-        return items[0] if len(items) == 1 else Sequence(tuple(items))
+        return items[0] if len(items) == 1 else Concatenation(tuple(items))
 
     def _group(self) -> Expression:
         self._next()
         found = self.choice()
         if not self._is(")"):
-            raise Unreadable("a ')' was expected")
+            raise EbnfSyntaxError("a ')' was expected")
         self._next()
         return found
 
@@ -229,23 +238,25 @@ def _lexemes(text: str) -> Iterator[re.Match[str]]:
     while text[at:].strip():
         found = _LEXEME.match(text, at)
         if found is None or found["name"] in ("TagDispatch", "TokenTagDispatch", "ExcludeToken"):
-            raise Unreadable(f"cannot be read: {text[at : at + 40]!r}")
+            raise EbnfSyntaxError(f"cannot be read: {text[at : at + 40]!r}")
         yield found
         at = found.end()
 
 
 def _element(lexeme: re.Match[str]) -> Expression:
     if lexeme["token"]:
-        return Tokens(frozenset(int(i) for i in lexeme["ids"].split(",") if i.strip()))
+        return TokenSet(frozenset(int(i) for i in lexeme["ids"].split(",") if i.strip()))
     if lexeme["regex"] is not None:
         pattern = "".join(char for char, _ in _characters(lexeme["regex"]))
-        return Pattern(pattern, lexeme["in_json"] is not None)
+        return RegexLiteral(pattern, lexeme["in_json"] is not None)
     if lexeme["name"] is not None:
-        return Rule(lexeme["name"])
+        return RuleRef(lexeme["name"])
     if lexeme["text"] is not None:
-        return Text("".join(char for char, _ in _characters(lexeme["text"])))
+        return StringLiteral("".join(char for char, _ in _characters(lexeme["text"])))
     ranges = _ranges(lexeme["class"])
-    return Class(inverted(ranges) if lexeme["negated"] else ranges, star=bool(lexeme["star"]))
+    return CharacterClass(
+        invert_ranges(ranges) if lexeme["negated"] else ranges, star=bool(lexeme["star"])
+    )
 
 
 def _characters(text: str) -> Iterator[tuple[str, bool]]:
@@ -267,10 +278,10 @@ def _ranges(text: str) -> tuple[tuple[int, int], ...]:
             last, at = ord(chars[at + 2][0]), at + 2
         found.append((first, last))
         at += 1
-    return merged(found)
+    return merge_ranges(found)
 
 
-def merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def merge_ranges(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Ascending, apart from each other."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
@@ -281,15 +292,15 @@ def merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def inverted(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def invert_ranges(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """All other characters.
 
     >>> inverted(((0, 9), (12, 0x10FFFF)))
     ((10, 11),)
     """
     found, start = [], 0
-    for first, last in merged(list(ranges)):
+    for first, last in merge_ranges(list(ranges)):
         if first > start:
             found.append((start, first - 1))
         start = last + 1
-    return (*found, (start, LAST)) if start <= LAST else tuple(found)
+    return (*found, (start, MAX_CODEPOINT)) if start <= MAX_CODEPOINT else tuple(found)

@@ -14,35 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paddock.engine.closing import Closing, Pieces
+from paddock.engine.grammar_automaton import DecodedVocab, PushdownState
 from paddock.engine.grammar_worker import (
-    CompileCancelled,
-    CompileCrashed,
-    Compiled,
-    CompileFailed,
-    CompileSlow,
-    CompileTimeout,
+    GrammarCompileCancelledError,
+    GrammarCompileError,
+    GrammarCompileTimeoutError,
+    GrammarTooSlowError,
+    GrammarWorkerCrashError,
+    GrammarWorkerUnavailableError,
     LaneFull,
-    LaneUnavailable,
-    Vocabulary,
-    lanes,
+    SerializedGrammar,
+    SerializedTokenizerInfo,
+    compile_workers,
 )
-from paddock.engine.request import EngineFailed, EngineFull, RequestRefused
+from paddock.engine.request import EngineError, EngineQueueFullError, InvalidRequestError
 from paddock.engine.settings import EngineSettings
-from paddock.engine.thinking import Thinking
+from paddock.engine.thinking_budget import ThinkingBudget
 from paddock.records import Grammar
 from paddock.text import SpecialToken, Tokenizer
 
-MOST_REFUSED = 256  # grammars remembered as such
-STEP_S = 1.0  # a reply whose grammar holds up the engine for longer at one token is ended
-MARKERS = (
+MAX_REJECTED_CACHED = 256  # grammars remembered as such
+MAX_STEP_S = 1.0  # a reply whose grammar holds up the engine for longer at one token is ended
+MARKER_TOKENS = (
     *(SpecialToken.TOOL_CALL_OPEN, SpecialToken.TOOL_CALL_CLOSE),
     *(SpecialToken.ARG_KEY_OPEN, SpecialToken.ARG_KEY_CLOSE),
     *(SpecialToken.ARG_VALUE_OPEN, SpecialToken.ARG_VALUE_CLOSE),
 )
 
 
-class Constraint:
+class GrammarConstraint:
     """Which tokens may come next, for one reply.
 
     It begins when the reply is done thinking and then moves by exactly the tokens that were
@@ -54,10 +54,10 @@ class Constraint:
         self,
         matcher: Any,
         never_V: Tensor,
-        thinking: Thinking | None,
+        thinking: ThinkingBudget | None,
         *,
         unthinkable: Iterable[int] = (),
-        closing: Closing | None = None,
+        closing: PushdownState | None = None,
     ) -> None:
         self._matcher, self._never_V = matcher, never_V
         self._close_id = thinking.close_id if thinking is not None and thinking.is_open else None
@@ -84,36 +84,36 @@ class Constraint:
         return self.active and bool(self._matcher.is_terminated())
 
     @property
-    def completes(self) -> bool:
+    def must_complete(self) -> bool:
         """Whether the reply is to be complete within its length."""
         return self._closing is not None
 
-    def shortest(self) -> list[int]:
+    def shortest_completion(self) -> list[int]:
         """The tokens of the shortest way to the end; refuses a grammar that has none."""
         assert self._closing is not None
-        way = self._closing.way()
+        way = self._closing.shortest_path()
         matcher = self._matcher.fork()
         if way is None or not all(map(matcher.accept_token, way)) or not matcher.is_terminated():
-            raise RequestRefused("the grammar has no ending that this vocabulary can spell")
+            raise InvalidRequestError("the grammar has no ending that this vocabulary can spell")
         self._way = way
         return way
 
-    def turned(self, token: int, room: int) -> int:
+    def token_towards_completion(self, token: int, room: int) -> int:
         """The token to go on with: `token` if the end can still be reached with `room` more behind
         it, else the next one on the shortest way."""
         if self._closing is None or not self.active:
             return token
-        after = self._closing.after(token)
-        if after is not None and after.most <= room:
+        after = self._closing.advance(token)
+        if after is not None and after.max_tokens_to_accept <= room:
             self._way = None  # to be found when it is needed
             return token
-        way = None if after is None else after.way()
+        way = None if after is None else after.shortest_path()
         if way is not None and len(way) <= room:
             return token
-        self._way = self._way or self._closing.way()
+        self._way = self._way or self._closing.shortest_path()
         return self._way[0] if self._way else token
 
-    def masks(self, drafts: list[int]) -> list[Tensor | None]:
+    def allowed_masks(self, drafts: list[int]) -> list[Tensor | None]:
         """What is allowed after none, one, two, ... of the drafts; shorter if one of them is not
         allowed itself, since nothing is sampled behind it."""
         started = time.thread_time()
@@ -136,16 +136,16 @@ class Constraint:
         self.slowest_s = max(self.slowest_s, (time.thread_time() - started) / len(masks))
         return masks
 
-    def wrong_with(self, token: int) -> str | None:
+    def accept_token(self, token: int) -> str | None:
         """The reply goes on with `token`; why it cannot."""
         if not self._push(token):
             return "nothing may follow under its grammar"
-        return "its grammar takes too long at every token" if self.slowest_s > STEP_S else None
+        return "its grammar takes too long at every token" if self.slowest_s > MAX_STEP_S else None
 
     def _push(self, token: int) -> bool:
         if self.active:
             if self._closing is not None:
-                self._closing = self._closing.after(token)
+                self._closing = self._closing.advance(token)
                 way, self._way = self._way, None
                 if way and way[0] == token:
                     self._way = way[1:]
@@ -162,34 +162,34 @@ class Constraint:
         return bits.flatten()[:vocab].bool() & ~self._never_V
 
 
-class Grammars:
+class GrammarBackend:
     """Grammars compiled for one tokenizer, in processes that can be killed (grammar_worker.py)."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, settings: EngineSettings) -> None:
         try:
             import xgrammar
         except ImportError:
-            raise RequestRefused(
+            raise InvalidRequestError(
                 "grammars need xgrammar, which is not installed: pip install 'paddock[grammar]'"
             ) from None
         self._xgrammar, self._vocab, self._settings = xgrammar, vocab, settings
         self._tokenizer, self._mute = tokenizer, frozenset(_mute(tokenizer))
         specials = tokenizer.special_token_ids
-        self._markers = frozenset(specials[each] for each in MARKERS if each in specials)
+        self._markers = frozenset(specials[each] for each in MARKER_TOKENS if each in specials)
         self._info = {apart: self._tokenizer_info(apart) for apart in (False, True)}
         self._vocabulary = {apart: _vocabulary(info) for apart, info in self._info.items()}
-        self._pieces = Pieces(self._info[True].decoded_vocab, self._markers, self._mute)
-        self._lanes = lanes(settings.grammar_s, settings.grammar_bytes)
-        self._cache = Cache(settings.grammar_cache_bytes)
+        self._pieces = DecodedVocab(self._info[True].decoded_vocab, self._markers, self._mute)
+        self._lanes = compile_workers(settings.grammar_timeout_s, settings.grammar_memory_bytes)
+        self._cache = GrammarCache(settings.grammar_cache_bytes)
         self._refused: OrderedDict[Grammar, str] = OrderedDict()
 
-    def constraint(
+    def make_constraint(
         self,
         grammar: Grammar,
         stop_ids: Iterable[int],
-        thinking: Thinking | None,
+        thinking: ThinkingBudget | None,
         cancelled: Event | None = None,
-    ) -> Constraint:
+    ) -> GrammarConstraint:
         """Refuses what is no grammar, or takes too long or too much memory to compile. Blocks
         meanwhile: not for the engine's thread. Given up when `cancelled` is set."""
         compiled, automaton = self._cache.get(grammar) or self._compiled(grammar, cancelled)
@@ -203,49 +203,54 @@ class Grammars:
         never_V[sorted(self._mute.difference(stops))] = True  # the library lets some through
         call_id = self._tokenizer.special_token_ids.ids.get(SpecialToken.TOOL_CALL_OPEN)
         unthinkable = {*stop_ids, *self._mute} - {thinking.close_id if thinking else None}
-        constraint = Constraint(
+        constraint = GrammarConstraint(
             matcher,
             never_V,
             thinking,
             unthinkable=unthinkable | ({call_id} if call_id is not None else set()),
-            closing=None if automaton is None else Closing(automaton, self._pieces),
+            closing=None if automaton is None else PushdownState(automaton, self._pieces),
         )
         if not constraint.satisfiable:  # the library compiles rules that only name each other
-            raise RequestRefused(f"the {grammar.kind} allows no reply at all")
-        if grammar.must_complete and not constraint.completes:
-            raise RequestRefused(f"the {grammar.kind} is too complex to be completed in time")
+            raise InvalidRequestError(f"the {grammar.kind} allows no reply at all")
+        if grammar.must_complete and not constraint.must_complete:
+            raise InvalidRequestError(f"the {grammar.kind} is too complex to be completed in time")
         return constraint
 
-    def _compiled(self, grammar: Grammar, cancelled: Event | None) -> "Entry":
-        size, most = len(grammar.text.encode(errors="replace")), self._settings.grammar_text_bytes
+    def _compiled(self, grammar: Grammar, cancelled: Event | None) -> "GrammarCacheEntry":
+        size, most = len(grammar.text.encode(errors="replace")), self._settings.max_grammar_bytes
         if size > most:
-            raise RequestRefused(f"the {grammar.kind} has {size} bytes, more than {most}")
+            raise InvalidRequestError(f"the {grammar.kind} has {size} bytes, more than {most}")
         if grammar in self._refused:
-            raise RequestRefused(self._refused[grammar])
+            raise InvalidRequestError(self._refused[grammar])
         try:
             found = self._in_a_lane(grammar, cancelled)
-        except (CompileFailed, CompileTimeout, CompileCrashed, CompileSlow) as error:
-            why = _reason(grammar, error, self._settings.grammar_s)
+        except (
+            GrammarCompileError,
+            GrammarCompileTimeoutError,
+            GrammarWorkerCrashError,
+            GrammarTooSlowError,
+        ) as error:
+            why = _reason(grammar, error, self._settings.grammar_timeout_s)
             self._refused[grammar] = why
-            while len(self._refused) > MOST_REFUSED:
+            while len(self._refused) > MAX_REJECTED_CACHED:
                 self._refused.popitem(last=False)
-            raise RequestRefused(why) from None
-        except CompileCancelled:
-            raise RequestRefused("the client disconnected") from None
+            raise InvalidRequestError(why) from None
+        except GrammarCompileCancelledError:
+            raise InvalidRequestError("the client disconnected") from None
         except LaneFull as error:
-            raise EngineFull(str(error)) from None
-        except LaneUnavailable as error:
-            raise EngineFailed(str(error)) from None
+            raise EngineQueueFullError(str(error)) from None
+        except GrammarWorkerUnavailableError as error:
+            raise EngineError(str(error)) from None
         info = self._info[grammar.must_complete]
-        compiled = self._xgrammar.CompiledGrammar.deserialize_json(found.text, info)
-        return self._cache.put(grammar, (compiled, found.automaton), len(found.text))
+        compiled = self._xgrammar.CompiledGrammar.deserialize_json(found.serialized, info)
+        return self._cache.put(grammar, (compiled, found.automaton), len(found.serialized))
 
-    def _in_a_lane(self, grammar: Grammar, cancelled: Event | None) -> Compiled:
+    def _in_a_lane(self, grammar: Grammar, cancelled: Event | None) -> SerializedGrammar:
         quick, slow = self._lanes
         vocabulary = self._vocabulary[grammar.must_complete]
         try:
             return quick.compile(grammar, vocabulary, cancelled)
-        except CompileTimeout:
+        except GrammarCompileTimeoutError:
             return slow.compile(grammar, vocabulary, cancelled)
 
     def _tokenizer_info(self, markers_apart: bool) -> Any:
@@ -266,25 +271,25 @@ class Grammars:
         )
 
 
-Entry = tuple[Any, Any]  # a compiled grammar and its automaton
+GrammarCacheEntry = tuple[Any, Any]  # a compiled grammar and its automaton
 
 
-class Cache:
+class GrammarCache:
     """The grammars used last, as many as have room in `most` bytes, serialized."""
 
     def __init__(self, most: int) -> None:
         self.most, self.size = most, 0
-        self._entries: OrderedDict[Grammar, tuple[Entry, int]] = OrderedDict()
+        self._entries: OrderedDict[Grammar, tuple[GrammarCacheEntry, int]] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, grammar: Grammar) -> Entry | None:
+    def get(self, grammar: Grammar) -> GrammarCacheEntry | None:
         with self._lock:
             if grammar not in self._entries:
                 return None
             self._entries.move_to_end(grammar)
             return self._entries[grammar][0]
 
-    def put(self, grammar: Grammar, entry: Entry, size: int) -> Entry:
+    def put(self, grammar: Grammar, entry: GrammarCacheEntry, size: int) -> GrammarCacheEntry:
         with self._lock:
             if size <= self.most and grammar not in self._entries:
                 self._entries[grammar] = (entry, size)
@@ -296,16 +301,16 @@ class Cache:
 
 def _reason(grammar: Grammar, error: Exception, seconds: float) -> str:
     match error:
-        case CompileTimeout():
+        case GrammarCompileTimeoutError():
             return f"the {grammar.kind} takes more than {seconds:g} s to compile"
-        case CompileCrashed() | CompileSlow():
+        case GrammarWorkerCrashError() | GrammarTooSlowError():
             return f"the {grammar.kind} cannot be used: {error}"
     return f"the {grammar.kind} is no grammar: {error}"
 
 
-def _vocabulary(info: Any) -> Vocabulary:
+def _vocabulary(info: Any) -> SerializedTokenizerInfo:
     text = info.serialize_json()
-    return Vocabulary(sha256(text.encode()).hexdigest(), text)
+    return SerializedTokenizerInfo(sha256(text.encode()).hexdigest(), text)
 
 
 def _vocabulary_kind(tokenizer: Tokenizer) -> tuple[str, bool]:

@@ -17,33 +17,33 @@ from multiprocessing.context import ForkServerContext
 from threading import Event, Lock
 from typing import Any
 
-from paddock.engine.closing import Automaton, automaton
-from paddock.engine.ebnf import sound_json
+from paddock.engine.ebnf import restrict_to_valid_json
+from paddock.engine.grammar_automaton import PushdownAutomaton, build_automaton
 from paddock.records import Grammar
 
-PROBED = 16  # tokens decoded to see how long they take
-PROBE_S = 0.2  # for each of them
+PROBE_TOKENS = 16  # tokens decoded to see how long they take
+PROBE_LIMIT_S = 0.2  # for each of them
 POLL_S = 0.02  # how soon a disconnected client is noticed
-STARTING_S = 120.0  # for the first worker, which waits until the library is imported
+START_TIMEOUT_S = 120.0  # for the first worker, which waits until the library is imported
 
 
-class CompileFailed(ValueError):
+class GrammarCompileError(ValueError):
     """The text is not a grammar; the message is the library's."""
 
 
-class CompileTimeout(TimeoutError):
+class GrammarCompileTimeoutError(TimeoutError):
     """Not compiled within the time given."""
 
 
-class CompileCrashed(RuntimeError):
+class GrammarWorkerCrashError(RuntimeError):
     """The worker ran out of memory or died."""
 
 
-class CompileSlow(RuntimeError):
+class GrammarTooSlowError(RuntimeError):
     """Compiled, but too slow to decode with."""
 
 
-class CompileCancelled(RuntimeError):
+class GrammarCompileCancelledError(RuntimeError):
     """Nobody waits for the result any more."""
 
 
@@ -51,37 +51,37 @@ class LaneFull(RuntimeError):
     """Too many grammars wait already."""
 
 
-class LaneUnavailable(RuntimeError):
+class GrammarWorkerUnavailableError(RuntimeError):
     """No worker can be started."""
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class SerializedTokenizerInfo:
     """A tokenizer as the library sees it, serialized, and a name for it that is unique."""
 
     name: str
-    text: str
+    serialized: str
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GrammarCompileJob:
     vocabulary: str
     grammar: Grammar
     cpu_s: int
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class SerializedGrammar:
     """A compiled grammar, serialized, and what is needed to find the shortest way to its end."""
 
-    text: str
-    automaton: Automaton | None
+    serialized: str
+    automaton: PushdownAutomaton | None
 
 
 # --- the worker -----------------------------------------------------------------------------------
 
 
-def work(pipe: Connection, memory_bytes: int) -> None:
+def run_compile_worker(pipe: Connection, memory_bytes: int) -> None:
     """Compile until the owner closes the pipe, or dies."""
     import xgrammar
 
@@ -96,34 +96,34 @@ def work(pipe: Connection, memory_bytes: int) -> None:
             job = pipe.recv()
         except (EOFError, OSError):
             return
-        if isinstance(job, Vocabulary):
-            info = xgrammar.TokenizerInfo.deserialize_json(job.text)
+        if isinstance(job, SerializedTokenizerInfo):
+            info = xgrammar.TokenizerInfo.deserialize_json(job.serialized)
             compilers[job.name] = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
             continue
         pipe.send(_attempt(compilers[job.vocabulary], job))
 
 
-def _attempt(compiler: Any, job: Job) -> Compiled | Exception:
+def _attempt(compiler: Any, job: GrammarCompileJob) -> SerializedGrammar | Exception:
     # An owner that was killed itself can kill nobody.
     spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
     resource.setrlimit(resource.RLIMIT_CPU, (spent + job.cpu_s, resource.RLIM_INFINITY))
     try:
-        return compiled(compiler, job.grammar)
-    except CompileSlow as error:
+        return compile_grammar(compiler, job.grammar)
+    except GrammarTooSlowError as error:
         return error
     except MemoryError:
-        return CompileCrashed("it takes too much memory")
+        return GrammarWorkerCrashError("it takes too much memory")
     except Exception as error:  # the library raises whatever its parts raise
         lines = str(error).strip().splitlines()
         if "bad_alloc" in str(error):
-            return CompileCrashed("it takes too much memory")
+            return GrammarWorkerCrashError("it takes too much memory")
         # "[12:00:00] /path/of/the/build.cc:12: what is wrong": neither time nor path is ours.
-        return CompileFailed(
+        return GrammarCompileError(
             lines[-1].rpartition(".cc:")[2].lstrip("0123456789: ") if lines else ""
         )
 
 
-def compiled(compiler: Any, grammar: Grammar) -> Compiled:
+def compile_grammar(compiler: Any, grammar: Grammar) -> SerializedGrammar:
     import xgrammar
 
     parse: dict[str, Callable[[str], Any]] = {
@@ -135,13 +135,13 @@ def compiled(compiler: Any, grammar: Grammar) -> Compiled:
     parsed = parse[grammar.kind](grammar.text)
     text = str(parsed)
     if grammar.kind in ("json_schema", "structural_tag"):
-        sound = sound_json(text)
+        sound = restrict_to_valid_json(text)
         parsed = xgrammar.Grammar.from_ebnf(sound) if sound != text else parsed
         text = sound
     result = compiler.compile_grammar(parsed)
     _probe(result)
-    found = automaton(text, _printed_regex) if grammar.must_complete else None
-    return Compiled(result.serialize_json(), found)
+    found = build_automaton(text, _printed_regex) if grammar.must_complete else None
+    return SerializedGrammar(result.serialize_json(), found)
 
 
 def _probe(compiled: Any) -> None:
@@ -153,11 +153,11 @@ def _probe(compiled: Any) -> None:
     matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
     words = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
     bits = torch.arange(32, dtype=torch.int32)
-    for _ in range(PROBED):
+    for _ in range(PROBE_TOKENS):
         started = time.thread_time()
         matcher.fill_next_token_bitmask(words)
-        if time.thread_time() - started > PROBE_S:
-            raise CompileSlow("it takes too long at every token")
+        if time.thread_time() - started > PROBE_LIMIT_S:
+            raise GrammarTooSlowError("it takes too long at every token")
         allowed = ((words.view(-1, 1) >> bits) & 1).flatten().nonzero().flatten()
         if not len(allowed) or not matcher.accept_token(int(allowed[len(allowed) // 2])):
             return
@@ -179,7 +179,7 @@ def _data_bytes() -> int:
 # --- its owner ------------------------------------------------------------------------------------
 
 
-class Lane:
+class GrammarCompileWorker:
     """One worker process, and those who wait for it in turn."""
 
     def __init__(self, *, seconds: float, memory_bytes: int, most_waiting: int) -> None:
@@ -190,8 +190,8 @@ class Lane:
         self._known: set[str] = set()  # vocabularies of the present process
 
     def compile(
-        self, grammar: Grammar, vocabulary: Vocabulary, cancelled: Event | None
-    ) -> Compiled:
+        self, grammar: Grammar, vocabulary: SerializedTokenizerInfo, cancelled: Event | None
+    ) -> SerializedGrammar:
         """Blocks. Raises one of the exceptions above."""
         with self._count:
             if self.waiting >= self.most_waiting:
@@ -200,7 +200,7 @@ class Lane:
         try:
             while not self._turn.acquire(timeout=POLL_S):
                 if cancelled is not None and cancelled.is_set():
-                    raise CompileCancelled
+                    raise GrammarCompileCancelledError
             try:
                 return self._compiled(grammar, vocabulary, cancelled)
             finally:
@@ -214,8 +214,8 @@ class Lane:
             self._end()
 
     def _compiled(
-        self, grammar: Grammar, vocabulary: Vocabulary, cancelled: Event | None
-    ) -> Compiled:
+        self, grammar: Grammar, vocabulary: SerializedTokenizerInfo, cancelled: Event | None
+    ) -> SerializedGrammar:
         if self._process is None or not self._process.is_alive():
             self._end()
             self._begin()
@@ -224,9 +224,11 @@ class Lane:
             if vocabulary.name not in self._known:
                 self._pipe.send(vocabulary)
                 self._known.add(vocabulary.name)
-            self._pipe.send(Job(vocabulary.name, grammar, int(self.seconds) + 2))
+            self._pipe.send(GrammarCompileJob(vocabulary.name, grammar, int(self.seconds) + 2))
             found = self._reply(self.seconds, cancelled)
-            finished = isinstance(found, Compiled | CompileFailed | CompileSlow)
+            finished = isinstance(
+                found, SerializedGrammar | GrammarCompileError | GrammarTooSlowError
+            )
         finally:
             if not finished:
                 self._end()
@@ -238,28 +240,33 @@ class Lane:
         deadline = time.monotonic() + seconds
         while not self._pipe.poll(POLL_S):
             if cancelled is not None and cancelled.is_set():
-                raise CompileCancelled
+                raise GrammarCompileCancelledError
             if time.monotonic() > deadline:
-                raise CompileTimeout
+                raise GrammarCompileTimeoutError
         try:
             return self._pipe.recv()
         except (EOFError, OSError):
-            raise CompileCrashed("it crashes the compiler, or takes too much memory") from None
+            raise GrammarWorkerCrashError(
+                "it crashes the compiler, or takes too much memory"
+            ) from None
 
     def _begin(self) -> None:
         server = _server()
         self._pipe, theirs = server.Pipe()
         self._process = server.Process(
-            target=work, args=(theirs, self._memory_bytes), name="paddock-grammar", daemon=True
+            target=run_compile_worker,
+            args=(theirs, self._memory_bytes),
+            name="paddock-grammar",
+            daemon=True,
         )
         self._process.start()
         theirs.close()
         self._known = set()
         try:
-            self._reply(STARTING_S, None)
-        except (CompileCrashed, CompileTimeout):
+            self._reply(START_TIMEOUT_S, None)
+        except (GrammarWorkerCrashError, GrammarCompileTimeoutError):
             self._end()
-            raise LaneUnavailable(
+            raise GrammarWorkerUnavailableError(
                 "the process that compiles grammars did not start; a script that serves an engine "
                 "needs its work under `if __name__ == '__main__':`"
             ) from None
@@ -279,17 +286,19 @@ def _server() -> ForkServerContext:
 
 
 # Shared by all engines of this process: a worker is a process, and takes seconds to import torch.
-_LANES: dict[tuple[float, int], tuple[Lane, Lane]] = {}
+_LANES: dict[tuple[float, int], tuple[GrammarCompileWorker, GrammarCompileWorker]] = {}
 _LANES_LOCK = Lock()
-QUICK_S = 1.0
+FAST_WORKER_S = 1.0
 
 
-def lanes(seconds: float, memory_bytes: int) -> tuple[Lane, Lane]:
+def compile_workers(
+    seconds: float, memory_bytes: int
+) -> tuple[GrammarCompileWorker, GrammarCompileWorker]:
     """A quick lane, which no grammar holds up for longer than QUICK_S, and a slow one for those
     that need more, up to `seconds`."""
     with _LANES_LOCK:
         if (seconds, memory_bytes) not in _LANES:
             limits = {"memory_bytes": memory_bytes, "most_waiting": 32}
-            quick = Lane(seconds=min(QUICK_S, seconds), **limits)
-            _LANES[seconds, memory_bytes] = (quick, Lane(seconds=seconds, **limits))
+            quick = GrammarCompileWorker(seconds=min(FAST_WORKER_S, seconds), **limits)
+            _LANES[seconds, memory_bytes] = (quick, GrammarCompileWorker(seconds=seconds, **limits))
         return _LANES[seconds, memory_bytes]

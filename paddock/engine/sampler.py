@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.engine.memory import upload
+from paddock.engine.kv_cache import copy_to_device_async
 from paddock.engine.request import Sequence
 from paddock.records import SamplingParams
 
@@ -25,7 +25,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _ODD = (0x7FEB352D, 0x846CA68B - (1 << 32), 0x9E3779B1 - (1 << 32))
 
 
-class Dials:
+class SamplingTable:
     """What every row needs to know of its request, by seat, ready to be looked up all at once."""
 
     def __init__(self, seats: int) -> None:
@@ -40,7 +40,7 @@ class Dials:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LogitConstraint:
     """A row that wants more than a temperature: its request, and the drafts it follows."""
 
     row: int
@@ -51,27 +51,27 @@ class Wish:
     @property
     def index(self) -> int:
         """Of the token to be sampled, in its reply."""
-        return self.sequence.written + len(self.drafts)
+        return self.sequence.num_generated + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SamplingBatchInfo:
     """Whose next token each row is."""
 
-    seat_N: np.ndarray
+    slot_N: np.ndarray
     index_N: np.ndarray  # of the token in its reply
-    wishes: list[Wish]
+    constraints: list[LogitConstraint]
     forced: list[tuple[int, int]]  # (row, token that is put there whatever the scores say)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sampled:
+class SamplerOutput:
     token_N: Tensor
     logprob_N: Tensor
-    logp_NV: Tensor  # of softmax(logits / temperature)
+    logprob_NV: Tensor  # of softmax(logits / temperature)
 
 
-def wishes_more(sampling: SamplingParams) -> bool:
+def needs_logit_constraints(sampling: SamplingParams) -> bool:
     """Whether rows of this request need more than temperature and chance."""
     return (
         sampling.top_p < 1
@@ -87,41 +87,43 @@ def wishes_more(sampling: SamplingParams) -> bool:
 
 
 class Sampler:
-    def __init__(self, dials: Dials, vocab: int, device: torch.device) -> None:
+    def __init__(self, dials: SamplingTable, vocab: int, device: torch.device) -> None:
         self.dials, self.device = dials, device
         self.hash_V = _spread(torch.arange(vocab, dtype=torch.int32, device=device))
 
-    def sample(self, logits_NV: Tensor, rows: Rows) -> Sampled:
-        temperature_N1 = self._tensor(self.dials.temperature[rows.seat_N]).unsqueeze(1)
+    def sample(self, logits_NV: Tensor, rows: SamplingBatchInfo) -> SamplerOutput:
+        temperature_N1 = self._tensor(self.dials.temperature[rows.slot_N]).unsqueeze(1)
         scaled_NV = logits_NV.float() / temperature_N1
         logp_NV = scaled_NV.log_softmax(-1)
-        if rows.wishes:
-            row_R = torch.tensor([wish.row for wish in rows.wishes], device=self.device)
-            fulfilled_RV = fulfil(logits_NV[row_R].float(), temperature_N1[row_R], rows.wishes)
+        if rows.constraints:
+            row_R = torch.tensor([wish.row for wish in rows.constraints], device=self.device)
+            fulfilled_RV = apply_logit_constraints(
+                logits_NV[row_R].float(), temperature_N1[row_R], rows.constraints
+            )
             scaled_NV.index_copy_(0, row_R, fulfilled_RV)
-        token_N = self.draw(scaled_NV, rows.seat_N, rows.index_N)
+        token_N = self.gumbel_argmax(scaled_NV, rows.slot_N, rows.index_N)
         for row, token in rows.forced:
             token_N[row] = token
-        return Sampled(token_N, logp_NV.gather(1, token_N.unsqueeze(1)).squeeze(1), logp_NV)
+        return SamplerOutput(token_N, logp_NV.gather(1, token_N.unsqueeze(1)).squeeze(1), logp_NV)
 
-    def draw(self, scaled_NV: Tensor, seat_N: np.ndarray, index_N: np.ndarray) -> Tensor:
+    def gumbel_argmax(self, scaled_NV: Tensor, seat_N: np.ndarray, index_N: np.ndarray) -> Tensor:
         """A token for each row of tempered logits: the best, or the best under the row's noise."""
         chance_N = ~self.dials.greedy[seat_N]
         if not chance_N.any():
             return scaled_NV.argmax(-1)
-        key_N = keys(self.dials.seed[seat_N], index_N)
+        key_N = random_bits(self.dials.seed[seat_N], index_N)
         if chance_N.all():
-            return (scaled_NV + self.noise(key_N)).argmax(-1)
+            return (scaled_NV + self.gumbel_noise(key_N)).argmax(-1)
         row_R = self._tensor(np.flatnonzero(chance_N))
-        noisy_RV = scaled_NV[row_R] + self.noise(key_N[chance_N])
+        noisy_RV = scaled_NV[row_R] + self.gumbel_noise(key_N[chance_N])
         return scaled_NV.index_copy(0, row_R, noisy_RV).argmax(-1)
 
     def draft(self, logits_NV: Tensor, seat_N: np.ndarray, index_N: np.ndarray) -> Tensor:
         """A guess at what `sample` will say: the same noise, none of the wishes."""
         temperature_N = self._tensor(self.dials.temperature[seat_N])
-        return self.draw(logits_NV.float() / temperature_N.unsqueeze(1), seat_N, index_N)
+        return self.gumbel_argmax(logits_NV.float() / temperature_N.unsqueeze(1), seat_N, index_N)
 
-    def noise(self, key_N: np.ndarray) -> Tensor:
+    def gumbel_noise(self, key_N: np.ndarray) -> Tensor:
         """Standard Gumbel noise [N, V], a function of key and token alone."""
         halves = np.ascontiguousarray(key_N).view(np.int32).reshape(-1, 2)
         half_N2 = self._tensor(halves.copy())
@@ -131,10 +133,10 @@ class Sampler:
         return uniform_NV.neg_().log1p_().neg_().log_().neg_()
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return upload(values, self.device)
+        return copy_to_device_async(values, self.device)
 
 
-def keys(seed_N: np.ndarray, index_N: np.ndarray) -> np.ndarray:
+def random_bits(seed_N: np.ndarray, index_N: np.ndarray) -> np.ndarray:
     """64 random bits for each (seed, index)."""
     with np.errstate(over="ignore"):
         x = (
@@ -156,7 +158,9 @@ def _spread(x: Tensor) -> Tensor:
 # --- what requests may wish -----------------------------------------------------------------------
 
 
-def fulfil(logits_RV: Tensor, temperature_R1: Tensor, wishes: list[Wish]) -> Tensor:
+def apply_logit_constraints(
+    logits_RV: Tensor, temperature_R1: Tensor, wishes: list[LogitConstraint]
+) -> Tensor:
     """Tempered logits with every wish granted; what may not be said is -inf."""
     _penalize(logits_RV, wishes)
     _bias(logits_RV, wishes)
@@ -170,11 +174,11 @@ def _column(values: Iterable[float], like: Tensor) -> Tensor:
     return torch.tensor(list(values), dtype=torch.float32, device=like.device).unsqueeze(1)
 
 
-def _penalize(logits_RV: Tensor, wishes: list[Wish]) -> None:
-    asks = [(wish.sequence.request.sampling, wish) for wish in wishes]
+def _penalize(logits_RV: Tensor, wishes: list[LogitConstraint]) -> None:
+    asks = [(wish.sequence.request.sampling_params, wish) for wish in wishes]
     if any(s.frequency_penalty or s.presence_penalty for s, _ in asks):
         count_RV = _counts(
-            logits_RV, [w.sequence.tokens[w.sequence.prompt :] for w in wishes], asks
+            logits_RV, [w.sequence.tokens[w.sequence.num_prompt :] for w in wishes], asks
         )
         logits_RV -= count_RV * _column((s.frequency_penalty for s, _ in asks), logits_RV)
         logits_RV -= (count_RV > 0) * _column((s.presence_penalty for s, _ in asks), logits_RV)
@@ -186,7 +190,7 @@ def _penalize(logits_RV: Tensor, wishes: list[Wish]) -> None:
 
 
 def _counts(
-    logits_RV: Tensor, texts: list[list[int]], asks: list[tuple[SamplingParams, Wish]]
+    logits_RV: Tensor, texts: list[list[int]], asks: list[tuple[SamplingParams, LogitConstraint]]
 ) -> Tensor:
     """How often each token stands in a row's text and in the drafts it follows."""
     rows, tokens = [], []
@@ -199,11 +203,11 @@ def _counts(
     return count_RV.index_put_((index[0], index[1]), one, accumulate=True)
 
 
-def _bias(logits_RV: Tensor, wishes: list[Wish]) -> None:
+def _bias(logits_RV: Tensor, wishes: list[LogitConstraint]) -> None:
     entries = [
         (row, bias.token_id, bias.amount)
         for row, wish in enumerate(wishes)
-        for bias in wish.sequence.request.sampling.logit_bias
+        for bias in wish.sequence.request.sampling_params.logit_bias
     ]
     if entries:
         rows, tokens, amounts = zip(*entries, strict=True)
@@ -213,21 +217,21 @@ def _bias(logits_RV: Tensor, wishes: list[Wish]) -> None:
         logits_RV.index_put_(place, amount, accumulate=True)
 
 
-def _forbid(logits_RV: Tensor, wishes: list[Wish]) -> None:
+def _forbid(logits_RV: Tensor, wishes: list[LogitConstraint]) -> None:
     """What grammars do not allow, and ends before their time (unless a grammar allows no more)."""
     for row, wish in enumerate(wishes):
         if wish.mask is not None:
             logits_RV[row].masked_fill_(~wish.mask.to(logits_RV.device), float("-inf"))
-        early = wish.index < wish.sequence.request.sampling.min_new_tokens
-        if early and wish.sequence.stop_ids:
-            stops = sorted(wish.sequence.stop_ids)  # no tensor: masks and logits live apart
+        early = wish.index < wish.sequence.request.sampling_params.min_new_tokens
+        if early and wish.sequence.stop_token_ids:
+            stops = sorted(wish.sequence.stop_token_ids)  # no tensor: masks and logits live apart
             if wish.mask is None or int(wish.mask.sum()) > int(wish.mask[stops].sum()):
                 logits_RV[row, stops] = float("-inf")
 
 
-def _truncate(logits_RV: Tensor, wishes: list[Wish]) -> None:
+def _truncate(logits_RV: Tensor, wishes: list[LogitConstraint]) -> None:
     """Top-k, of its survivors top-p, of those min-p; the lowest id wins a tie."""
-    asks = [wish.sequence.request.sampling for wish in wishes]
+    asks = [wish.sequence.request.sampling_params for wish in wishes]
     some = [
         row
         for row, s in enumerate(asks)

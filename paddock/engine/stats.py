@@ -3,7 +3,23 @@
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LATENCY_BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 
 
 @dataclass(slots=True)
@@ -17,7 +33,7 @@ class Histogram:
     ([2, 0, 1], 10.5)
     """
 
-    bounds: tuple[float, ...] = SECONDS
+    bounds: tuple[float, ...] = LATENCY_BUCKETS_S
     counts: list[int] = field(default_factory=list)
     sum: float = 0.0
 
@@ -33,7 +49,7 @@ class Histogram:
 
 
 @dataclass(slots=True)
-class Drafts:
+class SpecDecodingStats:
     """How many drafts were made and kept at each position, the next token's first.
 
     >>> drafts = Drafts()
@@ -43,22 +59,25 @@ class Drafts:
     [(2, 2), (2, 1), (1, 0)]
     """
 
-    at: list[tuple[int, int]] = field(default_factory=list)
+    per_position: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, made: int, kept: int) -> None:
-        self.join(Drafts([(1, int(place < kept)) for place in range(made)]))
+    def observe_draft(self, made: int, kept: int) -> None:
+        self.merge(SpecDecodingStats([(1, int(place < kept)) for place in range(made)]))
 
-    def join(self, other: "Drafts") -> None:
-        self.at += [(0, 0)] * (len(other.at) - len(self.at))
-        for place, (made, kept) in enumerate(other.at):
-            self.at[place] = (self.at[place][0] + made, self.at[place][1] + kept)
+    def merge(self, other: "SpecDecodingStats") -> None:
+        self.per_position += [(0, 0)] * (len(other.per_position) - len(self.per_position))
+        for place, (made, kept) in enumerate(other.per_position):
+            self.per_position[place] = (
+                self.per_position[place][0] + made,
+                self.per_position[place][1] + kept,
+            )
 
-    def copy(self) -> "Drafts":
-        return Drafts(list(self.at))
+    def copy(self) -> "SpecDecodingStats":
+        return SpecDecodingStats(list(self.per_position))
 
 
 @dataclass(slots=True)
-class Counters:
+class CumulativeStats:
     """What only grows. Kept by the engine's thread."""
 
     requests: int = 0
@@ -67,25 +86,27 @@ class Counters:
     failed: int = 0
     steps: int = 0
     prompt_tokens: int = 0  # of requests, found in the cache or not
-    read_tokens: int = 0  # computed as prompts, those read again after a retraction too
+    prefill_tokens: int = 0  # computed as prompts, those read again after a retraction too
     generated_tokens: int = 0
-    thinking_tokens: int = 0
-    drafts_proposed: int = 0
-    drafts_accepted: int = 0
-    drafted: Drafts = field(default_factory=Drafts)  # the same, by position
+    reasoning_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    draft_stats: SpecDecodingStats = field(
+        default_factory=SpecDecodingStats
+    )  # the same, by position
     verify_steps: int = 0  # sampling steps of requests, whatever they wrote
     busy_s: float = 0.0  # spent in steps
-    queued_s: Histogram = field(default_factory=Histogram)
-    first_token_s: Histogram = field(default_factory=Histogram)
-    between_tokens_s: Histogram = field(default_factory=Histogram)
-    total_s: Histogram = field(default_factory=Histogram)
+    queue_time_s: Histogram = field(default_factory=Histogram)
+    ttft_s: Histogram = field(default_factory=Histogram)
+    inter_token_latency_s: Histogram = field(default_factory=Histogram)
+    e2e_latency_s: Histogram = field(default_factory=Histogram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
+class EngineStats:
     """A moment of an engine: counters so far, and how things stand."""
 
-    counters: Counters
+    counters: CumulativeStats
     version: int
     running: int
     waiting: int
@@ -94,15 +115,15 @@ class Stats:
     pages_total: int
     pages_used: int
     pages_cached: int  # held by the prefix cache, shared or not
-    pages_spare: int  # held by the prefix cache alone
-    page_tokens: int
+    pages_evictable: int  # held by the prefix cache alone
+    page_size: int
     running_tokens: int  # of running requests, in the cache
     waiting_tokens: int  # of waiting requests, still to be read
-    hit_tokens: int  # prompt tokens found in the prefix cache
-    asked_tokens: int  # prompt tokens looked for there
+    prefix_cache_hit_tokens: int  # prompt tokens found in the prefix cache
+    prefix_cache_query_tokens: int  # prompt tokens looked for there
     evicted_tokens: int
-    retractions: int
-    cache_bytes: int
+    preemptions: int
+    kv_cache_bytes: int
 
     @property
     def accept_length(self) -> float:
@@ -110,10 +131,10 @@ class Stats:
         return self.counters.generated_tokens / max(1, self.counters.verify_steps)
 
     @property
-    def hit_rate(self) -> float:
-        return self.hit_tokens / max(1, self.asked_tokens)
+    def prefix_cache_hit_rate(self) -> float:
+        return self.prefix_cache_hit_tokens / max(1, self.prefix_cache_query_tokens)
 
     @property
-    def page_usage(self) -> float:
+    def kv_cache_usage(self) -> float:
         """The share of pages that running requests hold."""
-        return (self.pages_used - self.pages_spare) / self.pages_total
+        return (self.pages_used - self.pages_evictable) / self.pages_total

@@ -25,17 +25,17 @@ from paddock.api.request import (
 from paddock.api.thinking_options import ThinkingOptions
 from paddock.api.token_decoder import TokenDecoder
 from paddock.engine import (
-    Answer,
-    Delta,
-    DuplicateId,
+    DuplicateRequestIdError,
     Engine,
-    EngineFailed,
-    EngineFull,
-    Labels,
+    EngineError,
+    EngineQueueFullError,
+    InvalidRequestError,
+    OutputDelta,
     Request,
-    RequestRefused,
+    RequestOutput,
+    WeightVersionLabels,
 )
-from paddock.engine.request import Deliver
+from paddock.engine.request import OutputCallback
 from paddock.records import SamplingParams
 from paddock.serve.replicas import Replicas
 from paddock.serve.settings import ServeSettings
@@ -85,14 +85,14 @@ class Hall:
         self.vocab = engines[0].config.vocab
         self.sessions: dict[str, int] = {}  # calls being answered, by session
         self.live: dict[str, int] = {}  # the replica of every request being answered
-        self.labels = Labels()  # of versions of the weights
+        self.labels = WeightVersionLabels()  # of versions of the weights
         self._warned: set[str] = set()
 
     @property
     def most_replies(self) -> int:
         """That one replica may be asked for at once."""
         engine = self.replicas.engines[0].settings
-        return engine.max_waiting + engine.max_running
+        return engine.max_queued_requests + engine.max_running_requests
 
     @property
     def defaults(self) -> SamplingParams:
@@ -125,7 +125,7 @@ class Hall:
         """The conversation in tokens, and the opening of the reply. A long one takes a while, so
         other clients are attended to meanwhile. One that is far longer than `most` tokens, or than
         the context, is refused without tokenizing all of it."""
-        most = most or self.capacity.context
+        most = most or self.capacity.context_length
         try:
             return await asyncio.to_thread(self._prompt, talk, most)
         except TextTooLongError as error:
@@ -149,7 +149,7 @@ class Hall:
         in `prompt_of`."""
         if not isinstance(prompt, str):
             return prompt
-        most = most or self.capacity.context
+        most = most or self.capacity.context_length
         try:
             return await asyncio.to_thread(self._encoded, prompt, most)
         except TextTooLongError as error:
@@ -163,7 +163,7 @@ class Hall:
     def most_counted(self) -> int:
         """Tokens of a text that is tokenized for its own sake: clients find out that way how much
         of a long one has room."""
-        return max(65536, 8 * self.capacity.context)
+        return max(65536, 8 * self.capacity.context_length)
 
     def _renderer(self) -> Renderer:
         if self.renderer is None:
@@ -193,7 +193,7 @@ class Hall:
         self, ask: ApiRequest, prompt: tuple[int, ...], *, n: int = 1, extras: Extras = NOTHING
     ) -> list[Request]:
         """The prompt, to be answered `n` times."""
-        sampling = fit_to_context(ask, len(prompt), self.capacity.context)
+        sampling = fit_to_context(ask, len(prompt), self.capacity.context_length)
         if (
             isinstance(ask, ChatRequest) and ask.must_call
         ):  # a format is for words; a call has its own
@@ -201,19 +201,20 @@ class Hall:
         top = (ask.top_logprobs or 0) if extras.top_logprobs is None else extras.top_logprobs
         request = Request(
             token_ids=prompt,
-            sampling=sampling,
+            sampling_params=sampling,
             id=ask.id or uuid4().hex,
             priority=max(-(2**31), min(2**31, ask.priority)),
-            salt=ask.salt,
-            prompt_logprobs_from=extras.prompt_logprobs_from,
+            cache_salt=ask.salt,
+            prompt_logprobs_start=extras.prompt_logprobs_from,
             top_logprobs=top,
-            ask_ids=extras.ask_ids,
-            replay=extras.replay,
+            logprob_token_ids=extras.ask_ids,
+            return_routing=extras.replay,
         )
         if n == 1:
             return [request]
         return [
-            replace(request, id=f"{request.id}-{i}", sampling=_nth(sampling, i)) for i in range(n)
+            replace(request, id=f"{request.id}-{i}", sampling_params=_nth(sampling, i))
+            for i in range(n)
         ]
 
     def call(self, http: HttpRequest, ask: ApiRequest, requests: Sequence[Request]) -> "Call":
@@ -248,30 +249,30 @@ class Call:
     def version(self) -> int:
         return self.hall.replicas.engines[self.replica].version
 
-    async def whole(self) -> list[Answer]:
+    async def whole(self) -> list[RequestOutput]:
         """Every answer, in order."""
         return [_answer(delta) for delta in await self.last()]
 
-    async def last(self) -> list[Delta]:
+    async def last(self) -> list[OutputDelta]:
         """Of every request the last delta, which holds all of its answer."""
-        found: dict[int, Delta] = {}
+        found: dict[int, OutputDelta] = {}
         async for i, delta in self._deltas(streamed=False):
             found[i] = delta
         return [found[i] for i in range(len(self.requests))]
 
-    async def only(self) -> AsyncGenerator[Delta, None]:
+    async def only(self) -> AsyncGenerator[OutputDelta, None]:
         """What is new of the only request; leaving early aborts it."""
         async with self.deltas() as deltas:
             async for _, delta in deltas:
                 yield delta
 
-    def deltas(self) -> "aclosing[AsyncGenerator[tuple[int, Delta], None]]":
+    def deltas(self) -> "aclosing[AsyncGenerator[tuple[int, OutputDelta], None]]":
         """What is new, with the index of the request it answers, as it comes: to be iterated over
         in an `async with`, whose end aborts what is not answered yet."""
         return aclosing(self._deltas(streamed=True))
 
-    async def _deltas(self, *, streamed: bool) -> AsyncGenerator[tuple[int, Delta], None]:
-        inbox: asyncio.Queue[tuple[int, Delta | EngineFailed]] = asyncio.Queue()
+    async def _deltas(self, *, streamed: bool) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+        inbox: asyncio.Queue[tuple[int, OutputDelta | EngineError]] = asyncio.Queue()
         unanswered: dict[int, str] = {}
         with self._known(), self.hall.replicas.busy(self.replica, len(self.requests)) as engine:
             try:
@@ -280,12 +281,12 @@ class Call:
                     unanswered[i] = await _handed_in(engine, request, deliver, streamed=streamed)
                 while unanswered:
                     i, delta = await inbox.get()
-                    if isinstance(delta, EngineFailed):
+                    if isinstance(delta, EngineError):
                         del unanswered[i]
                         raise delta
-                    if delta.answer is not None:
+                    if delta.output is not None:
                         del unanswered[i]
-                        self._log(delta.answer)
+                        self._log(delta.output)
                     yield i, _scored(delta, self.requests[i])
             finally:  # also where the client has left
                 for name in unanswered.values():
@@ -310,8 +311,8 @@ class Call:
                 if not sessions[session]:
                     del sessions[session]
 
-    def _log(self, answer: Answer) -> None:
-        first = f"{answer.first_token_s:.3f}s" if answer.first_token_s is not None else "-"
+    def _log(self, answer: RequestOutput) -> None:
+        first = f"{answer.ttft_s:.3f}s" if answer.ttft_s is not None else "-"
         log.info(
             "%s replica=%d prompt=%d cached=%d output=%d ttft=%s accept=%.2f total=%.3fs finish=%s",
             answer.id,
@@ -321,26 +322,30 @@ class Call:
             len(answer.completion.token_ids),
             first,
             answer.accept_length,
-            answer.total_s,
+            answer.e2e_latency_s,
             answer.completion.finish,
         )
 
 
-def _delivery(inbox: asyncio.Queue[tuple[int, Delta | EngineFailed]], index: int) -> Deliver:
+def _delivery(
+    inbox: asyncio.Queue[tuple[int, OutputDelta | EngineError]], index: int
+) -> OutputCallback:
     """Puts what an engine's thread says into an inbox of this thread's event loop."""
     loop = asyncio.get_running_loop()
 
-    def deliver(delta: Delta | EngineFailed) -> None:
+    def deliver(delta: OutputDelta | EngineError) -> None:
         with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
             loop.call_soon_threadsafe(inbox.put_nowait, (index, delta))
 
     return deliver
 
 
-async def _handed_in(engine: Engine, request: Request, deliver: Deliver, *, streamed: bool) -> str:
+async def _handed_in(
+    engine: Engine, request: Request, deliver: OutputCallback, *, streamed: bool
+) -> str:
     """The id of a request that the engine has taken. Compiling a grammar may take seconds, in which
     other clients are attended to; it is given up when the client disconnects."""
-    if request.sampling.grammar is None:
+    if request.sampling_params.grammar is None:
         return engine.submit(request, deliver, streamed=streamed)
     cancelled = Event()
     handing = asyncio.get_running_loop().run_in_executor(
@@ -360,34 +365,34 @@ async def _handed_in(engine: Engine, request: Request, deliver: Deliver, *, stre
         raise
 
 
-def _scored(delta: Delta, request: Request) -> Delta:
+def _scored(delta: OutputDelta, request: Request) -> OutputDelta:
     """With a place for every prompt token whose log-probability was asked for. An engine has none
     for a prompt of one token, nor for what it had not read when the request was aborted."""
-    answer, start = delta.answer, request.prompt_logprobs_from
+    answer, start = delta.output, request.prompt_logprobs_start
     if answer is None or start is None:
         return delta
     wanted = len(request.token_ids) - start
     if len(answer.prompt_logprobs) == wanted:
         return delta
-    rows = {"prompt_logprobs": answer.prompt_logprobs, "prompt_top": answer.prompt_top}
-    rows["prompt_asked"] = answer.prompt_asked
+    rows = {"prompt_logprobs": answer.prompt_logprobs, "prompt_top": answer.prompt_top_logprobs}
+    rows["prompt_asked"] = answer.prompt_requested_logprobs
     padded = {name: (*row, *[None] * (wanted - len(row))) for name, row in rows.items()}
-    return replace(delta, answer=replace(answer, **padded))  # type: ignore[arg-type]
+    return replace(delta, output=replace(answer, **padded))  # type: ignore[arg-type]
 
 
-def _answer(delta: Delta) -> Answer:
-    assert delta.answer is not None
-    return delta.answer
+def _answer(delta: OutputDelta) -> RequestOutput:
+    assert delta.output is not None
+    return delta.output
 
 
 def explained(error: Exception) -> ApiError:
     """What a client is told of an error, an engine's complaints among them."""
-    if isinstance(error, RequestRefused):
+    if isinstance(error, InvalidRequestError):
         error = ApiError(str(error))
-    if isinstance(error, EngineFull):
+    if isinstance(error, EngineQueueFullError):
         error = ApiError(str(error), status=503, code="overloaded")
-    if isinstance(error, DuplicateId):
+    if isinstance(error, DuplicateRequestIdError):
         error = ApiError(str(error), status=409, code="duplicate_id")
-    if isinstance(error, EngineFailed):
+    if isinstance(error, EngineError):
         error = ApiError(str(error), status=500, code="engine_failed")
     return dialect.to_api_error(error)

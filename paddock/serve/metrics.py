@@ -12,26 +12,29 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import generate_latest
 
-from paddock.engine import Histogram, Stats
+from paddock.engine import EngineStats, Histogram
 
-Number = Callable[[Stats], float]
+Number = Callable[[EngineStats], float]
 
 GAUGES: dict[str, tuple[str, Number]] = {
     "num_running_reqs": ("Requests being answered.", lambda s: s.running),
     "num_queue_reqs": ("Requests that wait.", lambda s: s.waiting),
     "num_used_tokens": ("Tokens of running requests in the cache.", lambda s: s.running_tokens),
-    "token_usage": ("The share of the cache that running requests hold.", lambda s: s.page_usage),
+    "token_usage": (
+        "The share of the cache that running requests hold.",
+        lambda s: s.kv_cache_usage,
+    ),
     "cache_hit_rate": (
         "Of prompt tokens, how many were in the prefix cache.",
-        lambda s: s.hit_rate,
+        lambda s: s.prefix_cache_hit_rate,
     ),
-    "max_total_num_tokens": ("What the cache can hold.", lambda s: s.pages_total * s.page_tokens),
+    "max_total_num_tokens": ("What the cache can hold.", lambda s: s.pages_total * s.page_size),
     "spec_accept_length": ("Tokens written for each sampling step.", lambda s: s.accept_length),
     "spec_accept_rate": (
         "Of drafted tokens, how many were kept.",
-        lambda s: s.counters.drafts_accepted / max(1, s.counters.drafts_proposed),
+        lambda s: s.counters.accepted_draft_tokens / max(1, s.counters.draft_tokens),
     ),
-    "num_retracted_reqs": ("Times a request had to wait again.", lambda s: s.retractions),
+    "num_retracted_reqs": ("Times a request had to wait again.", lambda s: s.preemptions),
     "num_paused_reqs": (
         "Requests held while generation is paused.",
         lambda s: s.running + s.waiting if s.paused else 0,
@@ -42,21 +45,24 @@ GAUGES: dict[str, tuple[str, Number]] = {
 COUNTERS: dict[str, tuple[str, Number]] = {
     "prompt_tokens": ("Prompt tokens, cached or not.", lambda s: s.counters.prompt_tokens),
     "generation_tokens": ("Tokens written.", lambda s: s.counters.generated_tokens),
-    "cached_tokens": ("Prompt tokens found in the prefix cache.", lambda s: s.hit_tokens),
+    "cached_tokens": (
+        "Prompt tokens found in the prefix cache.",
+        lambda s: s.prefix_cache_hit_tokens,
+    ),
     "evicted_tokens": ("Tokens dropped from the prefix cache.", lambda s: s.evicted_tokens),
-    "thinking_tokens": ("Tokens of reasoning.", lambda s: s.counters.thinking_tokens),
+    "thinking_tokens": ("Tokens of reasoning.", lambda s: s.counters.reasoning_tokens),
     "num_requests": ("Requests taken.", lambda s: s.counters.requests),
     "num_aborted_requests": ("Requests ended before their time.", lambda s: s.counters.aborted),
     "num_failed_requests": ("Requests that the engine failed.", lambda s: s.counters.failed),
 }
-HISTOGRAMS: dict[str, tuple[str, Callable[[Stats], Histogram]]] = {
-    "time_to_first_token_seconds": ("Arrival to first token.", lambda s: s.counters.first_token_s),
+HISTOGRAMS: dict[str, tuple[str, Callable[[EngineStats], Histogram]]] = {
+    "time_to_first_token_seconds": ("Arrival to first token.", lambda s: s.counters.ttft_s),
     "inter_token_latency_seconds": (
         "Between a token and the next.",
-        lambda s: s.counters.between_tokens_s,
+        lambda s: s.counters.inter_token_latency_s,
     ),
-    "e2e_request_latency_seconds": ("Arrival to last token.", lambda s: s.counters.total_s),
-    "queue_time_seconds": ("Arrival to being let in.", lambda s: s.counters.queued_s),
+    "e2e_request_latency_seconds": ("Arrival to last token.", lambda s: s.counters.e2e_latency_s),
+    "queue_time_seconds": ("Arrival to being let in.", lambda s: s.counters.queue_time_s),
 }
 
 
@@ -67,12 +73,12 @@ class Exhibition:
         self.prefix, self.model, self.clock = prefix, model, clock
         self._before: dict[int, tuple[float, int]] = {}
 
-    def text(self, every: Sequence[Stats], *, sessions: int) -> bytes:
+    def text(self, every: Sequence[EngineStats], *, sessions: int) -> bytes:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Fixed(list(self._families(every, sessions))))
         return generate_latest(registry)
 
-    def _families(self, every: Sequence[Stats], sessions: int) -> Iterator[Metric]:
+    def _families(self, every: Sequence[EngineStats], sessions: int) -> Iterator[Metric]:
         names = ["model_name", "dp_rank"]
 
         def filled(family: Any, number: Number) -> Any:
@@ -96,7 +102,7 @@ class Exhibition:
             labels=[*names, "position"],
         )
         for rank, stats in enumerate(every):
-            for place, (made, right) in enumerate(stats.counters.drafted.at, start=1):
+            for place, (made, right) in enumerate(stats.counters.draft_stats.per_position, start=1):
                 kept.add_metric([self.model, str(rank), str(place)], right / max(1, made))
         yield kept
         speed = GaugeMetricFamily(
@@ -111,7 +117,7 @@ class Exhibition:
         active.add_metric([self.model], sessions)
         yield active
 
-    def _rate(self, rank: int, stats: Stats) -> float:
+    def _rate(self, rank: int, stats: EngineStats) -> float:
         now, written = self.clock(), stats.counters.generated_tokens
         then, before = self._before.get(rank, (now, written))
         self._before[rank] = (now, written)

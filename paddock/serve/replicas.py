@@ -59,7 +59,7 @@ class Replicas:
             idle = [i for i, load in enumerate(self.loads) if load == least]
             return idle[next(self._turn) % len(idle)]
         order = preference(session, len(self))
-        room = self.engines[0].settings.max_running
+        room = self.engines[0].settings.max_running_requests
         fit = (i for i in order if not overloaded(self.loads[i], least, room=room))
         return next(fit, order[0])
 
@@ -67,7 +67,7 @@ class Replicas:
     def busy(self, replica: int, requests: int) -> Iterator[Engine]:
         """The engine, known to be busy with so many more requests until the block ends."""
         engine = self.engines[replica]
-        most = engine.settings.max_waiting + engine.settings.max_running
+        most = engine.settings.max_queued_requests + engine.settings.max_running_requests
         if self.loads[replica] + requests > most:
             raise ApiError(
                 f"{self.loads[replica]} requests are waiting or running already, of at most {most}",

@@ -7,7 +7,7 @@ import pytest
 
 from paddock.dashboard import rows
 from paddock.dashboard.engine import EngineWatch, numbers
-from paddock.engine import Counters, Stats
+from paddock.engine import CumulativeStats, EngineStats
 from paddock.serve.metrics import Exhibition
 
 
@@ -58,9 +58,9 @@ def test_a_row_that_is_no_span_is_left_out(tmp_path):
 
 
 def stats(**changes):
-    names = set(Stats.__dataclass_fields__) - {"counters"}
-    counted = Counters(prompt_tokens=90, generated_tokens=40, verify_steps=20)
-    return Stats(counters=counted, **(dict.fromkeys(names, 1) | changes))
+    names = set(EngineStats.__dataclass_fields__) - {"counters"}
+    counted = CumulativeStats(prompt_tokens=90, generated_tokens=40, verify_steps=20)
+    return EngineStats(counters=counted, **(dict.fromkeys(names, 1) | changes))
 
 
 def test_what_our_own_server_shows_is_understood():

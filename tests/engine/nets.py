@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import torch
 from torch.nn import functional as F
 
-from paddock.engine import Answer, Engine, EngineSettings, Request
+from paddock.engine import Engine, EngineSettings, Request, RequestOutput
 from paddock.model import AttentionMetadata, Transformer
 from paddock.model.config import WeightInitSettings
 from paddock.records import Completion, SamplingParams
@@ -98,11 +98,13 @@ def engine(network: Transformer, tokenizer=None, **settings) -> Engine:
 
 def greedy(prompt: tuple[int, ...], count: int = 12, **changes) -> Request:
     return Request(
-        token_ids=prompt, sampling=SamplingParams(temperature=0.0, max_new_tokens=count), **changes
+        token_ids=prompt,
+        sampling_params=SamplingParams(temperature=0.0, max_new_tokens=count),
+        **changes,
     )
 
 
-def answers_at_once(serving: Engine, requests: list[Request]) -> list[Answer]:
+def answers_at_once(serving: Engine, requests: list[Request]) -> list[RequestOutput]:
     """The answers to requests that are all there before the first step, however slowly they come:
     what they compete for (pages, slots) then does not depend on the machine."""
     serving.pause("in_place")

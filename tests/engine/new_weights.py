@@ -54,7 +54,7 @@ def assert_untouched(serving, reload):
 def cold():
     """What an engine says that never knew other weights."""
     with engine(copy_of(other())) as found:
-        return [answer.completion for answer in found.answers(map(greedy, PROMPTS))]
+        return [answer.completion for answer in found.generate_outputs(map(greedy, PROMPTS))]
 
 
 def assert_new(serving):

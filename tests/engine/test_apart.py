@@ -11,9 +11,9 @@ import torch
 
 from paddock.checkpoint import CheckpointError
 from paddock.checkpoint.weight_sync import WeightUpdate
-from paddock.engine import EngineApart, EngineFailed, Request, RequestRefused
-from paddock.engine.apart import TRIES
-from paddock.engine.apart_child import Bundle
+from paddock.engine import EngineError, InvalidRequestError, Request, SubprocessEngine
+from paddock.engine.subprocess_engine import MAX_RESTARTS
+from paddock.engine.subprocess_server import FlattenedTensorBucket
 from paddock.records import SamplingParams
 from tests.engine.nets import copy_of, engine, network
 from tests.engine.nets import prompts as drawn
@@ -44,20 +44,20 @@ def in_the_child():
 
 @pytest.fixture(scope="module")
 def apart():
-    with EngineApart(sparse) as found:
+    with SubprocessEngine(sparse) as found:
         yield found
         assert found.audit() == []
 
 
 @pytest.fixture
 def mortal():
-    with EngineApart(sparse) as found:
+    with SubprocessEngine(sparse) as found:
         yield found
 
 
 def sampled(prompt, seed, count=12):
     sampling = SamplingParams(max_new_tokens=count, seed=seed, ignore_eos=True)
-    return Request(token_ids=prompt, sampling=sampling)
+    return Request(token_ids=prompt, sampling_params=sampling)
 
 
 async def everything(found, requests):
@@ -71,7 +71,7 @@ async def deltas(found, request):
 def asked(*, version):
     """The replies of an engine in this process that serves the weights of that version."""
     with engine(copy_of(network("sparse") if version == 0 else other())) as here:
-        here.swap(lambda _: None, version)
+        here.update_weights(lambda _: None, version)
         return asyncio.run(everything(here, [sampled(p, i) for i, p in enumerate(PROMPTS)]))
 
 
@@ -97,9 +97,9 @@ def test_a_stream_comes_piece_by_piece(apart):
 
 
 def test_what_no_engine_could_answer_is_refused_with_the_numbers(apart):
-    with pytest.raises(RequestRefused, match="token id 100000, outside"):
+    with pytest.raises(InvalidRequestError, match="token id 100000, outside"):
         asyncio.run(apart.respond(sampled((1, 100000), 0)))
-    assert asyncio.run(apart.beats())
+    assert asyncio.run(apart.check_health())
 
 
 def test_whoever_goes_away_leaves_nothing_behind(apart):
@@ -121,14 +121,14 @@ def test_whoever_goes_away_leaves_nothing_behind(apart):
 
 def test_whoever_loses_patience_or_fails_does_not_make_it_deaf(apart):
     async def main():
-        beat = asyncio.create_task(apart.beats())
+        beat = asyncio.create_task(apart.check_health())
         await asyncio.sleep(0)
         beat.cancel()  # before the answer is there
         await asyncio.gather(beat, return_exceptions=True)
-        apart.submit(sampled(PROMPTS[0], 0), lambda delta: {}["nobody takes it"], streamed=True)
+        apart.submit(sampled(PROMPTS[0], 0), lambda delta: {}["nobody takes it"], stream=True)
         async with asyncio.timeout(60):
             answer = await apart.respond(sampled(PROMPTS[1], 1))
-            return len(answer.completion.token_ids), await apart.beats()
+            return len(answer.completion.token_ids), await apart.check_health()
 
     assert asyncio.run(main()) == (12, True)
 
@@ -172,7 +172,7 @@ def test_what_was_sent_does_not_change_with_the_trainer(mortal):
 
 def test_a_bundle_holds_what_the_parcel_held():
     made = {"a": torch.arange(3.0), "b": torch.ones(2, 5, dtype=torch.bfloat16), "c": torch.ones(0)}
-    found = Bundle.of(WeightUpdate(3, made)).tensors()
+    found = FlattenedTensorBucket.from_update(WeightUpdate(3, made)).tensors()
     assert found.keys() == made.keys()
     for name, tensor in made.items():
         assert found[name].dtype == tensor.dtype
@@ -196,12 +196,12 @@ def test_a_killed_process_is_noticed_at_once_and_followed_by_another(mortal):
     mortal.publish([WeightUpdate(7, tensors())])
     first = mortal.pid
     outcomes = asyncio.run(killed())
-    assert all(isinstance(outcome, EngineFailed) for outcome in outcomes)
+    assert all(isinstance(outcome, EngineError) for outcome in outcomes)
     assert "was killed by SIGKILL" in str(outcomes[0])
     assert not mortal.healthy
-    assert not asyncio.run(mortal.beats())
+    assert not asyncio.run(mortal.check_health())
     mortal.publish([WeightUpdate(8, tensors())])  # kept for whoever follows
-    mortal.revive_soon()
+    mortal.restart_async()
     mortal._reviving.join()
     assert mortal.healthy and mortal.pid != first
     assert mortal.stats().version == 8
@@ -210,26 +210,26 @@ def test_a_killed_process_is_noticed_at_once_and_followed_by_another(mortal):
 
 
 def test_a_process_that_cannot_begin_says_why():
-    with pytest.raises(EngineFailed, match="ValueError: the folder has no weights"):
-        EngineApart(in_the_child)
+    with pytest.raises(EngineError, match="ValueError: the folder has no weights"):
+        SubprocessEngine(in_the_child)
 
 
 def test_one_that_cannot_be_followed_is_given_up(tmp_path):
-    with EngineApart(partial(only_once, tmp_path / "marker")) as found:
+    with SubprocessEngine(partial(only_once, tmp_path / "marker")) as found:
         os.kill(found.pid, signal.SIGKILL)
         until(lambda: not found.healthy)
-        for _ in range(TRIES):
-            assert not found.hopeless
-            found.revive()
-        assert found.hopeless
+        for _ in range(MAX_RESTARTS):
+            assert not found.gave_up
+            found.restart()
+        assert found.gave_up
         with pytest.raises(RuntimeError, match=r"died 3 times: OSError: no memory left"):
-            asyncio.run(found.respond(sampled(PROMPTS[0], 0)))
+            asyncio.run(found.async_generate(sampled(PROMPTS[0], 0)))
 
 
 def test_it_ends_with_its_owner():
-    found = EngineApart(sparse)
+    found = SubprocessEngine(sparse)
     process = found._process
     found.close()
     assert process.exitcode == 0
-    with pytest.raises(EngineFailed, match="closed"):
+    with pytest.raises(EngineError, match="closed"):
         found.stats()

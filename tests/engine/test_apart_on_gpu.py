@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paddock.checkpoint.weight_sync import WeightUpdate
-from paddock.engine import EngineApart
+from paddock.engine import SubprocessEngine
 from tests.engine.nets import assert_greedy, copy_of, engine, greedy, network, prompts
 from tests.engine.new_weights import tensors
 from tests.engine.test_weights import other
@@ -35,27 +35,27 @@ def on_device():
 
 
 def test_weights_of_the_trainers_gpu_serve_and_outlive_a_process():
-    with EngineApart(sparse) as apart:
+    with SubprocessEngine(sparse) as apart:
         assert_says(apart, network("sparse"), 0)
         live = on_device()
-        apart.publish([WeightUpdate(7, live)], verify=True)
+        apart.update_weights([WeightUpdate(7, live)], verify=True)
         for tensor in live.values():  # the trainer goes on writing where it wrote
             tensor.fill_(float("nan"))
         torch.cuda.synchronize()
         assert_says(apart, other(), 7)
         os.kill(apart.pid, signal.SIGKILL)
         until(lambda: not apart.healthy)
-        apart.revive()
+        apart.restart()
         assert_says(apart, other(), 7)
         assert apart.audit() == []
 
 
 def test_every_update_leaves_the_device_as_full_as_before():
     """The memory of the version before is given back once the next one is there."""
-    with EngineApart(sparse) as apart:
+    with SubprocessEngine(sparse) as apart:
         taken = []
         for version in range(1, 9):
-            apart.publish([WeightUpdate(version, on_device())])
+            apart.update_weights([WeightUpdate(version, on_device())])
             torch.cuda.ipc_collect()
             taken.append(torch.cuda.memory_allocated())
         assert apart.stats().version == 8

@@ -55,7 +55,7 @@ def test_greedy_replies_do_not_depend_on_how_they_are_served(kind, condition):
         asked = PROMPTS if condition == "batch of 32" else FEW
         check(kind, answers_at_once(serving, [greedy(prompt, COUNT) for prompt in asked]))
         if condition == "no pages to spare":
-            assert serving.stats().retractions > 0
+            assert serving.stats().preemptions > 0
         assert serving.audit() == []
 
 
@@ -65,8 +65,8 @@ def test_greedy_replies_do_not_depend_on_how_they_are_served(kind, condition):
 )
 def test_drafts_change_nothing_but_the_time(kind, steps):
     with engine(network(kind), mtp_steps=steps) as serving:
-        check(kind, serving.answers([greedy(prompt, COUNT) for prompt in FEW]))
-        again = serving.answers([greedy(prompt, COUNT) for prompt in FEW])
+        check(kind, serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW]))
+        again = serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW])
         check(kind, again)
         assert sum(answer.cached_tokens for answer in again) > 0
         if kind == "counting":
@@ -79,35 +79,35 @@ def test_drafts_under_pressure(condition):
     with engine(network("counting"), mtp_steps=3, **CONDITIONS[condition]) as serving:
         check("counting", answers_at_once(serving, [greedy(prompt, COUNT) for prompt in FEW]))
         if condition == "no pages to spare":
-            assert serving.stats().retractions > 0
+            assert serving.stats().preemptions > 0
         assert serving.audit() == []
 
 
 @pytest.mark.parametrize("kind", ["sparse", "grouped", "recurrent"])
 def test_alone(kind):
     with engine(network(kind), **settings_for(kind)) as serving:
-        check(kind, [serving.answer(greedy(prompt, COUNT)) for prompt in PROMPTS[:3]])
+        check(kind, [serving.generate_output(greedy(prompt, COUNT)) for prompt in PROMPTS[:3]])
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("sparse", 0), ("sparse", 3), ("grouped", 0)])
 def test_what_is_in_the_prefix_cache_is_not_computed_again(kind, steps):
     with engine(network(kind), mtp_steps=steps) as serving:
-        check(kind, serving.answers([greedy(prompt, COUNT) for prompt in FEW]))
+        check(kind, serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW]))
         before = serving.stats()
-        check(kind, serving.answers([greedy(prompt, COUNT) for prompt in FEW]))
+        check(kind, serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW]))
         after = serving.stats()
-        found = after.hit_tokens - before.hit_tokens
+        found = after.prefix_cache_hit_tokens - before.prefix_cache_hit_tokens
         # All but the last page of each prompt, whose last token is always computed.
         assert found == sum((len(prompt) - 1) // 4 * 4 for prompt in FEW)
         total = sum(map(len, FEW))
-        assert after.counters.read_tokens - before.counters.read_tokens == total - found
+        assert after.counters.prefill_tokens - before.counters.prefill_tokens == total - found
 
 
 def test_a_conversation_finds_its_own_past():
     with engine(network("counting"), mtp_steps=2) as serving:
         prompt = PROMPTS[0]
         for _ in range(3):
-            answer = serving.answer(greedy(prompt, 11))
+            answer = serving.generate_output(greedy(prompt, 11))
             assert_greedy(network("counting"), prompt, answer.completion)
             assert answer.cached_tokens >= (len(prompt) - 13) // 4 * 4
             prompt = prompt + answer.completion.token_ids + (1, 2)
@@ -117,10 +117,10 @@ def test_requests_that_begin_alike_are_read_once():
     shared = tuple(tokens(40).tolist())
     together = [(*shared, i) for i in range(8)]
     with engine(network("sparse")) as serving:
-        answers = serving.answers([greedy(prompt, 4) for prompt in together])
+        answers = serving.generate_outputs([greedy(prompt, 4) for prompt in together])
         for prompt, answer in zip(together, answers, strict=True):
             assert_greedy(network("sparse"), prompt, answer.completion)
-        assert serving.stats().counters.read_tokens == 41 + 7
+        assert serving.stats().counters.prefill_tokens == 41 + 7
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -136,7 +136,7 @@ def test_new_weights_that_are_the_old_ones_change_nothing(mode, steps):
         for version in range(1, 5):
             await asyncio.sleep(0.02)
             await asyncio.to_thread(
-                serving.swap, lambda net: net.load_state_dict(same), version, mode
+                serving.update_weights, lambda net: net.load_state_dict(same), version, mode
             )
         return await asyncio.gather(*tasks)
 
@@ -164,12 +164,12 @@ SAMPLING = {
 @pytest.mark.parametrize("name", SAMPLING)
 def test_a_seed_decides_the_reply_whatever_else_is_served_and_drafted(name):
     sampling = SAMPLING[name]
-    ask = [Request(token_ids=prompt, sampling=sampling) for prompt in FEW]
+    ask = [Request(token_ids=prompt, sampling_params=sampling) for prompt in FEW]
     with engine(network("counting")) as serving:
-        alone = [serving.answer(request).completion for request in ask[:4]]
-        again = [answer.completion for answer in serving.answers(ask)]
+        alone = [serving.generate_output(request).completion for request in ask[:4]]
+        again = [answer.completion for answer in serving.generate_outputs(ask)]
     with engine(network("counting"), mtp_steps=3, step_tokens=9, **PRESSED) as serving:
-        drafted = [answer.completion for answer in serving.answers(ask)]
+        drafted = [answer.completion for answer in serving.generate_outputs(ask)]
         assert serving.stats().accept_length > 1.1
     assert [reply.token_ids for reply in alone] == [reply.token_ids for reply in again[:4]]
     assert [reply.token_ids for reply in again] == [reply.token_ids for reply in drafted]
@@ -181,10 +181,10 @@ def test_a_seed_decides_the_reply_whatever_else_is_served_and_drafted(name):
 def test_replies_differ_between_seeds_and_between_places():
     with engine(network("sparse")) as serving:
         ask = [
-            Request(token_ids=(7,), sampling=SamplingParams(max_new_tokens=12, seed=seed))
+            Request(token_ids=(7,), sampling_params=SamplingParams(max_new_tokens=12, seed=seed))
             for seed in range(30)
         ]
-        replies = [answer.completion.token_ids for answer in serving.answers(ask)]
+        replies = [answer.completion.token_ids for answer in serving.generate_outputs(ask)]
     assert len(set(replies)) == 30
     first = torch.tensor([reply[0] for reply in replies])
     second = torch.tensor([reply[1] for reply in replies])

@@ -6,9 +6,9 @@ from threading import Event, Timer
 
 import pytest
 
-from paddock.engine import EngineFull, Request, RequestRefused
-from paddock.engine.grammar import Cache
-from paddock.engine.grammar_worker import lanes
+from paddock.engine import EngineQueueFullError, InvalidRequestError, Request
+from paddock.engine.grammar import GrammarCache
+from paddock.engine.grammar_worker import compile_workers
 from paddock.records import Grammar, SamplingParams
 from paddock.text import SpecialToken
 from tests.engine.nets import engine, network
@@ -37,7 +37,7 @@ REGEX = r"[ab]{3,6}-(yes|no)"
 
 def asking(grammar, seed, prompt="hello", **changes):
     defaults = {"max_new_tokens": 60, "seed": seed, "temperature": 1.0, "grammar": grammar}
-    return Request(token_ids=ids(prompt), sampling=SamplingParams(**(defaults | changes)))
+    return Request(token_ids=ids(prompt), sampling_params=SamplingParams(**(defaults | changes)))
 
 
 def said(answer):
@@ -127,7 +127,7 @@ def test_roles_cannot_be_spelled():
 )
 def test_what_is_no_grammar_is_refused(grammar):
     with serving() as engine:
-        with pytest.raises(RequestRefused, match="is no grammar") as refused:
+        with pytest.raises(InvalidRequestError, match="is no grammar") as refused:
             engine.answer(asking(grammar, 0))
         assert ".cc" not in str(refused.value), "no path of the library's build"
         assert engine.generate(ids("hello"), SamplingParams(max_new_tokens=2)).finish == "length"
@@ -140,7 +140,7 @@ def test_what_is_no_grammar_is_refused(grammar):
 )
 def test_a_language_without_words_is_refused(grammar, stops):
     with serving(stop_ids=stops) as engine:
-        with pytest.raises(RequestRefused, match="allows no reply"):
+        with pytest.raises(InvalidRequestError, match="allows no reply"):
             engine.answer(asking(grammar, 0))
         empty = engine.answer(asking(Grammar("regex", "a?"), 0))  # the empty word is one
         assert said(empty) in ("", "a")
@@ -159,7 +159,7 @@ EXPLODING = Grammar(
 def test_a_grammar_that_explodes_is_refused_and_holds_up_nobody():
     with serving(stop_ids=(STOP,), grammar_s=2.0, grammar_bytes=1 << 28) as engine:
         for _ in range(2):  # the second time without a try
-            with pytest.raises(RequestRefused, match=r"takes (more than 2 s|too long)|memory"):
+            with pytest.raises(InvalidRequestError, match=r"takes (more than 2 s|too long)|memory"):
                 engine.answer(asking(EXPLODING, 0))
         assert said(engine.answer(asking(Grammar("regex", "abc"), 0))) == "abc"
         assert engine.audit() == []
@@ -169,16 +169,20 @@ def test_compiling_ends_when_the_client_has_left():
     left = Event()
     with serving(stop_ids=(STOP,), grammar_s=500.0, grammar_bytes=1 << 28) as engine:
         Timer(0.3, left.set).start()
-        with pytest.raises(RequestRefused, match="disconnected"):
+        with pytest.raises(InvalidRequestError, match="disconnected"):
             engine.submit(asking(EXPLODING, 0), lambda _: None, cancelled=left)
         assert said(engine.answer(asking(Grammar("regex", "abc"), 0))) == "abc"
 
 
 def test_more_grammars_than_may_wait_find_the_engine_full(monkeypatch):
     with serving(stop_ids=(STOP,)) as engine:
-        for lane in lanes(engine.settings.grammar_s, engine.settings.grammar_bytes):
+        for lane in compile_workers(
+            engine.settings.grammar_timeout_s, engine.settings.grammar_memory_bytes
+        ):
             monkeypatch.setattr(lane, "most_waiting", 0)
-        with pytest.raises(EngineFull, match="0 grammars are waiting to be compiled already"):
+        with pytest.raises(
+            EngineQueueFullError, match="0 grammars are waiting to be compiled already"
+        ):
             engine.answer(asking(Grammar("regex", "full"), 0))
         monkeypatch.rollback()
         assert said(engine.answer(asking(Grammar("regex", "full"), 0))) == "full"
@@ -187,13 +191,13 @@ def test_more_grammars_than_may_wait_find_the_engine_full(monkeypatch):
 
 def test_a_long_grammar_is_refused_unread():
     long = Grammar("ebnf", f'root ::= "{"a" * 99}"')
-    refused = pytest.raises(RequestRefused, match="has 110 bytes, more than 64")
+    refused = pytest.raises(InvalidRequestError, match="has 110 bytes, more than 64")
     with serving(grammar_text_bytes=64) as engine, refused:
         engine.answer(asking(long, 0))
 
 
 def test_the_cache_of_grammars_is_bounded():
-    cache = Cache(100)
+    cache = GrammarCache(100)
     one, two, vast = (Grammar("regex", text) for text in "abc")
     for grammar, size in ((one, 60), (two, 60), (vast, 101)):
         cache.put(grammar, (grammar.text, None), size)
@@ -223,6 +227,6 @@ def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
 
 def test_without_a_tokenizer_there_is_no_grammar():
     asked = SamplingParams(grammar=Grammar("regex", "a"))
-    refused = pytest.raises(RequestRefused, match="need an engine with a tokenizer")
+    refused = pytest.raises(InvalidRequestError, match="need an engine with a tokenizer")
     with engine(network("sparse")) as plain, refused:
         plain.generate((1, 2), asked)

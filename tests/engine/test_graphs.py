@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.engine import Engine, EngineSettings, capacity
-from paddock.engine.graphs import Asked, Graphs, Size, fill
-from paddock.engine.memory import Cache
+from paddock.engine import Engine, EngineSettings, resolve_kv_cache_config
+from paddock.engine.cuda_graphs import (
+    CudaGraphKey,
+    CudaGraphRunner,
+    UniformDecodeBatch,
+    copy_padded,
+)
+from paddock.engine.kv_cache import PagedKVCache
 from paddock.engine.settings import cached_layers
 from paddock.records import SamplingParams
 from tests.engine.nets import (
@@ -46,7 +51,7 @@ def test_replies_are_the_same(kind):
     with engine(network(kind), graphs=True) as serving:
         check(kind, serving)
         assert_greedy(
-            network(kind), PROMPTS[0], serving.answer(greedy(PROMPTS[0], COUNT)).completion
+            network(kind), PROMPTS[0], serving.generate_output(greedy(PROMPTS[0], COUNT)).completion
         )
         assert graphs_of(serving).count >= 2
         assert serving.audit() == []
@@ -57,7 +62,7 @@ def test_drafts_too(kind, steps):
     with engine(network(kind), graphs=True, mtp_steps=steps) as serving:
         check(kind, serving)
         check(kind, serving)
-        names = {name for x in graphs_of(serving)._inputs.values() for name in x.recorded}
+        names = {name for x in graphs_of(serving)._inputs.values() for name in x.captured}
         assert names == ({"write", "read", "guess"} if steps > 1 else {"write", "read"})
         if kind == "counting":
             assert serving.stats().accept_length > 1.15
@@ -67,7 +72,7 @@ def test_drafts_too(kind, steps):
 def test_under_pressure():
     with engine(network("counting"), graphs=True, mtp_steps=2, pages=40, context=64) as serving:
         check("counting", serving)
-        assert serving.stats().retractions > 0
+        assert serving.stats().preemptions > 0
         assert serving.audit() == []
 
 
@@ -83,11 +88,13 @@ def test_sampled_replies_are_those_without():
 def test_new_weights_in_the_old_place_keep_the_recordings():
     own = copy_of(network("counting"))
     with engine(own, graphs=True) as serving:
-        serving.answer(greedy(PROMPTS[0], COUNT))
+        serving.generate_output(greedy(PROMPTS[0], COUNT))
         before = graphs_of(serving).count
-        serving.swap(lambda net: net.load_state_dict(network("sparse").state_dict()), 1)
+        serving.update_weights(lambda net: net.load_state_dict(network("sparse").state_dict()), 1)
         assert_greedy(
-            network("sparse"), PROMPTS[0], serving.answer(greedy(PROMPTS[0], COUNT)).completion
+            network("sparse"),
+            PROMPTS[0],
+            serving.generate_output(greedy(PROMPTS[0], COUNT)).completion,
         )
         assert graphs_of(serving).count == before > 0
 
@@ -98,11 +105,13 @@ def test_weights_in_another_place_do_not():
             parameter.data = parameter.data.clone()
 
     with engine(copy_of(network("counting")), graphs=True) as serving:
-        serving.answer(greedy(PROMPTS[0], COUNT))
+        serving.generate_output(greedy(PROMPTS[0], COUNT))
         old = dict(graphs_of(serving)._inputs)
-        serving.swap(move, 1)
+        serving.update_weights(move, 1)
         assert_greedy(
-            network("counting"), PROMPTS[0], serving.answer(greedy(PROMPTS[0], COUNT)).completion
+            network("counting"),
+            PROMPTS[0],
+            serving.generate_output(greedy(PROMPTS[0], COUNT)).completion,
         )
         assert not set(map(id, old.values())) & set(map(id, graphs_of(serving)._inputs.values()))
 
@@ -112,7 +121,7 @@ def test_only_decoding_is_recorded():
     with engine(network("sparse"), graphs=True, page_tokens=4) as serving:
         for length in (5, 9, 14):
             for _ in range(2):  # the second time behind what was kept of the first
-                serving.answer(greedy(tuple(range(length)), 4))
+                serving.generate_output(greedy(tuple(range(length)), 4))
         assert {size.queries for size in graphs_of(serving)._inputs} == {1}
 
 
@@ -142,7 +151,7 @@ def test_prompts_wait_to_be_read_together_while_others_decode(gather_s, reads):
     clock, answers = Ticking(), SimpleQueue()
     later = [tuple((5 * i + j) % VOCAB for j in range(9)) for i in range(6)]
     settings = {"page_tokens": 4, "context": 128, "stop_ids": (), "gather_s": gather_s}
-    chosen = EngineSettings(cache_bytes=1 << 22, graphs=True, **settings)
+    chosen = EngineSettings(kv_cache_bytes=1 << 22, cuda_graphs=True, **settings)
     with Engine(network("dense"), None, chosen, clock=clock) as serving:
         clock.around(serving._worker.runner)
 
@@ -177,32 +186,36 @@ def test_where_they_are_not_wanted_there_are_none():
 
 def graphs(**settings):
     config = network("sparse").config  # chooses 8 keys
-    chosen = EngineSettings(page_tokens=4, pages=64, context=100, graphs=True, **settings)
-    found = capacity(chosen, config, 4)
+    chosen = EngineSettings(
+        page_size=4, num_pages=64, context_length=100, cuda_graphs=True, **settings
+    )
+    found = resolve_kv_cache_config(chosen, config, 4)
     like = torch.zeros(1)
-    cache = Cache(config, cached_layers(chosen, config), found, chosen.max_running, like=like)
-    return Graphs(network("sparse"), cache, chosen)
+    cache = PagedKVCache(
+        config, cached_layers(chosen, config), found, chosen.max_running_requests, like=like
+    )
+    return CudaGraphRunner(network("sparse"), cache, chosen)
 
 
 @pytest.mark.parametrize(
     ("sequences", "longest", "size"),
     [
-        (1, 8, Size(1, 1, 2)),  # as many keys as need no choice
-        (3, 9, Size(4, 1, 4)),
-        (4, 17, Size(4, 1, 8)),
-        (5, 100, Size(6, 1, 25)),  # never more than there can be
+        (1, 8, CudaGraphKey(1, 1, 2)),  # as many keys as need no choice
+        (3, 9, CudaGraphKey(4, 1, 4)),
+        (4, 17, CudaGraphKey(4, 1, 8)),
+        (5, 100, CudaGraphKey(6, 1, 25)),  # never more than there can be
     ],
 )
 def test_sizes_are_few(sequences, longest, size):
     past_B = np.full(sequences, longest - 1)
-    assert graphs(max_running=6).size(Asked(np.arange(sequences), past_B, 1)) == size
+    assert graphs(max_running=6).size(UniformDecodeBatch(np.arange(sequences), past_B, 1)) == size
 
 
 def test_what_is_missing_is_the_first_again():
     place = torch.full((4, 2), 9.0)
-    fill(place, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    copy_padded(place, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert place.tolist() == [[1, 2], [3, 4], [1, 2], [1, 2]]
-    asked = Asked(np.array([5, 3]), np.array([7, 8]), 2).filled(4)
-    assert asked.seat_B.tolist() == [5, 3, 5, 5]
-    assert asked.past_B.tolist() == [7, 8, 7, 7]
-    assert (asked.tokens, asked.longest) == (8, 10)
+    asked = UniformDecodeBatch(np.array([5, 3]), np.array([7, 8]), 2).padded_to(4)
+    assert asked.slot_B.tolist() == [5, 3, 5, 5]
+    assert asked.past_len_B.tolist() == [7, 8, 7, 7]
+    assert (asked.tokens, asked.max_len) == (8, 10)

@@ -20,7 +20,7 @@ def test_float32_replies_are_the_cpus(kind):
     there = copy_of(network(kind)).cuda()
     with engine(there, graphs=False) as serving:
         for prompt in PROMPTS[:3]:
-            reply = serving.answer(greedy(prompt, COUNT)).completion
+            reply = serving.generate_output(greedy(prompt, COUNT)).completion
             assert_greedy(network(kind), prompt, reply)
 
 
@@ -47,11 +47,11 @@ def halves():
 
 
 def replies(network, asked, **settings):
-    chosen = EngineSettings(cache_bytes=1 << 28, stop_ids=(), page_tokens=64, **settings)
+    chosen = EngineSettings(kv_cache_bytes=1 << 28, stop_token_ids=(), page_size=64, **settings)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=24)
     with Engine(network, None, chosen) as serving:
-        ask = [Request(token_ids=prompt, sampling=sampling) for prompt in asked]
-        found = [answer.completion for answer in serving.answers(ask)]
+        ask = [Request(token_ids=prompt, sampling_params=sampling) for prompt in asked]
+        found = [answer.completion for answer in serving.generate_outputs(ask)]
         recorded = serving._worker.runner.graphs
         assert serving.audit() == []
     return found, recorded
@@ -77,7 +77,7 @@ def test_drafts_and_odd_batches(halves, steps):
     asked = [tuple(torch.randint(0, 32_000, (40 + 17 * i,)).tolist()) for i in range(5)]
     plain, _ = replies(halves, asked, graphs=False, mtp_steps=steps)
     found, recorded = replies(halves, asked, mtp_steps=steps)
-    names = {name for inputs in recorded._inputs.values() for name in inputs.recorded}
+    names = {name for inputs in recorded._inputs.values() for name in inputs.captured}
     assert {"write", "read"} <= names
     for a, b in zip(plain, found, strict=True):  # rounding may part them, but not at once
         assert a.token_ids[:2] == b.token_ids[:2]
@@ -93,11 +93,11 @@ def test_new_weights_reach_a_recording(halves):
             parameter.mul_(1.05)
     other = other.cuda().cast(torch.bfloat16)
     prompt, sampling = tuple(range(100)), SamplingParams(temperature=0.0, max_new_tokens=8)
-    chosen = EngineSettings(cache_bytes=1 << 28, stop_ids=(), page_tokens=64)
+    chosen = EngineSettings(kv_cache_bytes=1 << 28, stop_token_ids=(), page_size=64)
     own = small().cuda().cast(torch.bfloat16)
     with Engine(own, None, chosen) as serving:
         serving.generate(prompt, sampling)
-        serving.swap(lambda net: net.load_state_dict(other.state_dict()), 1)
+        serving.update_weights(lambda net: net.load_state_dict(other.state_dict()), 1)
         found = serving.generate(prompt, sampling)
     with Engine(other, None, chosen) as serving:
         expected = serving.generate(prompt, sampling)

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paddock.engine.pages import OutOfPages, Pages
-from paddock.engine.radix import Radix
+from paddock.engine.page_allocator import OutOfPagesError, PageAllocator
+from paddock.engine.radix_cache import RadixCache
 
 SIZE, COUNT = 2, 12
 TOKENS = st.lists(st.integers(0, 1), max_size=9)
@@ -22,23 +22,23 @@ class Holding(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.pages = Pages(COUNT)
-        self.radix = Radix(self.pages, SIZE)
+        self.pages = PageAllocator(COUNT)
+        self.radix = RadixCache(self.pages, SIZE)
         self.content = {}  # page -> (world, all tokens up to and with it)
         self.sequences = []  # (world, tokens, pages)
 
     @rule(world=WORLDS, tokens=TOKENS)
     def begin(self, world, tokens):
-        found = self.radix.match(world, tokens, len(tokens))
+        found = self.radix.match_prefix(world, tokens, len(tokens))
         for i, page in enumerate(found, start=1):
             assert self.content[page] == (world, tuple(tokens[: i * SIZE]))
         need = len(tokens) // SIZE - len(found)
-        if need > self.pages.free:
-            self.radix.evict(need - self.pages.free)
+        if need > self.pages.num_free:
+            self.radix.evict(need - self.pages.num_free)
         try:
-            fresh = self.pages.take(need)
-        except OutOfPages:
-            self.pages.drop(found)
+            fresh = self.pages.allocate(need)
+        except OutOfPagesError:
+            self.pages.decref(found)
             return
         for i, page in enumerate(fresh, start=len(found) + 1):
             self.content[page] = (world, tuple(tokens[: i * SIZE]))
@@ -50,9 +50,9 @@ class Holding(RuleBasedStateMachine):
         world, tokens, pages = self.sequences.pop(which % len(self.sequences))
         if remember:
             pages = self.radix.insert(world, tokens, pages)
-            known = self.radix.known(world, tokens, len(tokens))
+            known = self.radix.matched_tokens(world, tokens, len(tokens))
             assert known == len(tokens) // SIZE * SIZE
-        self.pages.drop(pages)
+        self.pages.decref(pages)
 
     @precondition(lambda self: self.sequences)
     @rule(which=st.integers(0, 99))
@@ -66,9 +66,9 @@ class Holding(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5))
     def evict(self, count):
-        spare, free = self.pages.spare, self.pages.free
+        spare, free = self.pages.evictable, self.pages.num_free
         assert self.radix.evict(count) == min(count, spare)
-        assert self.pages.free == free + min(count, spare)
+        assert self.pages.num_free == free + min(count, spare)
 
     @rule()
     def clear(self):
@@ -76,12 +76,16 @@ class Holding(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_forgotten(self):
-        held = [page for _, _, pages in self.sequences for page in pages] + self.radix.held()
+        held = [
+            page for _, _, pages in self.sequences for page in pages
+        ] + self.radix.pages_in_tree()
         for page in range(COUNT):
-            assert self.pages.holders(page) == held.count(page)
-        assert self.pages.free == COUNT - len(set(held))
-        assert self.radix.size == len(self.radix.held())
-        assert self.pages.spare == sum(self.pages.holders(p) == 1 for p in self.radix.held())
+            assert self.pages.refcount(page) == held.count(page)
+        assert self.pages.num_free == COUNT - len(set(held))
+        assert self.radix.size == len(self.radix.pages_in_tree())
+        assert self.pages.evictable == sum(
+            self.pages.refcount(p) == 1 for p in self.radix.pages_in_tree()
+        )
 
 
 TestHolding = Holding.TestCase
@@ -89,39 +93,39 @@ TestHolding.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def filled(*texts):
-    pages = Pages(COUNT)
-    radix = Radix(pages, SIZE)
+    pages = PageAllocator(COUNT)
+    radix = RadixCache(pages, SIZE)
     for tokens in texts:
-        taken = pages.take(len(tokens) // SIZE)
-        pages.drop(radix.insert(0, tokens, taken))
+        taken = pages.allocate(len(tokens) // SIZE)
+        pages.decref(radix.insert(0, tokens, taken))
     return radix
 
 
 def test_the_longest_unused_goes_first():
     radix = filled([1, 1, 2, 2], [3, 3], [1, 1, 4, 4])
-    radix.pages.drop(radix.match(0, [1, 1, 2, 2], 4))
+    radix.pages.decref(radix.match(0, [1, 1, 2, 2], 4))
     radix.evict(2)
-    assert radix.known(0, [3, 3], 2) == 0
-    assert radix.known(0, [1, 1, 4, 4], 4) == 2
-    assert radix.known(0, [1, 1, 2, 2], 4) == 4
+    assert radix.matched_tokens(0, [3, 3], 2) == 0
+    assert radix.matched_tokens(0, [1, 1, 4, 4], 4) == 2
+    assert radix.matched_tokens(0, [1, 1, 2, 2], 4) == 4
 
 
 def test_looking_without_holding_changes_nothing():
     radix = filled([1, 1], [2, 2])
-    radix.known(0, [1, 1], 2)
+    radix.matched_tokens(0, [1, 1], 2)
     radix.evict(1)
-    assert radix.known(0, [1, 1], 2) == 0
+    assert radix.matched_tokens(0, [1, 1], 2) == 0
 
 
 def test_a_limit_leaves_the_last_token_to_be_computed():
     radix = filled([1, 1, 2, 2])
-    assert radix.known(0, [1, 1, 2, 2], 3) == 2
+    assert radix.matched_tokens(0, [1, 1, 2, 2], 3) == 2
 
 
 def test_a_world_knows_nothing_of_another():
-    assert filled([1, 1]).known(1, [1, 1], 2) == 0
+    assert filled([1, 1]).matched_tokens(1, [1, 1], 2) == 0
 
 
 def test_more_pages_than_are_free_are_refused_with_the_numbers():
-    with pytest.raises(OutOfPages, match="13 pages were asked for, 12 are free"):
-        Pages(COUNT).take(13)
+    with pytest.raises(OutOfPagesError, match="13 pages were asked for, 12 are free"):
+        PageAllocator(COUNT).allocate(13)

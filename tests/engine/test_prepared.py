@@ -7,7 +7,7 @@ what it can get, and the reference computes.
 import pytest
 import torch
 
-from paddock.engine import Reload
+from paddock.engine import EngineWeightUpdater
 from paddock.kernels import mla_prepare
 from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
@@ -52,7 +52,7 @@ def test_replies_are_those_of_greedy_decoding(kind, joined, prepared):
     if joined:
         own.fuse_weights()
     with engine(own) as serving:
-        answers = serving.answers([greedy(prompt, COUNT) for prompt in PROMPTS])
+        answers = serving.generate_outputs([greedy(prompt, COUNT) for prompt in PROMPTS])
         assert serving.audit() == []
     assert set(prepared) == set(range(4))
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -63,8 +63,8 @@ def test_new_weights_reach_what_was_laid_together(prepared):
     own = copy_of(network("sparse"))
     own.fuse_weights()
     with engine(own) as serving:
-        serving.answers(map(greedy, PROMPTS))
-        Reload(serving).from_network(other(), version=7, mode="retract")
+        serving.generate_outputs(map(greedy, PROMPTS))
+        EngineWeightUpdater(serving).update_from_model(other(), version=7, mode="retract")
         assert_new(serving)
     assert set(prepared) == set(range(4))
     assert own.layers[0].attention.q_a.weight.untyped_storage().data_ptr() == (
@@ -74,7 +74,7 @@ def test_new_weights_reach_what_was_laid_together(prepared):
 
 def test_drafts_are_prepared_too(prepared):
     with engine(copy_of(network("counting")), mtp_steps=3) as serving:
-        reply = serving.answer(greedy(PROMPTS[0], COUNT)).completion
+        reply = serving.generate_output(greedy(PROMPTS[0], COUNT)).completion
     assert 4 in prepared  # the MTP layer
     assert_greedy(network("counting"), PROMPTS[0], reply)
 
@@ -82,7 +82,7 @@ def test_drafts_are_prepared_too(prepared):
 def test_a_cpu_takes_the_operations_one_by_one(monkeypatch):
     monkeypatch.setattr(MLA, "prepared", None)
     with engine(network("sparse")) as serving:
-        assert len(serving.answer(greedy(PROMPTS[0], COUNT)).completion.token_ids) == COUNT
+        assert len(serving.generate_output(greedy(PROMPTS[0], COUNT)).completion.token_ids) == COUNT
 
 
 class Storage:

@@ -9,7 +9,7 @@ import torch
 from paddock.checkpoint import CheckpointError, save_pretrained
 from paddock.checkpoint.tensor_names import is_mtp
 from paddock.checkpoint.weight_sync import WeightUpdate, iter_released_tensors, weight_digests
-from paddock.engine import Labels, Reload
+from paddock.engine import EngineWeightUpdater, WeightVersionLabels
 from tests.engine.nets import copy_of, engine, greedy, network
 from tests.engine.new_weights import (
     HEAD,
@@ -49,12 +49,12 @@ def from_bytes(reload, _, mode):
 
 
 def from_network(reload, _, mode):
-    reload.from_network(other(), version=7, mode=mode)
+    reload.update_from_model(other(), version=7, mode=mode)
 
 
 def published(reload, _, mode):
     parts = (WeightUpdate(7, {n: tensors()[n] for n in names}) for names in buckets(3))
-    reload.publisher(mode)(parts)
+    reload.weight_publisher(mode)(parts)
 
 
 def while_running(serving, change):
@@ -87,7 +87,7 @@ WAYS += [(from_disk, "in_place", True), (published, "retract", True)]
 def test_every_token_belongs_to_the_weights_that_sampled_it(
     serving, tmp_path, source, mode, in_place_buckets
 ):
-    reload = Reload(serving, in_place_buckets=in_place_buckets)
+    reload = EngineWeightUpdater(serving, in_place_buckets=in_place_buckets)
     after = 0
 
     def change():
@@ -112,21 +112,22 @@ def test_every_token_belongs_to_the_weights_that_sampled_it(
         after += len(got) - before
     assert (after == 0) == (mode == "abort")
     assert reload.checksums() == sums("new")
-    assert reload.last.version == 7
-    assert reload.last.tensors == len(tensors())
-    assert reload.last.bytes == sum(t.nbytes for t in tensors().values())
+    assert reload.last_update.version == 7
+    assert reload.last_update.tensors == len(tensors())
+    assert reload.last_update.bytes == sum(t.nbytes for t in tensors().values())
     assert_new(serving)
 
 
 @pytest.mark.parametrize("in_place_buckets", [False, True])
 def test_an_engine_that_was_not_paused_runs_on(serving, in_place_buckets):
-    reload, running = Reload(serving, in_place_buckets=in_place_buckets), []
+    reload, running = EngineWeightUpdater(serving, in_place_buckets=in_place_buckets), []
     answers = while_running(
-        serving, lambda: running.append(reload.from_network(other(), version=7, mode="retract"))
+        serving,
+        lambda: running.append(reload.update_from_model(other(), version=7, mode="retract")),
     )
     assert running == [sum(answer.preemptions for answer in answers)]
     assert [len(answer.completion.token_ids) for answer in answers] == [24] * len(PROMPTS)
-    assert reload.last.paused_s > 0
+    assert reload.last_update.paused_s > 0
     assert not serving.stats().paused
     assert_new(serving)
 
@@ -155,33 +156,33 @@ WRONG = {
 
 @pytest.mark.parametrize("why", WRONG)
 def test_wrong_tensors_change_nothing_and_cost_no_cached_page(serving, why):
-    reload, first = Reload(serving), "model.embed_tokens.weight"
+    reload, first = EngineWeightUpdater(serving), "model.embed_tokens.weight"
     serving.answer(greedy(PROMPT))
     with pytest.raises(CheckpointError, match=why):
-        reload.from_tensors([packed([first]), WRONG[why]()], version=7, mode="abort")
+        reload.update_from_tensor([packed([first]), WRONG[why]()], version=7, mode="abort")
     assert_untouched(serving, reload)
     assert serving.answer(greedy(PROMPT)).cached_tokens == 16
-    assert reload.last is None
+    assert reload.last_update is None
 
 
 def test_a_tensor_that_comes_twice_is_refused(serving):
-    reload = Reload(serving)
+    reload = EngineWeightUpdater(serving)
     with pytest.raises(CheckpointError, match=f"'{HEAD}' came twice"):
-        reload.from_tensors([packed([HEAD]), packed([HEAD])], version=7, mode="in_place")
+        reload.update_from_tensor([packed([HEAD]), packed([HEAD])], version=7, mode="in_place")
     assert_untouched(serving, reload)
 
 
 def test_a_folder_of_another_network_is_refused(serving, tmp_path):
-    reload = Reload(serving)
+    reload = EngineWeightUpdater(serving)
     turned = latent_config().rope.model_copy(update={"theta": 200.0})
     save_pretrained(born(latent_config(rope=turned), seed=11), tmp_path / "turned")
     with pytest.raises(CheckpointError, match=r"'rope' is .*200.* it is .*100"):
-        reload.from_disk(tmp_path / "turned", version=7, mode="abort")
+        reload.update_from_disk(tmp_path / "turned", version=7, mode="abort")
     with pytest.raises(CheckpointError, match="no such folder"):
-        reload.from_disk(tmp_path / "nowhere", version=7, mode="abort")
+        reload.update_from_disk(tmp_path / "nowhere", version=7, mode="abort")
     (tmp_path / "turned" / "model.safetensors").rename(tmp_path / "turned" / "model.bin")
     with pytest.raises(CheckpointError, match=r"pickle|rope"):
-        reload.from_disk(tmp_path / "turned", version=7, mode="abort")
+        reload.update_from_disk(tmp_path / "turned", version=7, mode="abort")
     assert_untouched(serving, reload)
 
 
@@ -190,8 +191,8 @@ def test_a_folder_without_its_mtp_layer_leaves_the_engines_own(serving, tmp_path
     config = latent_config(mtp=None)
     bare = born(config, seed=3)
     save_pretrained(bare, tmp_path / "bare")
-    reload = Reload(serving, in_place_buckets=in_place_buckets)
-    reload.from_disk(tmp_path / "bare", version=7, mode="abort")
+    reload = EngineWeightUpdater(serving, in_place_buckets=in_place_buckets)
+    reload.update_from_disk(tmp_path / "bare", version=7, mode="abort")
     own = {n: s for n, s in sums("old").items() if is_mtp(n, network("sparse").config)}
     assert own
     assert reload.checksums() == weight_digests(bare) | own
@@ -201,11 +202,11 @@ def test_a_folder_without_its_mtp_layer_leaves_the_engines_own(serving, tmp_path
 
 
 def test_half_a_version_is_never_served(serving):
-    reload = Reload(serving)
+    reload = EngineWeightUpdater(serving)
     most = {name: tensors()[name] for names in buckets(4)[1:] for name in names}
     with (
         pytest.raises(CheckpointError, match=r"is missing, of \d+ in all"),
-        reload.delivery(7, "abort") as new,
+        reload.stage_update(7, "abort") as new,
     ):
         new.add(most)
     assert_untouched(serving, reload)
@@ -215,11 +216,11 @@ def test_half_a_version_is_never_served(serving):
         raise RuntimeError("the trainer fell over")
 
     with pytest.raises(RuntimeError, match="fell over"):
-        reload.publisher()(broken())
+        reload.weight_publisher()(broken())
     with pytest.raises(CheckpointError, match="version 8 among those of 7"):
-        reload.publisher()([WeightUpdate(7, {}), WeightUpdate(8, {})])
+        reload.weight_publisher()([WeightUpdate(7, {}), WeightUpdate(8, {})])
     with pytest.raises(CheckpointError, match="no parcel"):
-        reload.publisher()([])
+        reload.weight_publisher()([])
     assert_untouched(serving, reload)
 
 
@@ -230,18 +231,18 @@ def test_a_trainer_may_gather_every_parcel_in_the_same_memory(serving):
             part = room[: tensor.numel()].view(tensor.shape)
             yield WeightUpdate(7, {name: part.copy_(tensor)})
 
-    reload = Reload(serving)
-    reload.publisher()(gathered())
+    reload = EngineWeightUpdater(serving)
+    reload.weight_publisher()(gathered())
     assert reload.checksums() == sums("new")
 
 
 @pytest.mark.parametrize("mtp", [True, False])
 def test_buckets_that_come_while_the_engine_pauses_make_one_version(serving, mtp):
-    reload = Reload(serving)
+    reload = EngineWeightUpdater(serving)
     serving.answers(map(greedy, PROMPTS))
     serving.pause("retract")
     for names in buckets(4, mtp=mtp):
-        reload.from_tensors([packed(names)], version=7, mode="in_place")
+        reload.update_from_tensor([packed(names)], version=7, mode="in_place")
     assert reload._buckets is None  # no memory is held for a way back that nobody needs
     serving.resume()
     if mtp:
@@ -251,30 +252,30 @@ def test_buckets_that_come_while_the_engine_pauses_make_one_version(serving, mtp
 
 @pytest.mark.parametrize("versions", [(7, 7, 7), (1, 2, 7)])  # or the last alone says which
 def test_a_bucket_that_is_refused_takes_those_before_it_back(serving, versions):
-    reload = Reload(serving)
+    reload = EngineWeightUpdater(serving)
     serving.pause("abort")
     first, second, *_ = buckets(4)
     # The second has a tensor of the first again, whose old value must not be lost.
-    reload.from_tensors([packed(first)], version=versions[0], mode="in_place")
+    reload.update_from_tensor([packed(first)], version=versions[0], mode="in_place")
     twice = packed([*second, first[0]], **{first[0]: tensors()[first[0]] + 1})
-    reload.from_tensors([twice], version=versions[1], mode="in_place")
+    reload.update_from_tensor([twice], version=versions[1], mode="in_place")
     assert reload.checksums() != sums("old")
     count = len(first) + len(second)
     with pytest.raises(CheckpointError, match=f"has shape .*; {count} tensors .* taken back"):
-        reload.from_tensors([WRONG["has shape"]()], version=versions[2], mode="in_place")
+        reload.update_from_tensor([WRONG["has shape"]()], version=versions[2], mode="in_place")
     serving.resume()
     assert_untouched(serving, reload)
 
 
 def test_what_was_served_is_not_taken_back(serving):
-    reload = Reload(serving)
+    reload = EngineWeightUpdater(serving)
     serving.pause("abort")
-    reload.from_tensors([packed([HEAD])], version=7, mode="in_place")
+    reload.update_from_tensor([packed([HEAD])], version=7, mode="in_place")
     serving.resume()
     serving.answer(greedy(PROMPT))
     serving.pause("abort")
     with pytest.raises(CheckpointError) as refused:
-        reload.from_tensors([WRONG["pickle"]()], version=8, mode="in_place")
+        reload.update_from_tensor([WRONG["pickle"]()], version=8, mode="in_place")
     assert "taken back" not in str(refused.value)
     assert serving.version == 7
     assert reload.checksums()[HEAD] == sums("new")[HEAD]
@@ -282,17 +283,20 @@ def test_what_was_served_is_not_taken_back(serving):
 
 
 def test_without_a_second_copy_the_engine_waits_for_a_whole_version(serving):
-    reload = Reload(serving, in_place_buckets=True)
+    reload = EngineWeightUpdater(serving, in_place_buckets=True)
     with (
         pytest.raises(CheckpointError, match="the engine is paused"),
-        reload.delivery(7, "in_place") as new,
+        reload.stage_update(7, "in_place") as new,
     ):
         new.add({HEAD: tensors()[HEAD]})
     assert serving.stats().paused
-    reload.from_network(other(), version=7, mode="in_place")
+    reload.update_from_model(other(), version=7, mode="in_place")
     serving.resume()
     assert_new(serving)
-    with pytest.raises(CheckpointError, match="no place"), reload.delivery(8, "in_place") as new:
+    with (
+        pytest.raises(CheckpointError, match="no place"),
+        reload.stage_update(8, "in_place") as new,
+    ):
         new.add({"no.such": torch.ones(2)})
     assert not serving.stats().paused  # nothing was written
 
@@ -301,30 +305,30 @@ def test_without_a_second_copy_the_engine_waits_for_a_whole_version(serving):
 
 
 def test_a_client_gets_its_own_name_of_a_version_back():
-    labels = Labels()
+    labels = WeightVersionLabels()
     said = ["default", "1", "step-40", "7", "step-40", "٣", ""]
-    numbers = [labels.number(each, newest=0) for each in said]
-    assert [labels.label(number) for number in numbers] == said
+    numbers = [labels.version_of(each, newest=0) for each in said]
+    assert [labels.label_of(number) for number in numbers] == said
     assert numbers[2] == numbers[4]
     assert len(set(numbers)) == len(set(said))
-    assert labels.number("12", newest=3) == 12
+    assert labels.version_of("12", newest=3) == 12
 
 
 def test_values_are_the_first_numbers(serving):
-    reload = Reload(serving)
+    reload = EngineWeightUpdater(serving)
     expected = network("sparse").head.weight.flatten()[:5].tolist()
-    assert reload.values(HEAD, 5) == expected
+    assert reload.get_weights_by_name(HEAD, 5) == expected
     with pytest.raises(CheckpointError, match="no tensor is called 'x'"):
-        reload.values("x", 5)
+        reload.get_weights_by_name("x", 5)
     with pytest.raises(CheckpointError, match="-1 numbers"):
-        reload.values(HEAD, -1)
+        reload.get_weights_by_name(HEAD, -1)
 
 
 def test_what_is_served_otherwise_than_given_is_named(serving):
-    reload = Reload(serving)
-    assert reload.other_than(dict(iter_released_tensors(network("sparse")))) == []
+    reload = EngineWeightUpdater(serving)
+    assert reload.mismatched(dict(iter_released_tensors(network("sparse")))) == []
     given = dict(iter_released_tensors(copy_of(network("sparse"))))
     given[HEAD][3, 1] += 1.0
     given["of another network"] = torch.zeros(1)
-    assert reload.other_than(given) == [HEAD]
-    assert reload.other_than({}) == []
+    assert reload.mismatched(given) == [HEAD]
+    assert reload.mismatched({}) == []

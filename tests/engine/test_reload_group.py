@@ -8,7 +8,7 @@ import pytest
 
 from paddock.checkpoint import CheckpointError
 from paddock.checkpoint.tensor_names import is_mtp
-from paddock.engine import Reload
+from paddock.engine import EngineWeightUpdater
 from tests.engine.nets import copy_of, engine, greedy, network
 from tests.engine.new_weights import (
     NORM,
@@ -61,8 +61,8 @@ def in_threads(*acts):
 def test_a_trainer_broadcasts_to_two_replicas(serving):
     """The sequence of slime: join, pause, flush until it is done, buckets, continue, compare."""
     with engine(copy_of(network("sparse"))) as twin, trainer(world=3) as (orders, port):
-        both = [Reload(each, timeout_s=60) for each in (serving, twin)]
-        in_threads(*(partial(r.join, Group(port, i, 3)) for i, r in enumerate(both, start=1)))
+        both = [EngineWeightUpdater(each, timeout_s=60) for each in (serving, twin)]
+        in_threads(*(partial(r.init_group, Group(port, i, 3)) for i, r in enumerate(both, start=1)))
         for each in (serving, twin):
             each.answers(map(greedy, PROMPTS))
             each.pause("abort")
@@ -71,30 +71,34 @@ def test_a_trainer_broadcasts_to_two_replicas(serving):
         for names in buckets(3, mtp=False):
             orders.send(names)
             asked = {"tensors": sent(names), "version": 7, "mode": "in_place"}
-            in_threads(*(partial(reload.from_group, "weights", **asked) for reload in both))
+            in_threads(
+                *(partial(reload.update_from_distributed, "weights", **asked) for reload in both)
+            )
             assert orders.recv() == "sent"
         for reload in both:
             reload.engine.resume()
             assert_new(reload.engine)
             own = {n: s for n, s in sums("old").items() if is_mtp(n, other().config)}
             assert reload.checksums() == sums("new") | own
-            reload.leave("weights")
+            reload.destroy_group("weights")
             with pytest.raises(ValueError, match="no group called 'weights'"):
-                reload.from_group("weights", [], version=8, mode="in_place")
+                reload.update_from_distributed("weights", [], version=8, mode="in_place")
         assert twin.audit() == []
 
 
 def test_what_is_announced_wrongly_is_received_refused_and_the_group_goes_on(serving):
-    reload = Reload(serving, timeout_s=60)
+    reload = EngineWeightUpdater(serving, timeout_s=60)
     with trainer(world=2) as (orders, port):
-        reload.join(Group(port, 1))
+        reload.init_group(Group(port, 1))
         for name, dtype, shape, why in [
             ("model.norm.weight.long", "float32", (40,), "no place"),
             (NORM, "float32", (4, 8), "has shape"),
         ]:
             orders.send([name])
             with pytest.raises(CheckpointError, match=why):
-                reload.from_group("weights", [Sent(name, dtype, shape)], version=7, mode="abort")
+                reload.update_from_distributed(
+                    "weights", [Sent(name, dtype, shape)], version=7, mode="abort"
+                )
             assert orders.recv() == "sent"
         for name, dtype, shape, why in [  # of these nothing can be received
             (NORM, "float33", (32,), "is float33"),
@@ -102,11 +106,15 @@ def test_what_is_announced_wrongly_is_received_refused_and_the_group_goes_on(ser
             (NORM, "float32", (1 << 40,), "too many"),
         ]:
             with pytest.raises(CheckpointError, match=why):
-                reload.from_group("weights", [Sent(name, dtype, shape)], version=7, mode="abort")
+                reload.update_from_distributed(
+                    "weights", [Sent(name, dtype, shape)], version=7, mode="abort"
+                )
         assert_untouched(serving, reload)
         names = list(tensors())
         orders.send(names)
-        reload.from_group("weights", sent(names, "torch.float32"), version=7, mode="abort")
+        reload.update_from_distributed(
+            "weights", sent(names, "torch.float32"), version=7, mode="abort"
+        )
         assert orders.recv() == "sent"
     assert_new(serving)
 
@@ -117,40 +125,40 @@ def test_what_is_announced_wrongly_is_received_refused_and_the_group_goes_on(ser
 def test_a_trainer_that_ends_in_the_middle_is_an_error_and_the_engine_goes_on(
     serving, end, timeout_s
 ):
-    reload = Reload(serving, timeout_s=timeout_s)
+    reload = EngineWeightUpdater(serving, timeout_s=timeout_s)
     first, second, *_ = buckets(4)
     with trainer(world=2) as (orders, port):
-        reload.join(Group(port, 1))
+        reload.init_group(Group(port, 1))
         serving.pause("retract")
         orders.send(first)
-        reload.from_group("weights", sent(first), version=7, mode="in_place")
+        reload.update_from_distributed("weights", sent(first), version=7, mode="in_place")
         orders.send([*second[:2], end])
         with pytest.raises(ValueError, match=r"did not receive .*; \d+ tensors .* taken back"):
-            reload.from_group("weights", sent(second), version=7, mode="in_place")
+            reload.update_from_distributed("weights", sent(second), version=7, mode="in_place")
         serving.resume()
         assert_untouched(serving, reload)
         with pytest.raises(ValueError, match="join it again"):
-            reload.from_group("weights", sent(second), version=7, mode="in_place")
+            reload.update_from_distributed("weights", sent(second), version=7, mode="in_place")
     reload.timeout_s = 60.0
     with trainer(world=2) as (orders, port):  # another takes its place
-        reload.join(Group(port, 1))
+        reload.init_group(Group(port, 1))
         orders.send(list(tensors()))
-        reload.from_group("weights", sent(tensors()), version=7, mode="in_place")
+        reload.update_from_distributed("weights", sent(tensors()), version=7, mode="in_place")
     assert_new(serving)
 
 
 def test_a_group_that_cannot_be_joined_says_why(serving):
-    reload = Reload(serving, timeout_s=0.2)
+    reload = EngineWeightUpdater(serving, timeout_s=0.2)
     with pytest.raises(
         ValueError, match=r"group 'weights' met nobody: nobody listens at 127.0.0.1:9"
     ):
-        reload.join(Group(port=9, rank=1))
+        reload.init_group(Group(port=9, rank=1))
     with pytest.raises(ValueError, match="no backend 'mpi'"):
-        reload.join(Group(port=9, rank=1, backend="mpi"))
+        reload.init_group(Group(port=9, rank=1, backend="mpi"))
     with pytest.raises(ValueError, match="nccl needs a GPU"):
-        reload.join(Group(port=9, rank=1, backend="nccl"))
+        reload.init_group(Group(port=9, rank=1, backend="nccl"))
     with pytest.raises(ValueError, match="rank 0 is not in"):
-        reload.join(Group(port=9, rank=0))
+        reload.init_group(Group(port=9, rank=0))
     with pytest.raises(ValueError, match="no group called 'weights'"):
-        reload.leave("weights")
+        reload.destroy_group("weights")
     assert_untouched(serving, reload)

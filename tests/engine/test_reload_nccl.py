@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paddock.checkpoint import CheckpointError
-from paddock.engine import Reload
+from paddock.engine import EngineWeightUpdater
 from tests.engine.nets import copy_of, engine, greedy, network
 from tests.engine.new_weights import NORM, PROMPTS, assert_new, buckets, sums, tensors
 from tests.engine.test_reload_group import Group, Sent, sent
@@ -27,33 +27,35 @@ def serving(monkeypatch):
 
 
 def test_a_trainer_broadcasts_over_nccl(serving):
-    reload = Reload(serving, timeout_s=60)
+    reload = EngineWeightUpdater(serving, timeout_s=60)
     with trainer(world=2, backend="nccl") as (orders, port):
-        reload.join(Group(port, 1, backend="nccl"))
+        reload.init_group(Group(port, 1, backend="nccl"))
         serving.answers(map(greedy, PROMPTS))
         serving.pause("retract")
         for names in buckets(3):
             orders.send(names)
-            reload.from_group("weights", sent(names), version=7, mode="in_place")
+            reload.update_from_distributed("weights", sent(names), version=7, mode="in_place")
             assert orders.recv() == "sent"
         serving.resume()
         assert_new(serving)
         assert reload.checksums() == sums("new")
-        reload.leave("weights")
+        reload.destroy_group("weights")
 
 
 def test_what_nccl_brings_wrongly_is_refused_and_the_group_goes_on(serving):
-    reload = Reload(serving, timeout_s=60)
+    reload = EngineWeightUpdater(serving, timeout_s=60)
     with trainer(world=2, backend="nccl") as (orders, port):
-        reload.join(Group(port, 1, backend="nccl"))
+        reload.init_group(Group(port, 1, backend="nccl"))
         orders.send([NORM])
         with pytest.raises(CheckpointError, match="has shape"):
-            reload.from_group("weights", [Sent(NORM, "float32", (4, 8))], version=7, mode="abort")
+            reload.update_from_distributed(
+                "weights", [Sent(NORM, "float32", (4, 8))], version=7, mode="abort"
+            )
         assert orders.recv() == "sent"
         assert reload.checksums() == sums("old")
         names = list(tensors())
         orders.send(names)
-        reload.from_group("weights", sent(names), version=7, mode="abort")
+        reload.update_from_distributed("weights", sent(names), version=7, mode="abort")
         assert orders.recv() == "sent"
     torch.accelerator.synchronize()
     assert_new(serving)

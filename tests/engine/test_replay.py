@@ -48,14 +48,14 @@ def test_choices_are_the_trainers(kind, settings):
     with engine(net, replay=True, **settings) as serving:
         for _ in range(2):  # the second time from the prefix cache
             ask = [greedy(prompt, 12, replay=True) for prompt in PROMPTS]
-            for prompt, answer in zip(PROMPTS, serving.answers(ask), strict=True):
+            for prompt, answer in zip(PROMPTS, serving.generate_outputs(ask), strict=True):
                 expert_TLK, index_TLK = chosen(net, prompt + answer.completion.token_ids)
-                assert len(answer.replay.expert_TLK) == len(prompt) + 12 - 1
-                np.testing.assert_array_equal(answer.replay.expert_TLK, expert_TLK[:-1])
-                np.testing.assert_array_equal(answer.replay.index_TLK, index_TLK[:-1])
-        assert "pages" in settings or serving.stats().hit_tokens > 0
+                assert len(answer.routing.expert_TLK) == len(prompt) + 12 - 1
+                np.testing.assert_array_equal(answer.routing.expert_TLK, expert_TLK[:-1])
+                np.testing.assert_array_equal(answer.routing.index_TLK, index_TLK[:-1])
+        assert "pages" in settings or serving.stats().prefix_cache_hit_tokens > 0
 
 
 def test_nothing_is_kept_that_nobody_may_ask_for():
     with engine(network("sparse")) as serving:
-        assert serving.answer(greedy((1, 2, 3))).replay is None
+        assert serving.generate_output(greedy((1, 2, 3))).routing is None

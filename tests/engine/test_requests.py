@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from paddock.config import ConfigError
-from paddock.engine import Engine, EngineFailed, EngineSettings, Request, RequestRefused
-from paddock.engine.request import DuplicateId
-from paddock.engine.stops import StopTexts
-from paddock.engine.thinking import Thinking
+from paddock.engine import Engine, EngineError, EngineSettings, InvalidRequestError, Request
+from paddock.engine.request import DuplicateRequestIdError
+from paddock.engine.stop_strings import StopStringChecker
+from paddock.engine.thinking_budget import ThinkingBudget
 from paddock.records import LogitBias, SamplingParams
 from paddock.text import SpecialToken, Tokenizer, train_tokenizer
 from tests.engine.nets import (
@@ -51,14 +51,14 @@ def ids(text):
 def test_a_stop_token_ends_the_reply_and_is_part_of_it(steps):
     prompt = PROMPTS[0]
     with engine(network("counting"), mtp_steps=steps) as counting:
-        whole = counting.answer(greedy(prompt, 20)).completion.token_ids
+        whole = counting.generate_output(greedy(prompt, 20)).completion.token_ids
         for stop in sorted(set(whole))[:6]:
             sampling = SamplingParams(temperature=0.0, max_new_tokens=20, stop_token_ids=(stop,))
-            answer = counting.answer(Request(token_ids=prompt, sampling=sampling))
+            answer = counting.generate_output(Request(token_ids=prompt, sampling_params=sampling))
             assert answer.completion.token_ids == whole[: whole.index(stop) + 1]
-            assert (answer.completion.finish, answer.matched) == ("stop", stop)
+            assert (answer.completion.finish, answer.matched_stop) == ("stop", stop)
         for length in (1, 2, 4):
-            short = counting.answer(greedy(prompt, length))
+            short = counting.generate_output(greedy(prompt, length))
             assert short.completion.token_ids == whole[:length]
             assert short.completion.finish == "length"
 
@@ -66,10 +66,10 @@ def test_a_stop_token_ends_the_reply_and_is_part_of_it(steps):
 def test_the_models_own_ends_can_be_ignored_and_put_off():
     prompt = PROMPTS[0]
     with engine(network("sparse")) as plain:
-        whole = plain.answer(greedy(prompt, 12)).completion.token_ids
+        whole = plain.generate_output(greedy(prompt, 12)).completion.token_ids
     with engine(network("sparse"), stop_ids=(whole[2],)) as ending:
         first = whole.index(whole[2])
-        assert len(ending.answer(greedy(prompt, 12)).completion.token_ids) == first + 1
+        assert len(ending.generate_output(greedy(prompt, 12)).completion.token_ids) == first + 1
         ignoring = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
         assert ending.generate(prompt, ignoring).token_ids == whole
         late = SamplingParams(temperature=0.0, max_new_tokens=12, min_new_tokens=6)
@@ -87,11 +87,11 @@ def test_an_end_that_the_vocabulary_lacks_ends_nothing(beyond):
 
 
 def test_stop_texts_are_found_across_tokens():
-    stops = StopTexts(("o wor", "ll", "zzz"), tokenizer())
+    stops = StopStringChecker(("o wor", "ll", "zzz"), tokenizer())
     tokens = ids("hello world")
-    assert [stops.push(token) for token in ids("he")] == [None] * len(ids("he"))
-    spelled = StopTexts(("o wor",), tokenizer())
-    found = [spelled.push(token) for token in tokens]
+    assert [stops.feed(token) for token in ids("he")] == [None] * len(ids("he"))
+    spelled = StopStringChecker(("o wor",), tokenizer())
+    found = [spelled.feed(token) for token in tokens]
     done = tokenizer().decode(tokens[: found.index("o wor") + 1])
     assert "o wor" in done
     assert "o wor" not in tokenizer().decode(tokens[: found.index("o wor")])
@@ -103,8 +103,8 @@ def test_a_stop_text_may_begin_with_the_blank_that_a_reply_begins_with():
     only = (LogitBias(four, 100.0),)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=3, stop=(" four",), logit_bias=only)
     with engine(speaker(), words) as engine_:
-        answer = engine_.answer(Request(token_ids=tuple(prompt), sampling=sampling))
-    assert (answer.completion.token_ids, answer.matched) == ((four,), " four")
+        answer = engine_.generate_output(Request(token_ids=tuple(prompt), sampling_params=sampling))
+    assert (answer.completion.token_ids, answer.matched_stop) == ((four,), " four")
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -114,7 +114,7 @@ def test_a_stop_text_ends_the_reply(steps):
         whole = engine.answer(greedy(prompt, 20)).completion.token_ids
         text = tokenizer().decode(whole[3:5])
         sampling = SamplingParams(temperature=0.0, max_new_tokens=20, stop=(text, "never said"))
-        answer = engine.answer(Request(token_ids=prompt, sampling=sampling))
+        answer = engine.answer(Request(token_ids=prompt, sampling_params=sampling))
         assert answer.matched == text
         assert whole[: len(answer.completion.token_ids)] == answer.completion.token_ids
         assert text in tokenizer().decode(answer.completion.token_ids)
@@ -139,7 +139,10 @@ OPEN, CLOSE = SpecialToken.THINK_OPEN, SpecialToken.THINK_CLOSE
     ],
 )
 def test_thinking_is_read_off_the_prompt(prompt, is_open):
-    assert Thinking.after(ids(prompt), tokenizer().special_token_ids, budget=3).is_open == is_open
+    assert (
+        ThinkingBudget.from_prompt(ids(prompt), tokenizer().special_token_ids, budget=3).is_open
+        == is_open
+    )
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 5])
@@ -152,7 +155,7 @@ def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
         temperature=0.0, max_new_tokens=9, thinking_budget=budget, logit_bias=keep_thinking
     )
     with serving(mtp_steps=steps) as engine:
-        answer = engine.answer(Request(token_ids=prompt, sampling=sampling))
+        answer = engine.answer(Request(token_ids=prompt, sampling_params=sampling))
     reply = answer.completion
     assert reply.token_ids.index(specials[CLOSE]) == budget
     assert reply.forced == (budget,)
@@ -167,7 +170,7 @@ def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
 
 def test_thinking_the_reply_opens_itself_counts_too():
     specials = tokenizer().special_token_ids
-    thinking = Thinking.after(ids("hello"), specials, budget=2)
+    thinking = ThinkingBudget.from_prompt(ids("hello"), specials, budget=2)
     assert thinking.forced_rows([specials[OPEN], 5, 6, 7]) == [3, 4]
     assert thinking.forced_rows([specials[OPEN], 5, specials[CLOSE], 7]) == []
 
@@ -181,14 +184,14 @@ def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
     )
     prompt = ids("<|user|>hi<|assistant|><think><tool_call>he")
     with serving(mtp_steps=steps) as engine:
-        answer = engine.answer(Request(token_ids=prompt, sampling=sampling))
+        answer = engine.answer(Request(token_ids=prompt, sampling_params=sampling))
     assert answer.completion.forced == ()
     assert answer.reasoning_tokens == 0
-    thinking = Thinking.after(ids("<think>"), specials, budget=2)
+    thinking = ThinkingBudget.from_prompt(ids("<think>"), specials, budget=2)
     called = [5, specials[SpecialToken.TOOL_CALL_OPEN], 6, 7, 8]
     assert thinking.forced_rows(called) == []
     for token in called:
-        thinking.push(token)
+        thinking.feed(token)
     assert (thinking.is_open, thinking.tokens) == (False, 1)
 
 
@@ -203,15 +206,17 @@ def test_prompt_logprobs_are_the_trainers(settings, start):
     with torch.no_grad():
         logp_TV = net.logits(prompt).log_softmax(-1)
     with engine(net, **settings) as scoring:
-        scoring.answer(greedy(prompt, 1))  # the prefix cache knows it now
+        scoring.generate_output(greedy(prompt, 1))  # the prefix cache knows it now
         ask = greedy(prompt, 1, prompt_logprobs_from=start, top_logprobs=3, ask_ids=(4, 9))
-        answer = scoring.answer(ask)
+        answer = scoring.generate_output(ask)
     wanted = [None if i == 0 else float(logp_TV[i - 1, prompt[i]]) for i in range(start, 29)]
     assert [x is None for x in answer.prompt_logprobs] == [x is None for x in wanted]
     got = torch.tensor([x for x in answer.prompt_logprobs if x is not None])
     want = torch.tensor([x for x in wanted if x is not None])
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
-    for i, top, asked in zip(range(start, 29), answer.prompt_top, answer.prompt_asked, strict=True):
+    for i, top, asked in zip(
+        range(start, 29), answer.prompt_top_logprobs, answer.prompt_requested_logprobs, strict=True
+    ):
         if i:
             best = logp_TV[i - 1].topk(3)
             assert top.token_ids == tuple(best.indices.tolist())
@@ -222,14 +227,18 @@ def test_prompt_logprobs_are_the_trainers(settings, start):
 def test_top_and_asked_logprobs_stand_beside_every_token(steps):
     net, prompt = network("counting"), PROMPTS[1]
     with engine(net, mtp_steps=steps) as asking:
-        answer = asking.answer(greedy(prompt, 9, top_logprobs=4, ask_ids=(0, 3)))
-    assert len(answer.top) == len(answer.asked) == 9
+        answer = asking.generate_output(greedy(prompt, 9, top_logprobs=4, ask_ids=(0, 3)))
+    assert len(answer.top_logprobs) == len(answer.requested_logprobs) == 9
     with torch.no_grad():
         logp = net.logits(prompt + answer.completion.token_ids)[len(prompt) - 1 : -1].log_softmax(
             -1
         )
     for row, top, asked, token in zip(
-        logp, answer.top, answer.asked, answer.completion.token_ids, strict=True
+        logp,
+        answer.top_logprobs,
+        answer.requested_logprobs,
+        answer.completion.token_ids,
+        strict=True,
     ):
         assert top.token_ids == tuple(row.topk(4).indices.tolist())
         assert top.token_ids[0] == token
@@ -262,7 +271,7 @@ def test_the_important_go_first():
             request = greedy((1, 2, 3), 2, id=name, priority=priority)
             busy.submit(request, lambda delta, name=name: order.append(name))
         busy.resume()
-        busy.answer(greedy((1,), 1, priority=-9))
+        busy.generate_output(greedy((1,), 1, priority=-9))
     assert order == ["c", "e", "a", "b", "d"]
 
 
@@ -270,8 +279,8 @@ def test_the_unimportant_make_room():
     with engine(network("sparse"), pages=32, context=100, prefix_cache=False) as busy:
         ask = [greedy((i, 2, 3), 60, priority=int(i == 3)) for i in range(4)]
         answers = answers_at_once(busy, ask)
-        assert answers[3].retractions == 0
-        assert sum(answer.retractions for answer in answers[:3]) > 0
+        assert answers[3].preemptions == 0
+        assert sum(answer.preemptions for answer in answers[:3]) > 0
         for request, answer in zip(ask, answers, strict=True):
             assert_greedy(network("sparse"), request.token_ids, answer.completion)
 
@@ -281,7 +290,7 @@ REFUSED = [
     (Request(token_ids=()), "the prompt is empty"),
     (Request(token_ids=LONG), "has 160 tokens, which leaves no room .* context of 128"),
     (
-        Request(token_ids=LONG[:100], sampling=SamplingParams(max_new_tokens=29)),
+        Request(token_ids=LONG[:100], sampling_params=SamplingParams(max_new_tokens=29)),
         "100 tokens and max_new_tokens is 29, together 129, .* context of 128",
     ),
     (Request(token_ids=(1, 2.5)), "the prompt has 2.5 for a token id"),
@@ -289,27 +298,30 @@ REFUSED = [
     (Request(token_ids=(1, 50)), r"the prompt has token id 50, outside \[0, 50\)"),
     (Request(token_ids=(1, -1)), r"the prompt has token id -1, outside"),
     (
-        Request(token_ids=(1,), sampling=SamplingParams(stop_token_ids=(99,))),
+        Request(token_ids=(1,), sampling_params=SamplingParams(stop_token_ids=(99,))),
         "stop_ids has token id 99",
     ),
     (
-        Request(token_ids=(1,), sampling=SamplingParams(logit_bias=(LogitBias(77, 1.0),))),
+        Request(token_ids=(1,), sampling_params=SamplingParams(logit_bias=(LogitBias(77, 1.0),))),
         "logit_bias has token id 77",
     ),
-    (Request(token_ids=(1,), ask_ids=(50,)), "ask_ids has token id 50"),
+    (Request(token_ids=(1,), logprob_token_ids=(50,)), "ask_ids has token id 50"),
     (Request(token_ids=(1,), top_logprobs=65), r"top_logprobs is 65, not in \[0, 64\]"),
-    (Request(token_ids=(1,), prompt_logprobs_from=3), r"from is 3, not in \[0, 1\]"),
-    (Request(token_ids=(1,), replay=True), "the engine's 'replay' setting is off"),
-    (Request(token_ids=(1,), sampling=SamplingParams(stop=("x",))), "need an engine with a tok"),
+    (Request(token_ids=(1,), prompt_logprobs_start=3), r"from is 3, not in \[0, 1\]"),
+    (Request(token_ids=(1,), return_routing=True), "the engine's 'replay' setting is off"),
+    (
+        Request(token_ids=(1,), sampling_params=SamplingParams(stop=("x",))),
+        "need an engine with a tok",
+    ),
 ]
 
 
 def test_what_cannot_be_answered_is_refused_with_the_numbers():
     with engine(network("sparse")) as refusing:
         for request, why in REFUSED:
-            with pytest.raises(RequestRefused, match=why):
-                refusing.answer(request)
-        assert refusing.answer(greedy((1, 2), 3)).completion.finish == "length"
+            with pytest.raises(InvalidRequestError, match=why):
+                refusing.generate_output(request)
+        assert refusing.generate_output(greedy((1, 2), 3)).completion.finish == "length"
         assert refusing.audit() == []
 
 
@@ -317,11 +329,11 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
     with engine(network("sparse")) as engine_:
         engine_.pause("in_place")
         engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
-        with pytest.raises(DuplicateId, match="'x' is being answered"):
+        with pytest.raises(DuplicateRequestIdError, match="'x' is being answered"):
             engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
         engine_.resume()
-        engine_.answer(greedy((1,), 9))
-        assert engine_.answer(greedy((1,), 2, id="x")).id == "x"
+        engine_.generate_output(greedy((1,), 9))
+        assert engine_.generate_output(greedy((1,), 2, id="x")).id == "x"
 
 
 @pytest.mark.parametrize(
@@ -345,11 +357,11 @@ def test_scores_that_are_no_numbers_fail_the_request_not_the_engine():
         net.embed.weight[VOCAB - 1] = float("nan")
     with engine(net) as hurt:
         for _ in range(2):
-            with pytest.raises(EngineFailed, match="scores at token 30 are no numbers"):
-                hurt.answer(greedy((VOCAB - 1,) * 30, 4))
+            with pytest.raises(EngineError, match="scores at token 30 are no numbers"):
+                hurt.generate_output(greedy((VOCAB - 1,) * 30, 4))
         assert hurt.healthy
         ask = [greedy(prompt, 9) for prompt in ((1, 2), (3,), (4, 5, 6))]
-        for request, answer in zip(ask, hurt.answers(ask), strict=True):
+        for request, answer in zip(ask, hurt.generate_outputs(ask), strict=True):
             assert_greedy(net, request.token_ids, answer.completion)
         assert hurt.audit() == []
 
@@ -357,12 +369,12 @@ def test_scores_that_are_no_numbers_fail_the_request_not_the_engine():
 def test_a_bug_fails_every_request_and_is_remembered():
     net = born(latent_config(), seed=6)
     with engine(net) as broken:
-        broken.call(lambda net: setattr(net.layers[1], "forward", None)).result()
-        with pytest.raises(EngineFailed, match="the engine broke: TypeError"):
-            broken.answer(greedy((1, 2), 4))
+        broken.run_between_steps(lambda net: setattr(net.layers[1], "forward", None)).result()
+        with pytest.raises(EngineError, match="the engine broke: TypeError"):
+            broken.generate_output(greedy((1, 2), 4))
         assert not broken.healthy
-        with pytest.raises(EngineFailed, match="the engine broke"):
-            broken.answer(greedy((1, 2), 4))
+        with pytest.raises(EngineError, match="the engine broke"):
+            broken.generate_output(greedy((1, 2), 4))
         assert broken.stats().pages_used == 0
 
 
@@ -373,7 +385,7 @@ def test_a_closed_engine_answers_nothing_and_hangs_nobody():
     closed.submit(greedy((1, 2), 4), got.append)
     closed.close()
     assert got[0].answer.completion.finish == "abort"
-    with pytest.raises(EngineFailed, match="closed"):
-        closed.answer(greedy((1, 2), 4))
-    with pytest.raises(EngineFailed, match="closed"):
+    with pytest.raises(EngineError, match="closed"):
+        closed.generate_output(greedy((1, 2), 4))
+    with pytest.raises(EngineError, match="closed"):
         closed.stats()

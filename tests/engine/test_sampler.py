@@ -8,7 +8,14 @@ import torch
 
 from paddock.engine import Request
 from paddock.engine.request import Sequence
-from paddock.engine.sampler import Dials, Rows, Sampler, Wish, fulfil, keys
+from paddock.engine.sampler import (
+    LogitConstraint,
+    Sampler,
+    SamplingBatchInfo,
+    SamplingTable,
+    apply_logit_constraints,
+    random_bits,
+)
 from paddock.records import LogitBias, SamplingParams
 from tests.engine.nets import engine
 from tests.model.networks import born, latent_config
@@ -35,26 +42,26 @@ def assert_drawn_from(counts, prob):
 
 
 def sampler(rows, **sampling):
-    dials = Dials(rows)
+    dials = SamplingTable(rows)
     for seat in range(rows):
         dials.set(seat, SamplingParams(**sampling), seed=seat)
     return Sampler(dials, VOCAB, torch.device("cpu"))
 
 
 def rows(count, index=0, wishes=()):
-    return Rows(np.arange(count), np.full(count, index), list(wishes), [])
+    return SamplingBatchInfo(np.arange(count), np.full(count, index), list(wishes), [])
 
 
 def asking(sampling, prompt=(1, 2), reply=(), stop_ids=frozenset()):
     return Sequence(
-        request=Request(token_ids=prompt, sampling=sampling),
+        request=Request(token_ids=prompt, sampling_params=sampling),
         id="x",
         serial=0,
         seed=0,
-        stop_ids=stop_ids,
-        max_new=99,
-        deliver=lambda delta: None,
-        streamed=False,
+        stop_token_ids=stop_ids,
+        max_new_tokens=99,
+        on_output=lambda delta: None,
+        stream=False,
         arrived=0.0,
         tokens=[*prompt, *reply],
     )
@@ -81,11 +88,11 @@ def test_places_of_one_reply_are_drawn_independently():
 
 def test_no_two_places_share_their_key():
     seeds, places = np.meshgrid(np.arange(500), np.arange(500))
-    assert len(np.unique(keys(seeds.ravel(), places.ravel()))) == 250_000
+    assert len(np.unique(random_bits(seeds.ravel(), places.ravel()))) == 250_000
 
 
 def test_greedy_rows_and_others_stand_side_by_side():
-    dials = Dials(2)
+    dials = SamplingTable(2)
     dials.set(0, SamplingParams(temperature=0.0), 0)
     dials.set(1, SamplingParams(temperature=5.0), 0)
     draw = Sampler(dials, VOCAB, torch.device("cpu"))
@@ -112,15 +119,17 @@ TRUNCATIONS = {
 def test_truncation_keeps_the_likeliest(name):
     wish, kept = TRUNCATIONS[name]
     prob_V = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    asked = Wish(0, asking(SamplingParams(**wish)), [])
-    found = fulfil(prob_V.log().unsqueeze(0), torch.ones(1, 1), [asked]).softmax(-1)[0]
+    asked = LogitConstraint(0, asking(SamplingParams(**wish)), [])
+    found = apply_logit_constraints(prob_V.log().unsqueeze(0), torch.ones(1, 1), [asked]).softmax(
+        -1
+    )[0]
     assert torch.equal(found > 0, torch.isin(prob_V, torch.tensor(kept)))
     torch.testing.assert_close(found[found > 0] * sum(kept), prob_V[found > 0])
 
 
 def test_of_equal_tokens_the_first_survive():
-    asked = Wish(0, asking(SamplingParams(top_k=2)), [])
-    found = fulfil(torch.zeros(1, 5), torch.ones(1, 1), [asked])
+    asked = LogitConstraint(0, asking(SamplingParams(top_k=2)), [])
+    found = apply_logit_constraints(torch.zeros(1, 5), torch.ones(1, 1), [asked])
     assert torch.isfinite(found).tolist() == [[True, True, False, False, False]]
 
 
@@ -128,7 +137,9 @@ def test_penalties_count_the_reply_the_prompt_and_the_drafts():
     wish = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=2.0)
     sequence = asking(wish, prompt=(0, 1), reply=(2, 2, 3))
     logits = torch.tensor([[1.0, -1.0, 3.0, 3.0, 3.0, 1.0]])
-    found = fulfil(logits, torch.ones(1, 1), [Wish(0, sequence, [3, 4])])
+    found = apply_logit_constraints(
+        logits, torch.ones(1, 1), [LogitConstraint(0, sequence, [3, 4])]
+    )
     wanted = [
         0.5,  # in the prompt: halved
         -2.0,  # the same, below zero: doubled
@@ -143,8 +154,8 @@ def test_penalties_count_the_reply_the_prompt_and_the_drafts():
 def test_biases_and_ends_that_come_too_early():
     wish = SamplingParams(logit_bias=(LogitBias(1, 2.5), LogitBias(3, -1.0)), min_new_tokens=3)
     sequence = asking(wish, reply=(1,), stop_ids=frozenset({0}))
-    early, late = Wish(0, sequence, [4]), Wish(1, sequence, [4, 4])
-    found = fulfil(torch.zeros(2, 5), torch.ones(2, 1), [early, late])
+    early, late = LogitConstraint(0, sequence, [4]), LogitConstraint(1, sequence, [4, 4])
+    found = apply_logit_constraints(torch.zeros(2, 5), torch.ones(2, 1), [early, late])
     assert found.tolist() == [[-math.inf, 2.5, 0, -1, 0], [0, 2.5, 0, -1, 0]]
 
 
@@ -153,14 +164,18 @@ def test_a_grammar_that_allows_nothing_but_the_end_may_end_early(device):
     sequence = asking(SamplingParams(min_new_tokens=3), stop_ids=frozenset({0}))
     over = torch.tensor([True, False, False])  # grammars are asked on the CPU, wherever logits are
     more = torch.tensor([True, False, True])
-    wishes = [Wish(0, sequence, [], over), Wish(1, sequence, [], more)]
-    found = fulfil(torch.zeros(2, 3, device=device), torch.ones(2, 1, device=device), wishes)
+    wishes = [LogitConstraint(0, sequence, [], over), LogitConstraint(1, sequence, [], more)]
+    found = apply_logit_constraints(
+        torch.zeros(2, 3, device=device), torch.ones(2, 1, device=device), wishes
+    )
     assert found.tolist() == [[0, -math.inf, -math.inf], [-math.inf, -math.inf, 0]]
 
 
 def test_wishes_do_not_touch_the_reported_probability():
     logits_1V = torch.randn(1, VOCAB)
-    wish = Wish(0, asking(SamplingParams(logit_bias=(LogitBias(5, 100.0),), top_k=1)), [])
+    wish = LogitConstraint(
+        0, asking(SamplingParams(logit_bias=(LogitBias(5, 100.0),), top_k=1)), []
+    )
     drawn = sampler(1).sample(logits_1V, rows(1, wishes=[wish]))
     assert drawn.token_N.tolist() == [5]
     torch.testing.assert_close(drawn.logprob_N, logits_1V.log_softmax(-1)[:, 5])
@@ -180,20 +195,25 @@ def test_replies_have_the_distribution_of_the_network(steps, wish):
         for _ in range(3):
             grown = {}
             for reply, p in prob.items():
-                asked = Wish(0, asking(SamplingParams(**wish), prompt=prompt, reply=reply), [])
+                asked = LogitConstraint(
+                    0, asking(SamplingParams(**wish), prompt=prompt, reply=reply), []
+                )
                 logits_1V = net.logits(prompt + reply)[-1:]
                 temperature = torch.tensor([[wish.get("temperature", 1.0)]])
-                share_V = fulfil(logits_1V, temperature, [asked]).softmax(-1)[0]
+                share_V = apply_logit_constraints(logits_1V, temperature, [asked]).softmax(-1)[0]
                 grown |= {(*reply, t): p * float(share_V[t]) for t in range(5)}
             prob = grown
     with engine(net, mtp_steps=steps, max_running=64, context=64) as serving:
         ask = [
-            Request(token_ids=prompt, sampling=SamplingParams(max_new_tokens=3, seed=seed, **wish))
+            Request(
+                token_ids=prompt,
+                sampling_params=SamplingParams(max_new_tokens=3, seed=seed, **wish),
+            )
             for seed in range(700)
         ]
-        replies = [answer.completion.token_ids for answer in serving.answers(ask)]
+        replies = [answer.completion.token_ids for answer in serving.generate_outputs(ask)]
         if steps:
-            assert serving.stats().counters.drafts_accepted > 100
+            assert serving.stats().counters.accepted_draft_tokens > 100
     order = sorted(prob)
     assert_drawn_from([replies.count(reply) for reply in order], [prob[reply] for reply in order])
 

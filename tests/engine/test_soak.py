@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from paddock.engine import Request, RequestRefused
+from paddock.engine import InvalidRequestError, Request
 from paddock.records import SamplingParams
 from tests.engine.nets import answers_at_once, copy_of, engine, greedy, network, prompts
 from tests.model.networks import VOCAB, born, latent_config
@@ -17,7 +17,7 @@ def some_request(chance):
     own = tuple(chance.randrange(VOCAB) for _ in range(chance.randrange(1, 20)))
     return Request(
         token_ids=(shared + own) if chance.random() < 0.7 else own,
-        sampling=SamplingParams(
+        sampling_params=SamplingParams(
             max_new_tokens=chance.randrange(1, 30),
             temperature=chance.choice([0.0, 0.7, 1.0]),
             top_p=chance.choice([1.0, 0.8]),
@@ -25,9 +25,9 @@ def some_request(chance):
             stop_token_ids=(chance.randrange(VOCAB),),
         ),
         priority=chance.randrange(3),
-        salt=chance.choice(["", "a"]),
+        cache_salt=chance.choice(["", "a"]),
         top_logprobs=chance.choice([0, 2]),
-        prompt_logprobs_from=chance.choice([None, 0, 1]),
+        prompt_logprobs_start=chance.choice([None, 0, 1]),
     )
 
 
@@ -46,7 +46,7 @@ async def client(serving, chance, count):
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             case 2:  # asks for too much
-                with pytest.raises(RequestRefused):
+                with pytest.raises(InvalidRequestError):
                     await serving.respond(Request(token_ids=(1,) * 200))
             case _:
                 answer = await serving.respond(request)
@@ -65,7 +65,10 @@ async def trouble(serving, chance, done):
                 version += 1
                 weights = one if version % 2 == 0 else other
                 await asyncio.to_thread(
-                    serving.swap, lambda net, w=weights: net.load_state_dict(w), version, mode
+                    serving.update_weights,
+                    lambda net, w=weights: net.load_state_dict(w),
+                    version,
+                    mode,
                 )
             case 1:
                 await asyncio.to_thread(serving.pause, mode)
@@ -99,7 +102,7 @@ def test_nothing_is_left_behind(steps):
         assert (stats.running, stats.waiting) == (0, 0)
         assert stats.counters.failed == 0
         assert stats.counters.requests == stats.counters.finished + stats.counters.aborted
-        assert stats.retractions > 0
+        assert stats.preemptions > 0
         assert serving.flush_cache()
         assert serving.stats().pages_used == 0
         assert not serving._ids

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paddock.engine.speculate import Drafter
+from paddock.engine.spec_decode import Drafter
 from paddock.model import AttentionMetadata
 from tests.engine.nets import engine, greedy, network, prompts
 from tests.model.networks import VOCAB
@@ -13,7 +13,7 @@ from tests.model.networks import VOCAB
 def guessed(monkeypatch):
     """Every text that was drafted for, with its first draft."""
     seen = {}
-    guess = Drafter.guess
+    guess = Drafter.propose
 
     def record(self, state_ND, sequences):
         guess(self, state_ND, sequences)
@@ -38,7 +38,7 @@ def test_a_first_draft_is_what_training_predicts_there(kind, settings, guessed):
     net, asked = network(kind), prompts(6, seed=6)
     with engine(net, mtp_steps=3, **settings) as serving:
         for _ in range(2):  # the second time from the prefix cache
-            serving.answers([greedy(prompt, 10) for prompt in asked])
+            serving.generate_outputs([greedy(prompt, 10) for prompt in asked])
     assert len(guessed) > 15
     wrong = 0
     for text, draft in guessed.items():
@@ -57,6 +57,6 @@ def test_what_can_be_foreseen_is_foreseen():
     """A count goes on for as long as one likes: nearly every draft is kept."""
     counts = [tuple((start + i) % VOCAB for i in range(30)) for start in range(0, 40, 5)]
     with engine(network("counting"), mtp_steps=2) as serving:
-        serving.answers([greedy(count, 20) for count in counts])
+        serving.generate_outputs([greedy(count, 20) for count in counts])
         counters = serving.stats().counters
-    assert counters.drafts_accepted / counters.drafts_proposed > 0.8
+    assert counters.accepted_draft_tokens / counters.draft_tokens > 0.8

@@ -7,7 +7,7 @@ from threading import Event, Thread
 
 import pytest
 
-from paddock.engine import EngineFailed
+from paddock.engine import EngineError
 from tests.engine.nets import (
     assert_greedy,
     engine,
@@ -25,7 +25,7 @@ COUNT = 12
 @pytest.fixture(params=[False, True], ids=["at once", "later"])
 def serving(request):
     with engine(network("counting"), mtp_steps=2) as found:
-        found._worker.tells_later = request.param
+        found._worker.overlap_streaming = request.param
         yield found
 
 
@@ -115,24 +115,24 @@ def test_an_id_that_was_free_again_has_two_answers():
                 engine_.stats()
             yield greedy((1, 2), 3, id="x")
 
-        lengths = [len(answer.completion.token_ids) for answer in engine_.answers(asked())]
+        lengths = [len(answer.completion.token_ids) for answer in engine_.generate_outputs(asked())]
     assert lengths == [2, 3]
 
 
 def test_when_an_engine_closes_nobody_waits_because_of_another_client():
     closing, inbox, begun, go = engine(network("sparse")), SimpleQueue(), Event(), Event()
-    closing.call(lambda network: begun.set() or go.wait())
+    closing.run_between_steps(lambda network: begun.set() or go.wait())
     begun.wait()
     closed = Thread(target=closing.close)
     closed.start()
     while not closing._worker._inbox.qsize():  # the end is on its way; who comes now is behind it
         time.sleep(0.001)
     closing.submit(greedy((1, 2), 4), lambda delta: {}["nobody takes it"])
-    closing.call(lambda network: None).cancel()
+    closing.run_between_steps(lambda network: None).cancel()
     closing.submit(greedy((1, 2), 4), inbox.put)
     go.set()
     closed.join()
-    assert isinstance(inbox.get(block=False), EngineFailed)
+    assert isinstance(inbox.get(block=False), EngineError)
 
 
 def test_leaving_a_stream_aborts_its_request():

@@ -49,7 +49,7 @@ def swapped(mode, *, steps=0, prompts=PROMPTS, count=60):
             tasks = [asyncio.create_task(reply(i)) for i in range(len(prompts))]
             for event in begun:
                 await event.wait()
-            await asyncio.to_thread(serving.swap, load_other, 1, mode)
+            await asyncio.to_thread(serving.update_weights, load_other, 1, mode)
         return await asyncio.gather(*tasks)
 
     serving = engine(copy_of(network("sparse")), mtp_steps=steps)
@@ -97,9 +97,9 @@ def test_a_prompt_that_is_read_anew_is_scored_anew():
 
     def deliver(delta):  # on the engine's thread, between two steps
         worker = serving._worker
-        reading = [s.computed for s in worker.scheduler.running if s.id == "scored"]
+        reading = [s.num_computed for s in worker.scheduler.running if s.id == "scored"]
         if worker.scheduler.version == 0 and reading and 16 <= reading[0] < 50:
-            worker.call(lambda: worker.swap(load_other, 1, "retract"))
+            worker.run_between_steps(lambda: worker.update_weights(load_other, 1, "retract"))
 
     with engine(copy_of(network("sparse")), step_tokens=4) as serving:
         serving.pause()
@@ -150,9 +150,11 @@ def test_aborted_requests_keep_what_the_old_weights_wrote():
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 def test_the_prefix_cache_does_not_cross_versions(mode):
     with engine(copy_of(network("sparse"))) as serving:
-        serving.answers(map(greedy, PROMPTS))
-        serving.swap(load_other, 1, mode)
-        for prompt, answer in zip(PROMPTS, serving.answers(map(greedy, PROMPTS)), strict=True):
+        serving.generate_outputs(map(greedy, PROMPTS))
+        serving.update_weights(load_other, 1, mode)
+        for prompt, answer in zip(
+            PROMPTS, serving.generate_outputs(map(greedy, PROMPTS)), strict=True
+        ):
             assert answer.cached_tokens == 0
             assert_greedy(other(), prompt, answer.completion)
 
@@ -160,9 +162,9 @@ def test_the_prefix_cache_does_not_cross_versions(mode):
 def test_a_salt_keeps_requests_apart():
     prompt = tuple(range(20))
     with engine(network("sparse")) as serving:
-        serving.answer(greedy(prompt, 2, salt="a"))
-        assert serving.answer(greedy(prompt, 2, salt="b")).cached_tokens == 0
-        assert serving.answer(greedy(prompt, 2, salt="a")).cached_tokens == 16
+        serving.generate_output(greedy(prompt, 2, salt="a"))
+        assert serving.generate_output(greedy(prompt, 2, salt="b")).cached_tokens == 0
+        assert serving.generate_output(greedy(prompt, 2, salt="a")).cached_tokens == 16
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
@@ -201,7 +203,7 @@ def test_a_pause_may_end_everything():
         serving.pause("abort")
         assert [delta.answer.completion.finish for delta in got] == ["abort"] * len(PROMPTS)
         serving.resume()
-        assert serving.answer(greedy((1, 2))).completion.finish == "length"
+        assert serving.generate_output(greedy((1, 2))).completion.finish == "length"
 
 
 def test_a_load_that_fails_says_so_and_the_engine_lives():
@@ -210,18 +212,19 @@ def test_a_load_that_fails_says_so_and_the_engine_lives():
 
     with engine(copy_of(network("sparse"))) as serving:
         with pytest.raises(ValueError, match="shape of 'head"):
-            serving.swap(fail, 1)
+            serving.update_weights(fail, 1)
         assert serving.version == 0
-        assert_greedy(network("sparse"), (1, 2), serving.answer(greedy((1, 2))).completion)
+        assert_greedy(network("sparse"), (1, 2), serving.generate_output(greedy((1, 2))).completion)
 
 
 def test_the_cache_is_not_flushed_under_a_request():
     with engine(network("sparse")) as serving:
-        serving.answer(greedy(tuple(range(20)), 2))
+        serving.generate_output(greedy(tuple(range(20)), 2))
         assert serving.stats().pages_cached > 0
         serving.pause("in_place")
         serving.submit(
-            Request(token_ids=(1,), sampling=SamplingParams(max_new_tokens=2)), lambda d: None
+            Request(token_ids=(1,), sampling_params=SamplingParams(max_new_tokens=2)),
+            lambda d: None,
         )
         assert not serving.flush_cache()
         serving.abort_all()

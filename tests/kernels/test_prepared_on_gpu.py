@@ -128,11 +128,13 @@ def test_a_network_says_the_same_with_and_without(network, graphs, monkeypatch):
     ]
 
     def replies():
-        settings = EngineSettings(cache_bytes=1 << 28, stop_ids=(), page_tokens=64, graphs=graphs)
+        settings = EngineSettings(
+            kv_cache_bytes=1 << 28, stop_token_ids=(), page_size=64, cuda_graphs=graphs
+        )
         sampling = SamplingParams(temperature=0.0, max_new_tokens=16)
         with Engine(network, None, settings) as serving:
-            requests = [Request(token_ids=prompt, sampling=sampling) for prompt in asked]
-            found = [answer.completion for answer in serving.answers(requests)]
+            requests = [Request(token_ids=prompt, sampling_params=sampling) for prompt in asked]
+            found = [answer.completion for answer in serving.generate_outputs(requests)]
             assert serving.audit() == []
         return found
 

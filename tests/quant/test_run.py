@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from paddock.checkpoint import load_pretrained
 from paddock.config import load_recipe, resolve
-from paddock.engine.reload import Reload
+from paddock.engine.weight_updater import EngineWeightUpdater
 from paddock.model import AttentionMetadata
 from paddock.quant import (
     RECIPES,
@@ -93,7 +93,7 @@ def test_the_engine_says_what_a_rounding_network_says(source, tmp_path, drafts):
     found, fake = load_pretrained(tmp_path / "q"), simulated(network(), RECIPES["rtn"])
     asked = prompts(4, longest=30)
     with engine(found, mtp_steps=drafts) as serving:
-        answers = serving.answers([greedy(prompt, 8) for prompt in asked])
+        answers = serving.generate_outputs([greedy(prompt, 8) for prompt in asked])
         assert serving.audit() == []
     agreed = []
     for prompt, answer in zip(asked, answers, strict=True):
@@ -120,9 +120,11 @@ def test_the_engine_drafts_behind_a_turned_trunk(source, target):
     apart = float((states[1] - states[0]).norm() / states[0].norm())
     assert apart < 0.5, "a draft in the wrong basis would be all noise"
     with engine(found, mtp_steps=2) as serving:
-        (answer,) = serving.answers([greedy(tuple(token_T.tolist()), 8)])
+        (answer,) = serving.generate_outputs([greedy(tuple(token_T.tolist()), 8)])
         assert len(answer.completion.token_ids) == 8
-        assert "model.embed_tokens.weight" in Reload(serving).checksums()  # as a server asks
+        assert (
+            "model.embed_tokens.weight" in EngineWeightUpdater(serving).checksums()
+        )  # as a server asks
 
 
 def nats_of(network):

@@ -44,7 +44,7 @@ def rolled(engine, asked, *, size=2, temperature=1.0, tokens=20, turns=2, seed=0
         answers = engine.answers(
             Request(
                 token_ids=tuple(c),
-                sampling=SamplingParams(
+                sampling_params=SamplingParams(
                     temperature=temperature, max_new_tokens=tokens, seed=seed * 7919 + 31 * turn + i
                 ),
             )

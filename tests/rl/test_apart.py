@@ -8,7 +8,7 @@ import pytest
 
 from paddock.cli.rl import conduct
 from paddock.cli.rl_feed import LEDGER_FILE
-from paddock.engine import EngineApart
+from paddock.engine import SubprocessEngine
 from paddock.journal import Ledger
 from paddock.rollout.fleet import Fleet
 from paddock.rollout.health import RunAborted
@@ -31,7 +31,7 @@ class Stopping:
 
     def __init__(self, monkeypatch):
         self.pid, self.stopped = None, Event()
-        submit = EngineApart.submit
+        submit = SubprocessEngine.submit
 
         def seen(engine, *args, **kwargs):
             name = submit(engine, *args, **kwargs)
@@ -41,7 +41,7 @@ class Stopping:
                 self.stopped.set()
             return name
 
-        monkeypatch.setattr(EngineApart, "submit", seen)
+        monkeypatch.setattr(SubprocessEngine, "submit", seen)
 
 
 def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
 
 def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp_path, monkeypatch):
     stopping = Stopping(monkeypatch)
-    monkeypatch.setattr("paddock.engine.apart.LEAVING_S", 0.5)
+    monkeypatch.setattr("paddock.engine.subprocess_engine.LEAVING_S", 0.5)
     sets = ["engines.apart=true", "engines.unreachable_timeout_s=1"]
     why = r"no engine has answered for 1 s: engine-0: \d+ heartbeats missed"
     with pytest.raises(RunAborted, match=why):
@@ -83,7 +83,7 @@ def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
 ):
     """Attempts run out of time long before the engine is given up."""
     stopping = Stopping(monkeypatch)
-    monkeypatch.setattr("paddock.engine.apart.LEAVING_S", 0.5)
+    monkeypatch.setattr("paddock.engine.subprocess_engine.LEAVING_S", 0.5)
     sets = ["engines.apart=true", "tasks.vault.attempt_s=1", "tasks.vault.failure_budget=1"]
     with pytest.raises(RunAborted, match=r"1 groups in a row failed.* time at attempt"):
         conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
@@ -95,7 +95,7 @@ def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypat
     """Killed while it answers; another takes its place, with the weights of that moment, and every
     attempt ends exactly once."""
     born, killed = [], []
-    submit, begin = EngineApart.submit, EngineApart._begin
+    submit, begin = SubprocessEngine.submit, SubprocessEngine._begin
 
     def seen(self, *args, **kwargs):
         name = submit(self, *args, **kwargs)
@@ -108,8 +108,8 @@ def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypat
         begin(self)
         born.append(self.pid)
 
-    monkeypatch.setattr(EngineApart, "submit", seen)
-    monkeypatch.setattr(EngineApart, "_begin", counted)
+    monkeypatch.setattr(SubprocessEngine, "submit", seen)
+    monkeypatch.setattr(SubprocessEngine, "_begin", counted)
     sets = [*ONE_STEP_OFF, "steps=5", "engines.apart=true", "credit.keep_flat=true"]
     conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
     assert len(born) == 2 and killed == born[:1]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paddock.checkpoint.weight_sync import weight_digests
-from paddock.engine import Reload
+from paddock.engine import EngineWeightUpdater
 from paddock.rl.learner import LearnError
 from paddock.train.policy import compute_logprobs, pack_samples
 from tests.rl.learners import learner, lessons
@@ -29,13 +29,13 @@ def test_log_probs_agree_after_many_updates_however_sampled(tmp_path, temperatur
         "chunked": engine_for(network(), step_tokens=5),
         "drafted": engine_for(network(), mtp_steps=2),
     }
-    reloads = {name: Reload(engine) for name, engine in ways.items()}
+    reloads = {name: EngineWeightUpdater(engine) for name, engine in ways.items()}
     before = weight_digests(made.trainer.network)
     try:
         for update in range(updates):
             if update % 10 == 0:
                 asked = prompts(3, seed=update)
-                reloads["batched"].publisher()(made.parcels())
+                reloads["batched"].weight_publisher()(made.parcels())
                 groups = rolled(ways["batched"], asked, temperature=temperature, seed=update)
                 worst, tokens = gap(made, groups)
                 assert tokens > 20 and worst < 1e-5, update
@@ -45,13 +45,13 @@ def test_log_probs_agree_after_many_updates_however_sampled(tmp_path, temperatur
         assert len(moved) > 20
         assert not any("indexer" in name or "e_score_correction_bias" in name for name in moved)
         for name, engine in ways.items():
-            reloads[name].publisher()(made.parcels())
+            reloads[name].weight_publisher()(made.parcels())
             assert engine.version == updates
             assert dict(reloads[name].checksums()) == after
             asked = prompts(6, seed=99)
             groups = rolled(engine, asked, temperature=temperature, seed=99)
             assert gap(made, groups)[0] < 1e-5, name
-        assert ways["batched"].stats().hit_tokens > 0
+        assert ways["batched"].stats().prefix_cache_hit_tokens > 0
     finally:
         for engine in ways.values():
             engine.close()
@@ -66,14 +66,14 @@ def test_learning_raises_what_is_rewarded(tmp_path):
     made = learner(tmp_path, network(), credit={"baseline": "std"}, optim={"lr": 1e-2})
     rewards = []
     with engine_for(network()) as engine:
-        reload = Reload(engine)
+        reload = EngineWeightUpdater(engine)
         for update in range(16):
             groups = rolled(
                 engine, prompts(6, seed=update), size=4, turns=1, tokens=10, seed=update
             )
             rewards.append(np.mean([a[0].outcome.reward for g in groups for a in g]))
             made.study(lessons(groups, made.settings))
-            reload.publisher()(made.parcels())
+            reload.weight_publisher()(made.parcels())
     assert np.mean(rewards[:2]) < 0.65
     assert np.mean(rewards[-2:]) > 0.9
 
@@ -201,8 +201,8 @@ def test_experts_are_replayed_or_compared(tmp_path):
         answer = engine.answer(
             Request(
                 token_ids=prompts(1)[0],
-                sampling=SamplingParams(max_new_tokens=24, seed=1, ignore_eos=True),
-                replay=True,
+                sampling_params=SamplingParams(max_new_tokens=24, seed=1, ignore_eos=True),
+                return_routing=True,
             )
         )
     for mode in ("compare", "replay"):

@@ -6,7 +6,7 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.weight_sync import weight_digests
 from paddock.cli.errors import UserError
 from paddock.cli.rl import conduct
-from paddock.engine import Reload
+from paddock.engine import EngineWeightUpdater
 from tests.rl.vault_runs import SYNCHRONOUS, numbers, recipe_in
 from tests.serve.live import serving
 
@@ -30,14 +30,17 @@ device = "cpu"
 
 
 def test_servers_sample_and_take_every_version(start, tmp_path):
-    with serving(start, weights=Reload) as one, serving(start, weights=Reload) as two:
+    with (
+        serving(start, weights=EngineWeightUpdater) as one,
+        serving(start, weights=EngineWeightUpdater) as two,
+    ):
         urls = f'engines.urls=["{one.url}", "{two.url}"]'
         conduct(recipe_in(tmp_path, start), tmp_path / "run", ["steps=3", *SYNCHRONOUS, urls])
         final = load_pretrained(tmp_path / "run" / "checkpoints" / "step-00000003" / "model")
         for server in (one, two):
             (engine,) = server.engines
             assert engine.version == 3
-            assert dict(Reload(engine).checksums()) == weight_digests(final)
+            assert dict(EngineWeightUpdater(engine).checksums()) == weight_digests(final)
             assert engine.stats().counters.finished > 0
     found = numbers(tmp_path / "run")
     assert [line["staleness_max"] for line in found.values()] == [0, 0, 0]

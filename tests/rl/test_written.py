@@ -13,7 +13,7 @@ from paddock.cli.look import LEAST, network_row
 from paddock.cli.rl import conduct
 from paddock.cli.rl_feed import LEDGER_FILE, timed
 from paddock.cli.rl_gauge import ROWS, Gauge
-from paddock.engine import Counters, Stats
+from paddock.engine import CumulativeStats, EngineStats
 from paddock.journal import LedgerView, follow
 from paddock.model import AttentionMetadata, AuxRequest
 from paddock.records import Failure, Trajectory, Verdict
@@ -140,8 +140,10 @@ def test_an_attempt_that_fails_or_is_cancelled_has_a_row_too():
 
 
 def stats(**changes):
-    names = set(Stats.__dataclass_fields__) - {"counters"}
-    return Stats(counters=Counters(requests=2, busy_s=1.5), **(dict.fromkeys(names, 1) | changes))
+    names = set(EngineStats.__dataclass_fields__) - {"counters"}
+    return EngineStats(
+        counters=CumulativeStats(requests=2, busy_s=1.5), **(dict.fromkeys(names, 1) | changes)
+    )
 
 
 def test_engines_are_added_up():

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from paddock.engine import (
-    ContextExceeded,
+    ContextLengthExceededError,
     Engine,
-    EngineFailed,
+    EngineError,
     EngineSettings,
+    InvalidRequestError,
     Request,
-    RequestRefused,
 )
 from paddock.envs.context import OMITTED
 from paddock.model import Transformer
@@ -118,9 +118,9 @@ def noting(engine):
     found = Noting(
         engine,
         Request,
-        overlong=(ContextExceeded,),
-        refusals=(RequestRefused,),
-        failures=(EngineFailed,),
+        overlong=(ContextLengthExceededError,),
+        refusals=(InvalidRequestError,),
+        failures=(EngineError,),
     )
     object.__setattr__(found, "log", [])
     return found
@@ -134,7 +134,7 @@ def test_a_real_network_many_sessions_at_once_and_the_trainers_numbers():
         vocab=words.vocab_size, context=2048, eos=words.special_token_ids.stop_token_ids
     )
     network = Transformer.from_config(config, seed=3).eval()
-    settings = EngineSettings(page_tokens=8, cache_bytes=1 << 24, max_running=16)
+    settings = EngineSettings(page_size=8, kv_cache_bytes=1 << 24, max_running_requests=16)
     with Engine(network, words, settings) as engine:
         seam = noting(engine)
         player = Player(generate=seam, renderer=renderer(), room=2048)
@@ -156,12 +156,12 @@ def test_a_real_network_many_sessions_at_once_and_the_trainers_numbers():
 
         attempts = asyncio.run(play_all())
         assert engine.audit() == []
-        assert engine.stats().hit_tokens > 0
+        assert engine.stats().prefix_cache_hit_tokens > 0
         for (found,) in attempts:
             log = [entry for entry in seam.log if entry.session == found.session_id]
             assert [turn.completion for turn in found.turns] == [e.completion for e in log]
             assert found.token_ids == log[-1].prompt + log[-1].completion.token_ids
-            logits = engine.call(lambda n, f=found: n.logits(f.token_ids)).result()
+            logits = engine.run_between_steps(lambda n, f=found: n.logits(f.token_ids)).result()
             logp = (logits[:-1] / 0.8).log_softmax(-1)
             chosen = logp.gather(1, torch.tensor(found.token_ids[1:]).unsqueeze(1)).squeeze(1)
             trained = torch.tensor(found.trained[1:])

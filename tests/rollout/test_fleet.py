@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from paddock.engine import (
-    ContextExceeded,
+    ContextLengthExceededError,
     Engine,
-    EngineFailed,
+    EngineError,
     EngineSettings,
+    InvalidRequestError,
     Request,
-    RequestRefused,
 )
 from paddock.records import Completion, SamplingParams, Segment
 from paddock.rollout.carry import continuable, joined, rest_of
@@ -344,7 +344,9 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
 
     async def run():
         network = born(latent_config())
-        settings = EngineSettings(page_tokens=1, cache_bytes=1 << 22, context=128, stop_ids=())
+        settings = EngineSettings(
+            page_size=1, kv_cache_bytes=1 << 22, context_length=128, stop_token_ids=()
+        )
         engines = [Engine(network, None, settings) for _ in range(3)]
         names, served = [f"e{i}" for i in range(3)], Counter()
 
@@ -358,9 +360,9 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
             seam = Noting(
                 engine,
                 Request,
-                overlong=(ContextExceeded,),
-                refusals=(RequestRefused,),
-                failures=(EngineFailed,),
+                overlong=(ContextLengthExceededError,),
+                refusals=(InvalidRequestError,),
+                failures=(EngineError,),
             )
             return Replica(name, seam, _well)
 

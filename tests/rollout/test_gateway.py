@@ -14,12 +14,12 @@ import pytest
 
 from paddock.checkpoint import load_pretrained
 from paddock.engine import (
-    ContextExceeded,
+    ContextLengthExceededError,
     Engine,
-    EngineFailed,
+    EngineError,
     EngineSettings,
+    InvalidRequestError,
     Request,
-    RequestRefused,
 )
 from paddock.records import Message, SamplingParams, Trajectory, Verdict, decode, encode
 from paddock.rollout.client import EngineLost, InProcess
@@ -110,7 +110,7 @@ def test_a_thought_that_turned_out_to_be_the_answer_comes_back_as_it_was_told(na
 @pytest.fixture(scope="module")
 def engine(folder):
     words = Tokenizer.load(folder)
-    settings = EngineSettings(cache_bytes=1 << 22, max_running=8)
+    settings = EngineSettings(kv_cache_bytes=1 << 22, max_running_requests=8)
     with Engine(load_pretrained(folder), words, settings) as found:
         yield found
         assert found.audit() == []
@@ -120,9 +120,9 @@ def _in_process(engine, kind=InProcess):
     return kind(
         engine,
         Request,
-        overlong=(ContextExceeded,),
-        refusals=(RequestRefused,),
-        failures=(EngineFailed,),
+        overlong=(ContextLengthExceededError,),
+        refusals=(InvalidRequestError,),
+        failures=(EngineError,),
     )
 
 

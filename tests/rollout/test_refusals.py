@@ -7,14 +7,14 @@ from threading import Event
 import pytest
 
 from paddock.engine import (
-    ContextExceeded,
-    DuplicateId,
+    ContextLengthExceededError,
+    DuplicateRequestIdError,
     Engine,
-    EngineFailed,
-    EngineFull,
+    EngineError,
+    EngineQueueFullError,
     EngineSettings,
+    InvalidRequestError,
     Request,
-    RequestRefused,
 )
 from paddock.rollout.client import EngineLost, InProcess
 from paddock.rollout.fleet import Fleet, Replica
@@ -28,9 +28,9 @@ def in_process(engine):
     return InProcess(
         engine,
         Request,
-        overlong=(ContextExceeded,),
-        refusals=(RequestRefused,),
-        failures=(EngineFailed,),
+        overlong=(ContextLengthExceededError,),
+        refusals=(InvalidRequestError,),
+        failures=(EngineError,),
     )
 
 
@@ -39,17 +39,19 @@ def test_a_full_engine_may_be_asked_again_and_what_is_too_long_may_not():
         full.pause("in_place")
         for _ in range(2):
             full.submit(greedy((1,), 2), lambda delta: None)
-        with pytest.raises(EngineFull, match="2 requests are waiting or running"):
+        with pytest.raises(EngineQueueFullError, match="2 requests are waiting or running"):
             full.submit(greedy((1,), 2), lambda delta: None)
-        with pytest.raises(ContextExceeded, match="exceeds this model's context"):
+        with pytest.raises(ContextLengthExceededError, match="exceeds this model's context"):
             full.submit(greedy((1,), 10**6), lambda delta: None)
-    assert issubclass(EngineFull, EngineFailed) and issubclass(DuplicateId, EngineFailed)
-    assert not issubclass(EngineFailed, RequestRefused)
+    assert issubclass(EngineQueueFullError, EngineError) and issubclass(
+        DuplicateRequestIdError, EngineError
+    )
+    assert not issubclass(EngineError, InvalidRequestError)
 
 
 def test_a_replica_that_was_only_paused_is_asked_under_another_id():
     """Its thread stands still, so that the abort of the first request is not heard either."""
-    settings = EngineSettings(cache_bytes=1 << 22, context=128, stop_ids=())
+    settings = EngineSettings(kv_cache_bytes=1 << 22, context_length=128, stop_token_ids=())
     engine, stands, goes_on = Engine(born(latent_config()), None, settings), Event(), Event()
 
     def stand_still(_network):
@@ -64,7 +66,7 @@ def test_a_replica_that_was_only_paused_is_asked_under_another_id():
     async def run():
         nonlocal well
         async with Fleet([Replica("a", in_process(engine), alive)], QUICK) as fleet:
-            engine.call(stand_still)
+            engine.run_between_steps(stand_still)
             await asyncio.to_thread(stands.wait, 60)
             question = replace(ask(ids=(1, 2, 3)), id="s/0")
             asking = asyncio.create_task(fleet.respond(question))
@@ -94,7 +96,11 @@ def test_a_replica_that_was_only_paused_is_asked_under_another_id():
 def test_what_an_engine_does_not_take_now_is_asked_again(refused):
     """And if it never does, it is the engine's failure: nobody's request was wrong."""
     settings = EngineSettings(
-        cache_bytes=1 << 22, context=128, stop_ids=(), max_running=1, max_waiting=1
+        kv_cache_bytes=1 << 22,
+        context_length=128,
+        stop_token_ids=(),
+        max_running_requests=1,
+        max_queued_requests=1,
     )
 
     async def well(_patience_s):
@@ -103,7 +109,9 @@ def test_what_an_engine_does_not_take_now_is_asked_again(refused):
     async def run(engine, deadline_s, *, free):
         engine.pause("in_place")
         for i in range(2 if refused == "full" else 1):
-            engine.submit(Request(token_ids=(1,), sampling=SAMPLING, id=f"x{i}"), lambda _: None)
+            engine.submit(
+                Request(token_ids=(1,), sampling_params=SAMPLING, id=f"x{i}"), lambda _: None
+            )
         chosen = QUICK.model_copy(update={"deadline_s": deadline_s})
         async with Fleet([Replica("a", in_process(engine), well)], chosen) as fleet:
             asking = asyncio.create_task(fleet.respond(replace(ask(), id="x0")))

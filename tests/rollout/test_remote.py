@@ -14,7 +14,7 @@ import pytest
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.weight_sync import WeightUpdate, iter_released_tensors, serialize_update
-from paddock.engine import Engine, EngineSettings, Reload, Request
+from paddock.engine import Engine, EngineSettings, EngineWeightUpdater, Request
 from paddock.records import Message, SamplingParams
 from paddock.rollout.client import Ask, AskRefused, BadReply, ContextFull, EngineLost
 from paddock.rollout.fleet import Fleet, FleetSettings, Replica
@@ -29,7 +29,7 @@ GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40)
 
 @pytest.fixture(scope="module")
 def live(folder):
-    with serving(folder, weights=Reload) as server:
+    with serving(folder, weights=EngineWeightUpdater) as server:
         yield server
         assert server.audit() == []
 
@@ -103,7 +103,7 @@ def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
     try:
         with pytest.raises(EngineLost, match=r"409: .*'twice' is being answered"):
             over_http(live, lambda s: HttpGenerate(s).respond(question))
-        most = engine.settings.max_waiting + engine.settings.max_running
+        most = engine.settings.max_queued_requests + engine.settings.max_running
         others = [engine.submit(Request(token_ids=(5,)), lambda _: None) for _ in range(most - 1)]
         with pytest.raises(EngineLost, match=r"503: .*waiting or running"):
             over_http(live, lambda s: HttpGenerate(s).respond(replace(question, id="other")))
@@ -144,10 +144,12 @@ def test_the_experts_that_tokens_chose_come_along(folder):
         layers = sum(kind == "moe" for kind in live.engines[0].config.mlp)
         shape = (layers, live.engines[0].config.moe.active)
         ids = prompt(live)
-        here = live.engines[0].answer(Request(token_ids=ids, sampling=GREEDY, replay=True))
+        here = live.engines[0].generate_output(
+            Request(token_ids=ids, sampling_params=GREEDY, return_routing=True)
+        )
         question = Ask(token_ids=ids, sampling=GREEDY, session="s", replay=True)
         found = over_http(live, lambda s: HttpGenerate(s, experts=shape).respond(question))
-        assert (found.replay.expert_TLK == here.replay.expert_TLK).all()
+        assert (found.replay.expert_TLK == here.routing.expert_TLK).all()
         with pytest.raises(BadReply, match="routed_experts"):
             over_http(live, lambda s: HttpGenerate(s, experts=(9, 9)).respond(question))
 
@@ -155,7 +157,9 @@ def test_the_experts_that_tokens_chose_come_along(folder):
 def test_scores_are_those_of_the_engine(live):
     ids = prompt(live)
     here = live.engines[0].answer(
-        Request(token_ids=ids, sampling=SamplingParams(max_new_tokens=1), prompt_logprobs_from=3)
+        Request(
+            token_ids=ids, sampling_params=SamplingParams(max_new_tokens=1), prompt_logprobs_start=3
+        )
     )
     found = over_http(live, lambda server: HttpScore(server)(ids, 3))
     assert found == pytest.approx(here.prompt_logprobs, abs=1e-5)

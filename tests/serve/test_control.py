@@ -218,7 +218,7 @@ def test_a_broken_engine_is_unhealthy_and_says_so(folder):
         def spoil(network):
             network.head.weight.data = network.head.weight.data[:, :5]
 
-        engine.call(spoil).result()
+        engine.run_between_steps(spoil).result()
         found = live.post("/v1/completions", {"prompt": "x"})
         assert found.status_code == 500 and found.json()["error"]["type"] == "server_error"
         assert live.get("/health").status_code == 503
@@ -244,7 +244,9 @@ def test_a_stream_that_breaks_says_so_in_band(folder, path):
 
     with serving(folder) as live:
         (engine,) = live.engines
-        engine.call(lambda network: network.head.register_forward_pre_hook(breaks)).result()
+        engine.run_between_steps(
+            lambda network: network.head.register_forward_pre_hook(breaks)
+        ).result()
         found = live.post(path, BREAKING[path] | {"stream": True, "temperature": 0})
     assert found.status_code == 200
     lines = [line for line in found.text.splitlines() if line]

@@ -191,7 +191,9 @@ def test_the_tokenizer_answers(live):
 
 def test_a_model_without_a_template_still_completes(folder):
     tokenizer = Tokenizer.load(folder)
-    with Engine(load_pretrained(folder), tokenizer, EngineSettings(cache_bytes=1 << 22)) as engine:
+    with Engine(
+        load_pretrained(folder), tokenizer, EngineSettings(kv_cache_bytes=1 << 22)
+    ) as engine:
         app = build_app([engine], tokenizer, None, ServeSettings())
         with listening(app) as url:
             chat = {"messages": [{"role": "user", "content": "x"}]}

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from paddock.engine.grammar_worker import lanes
+from paddock.engine.grammar_worker import compile_workers
 from tests.engine.test_grammar import EXPLODING
 from tests.patience import until
 from tests.serve import attacks
@@ -23,7 +23,7 @@ def test_a_grammar_that_explodes_holds_up_nobody_and_ends_with_its_client(folder
     body = {"text": "hello", "sampling_params": {"ebnf": EXPLODING.text, "max_new_tokens": 4}}
     hello = {"messages": attacks.USER, "max_tokens": 8}
     with serving(folder, engine=LIMITS) as server:
-        place, (_, slow) = urlsplit(server.url), lanes(*LIMITS.values())
+        place, (_, slow) = urlsplit(server.url), compile_workers(*LIMITS.values())
         with closing(socket.create_connection((place.hostname, place.port))) as client:
             client.sendall(attacks.post("/generate", body))
             until(lambda: slow.waiting)

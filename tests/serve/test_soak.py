@@ -7,7 +7,7 @@ import random
 import httpx
 import pytest
 
-from paddock.engine import Reload
+from paddock.engine import EngineWeightUpdater
 from tests.patience import until
 from tests.serve.live import serving
 
@@ -130,7 +130,7 @@ async def soaked(url, folder, clients, count):
 @pytest.mark.parametrize("mtp_steps", [0, 2])
 def test_nothing_is_left_over_after_a_soak(folder, mtp_steps):
     few_pages = {"pages": 80, "max_running": 6, "mtp_steps": mtp_steps}
-    with serving(folder, replicas=2, engine=few_pages, weights=Reload) as live:
+    with serving(folder, replicas=2, engine=few_pages, weights=EngineWeightUpdater) as live:
         total = asyncio.run(soaked(live.url, folder, clients=16, count=10))
         assert total.get(200, 0) > 10 and total.get(400, 0) > 3 and total.get("left", 0) > 3, total
         assert not set(total) - {200, 400, "left"}, total

@@ -132,7 +132,7 @@ def test_a_required_call_with_drafts(folder, capfd):
             most = lambda schema: smallest(server.tokenizer, "look", schema) + 8  # noqa: E731
             arguments, schema = required(server, seed, most)
             jsonschema_rs.validate(schema, arguments)
-        assert server.engines[0].stats().counters.drafts_proposed > 0
+        assert server.engines[0].stats().counters.draft_tokens > 0
         assert server.audit() == []
     assert "GrammarMatcher" not in capfd.readouterr().err, "no word of every refused draft"
 

@@ -17,7 +17,7 @@ from paddock.checkpoint.weight_sync import (
     serialize_update,
     weight_digests,
 )
-from paddock.engine import Reload
+from paddock.engine import EngineWeightUpdater
 from tests.engine.nets import frozen_once_begun
 from tests.patience import until
 from tests.serve.live import serving
@@ -30,7 +30,7 @@ ASK |= {"return_logprob": True, "logprob_start_len": 0}
 
 @pytest.fixture
 def live(folder):
-    with serving(folder, replicas=2, weights=Reload) as server:
+    with serving(folder, replicas=2, weights=EngineWeightUpdater) as server:
         yield server
         assert server.audit() == []
 

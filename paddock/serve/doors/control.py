@@ -220,7 +220,7 @@ class Control:
         body = parse_body(VersionBody, value)
         version = self._version(body.new_version)
         mode: PauseMode = "in_place" if body.abort_all_requests is False else "abort"
-        await self._each(lambda engine: engine.swap(lambda _: None, version, mode))
+        await self._each(lambda engine: engine.update_weights(lambda _: None, version, mode))
         return {"success": True, "message": "done", "new_version": body.new_version}
 
     async def values(self, _http: Request, value: Any) -> Any:
@@ -254,7 +254,7 @@ class Control:
     def _version(self, said: str | None) -> int:
         """The version to come; the next one if nothing is said."""
         newest = max(engine.version for engine in self.hall.replicas.engines)
-        return self.hall.labels.number(said, newest=newest)
+        return self.hall.labels.version_of(said, newest=newest)
 
     async def _change(self, change: Callable[[Weights, int], int]) -> Response:
         """Change every engine's weights at once: in a group, all must take part."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from paddock import __version__
 from paddock.api.dialect import JsonRouter
 from paddock.api.errors import ApiError
-from paddock.engine import Engine, EngineFailed, Stats
+from paddock.engine import Engine, EngineError, EngineStats
 from paddock.engine import Request as EngineRequest
 from paddock.records import SamplingParams
 from paddock.serve.hall import Hall
@@ -67,15 +67,15 @@ class Facts:
         every = await self._stats()
         request = EngineRequest(
             token_ids=(0,),
-            sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
+            sampling_params=SamplingParams(max_new_tokens=1, temperature=0.0),
             priority=2**31,
         )
         try:
             async with asyncio.timeout(self.hall.settings.health_s):
                 for engine, stats in zip(self.hall.replicas.engines, every, strict=True):
                     if not stats.paused:
-                        await engine.respond(_named(request))
-        except (TimeoutError, EngineFailed) as error:
+                        await engine.async_generate(_named(request))
+        except (TimeoutError, EngineError) as error:
             why = str(error) or f"no token in {self.hall.settings.health_s} s"
             raise ApiError(f"unhealthy: {why}", status=503) from None
         return {"status": "ok"}
@@ -85,7 +85,7 @@ class Facts:
             if not engine.healthy:
                 raise ApiError(f"the engine of replica {rank} has failed", status=503)
 
-    async def _stats(self) -> list[Stats]:
+    async def _stats(self) -> list[EngineStats]:
         engines = self.hall.replicas.engines
         return list(await asyncio.gather(*(asyncio.to_thread(Engine.stats, e) for e in engines)))
 
@@ -109,7 +109,7 @@ class Facts:
             "owned_by": "paddock",
             "root": self.hall.settings.model_path,
             "parent": None,
-            "max_model_len": self.hall.capacity.context,
+            "max_model_len": self.hall.capacity.context_length,
         }
 
     async def model_info(self, _http: Request, _value: Any) -> Any:
@@ -120,13 +120,13 @@ class Facts:
             "tokenizer_path": settings.model_path,
             "served_model_name": settings.served_name,
             "is_generation": True,
-            "weight_version": self.hall.labels.label(engine.version),
+            "weight_version": self.hall.labels.label_of(engine.version),
             "preferred_sampling_params": None,
             "reasoning_parser": "glm45" if glm else None,
             "tool_call_parser": "glm47" if glm else None,
             "model_type": engine.config.family,
             "architectures": None,
-            "max_context_length": self.hall.capacity.context,
+            "max_context_length": self.hall.capacity.context_length,
             "vocab_size": self.hall.vocab,
             "has_chat_template": self.hall.renderer is not None,
         }
@@ -137,14 +137,14 @@ class Facts:
         states = [
             {
                 "dp_rank": rank,
-                "weight_version": self.hall.labels.label(stats.version),
+                "weight_version": self.hall.labels.label_of(stats.version),
                 "num_running_reqs": stats.running,
                 "num_waiting_reqs": stats.waiting,
                 "paused": stats.paused,
-                "token_usage": stats.page_usage,
-                "cache_hit_rate": stats.hit_rate,
+                "token_usage": stats.kv_cache_usage,
+                "cache_hit_rate": stats.prefix_cache_hit_rate,
                 "avg_spec_accept_length": stats.accept_length,
-                "cache_bytes": stats.cache_bytes,
+                "cache_bytes": stats.kv_cache_bytes,
             }
             for rank, stats in enumerate(await self._stats())
         ]
@@ -154,18 +154,18 @@ class Facts:
             "served_model_name": settings.served_name,
             "tp_size": 1,
             "dp_size": len(replicas),
-            "context_length": capacity.context,
+            "context_length": capacity.context_length,
             "max_total_num_tokens": capacity.tokens,
-            "max_running_requests": engine.max_running,
-            "page_size": capacity.page_tokens,
-            "speculative_num_steps": engine.mtp_steps,
-            "enable_return_routed_experts": engine.replay,
+            "max_running_requests": engine.max_running_requests,
+            "page_size": capacity.page_size,
+            "speculative_num_steps": engine.num_speculative_tokens,
+            "enable_return_routed_experts": engine.capture_routing,
             "internal_states": states,
         }
 
     async def weight_version(self, _http: Request, _value: Any) -> Any:
         version = self.hall.replicas.engines[0].version
-        return {"weight_version": self.hall.labels.label(version)}
+        return {"weight_version": self.hall.labels.label_of(version)}
 
     async def loads(self, _http: Request, _value: Any) -> Any:
         return [

@@ -12,8 +12,8 @@ from paddock.api.dialect import JsonRouter, PayloadStream
 from paddock.api.errors import ApiError
 from paddock.api.sglang_format import GenerateFormatter, GenerateStream
 from paddock.api.sglang_request import GenerateBody, GenerateRequest, parse_generate_requests
-from paddock.engine import Answer
 from paddock.engine import Request as EngineRequest
+from paddock.engine import RequestOutput
 from paddock.serve.hall import Call, Extras, Hall
 
 
@@ -40,14 +40,14 @@ class Native:
                 self.hall.tokenizer,
                 self.hall.spelling,
                 call.replica,
-                self.hall.labels.label,
+                self.hall.labels.label_of,
             )
             for ask, prompt, group in zip(asks, prompts, requests, strict=True)
             for request in group
         ]
         if asks[0].stream:
             return PayloadStream(self._payloads(call, forms, many or len(forms) > 1))
-        answers: list[Answer] = await call.whole()
+        answers: list[RequestOutput] = await call.whole()
         found = [form.format_response(answer) for form, answer in zip(forms, answers, strict=True)]
         return found if many or len(forms) > 1 else found[0]
 

@@ -82,7 +82,7 @@ class OpenAI:
             )
             hall = self.hall
             form = GenerateFormatter(
-                asked, prompt, hall.tokenizer, hall.spelling, replica, hall.labels.label
+                asked, prompt, hall.tokenizer, hall.spelling, replica, hall.labels.label_of
             )
             found["meta_info"] = form.format_meta_info(answer)
         return found
@@ -100,8 +100,8 @@ class OpenAI:
                         yield chunk
                 for chunk in voices[i].format_delta(delta):
                     yield chunk
-                if delta.answer is not None:
-                    answers.append(delta.answer)
+                if delta.output is not None:
+                    answers.append(delta.output)
         for chunk in voices[0].usage_chunks(answers):
             yield chunk
 
@@ -147,8 +147,8 @@ class OpenAI:
         scored = _extras(forms[0].ask).prompt_logprobs_from is not None
         async with call.deltas() as deltas:
             async for i, delta in deltas:
-                if delta.answer is not None:
-                    answers[i] = delta.answer
+                if delta.output is not None:
+                    answers[i] = delta.output
                 if not scored:
                     yield around | {"choices": [streams[i].push(delta)]}
                 elif i in answers:  # the prompt's scores go first, and are known with the answer

@@ -43,7 +43,7 @@ class Tokens:
         return {
             "tokens": each,
             "count": [len(ids) for ids in each],
-            "max_model_len": self.hall.capacity.context,
+            "max_model_len": self.hall.capacity.context_length,
         }
 
     def _shown(self, ids: Any, body: TokenizeBody) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Tokens:
         return {
             "tokens": list(ids),
             "count": len(ids),
-            "max_model_len": self.hall.capacity.context,
+            "max_model_len": self.hall.capacity.context_length,
             "token_strs": spelled,
         }
 

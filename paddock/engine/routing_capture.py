@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.engine.memory import Cache
-from paddock.engine.request import Replay
+from paddock.engine.kv_cache import PagedKVCache
+from paddock.engine.request import RoutingReplay
 from paddock.model import AttentionMetadata, AuxOutputs, ModelConfig, TopKSelection
 
 
-class Decisions:
-    def __init__(self, config: ModelConfig, cache: Cache) -> None:
+class RoutingCapturer:
+    def __init__(self, config: ModelConfig, cache: PagedKVCache) -> None:
         self.cache = cache
         self.routed = [i for i in range(config.layers) if config.mlp_kind(i) == "moe"]
         self.indexed = [i for i in range(config.layers) if config.has_indexer(i)]
@@ -24,7 +24,7 @@ class Decisions:
         self.expert_SLK = torch.zeros(slots, len(self.routed), active, dtype=torch.int16)
         self.index_SLK = torch.zeros(slots, len(self.indexed), self.topk, dtype=torch.int32)
 
-    def record(
+    def capture(
         self, notes: tuple[AuxOutputs, ...], layout: AttentionMetadata, slot_T: Tensor
     ) -> None:
         slot_T = slot_T.cpu()
@@ -36,10 +36,10 @@ class Decisions:
             kept = [_kept(notes[layer].selection, layout, self.topk) for layer in self.indexed]
             self.index_SLK[slot_T] = torch.stack(kept, 1).cpu()
 
-    def of(self, seat: int, tokens: int) -> Replay:
+    def replay_of(self, seat: int, tokens: int) -> RoutingReplay:
         """The decisions for a sequence's first tokens."""
-        slot_T = torch.from_numpy(self.cache.slots(seat, 0, tokens).copy())
-        return Replay(
+        slot_T = torch.from_numpy(self.cache.slot_mapping(seat, 0, tokens).copy())
+        return RoutingReplay(
             self.expert_SLK[slot_T].numpy() if self.routed else None,
             self.index_SLK[slot_T].numpy() if self.indexed else None,
         )

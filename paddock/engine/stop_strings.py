@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from paddock.text import IncrementalDetokenizer, Tokenizer
 
 
-class StopTexts:
+class StopStringChecker:
     """Reads a reply token by token and says when one of the texts has appeared.
 
     The reply is not trimmed: whoever shows it knows best what to cut away.
@@ -21,7 +21,7 @@ class StopTexts:
         self._longest = max(map(len, texts))
         self._tail = ""  # the last of what was read, in which a text may have begun
 
-    def push(self, token: int, *, heed: bool = True) -> str | None:
+    def feed(self, token: int, *, heed: bool = True) -> str | None:
         """The text that `token` completes, the earliest if there are several. Unless heeded, what
         has been read by now does not count later either."""
         self._tail += self._detokenizer.push(token)

@@ -8,23 +8,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.engine.settings import Capacity
+from paddock.engine.settings import KVCacheConfig
 from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
 from paddock.model import AttentionMetadata, DecodeBatch, ModelConfig
 from paddock.model.cost import kv_cache_shapes
 
-States = dict[tuple[int, str], Tensor]  # of one sequence's recurrent layers
+RecurrentStates = dict[tuple[int, str], Tensor]  # of one sequence's recurrent layers
 
 
-class Cache:
+class PagedKVCache:
     """Storage for every cached layer, and which pages each seat's sequence has."""
 
     def __init__(
         self,
         config: ModelConfig,
         layers: range,
-        capacity: Capacity,
+        capacity: KVCacheConfig,
         seats: int,
         *,
         like: Tensor,
@@ -39,43 +39,43 @@ class Cache:
             for stream, shape in kv_cache_shapes(config, layer).items()
         }
         self._pages = np.zeros((seats, capacity.pages_per_sequence), dtype=np.int64)
-        self._offsets = np.arange(capacity.page_tokens)
+        self._offsets = np.arange(capacity.page_size)
 
     @property
     def bytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in self.storage.values())
 
-    def seat(self, seat: int, pages: list[int], start: int = 0) -> None:
+    def set_block_table(self, seat: int, pages: list[int], start: int = 0) -> None:
         """Tell which pages the sequence on this seat has, from its page `start` on."""
         self._pages[seat, start : start + len(pages)] = pages
 
-    def slots(self, seat: int, start: int, stop: int) -> np.ndarray:
+    def slot_mapping(self, seat: int, start: int, stop: int) -> np.ndarray:
         """Where tokens [start, stop) of a sequence lie."""
-        size = self.capacity.page_tokens
+        size = self.capacity.page_size
         first, last = start // size, -(-stop // size)
         slots = self._pages[seat, first:last, None] * size + self._offsets
         return slots.reshape(-1)[start - first * size : stop - first * size]
 
-    def wipe(self, pages: list[int]) -> None:
+    def zero_pages(self, pages: list[int]) -> None:
         slots = np.add.outer(
-            np.array(pages, dtype=np.int64) * self.capacity.page_tokens, self._offsets
+            np.array(pages, dtype=np.int64) * self.capacity.page_size, self._offsets
         )
         slot_S = torch.from_numpy(slots.reshape(-1)).to(self.device)
         for storage in self.storage.values():
             storage[slot_S] = 0
 
-    def pages(self, seats: np.ndarray, longest: int) -> np.ndarray:
+    def block_table(self, seats: np.ndarray, longest: int) -> np.ndarray:
         """[B, P] the pages of every sequence, enough for the longest."""
-        return self._pages[seats, : -(-longest // self.capacity.page_tokens)]
+        return self._pages[seats, : -(-longest // self.capacity.page_size)]
 
-    def places(self, page_BP: np.ndarray, position_BQ: np.ndarray) -> np.ndarray:
+    def slot_mapping_at(self, page_BP: np.ndarray, position_BQ: np.ndarray) -> np.ndarray:
         """[B, Q] the slots of some tokens of sequences with these pages."""
-        size = self.capacity.page_tokens
+        size = self.capacity.page_size
         page_BQ = np.take_along_axis(page_BP, position_BQ // size, 1)
         return page_BQ * size + position_BQ % size
 
 
-class Chunks:
+class PrefillChunks:
     """The loose part of a step as it is put together: runs of tokens that are read."""
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class Chunks:
         self.keys += stop
 
 
-def arrange(
-    cache: Cache, chunks: Chunks, seats: np.ndarray, past_B: np.ndarray, queries: int
+def build_attention_metadata(
+    cache: PagedKVCache, chunks: PrefillChunks, seats: np.ndarray, past_B: np.ndarray, queries: int
 ) -> tuple[AttentionMetadata, Tensor]:
     """The layout of a step, chunks first and then a batch of `queries` tokens for each seat, behind
     `past_B` tokens; and the slots of its new tokens."""
@@ -105,13 +105,13 @@ def arrange(
     new, positions, batch = list(chunks.new), list(chunks.positions), None
     if len(seats):
         position_BQ = past_B[:, None] + np.arange(queries)
-        page_BP = cache.pages(seats, int(past_B.max()) + queries)
+        page_BP = cache.block_table(seats, int(past_B.max()) + queries)
         for b, past in enumerate(past_B.tolist()):
             spans.append(Span(chunks.tokens + b * queries, queries, 0, past + queries))
-        new.append(cache.places(page_BP, position_BQ).reshape(-1))
+        new.append(cache.slot_mapping_at(page_BP, position_BQ).reshape(-1))
         positions.append(position_BQ.reshape(-1))
-        visible_BQ = upload((position_BQ + 1).astype(np.int32), cache.device)
-        pages = BlockTable(upload(page_BP, cache.device), cache.capacity.page_tokens)
+        visible_BQ = copy_to_device_async((position_BQ + 1).astype(np.int32), cache.device)
+        pages = BlockTable(copy_to_device_async(page_BP, cache.device), cache.capacity.page_size)
         batch = DecodeBatch(pages, visible_BQ)
     layout = AttentionMetadata(
         _tensor(positions, cache.device),
@@ -123,10 +123,10 @@ def arrange(
 
 
 def _tensor(pieces: list[np.ndarray], device: torch.device) -> Tensor:
-    return upload(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), device)
+    return copy_to_device_async(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), device)
 
 
-def upload(values: np.ndarray, device: torch.device) -> Tensor:
+def copy_to_device_async(values: np.ndarray, device: torch.device) -> Tensor:
     """On its way to the device; nobody waits for it to arrive."""
     here = torch.from_numpy(values)
     if device.type != "cuda":
@@ -134,21 +134,21 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
     return here.pin_memory().to(device, non_blocking=True)
 
 
-class StepMemory:
+class PagedKVCacheView:
     """The cache as one step's layers see it (see model.memory.Memory)."""
 
-    def __init__(self, cache: Cache, slot_T: Tensor, states: list[States]) -> None:
+    def __init__(self, cache: PagedKVCache, slot_T: Tensor, states: list[RecurrentStates]) -> None:
         self._storage, self._slot_T, self._states = cache.storage, slot_T, states
 
-    def extend(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
+    def update(self, layer: int, stream: str, rows_T: Tensor) -> Tensor:
         return self._storage[layer, stream].index_copy_(0, self._slot_T, rows_T)
 
-    def places(self, layer: int, stream: str) -> tuple[Tensor, Tensor]:
+    def slot_mapping(self, layer: int, stream: str) -> tuple[Tensor, Tensor]:
         """The storage and the slots of the new tokens, for who writes there himself."""
         return self._storage[layer, stream], self._slot_T
 
-    def recall(self, layer: int, stream: str, span: int) -> Tensor | None:
+    def load_state(self, layer: int, stream: str, span: int) -> Tensor | None:
         return self._states[span].get((layer, stream))
 
-    def keep(self, layer: int, stream: str, span: int, state: Tensor) -> None:
+    def store_state(self, layer: int, stream: str, span: int, state: Tensor) -> None:
         self._states[span][layer, stream] = state

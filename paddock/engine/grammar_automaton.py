@@ -12,35 +12,47 @@ from math import inf
 from typing import Self
 
 from paddock.engine import ebnf
-from paddock.engine.ebnf import Choice, Class, Expression, Pattern, Repeat, Rule, Tokens
+from paddock.engine.ebnf import (
+    Alternation,
+    CharacterClass,
+    Expression,
+    RegexLiteral,
+    Repetition,
+    RuleRef,
+    TokenSet,
+)
 
-END = 0  # the state every rule ends in
-MOST_STATES = 1 << 18
-MOST_PLACES = 512  # where a reply may stand at once
-HOP = 2.0**-20  # what an edge that reads nothing costs, so that no way goes in circles
-_UNQUOTED = ((0x20, 0x21), (0x23, 0x5B), (0x5D, ebnf.LAST))  # stand for themselves in JSON strings
+ACCEPT_STATE = 0  # the state every rule ends in
+MAX_STATES = 1 << 18
+MAX_CONFIGURATIONS = 512  # where a reply may stand at once
+EPSILON_COST = 2.0**-20  # what an edge that reads nothing costs, so that no way goes in circles
+_UNQUOTED = (
+    (0x20, 0x21),
+    (0x23, 0x5B),
+    (0x5D, ebnf.MAX_CODEPOINT),
+)  # stand for themselves in JSON strings
 _LIKED = (ord("a"), ord("0"))  # of several bytes, the ones that people would take
 
 
-class NoClosing(ValueError):
+class UnsupportedGrammarError(ValueError):
     """The way to the end cannot be told for this grammar."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class ByteEdge:
     first: int
     last: int
     to: int
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class TokenEdge:
     ids: frozenset[int]
     to: int
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
+class RuleEdge:
     """A rule to go through, and the state behind it."""
 
     rule: int
@@ -48,30 +60,30 @@ class Enter:
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class EpsilonEdge:
     to: int
 
 
-Edge = Bytes | Marker | Enter | Skip
+Edge = ByteEdge | TokenEdge | RuleEdge | EpsilonEdge
 
 
 @dataclass(frozen=True, slots=True)
-class Automaton:
+class PushdownAutomaton:
     edges: tuple[tuple[Edge, ...], ...]  # of each state
-    away: tuple[float, ...]  # bytes and markers from each state to the end of its rule
+    distance: tuple[float, ...]  # bytes and markers from each state to the end of its rule
     start: int
 
 
-def automaton(text: str, regex: Callable[[str], str]) -> Automaton | None:
+def build_automaton(text: str, regex: Callable[[str], str]) -> PushdownAutomaton | None:
     """Of a grammar as the library prints it; `regex` prints that of a regular expression. None if
     there is something in it that cannot be followed."""
     try:
         builder = _Builder(regex)
         start = builder.add(text)
-    except (ebnf.Unreadable, NoClosing, RecursionError):
+    except (ebnf.EbnfSyntaxError, UnsupportedGrammarError, RecursionError):
         return None
     edges = tuple(map(tuple, builder.edges))
-    return Automaton(edges, _away(edges), start)
+    return PushdownAutomaton(edges, _away(edges), start)
 
 
 class _Builder:
@@ -85,42 +97,42 @@ class _Builder:
 
     def add(self, text: str) -> int:
         """The state in which the rule "root" of these rules begins."""
-        rules = ebnf.rules_of(text)
+        rules = ebnf.parse_rules(text)
         outer, self._rules = self._rules, {name: self._state() for name in rules}
         found = self._rules
         for name, body in rules.items():
-            self.edges[found[name]].append(Skip(self._built(body, END)))
+            self.edges[found[name]].append(EpsilonEdge(self._built(body, ACCEPT_STATE)))
         self._rules = outer
         return found["root"]
 
     def _state(self, *edges: Edge) -> int:
-        if len(self.edges) >= MOST_STATES:
-            raise NoClosing("too many states")
+        if len(self.edges) >= MAX_STATES:
+            raise UnsupportedGrammarError("too many states")
         self.edges.append(list(edges))
         return len(self.edges) - 1
 
     def _built(self, expression: Expression, to: int) -> int:
         match expression:
-            case ebnf.Text(text):
+            case ebnf.StringLiteral(text):
                 return self._text(text, to)
-            case Class(ranges, star):
+            case CharacterClass(ranges, star):
                 return self._class(ranges, star, to)
-            case Rule(name):
+            case RuleRef(name):
                 if name not in self._rules:
-                    raise NoClosing(f"no rule {name}")
-                return self._state(Enter(self._rules[name], to))
-            case Tokens(ids):
-                return self._state(Marker(ids, to))
-            case Pattern(regex, in_json):
+                    raise UnsupportedGrammarError(f"no rule {name}")
+                return self._state(RuleEdge(self._rules[name], to))
+            case TokenSet(ids):
+                return self._state(TokenEdge(ids, to))
+            case RegexLiteral(regex, in_json):
                 return self._pattern(regex, in_json, to)
-            case Repeat(item, least):
-                loop = self._state(Skip(to))
-                self.edges[loop].append(Skip(self._built(item, loop)))
+            case Repetition(item, least):
+                loop = self._state(EpsilonEdge(to))
+                self.edges[loop].append(EpsilonEdge(self._built(item, loop)))
                 return self._row([item] * least, loop)
-            case ebnf.Sequence(items):
+            case ebnf.Concatenation(items):
                 return self._row(items, to)
-            case Choice(options):
-                return self._state(*(Skip(self._built(option, to)) for option in options))
+            case Alternation(options):
+                return self._state(*(EpsilonEdge(self._built(option, to)) for option in options))
 
     def _row(self, items: Iterable[Expression], to: int) -> int:
         for item in reversed(list(items)):
@@ -131,7 +143,7 @@ class _Builder:
         if self._in_json and any(not _within(ord(char), _UNQUOTED) for char in text):
             return self._state()  # leads nowhere
         for byte in reversed(text.encode()):
-            to = self._state(Bytes(byte, byte, to))
+            to = self._state(ByteEdge(byte, byte, to))
         return to
 
     def _class(self, ranges: tuple[tuple[int, int], ...], star: bool, to: int) -> int:
@@ -141,22 +153,22 @@ class _Builder:
         for row in _utf8(ranges):
             after = start if star else to
             for first, last in reversed(row[1:]):
-                after = self._state(Bytes(first, last, after))
-            self.edges[start].append(Bytes(*row[0], after))
+                after = self._state(ByteEdge(first, last, after))
+            self.edges[start].append(ByteEdge(*row[0], after))
         if star:
-            self.edges[start].append(Skip(to))
+            self.edges[start].append(EpsilonEdge(to))
         return start
 
     def _pattern(self, regex: str, in_json: bool, to: int) -> int:
         outer, self._in_json = self._in_json, in_json
         start = self.add(self._regex(regex))
         self._in_json = outer
-        return self._state(Enter(start, to))
+        return self._state(RuleEdge(start, to))
 
 
 def _away(edges: tuple[tuple[Edge, ...], ...]) -> tuple[float, ...]:
     away = [inf] * len(edges)
-    away[END] = 0
+    away[ACCEPT_STATE] = 0
     changed = True
     while changed:
         changed = False
@@ -169,10 +181,10 @@ def _away(edges: tuple[tuple[Edge, ...], ...]) -> tuple[float, ...]:
 
 def _length(edge: Edge, away: list[float] | tuple[float, ...]) -> float:
     match edge:
-        case Skip(to):
-            return HOP + away[to]
-        case Enter(rule, to):
-            return HOP + away[rule] + away[to]
+        case EpsilonEdge(to):
+            return EPSILON_COST + away[to]
+        case RuleEdge(rule, to):
+            return EPSILON_COST + away[rule] + away[to]
     return 1 + away[edge.to]
 
 
@@ -187,7 +199,13 @@ def _common(
     return tuple((first, last) for first, last in pairs if first <= last)
 
 
-_WIDTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, ebnf.LAST))
+_WIDTHS = (
+    (0, 0x7F),
+    (0x80, 0x7FF),
+    (0x800, 0xD7FF),
+    (0xE000, 0xFFFF),
+    (0x10000, ebnf.MAX_CODEPOINT),
+)
 
 
 def _utf8(ranges: tuple[tuple[int, int], ...]) -> Iterator[list[tuple[int, int]]]:
@@ -216,18 +234,18 @@ def _rows(low: bytes, high: bytes) -> Iterator[list[tuple[int, int]]]:
 # --- following a reply ----------------------------------------------------------------------------
 
 
-class Pieces:
+class DecodedVocab:
     """What the tokens of a vocabulary spell. Markers spell nothing but themselves."""
 
     def __init__(self, spelled: list[bytes], markers: frozenset[int], mute: frozenset[int]) -> None:
-        self.spelled, self.markers = spelled, markers
+        self.token_bytes, self.markers = spelled, markers
         self._ids: dict[bytes, int] = {}
         for token, piece in enumerate(spelled):
             if piece and token not in markers and token not in mute:
                 self._ids.setdefault(piece, token)
         self._longest = min(32, max(map(len, self._ids), default=0))
 
-    def tokens(self, text: bytes) -> list[int] | None:
+    def shortest_tokenization(self, text: bytes) -> list[int] | None:
         """The fewest tokens that spell `text`; None if there are none."""
         count, last = [0.0, *[inf] * len(text)], [0] * (len(text) + 1)
         for end in range(1, len(text) + 1):
@@ -263,20 +281,20 @@ _Place = tuple[int, _Stack]
 _Places = dict[_Place, None]  # in order, so that chance has no say
 
 
-class Closing:
+class PushdownState:
     """Where one reply stands."""
 
-    def __init__(self, automaton: Automaton, pieces: Pieces) -> None:
+    def __init__(self, automaton: PushdownAutomaton, pieces: DecodedVocab) -> None:
         self._automaton, self._pieces = automaton, pieces
-        self._places = self._settled([(automaton.start, _Stack(END, None, 0))])
+        self._places = self._settled([(automaton.start, _Stack(ACCEPT_STATE, None, 0))])
 
-    def after(self, token: int) -> Self | None:
+    def advance(self, token: int) -> Self | None:
         """Where it stands when `token` follows; None if that cannot be told."""
         places = self._places
         if token in self._pieces.markers:
             places = self._settled(self._marked(places, token))
         else:
-            for byte in self._pieces.spelled[token]:
+            for byte in self._pieces.token_bytes[token]:
                 places = self._settled(self._read(places, byte))
         if not places:
             return None
@@ -285,51 +303,51 @@ class Closing:
         return found
 
     @property
-    def most(self) -> int:
+    def max_tokens_to_accept(self) -> int:
         """Tokens to the end, at most: one for each byte."""
         return int(min(self._away(place) for place in self._places))
 
-    def way(self) -> list[int] | None:
+    def shortest_path(self) -> list[int] | None:
         """The tokens of the shortest way to the end; None if no tokens spell it."""
         tokens: list[int] = []
         text = bytearray()
         for step in self._steps(min(self._places, key=self._away)):
-            if isinstance(step, Bytes):
+            if isinstance(step, ByteEdge):
                 liked = (byte for byte in _LIKED if step.first <= byte <= step.last)
                 text.append(next(liked, step.first))
                 continue
-            spelled = self._pieces.tokens(bytes(text))
+            spelled = self._pieces.shortest_tokenization(bytes(text))
             if spelled is None:
                 return None
             tokens += [*spelled, min(step.ids)]
             text.clear()
-        spelled = self._pieces.tokens(bytes(text))
+        spelled = self._pieces.shortest_tokenization(bytes(text))
         return None if spelled is None else tokens + spelled
 
     def _away(self, place: _Place) -> float:
         state, stack = place
-        return self._automaton.away[state] + stack.away
+        return self._automaton.distance[state] + stack.away
 
-    def _steps(self, place: _Place) -> Iterator[Bytes | Marker]:
+    def _steps(self, place: _Place) -> Iterator[ByteEdge | TokenEdge]:
         """Along the shortest way."""
-        away, (state, stack) = self._automaton.away, place
-        while state != END or stack.below is not None:
-            if state == END:
+        away, (state, stack) = self._automaton.distance, place
+        while state != ACCEPT_STATE or stack.below is not None:
+            if state == ACCEPT_STATE:
                 assert stack.below is not None
                 state, stack = stack.to, stack.below
                 continue
             edge = min(self._automaton.edges[state], key=lambda edge: _length(edge, away))
-            if isinstance(edge, Enter):
+            if isinstance(edge, RuleEdge):
                 stack = stack.push(edge.to, away[edge.to])
                 state = edge.rule
                 continue
-            if not isinstance(edge, Skip):
+            if not isinstance(edge, EpsilonEdge):
                 yield edge
             state = edge.to
 
     def _settled(self, places: Iterable[_Place]) -> _Places:
         """The places where something is read next, or the reply has ended."""
-        edges, away = self._automaton.edges, self._automaton.away
+        edges, away = self._automaton.edges, self._automaton.distance
         found: _Places = {}
         seen: set[_Place] = set()
         todo = list(places)
@@ -339,19 +357,21 @@ class Closing:
             if place in seen or self._away(place) == inf:
                 continue
             seen.add(place)
-            if len(seen) > 8 * MOST_PLACES or len(found) > MOST_PLACES:
+            if len(seen) > 8 * MAX_CONFIGURATIONS or len(found) > MAX_CONFIGURATIONS:
                 return {}
-            if state == END:
+            if state == ACCEPT_STATE:
                 if stack.below is None:
                     found[place] = None
                 else:
                     todo.append((stack.to, stack.below))
                 continue
             for edge in edges[state]:
-                if isinstance(edge, Skip):
+                if isinstance(edge, EpsilonEdge):
                     todo.append((edge.to, stack))
-                elif isinstance(edge, Enter):  # what only returns need not be returned to
-                    deeper = stack if edge.to == END else stack.push(edge.to, away[edge.to])
+                elif isinstance(edge, RuleEdge):  # what only returns need not be returned to
+                    deeper = (
+                        stack if edge.to == ACCEPT_STATE else stack.push(edge.to, away[edge.to])
+                    )
                     todo.append((edge.rule, deeper))
                 else:
                     found[place] = None
@@ -360,11 +380,11 @@ class Closing:
     def _read(self, places: _Places, byte: int) -> Iterator[_Place]:
         for state, stack in places:
             for edge in self._automaton.edges[state]:
-                if isinstance(edge, Bytes) and edge.first <= byte <= edge.last:
+                if isinstance(edge, ByteEdge) and edge.first <= byte <= edge.last:
                     yield edge.to, stack
 
     def _marked(self, places: _Places, token: int) -> Iterator[_Place]:
         for state, stack in places:
             for edge in self._automaton.edges[state]:
-                if isinstance(edge, Marker) and token in edge.ids:
+                if isinstance(edge, TokenEdge) and token in edge.ids:
                     yield edge.to, stack

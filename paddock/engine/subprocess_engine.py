@@ -22,22 +22,28 @@ from typing import Any
 import torch.multiprocessing as multiprocessing  # so that tensors travel by reference
 
 from paddock.checkpoint.weight_sync import WeightUpdate
-from paddock.engine.apart_child import Aborted, Asked, Bundle, Called, live
-from paddock.engine.asking import Asking, Take
 from paddock.engine.engine import Engine
-from paddock.engine.loop import PauseMode
-from paddock.engine.request import Delta, EngineFailed, Request
-from paddock.engine.settings import Capacity
-from paddock.engine.stats import Stats
+from paddock.engine.engine_loop import PauseMode
+from paddock.engine.request import EngineError, OutputDelta, Request
+from paddock.engine.settings import KVCacheConfig
+from paddock.engine.stats import EngineStats
+from paddock.engine.stream_bridge import OutputCallback, StreamBridge
+from paddock.engine.subprocess_server import (
+    AbortMessage,
+    CallMessage,
+    FlattenedTensorBucket,
+    SubmitMessage,
+    run_engine_server,
+)
 
 log = getLogger("paddock.engine")
 
-LEAVING_S = 10.0  # for a process to end by itself
-STATS_S = 5.0  # for it to say how it fares
-TRIES = 3  # processes in a row that die before they are born, and no other is started
+EXIT_TIMEOUT_S = 10.0  # for a process to end by itself
+STATS_TIMEOUT_S = 5.0  # for it to say how it fares
+MAX_RESTARTS = 3  # processes in a row that die before they are born, and no other is started
 
 
-class EngineApart(Asking):
+class SubprocessEngine(StreamBridge):
     """`build` makes the engine over there: a function that pickle finds by its name, or a partial
     of one. Returns when the engine is there, or raises EngineFailed with what went wrong."""
 
@@ -47,8 +53,8 @@ class EngineApart(Asking):
         self._serial = count()
         self._lock = Lock()  # of who waits
         self._pushing = Lock()  # of the newest weights
-        self._newest: tuple[list[Bundle], PauseMode, bool] | None = None
-        self._last_stats: Stats | None = None
+        self._newest: tuple[list[FlattenedTensorBucket], PauseMode, bool] | None = None
+        self._last_stats: EngineStats | None = None
         self._failures = 0
         self._reviving: Thread | None = None
         self._closed = False
@@ -57,10 +63,10 @@ class EngineApart(Asking):
 
     # --- asking -----------------------------------------------------------------------------------
 
-    def submit(self, request: Request, deliver: Take, *, streamed: bool = False) -> str:
+    def submit(self, request: Request, deliver: OutputCallback, *, streamed: bool = False) -> str:
         key = next(self._serial)
         self._expect(key, deliver)
-        self._post(Asked(key, request, streamed))
+        self._post(SubmitMessage(key, request, streamed))
         return str(key)
 
     def abort(self, request_id: str) -> None:
@@ -68,7 +74,7 @@ class EngineApart(Asking):
         with self._lock:
             waiting = self._waiting.pop(int(request_id), None)
         if waiting is not None:
-            self._post(Aborted(int(request_id)))
+            self._post(AbortMessage(int(request_id)))
 
     # --- steering ---------------------------------------------------------------------------------
 
@@ -78,25 +84,25 @@ class EngineApart(Asking):
     def resume(self) -> None:
         self._call("resume").result()
 
-    def stats(self) -> Stats:
+    def stats(self) -> EngineStats:
         """Numbers of this moment; the last ones, from when it lived, while it does not live or
         does not answer."""
         try:
-            self._last_stats = self._call("stats").result(STATS_S)
-        except (EngineFailed, TimeoutError):
+            self._last_stats = self._call("stats").result(STATS_TIMEOUT_S)
+        except (EngineError, TimeoutError):
             if self._last_stats is None:
                 raise
         assert self._last_stats is not None
         return self._last_stats
 
-    def stats_soon(self) -> "Future[Stats]":
+    def stats_future(self) -> "Future[EngineStats]":
         """Those of this moment, without waiting for them."""
         return self._call("stats")
 
     def audit(self) -> list[str]:
         return list(self._call("audit").result())
 
-    def publish(
+    def update_weights(
         self,
         parcels: Iterable[WeightUpdate],
         mode: PauseMode = "in_place",
@@ -107,7 +113,7 @@ class EngineApart(Asking):
         """A whole version; returns when it serves. With `verify` every tensor is compared with
         what was sent. An engine that is not alive has it when it is again; one that lives and has
         not taken it within `patience_s` is an EngineFailed."""
-        bundles = [Bundle.of(parcel) for parcel in parcels]
+        bundles = [FlattenedTensorBucket.from_update(parcel) for parcel in parcels]
         with self._pushing:
             self._newest = (bundles, mode, verify)
             if self.broken is None:
@@ -115,19 +121,19 @@ class EngineApart(Asking):
                     self._call("publish", *self._newest).result(patience_s)
                 except TimeoutError:
                     version = bundles[0].version if bundles else "?"
-                    raise EngineFailed(
+                    raise EngineError(
                         f"the engine's process {self.pid} has not taken version {version} within"
                         f" {patience_s:g} s: it is stopped, or hangs"
                     ) from None
-                except EngineFailed:
+                except EngineError:
                     if self.broken is None:
                         raise
 
-    async def beats(self) -> bool:
+    async def check_health(self) -> bool:
         """Whether it answers."""
         try:
             return bool(await asyncio.wrap_future(self._call("beats")))
-        except EngineFailed:
+        except EngineError:
             return False
 
     @property
@@ -141,19 +147,19 @@ class EngineApart(Asking):
         return self._process.pid
 
     @property
-    def hopeless(self) -> bool:
+    def gave_up(self) -> bool:
         """Whether no other process is started any more."""
-        return self._failures >= TRIES
+        return self._failures >= MAX_RESTARTS
 
-    def revive_soon(self) -> None:
+    def restart_async(self) -> None:
         """Start another process if this one is gone and none is on its way. Does not block."""
-        if self.broken is None or self.hopeless or self._closed:
+        if self.broken is None or self.gave_up or self._closed:
             return
         if self._reviving is None or not self._reviving.is_alive():
-            self._reviving = Thread(target=self.revive, name="paddock-revive", daemon=True)
+            self._reviving = Thread(target=self.restart, name="paddock-revive", daemon=True)
             self._reviving.start()
 
-    def revive(self) -> None:
+    def restart(self) -> None:
         """Start another process, and give it the newest weights."""
         self._end_process()
         try:
@@ -175,12 +181,12 @@ class EngineApart(Asking):
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=live, args=(theirs, self._build), name="paddock-engine", daemon=True
+            target=run_engine_server, args=(theirs, self._build), name="paddock-engine", daemon=True
         )
         self._process.start()
         theirs.close()
-        self._waiting: dict[int, Take] = {}
-        self._out: list[Asked | Aborted | Called] = []
+        self._waiting: dict[int, OutputCallback] = {}
+        self._out: list[SubmitMessage | AbortMessage | CallMessage] = []
         self._flushing = False
         self._outbox: SimpleQueue[list[Any] | None] = SimpleQueue()
         Thread(
@@ -192,12 +198,12 @@ class EngineApart(Asking):
         try:
             born = self._pipe.recv()
         except (EOFError, OSError):
-            born = EngineFailed(f"the engine's process {self._how_it_ended()} before it began")
+            born = EngineError(f"the engine's process {self._how_it_ended()} before it began")
         if isinstance(born, Exception):
             self._end_process()
             self.broken = str(born)
             raise born
-        self.capacity: Capacity = born
+        self.capacity: KVCacheConfig = born
         Thread(target=self._read, args=(self._pipe,), name="paddock-pipe", daemon=True).start()
         with self._pushing:
             if self._newest is not None:
@@ -205,15 +211,17 @@ class EngineApart(Asking):
             with self._lock:
                 self.broken = None
             if not self._process.is_alive():  # and was seen to die before that line
-                raise EngineFailed(f"the engine's process {self._how_it_ended()}")
+                raise EngineError(f"the engine's process {self._how_it_ended()}")
             self._failures = 0
 
-    def _expect(self, key: int, deliver: Take, unborn: bool = False) -> None:
+    def _expect(self, key: int, deliver: OutputCallback, unborn: bool = False) -> None:
         with self._lock:
             if self.broken is not None and not unborn:
-                if self.hopeless:
-                    raise RuntimeError(f"the engine's process died {TRIES} times: {self.broken}")
-                raise EngineFailed(self.broken)
+                if self.gave_up:
+                    raise RuntimeError(
+                        f"the engine's process died {MAX_RESTARTS} times: {self.broken}"
+                    )
+                raise EngineError(self.broken)
             self._waiting[key] = deliver
 
     def _call(self, what: str, *arguments: Any, unborn: bool = False) -> "Future[Any]":
@@ -231,11 +239,11 @@ class EngineApart(Asking):
         key = next(self._serial)
         self._expect(key, deliver, unborn)
         with self._lock:
-            self._out.append(Called(key, what, arguments))
+            self._out.append(CallMessage(key, what, arguments))
         self._flush()  # at once: whoever calls may wait on an event loop's own thread
         return future
 
-    def _post(self, message: Asked | Aborted) -> None:
+    def _post(self, message: SubmitMessage | AbortMessage) -> None:
         """What an event loop posts in one turn goes out together."""
         with self._lock:
             self._out.append(message)
@@ -275,7 +283,7 @@ class EngineApart(Asking):
             except (EOFError, OSError):
                 break
             for key, found in arrived:
-                over = not isinstance(found, Delta) or found.answer is not None
+                over = not isinstance(found, OutputDelta) or found.output is not None
                 with self._lock:
                     take = self._waiting.pop(key, None) if over else self._waiting.get(key)
                 if take is not None and not _taken(take, found) and not over:
@@ -289,10 +297,10 @@ class EngineApart(Asking):
             waiting, self._waiting = self._waiting, {}
             self._out.clear()
         for take in waiting.values():
-            _taken(take, EngineFailed(why))
+            _taken(take, EngineError(why))
 
     def _how_it_ended(self) -> str:
-        self._process.join(LEAVING_S)
+        self._process.join(EXIT_TIMEOUT_S)
         code = self._process.exitcode
         if code is not None and code < 0:
             return f"was killed by {signal.Signals(-code).name}"
@@ -300,14 +308,14 @@ class EngineApart(Asking):
 
     def _end_process(self) -> None:
         self._outbox.put(None)  # closing is not heard there while this end is being read from
-        self._process.join(LEAVING_S)
+        self._process.join(EXIT_TIMEOUT_S)
         if self._process.is_alive():
             self._process.kill()
-            self._process.join(LEAVING_S)
+            self._process.join(EXIT_TIMEOUT_S)
         self._pipe.close()
 
 
-def _taken(take: Take, found: Any) -> bool:
+def _taken(take: OutputCallback, found: Any) -> bool:
     """A client that fails to take what it asked for is no reason for the others to suffer."""
     try:
         take(found)

@@ -43,9 +43,15 @@ from paddock.checkpoint.weight_sync import (
     iter_released_tensors,
     tensor_digest,
 )
-from paddock.engine.delivery import Announced, Delivery, Places, Update, WrittenDelivery
 from paddock.engine.engine import Engine
-from paddock.engine.loop import PauseMode
+from paddock.engine.engine_loop import PauseMode
+from paddock.engine.weight_loader import (
+    InPlaceWeightLoader,
+    StagedWeightLoader,
+    TensorMetadata,
+    WeightReceiver,
+    WeightUpdateStats,
+)
 from paddock.model import ModelConfig, Transformer
 from paddock.parallel.weight_broadcast_group import (
     Rendezvous,
@@ -54,7 +60,7 @@ from paddock.parallel.weight_broadcast_group import (
 )
 
 # Of a configuration, what does not change what the tensors mean.
-INDIFFERENT = {"init", "mtp", "context", "eos", "bos", "pad"}
+IGNORED_CONFIG_FIELDS = {"init", "mtp", "context", "eos", "bos", "pad"}
 
 
 @dataclass(slots=True)
@@ -67,7 +73,7 @@ class _Buckets:
     replaced: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Reload:
+class EngineWeightUpdater:
     """New weights for one engine. One change at a time; each blocks until it is done, returns how
     many requests were running and raises a ValueError that says what is wrong with what came."""
 
@@ -76,33 +82,33 @@ class Reload:
     ) -> None:
         """`timeout_s` is how long peers of a group are waited for, each time."""
         self.engine, self.in_place_buckets, self.timeout_s = engine, in_place_buckets, timeout_s
-        self.last: Update | None = None
-        self._places = Places(engine)
+        self.last_update: WeightUpdateStats | None = None
+        self._places = WeightReceiver(engine)
         self._groups: dict[str, WeightBroadcastGroup] = {}
         self._buckets: _Buckets | None = None
         self._changing = RLock()
 
     # --- a whole version --------------------------------------------------------------------------
 
-    def from_disk(self, folder: str | Path, *, version: int, mode: PauseMode) -> int:
+    def update_from_disk(self, folder: str | Path, *, version: int, mode: PauseMode) -> int:
         """A folder in the released layout, for a network that means the same by its tensors."""
         mla = self.engine.config.mla
         eps = mla.norm_eps if mla is not None else None  # may have been chosen when it was loaded
         config, stored = open_checkpoint(Path(folder), latent_norm_eps=eps)
         _refuse_another(config, self.engine.config, folder)
         plan = match_tensors(meta_model(drop_missing_mtp(config, stored)), stored)
-        with self.delivery(version, mode) as new:
+        with self.stage_update(version, mode) as new:
             for piece, tensor in read_tensors(stored, plan):
-                new.put(piece.released_name, tensor)
+                new.add_validated(piece.released_name, tensor)
         return new.running
 
-    def from_network(self, network: Transformer, *, version: int, mode: PauseMode) -> int:
+    def update_from_model(self, network: Transformer, *, version: int, mode: PauseMode) -> int:
         """Another network of this process, such as the one that is being trained."""
-        with self.delivery(version, mode) as new:
-            new.adopt(dict(iter_released_tensors(network)))
+        with self.stage_update(version, mode) as new:
+            new.add_without_copy(dict(iter_released_tensors(network)))
         return new.running
 
-    def publisher(self, mode: PauseMode = "in_place") -> WeightPublisher:
+    def weight_publisher(self, mode: PauseMode = "in_place") -> WeightPublisher:
         """Where a trainer in this process hands over its parcels, all of one version."""
 
         def publish(parcels: Iterable[WeightUpdate]) -> None:
@@ -110,7 +116,7 @@ class Reload:
             first = next(rest, None)
             if first is None:
                 raise CheckpointError("nothing was published: there is no parcel")
-            with self.delivery(first.version, mode) as new:
+            with self.stage_update(first.version, mode) as new:
                 new.add(first.tensors)
                 for parcel in rest:
                     if parcel.version != first.version:
@@ -122,35 +128,35 @@ class Reload:
         return publish
 
     @contextmanager
-    def delivery(self, version: int, mode: PauseMode) -> Iterator[Delivery]:
+    def stage_update(self, version: int, mode: PauseMode) -> Iterator[StagedWeightLoader]:
         """A version that comes in several parts: it serves when the block ends, or not at all if
         something is missing or wrong."""
         if version < 0:
             raise CheckpointError(f"version {version} is negative")
         with self._changing:
-            kind = WrittenDelivery if self.in_place_buckets else Delivery
-            with kind(self._places).open() as new:
+            kind = InPlaceWeightLoader if self.in_place_buckets else StagedWeightLoader
+            with kind(self._places).staging() as new:
                 yield new
                 missing = self._places.missing(new.names)
                 if missing:
                     raise CheckpointError(
                         f"tensor '{missing[0]}' is missing, of {len(missing)} in all"
                     )
-                new.running = self.engine.swap(lambda _: new.write(), version, mode)
-            self._buckets, self.last = None, new.update(version)
+                new.running = self.engine.update_weights(lambda _: new.write(), version, mode)
+            self._buckets, self.last_update = None, new.stats(version)
 
     # --- bucket by bucket -------------------------------------------------------------------------
 
-    def from_tensors(self, parcels: Sequence[bytes], *, version: int, mode: PauseMode) -> int:
+    def update_from_tensor(self, parcels: Sequence[bytes], *, version: int, mode: PauseMode) -> int:
         """Safetensors files in memory, each with some of the tensors or all."""
         with self._changing, self._all_or_none():
-            new = Delivery(self._places)
+            new = StagedWeightLoader(self._places)
             for data in parcels:
-                new.adopt(deserialize_update(data, version).tensors)
+                new.add_without_copy(deserialize_update(data, version).tensors)
             return self._take(new, version, mode)
 
-    def from_group(
-        self, name: str, tensors: Sequence[Announced], *, version: int, mode: PauseMode
+    def update_from_distributed(
+        self, name: str, tensors: Sequence[TensorMetadata], *, version: int, mode: PauseMode
     ) -> int:
         """What rank 0 of a joined group broadcasts, one tensor after another. What can be received
         is received even if it will be refused, so that the group stays in step."""
@@ -158,16 +164,16 @@ class Reload:
             group = self._groups.get(name)
             if group is None:
                 raise WeightBroadcastError(f"no group called '{name}' was joined")
-            room = self._places.room(tensors, group.device)
+            room = self._places.allocate_buffers(tensors, group.device)
             group.receive(room)
             named = {each.name: tensor for each, tensor in zip(tensors, room, strict=True)}
             if len(named) < len(room):
                 raise CheckpointError(f"{len(room) - len(named)} of {len(room)} names came twice")
-            new = Delivery(self._places)
-            new.adopt(named)
+            new = StagedWeightLoader(self._places)
+            new.add_without_copy(named)
             return self._take(new, version, mode)
 
-    def join(self, group: Rendezvous) -> None:
+    def init_group(self, group: Rendezvous) -> None:
         """Blocks until all are there. It replaces a group of the same name: a trainer that begins
         anew could not leave the old one."""
         joined = WeightBroadcastGroup(
@@ -175,10 +181,10 @@ class Reload:
         )  # others may go on
         with self._changing:
             if group.name in self._groups:
-                self.leave(group.name)
+                self.destroy_group(group.name)
             self._groups[group.name] = joined
 
-    def leave(self, name: str) -> None:
+    def destroy_group(self, name: str) -> None:
         with self._changing:
             if name not in self._groups:
                 raise WeightBroadcastError(f"no group called '{name}' was joined")
@@ -191,7 +197,7 @@ class Reload:
         with self._changing:
             return {name: tensor_digest(tensor) for name, tensor in self._places.tensors.items()}
 
-    def other_than(self, tensors: Mapping[str, Tensor]) -> list[str]:
+    def mismatched(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Those of `tensors` that the engine serves otherwise, as it rounds them; compared where
         they lie, which takes a thousandth of the time of their checksums."""
         with self._changing:
@@ -207,13 +213,13 @@ class Reload:
     def verify(self, parcels: Iterable[WeightUpdate]) -> None:
         """That the engine serves what was handed over, every tensor of it."""
         for parcel in parcels:
-            for name in self.other_than(parcel.tensors):
+            for name in self.mismatched(parcel.tensors):
                 raise CheckpointError(
                     f"version {parcel.version}: the engine serves another '{name}' than it was "
                     "given"
                 )
 
-    def values(self, name: str, most: int) -> list[float]:
+    def get_weights_by_name(self, name: str, most: int) -> list[float]:
         """The first `most` numbers of a tensor."""
         if name not in self._places.tensors:
             raise CheckpointError(f"no tensor is called '{name}'")
@@ -225,15 +231,15 @@ class Reload:
 
     # --- within -----------------------------------------------------------------------------------
 
-    def _take(self, new: Delivery, version: int, mode: PauseMode) -> int:
+    def _take(self, new: StagedWeightLoader, version: int, mode: PauseMode) -> int:
         """A bucket into the network, with a way back while more may come."""
         buckets = self._open_buckets()
         if buckets is not None:
             fresh = () if self.in_place_buckets else new.names - buckets.names
             buckets.replaced |= {name: self._places.tensors[name].clone() for name in fresh}
             buckets.names |= new.names
-        running = self.engine.swap(lambda _: new.write(), version, mode)
-        self.last = new.update(version)
+        running = self.engine.update_weights(lambda _: new.write(), version, mode)
+        self.last_update = new.stats(version)
         if buckets is not None and not self._places.missing(buckets.names):
             self._buckets = None
         return running
@@ -266,11 +272,11 @@ class Reload:
         count, old = len(buckets.names), buckets.replaced
         if self.in_place_buckets:
             return f"{count} tensors came before it and stay: send the whole version again"
-        self.engine.swap(lambda _: self._places.write(old), buckets.version, "in_place")
+        self.engine.update_weights(lambda _: self._places.write(old), buckets.version, "in_place")
         return f"{count} tensors that came before it were taken back"
 
 
-class Labels:
+class WeightVersionLabels:
     """What clients call versions (any string) and the numbers the engine knows them by.
 
     A number keeps itself where it can; any other name gets the next number. The same name means the
@@ -287,7 +293,7 @@ class Labels:
         self._number: dict[str, int] = {}
         self._label: dict[int, str] = {}
 
-    def number(self, label: str | None, *, newest: int) -> int:
+    def version_of(self, label: str | None, *, newest: int) -> int:
         """The version to come; the next one if nothing is said."""
         if label is None:
             return newest + 1
@@ -298,13 +304,13 @@ class Labels:
             self._number[label], self._label[found] = found, label
         return self._number[label]
 
-    def label(self, version: int) -> str:
+    def label_of(self, version: int) -> str:
         return self._label.get(version, str(version))
 
 
 def _refuse_another(found: ModelConfig, own: ModelConfig, folder: str | Path) -> None:
     """The same tensors mean another network if, say, positions are rotated by another base."""
-    theirs, ours = (config.model_dump(exclude=INDIFFERENT) for config in (found, own))
+    theirs, ours = (config.model_dump(exclude=IGNORED_CONFIG_FIELDS) for config in (found, own))
     for name, value in ours.items():
         if theirs[name] != value:
             raise CheckpointError(

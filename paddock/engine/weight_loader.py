@@ -18,7 +18,7 @@ from paddock.engine.engine import Engine
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOAT_DTYPES}
 
 
-class Announced(Protocol):
+class TensorMetadata(Protocol):
     """A tensor that is about to be broadcast, by its released name."""
 
     @property
@@ -30,7 +30,7 @@ class Announced(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class WeightUpdateStats:
     """One change of weights, once it is done."""
 
     version: int
@@ -39,18 +39,18 @@ class Update:
     paused_s: float  # in which no step could be taken: the copy, not what came before it
 
 
-class Places:
+class WeightReceiver:
     """Where each released tensor lies in the network that serves, and what may be put there."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.config = engine, engine.config
-        self.tensors: dict[str, Tensor] = engine.call(
+        self.tensors: dict[str, Tensor] = engine.run_between_steps(
             lambda n: dict(iter_released_tensors(n))
         ).result()
         self.device = next(iter(self.tensors.values())).device
         self._blueprint = meta_model(engine.config)
 
-    def fitting(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def validate(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those that have a place, once all were found to be right."""
         for name, tensor in tensors.items():
             if tensor.dtype not in FLOAT_DTYPES:
@@ -73,7 +73,9 @@ class Places:
         wanted = (name for name in self.tensors if whole or not is_mtp(name, self.config))
         return [name for name in wanted if name not in names]
 
-    def room(self, tensors: Sequence[Announced], device: torch.device) -> list[Tensor]:
+    def allocate_buffers(
+        self, tensors: Sequence[TensorMetadata], device: torch.device
+    ) -> list[Tensor]:
         """Memory for what is about to come, if it could be weights of this network at all."""
         dtypes = [DTYPES.get(each.dtype.removeprefix("torch.")) for each in tensors]
         for each, dtype in zip(tensors, dtypes, strict=True):
@@ -89,10 +91,10 @@ class Places:
         return [torch.empty(each.shape, dtype=dtype, device=device) for each, dtype in rows]
 
 
-class Delivery:
+class StagedWeightLoader:
     """Weights on their way in, gathered beside those that serve."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: WeightReceiver) -> None:
         self.names: set[str] = set()
         self.running = 0  # requests, when it began to serve
         self.paused_s = 0.0
@@ -102,17 +104,17 @@ class Delivery:
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
         """Some more tensors, by released name."""
-        for name, tensor in self._places.fitting(tensors).items():
-            self.put(name, tensor)
+        for name, tensor in self._places.validate(tensors).items():
+            self.add_validated(name, tensor)
 
-    def put(self, name: str, tensor: Tensor) -> None:
+    def add_validated(self, name: str, tensor: Tensor) -> None:
         """One more, known to be right. It is copied: a trainer may gather the next in the same
         memory, a file may be written over."""
         self._keep(name, tensor.detach().to(self._places.tensors[name], copy=True))
 
-    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+    def add_without_copy(self, tensors: Mapping[str, Tensor]) -> None:
         """As `add`, without a copy, of tensors that nobody changes before they serve."""
-        for name, tensor in self._places.fitting(tensors).items():
+        for name, tensor in self._places.validate(tensors).items():
             self._keep(name, tensor.detach().to(self._places.tensors[name]))
 
     def _keep(self, name: str, staged: Tensor) -> None:
@@ -130,25 +132,25 @@ class Delivery:
         self._staged.clear()
         self.paused_s += clock() - started
 
-    def update(self, version: int) -> Update:
-        return Update(
+    def stats(self, version: int) -> WeightUpdateStats:
+        return WeightUpdateStats(
             version=version, tensors=len(self.names), bytes=self._bytes, paused_s=self.paused_s
         )
 
     @contextmanager
-    def open(self) -> Iterator["Delivery"]:
+    def staging(self) -> Iterator["StagedWeightLoader"]:
         yield self
 
 
-class WrittenDelivery(Delivery):
+class InPlaceWeightLoader(StagedWeightLoader):
     """The same without a second copy: written as it comes, while the engine pauses."""
 
     def _keep(self, name: str, staged: Tensor) -> None:
         super()._keep(name, staged)
-        self._places.engine.call(lambda _: self.write()).result()
+        self._places.engine.run_between_steps(lambda _: self.write()).result()
 
     @contextmanager
-    def open(self) -> Iterator[Delivery]:
+    def staging(self) -> Iterator[StagedWeightLoader]:
         engine = self._places.engine
         was_paused, started = engine.stats().paused, engine.clock()
         engine.pause("in_place")

@@ -8,18 +8,18 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
-from paddock.engine.request import Answer, Delta, Request
+from paddock.engine.request import OutputDelta, Request, RequestOutput
 
-Take = Callable[[Delta | Exception], None]
+OutputCallback = Callable[[OutputDelta | Exception], None]
 
 
-class Asking:
+class StreamBridge:
     """The base of engines: whole answers and streams, out of `submit` and `abort`."""
 
     def __init__(self) -> None:
         self._mail: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mail] = WeakKeyDictionary()
 
-    def submit(self, request: Request, deliver: Take, *, streamed: bool = False) -> str:
+    def submit(self, request: Request, deliver: OutputCallback, *, streamed: bool = False) -> str:
         """Hand in a request; returns its id. `deliver` must not block, and gets a delta a step if
         `streamed`, else the last one alone, or what went wrong."""
         raise NotImplementedError
@@ -41,33 +41,35 @@ class Asking:
     ) -> None:
         self.close()
 
-    async def respond(self, request: Request) -> Answer:
+    async def async_generate(self, request: Request) -> RequestOutput:
         """The answer to one request, in asyncio. Cancelling the task aborts the request."""
         async with aclosing(self._listen(request, streamed=False)) as deltas:
             async for delta in deltas:
-                if delta.answer is not None:
-                    return delta.answer
+                if delta.output is not None:
+                    return delta.output
         raise AssertionError("a stream ends with an answer")
 
-    async def stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta, None]:
         """What each step adds; the last delta carries the answer. Leaving early aborts it."""
         async with aclosing(self._listen(request, streamed=True)) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def _listen(self, request: Request, *, streamed: bool) -> AsyncGenerator[Delta, None]:
+    async def _listen(
+        self, request: Request, *, streamed: bool
+    ) -> AsyncGenerator[OutputDelta, None]:
         loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        inbox: asyncio.Queue[OutputDelta | Exception] = asyncio.Queue()
         mail = self._mail.setdefault(loop, _Mail())
 
-        def deliver(delta: Delta | Exception) -> None:
+        def deliver(delta: OutputDelta | Exception) -> None:
             mail.send(loop, inbox, delta)
 
         name, over = self.submit(request, deliver, streamed=streamed), False
         try:
             while not over:
                 delta = await inbox.get()
-                over = isinstance(delta, Exception) or delta.answer is not None
+                over = isinstance(delta, Exception) or delta.output is not None
                 if isinstance(delta, Exception):
                     raise delta
                 yield delta
@@ -82,14 +84,16 @@ class _Mail:
     """
 
     def __init__(self) -> None:
-        self._pile: deque[tuple[asyncio.Queue[Delta | Exception], Delta | Exception]] = deque()
+        self._pile: deque[
+            tuple[asyncio.Queue[OutputDelta | Exception], OutputDelta | Exception]
+        ] = deque()
         self._called = False
 
     def send(
         self,
         loop: asyncio.AbstractEventLoop,
-        inbox: asyncio.Queue[Delta | Exception],
-        delta: Delta | Exception,
+        inbox: asyncio.Queue[OutputDelta | Exception],
+        delta: OutputDelta | Exception,
     ) -> None:
         if loop.is_closed():
             return

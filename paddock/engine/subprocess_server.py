@@ -20,15 +20,21 @@ from torch import Tensor
 from paddock.checkpoint.safetensors_folder import CheckpointError
 from paddock.checkpoint.weight_sync import WeightUpdate
 from paddock.engine.engine import Engine
-from paddock.engine.loop import PauseMode
-from paddock.engine.reload import Reload
-from paddock.engine.request import Answer, Delta, EngineFailed, Request, RequestRefused
-from paddock.engine.stats import Stats
+from paddock.engine.engine_loop import PauseMode
+from paddock.engine.request import (
+    EngineError,
+    InvalidRequestError,
+    OutputDelta,
+    Request,
+    RequestOutput,
+)
+from paddock.engine.stats import EngineStats
+from paddock.engine.weight_updater import EngineWeightUpdater
 from paddock.records import Completion, SamplingParams, Segment
 
 log = getLogger("paddock.engine")
 
-ALIGNED = 16  # bytes
+ALIGNMENT_BYTES = 16  # bytes
 
 
 def _travels_fast(kind: type) -> None:
@@ -47,48 +53,50 @@ def _record(kind: type, values: tuple[Any, ...]) -> Any:
     return made
 
 
-for _kind in (Request, SamplingParams, Delta, Answer, Completion, Segment):
+for _kind in (Request, SamplingParams, OutputDelta, RequestOutput, Completion, Segment):
     _travels_fast(_kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SubmitMessage:
     key: int
     request: Request
-    streamed: bool
+    stream: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Aborted:
+class AbortMessage:
     key: int
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class CallMessage:
     key: int
-    what: str  # a method of Child
+    method: str  # a method of Child
     arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class CallResult:
     value: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bundle:
+class FlattenedTensorBucket:
     """A parcel in one piece of memory, which another process can be shown."""
 
     version: int
-    bytes_N: Tensor
-    places: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]  # name, dtype, shape, offset
+    flattened_N: Tensor
+    metadata: tuple[
+        tuple[str, torch.dtype, tuple[int, ...], int], ...
+    ]  # name, dtype, shape, offset
 
     @classmethod
-    def of(cls, parcel: WeightUpdate) -> Self:
+    def from_update(cls, parcel: WeightUpdate) -> Self:
         places, size, device = [], 0, torch.device("cpu")
         for name, tensor in parcel.tensors.items():
             places.append((name, tensor.dtype, tuple(tensor.shape), size))
-            size += -(-tensor.nbytes // ALIGNED) * ALIGNED
+            size += -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             device = tensor.device
         bytes_N = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
         if device.type == "cpu":
@@ -104,13 +112,13 @@ class Bundle:
     def tensors(self) -> dict[str, Tensor]:
         """Views of the one piece."""
         found = {}
-        for name, dtype, shape, offset in self.places:
+        for name, dtype, shape, offset in self.metadata:
             size = torch.Size(shape).numel() * dtype.itemsize
-            found[name] = self.bytes_N[offset : offset + size].view(dtype).view(shape)
+            found[name] = self.flattened_N[offset : offset + size].view(dtype).view(shape)
         return found
 
 
-def live(pipe: Connection, build: Callable[[], Engine]) -> None:
+def run_engine_server(pipe: Connection, build: Callable[[], Engine]) -> None:
     """The child's whole life: until its owner closes the pipe, or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner ends it
     # A daemon may have no children, but the workers that compile grammars end with it anyway.
@@ -119,19 +127,19 @@ def live(pipe: Connection, build: Callable[[], Engine]) -> None:
         engine = build()
     except Exception as error:
         log.exception("the engine could not be built")
-        pipe.send(EngineFailed(f"{type(error).__name__}: {error}"))
+        pipe.send(EngineError(f"{type(error).__name__}: {error}"))
         return
     pipe.send(engine.capacity)
     gc.collect()
     gc.freeze()  # or all that was loaded is looked through again and again, while requests wait
     with engine:
-        Child(pipe, engine).run()
+        EngineServer(pipe, engine).run()
     gc.unfreeze()
 
 
-class Child:
+class EngineServer:
     def __init__(self, pipe: Connection, engine: Engine) -> None:
-        self.pipe, self.engine, self.reload = pipe, engine, Reload(engine)
+        self.pipe, self.engine, self.reload = pipe, engine, EngineWeightUpdater(engine)
         self._names: dict[int, str] = {}  # of requests, as the engine calls them
         self._outbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._chores = ThreadPoolExecutor(1)  # calls, in turn, while requests come in
@@ -149,16 +157,16 @@ class Child:
                 return
             for message in messages:
                 match message:
-                    case Asked() if message.request.sampling.grammar is not None:
+                    case SubmitMessage() if message.request.sampling_params.grammar is not None:
                         self._left[message.key] = Event()
                         self._compiling.submit(self._ask, message)
-                    case Asked():
+                    case SubmitMessage():
                         self._ask(message)
-                    case Aborted(key):
+                    case AbortMessage(key):
                         self._abort(key)
-                    case Called(key, "beats"):
-                        self._outbox.put((key, Returned(self.engine.healthy)))
-                    case Called():
+                    case CallMessage(key, "beats"):
+                        self._outbox.put((key, CallResult(self.engine.healthy)))
+                    case CallMessage():
                         self._chores.submit(self._do, message)
 
     def _abort(self, key: int) -> None:
@@ -167,19 +175,17 @@ class Child:
             left.set()
         self.engine.abort(self._names.get(key, ""))
 
-    def _ask(self, asked: Asked) -> None:
-        def deliver(delta: Delta | Exception) -> None:
-            if isinstance(delta, Exception) or delta.answer is not None:
+    def _ask(self, asked: SubmitMessage) -> None:
+        def deliver(delta: OutputDelta | Exception) -> None:
+            if isinstance(delta, Exception) or delta.output is not None:
                 self._names.pop(asked.key, None)
             self._outbox.put((asked.key, delta))
 
         try:
             self._names[asked.key] = ""  # it may be over before `submit` returns
             left = self._left.get(asked.key)
-            name = self.engine.submit(
-                asked.request, deliver, streamed=asked.streamed, cancelled=left
-            )
-        except (RequestRefused, EngineFailed) as error:
+            name = self.engine.submit(asked.request, deliver, streamed=asked.stream, cancelled=left)
+        except (InvalidRequestError, EngineError) as error:
             deliver(error)
             return
         finally:
@@ -189,14 +195,14 @@ class Child:
         if left is not None and left.is_set():  # it may have come before the name
             self.engine.abort(name)
 
-    def _do(self, called: Called) -> None:
+    def _do(self, called: CallMessage) -> None:
         try:
-            found: Any = Returned(getattr(self, called.what)(*called.arguments))
-        except (CheckpointError, RequestRefused, EngineFailed) as error:
+            found: Any = CallResult(getattr(self, called.method)(*called.arguments))
+        except (CheckpointError, InvalidRequestError, EngineError) as error:
             found = type(error)(str(error))
         except Exception as error:
-            log.exception("%s failed", called.what)
-            found = EngineFailed(f"{called.what}: {type(error).__name__}: {error}")
+            log.exception("%s failed", called.method)
+            found = EngineError(f"{called.method}: {type(error).__name__}: {error}")
         self._outbox.put((called.key, found))
 
     def _send(self) -> None:
@@ -221,14 +227,16 @@ class Child:
     def resume(self) -> None:
         self.engine.resume()
 
-    def stats(self) -> Stats:
+    def stats(self) -> EngineStats:
         return self.engine.stats()
 
     def audit(self) -> list[str]:
         return self.engine.audit()
 
-    def publish(self, bundles: list[Bundle], mode: PauseMode, verify: bool) -> None:
+    def update_weights(
+        self, bundles: list[FlattenedTensorBucket], mode: PauseMode, verify: bool
+    ) -> None:
         parcels = [WeightUpdate(bundle.version, bundle.tensors()) for bundle in bundles]
-        self.reload.publisher(mode)(parcels)
+        self.reload.weight_publisher(mode)(parcels)
         if verify:
             self.reload.verify(parcels)

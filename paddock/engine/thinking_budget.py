@@ -7,7 +7,7 @@ from typing import Self
 from paddock.text import SpecialToken, SpecialTokenIds
 
 
-class Thinking:
+class ThinkingBudget:
     """Whether a reply is thinking, and how much it has thought.
 
     Thinking begins with <think>, in the prompt or in the reply, and ends with </think> or, since a
@@ -29,7 +29,7 @@ class Thinking:
         self.tokens = 0  # of reasoning, in the reply, without the two that mark it
 
     @classmethod
-    def after(
+    def from_prompt(
         cls,
         prompt: Sequence[int],
         specials: SpecialTokenIds,
@@ -46,7 +46,7 @@ class Thinking:
         call_id = specials.ids.get(SpecialToken.TOOL_CALL_OPEN)
         return cls(open_id, close_id, is_open=is_open, budget=budget, call_id=call_id)
 
-    def push(self, token: int) -> None:
+    def feed(self, token: int) -> None:
         """The reply goes on with `token`."""
         if self.is_open:
             self.is_open = token not in (self.close_id, self.call_id)
@@ -55,7 +55,7 @@ class Thinking:
             self.is_open = token == self.open_id
 
     @property
-    def must_close(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether the next token has to be </think>."""
         return self.is_open and self.budget is not None and self.tokens >= self.budget
 
@@ -64,10 +64,10 @@ class Thinking:
         if self.budget is None:
             return []
         ahead = copy(self)
-        rows = [0] if ahead.must_close else []
+        rows = [0] if ahead.is_exhausted else []
         for row, draft in enumerate(drafts, start=1):
-            ahead.push(draft)
-            if ahead.must_close:
+            ahead.feed(draft)
+            if ahead.is_exhausted:
                 rows.append(row)
         return rows
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paddock.config import ConfigError
-from paddock.engine.memory import Cache, StepMemory, upload
+from paddock.engine.kv_cache import PagedKVCache, PagedKVCacheView, copy_to_device_async
 from paddock.engine.settings import EngineSettings
 from paddock.kernels.block_table import BlockTable
 from paddock.kernels.cuda_graphs import CapturedGraph, CudaGraphPool, can_capture
@@ -33,60 +33,60 @@ from paddock.model import (
 )
 from paddock.model.rope import rotary_cos_sin
 
-ROOM = 1024  # keys of the smallest room, for networks without an indexer
+MIN_KEYS = 1024  # keys of the smallest room, for networks without an indexer
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class CudaGraphKey:
     sequences: int
-    queries: int
+    query_len: int
     pages: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class UniformDecodeBatch:
     """A batch that decodes: whose it is, how many tokens are behind each, how many are new."""
 
-    seat_B: np.ndarray
-    past_B: np.ndarray
-    queries: int
+    slot_B: np.ndarray
+    past_len_B: np.ndarray
+    query_len: int
 
     @property
     def tokens(self) -> int:
-        return len(self.seat_B) * self.queries
+        return len(self.slot_B) * self.query_len
 
     @property
-    def longest(self) -> int:
-        return int(self.past_B.max()) + self.queries
+    def max_len(self) -> int:
+        return int(self.past_len_B.max()) + self.query_len
 
-    def filled(self, sequences: int) -> "Asked":
+    def padded_to(self, sequences: int) -> "UniformDecodeBatch":
         """The first sequence again and again behind the others."""
-        missing = sequences - len(self.seat_B)
+        missing = sequences - len(self.slot_B)
         seat_B, past_B = (
-            np.concatenate((x, np.repeat(x[:1], missing))) for x in (self.seat_B, self.past_B)
+            np.concatenate((x, np.repeat(x[:1], missing))) for x in (self.slot_B, self.past_len_B)
         )
-        return Asked(seat_B, past_B, self.queries)
+        return UniformDecodeBatch(seat_B, past_B, self.query_len)
 
 
 @dataclass(slots=True, eq=False)
-class Inputs:
+class CudaGraphBuffers:
     """Where the recordings of one size find what changes from step to step."""
 
     number_I: Tensor  # int32: tokens, positions, slots, visible keys, pages
     hidden_ND: Tensor  # what an MTP pass reads beside its tokens
-    size: Size
-    recorded: dict[str, CapturedGraph[tuple[Tensor, Tensor | None]]] = field(default_factory=dict)
+    size: CudaGraphKey
+    captured: dict[str, CapturedGraph[tuple[Tensor, Tensor | None]]] = field(default_factory=dict)
 
     @property
-    def parts(self) -> tuple[Tensor, ...]:
-        N = self.size.sequences * self.size.queries
+    def views(self) -> tuple[Tensor, ...]:
+        N = self.size.sequences * self.size.query_len
         return self.number_I.split([N, N, N, N, self.size.sequences * self.size.pages])
 
     def put_tokens(self, token_n: Tensor) -> None:
-        fill(self.parts[0], token_n)
+        copy_padded(self.views[0], token_n)
 
 
-def fill(place_N: Tensor, given_n: Tensor) -> None:
+def copy_padded(place_N: Tensor, given_n: Tensor) -> None:
     """The first row again where fewer are given than there is place for."""
     n = len(given_n)
     place_N[:n].copy_(given_n, non_blocking=True)
@@ -94,138 +94,145 @@ def fill(place_N: Tensor, given_n: Tensor) -> None:
         place_N[n:] = given_n[:1].to(place_N)
 
 
-class Graphs:
-    def __init__(self, network: Transformer, cache: Cache, settings: EngineSettings) -> None:
+class CudaGraphRunner:
+    def __init__(self, network: Transformer, cache: PagedKVCache, settings: EngineSettings) -> None:
         self.network, self.cache, self.settings = network, cache, settings
-        self._inputs: dict[Size, Inputs] = {}
+        self._inputs: dict[CudaGraphKey, CudaGraphBuffers] = {}
         self._pool = CudaGraphPool(cache.device)
-        self._weights = addresses(network)
+        self._weights = parameter_addresses(network)
         self._doubt = False  # whether the weights may lie elsewhere by now
         config, capacity = network.config, cache.capacity
-        position_S = torch.arange(capacity.context + capacity.ahead, device=cache.device)
+        position_S = torch.arange(
+            capacity.context_length + capacity.lookahead_slots, device=cache.device
+        )
         self._cos_SP, self._sin_SP = rotary_cos_sin(position_S, config.rope, network.rope_dim)
 
     @classmethod
-    def where_possible(
-        cls, network: Transformer, cache: Cache, settings: EngineSettings
-    ) -> "Graphs | None":
+    def create_if_supported(
+        cls, network: Transformer, cache: PagedKVCache, settings: EngineSettings
+    ) -> "CudaGraphRunner | None":
         """None where they are not wanted, for layers that keep a state, and where every step's
         choices are wanted. What runs in other types than bfloat16 asks the host for numbers."""
         dtype, recording = network.embed.weight.dtype, can_capture(cache.device)
         fit = dtype == torch.bfloat16 and has_triton()
-        if settings.graphs and recording and not fit:
+        if settings.cuda_graphs and recording and not fit:
             raise ConfigError(f"'graphs' needs Triton and weights in bfloat16, these are {dtype}")
-        wanted = recording and fit if settings.graphs is None else settings.graphs
+        wanted = recording and fit if settings.cuda_graphs is None else settings.cuda_graphs
         recurrent = any(kind in LINEAR_ATTENTION for kind in network.config.attention)
-        if not wanted or recurrent or settings.replay:
+        if not wanted or recurrent or settings.capture_routing:
             return None
         return cls(network, cache, settings)
 
     @property
     def count(self) -> int:
-        return sum(len(inputs.recorded) for inputs in self._inputs.values())
+        return sum(len(inputs.captured) for inputs in self._inputs.values())
 
-    def doubt(self) -> None:
+    def recheck_weight_addresses(self) -> None:
         """Someone had the network in hand."""
         self._doubt = True
 
     # --- passes -----------------------------------------------------------------------------------
 
-    def write(self, asked: Asked, token_N: np.ndarray) -> tuple[Tensor, Tensor]:
+    def decode(self, asked: UniformDecodeBatch, token_N: np.ndarray) -> tuple[Tensor, Tensor]:
         """States and scores over the vocabulary of every token of a step."""
         inputs = self._ready(asked, token_N)
         hidden_ND, logits_NV = self._repeat(inputs, "write", self._write)
         assert logits_NV is not None
         return hidden_ND[: asked.tokens], logits_NV[: asked.tokens]
 
-    def read(self, asked: Asked, next_N: np.ndarray) -> Tensor:
+    def mtp_extend(self, asked: UniformDecodeBatch, next_N: np.ndarray) -> Tensor:
         """MTP states of the tokens that were written last, given the token after each."""
-        inputs = self._inputs[self.size(asked)]
-        N = len(inputs.parts[0])
-        padded_N = np.concatenate((next_N, np.tile(next_N[: asked.queries], N)))[:N]
-        inputs.parts[0].copy_(upload(padded_N.astype(np.int32), self.cache.device))
+        inputs = self._inputs[self.key_for(asked)]
+        N = len(inputs.views[0])
+        padded_N = np.concatenate((next_N, np.tile(next_N[: asked.query_len], N)))[:N]
+        inputs.views[0].copy_(copy_to_device_async(padded_N.astype(np.int32), self.cache.device))
         state_ND, _ = self._repeat(inputs, "read", self._read)
         return state_ND[: asked.tokens]
 
-    def guess(self, asked: Asked, hidden_BD: Tensor, token_B: Tensor) -> tuple[Tensor, Tensor]:
+    def draft(
+        self, asked: UniformDecodeBatch, hidden_BD: Tensor, token_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """MTP states and scores of one guessed token each; nothing waits for the device."""
         inputs = self._ready(asked, np.zeros(asked.tokens, dtype=np.int32))
         inputs.put_tokens(token_B)
-        fill(inputs.hidden_ND, hidden_BD)
+        copy_padded(inputs.hidden_ND, hidden_BD)
         state_ND, logits_NV = self._repeat(inputs, "guess", self._guess)
         assert logits_NV is not None
         return state_ND[: asked.tokens], logits_NV[: asked.tokens]
 
     # --- what is recorded -------------------------------------------------------------------------
 
-    def _write(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        hidden_ND = self.network.forward_with_context(inputs.parts[0], self._step(inputs)).hidden_TD
+    def _write(self, inputs: CudaGraphBuffers) -> tuple[Tensor, Tensor | None]:
+        hidden_ND = self.network.forward_with_context(inputs.views[0], self._step(inputs)).hidden_TD
         inputs.hidden_ND.copy_(hidden_ND)
         return hidden_ND, self.network.head(hidden_ND)
 
-    def _read(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        return self.network.mtp_draft(inputs.hidden_ND, inputs.parts[0], self._step(inputs)), None
+    def _read(self, inputs: CudaGraphBuffers) -> tuple[Tensor, Tensor | None]:
+        return self.network.mtp_draft(inputs.hidden_ND, inputs.views[0], self._step(inputs)), None
 
-    def _guess(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    def _guess(self, inputs: CudaGraphBuffers) -> tuple[Tensor, Tensor | None]:
         state_ND, _ = self._read(inputs)
         return state_ND, self.network.head(state_ND)
 
-    def _step(self, inputs: Inputs) -> ForwardContext:
-        _, position_N, slot_N, visible_N, page_BP = inputs.parts
-        size, page_tokens = inputs.size, self.cache.capacity.page_tokens
-        B, Q = size.sequences, size.queries
+    def _step(self, inputs: CudaGraphBuffers) -> ForwardContext:
+        _, position_N, slot_N, visible_N, page_BP = inputs.views
+        size, page_tokens = inputs.size, self.cache.capacity.page_size
+        B, Q = size.sequences, size.query_len
         pages = BlockTable(page_BP.view(B, -1), page_tokens)
         # Nobody asks the spans of a batch how long they are.
         spans = tuple(Span(b * Q, Q, 0, Q) for b in range(B))
         layout = AttentionMetadata(
             position_N, spans, decode_batch=DecodeBatch(pages, visible_N.view(B, Q))
         )
-        memory = StepMemory(self.cache, slot_N.long(), [])
+        memory = PagedKVCacheView(self.cache, slot_N.long(), [])
         cos_NP, sin_NP = self._cos_SP[position_N], self._sin_SP[position_N]
         return ForwardContext(layout, memory, cos_NP, sin_NP, AuxRequest())
 
     # --- within -----------------------------------------------------------------------------------
 
-    def size(self, asked: Asked) -> Size:
-        most, capacity = self.settings.max_running, self.cache.capacity
-        sequences = min(_power(len(asked.seat_B)), max(most, len(asked.seat_B)))
-        pages = max(1, _smallest_room(self.network.config) // capacity.page_tokens)
-        while pages * capacity.page_tokens < asked.longest:
+    def key_for(self, asked: UniformDecodeBatch) -> CudaGraphKey:
+        most, capacity = self.settings.max_running_requests, self.cache.capacity
+        sequences = min(_power(len(asked.slot_B)), max(most, len(asked.slot_B)))
+        pages = max(1, _smallest_room(self.network.config) // capacity.page_size)
+        while pages * capacity.page_size < asked.max_len:
             pages *= 2
-        return Size(sequences, asked.queries, min(pages, capacity.pages_per_sequence))
+        return CudaGraphKey(sequences, asked.query_len, min(pages, capacity.pages_per_sequence))
 
-    def _ready(self, asked: Asked, token_N: np.ndarray) -> Inputs:
+    def _ready(self, asked: UniformDecodeBatch, token_N: np.ndarray) -> CudaGraphBuffers:
         """The inputs of this size, filled."""
         self._recheck()
-        size, device = self.size(asked), self.cache.device
-        inputs, N = self._inputs.get(size), size.sequences * size.queries
+        size, device = self.key_for(asked), self.cache.device
+        inputs, N = self._inputs.get(size), size.sequences * size.query_len
         if inputs is None:
             number_I = torch.zeros(
                 4 * N + size.sequences * size.pages, dtype=torch.int32, device=device
             )
             hidden_ND = self.network.embed.weight.new_zeros(N, self.network.config.hidden)
-            inputs = self._inputs[size] = Inputs(number_I, hidden_ND, size)
-        whole = asked.filled(size.sequences)
-        token_N = np.concatenate((token_N, np.tile(token_N[: asked.queries], N)))[:N]
-        position_BQ = whole.past_B[:, None] + np.arange(asked.queries)
-        page_BP = self.cache.pages(whole.seat_B, size.pages * self.cache.capacity.page_tokens)
-        slot_BQ = self.cache.places(page_BP, position_BQ)
+            inputs = self._inputs[size] = CudaGraphBuffers(number_I, hidden_ND, size)
+        whole = asked.padded_to(size.sequences)
+        token_N = np.concatenate((token_N, np.tile(token_N[: asked.query_len], N)))[:N]
+        position_BQ = whole.past_len_B[:, None] + np.arange(asked.query_len)
+        page_BP = self.cache.block_table(whole.slot_B, size.pages * self.cache.capacity.page_size)
+        slot_BQ = self.cache.slot_mapping_at(page_BP, position_BQ)
         numbers = (token_N, position_BQ, slot_BQ, position_BQ + 1, page_BP)
         flat_I = np.concatenate([x.reshape(-1) for x in numbers]).astype(np.int32)
-        inputs.number_I.copy_(upload(flat_I, device), non_blocking=True)
+        inputs.number_I.copy_(copy_to_device_async(flat_I, device), non_blocking=True)
         return inputs
 
     def _repeat(
-        self, inputs: Inputs, name: str, work: Callable[[Inputs], tuple[Tensor, Tensor | None]]
+        self,
+        inputs: CudaGraphBuffers,
+        name: str,
+        work: Callable[[CudaGraphBuffers], tuple[Tensor, Tensor | None]],
     ) -> tuple[Tensor, Tensor | None]:
-        if name not in inputs.recorded:
-            inputs.recorded[name] = self._pool.capture(lambda: work(inputs))
-        return inputs.recorded[name].replay()
+        if name not in inputs.captured:
+            inputs.captured[name] = self._pool.capture(lambda: work(inputs))
+        return inputs.captured[name].replay()
 
     def _recheck(self) -> None:
         """Recordings hold the addresses of weights. Copying new ones over the old keeps them."""
         if self._doubt:
-            self._doubt, found = False, addresses(self.network)
+            self._doubt, found = False, parameter_addresses(self.network)
             if found != self._weights:
                 self._weights, self._inputs, self._pool = (
                     found,
@@ -234,14 +241,14 @@ class Graphs:
                 )
 
 
-def addresses(network: Transformer) -> tuple[int, ...]:
+def parameter_addresses(network: Transformer) -> tuple[int, ...]:
     """Where every parameter and buffer lies."""
     return tuple(x.data_ptr() for x in (*network.parameters(), *network.buffers()))
 
 
 def _smallest_room(config: ModelConfig) -> int:
     """As many keys as need no choice."""
-    return config.indexer.topk if config.indexer is not None else ROOM
+    return config.indexer.topk if config.indexer is not None else MIN_KEYS
 
 
 def _power(count: int) -> int:

@@ -21,8 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paddock.engine.graphs import Asked, Graphs
-from paddock.engine.memory import Cache, Chunks, StepMemory, arrange
+from paddock.engine.cuda_graphs import CudaGraphRunner, UniformDecodeBatch
+from paddock.engine.kv_cache import (
+    PagedKVCache,
+    PagedKVCacheView,
+    PrefillChunks,
+    build_attention_metadata,
+)
 from paddock.engine.request import Sequence
 from paddock.engine.sampler import Sampler
 from paddock.model import Transformer
@@ -32,33 +37,37 @@ class Drafter:
     def __init__(
         self,
         network: Transformer,
-        cache: Cache,
+        cache: PagedKVCache,
         sampler: Sampler,
         steps: int,
-        graphs: Graphs | None = None,
+        graphs: CudaGraphRunner | None = None,
     ) -> None:
         self.network, self.cache, self.sampler, self.steps = network, cache, sampler, steps
         self.graphs = graphs
 
-    def guess(self, state_ND: Tensor, sequences: Many[Sequence]) -> None:
+    def propose(self, state_ND: Tensor, sequences: Many[Sequence]) -> None:
         """Give each sequence its drafts, starting from the state behind its last token but one."""
-        seat_N = np.array([s.seat for s in sequences])
-        index_N = np.array([s.written for s in sequences])
+        seat_N = np.array([s.slot for s in sequences])
+        index_N = np.array([s.num_generated for s in sequences])
         past_N = np.array([len(s.tokens) - 1 for s in sequences])
         logits_NV = self.network.head(state_ND)
         drafts = [self.sampler.draft(logits_NV, seat_N, index_N)]
         for step in range(1, self.steps):
-            asked = Asked(seat_N, past_N + step - 1, 1)
+            asked = UniformDecodeBatch(seat_N, past_N + step - 1, 1)
             state_ND, logits_NV = self._further(asked, state_ND, drafts[-1])
             drafts.append(self.sampler.draft(logits_NV, seat_N, index_N + step))
         for sequence, guessed in zip(sequences, torch.stack(drafts, 1).tolist(), strict=True):
             sequence.drafts = guessed
 
-    def _further(self, asked: Asked, state_ND: Tensor, token_N: Tensor) -> tuple[Tensor, Tensor]:
+    def _further(
+        self, asked: UniformDecodeBatch, state_ND: Tensor, token_N: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The states and scores behind one more guessed token."""
         if self.graphs is not None:
-            return self.graphs.guess(asked, state_ND, token_N)
-        layout, slot_T = arrange(self.cache, Chunks(), asked.seat_B, asked.past_B, 1)
-        step = self.network.make_context(layout, StepMemory(self.cache, slot_T, []))
+            return self.graphs.draft(asked, state_ND, token_N)
+        layout, slot_T = build_attention_metadata(
+            self.cache, PrefillChunks(), asked.slot_B, asked.past_len_B, 1
+        )
+        step = self.network.make_context(layout, PagedKVCacheView(self.cache, slot_T, []))
         state_ND = self.network.mtp_draft(state_ND, token_N, step)
         return state_ND, self.network.head(state_ND)
