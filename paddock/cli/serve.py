@@ -24,7 +24,7 @@ from paddock.cli.sockets import bound, url_of
 
 if TYPE_CHECKING:
     from paddock.engine import Engine, EngineSettings
-    from paddock.serve import Keys, ServeSettings
+    from paddock.serve import ApiKeys, ServeSettings
 
 PATIENCE_S = 3  # for requests that still run when the server is told to stop
 
@@ -80,7 +80,7 @@ def serve(  # noqa: PLR0913  the command line
 ) -> None:
     """Serve a model: OpenAI, Anthropic and SGLang clients, trainers, and a chat page."""
     from paddock.engine import EngineSettings
-    from paddock.serve import Keys, ServeSettings
+    from paddock.serve import ApiKeys, ServeSettings
 
     if memory is not None and pages is not None:
         raise UserError("--memory and --pages say the same thing: give one of them")
@@ -101,15 +101,15 @@ def serve(  # noqa: PLR0913  the command line
     shown = ServeSettings(
         host=host,
         allowed_hosts=tuple(allowed_host or ()),
-        served_name=names[0],
-        aliases=tuple(names[1:]),
+        served_model_name=names[0],
+        served_model_aliases=tuple(names[1:]),
         model_path=str(folder),
         metrics_prefix=metrics_prefix,
         clear_thinking=clear_thinking,
-        keep_responses=keep_responses,
+        max_stored_responses=keep_responses,
         **preferred(folder),
     )
-    keys = Keys(api=api_key, admin=admin_key)
+    keys = ApiKeys(api=api_key, admin=admin_key)
     _warn(shown, keys)
     with bound(host, port) as sock:
         _run(model, settings, shown, keys, Place(sock, dp, device, dtype, memory or pages))
@@ -133,7 +133,7 @@ def _run(
     model: Model,
     settings: "EngineSettings",
     shown: "ServeSettings",
-    keys: "Keys",
+    keys: "ApiKeys",
     place: Place,
 ) -> None:
     import uvicorn
@@ -180,7 +180,7 @@ def _introduce(
     )
     template = getattr(model.renderer, "version", None)
     for name, text in {
-        "model": f"{shown.served_name}: {model.config.family}, {count(parameters)} parameters, "
+        "model": f"{shown.served_model_name}: {model.config.family}, {count(parameters)} parameters, "
         f"{dtype} on {where}, {len(engines)} replica{'s' * (len(engines) > 1)}",
         "template": f"GLM-{template}" if template else "the folder's own",
         "context": f"{found.context_length:,} tokens",
@@ -197,7 +197,7 @@ def _introduce(
         typer.echo(f"{name:<10} {text}")
 
 
-def _warn(shown: "ServeSettings", keys: "Keys") -> None:
+def _warn(shown: "ServeSettings", keys: "ApiKeys") -> None:
     if shown.is_public and keys.api is None:
         typer.echo(
             f"warning: anyone who reaches {shown.host} may use this; see --api-key", err=True

@@ -12,18 +12,18 @@ from paddock.api.dialect import JsonRouter, error_response, protocol_for_path
 from paddock.api.errors import ApiError
 from paddock.config import ConfigError
 from paddock.engine import Engine
-from paddock.serve.doors.anthropic import Anthropic
-from paddock.serve.doors.control import Control
-from paddock.serve.doors.facts import Facts
-from paddock.serve.doors.inference import Inference
-from paddock.serve.doors.native import Native
-from paddock.serve.doors.openai import OpenAI
-from paddock.serve.doors.responses import Responses
-from paddock.serve.doors.tokens import Tokens
-from paddock.serve.guard import Guard
-from paddock.serve.hall import Hall, explained
-from paddock.serve.settings import Keys, ServeSettings
-from paddock.serve.weights import Weights
+from paddock.serve.auth import AuthMiddleware
+from paddock.serve.chat_service import ChatService, engine_error_to_api_error
+from paddock.serve.routes.admin import AdminRoutes
+from paddock.serve.routes.anthropic import AnthropicRoutes
+from paddock.serve.routes.info import InfoRoutes
+from paddock.serve.routes.openai import OpenAIRoutes
+from paddock.serve.routes.responses import ResponsesRoutes
+from paddock.serve.routes.sglang import SGLangRoutes
+from paddock.serve.routes.tokenize import TokenizerRoutes
+from paddock.serve.routes.vllm import VLLMGenerateRoutes
+from paddock.serve.settings import ApiKeys, ServeSettings
+from paddock.serve.weight_updater import WeightUpdater
 from paddock.text import Renderer, Tokenizer
 
 
@@ -33,8 +33,8 @@ def build_app(
     renderer: Renderer | None,
     settings: ServeSettings,
     *,
-    keys: Keys | None = None,
-    weights: Sequence[Weights] = (),
+    keys: ApiKeys | None = None,
+    weights: Sequence[WeightUpdater] = (),
 ) -> FastAPI:
     """The HTTP face of engines that hold the same weights.
 
@@ -46,23 +46,23 @@ def build_app(
     if weights and len(weights) != len(engines):
         raise ConfigError(f"{len(weights)} ways to change the weights of {len(engines)} engines")
     app = FastAPI(title="Paddock", version=__version__, docs_url=None, redoc_url=None)
-    hall = Hall(engines, tokenizer, renderer, settings)
+    hall = ChatService(engines, tokenizer, renderer, settings)
     app.state.hall = hall
-    doors = JsonRouter(app, settings.body_bytes, explained)
+    doors = JsonRouter(app, settings.max_body_bytes, engine_error_to_api_error)
     for door in (
-        Native(hall),
-        Inference(hall),
-        OpenAI(hall),
-        Responses(hall),
-        Anthropic(hall),
-        Tokens(hall),
-        Facts(hall),
-        Control(hall, weights),
+        SGLangRoutes(hall),
+        VLLMGenerateRoutes(hall),
+        OpenAIRoutes(hall),
+        ResponsesRoutes(hall),
+        AnthropicRoutes(hall),
+        TokenizerRoutes(hall),
+        InfoRoutes(hall),
+        AdminRoutes(hall, weights),
     ):
-        door.open(doors)
+        door.register(doors)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Exception, _failed)
-    app.add_middleware(Guard, keys=keys or Keys(), settings=settings)  # type: ignore[arg-type]
+    app.add_middleware(AuthMiddleware, keys=keys or ApiKeys(), settings=settings)  # type: ignore[arg-type]
     return app
 
 
@@ -80,4 +80,6 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return error_response(protocol_for_path(request.scope["path"]), explained(error))
+    return error_response(
+        protocol_for_path(request.scope["path"]), engine_error_to_api_error(error)
+    )

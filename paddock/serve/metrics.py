@@ -66,14 +66,14 @@ HISTOGRAMS: dict[str, tuple[str, Callable[[EngineStats], Histogram]]] = {
 }
 
 
-class Exhibition:
+class MetricsCollector:
     """Shows the engines' numbers. Rates are over the time between two looks."""
 
     def __init__(self, *, prefix: str, model: str, clock: Callable[[], float]) -> None:
         self.prefix, self.model, self.clock = prefix, model, clock
         self._before: dict[int, tuple[float, int]] = {}
 
-    def text(self, every: Sequence[EngineStats], *, sessions: int) -> bytes:
+    def render(self, every: Sequence[EngineStats], *, sessions: int) -> bytes:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Fixed(list(self._families(every, sessions))))
         return generate_latest(registry)

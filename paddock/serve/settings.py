@@ -12,26 +12,28 @@ from paddock.config import BaseSettings, ConfigError
 class ServeSettings(BaseSettings):
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()  # names it is reached by, behind a proxy say
-    served_name: str = "paddock"
-    aliases: tuple[str, ...] = ()  # other names under which clients may ask for the model
+    served_model_name: str = "paddock"
+    served_model_aliases: tuple[
+        str, ...
+    ] = ()  # other names under which clients may ask for the model
     model_path: str = ""
     metrics_prefix: str = "sglang:"
-    incremental: bool = False  # /generate streams what is new, not all so far
-    body_bytes: PositiveInt = 32 << 20  # longer requests are refused
-    weights_bytes: PositiveInt = 8 << 30  # but for weights
+    incremental_streaming_output: bool = False  # /generate streams what is new, not all so far
+    max_body_bytes: PositiveInt = 32 << 20  # longer requests are refused
+    max_weights_body_bytes: PositiveInt = 8 << 30  # but for weights
     clear_thinking: bool = False  # where a request says nothing; True breaks the prefix cache
     enable_thinking: bool = True  # likewise
     temperature: float = 1.0  # of chats that bring none, and so on
     top_p: float = 1.0
     top_k: PositiveInt | None = None
-    keep_responses: NonNegativeInt = 1000  # for previous_response_id; 0: none
-    keep_responses_s: PositiveFloat = 3600.0
-    keep_responses_bytes: PositiveInt = 256 << 20
-    health_s: PositiveFloat = 20.0  # how long one token may take before health is doubted
+    max_stored_responses: NonNegativeInt = 1000  # for previous_response_id; 0: none
+    stored_responses_ttl_s: PositiveFloat = 3600.0
+    max_stored_responses_bytes: PositiveInt = 256 << 20
+    health_timeout_s: PositiveFloat = 20.0  # how long one token may take before health is doubted
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.served_name, *self.aliases)))
+    def served_model_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.served_model_name, *self.served_model_aliases)))
 
     @property
     def is_public(self) -> bool:
@@ -45,7 +47,7 @@ class ServeSettings(BaseSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
+class ApiKeys:
     """What callers must show. `admin` opens everything, `api` all but control routes unless there
     is no admin key."""
 
@@ -57,7 +59,7 @@ class Keys:
             if getattr(self, name) == "":
                 raise ConfigError(f"the {name} key is empty")
 
-    def admits(self, shown: str | None, *, control: bool) -> bool:
+    def allows(self, shown: str | None, *, control: bool) -> bool:
         """Compared in constant time.
 
         >>> keys = Keys(api="a", admin="b")

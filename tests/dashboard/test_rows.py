@@ -8,7 +8,7 @@ import pytest
 from paddock.dashboard import rows
 from paddock.dashboard.engine import EngineWatch, numbers
 from paddock.engine import CumulativeStats, EngineStats
-from paddock.serve.metrics import Exhibition
+from paddock.serve.metrics import MetricsCollector
 
 
 def written(path, count):
@@ -64,9 +64,9 @@ def stats(**changes):
 
 
 def test_what_our_own_server_shows_is_understood():
-    shown = Exhibition(prefix="sglang:", model="m", clock=lambda: 1.0)
+    shown = MetricsCollector(prefix="sglang:", model="m", clock=lambda: 1.0)
     replicas = [stats(running=3, waiting=2, pages_total=10, pages_used=6), stats(running=1)]
-    found = numbers(shown.text(replicas, sessions=2).decode())
+    found = numbers(shown.render(replicas, sessions=2).decode())
     assert (found["num_running_reqs"], found["num_queue_reqs"]) == (4, 3)
     assert found["token_usage"] == pytest.approx(0.25)  # half of one, nothing of the other
     assert (found["prompt_tokens"], found["generation_tokens"]) == (180, 80)

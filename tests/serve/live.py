@@ -15,7 +15,7 @@ import uvicorn
 
 from paddock.checkpoint import load_pretrained
 from paddock.engine import Engine, EngineSettings
-from paddock.serve import Keys, ServeSettings, build_app
+from paddock.serve import ApiKeys, ServeSettings, build_app
 from paddock.text import Renderer, Tokenizer, get_renderer
 from tests.patience import PATIENCE_S, until
 
@@ -66,7 +66,7 @@ def serving(
     folder: Path,
     *,
     replicas: int = 1,
-    keys: Keys | None = None,
+    keys: ApiKeys | None = None,
     engine: dict[str, Any] | None = None,
     weights: Callable[[Engine], Any] | None = None,
     **settings: Any,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from paddock.serve.replicas import preference
+from paddock.serve.load_balancer import rendezvous_order
 from tests.engine.nets import frozen_once_begun
 from tests.patience import until
 from tests.serve.live import serving
@@ -137,14 +137,14 @@ def test_without_a_way_to_change_weights_the_routes_say_so(live):
 
 def test_losing_a_replica_moves_only_its_sessions():
     for i in range(200):
-        three = preference(f"s{i}", 3)
-        assert [r for r in three if r != 2] == preference(f"s{i}", 2)
+        three = rendezvous_order(f"s{i}", 3)
+        assert [r for r in three if r != 2] == rendezvous_order(f"s{i}", 2)
 
 
 def test_sessions_spread_over_replicas():
     counts = [0] * 4
     for i in range(400):
-        counts[preference(f"session-{i}", 4)[0]] += 1
+        counts[rendezvous_order(f"session-{i}", 4)[0]] += 1
     assert min(counts) > 60
 
 
@@ -161,7 +161,7 @@ def rank(live, body, **headers):
 
 def test_a_session_stays_where_it_is_however_it_is_named(pair):
     for name in ("a", "b", "c", "d", "e"):
-        favourite = preference(name, 2)[0]
+        favourite = rendezvous_order(name, 2)[0]
         assert rank(pair, {"session_id": name}) == favourite
         assert rank(pair, {"routing_key": name}) == favourite
         header = {"X-SMG-Routing-Key": name}
@@ -170,7 +170,7 @@ def test_a_session_stays_where_it_is_however_it_is_named(pair):
         chat["return_meta_info"] = True
         done = pair.post("/v1/chat/completions", chat).json()
         assert done["choices"][0]["meta_info"]["dp_rank"] == favourite
-    assert {preference(name, 2)[0] for name in "abcde"} == {0, 1}
+    assert {rendezvous_order(name, 2)[0] for name in "abcde"} == {0, 1}
 
 
 def test_a_rank_that_is_asked_for_wins(pair):
@@ -184,7 +184,7 @@ def test_requests_without_a_session_take_turns(pair):
 
 
 def test_a_replica_that_is_too_busy_is_passed_over(pair):
-    favourite = preference("hot", 2)[0]
+    favourite = rendezvous_order("hot", 2)[0]
     asking = [Asking(pair, SLOW | {"routed_dp_rank": favourite}) for _ in range(3)]
     running(pair, 2)
     assert rank(pair, {"session_id": "hot"}) == 1 - favourite

@@ -7,9 +7,9 @@ from starlette.datastructures import Headers
 
 from paddock.checkpoint import load_pretrained
 from paddock.engine import Engine, EngineSettings
-from paddock.serve import Keys, ServeSettings, build_app
-from paddock.serve.doors.control import PATHS
-from paddock.serve.guard import Guard
+from paddock.serve import ApiKeys, ServeSettings, build_app
+from paddock.serve.auth import AuthMiddleware
+from paddock.serve.routes.admin import ADMIN_PATHS
 from paddock.text import Tokenizer
 from tests.serve.live import listening, serving
 
@@ -65,7 +65,7 @@ def test_long_bodies_are_refused(folder):
 
 
 def test_keys_open_what_they_should(folder):
-    with serving(folder, keys=Keys(api="open", admin="sesame")) as live:
+    with serving(folder, keys=ApiKeys(api="open", admin="sesame")) as live:
         hello = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 1}
         for headers, status in [
             ({}, 401),
@@ -82,7 +82,7 @@ def test_keys_open_what_they_should(folder):
         for path in ("/metrics", "/v1/models", "/server_info", "/openapi.json", "/health_generate"):
             assert live.get(path).status_code == 401
         assert live.get("/health").status_code == live.get("/").status_code == 200
-        for path in PATHS:
+        for path in ADMIN_PATHS:
             assert live.post(path, {}).status_code == 401
             assert live.post(path, {}, headers={"x-api-key": "open"}).status_code == 401
         admin = {"Authorization": "Bearer sesame"}
@@ -90,25 +90,25 @@ def test_keys_open_what_they_should(folder):
 
 
 def objection(bind, keys, path, method="POST", **headers):
-    guard = Guard(None, keys, ServeSettings(host=bind))
-    return guard.objection(method, path, Headers({"host": "127.0.0.1:8000"} | headers))
+    guard = AuthMiddleware(None, keys, ServeSettings(host=bind))
+    return guard.find_error(method, path, Headers({"host": "127.0.0.1:8000"} | headers))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.3", "::", "gpu-node"])
 def test_control_routes_are_never_open_to_the_public(host):
-    for keys in (Keys(), Keys(api="open")):
-        for path in (*PATHS, "/pause_generation/"):
+    for keys in (ApiKeys(), ApiKeys(api="open")):
+        for path in (*ADMIN_PATHS, "/pause_generation/"):
             found = objection(host, keys, path, authorization="Bearer open")
             assert found.status == 403, path
-    assert objection(host, Keys(), "/generate") is None
-    assert objection(host, Keys(admin="s"), "/flush_cache").status == 401
-    assert objection(host, Keys(admin="s"), "/flush_cache", authorization="Bearer s") is None
+    assert objection(host, ApiKeys(), "/generate") is None
+    assert objection(host, ApiKeys(admin="s"), "/flush_cache").status == 401
+    assert objection(host, ApiKeys(admin="s"), "/flush_cache", authorization="Bearer s") is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_on_loopback_control_routes_need_no_key(host):
-    assert objection(host, Keys(), "/flush_cache") is None
-    assert objection(host, Keys(api="a"), "/flush_cache").status == 401
+    assert objection(host, ApiKeys(), "/flush_cache") is None
+    assert objection(host, ApiKeys(api="a"), "/flush_cache").status == 401
 
 
 # --- facts ----------------------------------------------------------------------------------------

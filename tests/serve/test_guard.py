@@ -4,9 +4,9 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from paddock.serve import Keys, ServeSettings
-from paddock.serve.doors.control import PATHS
-from paddock.serve.guard import Guard
+from paddock.serve import ApiKeys, ServeSettings
+from paddock.serve.auth import AuthMiddleware
+from paddock.serve.routes.admin import ADMIN_PATHS
 from tests.serve.live import serving
 
 HERE = "127.0.0.1:8000"
@@ -15,15 +15,15 @@ READS = ("/v1/models", "/server_info", "/metrics", "/openapi.json")
 
 def objection(path, method="POST", *, keys=None, settings=None, **headers):
     shown = {"host": HERE} | {name.replace("_", "-"): value for name, value in headers.items()}
-    guard = Guard(None, keys or Keys(), settings or ServeSettings())
-    return guard.objection(method, path, Headers(shown))
+    guard = AuthMiddleware(None, keys or ApiKeys(), settings or ServeSettings())
+    return guard.find_error(method, path, Headers(shown))
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example:8000", "localhost.evil.example", "", "["]
 )
 def test_a_keyless_loopback_server_refuses_names_that_only_point_here(host):
-    for path in (*PATHS, "/v1/chat/completions", "/tokenize"):
+    for path in (*ADMIN_PATHS, "/v1/chat/completions", "/tokenize"):
         found = objection(path, host=host, origin=f"http://{host}")
         assert found is not None and found.status == 403, path
     for path in READS:
@@ -45,7 +45,7 @@ def test_names_of_ones_own_are_allowed():
 def test_with_a_key_or_on_a_public_address_any_name_will_do():
     """No page knows the key; and a public address is reached by name."""
     shown = {"authorization": "Bearer a", "host": "llm.example"}
-    assert objection("/generate", keys=Keys(api="a"), **shown) is None
+    assert objection("/generate", keys=ApiKeys(api="a"), **shown) is None
     public = ServeSettings(host="0.0.0.0")
     assert objection("/generate", settings=public, host="gpu-node:8000") is None
 
@@ -74,7 +74,7 @@ def test_the_chat_page_and_plain_clients_may():
 
 
 def test_headers_that_are_no_addresses_are_refused_not_failed(folder):
-    with serving(folder, keys=Keys(api="a")) as live:
+    with serving(folder, keys=ApiKeys(api="a")) as live:
         key = {"authorization": "Bearer a"}
         for headers in ({"origin": "http://["}, {"host": "["}, {"host": "[", "origin": "http://["}):
             for path in ("/v1/nothing", "/generate", "/v1/messages"):

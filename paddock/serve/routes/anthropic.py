@@ -13,32 +13,34 @@ from paddock.api.anthropic_request import (
 from paddock.api.body import parse_body
 from paddock.api.dialect import JsonRouter, PayloadStream
 from paddock.api.formatter import MessagesFormatter, stream_payloads
-from paddock.serve.hall import Hall
+from paddock.serve.chat_service import ChatService
 
 
-class Anthropic:
-    def __init__(self, hall: Hall) -> None:
+class AnthropicRoutes:
+    def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def open(self, doors: JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         doors.add_route("/v1/messages", self.messages, body=MessagesBody)
         doors.add_route("/v1/messages/count_tokens", self.count, body=CountTokensBody)
 
     async def count(self, _http: Request, value: Any) -> Any:
         body = parse_body(CountTokensBody, value)
-        self.hall.refuse_unknown(body.model)
-        asked = parse_count_tokens_request(body, self.hall.thinking)
-        prompt = await self.hall.prompt_of(asked, most=self.hall.most_counted)
+        self.hall.check_model(body.model)
+        asked = parse_count_tokens_request(body, self.hall.default_thinking)
+        prompt = await self.hall.render_prompt(asked, most=self.hall.max_tokenize_tokens)
         return {"input_tokens": len(prompt)}
 
     async def messages(self, http: Request, value: Any) -> Any:
         body = parse_body(MessagesBody, value)
-        self.hall.refuse_unknown(body.model)
-        ask = parse_messages_request(body, self.hall.defaults, self.hall.thinking)
-        prompt = await self.hall.prompt_of(ask)
-        call = self.hall.call(http, ask, self.hall.requests(ask, prompt))
+        self.hall.check_model(body.model)
+        ask = parse_messages_request(
+            body, self.hall.default_sampling_params, self.hall.default_thinking
+        )
+        prompt = await self.hall.render_prompt(ask)
+        call = self.hall.new_generation(http, ask, self.hall.build_requests(ask, prompt))
         voice = MessagesFormatter(self.hall.speaker, ask, prompt)
         if ask.stream:
-            return PayloadStream(stream_payloads(voice, call.only()))
-        (delta,) = await call.last()
+            return PayloadStream(stream_payloads(voice, call.stream_single()))
+        (delta,) = await call.final_deltas()
         return voice.format_response(delta)

@@ -14,25 +14,27 @@ from paddock.api.sglang_format import GenerateFormatter, GenerateStream
 from paddock.api.sglang_request import GenerateBody, GenerateRequest, parse_generate_requests
 from paddock.engine import Request as EngineRequest
 from paddock.engine import RequestOutput
-from paddock.serve.hall import Call, Extras, Hall
+from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
 
 
-class Native:
-    def __init__(self, hall: Hall) -> None:
+class SGLangRoutes:
+    def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def open(self, doors: JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         doors.add_route("/generate", self.generate, body=GenerateBody, methods=("POST", "PUT"))
 
     async def generate(self, http: Request, value: Any) -> Any:
         body = parse_body(GenerateBody, value)
-        asks, many = parse_generate_requests(body, most=self.hall.most_replies)
+        asks, many = parse_generate_requests(body, most=self.hall.max_requests)
         asks = [replace(ask, id=ask.id or uuid4().hex) for ask in asks]
         if not asks:
             raise ApiError("input_ids: there are no prompts", param="input_ids")
-        prompts = [await self.hall.tokens_of(ask.prompt) for ask in asks]
+        prompts = [await self.hall.tokenize_prompt(ask.prompt) for ask in asks]
         requests = [self._requests(ask, p) for ask, p in zip(asks, prompts, strict=True)]
-        call = self.hall.call(http, asks[0], [each for group in requests for each in group])
+        call = self.hall.new_generation(
+            http, asks[0], [each for group in requests for each in group]
+        )
         forms = [
             GenerateFormatter(
                 replace(ask, id=request.id),
@@ -47,24 +49,24 @@ class Native:
         ]
         if asks[0].stream:
             return PayloadStream(self._payloads(call, forms, many or len(forms) > 1))
-        answers: list[RequestOutput] = await call.whole()
+        answers: list[RequestOutput] = await call.request_outputs()
         found = [form.format_response(answer) for form, answer in zip(forms, answers, strict=True)]
         return found if many or len(forms) > 1 else found[0]
 
     def _requests(self, ask: GenerateRequest, prompt: tuple[int, ...]) -> list[EngineRequest]:
-        extras = Extras(
+        extras = ReturnOptions(
             prompt_logprobs_from=ask.prompt_logprobs_from,
             ask_ids=ask.ask_ids,
             replay=ask.indexer or ask.experts_from is not None,
         )
-        return self.hall.requests(ask, prompt, n=ask.n, extras=extras)
+        return self.hall.build_requests(ask, prompt, n=ask.n, extras=extras)
 
     async def _payloads(
-        self, call: Call, forms: list[GenerateFormatter], many: bool
+        self, call: Generation, forms: list[GenerateFormatter], many: bool
     ) -> AsyncIterator[dict[str, Any]]:
-        incremental = self.hall.settings.incremental
+        incremental = self.hall.settings.incremental_streaming_output
         streams = [GenerateStream(form, incremental=incremental) for form in forms]
-        async with call.deltas() as deltas:
+        async with call.stream() as deltas:
             async for i, delta in deltas:
                 payload = streams[i].push(delta)
                 if payload is not None:

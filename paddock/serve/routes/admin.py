@@ -14,30 +14,30 @@ from paddock.api.body import RequestBody, parse_body
 from paddock.api.dialect import JsonRouter, json_response
 from paddock.api.errors import ApiError
 from paddock.engine import Engine, PauseMode
-from paddock.serve.hall import Hall
-from paddock.serve.weights import Group, Sent, Weights
+from paddock.serve.chat_service import ChatService
+from paddock.serve.weight_updater import TensorSpec, WeightUpdateGroup, WeightUpdater
 
 _T = TypeVar("_T")
 POLL_S = 0.05
 
 
-class AbortBody(RequestBody):
+class AbortRequestBody(RequestBody):
     rid: str | None = None
     abort_all: bool | None = None
 
 
-class PauseBody(RequestBody):
+class PauseGenerationBody(RequestBody):
     mode: str | None = None
 
 
-class DiskBody(RequestBody):
+class UpdateWeightsFromDiskBody(RequestBody):
     model_path: str
     weight_version: str | None = None
     abort_all_requests: bool | None = None
     flush_cache: bool | None = None
 
 
-class TensorsBody(RequestBody):
+class UpdateWeightsFromTensorBody(RequestBody):
     """Safetensors files in base64; pickle is refused."""
 
     serialized_named_tensors: list[str]
@@ -46,7 +46,7 @@ class TensorsBody(RequestBody):
     flush_cache: bool | None = None
 
 
-class GroupBody(RequestBody):
+class InitWeightsUpdateGroupBody(RequestBody):
     master_address: str
     master_port: int
     rank_offset: int
@@ -55,7 +55,7 @@ class GroupBody(RequestBody):
     backend: str = "nccl"
 
 
-class DistributedBody(RequestBody):
+class UpdateWeightsFromDistributedBody(RequestBody):
     names: list[str]
     dtypes: list[str]
     shapes: list[list[int]]
@@ -66,25 +66,25 @@ class DistributedBody(RequestBody):
     flush_cache: bool | None = None
 
 
-class LeaveBody(RequestBody):
+class DestroyWeightsUpdateGroupBody(RequestBody):
     group_name: str = "weight_update_group"
 
 
-class VersionBody(RequestBody):
+class UpdateWeightVersionBody(RequestBody):
     new_version: str
     abort_all_requests: bool | None = None
 
 
-class NameBody(RequestBody):
+class GetWeightsByNameBody(RequestBody):
     name: str
     truncate_size: int = 100
 
 
-class CheckBody(RequestBody):
+class CheckWeightsBody(RequestBody):
     action: str | None = None
 
 
-PATHS = (
+ADMIN_PATHS = (
     "/flush_cache", "/abort_request", "/pause_generation", "/continue_generation",
     "/update_weights_from_disk", "/update_weights_from_tensor", "/init_weights_update_group",
     "/update_weights_from_distributed", "/destroy_weights_update_group", "/update_weight_version",
@@ -92,33 +92,54 @@ PATHS = (
 )  # fmt: skip
 
 
-class Control:
-    def __init__(self, hall: Hall, weights: Sequence[Weights] = ()) -> None:
+class AdminRoutes:
+    def __init__(self, hall: ChatService, weights: Sequence[WeightUpdater] = ()) -> None:
         """`weights` are those of the engines, one each; without them weights cannot be changed."""
         self.hall, self.weights = hall, tuple(weights)
         self._changing = asyncio.Lock()  # one change of weights at a time
 
-    def open(self, doors: JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         both = ("GET", "POST")
-        doors.add_route("/flush_cache", self.flush, methods=both)
-        doors.add_route("/abort_request", self.abort, body=AbortBody)
-        doors.add_route("/pause_generation", self.pause, body=PauseBody)
-        doors.add_route("/continue_generation", self.resume)
-        doors.add_route("/update_weights_from_disk", self.from_disk, body=DiskBody)
-        most = self.hall.settings.weights_bytes
+        doors.add_route("/flush_cache", self.flush_cache, methods=both)
+        doors.add_route("/abort_request", self.abort_request, body=AbortRequestBody)
+        doors.add_route("/pause_generation", self.pause_generation, body=PauseGenerationBody)
+        doors.add_route("/continue_generation", self.continue_generation)
         doors.add_route(
-            "/update_weights_from_tensor", self.from_tensors, body=TensorsBody, most=most
+            "/update_weights_from_disk",
+            self.update_weights_from_disk,
+            body=UpdateWeightsFromDiskBody,
         )
-        doors.add_route("/init_weights_update_group", self.join, body=GroupBody)
-        doors.add_route("/update_weights_from_distributed", self.from_group, body=DistributedBody)
-        doors.add_route("/destroy_weights_update_group", self.leave, body=LeaveBody)
-        doors.add_route("/update_weight_version", self.rename, body=VersionBody)
-        doors.add_route("/get_weights_by_name", self.values, body=NameBody)
-        doors.add_route("/weights_checker", self.check, body=CheckBody)
+        most = self.hall.settings.max_weights_body_bytes
+        doors.add_route(
+            "/update_weights_from_tensor",
+            self.update_weights_from_tensor,
+            body=UpdateWeightsFromTensorBody,
+            most=most,
+        )
+        doors.add_route(
+            "/init_weights_update_group",
+            self.init_weights_update_group,
+            body=InitWeightsUpdateGroupBody,
+        )
+        doors.add_route(
+            "/update_weights_from_distributed",
+            self.update_weights_from_distributed,
+            body=UpdateWeightsFromDistributedBody,
+        )
+        doors.add_route(
+            "/destroy_weights_update_group",
+            self.destroy_weights_update_group,
+            body=DestroyWeightsUpdateGroupBody,
+        )
+        doors.add_route(
+            "/update_weight_version", self.update_weight_version, body=UpdateWeightVersionBody
+        )
+        doors.add_route("/get_weights_by_name", self.get_weights_by_name, body=GetWeightsByNameBody)
+        doors.add_route("/weights_checker", self.check_weights, body=CheckWeightsBody)
 
     # --- requests ---------------------------------------------------------------------------------
 
-    async def flush(self, http: Request, _value: Any) -> Response:
+    async def flush_cache(self, http: Request, _value: Any) -> Response:
         said = http.query_params.get("timeout", "0")
         try:
             left = float(said)
@@ -133,52 +154,52 @@ class Control:
             await asyncio.sleep(POLL_S)
             left -= POLL_S
 
-    async def abort(self, _http: Request, value: Any) -> Any:
-        body = parse_body(AbortBody, value)
+    async def abort_request(self, _http: Request, value: Any) -> Any:
+        body = parse_body(AbortRequestBody, value)
         if body.abort_all:
             return {"success": True, "aborted": sum(await self._each(Engine.abort_all))}
         if not body.rid:
             raise ApiError("either 'rid' or 'abort_all' is needed", param="rid")
         return {"success": True, "aborted": self.hall.abort(body.rid)}
 
-    async def pause(self, _http: Request, value: Any) -> Any:
-        mode: Any = parse_body(PauseBody, value).mode or "abort"
+    async def pause_generation(self, _http: Request, value: Any) -> Any:
+        mode: Any = parse_body(PauseGenerationBody, value).mode or "abort"
         if mode not in get_args(PauseMode):
             known = ", ".join(get_args(PauseMode))
             raise ApiError(f"mode: {mode!r:.80} is none of {known}", param="mode")
         await self._each(lambda engine: engine.pause(mode))
         return {"status": "ok", "message": f"paused ({mode})"}
 
-    async def resume(self, _http: Request, _value: Any) -> Any:
+    async def continue_generation(self, _http: Request, _value: Any) -> Any:
         await self._each(Engine.resume)
         return {"status": "ok", "message": "going on"}
 
     # --- weights ----------------------------------------------------------------------------------
 
-    async def from_disk(self, _http: Request, value: Any) -> Any:
-        body = parse_body(DiskBody, value)
+    async def update_weights_from_disk(self, _http: Request, value: Any) -> Any:
+        body = parse_body(UpdateWeightsFromDiskBody, value)
         version, mode = self._version(body.weight_version), _mode(body.abort_all_requests)
         return await self._change(
-            lambda weights, _: weights.from_disk(body.model_path, version=version, mode=mode)
+            lambda weights, _: weights.update_from_disk(body.model_path, version=version, mode=mode)
         )
 
-    async def from_tensors(self, _http: Request, value: Any) -> Any:
-        body = parse_body(TensorsBody, value)
+    async def update_weights_from_tensor(self, _http: Request, value: Any) -> Any:
+        body = parse_body(UpdateWeightsFromTensorBody, value)
         version, mode = self._version(body.weight_version), _mode(body.abort_all_requests)
         try:
             parcels = [b64decode(text, validate=True) for text in body.serialized_named_tensors]
         except ValueError as error:
             raise ApiError(f"serialized_named_tensors: no base64: {error}") from None
         return await self._change(
-            lambda weights, _: weights.from_tensors(parcels, version=version, mode=mode)
+            lambda weights, _: weights.update_from_tensor(parcels, version=version, mode=mode)
         )
 
-    async def join(self, _http: Request, value: Any) -> Any:
-        body = parse_body(GroupBody, value)
+    async def init_weights_update_group(self, _http: Request, value: Any) -> Any:
+        body = parse_body(InitWeightsUpdateGroupBody, value)
 
-        def join(weights: Weights, replica: int) -> int:
-            weights.join(
-                Group(
+        def join(weights: WeightUpdater, replica: int) -> int:
+            weights.init_group(
+                WeightUpdateGroup(
                     name=body.group_name,
                     address=body.master_address,
                     port=body.master_port,
@@ -191,8 +212,8 @@ class Control:
 
         return await self._change(join)
 
-    async def from_group(self, _http: Request, value: Any) -> Any:
-        body = parse_body(DistributedBody, value)
+    async def update_weights_from_distributed(self, _http: Request, value: Any) -> Any:
+        body = parse_body(UpdateWeightsFromDistributedBody, value)
         version, mode = self._version(body.weight_version), _mode(body.abort_all_requests)
         if body.load_format == "flattened_bucket":
             raise ApiError("load_format: tensors are taken one by one, not as 'flattened_bucket'")
@@ -202,36 +223,38 @@ class Control:
                 f"{len(body.names)} names, {len(body.dtypes)} dtypes, {len(body.shapes)} shapes"
             )
         rows = zip(body.names, body.dtypes, body.shapes, strict=True)
-        sent = [Sent(name=n, dtype=d, shape=tuple(s)) for n, d, s in rows]
+        sent = [TensorSpec(name=n, dtype=d, shape=tuple(s)) for n, d, s in rows]
         return await self._change(
-            lambda weights, _: weights.from_group(body.group_name, sent, version=version, mode=mode)
+            lambda weights, _: weights.update_from_distributed(
+                body.group_name, sent, version=version, mode=mode
+            )
         )
 
-    async def leave(self, _http: Request, value: Any) -> Any:
-        body = parse_body(LeaveBody, value)
+    async def destroy_weights_update_group(self, _http: Request, value: Any) -> Any:
+        body = parse_body(DestroyWeightsUpdateGroupBody, value)
 
-        def leave(weights: Weights, _: int) -> int:
-            weights.leave(body.group_name)
+        def leave(weights: WeightUpdater, _: int) -> int:
+            weights.destroy_group(body.group_name)
             return 0
 
         return await self._change(leave)
 
-    async def rename(self, _http: Request, value: Any) -> Any:
-        body = parse_body(VersionBody, value)
+    async def update_weight_version(self, _http: Request, value: Any) -> Any:
+        body = parse_body(UpdateWeightVersionBody, value)
         version = self._version(body.new_version)
         mode: PauseMode = "in_place" if body.abort_all_requests is False else "abort"
         await self._each(lambda engine: engine.update_weights(lambda _: None, version, mode))
         return {"success": True, "message": "done", "new_version": body.new_version}
 
-    async def values(self, _http: Request, value: Any) -> Any:
-        body = parse_body(NameBody, value)
+    async def get_weights_by_name(self, _http: Request, value: Any) -> Any:
+        body = parse_body(GetWeightsByNameBody, value)
         found = await asyncio.to_thread(
-            _asked, lambda: self._weights()[0].values(body.name, body.truncate_size)
+            _asked, lambda: self._weights()[0].get_weights_by_name(body.name, body.truncate_size)
         )
         return json_response(found)
 
-    async def check(self, _http: Request, value: Any) -> Any:
-        action = parse_body(CheckBody, value).action or "checksum"
+    async def check_weights(self, _http: Request, value: Any) -> Any:
+        action = parse_body(CheckWeightsBody, value).action or "checksum"
         if action != "checksum":
             raise ApiError(f"action: {action!r:.80} is not 'checksum'", param="action")
         every = await asyncio.gather(
@@ -246,7 +269,7 @@ class Control:
 
     # --- within -----------------------------------------------------------------------------------
 
-    def _weights(self) -> tuple[Weights, ...]:
+    def _weights(self) -> tuple[WeightUpdater, ...]:
         if not self.weights:
             raise ApiError("this server was started without a way to change its weights")
         return self.weights
@@ -256,7 +279,7 @@ class Control:
         newest = max(engine.version for engine in self.hall.replicas.engines)
         return self.hall.labels.version_of(said, newest=newest)
 
-    async def _change(self, change: Callable[[Weights, int], int]) -> Response:
+    async def _change(self, change: Callable[[WeightUpdater, int], int]) -> Response:
         """Change every engine's weights at once: in a group, all must take part."""
         every, loop = self._weights(), asyncio.get_running_loop()
         # A thread for each of them: one that got none would keep the others waiting in a group.

@@ -16,23 +16,23 @@ from paddock.api.errors import ApiError
 from paddock.engine import Engine, EngineError, EngineStats
 from paddock.engine import Request as EngineRequest
 from paddock.records import SamplingParams
-from paddock.serve.hall import Hall
-from paddock.serve.metrics import Exhibition
+from paddock.serve.chat_service import ChatService
+from paddock.serve.metrics import MetricsCollector
 
 GET = ("GET",)
 
 
-class Facts:
-    def __init__(self, hall: Hall) -> None:
+class InfoRoutes:
+    def __init__(self, hall: ChatService) -> None:
         self.hall = hall
         settings = hall.settings
-        self.exhibition = Exhibition(
-            prefix=settings.metrics_prefix, model=settings.served_name, clock=time.monotonic
+        self.exhibition = MetricsCollector(
+            prefix=settings.metrics_prefix, model=settings.served_model_name, clock=time.monotonic
         )
         self.page = (files("paddock.serve") / "page" / "chat.html").read_bytes()
         self.created = int(time.time())
 
-    def open(self, doors: JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         doors.add_route("/", self.chat_page, methods=GET, media="text/html")
         for path in ("/health", "/ping"):
             doors.add_route(path, self.health, methods=GET)
@@ -71,12 +71,12 @@ class Facts:
             priority=2**31,
         )
         try:
-            async with asyncio.timeout(self.hall.settings.health_s):
+            async with asyncio.timeout(self.hall.settings.health_timeout_s):
                 for engine, stats in zip(self.hall.replicas.engines, every, strict=True):
                     if not stats.paused:
                         await engine.async_generate(_named(request))
         except (TimeoutError, EngineError) as error:
-            why = str(error) or f"no token in {self.hall.settings.health_s} s"
+            why = str(error) or f"no token in {self.hall.settings.health_timeout_s} s"
             raise ApiError(f"unhealthy: {why}", status=503) from None
         return {"status": "ok"}
 
@@ -90,15 +90,18 @@ class Facts:
         return list(await asyncio.gather(*(asyncio.to_thread(Engine.stats, e) for e in engines)))
 
     async def metrics(self, _http: Request, _value: Any) -> Response:
-        text = self.exhibition.text(await self._stats(), sessions=len(self.hall.sessions))
+        text = self.exhibition.render(await self._stats(), sessions=len(self.hall.sessions))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _http: Request, _value: Any) -> Any:
-        return {"object": "list", "data": [self._model(n) for n in self.hall.settings.names]}
+        return {
+            "object": "list",
+            "data": [self._model(n) for n in self.hall.settings.served_model_names],
+        }
 
     async def model(self, http: Request, _value: Any) -> Any:
         name = http.path_params["model"]
-        self.hall.refuse_unknown(name)
+        self.hall.check_model(name)
         return self._model(name)
 
     def _model(self, name: str) -> dict[str, Any]:
@@ -118,7 +121,7 @@ class Facts:
         return {
             "model_path": settings.model_path,
             "tokenizer_path": settings.model_path,
-            "served_model_name": settings.served_name,
+            "served_model_name": settings.served_model_name,
             "is_generation": True,
             "weight_version": self.hall.labels.label_of(engine.version),
             "preferred_sampling_params": None,
@@ -151,7 +154,7 @@ class Facts:
         return {
             "version": __version__,
             "model_path": settings.model_path,
-            "served_model_name": settings.served_name,
+            "served_model_name": settings.served_model_name,
             "tp_size": 1,
             "dp_size": len(replicas),
             "context_length": capacity.context_length,

@@ -28,26 +28,28 @@ from paddock.api.openai_completions import (
 from paddock.api.openai_usage import openai_usage
 from paddock.api.sglang_format import GenerateFormatter
 from paddock.api.sglang_request import GenerateRequest
-from paddock.serve.hall import Call, Extras, Hall
+from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
 
 
-class OpenAI:
-    def __init__(self, hall: Hall) -> None:
+class OpenAIRoutes:
+    def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def open(self, doors: JsonRouter) -> None:
-        doors.add_route("/v1/chat/completions", self.chat, body=ChatCompletionBody)
-        doors.add_route("/v1/completions", self.complete, body=CompletionBody)
+    def register(self, doors: JsonRouter) -> None:
+        doors.add_route("/v1/chat/completions", self.chat_completions, body=ChatCompletionBody)
+        doors.add_route("/v1/completions", self.completions, body=CompletionBody)
 
     # --- chat -------------------------------------------------------------------------------------
 
-    async def chat(self, http: Request, value: Any) -> Any:
+    async def chat_completions(self, http: Request, value: Any) -> Any:
         body = parse_body(ChatCompletionBody, value)
-        self.hall.refuse_unknown(body.model)
-        ask = parse_chat_request(body, self.hall.defaults, self.hall.thinking)
-        prompt = await self.hall.prompt_of(ask)
-        requests = self.hall.requests(ask, prompt, n=ask.n)
-        call = self.hall.call(http, ask, requests)
+        self.hall.check_model(body.model)
+        ask = parse_chat_request(
+            body, self.hall.default_sampling_params, self.hall.default_thinking
+        )
+        prompt = await self.hall.render_prompt(ask)
+        requests = self.hall.build_requests(ask, prompt, n=ask.n)
+        call = self.hall.new_generation(http, ask, requests)
         frame = self.hall.speaker.new_chat_envelope(ask, call.version)
         voices = [
             ChatCompletionFormatter(self.hall.speaker, ask, prompt, frame, i)
@@ -56,7 +58,7 @@ class OpenAI:
         if ask.stream:
             return PayloadStream(self._chunks(call, voices))
         answers, choices = [], []
-        for voice, delta in zip(voices, await call.last(), strict=True):
+        for voice, delta in zip(voices, await call.final_deltas(), strict=True):
             shown, answer = voice.format_choice(delta)
             answers.append(answer)
             choices.append(shown | self._extra(ask, prompt, answer, call.replica))
@@ -88,11 +90,11 @@ class OpenAI:
         return found
 
     async def _chunks(
-        self, call: Call, voices: list[ChatCompletionFormatter]
+        self, call: Generation, voices: list[ChatCompletionFormatter]
     ) -> AsyncIterator[dict[str, Any]]:
         answers: list[RequestOutputLike] = []
         opened: set[int] = set()
-        async with call.deltas() as deltas:
+        async with call.stream() as deltas:
             async for i, delta in deltas:
                 if i not in opened:
                     opened.add(i)
@@ -107,18 +109,20 @@ class OpenAI:
 
     # --- completions ------------------------------------------------------------------------------
 
-    async def complete(self, http: Request, value: Any) -> Any:
+    async def completions(self, http: Request, value: Any) -> Any:
         body = parse_body(CompletionBody, value)
-        self.hall.refuse_unknown(body.model)
-        asks = parse_completion_requests(body, self.hall.defaults, most=self.hall.most_replies)
+        self.hall.check_model(body.model)
+        asks = parse_completion_requests(
+            body, self.hall.default_sampling_params, most=self.hall.max_requests
+        )
         if not asks:
             raise ApiError("prompt: there are none", param="prompt")
-        prompts = [await self.hall.tokens_of(ask.prompt) for ask in asks]
+        prompts = [await self.hall.tokenize_prompt(ask.prompt) for ask in asks]
         groups = [
-            self.hall.requests(ask, prompt, n=ask.n, extras=_extras(ask))
+            self.hall.build_requests(ask, prompt, n=ask.n, extras=_extras(ask))
             for ask, prompt in zip(_apart(asks), prompts, strict=True)
         ]
-        call = self.hall.call(http, asks[0], [each for group in groups for each in group])
+        call = self.hall.new_generation(http, asks[0], [each for group in groups for each in group])
         forms = [
             CompletionFormatter(ask, prompt, self.hall.tokenizer, self.hall.spelling)
             for ask, prompt in zip(asks, prompts, strict=True)
@@ -128,11 +132,11 @@ class OpenAI:
             "id": f"cmpl-{asks[0].id or uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": asks[0].model or self.hall.settings.served_name,
+            "model": asks[0].model or self.hall.settings.served_model_name,
         }
         if asks[0].stream:
             return PayloadStream(self._completion_chunks(call, forms, around, len(asks)))
-        answers = await call.whole()
+        answers = await call.request_outputs()
         choices = [
             form.format_choice(a, i) for i, (form, a) in enumerate(zip(forms, answers, strict=True))
         ]
@@ -140,12 +144,16 @@ class OpenAI:
         return around | {"choices": choices, "usage": used}
 
     async def _completion_chunks(
-        self, call: Call, forms: list[CompletionFormatter], around: dict[str, Any], prompts: int
+        self,
+        call: Generation,
+        forms: list[CompletionFormatter],
+        around: dict[str, Any],
+        prompts: int,
     ) -> AsyncIterator[dict[str, Any]]:
         streams = [CompletionStream(form, i) for i, form in enumerate(forms)]
         answers: dict[int, RequestOutputLike] = {}
         scored = _extras(forms[0].ask).prompt_logprobs_from is not None
-        async with call.deltas() as deltas:
+        async with call.stream() as deltas:
             async for i, delta in deltas:
                 if delta.output is not None:
                     answers[i] = delta.output
@@ -159,9 +167,9 @@ class OpenAI:
             yield around | {"choices": [], "usage": used}
 
 
-def _extras(ask: CompletionRequest) -> Extras:
+def _extras(ask: CompletionRequest) -> ReturnOptions:
     scored = ask.echo and ask.top_logprobs is not None
-    return Extras(prompt_logprobs_from=0 if scored else None)
+    return ReturnOptions(prompt_logprobs_from=0 if scored else None)
 
 
 def _apart(asks: list[CompletionRequest]) -> list[CompletionRequest]:

@@ -16,50 +16,54 @@ from paddock.api.openai_responses_request import (
     ResponsesRequest,
     parse_responses_request,
 )
-from paddock.serve.hall import Hall
-from paddock.serve.kept import Kept, KeptResponses
+from paddock.serve.chat_service import ChatService
+from paddock.serve.response_store import ResponseStore, StoredResponse
 
-ENDS = ("response.completed", "response.incomplete")
+TERMINAL_EVENTS = ("response.completed", "response.incomplete")
 
 
-class Responses:
-    def __init__(self, hall: Hall) -> None:
+class ResponsesRoutes:
+    def __init__(self, hall: ChatService) -> None:
         self.hall, settings = hall, hall.settings
-        self.kept = KeptResponses(
-            most=settings.keep_responses,
-            seconds=settings.keep_responses_s,
-            most_bytes=settings.keep_responses_bytes,
+        self.kept = ResponseStore(
+            most=settings.max_stored_responses,
+            seconds=settings.stored_responses_ttl_s,
+            most_bytes=settings.max_stored_responses_bytes,
         )
 
-    def open(self, doors: JsonRouter) -> None:
-        doors.add_route("/v1/responses", self.respond, body=ResponsesBody)
+    def register(self, doors: JsonRouter) -> None:
+        doors.add_route("/v1/responses", self.create, body=ResponsesBody)
         doors.add_route("/v1/responses/input_tokens", self.count, body=ResponsesBody)
         doors.add_route("/v1/responses/{response}", self.retrieve, methods=("GET",))
         doors.add_route("/v1/responses/{response}", self.delete, methods=("DELETE",))
 
-    async def respond(self, http: Request, value: Any) -> Any:
+    async def create(self, http: Request, value: Any) -> Any:
         ask = self._asked(value)
-        prompt = await self.hall.prompt_of(ask)
-        call = self.hall.call(http, ask, self.hall.requests(ask, prompt))
+        prompt = await self.hall.render_prompt(ask)
+        call = self.hall.new_generation(http, ask, self.hall.build_requests(ask, prompt))
         voice = ResponsesFormatter(self.hall.speaker, ask, prompt)
         if ask.stream:
-            return PayloadStream(self._keeping(ask, voice, stream_payloads(voice, call.only())))
-        (delta,) = await call.last()
+            return PayloadStream(
+                self._keeping(ask, voice, stream_payloads(voice, call.stream_single()))
+            )
+        (delta,) = await call.final_deltas()
         response = voice.format_response(delta)
         self._keep(ask, voice, response)
         return response
 
     async def count(self, _http: Request, value: Any) -> Any:
-        prompt = await self.hall.prompt_of(self._asked(value), most=self.hall.most_counted)
+        prompt = await self.hall.render_prompt(
+            self._asked(value), most=self.hall.max_tokenize_tokens
+        )
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
     def _asked(self, value: Any) -> ResponsesRequest:
         body = parse_body(ResponsesBody, value)
-        self.hall.refuse_unknown(body.model)
+        self.hall.check_model(body.model)
         return parse_responses_request(
             body,
-            self.hall.defaults,
-            self.hall.thinking,
+            self.hall.default_sampling_params,
+            self.hall.default_thinking,
             previous=self._previous(body.previous_response_id),
             keeps=self.kept.most > 0,
         )
@@ -82,7 +86,7 @@ class Responses:
     ) -> AsyncGenerator[Payload, None]:
         async with aclosing(events):
             async for event in events:
-                if event["type"] in ENDS:
+                if event["type"] in TERMINAL_EVENTS:
                     self._keep(ask, voice, event["response"])
                 yield event
 
@@ -103,7 +107,7 @@ class Responses:
             )
         return kept.previous
 
-    def _found(self, name: str) -> Kept:
+    def _found(self, name: str) -> StoredResponse:
         kept = self.kept.get(name)
         if kept is None:
             raise ApiError(f"response {name!r:.80} not found: {self._rule}", status=404)

@@ -12,14 +12,14 @@ from paddock.records import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     response: dict[str, Any]  # as the client got it
     previous: PreviousResponse
     size: int
     since: float
 
 
-class KeptResponses:
+class ResponseStore:
     """The newest `most` responses that are younger than `seconds`, in `most_bytes` together.
 
     >>> now = 0.0
@@ -43,7 +43,7 @@ class KeptResponses:
     ) -> None:
         self.most, self.seconds, self.most_bytes = most, seconds, most_bytes
         self._clock, self._bytes = clock, 0
-        self._kept: OrderedDict[str, Kept] = OrderedDict()  # oldest first
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest first
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -54,11 +54,11 @@ class KeptResponses:
         name = response["id"]
         size = len(json_bytes(response)) + sum(map(_size, messages))
         previous = PreviousResponse(messages=messages, session=session or name)
-        self._kept[name] = Kept(response, previous, size, self._clock())
+        self._kept[name] = StoredResponse(response, previous, size, self._clock())
         self._bytes += size
         self._forget()
 
-    def get(self, name: str) -> Kept | None:
+    def get(self, name: str) -> StoredResponse | None:
         self._forget()
         return self._kept.get(name)
 

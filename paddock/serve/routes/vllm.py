@@ -15,42 +15,42 @@ from paddock.api.vllm_generate import (
     format_vllm_generate_response,
     parse_vllm_generate_request,
 )
-from paddock.serve.hall import Call, Extras, Hall
+from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
 
 
-class Inference:
-    def __init__(self, hall: Hall) -> None:
+class VLLMGenerateRoutes:
+    def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def open(self, doors: JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         doors.add_route("/inference/v1/generate", self.generate, body=VLLMGenerateBody)
 
     async def generate(self, http: Request, value: Any) -> Any:
         body = parse_body(VLLMGenerateBody, value)
-        self.hall.refuse_unknown(body.model)
-        ask = parse_vllm_generate_request(body, self.hall.defaults)
+        self.hall.check_model(body.model)
+        ask = parse_vllm_generate_request(body, self.hall.default_sampling_params)
         scored = ask.prompt_logprobs is not None
-        extras = Extras(
+        extras = ReturnOptions(
             prompt_logprobs_from=0 if scored else None,
             top_logprobs=max(ask.top_logprobs or 0, ask.prompt_logprobs or 0),
         )
-        requests = self.hall.requests(ask, ask.prompt, n=ask.n, extras=extras)
-        call = self.hall.call(http, ask, requests)
+        requests = self.hall.build_requests(ask, ask.prompt, n=ask.n, extras=extras)
+        call = self.hall.new_generation(http, ask, requests)
         if ask.stream:
             return PayloadStream(self._payloads(call, ask))
-        answers = await call.whole()
+        answers = await call.request_outputs()
         return format_vllm_generate_response(
             ask,
             list(answers),
             id=ask.id or answers[0].id,
-            model=self.hall.settings.served_name,
+            model=self.hall.settings.served_model_name,
             created=int(time.time()),
         )
 
     async def _payloads(
-        self, call: Call, ask: VLLMGenerateRequest
+        self, call: Generation, ask: VLLMGenerateRequest
     ) -> AsyncIterator[dict[str, Any]]:
         shown = {"request_id": ask.id or call.requests[0].id}
-        async with call.deltas() as deltas:
+        async with call.stream() as deltas:
             async for i, delta in deltas:
                 yield shown | format_vllm_generate_chunk(ask, i, delta)

@@ -37,7 +37,7 @@ from paddock.engine import (
 )
 from paddock.engine.request import OutputCallback
 from paddock.records import SamplingParams
-from paddock.serve.replicas import Replicas
+from paddock.serve.load_balancer import ReplicaLoadBalancer
 from paddock.serve.settings import ServeSettings
 from paddock.text import (
     ChatTemplateError,
@@ -51,12 +51,12 @@ from paddock.text import (
 # Threads that wait for grammars to be compiled, apart from those that tokenize conversations. More
 # than two lanes of the engine let wait, so that nobody waits for a thread.
 _COMPILING = ThreadPoolExecutor(80, thread_name_prefix="paddock-grammar")
-ROUTING = "x-smg-routing-key"  # the header that says which session a request belongs to
+ROUTING_KEY_HEADER = "x-smg-routing-key"  # the header that says which session a request belongs to
 log = getLogger("paddock.serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
+class ReturnOptions:
     """What only some dialects ask of the engine."""
 
     prompt_logprobs_from: int | None = None
@@ -65,10 +65,10 @@ class Extras:
     replay: bool = False
 
 
-NOTHING = Extras()
+NO_EXTRA_OUTPUTS = ReturnOptions()
 
 
-class Hall:
+class ChatService:
     def __init__(
         self,
         engines: Sequence[Engine],
@@ -77,10 +77,10 @@ class Hall:
         settings: ServeSettings,
     ) -> None:
         """Without a renderer there is no chat, only prompts."""
-        self.replicas = Replicas(engines)
+        self.replicas = ReplicaLoadBalancer(engines)
         self.tokenizer, self.renderer, self.settings = tokenizer, renderer, settings
         self.spelling = TokenDecoder(tokenizer)
-        self.speaker = FormatterContext(self.spelling, settings.served_name)
+        self.speaker = FormatterContext(self.spelling, settings.served_model_name)
         self.capacity = engines[0].capacity
         self.vocab = engines[0].config.vocab
         self.sessions: dict[str, int] = {}  # calls being answered, by session
@@ -89,27 +89,27 @@ class Hall:
         self._warned: set[str] = set()
 
     @property
-    def most_replies(self) -> int:
+    def max_requests(self) -> int:
         """That one replica may be asked for at once."""
         engine = self.replicas.engines[0].settings
         return engine.max_queued_requests + engine.max_running_requests
 
     @property
-    def defaults(self) -> SamplingParams:
+    def default_sampling_params(self) -> SamplingParams:
         """Of chats that say nothing else."""
         said = self.settings
         return SamplingParams(temperature=said.temperature, top_p=said.top_p, top_k=said.top_k)
 
     @property
-    def thinking(self) -> ThinkingOptions:
+    def default_thinking(self) -> ThinkingOptions:
         """Of chats that say nothing else."""
         enable = None if self.settings.enable_thinking else False
         said = ThinkingKwargs(enable_thinking=enable, clear_thinking=self.settings.clear_thinking)
         return ThinkingOptions(thinking=said)
 
-    def refuse_unknown(self, model: str | None) -> None:
+    def check_model(self, model: str | None) -> None:
         """As vLLM: a client that names a model must name one that is served; none is fine."""
-        names = self.settings.names
+        names = self.settings.served_model_names
         if model and model not in names:
             served = ", ".join(map(repr, names))
             raise ApiError(
@@ -121,7 +121,7 @@ class Hall:
 
     # --- prompts ----------------------------------------------------------------------------------
 
-    async def prompt_of(self, talk: ChatRequest, *, most: int | None = None) -> tuple[int, ...]:
+    async def render_prompt(self, talk: ChatRequest, *, most: int | None = None) -> tuple[int, ...]:
         """The conversation in tokens, and the opening of the reply. A long one takes a while, so
         other clients are attended to meanwhile. One that is far longer than `most` tokens, or than
         the context, is refused without tokenizing all of it."""
@@ -144,7 +144,7 @@ class Hall:
         except (ChatTemplateError, NotPrefixPreservingError) as error:
             raise ApiError(f"messages: {error}", param="messages") from None
 
-    async def tokens_of(self, prompt: Prompt, *, most: int | None = None) -> tuple[int, ...]:
+    async def tokenize_prompt(self, prompt: Prompt, *, most: int | None = None) -> tuple[int, ...]:
         """A prompt without a template. Its text may spell added tokens, as templates do. `most` as
         in `prompt_of`."""
         if not isinstance(prompt, str):
@@ -160,7 +160,7 @@ class Hall:
         return tuple(self.tokenizer.encode(text, specials=True))
 
     @property
-    def most_counted(self) -> int:
+    def max_tokenize_tokens(self) -> int:
         """Tokens of a text that is tokenized for its own sake: clients find out that way how much
         of a long one has room."""
         return max(65536, 8 * self.capacity.context_length)
@@ -189,8 +189,13 @@ class Hall:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def requests(
-        self, ask: ApiRequest, prompt: tuple[int, ...], *, n: int = 1, extras: Extras = NOTHING
+    def build_requests(
+        self,
+        ask: ApiRequest,
+        prompt: tuple[int, ...],
+        *,
+        n: int = 1,
+        extras: ReturnOptions = NO_EXTRA_OUTPUTS,
     ) -> list[Request]:
         """The prompt, to be answered `n` times."""
         sampling = fit_to_context(ask, len(prompt), self.capacity.context_length)
@@ -217,10 +222,12 @@ class Hall:
             for i in range(n)
         ]
 
-    def call(self, http: HttpRequest, ask: ApiRequest, requests: Sequence[Request]) -> "Call":
-        session = http.headers.get(ROUTING) or ask.session
-        replica = self.replicas.choose(session, ask.replica)
-        return Call(hall=self, replica=replica, requests=list(requests), session=session)
+    def new_generation(
+        self, http: HttpRequest, ask: ApiRequest, requests: Sequence[Request]
+    ) -> "Generation":
+        session = http.headers.get(ROUTING_KEY_HEADER) or ask.session
+        replica = self.replicas.select_replica(session, ask.replica)
+        return Generation(hall=self, replica=replica, requests=list(requests), session=session)
 
     def abort(self, name: str) -> int:
         """End the request called so, or the several that one was made into; how many."""
@@ -237,10 +244,10 @@ def _nth(sampling: SamplingParams, i: int) -> SamplingParams:
 
 
 @dataclass(slots=True)
-class Call:
+class Generation:
     """Requests of one client, on their way through one replica."""
 
-    hall: Hall
+    hall: ChatService
     replica: int
     requests: list[Request]
     session: str | None = None
@@ -249,24 +256,24 @@ class Call:
     def version(self) -> int:
         return self.hall.replicas.engines[self.replica].version
 
-    async def whole(self) -> list[RequestOutput]:
+    async def request_outputs(self) -> list[RequestOutput]:
         """Every answer, in order."""
-        return [_answer(delta) for delta in await self.last()]
+        return [_answer(delta) for delta in await self.final_deltas()]
 
-    async def last(self) -> list[OutputDelta]:
+    async def final_deltas(self) -> list[OutputDelta]:
         """Of every request the last delta, which holds all of its answer."""
         found: dict[int, OutputDelta] = {}
         async for i, delta in self._deltas(streamed=False):
             found[i] = delta
         return [found[i] for i in range(len(self.requests))]
 
-    async def only(self) -> AsyncGenerator[OutputDelta, None]:
+    async def stream_single(self) -> AsyncGenerator[OutputDelta, None]:
         """What is new of the only request; leaving early aborts it."""
-        async with self.deltas() as deltas:
+        async with self.stream() as deltas:
             async for _, delta in deltas:
                 yield delta
 
-    def deltas(self) -> "aclosing[AsyncGenerator[tuple[int, OutputDelta], None]]":
+    def stream(self) -> "aclosing[AsyncGenerator[tuple[int, OutputDelta], None]]":
         """What is new, with the index of the request it answers, as it comes: to be iterated over
         in an `async with`, whose end aborts what is not answered yet."""
         return aclosing(self._deltas(streamed=True))
@@ -274,7 +281,7 @@ class Call:
     async def _deltas(self, *, streamed: bool) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         inbox: asyncio.Queue[tuple[int, OutputDelta | EngineError]] = asyncio.Queue()
         unanswered: dict[int, str] = {}
-        with self._known(), self.hall.replicas.busy(self.replica, len(self.requests)) as engine:
+        with self._known(), self.hall.replicas.reserve(self.replica, len(self.requests)) as engine:
             try:
                 for i, request in enumerate(self.requests):
                     deliver = _delivery(inbox, i)
@@ -385,7 +392,7 @@ def _answer(delta: OutputDelta) -> RequestOutput:
     return delta.output
 
 
-def explained(error: Exception) -> ApiError:
+def engine_error_to_api_error(error: Exception) -> ApiError:
     """What a client is told of an error, an engine's complaints among them."""
     if isinstance(error, InvalidRequestError):
         error = ApiError(str(error))

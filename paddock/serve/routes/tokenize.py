@@ -14,32 +14,32 @@ from paddock.api.tokenize import (
     parse_template_request,
     tokenizer_info,
 )
-from paddock.serve.hall import Hall
+from paddock.serve.chat_service import ChatService
 
 
-class Tokens:
-    def __init__(self, hall: Hall) -> None:
+class TokenizerRoutes:
+    def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def open(self, doors: JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         for prefix in ("", "/v1"):
             doors.add_route(f"{prefix}/tokenize", self.tokenize, body=TokenizeBody)
             doors.add_route(f"{prefix}/detokenize", self.detokenize, body=DetokenizeBody)
         doors.add_route("/apply-template", self.apply_template, body=ApplyTemplateBody)
-        doors.add_route("/tokenizer_info", self.info, methods=("GET",))
+        doors.add_route("/tokenizer_info", self.tokenizer_info, methods=("GET",))
 
     async def tokenize(self, _http: Request, value: Any) -> Any:
-        body, most = parse_body(TokenizeBody, value), self.hall.most_counted
-        self.hall.refuse_unknown(body.model)
+        body, most = parse_body(TokenizeBody, value), self.hall.max_tokenize_tokens
+        self.hall.check_model(body.model)
         if body.prompt is None:
-            ids = await self.hall.prompt_of(
-                parse_template_request(body, self.hall.thinking), most=most
+            ids = await self.hall.render_prompt(
+                parse_template_request(body, self.hall.default_thinking), most=most
             )
             return self._shown(ids, body)
         # As /v1/completions reads text: markers that it spells are markers, nothing is added.
         if isinstance(body.prompt, str):
-            return self._shown(await self.hall.tokens_of(body.prompt, most=most), body)
-        each = [await self.hall.tokens_of(text, most=most) for text in body.prompt]
+            return self._shown(await self.hall.tokenize_prompt(body.prompt, most=most), body)
+        each = [await self.hall.tokenize_prompt(text, most=most) for text in body.prompt]
         return {
             "tokens": each,
             "count": [len(ids) for ids in each],
@@ -57,7 +57,7 @@ class Tokens:
 
     async def detokenize(self, _http: Request, value: Any) -> Any:
         body = parse_body(DetokenizeBody, value)
-        self.hall.refuse_unknown(body.model)
+        self.hall.check_model(body.model)
         skip = bool(body.skip_special_tokens)
         many = bool(body.tokens) and isinstance(body.tokens[0], list)
         each: list[list[int]] = body.tokens if many else [body.tokens]  # type: ignore[assignment,list-item]
@@ -70,10 +70,12 @@ class Tokens:
         return {"prompt": text, "text": text}
 
     async def apply_template(self, _http: Request, value: Any) -> Any:
-        asked = parse_template_request(parse_body(ApplyTemplateBody, value), self.hall.thinking)
-        ids = await self.hall.prompt_of(asked, most=self.hall.most_counted)
+        asked = parse_template_request(
+            parse_body(ApplyTemplateBody, value), self.hall.default_thinking
+        )
+        ids = await self.hall.render_prompt(asked, most=self.hall.max_tokenize_tokens)
         return {"prompt": self.hall.tokenizer.decode(ids), "tokens": list(ids)}
 
-    async def info(self, _http: Request, _value: Any) -> Any:
+    async def tokenizer_info(self, _http: Request, _value: Any) -> Any:
         template = getattr(self.hall.renderer, "template", None)
         return tokenizer_info(self.hall.tokenizer, template.source if template else None)

@@ -8,7 +8,7 @@ from paddock.engine import PauseMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class WeightUpdateGroup:
     """A torch.distributed group in which a trainer sends: where it meets, and who we are in it."""
 
     name: str
@@ -20,7 +20,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class TensorSpec:
     """A tensor that is about to be sent, by its released name."""
 
     name: str
@@ -28,25 +28,25 @@ class Sent:
     shape: tuple[int, ...]
 
 
-class Weights(Protocol):
+class WeightUpdater(Protocol):
     """New weights for one engine. Each blocks until done, returns how many requests were running,
     and raises a ValueError that says what is wrong with what came."""
 
-    def from_disk(self, folder: str, *, version: int, mode: PauseMode) -> int: ...
+    def update_from_disk(self, folder: str, *, version: int, mode: PauseMode) -> int: ...
 
-    def from_tensors(self, parcels: Sequence[bytes], *, version: int, mode: PauseMode) -> int:
+    def update_from_tensor(self, parcels: Sequence[bytes], *, version: int, mode: PauseMode) -> int:
         """Safetensors files in memory, each with some of the tensors or all."""
 
-    def join(self, group: Group) -> None: ...
+    def init_group(self, group: WeightUpdateGroup) -> None: ...
 
-    def from_group(
-        self, name: str, tensors: Sequence[Sent], *, version: int, mode: PauseMode
+    def update_from_distributed(
+        self, name: str, tensors: Sequence[TensorSpec], *, version: int, mode: PauseMode
     ) -> int: ...
 
-    def leave(self, name: str) -> None: ...
+    def destroy_group(self, name: str) -> None: ...
 
     def checksums(self) -> Mapping[str, str]:
         """Of every tensor, by released name."""
 
-    def values(self, name: str, most: int) -> Any:
+    def get_weights_by_name(self, name: str, most: int) -> Any:
         """The first `most` numbers of a tensor."""

@@ -14,7 +14,7 @@ from paddock.api.errors import ApiError
 from paddock.engine import Engine
 
 
-def preference(session: str, replicas: int) -> list[int]:
+def rendezvous_order(session: str, replicas: int) -> list[int]:
     """The replicas, the session's favourite first. Losing the last replica moves only its sessions.
 
     >>> preference("a", 3) == preference("a", 3), sorted(preference("a", 3))
@@ -27,7 +27,7 @@ def preference(session: str, replicas: int) -> list[int]:
     return sorted(range(replicas), key=draw, reverse=True)
 
 
-def overloaded(load: int, least: int, *, room: int) -> bool:
+def is_overloaded(load: int, least: int, *, room: int) -> bool:
     """Whether a replica with `load` requests, of which it can run `room` at once, has so many more
     than the least busy that its cache is not worth the wait.
 
@@ -37,7 +37,7 @@ def overloaded(load: int, least: int, *, room: int) -> bool:
     return load >= max(room, 2 * least)
 
 
-class Replicas:
+class ReplicaLoadBalancer:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
         self.loads = [0] * len(engines)  # requests being answered
@@ -46,7 +46,7 @@ class Replicas:
     def __len__(self) -> int:
         return len(self.engines)
 
-    def choose(self, session: str | None, replica: int | None) -> int:
+    def select_replica(self, session: str | None, replica: int | None) -> int:
         """Which replica answers: the one that is asked for, else the session's, else the idlest."""
         if replica is not None:
             if not 0 <= replica < len(self):
@@ -58,13 +58,13 @@ class Replicas:
         if session is None:
             idle = [i for i, load in enumerate(self.loads) if load == least]
             return idle[next(self._turn) % len(idle)]
-        order = preference(session, len(self))
+        order = rendezvous_order(session, len(self))
         room = self.engines[0].settings.max_running_requests
-        fit = (i for i in order if not overloaded(self.loads[i], least, room=room))
+        fit = (i for i in order if not is_overloaded(self.loads[i], least, room=room))
         return next(fit, order[0])
 
     @contextmanager
-    def busy(self, replica: int, requests: int) -> Iterator[Engine]:
+    def reserve(self, replica: int, requests: int) -> Iterator[Engine]:
         """The engine, known to be busy with so many more requests until the block ends."""
         engine = self.engines[replica]
         most = engine.settings.max_queued_requests + engine.settings.max_running_requests

@@ -7,36 +7,36 @@ from paddock.api.dialect import error_response, protocol_for_path
 from paddock.api.errors import ApiError
 from paddock.http import is_allowed_host, is_cross_site
 from paddock.http.api_keys import api_key_from_headers
-from paddock.serve.doors.control import PATHS
-from paddock.serve.settings import Keys, ServeSettings
+from paddock.serve.routes.admin import ADMIN_PATHS
+from paddock.serve.settings import ApiKeys, ServeSettings
 
-OPEN = frozenset({"/", "/health", "/ping"})  # they tell nothing and cost nothing
-HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/ping"})  # they tell nothing and cost nothing
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class Guard:
+class AuthMiddleware:
     """Stands before every route."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, settings: ServeSettings) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, settings: ServeSettings) -> None:
         self.app, self.keys, self.settings = app, keys, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        error = self.objection(scope["method"], scope["path"], Headers(scope=scope))
+        error = self.find_error(scope["method"], scope["path"], Headers(scope=scope))
         if error is None:
             await self.app(scope, receive, send)
         else:
             await error_response(protocol_for_path(scope["path"]), error)(scope, receive, send)
 
-    def objection(self, method: str, path: str, headers: Headers) -> ApiError | None:
+    def find_error(self, method: str, path: str, headers: Headers) -> ApiError | None:
         """Why a request may not pass, if it may not."""
-        if path in OPEN and method in HARMLESS:
+        if path in PUBLIC_PATHS and method in SAFE_METHODS:
             return None
-        control = path.rstrip("/") in PATHS
+        control = path.rstrip("/") in ADMIN_PATHS
         # Control routes change things whatever the method: SGLang's clients flush with a GET.
-        if (control or method not in HARMLESS) and is_cross_site(headers):
+        if (control or method not in SAFE_METHODS) and is_cross_site(headers):
             return ApiError("requests from pages of other sites are refused", status=403)
         if self._is_rebound(headers):
             return ApiError(
@@ -49,7 +49,7 @@ class Guard:
                 f"{path} is closed: on a public address control routes need an admin key",
                 status=403,
             )
-        if not self.keys.admits(api_key_from_headers(headers), control=control):
+        if not self.keys.allows(api_key_from_headers(headers), control=control):
             kind = "admin " if control and self.keys.admin else ""
             return ApiError(
                 f"the {kind}key is missing or wrong", status=401, code="invalid_api_key"
