@@ -113,11 +113,13 @@ def _serve(app: Any, sock: socket.socket, lifespan: Literal["on", "off"] = "off"
 def gateway_process(sock: socket.socket, engine: str, files: dict[str, bytes]) -> None:
     from paddock.records import SamplingParams
     from paddock.rollout.gateway import build_gateway
-    from paddock.rollout.live import Rules, Sessions
-    from paddock.rollout.remote import HttpGenerate, Server, pool
+    from paddock.rollout.session_manager import SessionConfig, SessionManager
+    from paddock.rollout.sglang_client import ServerClient, SGLangClient, connection_pool
 
-    sessions = Sessions(HttpGenerate(Server(engine, pool())), GlmRenderer(Tokenizer(files)))
-    rules = Rules(sampling=SamplingParams(max_new_tokens=REPLY))
+    sessions = SessionManager(
+        SGLangClient(ServerClient(engine, connection_pool())), GlmRenderer(Tokenizer(files))
+    )
+    rules = SessionConfig(sampling_params=SamplingParams(max_new_tokens=REPLY))
     app = build_gateway(sessions, rules, admin_key=ADMIN_KEY)
     _serve(app, sock, lifespan="on")
 
@@ -282,12 +284,12 @@ def way_out(at_once: int, each: int) -> tuple[float, float]:
     """Seconds of a core that one request to an engine costs: over our connections, over httpx."""
     import httpx
 
-    from paddock.rollout.remote import pool
+    from paddock.rollout.sglang_client import connection_pool
 
     body, headers = b'{"input_ids": [1, 2, 3]}', {"Content-Type": "application/json"}
 
     async def ours(url: str) -> None:
-        async with pool() as http:
+        async with connection_pool() as http:
 
             async def ask() -> None:
                 for _ in range(each):
@@ -330,7 +332,7 @@ def long_session(tokens: int = 262_144, turns: int = 200) -> tuple[Session, int,
     tracemalloc.start()
     session = Session("long", GlmRenderer(words))
     for turn in range(turns):
-        opening = session.begin(messages, thinking=PRESERVED)
+        opening = session.begin_turn(messages, thinking=PRESERVED)
         done = Completion(
             token_ids=tuple(reply),
             logprobs=(-0.25,) * len(reply),
@@ -350,7 +352,7 @@ def long_session(tokens: int = 262_144, turns: int = 200) -> tuple[Session, int,
     size = sum(each.size for each in held.statistics("filename"))
     tracemalloc.stop()
     began = time.process_time()
-    session.begin(messages, thinking=PRESERVED)
+    session.begin_turn(messages, thinking=PRESERVED)
     return session, size, time.process_time() - began
 
 
@@ -397,9 +399,9 @@ def claims(processes: int | None = None) -> list[Claim]:
     session, size, began = long_session()
     found.append(
         Claim(
-            name=f"one session of {session.tokens:,} tokens in {len(session.tree.nodes)} turns",
+            name=f"one session of {session.num_tokens:,} tokens in {len(session.tree.nodes)} turns",
             target="<= 3 MB",
-            measured=f"{size / 1e6:.2f} MB ({size / session.tokens:.1f} bytes a token); "
+            measured=f"{size / 1e6:.2f} MB ({size / session.num_tokens:.1f} bytes a token); "
             f"{1e3 * began:.1f} ms of a core to begin the next turn",
             holds=size <= 3e6,
         )

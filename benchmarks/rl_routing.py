@@ -18,7 +18,7 @@ from random import Random
 from typing import Self
 
 from benchmarks.table import Claim, print_claims
-from paddock.rollout.router import Router, preference
+from paddock.rollout.session_router import SessionRouter, ranks_by_preference
 
 EVERY = 40  # turns between two looks at the balance
 
@@ -78,20 +78,20 @@ class Outcome:
         return sum(self.loads) / max(1, len(self.loads))
 
 
-Choose = Callable[[Router, Turn, int], str]
+Choose = Callable[[SessionRouter, Turn, int], str]
 
 
-def ours(router: Router, turn: Turn, number: int) -> str:
+def ours(router: SessionRouter, turn: Turn, number: int) -> str:
     if number % EVERY == 0:
         router.rebalance()
-    return router.place(turn.session, turn.prompt + turn.reply)
+    return router.route(turn.session, turn.prompt + turn.reply)
 
 
-def hashing(router: Router, turn: Turn, _number: int) -> str:
-    return preference(turn.session, dict.fromkeys(router.ranks, 1.0))[0]
+def hashing(router: SessionRouter, turn: Turn, _number: int) -> str:
+    return ranks_by_preference(turn.session, dict.fromkeys(router.ranks, 1.0))[0]
 
 
-def taking_turns(router: Router, _turn: Turn, number: int) -> str:
+def taking_turns(router: SessionRouter, _turn: Turn, number: int) -> str:
     return router.ranks[number % len(router.ranks)]
 
 
@@ -99,7 +99,7 @@ WAYS: dict[str, Choose] = {"ours": ours, "hashing alone": hashing, "taking turns
 
 
 def replay(trace: Trace, ranks: int, choose: Choose, *, faults: bool = False) -> Outcome:
-    router, out = Router([f"rank{i}" for i in range(ranks)]), Outcome()
+    router, out = SessionRouter([f"rank{i}" for i in range(ranks)]), Outcome()
     cached: dict[tuple[str, str], int] = {}  # tokens of a session that a rank has read
     held: dict[str, tuple[str, int]] = {}  # where each live session was last, and its tokens
     past: dict[str, int] = {}
@@ -127,7 +127,9 @@ def replay(trace: Trace, ranks: int, choose: Choose, *, faults: bool = False) ->
     return out
 
 
-def _look(out: Outcome, router: Router, held: dict[str, tuple[str, int]], number: int) -> None:
+def _look(
+    out: Outcome, router: SessionRouter, held: dict[str, tuple[str, int]], number: int
+) -> None:
     """Once all seats are taken, and while they are."""
     if number % EVERY or len(held) < 4 * len(router.ranks):
         return

@@ -21,9 +21,9 @@ from benchmarks.table import Claim
 from paddock.journal import Ledger
 from paddock.records import Trajectory, Verdict
 from paddock.rl.collect import Collector
-from paddock.rollout.orchestrator import Orchestrator, Work
-from paddock.rollout.schedule import Assignment
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.orchestrator import Orchestrator, TaskSpec
+from paddock.rollout.settings import RolloutSettings, TaskSettings
+from paddock.rollout.task_schedule import RolloutSpec
 from tests.rollout.virtual import run, trajectory
 
 UPDATES = 80
@@ -53,7 +53,7 @@ class Worlds:
     version: int = 0
     busy_s: float = 0.0
 
-    async def __call__(self, given: Assignment) -> list[Trajectory]:
+    async def __call__(self, given: RolloutSpec) -> list[Trajectory]:
         first = self.version
         seconds = problem_s(given.number) * Random(given.seed).uniform(0.67, 1.33)
         await asyncio.sleep(seconds)
@@ -81,9 +81,9 @@ class Found:
         return sum(problem_s(n) > SLOW_S for n in self.numbers) / len(self.numbers)
 
 
-async def simulate(pace: Pace) -> Found:
+async def simulate(pace: RolloutSettings) -> Found:
     worlds, ledger, found = Worlds(), Ledger(":memory:"), Found()
-    work = Work(worlds, TaskSettings(group_size=SIZE, attempt_s=3600.0))
+    work = TaskSpec(worlds, TaskSettings(group_size=SIZE, attempt_timeout_s=3600.0))
     loop = asyncio.get_running_loop()
     async with Collector(Orchestrator({"agents": work}, pace, ledger, seed=0)) as collect:
         warm_s = 0.0
@@ -108,7 +108,10 @@ async def simulate(pace: Pace) -> Found:
 
 def every_mode() -> dict[str, Found]:
     settings = {"batch_groups": GROUPS, "concurrency": 512}
-    return {name: run(simulate(Pace(**{**settings, **mode})))[0] for name, mode in MODES.items()}
+    return {
+        name: run(simulate(RolloutSettings(**{**settings, **mode})))[0]
+        for name, mode in MODES.items()
+    }
 
 
 def show(found: dict[str, Found]) -> None:

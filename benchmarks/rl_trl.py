@@ -90,8 +90,8 @@ async def ours(folder: Path, task: str, steps: int) -> None:
     from paddock.rl.queue import Batch
     from paddock.rl.settings import RLSettings
     from paddock.rl.tally import Sifter
-    from paddock.rollout.client import InProcess
-    from paddock.rollout.orchestrator import Orchestrator, Work
+    from paddock.rollout.client import InProcessClient
+    from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 
     ahead = 1 if task == "single" else 2
     settings = RLSettings.model_validate_json(json.dumps(_settings(folder, steps, ahead)))
@@ -109,7 +109,7 @@ async def ours(folder: Path, task: str, steps: int) -> None:
     class Seen(Collector):
         async def next_batch(self) -> Batch | None:
             batch = await super().next_batch()
-            outcomes = [a[0].outcome for g in batch.groups for a in g.attempts] if batch else []
+            outcomes = [a[0].outcome for g in batch.groups for a in g.rollouts] if batch else []
             rewards[:] = [outcome.reward for outcome in outcomes]
             return batch
 
@@ -126,15 +126,15 @@ async def ours(folder: Path, task: str, steps: int) -> None:
         Ledger(":memory:") as ledger,
         tempfile.TemporaryDirectory() as out,
     ):
-        generate = InProcess(
+        generate = InProcessClient(
             engine,
             Request,
-            overlong=(ContextLengthExceededError,),
-            refusals=(InvalidRequestError,),
-            failures=(EngineError,),
+            overlong_errors=(ContextLengthExceededError,),
+            rejection_errors=(InvalidRequestError,),
+            engine_errors=(EngineError,),
         )
         sifter = Sifter(settings)
-        work = Work(Attempts(generate, task), settings.tasks["even"], sifter)
+        work = TaskSpec(Attempts(generate, task), settings.tasks["even"], sifter)
         orchestrator = Orchestrator({"even": work}, settings.pace, ledger, seed=0)
         async with Seen(orchestrator, batches=steps) as collector:
             collector.resume(0)
@@ -187,14 +187,16 @@ class Attempts:
 
     async def __call__(self, given: object) -> Sequence[object]:
         from paddock.records import SamplingParams, Trajectory, Turn, Verdict
-        from paddock.rollout.client import Ask, turn_seed
+        from paddock.rollout.client import InferenceRequest, turn_seed
 
         sampling = SamplingParams(max_new_tokens=self.tokens, ignore_eos=True)
         context, added, turns = prompt_of(given.number), None, []
         added = list(context)
         for turn in range(self.turns):
             wanted = replace(sampling, seed=turn_seed(given.seed, turn))
-            ask = Ask(token_ids=context, sampling=wanted, session=given.session_id)
+            ask = InferenceRequest(
+                token_ids=context, sampling_params=wanted, session_id=given.session_id
+            )
             done = (await self.generate.respond(ask)).completion
             turns.append(Turn(added_ids=tuple(added), completion=done))
             if turn < self.turns - 1:

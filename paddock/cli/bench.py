@@ -16,7 +16,7 @@ from paddock.cli.tables import show, table
 if TYPE_CHECKING:
     from paddock.cli.bench_kernels import Figure
     from paddock.cli.bench_serve import Figures, Load
-    from paddock.rollout.client import Generate
+    from paddock.rollout.client import InferenceClient
     from paddock.train.estimate import TrainingEstimate
 
 app = typer.Typer(
@@ -96,7 +96,9 @@ def _counts(text: str) -> list[int]:
     return found
 
 
-async def _sweep(generate: "Generate", load: "Load", counts: Sequence[int]) -> "list[Figures]":
+async def _sweep(
+    generate: "InferenceClient", load: "Load", counts: Sequence[int]
+) -> "list[Figures]":
     from paddock.cli.bench_serve import measure
 
     return [

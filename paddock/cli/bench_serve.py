@@ -18,7 +18,7 @@ from paddock.records import SamplingParams
 if TYPE_CHECKING:
     from paddock.engine import Engine
     from paddock.model import ModelConfig, Transformer
-    from paddock.rollout.client import Generate
+    from paddock.rollout.client import InferenceClient
 
 KNOCK_S = 10.0  # for a server to say that it is well
 # Ids that every tokenizer has: what a server that we know nothing about can read.
@@ -99,7 +99,7 @@ class Figures:
 
 
 async def measure(
-    generate: "Generate",
+    generate: "InferenceClient",
     load: Load,
     at_once: int,
     clock: Callable[[], float] = time.perf_counter,
@@ -129,13 +129,13 @@ async def measure(
 
 
 async def _timed(
-    generate: "Generate", prompt: tuple[int, ...], load: Load, clock: Callable[[], float]
+    generate: "InferenceClient", prompt: tuple[int, ...], load: Load, clock: Callable[[], float]
 ) -> Timing:
     """Tokens that come together, drafts that were kept, share the time they took."""
-    from paddock.rollout.client import Ask, EngineLost
+    from paddock.rollout.client import EngineUnavailableError, InferenceRequest
 
     sampling = SamplingParams(max_new_tokens=load.reply, temperature=0.0, ignore_eos=True)
-    ask = Ask(token_ids=prompt, sampling=sampling, session=f"{id(prompt)}")
+    ask = InferenceRequest(token_ids=prompt, sampling_params=sampling, session_id=f"{id(prompt)}")
     start = last = clock()
     first: float | None = None
     gaps: list[float] = []
@@ -149,9 +149,9 @@ async def _timed(
                 elif new:
                     gaps += [(now - last) / new] * new
                 last, tokens = (now, tokens + new) if new else (last, tokens)
-    except EngineLost as error:
+    except EngineUnavailableError as error:
         raise UserError(str(error)) from None
-    generate.end(ask.session)
+    generate.end_session(ask.session_id)
     if first is None:
         raise UserError("an answer came without a token")
     return Timing(first, tuple(gaps), last - start, tokens)
@@ -161,22 +161,22 @@ async def _timed(
 
 
 @asynccontextmanager
-async def server(url: str, key: str | None) -> AsyncIterator["Generate"]:
+async def server(url: str, key: str | None) -> AsyncIterator["InferenceClient"]:
     """Ours, or any that speaks SGLang's dialect."""
-    from paddock.rollout.remote import HttpGenerate, Server, pool
+    from paddock.rollout.sglang_client import ServerClient, SGLangClient, connection_pool
 
-    async with pool() as http:
-        there = Server(url.rstrip("/").removesuffix("/v1"), http, key)
-        if not await there.healthy(KNOCK_S):
+    async with connection_pool() as http:
+        there = ServerClient(url.rstrip("/").removesuffix("/v1"), http, key)
+        if not await there.check_health(KNOCK_S):
             raise UserError(f"{url}: no server answers there within {KNOCK_S:g} s")
-        yield HttpGenerate(there)
+        yield SGLangClient(there)
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An engine that is sized for a load, and what it serves."""
 
-    generate: "Generate"
+    generate: "InferenceClient"
     engine: "Engine"
     config: "ModelConfig"
     device: str
@@ -195,7 +195,7 @@ def opened(
         InvalidRequestError,
         Request,
     )
-    from paddock.rollout.client import InProcess
+    from paddock.rollout.client import InProcessClient
 
     (place,) = devices(device, 1)
     dtype = dtype or ("float32" if place == "cpu" else "bfloat16")
@@ -209,12 +209,12 @@ def opened(
     rows = load.prompt + load.reply + 2 * mtp + 2 * settings.page_size
     pages = math.ceil(1.25 * at_once * rows / settings.page_size)
     engine = Engine(network, None, settings.model_copy(update={"num_pages": pages}))
-    generate = InProcess(
+    generate = InProcessClient(
         engine,
         Request,
-        overlong=(ContextLengthExceededError,),
-        refusals=(InvalidRequestError,),
-        failures=(EngineError,),
+        overlong_errors=(ContextLengthExceededError,),
+        rejection_errors=(InvalidRequestError,),
+        engine_errors=(EngineError,),
     )
     return Opened(generate, engine, network.config, place, dtype)
 

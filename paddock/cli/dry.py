@@ -65,12 +65,12 @@ def _reinforced(step: "Step") -> str:
     settings = _rl_settings(step)
     open_environments(settings, f"stage {step.stage.name!r}, ")
     pace = settings.pace
-    kind = "synchronous" if pace.synchronous else f"stale by {pace.max_staleness} at most"
+    kind = "synchronous" if pace.is_synchronous else f"stale by {pace.max_staleness} at most"
     tasks = ", ".join(
         f"{name} ({task.world}, groups of {task.group_size})"
         for name, task in settings.tasks.items()
     )
-    return f"{settings.steps} updates of {pace.batch_groups} groups, {kind}: {tasks}"
+    return f"{settings.steps} updates of {pace.groups_per_batch} groups, {kind}: {tasks}"
 
 
 def _rl_settings(step: "Step") -> "RLSettings":

@@ -96,7 +96,7 @@ def _plan(settings: "RLSettings") -> Table:
     made = table("task", "world", "teacher", numbers=("groups a batch", "attempts a group"))
     attempts = 0.0
     for name, task in settings.tasks.items():
-        groups = pace.batch_groups * task.ratio / ratios
+        groups = pace.groups_per_batch * task.ratio / ratios
         attempts += groups * task.group_size
         made.add_row(name, task.world, task.teacher or "", f"{groups:.3g}", str(task.group_size))
     batches = settings.steps // pace.updates_per_batch

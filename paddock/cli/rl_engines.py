@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from paddock.engine import Engine, EngineSettings, SubprocessEngine
     from paddock.rl.distill import Score
     from paddock.rl.settings import EnginesSettings, RLSettings
-    from paddock.rollout.client import Ask, Generate
-    from paddock.rollout.concurrency import Pressure
-    from paddock.rollout.fleet import FleetSettings
-    from paddock.rollout.remote import Server
+    from paddock.rollout.client import InferenceClient, InferenceRequest
+    from paddock.rollout.concurrency import EngineLoad
+    from paddock.rollout.replica_pool import ReplicaPoolSettings
+    from paddock.rollout.sglang_client import ServerClient
     from paddock.train.policy import PolicySample
 
 MOST_SESSIONS = 16384  # whose experts are kept
@@ -34,11 +34,11 @@ TAKING_S = 10.0  # for a server that is alive to take new weights after all
 class Samplers:
     """What a run needs of whoever samples for it."""
 
-    generate: "Generate"
+    generate: "InferenceClient"
     publish: "WeightPublisher"
     context: int | None  # tokens of a prompt and its reply; None: the servers say
     busy_s: Callable[[], float] | None = None  # worked so far, over all of them, divided by them
-    pressure: "Callable[[], Awaitable[Pressure]] | None" = None
+    pressure: "Callable[[], Awaitable[EngineLoad]] | None" = None
     engines: "tuple[Engine | SubprocessEngine, ...]" = ()  # embedded
 
 
@@ -64,9 +64,9 @@ async def samplers(
 @asynccontextmanager
 async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> AsyncIterator[Samplers]:
     from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
-    from paddock.rollout.client import InProcess
-    from paddock.rollout.concurrency import Pressure
-    from paddock.rollout.fleet import Fleet, Replica
+    from paddock.rollout.client import InProcessClient
+    from paddock.rollout.concurrency import EngineLoad
+    from paddock.rollout.replica_pool import Replica, ReplicaPool
 
     asked = settings.engines
     engines: Sequence[Engine | SubprocessEngine]
@@ -75,17 +75,17 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
     else:
         engines = _engines(model, settings, replicas=asked.replicas)
     each = [
-        InProcess(
+        InProcessClient(
             engine,
             Request,
-            overlong=(ContextLengthExceededError,),
-            refusals=(InvalidRequestError,),
-            failures=(EngineError,),
+            overlong_errors=(ContextLengthExceededError,),
+            rejection_errors=(InvalidRequestError,),
+            engine_errors=(EngineError,),
         )
         for engine in engines
     ]
 
-    async def pressure() -> Pressure:
+    async def pressure() -> EngineLoad:
         # Not in threads, which an engine that stands still would hold one after the other.
         try:
             stats = [await asyncio.wrap_future(engine.stats_future()) for engine in engines]
@@ -94,10 +94,10 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
                 raise
             raise TimeoutError(str(error)) from error  # another process takes its place
         gauge.see(stats)
-        return Pressure(
-            used=max(s.kv_cache_usage for s in stats),
+        return EngineLoad(
+            kv_cache_usage=max(s.kv_cache_usage for s in stats),
             waiting=max(s.waiting for s in stats),
-            retractions=sum(s.preemptions for s in stats),
+            preemptions=sum(s.preemptions for s in stats),
         )
 
     def busy_s() -> float:
@@ -108,13 +108,13 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
     async with AsyncExitStack() as stack:
         for engine in engines:
             stack.callback(engine.close)
-        generate: Generate = each[0]
+        generate: InferenceClient = each[0]
         if len(engines) > 1 or asked.apart:  # which comes back when it has died
             replicas = [
                 Replica(f"engine-{i}", one, partial(_alive, engine))
                 for i, (one, engine) in enumerate(zip(each, engines, strict=True))
             ]
-            generate = await stack.enter_async_context(Fleet(replicas, _patience(asked)))
+            generate = await stack.enter_async_context(ReplicaPool(replicas, _patience(asked)))
         yield Samplers(
             generate=generate,
             publish=_publisher(engines, asked),
@@ -125,10 +125,10 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
         )
 
 
-def _patience(asked: "EnginesSettings") -> "FleetSettings":
-    from paddock.rollout.fleet import FleetSettings
+def _patience(asked: "EnginesSettings") -> "ReplicaPoolSettings":
+    from paddock.rollout.replica_pool import ReplicaPoolSettings
 
-    return FleetSettings(unreachable_timeout_s=asked.unreachable_timeout_s)
+    return ReplicaPoolSettings(unreachable_timeout_s=asked.unreachable_timeout_s)
 
 
 async def _alive(engine: "Engine | SubprocessEngine", _: float) -> bool:
@@ -185,7 +185,7 @@ def _publisher(
 ) -> "WeightPublisher":
     """Hands a version to every engine, and makes sure that they serve what was handed over."""
     from paddock.engine import EngineError
-    from paddock.rollout.health import RunAborted
+    from paddock.rollout.task_health import RunAbortedError
 
     pushes = [_push(engine, asked) for engine in engines]
 
@@ -195,7 +195,7 @@ def _publisher(
             try:
                 push(found)
             except EngineError as error:
-                raise RunAborted(str(error)) from error
+                raise RunAbortedError(str(error)) from error
 
     return publish
 
@@ -225,7 +225,7 @@ def _push(engine: "Engine | SubprocessEngine", asked: "EnginesSettings") -> "Wei
 async def held(engine: "Engine | SubprocessEngine") -> AsyncIterator[None]:
     """Within, the engine begins nothing: what is asked meanwhile is begun together."""
     from paddock.engine import EngineError
-    from paddock.rollout.client import EngineLost
+    from paddock.rollout.client import EngineUnavailableError
 
     try:
         await asyncio.to_thread(engine.pause, "in_place")
@@ -234,16 +234,16 @@ async def held(engine: "Engine | SubprocessEngine") -> AsyncIterator[None]:
         finally:
             await asyncio.to_thread(engine.resume)
     except EngineError as error:
-        raise EngineLost(str(error)) from error
+        raise EngineUnavailableError(str(error)) from error
 
 
 # --- servers --------------------------------------------------------------------------------------
 
 
-async def _answering(server: "Server", setting: str) -> None:
+async def _answering(server: "ServerClient", setting: str) -> None:
     """Nothing, if the server is there: better said now than after the first batch."""
     try:
-        answers = await server.healthy(5.0)
+        answers = await server.check_health(5.0)
     except ValueError:
         what = f"{server.url!r:.200} is no address, such as http://127.0.0.1:8000"
         raise UserError(f"'{setting}': {what}") from None
@@ -256,18 +256,23 @@ async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samp
     """Servers that are there already, ours or any that speaks SGLang's dialect."""
     from paddock.checkpoint.safetensors_folder import CheckpointError
     from paddock.checkpoint.weight_sync import serialize_update
-    from paddock.rollout.fleet import Fleet, Replica
-    from paddock.rollout.remote import HttpGenerate, HttpWeights, Server, pool
+    from paddock.rollout.replica_pool import Replica, ReplicaPool
+    from paddock.rollout.sglang_client import (
+        HttpWeightPublisher,
+        ServerClient,
+        SGLangClient,
+        connection_pool,
+    )
 
     context = asked.context or model.config.context
     loop = asyncio.get_running_loop()
-    async with pool() as http:
-        servers = {url: Server(url.rstrip("/"), http, asked.admin_key) for url in asked.urls}
+    async with connection_pool() as http:
+        servers = {url: ServerClient(url.rstrip("/"), http, asked.admin_key) for url in asked.urls}
         for server in servers.values():
             await _answering(server, "engines.urls")
-        weights = HttpWeights(servers)
+        weights = HttpWeightPublisher(servers)
         replicas = [
-            Replica(url, HttpGenerate(server, context=context), server.healthy)
+            Replica(url, SGLangClient(server, context=context), server.check_health)
             for url, server in servers.items()
         ]
 
@@ -275,20 +280,24 @@ async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samp
             """To every server. One that dies meanwhile catches up when it comes back; one that
             lives and will not have the weights must not go on sampling with others."""
             version = parcels[0].version
-            wrong = await weights.publish([serialize_update(each) for each in parcels], version)
+            wrong = await weights.update_weights(
+                [serialize_update(each) for each in parcels], version
+            )
             deadline = loop.time() + TAKING_S
-            while left := {url: why for url, why in wrong.items() if url in fleet.alive}:
+            while left := {url: why for url, why in wrong.items() if url in fleet.live_replicas}:
                 if loop.time() > deadline:
                     url, why = next(iter(left.items()))
                     raise CheckpointError(f"{url} does not take version {version}: {why}")
                 await asyncio.sleep(0.25)
-                wrong = {url: why for url, why in left.items() if not await weights.catch_up(url)}
+                wrong = {
+                    url: why for url, why in left.items() if not await weights.sync_replica(url)
+                }
 
         def publish(parcels: "Iterable[WeightUpdate]") -> None:
             asyncio.run_coroutine_threadsafe(hand_over(list(parcels)), loop).result()
 
-        async with Fleet(replicas, _patience(asked), admit=weights.catch_up) as fleet:
-            weights.wait = fleet.while_alive
+        async with ReplicaPool(replicas, _patience(asked), admit=weights.sync_replica) as fleet:
+            weights.await_replica = fleet.while_alive
             yield Samplers(generate=fleet, publish=publish, context=context)
 
 
@@ -298,16 +307,16 @@ async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samp
 @asynccontextmanager
 async def teachers(settings: "RLSettings", model: Model) -> AsyncIterator[dict[str, "Score"]]:
     """Whoever scores for the run, by name."""
-    from paddock.rollout.remote import HttpScore, Server, pool
+    from paddock.rollout.sglang_client import HttpLogprobScorer, ServerClient, connection_pool
 
     found: dict[str, Score] = {}
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(pool())
+        http = await stack.enter_async_context(connection_pool())
         for name, teacher in settings.teachers.items():
             if teacher.url is not None:
-                server = Server(teacher.url.rstrip("/"), http)
+                server = ServerClient(teacher.url.rstrip("/"), http)
                 await _answering(server, f"teachers.{name}.url")
-                found[name] = HttpScore(server)
+                found[name] = HttpLogprobScorer(server)
                 continue
             assert teacher.folder is not None
             theirs = open_model(Path(teacher.folder), settings.template)
@@ -346,28 +355,28 @@ class EngineScore:
 class Experts:
     """Keeps what the engine routed, session by session, until the trainer asks for it."""
 
-    def __init__(self, generate: "Generate") -> None:
+    def __init__(self, generate: "InferenceClient") -> None:
         self._generate = generate
         self._kept: dict[str, tuple[tuple[int, ...], NDArray[Any]]] = {}
 
-    async def respond(self, ask: "Ask") -> "RequestOutputLike":
-        answer = await self._generate.respond(replace(ask, replay=True))
+    async def respond(self, ask: "InferenceRequest") -> "RequestOutputLike":
+        answer = await self._generate.generate(replace(ask, return_routing=True))
         replay = getattr(answer, "replay", None)
         if replay is not None and replay.expert_TLK is not None:
             read = (*ask.token_ids, *answer.completion.token_ids)
-            self._kept[ask.session] = (tuple(read), replay.expert_TLK)
+            self._kept[ask.session_id] = (tuple(read), replay.expert_TLK)
             if len(self._kept) > MOST_SESSIONS:  # groups that were not trained leave theirs behind
                 del self._kept[next(iter(self._kept))]
         return answer
 
-    def stream(self, ask: "Ask") -> Any:
+    def stream(self, ask: "InferenceRequest") -> Any:
         return self._generate.stream(ask)
 
     def end(self, session: str) -> None:
-        self._generate.end(session)
+        self._generate.end_session(session)
 
     def trouble(self) -> str:
-        return self._generate.trouble()
+        return self._generate.unavailable_reason()
 
     def with_experts(self, lessons: "Sequence[PolicySample]") -> "list[PolicySample]":
         """The lessons with the experts of their tokens, where the last reply of their session

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from paddock.rl.queue import Batch, Queue
     from paddock.rl.settings import RLSettings
     from paddock.rl.tally import Sifter
-    from paddock.rollout.client import Generate
-    from paddock.rollout.group import Attempt
-    from paddock.rollout.lockstep import Waves
-    from paddock.rollout.orchestrator import Tell, Work
-    from paddock.rollout.schedule import Assignment
+    from paddock.rollout.client import InferenceClient
+    from paddock.rollout.deterministic import RequestBarrier
+    from paddock.rollout.group import RolloutFn
+    from paddock.rollout.orchestrator import LogEvent, TaskSpec
+    from paddock.rollout.task_schedule import RolloutSpec
     from paddock.train.policy import PolicySample
 
 
@@ -48,22 +48,23 @@ async def rolled_out(
     folder: Path,
     model: "Model",
     sifter: "Sifter",
-    tell: "Tell",
+    tell: "LogEvent",
     row: Row,
 ) -> AsyncIterator[Fed]:
     """Engines, worlds and the orchestrator between them. `row` gets a line for every rollout, and
     the engines' numbers now and then."""
     from paddock.journal import Ledger
     from paddock.rl.collect import Collector
-    from paddock.rollout.blocking import BlockWatch
     from paddock.rollout.orchestrator import Orchestrator
+    from paddock.rollout.watchdog import EventLoopWatchdog
 
     async with AsyncExitStack() as stack:
         sampling = await stack.enter_async_context(samplers(settings, model, row))
         generate, experts, waves = _generate(settings, sampling)
         works = _works(settings, model, generate, sampling, sifter)
         works = {
-            name: replace(work, attempt=timed(work.attempt, row)) for name, work in works.items()
+            name: replace(work, rollout_fn=timed(work.rollout_fn, row))
+            for name, work in works.items()
         }
         ledger = stack.enter_context(Ledger(folder / LEDGER_FILE))
         orchestrator = Orchestrator(
@@ -76,7 +77,7 @@ async def rolled_out(
             tell=tell,
         )
         await stack.enter_async_context(collector)
-        stack.enter_context(BlockWatch(tell))
+        stack.enter_context(EventLoopWatchdog(tell))
         yield Fed(
             queue=collector,
             publish=sampling.publish,
@@ -89,35 +90,35 @@ async def rolled_out(
 
 def _generate(
     settings: "RLSettings", sampling: Samplers
-) -> "tuple[Generate, Experts | None, Waves | None]":
+) -> "tuple[InferenceClient, Experts | None, RequestBarrier | None]":
     """Whoever samples, with what the settings want around it."""
-    from paddock.rollout.lockstep import LockstepGenerate, Waves
+    from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 
     generate, experts, waves = sampling.generate, None, None
     if settings.replay_experts != "no":
         if not sampling.engines:
             raise UserError("'replay_experts' needs embedded engines: leave 'engines.urls' out")
         generate = experts = Experts(generate)
-    if settings.pace.lockstep:
+    if settings.pace.deterministic:
         if len(sampling.engines) != 1:
             raise UserError("'pace.lockstep' needs one embedded engine")
-        waves = Waves(partial(held, sampling.engines[0]))
-        generate = LockstepGenerate(generate, waves)
+        waves = RequestBarrier(partial(held, sampling.engines[0]))
+        generate = DeterministicClient(generate, waves)
     return generate, experts, waves
 
 
 def _works(
     settings: "RLSettings",
     model: "Model",
-    generate: "Generate",
+    generate: "InferenceClient",
     sampling: Samplers,
     sifter: "Sifter",
-) -> "dict[str, Work]":
+) -> "dict[str, TaskSpec]":
     """Every task of the run, with its world opened."""
     from paddock.envs import make
     from paddock.records import SamplingParams
-    from paddock.rollout.episode import Player
-    from paddock.rollout.orchestrator import Work
+    from paddock.rollout.orchestrator import TaskSpec
+    from paddock.rollout.worker import RolloutWorker
     from paddock.text import ThinkingKwargs
 
     # A teacher reads all that was written, and its engine wants room for one token more.
@@ -125,11 +126,11 @@ def _works(
     works = {}
     for name, task in settings.tasks.items():
         how = settings.sampling_of(name)
-        player = Player(
-            generate=generate,
+        player = RolloutWorker(
+            client=generate,
             renderer=model.renderer,
             thinking=ThinkingKwargs(clear_thinking=False, enable_thinking=task.thinking),
-            room=None if sampling.context is None else sampling.context - spare,
+            context_length=None if sampling.context is None else sampling.context - spare,
         )
         wanted = SamplingParams(
             temperature=how.temperature,
@@ -138,21 +139,21 @@ def _works(
             thinking_budget=how.thinking_budget,
         )
         attempt = partial(_attempt, player, make(task.world, task.settings), wanted)
-        works[name] = Work(attempt=attempt, settings=task, sift=sifter)
+        works[name] = TaskSpec(rollout_fn=attempt, settings=task, group_filter=sifter)
     return works
 
 
 async def _attempt(
-    player: Any, world: Any, sampling: "SamplingParams", given: "Assignment"
+    player: Any, world: Any, sampling: "SamplingParams", given: "RolloutSpec"
 ) -> "Sequence[Trajectory]":
     from paddock.envs import RolloutFailed, convert_errors
-    from paddock.rollout.flight import unplayed
+    from paddock.rollout.in_flight import failed_trajectory
 
     try:
         with convert_errors("world", "task"):
             task = world.task(given.number)
     except RolloutFailed as stop:
-        return (unplayed(given, stop.failure),)
+        return (failed_trajectory(given, stop.failure),)
     found: Sequence[Trajectory] = await player.attempt(
         world,
         task,
@@ -163,10 +164,10 @@ async def _attempt(
     return found
 
 
-def timed(attempt: "Attempt", row: Row, clock: Callable[[], float] = time.time) -> "Attempt":
+def timed(attempt: "RolloutFn", row: Row, clock: Callable[[], float] = time.time) -> "RolloutFn":
     """The same attempt, with a line of rollouts.jsonl when it ends, however it ends."""
 
-    async def told(given: "Assignment") -> "Sequence[Trajectory]":
+    async def told(given: "RolloutSpec") -> "Sequence[Trajectory]":
         began, ended = clock(), {"failed": "cancelled"}
         try:
             branches = await attempt(given)

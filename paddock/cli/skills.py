@@ -121,25 +121,27 @@ def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "E
     from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
     from paddock.envs import make
     from paddock.evals import EvalSettings, evaluate
-    from paddock.rollout.client import InProcess
-    from paddock.rollout.episode import Player
+    from paddock.rollout.client import InProcessClient
     from paddock.rollout.session import PRESERVED
+    from paddock.rollout.worker import RolloutWorker
 
-    generate = InProcess(
+    generate = InProcessClient(
         engine,
         Request,
-        overlong=(ContextLengthExceededError,),
-        refusals=(InvalidRequestError,),
-        failures=(EngineError,),
+        overlong_errors=(ContextLengthExceededError,),
+        rejection_errors=(InvalidRequestError,),
+        engine_errors=(EngineError,),
     )
     thinking = PRESERVED if skill.thinking else replace(PRESERVED, enable_thinking=False)
     room = engine.capacity.context_length
-    player = Player(generate=generate, renderer=model.renderer, thinking=thinking, room=room)
+    player = RolloutWorker(
+        client=generate, renderer=model.renderer, thinking=thinking, context_length=room
+    )
     world = make(skill.world, skill.settings)
 
     async def plays(task: "Task", attempt: int) -> "RolloutTrace":
         sampling = SamplingParams(seed=_seed(seed, task.id, attempt))
-        played = await player.play(world, task, sampling, f"{task.id}/{attempt}")
+        played = await player.run_episode(world, task, sampling, f"{task.id}/{attempt}")
         return played.episode
 
     return asyncio.run(

@@ -1,7 +1,7 @@
 """What of a long conversation is still shown: pure functions of the messages so far.
 
 A world never sees a token, so lengths come from a `size` function that the caller brings; a
-rollout brings one that counts tokens (paddock.rollout.context), a test counts characters. Each
+rollout brings one that counts tokens (paddock.rollout.context_management), a test counts characters. Each
 function looks at the whole conversation and at nothing else: what was shown at a turn can be
 computed again from its messages.
 """

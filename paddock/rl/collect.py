@@ -11,13 +11,13 @@ from typing import Self, TypeVar
 
 from paddock.journal import Ledger, LedgerError
 from paddock.rl.queue import Batch, Packed, lag_of, read_packed
-from paddock.rollout.concurrency import Limit, Pressure
-from paddock.rollout.flight import GRACE_S
-from paddock.rollout.group import Group
-from paddock.rollout.orchestrator import Orchestrator, Tell
-from paddock.rollout.quota import Missing
-from paddock.rollout.runner import Culprit
-from paddock.rollout.settings import Pace
+from paddock.rollout.batch_composer import BatchIncomplete
+from paddock.rollout.concurrency import AdaptiveConcurrencyLimit, EngineLoad
+from paddock.rollout.executor import LongRunningRollout
+from paddock.rollout.group import RolloutGroup
+from paddock.rollout.in_flight import CANCEL_GRACE_S
+from paddock.rollout.orchestrator import LogEvent, Orchestrator
+from paddock.rollout.settings import RolloutSettings
 
 T = TypeVar("T")
 LOOK_S = 1.0  # between two looks at the engine
@@ -51,7 +51,7 @@ class Snapshot:
     limit: int  # of them
     queued: int  # attempts
     tasks: Mapping[str, TaskState]
-    longest: tuple[Culprit, ...]  # the attempts that have been running longest
+    longest: tuple[LongRunningRollout, ...]  # the attempts that have been running longest
 
 
 class Collector:
@@ -63,13 +63,13 @@ class Collector:
         orchestrator: Orchestrator,
         *,
         batches: int | None = None,
-        pressure: Callable[[], Awaitable[Pressure]] | None = None,
-        tell: Tell = lambda *_, **__: None,
+        pressure: Callable[[], Awaitable[EngineLoad]] | None = None,
+        tell: LogEvent = lambda *_, **__: None,
     ) -> None:
         """`batches`: how many there will be in all. `pressure`: how the engine fares; without it,
         as many attempts run as the pace allows."""
         self._o = orchestrator
-        self._pace: Pace = orchestrator.pace
+        self._pace: RolloutSettings = orchestrator.settings
         self._ledger: Ledger = orchestrator.ledger
         self._batches, self._pressure, self._tell = batches, pressure, tell
         self._resumed = False
@@ -79,7 +79,7 @@ class Collector:
         self.updates = 0
 
     async def __aenter__(self) -> Self:
-        if self._pressure is not None and not self._pace.lockstep:
+        if self._pressure is not None and not self._pace.deterministic:
             self._monitor = asyncio.ensure_future(self._watch_engine(self._pressure))
         return self
 
@@ -89,17 +89,17 @@ class Collector:
             self._monitor.cancel()
             tasks.append(self._monitor)
         if tasks:
-            await asyncio.wait(tasks, timeout=GRACE_S)
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE_S)
 
     # -- the learner's side ----------------------------------------------------------------------
 
     def resume(self, updates: int) -> None:
         """Go on from a checkpoint after so many updates; 0 where there is none yet."""
-        self._ledger.rewind(updates, whole=self._pace.lockstep)
+        self._ledger.rewind(updates, whole=self._pace.deterministic)
         self._o.resume(updates)
         self.updates = updates
         self._resumed = True
-        if self._pace.lockstep and not self._o.idle:
+        if self._pace.deterministic and not self._o.is_idle:
             self._tell("resume", why="the checkpoint was not taken at a border: bits may differ")
 
     async def next_batch(self) -> Batch | None:
@@ -111,16 +111,16 @@ class Collector:
         await self.border()
         if self._left() == 0:
             return None
-        self._o.now = self._o.update
-        self._o.ahead = min(self._pace.pipeline_depth + 1, self._left())
-        self._o.pump()
-        while isinstance(found := self._o.compose(), Missing):
+        self._o.current_update = self._o.next_update
+        self._o.batches_ahead = min(self._pace.pipeline_depth + 1, self._left())
+        self._o.dispatch()
+        while isinstance(found := self._o.compose_batch(), BatchIncomplete):
             await self._progress(found)
-        update = self._o.update
-        taken = self._o.take(found)
-        self._o.update += self._pace.updates_per_batch
-        self._o.ahead = min(self._pace.pipeline_depth, self._left())
-        self._o.pump()
+        update = self._o.next_update
+        taken = self._o.take_batch(found)
+        self._o.next_update += self._pace.updates_per_batch
+        self._o.batches_ahead = min(self._pace.pipeline_depth, self._left())
+        self._o.dispatch()
         groups = await self._opened([read_packed(self._ledger, entry) for entry in taken])
         self._out = Batch(
             update=update,
@@ -151,7 +151,7 @@ class Collector:
         self.updates, self._out = until, None
 
     async def border(self) -> None:
-        while self._pace.lockstep and not self._o.idle:
+        while self._pace.deterministic and not self._o.is_idle:
             await self._progress(None)
         self._raise_failure()
 
@@ -165,12 +165,12 @@ class Collector:
                 f" {self._o.version}: a version is the number of updates behind it"
             )
         self._o.version = version
-        self._o.pump_between()
+        self._o.dispatch_between_batches()
 
     def complete(self) -> None:
         if self._monitor is not None:
             self._monitor.cancel()  # or it may start more
-        self._left_over = self._o.complete()
+        self._left_over = self._o.finish()
 
     # -- the watcher's side ----------------------------------------------------------------------
 
@@ -181,10 +181,10 @@ class Collector:
         self._o.set_ratios(ratios)
 
     def snapshot(self) -> Snapshot:
-        aside = self._o.mix.aside(self._o.update)
+        aside = self._o.task_mixture.disabled(self._o.next_update)
         counts = self._ledger.counts_by_reason()
         tasks = {}
-        for task in self._o.works:
+        for task in self._o.tasks:
             of = {(status, why): n for (name, status, why), n in counts.items() if name == task}
             tasks[task] = TaskState(
                 in_flight=of.get(("in flight", ""), 0),
@@ -197,74 +197,78 @@ class Collector:
         return Snapshot(
             updates=self.updates,
             version=self._o.version,
-            running=len(self._o.runner),
-            limit=self._o.runner.limit,
-            queued=self._o.queued(),
+            running=len(self._o.executor),
+            limit=self._o.executor.limit,
+            queued=self._o.num_queued(),
             tasks=tasks,
-            longest=tuple(self._o.runner.culprits()),
+            longest=tuple(self._o.executor.longest_running()),
         )
 
     # -- within ----------------------------------------------------------------------------------
 
     def _left(self) -> int:
         """How many batches are still to be made."""
-        made = self._o.update // self._pace.updates_per_batch
+        made = self._o.next_update // self._pace.updates_per_batch
         return 1 << 30 if self._batches is None else max(0, self._batches - made)
 
     def _raise_failure(self) -> None:
         if self._o.failure is not None:
             raise self._o.failure
 
-    async def _progress(self, missing: Missing | None) -> None:
+    async def _progress(self, missing: BatchIncomplete | None) -> None:
         """Until something has changed. Tells who is waited for when nothing ends for long, and
         gives up when even deadlines pass without an end."""
         self._raise_failure()
-        if len(self._o.runner) == 0:
+        if len(self._o.executor) == 0:
             raise Stalled(f"nothing runs and nothing may begin: {self._said(missing)}")
         loop = asyncio.get_running_loop()
-        longest = max(work.settings.attempt_s for work in self._o.works.values())
+        longest = max(work.settings.attempt_timeout_s for work in self._o.tasks.values())
         began, told = loop.time(), 0
         while not self._o.changed.is_set():
-            quiet = loop.time() - max(began, self._o.runner.ended_at)
-            if quiet > longest + 2 * GRACE_S + self._pace.stall_s:
+            quiet = loop.time() - max(began, self._o.executor.ended_at)
+            if quiet > longest + 2 * CANCEL_GRACE_S + self._pace.stall_timeout_s:
                 raise Stalled(f"no attempt ended for {quiet:.0f} s: {self._said(missing)}")
-            if quiet >= (told + 1) * self._pace.stall_s:
+            if quiet >= (told + 1) * self._pace.stall_timeout_s:
                 told += 1
                 self._tell("stall", seconds=round(quiet, 1), why=self._said(missing))
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._pace.stall_s):
+                async with asyncio.timeout(self._pace.stall_timeout_s):
                     await self._o.changed.wait()
         self._o.changed.clear()
         self._raise_failure()
 
-    def _said(self, missing: Missing | None) -> str:
+    def _said(self, missing: BatchIncomplete | None) -> str:
         """Who is waited for."""
-        slow = ", ".join(f"{c.session_id} for {c.seconds:.0f} s" for c in self._o.runner.culprits())
+        slow = ", ".join(
+            f"{c.session_id} for {c.seconds:.0f} s" for c in self._o.executor.longest_running()
+        )
         text = f"running {slow}" if slow else "no attempt runs"
         if missing is not None and missing.unfinished:
             text += f"; the batch needs groups {', '.join(map(str, missing.unfinished[:8]))}"
-        if missing is not None and missing.short:
-            short = ", ".join(f"{count} of {task}" for task, count in missing.short.items())
+        if missing is not None and missing.missing:
+            short = ", ".join(f"{count} of {task}" for task, count in missing.missing.items())
             text += f"; to be begun: {short}"
         return text
 
-    async def _opened(self, packed: list[Packed]) -> tuple[Group, ...]:
+    async def _opened(self, packed: list[Packed]) -> tuple[RolloutGroup, ...]:
         if sum(group.bytes for group in packed) < WORTH_A_THREAD:
             return tuple(group.open() for group in packed)
         return tuple(await asyncio.to_thread(lambda: [group.open() for group in packed]))
 
-    async def _watch_engine(self, pressure: Callable[[], Awaitable[Pressure]]) -> None:
-        limit = Limit(least=self._pace.least_concurrency, most=self._pace.concurrency)
-        self._o.runner.limit = limit.value
+    async def _watch_engine(self, pressure: Callable[[], Awaitable[EngineLoad]]) -> None:
+        limit = AdaptiveConcurrencyLimit(
+            least=self._pace.min_concurrent, most=self._pace.max_concurrent
+        )
+        self._o.executor.limit = limit.value
         try:
             while True:
                 with suppress(TimeoutError):  # an engine that does not answer says nothing new
                     async with asyncio.timeout(LOOK_S):
-                        limit.look(await pressure(), full=self._o.runner.full)
-                if self._o.runner.limit != limit.value:
-                    self._o.runner.limit = limit.value
+                        limit.update(await pressure(), full=self._o.executor.is_full)
+                if self._o.executor.limit != limit.value:
+                    self._o.executor.limit = limit.value
                     if self._resumed:
-                        self._o.pump()
+                        self._o.dispatch()
                 await asyncio.sleep(LOOK_S)
         except Exception as error:
             self._o.fail(error)

@@ -19,7 +19,7 @@ from paddock.rl.learner import Learner, Study
 from paddock.rl.queue import Queue
 from paddock.rl.settings import RLSettings
 from paddock.rl.tally import Sifter, Tally
-from paddock.rollout.group import Group
+from paddock.rollout.group import RolloutGroup
 from paddock.train.policy import PolicySample
 
 
@@ -71,9 +71,9 @@ class Moment:
         }
 
 
-def lessons_of(group: Group, settings: RLSettings) -> list[PolicySample]:
+def lessons_of(group: RolloutGroup, settings: RLSettings) -> list[PolicySample]:
     """What a group's own rewards have to teach."""
-    judgement = judge(group.attempts, group.size, settings.credit_of(group.task))
+    judgement = judge(group.rollouts, group.size, settings.credit_of(group.task))
     temperature = settings.sampling_of(group.task).temperature
     return [
         PolicySample(sample=sample, weight=0.0, temperature=temperature)
@@ -187,7 +187,7 @@ class Loop:
         """Off the event loop: an engine answers between two steps."""
         return await self.queue.watch(asyncio.to_thread(self.busy_s)) if self.busy_s else 0.0
 
-    async def _lessons(self, groups: Sequence[Group]) -> list[list[PolicySample]]:
+    async def _lessons(self, groups: Sequence[RolloutGroup]) -> list[list[PolicySample]]:
         """What there is to learn from each group, teachers asked."""
         settings = self.learner.settings
         found = [lessons_of(group, settings) for group in groups]
@@ -201,7 +201,9 @@ class Loop:
         now and then it all goes to disk. Returns how long engines took."""
         learner, settings = self.learner, self.learner.settings
         pace = settings.pace
-        if not over and not crossed(learner.updates, pace.updates_per_batch, pace.publish_every):
+        if not over and not crossed(
+            learner.updates, pace.updates_per_batch, pace.sync_weights_every
+        ):
             return 0.0
         # Where work in flight must not see other weights, this waits for it; what was written with
         # the old ones is then in the ledger, and the checkpoint needs them no more.

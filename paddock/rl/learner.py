@@ -79,7 +79,7 @@ def open_learner(settings: RLSettings, evidence: Path) -> "Learner":
 def _machine(settings: RLSettings) -> ComputeSettings:
     """In lock-step with one thread to an operation unless more are asked for: several do not round
     alike every time."""
-    if settings.pace.lockstep and settings.machine.threads is None:
+    if settings.pace.deterministic and settings.machine.threads is None:
         return settings.machine.model_copy(update={"threads": 1})
     return settings.machine
 

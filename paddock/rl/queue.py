@@ -9,7 +9,7 @@ from paddock.journal import GroupRecord, Ledger, LedgerError
 from paddock.journal.ledger import LEDGER_FORMAT
 from paddock.journal.ledger_view import LedgerView
 from paddock.journal.rollout_codec import unpack_rollout
-from paddock.rollout.group import Group
+from paddock.rollout.group import RolloutGroup
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ class Batch:
     """Groups to be trained together, by task and number."""
 
     update: int  # the first it is trained at: how many were done before
-    groups: tuple[Group, ...]
+    groups: tuple[RolloutGroup, ...]
     lags: tuple[int, ...]  # of each group's oldest token, in updates, when training begins
     waited_s: float = 0.0  # by whoever asked for it
 
@@ -61,12 +61,12 @@ class Packed:
     def bytes(self) -> int:
         return sum(map(len, self.attempts))
 
-    def open(self) -> Group:
-        return Group(
+    def open(self) -> RolloutGroup:
+        return RolloutGroup(
             ordinal=self.entry.ordinal,
             task=self.entry.task,
             number=self.entry.number,
-            attempts=tuple(unpack_rollout(data, self.entry.ordinal) for data in self.attempts),
+            rollouts=tuple(unpack_rollout(data, self.entry.ordinal) for data in self.attempts),
         )
 
 
@@ -74,7 +74,7 @@ def read_packed(ledger: Ledger, entry: GroupRecord) -> Packed:
     return Packed(entry, list(ledger.packed_rollouts(entry.ordinal).values()))
 
 
-def lag_of(group: Group, update: int) -> int:
+def lag_of(group: RolloutGroup, update: int) -> int:
     oldest = group.oldest_version
     return 0 if oldest is None else update - oldest
 

@@ -15,7 +15,7 @@ from pydantic import (
 
 from paddock.config import BaseSettings
 from paddock.records.task import MAX_ABS_REWARD
-from paddock.rollout.settings import Pace, TaskSettings, Weight
+from paddock.rollout.settings import NonNegativeWeight, RolloutSettings, TaskSettings
 from paddock.train.settings import (
     CheckpointSettings,
     ComputeSettings,
@@ -86,7 +86,7 @@ class RLTask(TaskSettings):
     sampling: SamplingSettings | None = None  # None: the run's
     credit: CreditSettings | None = None  # likewise
     teacher: str | None = None
-    teaching: Weight = 1.0  # what a nat of the teacher's lead counts
+    teaching: NonNegativeWeight = 1.0  # what a nat of the teacher's lead counts
 
     @model_validator(mode="after")
     def _a_teacher_teaches(self) -> Self:
@@ -144,7 +144,7 @@ class RLSettings(BaseSettings):
     start: ModelInitSettings
     template: Literal["5", "5.1", "5.2", "5.3"] | None = None  # None: the folder's own
     tasks: dict[str, RLTask]
-    pace: Pace = Pace()
+    pace: RolloutSettings = RolloutSettings()
     sampling: SamplingSettings = SamplingSettings()
     credit: CreditSettings = CreditSettings()
     loss: LossSettings = LossSettings()
@@ -187,10 +187,10 @@ def _complaints(s: RLSettings) -> Iterator[str]:
             f"'steps' {s.steps} are no whole batches of 'pace.updates_per_batch' "
             f"{s.pace.updates_per_batch}"
         )
-    if s.keep.every % s.pace.publish_every:
+    if s.keep.every % s.pace.sync_weights_every:
         yield (
             f"'keep.every' {s.keep.every} must be a multiple of 'pace.publish_every' "
-            f"{s.pace.publish_every}: engines go on from a checkpoint's weights"
+            f"{s.pace.sync_weights_every}: engines go on from a checkpoint's weights"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from paddock.records import Verdict
 from paddock.rl.credit import judge
 from paddock.rl.settings import RLSettings
-from paddock.rollout.group import Group
+from paddock.rollout.group import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,15 @@ class Sifter:
     _counts: Counter[str] = field(default_factory=Counter)
     _failures: Counter[str] = field(default_factory=Counter)
 
-    def __call__(self, group: Group) -> str:
-        judgement = judge(group.attempts, group.size, self.settings.credit_of(group.task))
+    def __call__(self, group: RolloutGroup) -> str:
+        judgement = judge(group.rollouts, group.size, self.settings.credit_of(group.task))
         self._counts.update(
-            attempts=len(group.attempts),
+            attempts=len(group.rollouts),
             judged=1,
             flat=int(judgement.why == "flat"),
             truncated=judgement.truncated,
         )
-        for attempt in group.attempts:
+        for attempt in group.rollouts:
             outcome = attempt[0].outcome
             if isinstance(outcome, Verdict):
                 self._rewards.setdefault(group.task, []).append(outcome.reward)

@@ -9,23 +9,23 @@ from typing import Any
 from paddock import __version__
 from paddock.records import Message, ToolSpec
 from paddock.rollout.session import Session
-from paddock.rollout.tree import Node
+from paddock.rollout.session_tree import TurnNode
 
 SCHEMA = "ATIF-v1.8"
-Step = dict[str, Any]
+AtifStep = dict[str, Any]
 
 
-def atif(
+def to_atif(
     session: Session, branch: int, *, tokens: bool = True, model: str | None = None
 ) -> dict[str, Any]:
     """One branch. With `tokens` every sampled step carries prompt ids (the whole prompt, as the
     format wants it), completion ids and log-probabilities."""
-    leaves = list(session.tree.branches())
+    leaves = list(session.tree.leaves())
     path = leaves[branch].path()
     earlier = {node.number for leaf in leaves[:branch] for node in leaf.path()}
-    steps: list[Step] = []
+    steps: list[AtifStep] = []
     for node in path:
-        came, reply = node.said()
+        came, reply = node.messages()
         for message in came:
             _heard(steps, message)
         steps.append(_sampled(node, reply, copied=node.number in earlier, tokens=tokens))
@@ -50,7 +50,7 @@ def atif(
     }
 
 
-def _heard(steps: list[Step], message: Message) -> None:
+def _heard(steps: list[AtifStep], message: Message) -> None:
     """A message that was not sampled here."""
     if message.role == "tool" and steps and steps[-1]["source"] == "agent":
         seen = steps[-1].setdefault("observation", {"results": []})
@@ -65,7 +65,7 @@ def _heard(steps: list[Step], message: Message) -> None:
     steps.append({"source": source, "message": message.content})
 
 
-def _sampled(node: Node, reply: Message, *, copied: bool, tokens: bool) -> Step:
+def _sampled(node: TurnNode, reply: Message, *, copied: bool, tokens: bool) -> AtifStep:
     metrics: dict[str, Any] = {
         "prompt_tokens": node.tokens - len(node.ids),
         "completion_tokens": len(node.ids),
@@ -74,7 +74,7 @@ def _sampled(node: Node, reply: Message, *, copied: bool, tokens: bool) -> Step:
         metrics["prompt_token_ids"] = node.token_ids()[: node.tokens - len(node.ids)].tolist()
         metrics["completion_token_ids"] = node.ids.tolist()
         metrics["logprobs"] = node.logprobs.tolist()
-    step: Step = {"source": "agent", "message": reply.content, "llm_call_count": 1}
+    step: AtifStep = {"source": "agent", "message": reply.content, "llm_call_count": 1}
     if reply.reasoning:
         step["reasoning_content"] = reply.reasoning
     step |= _calls(reply)
@@ -89,7 +89,7 @@ def _sampled(node: Node, reply: Message, *, copied: bool, tokens: bool) -> Step:
     return step
 
 
-def _calls(message: Message) -> Step:
+def _calls(message: Message) -> AtifStep:
     if not message.tool_calls:
         return {}
     return {

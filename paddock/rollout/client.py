@@ -18,162 +18,164 @@ from paddock.records import Completion, SamplingParams
 from paddock.records.sampling_params import MAX_SEED
 
 
-class EngineLost(Exception):
+class EngineUnavailableError(Exception):
     """No answer came: an engine or the way to it broke, or took too long. Another may be asked."""
 
 
-class AskRefused(ValueError):
+class RequestRejectedError(ValueError):
     """No engine could answer this, however often it is asked; the message has the numbers."""
 
 
-class ContextFull(AskRefused):
+class OverlongPromptError(RequestRejectedError):
     """The conversation has outgrown the context: the only refusal that is the policy's doing."""
 
 
-class BadReply(ValueError):
+class InvalidModelResponseError(ValueError):
     """A server that answers in a way that cannot be trained on; the run must not go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ask:
+class InferenceRequest:
     """A prompt in tokens, and what is wanted of it."""
 
     token_ids: Sequence[int]
-    sampling: SamplingParams
-    session: str  # asks of one session go where its prefix is cached
+    sampling_params: SamplingParams
+    session_id: str  # asks of one session go where its prefix is cached
     id: str = ""  # of the request; empty: whoever answers gives it one
-    replay: bool = False  # the experts that each token chose are wanted too
+    return_routing: bool = False  # the experts that each token chose are wanted too
 
 
-class Generate(Protocol):
+class InferenceClient(Protocol):
     """Answers asks. Both ways of asking end the request when nobody waits any more: when the task
     is cancelled, or the stream closed early. Raises EngineLost or AskRefused."""
 
-    async def respond(self, ask: Ask) -> RequestOutputLike:
+    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
         """The whole answer."""
 
-    def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
+    def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
         """What is new, as it comes; the last delta carries the answer."""
 
-    def end(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         """The session asks no more: nothing need be kept for it."""
 
-    def trouble(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why nobody could answer at this moment; nothing: somebody could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class RequestOutput:
     """An answer by anyone but the embedded engine, whose own has the same looks."""
 
     completion: Completion
     prompt_tokens: int = 0
     id: str = ""
-    matched: int | str | None = None  # the stop token or text that ended it
-    message: str = ""  # why it was aborted
+    matched_stop: int | str | None = None  # the stop token or text that ended it
+    abort_reason: str = ""  # why it was aborted
     cached_tokens: int = 0
     reasoning_tokens: int = 0
-    retractions: int = 0
+    preemptions: int = 0
     prompt_logprobs: Sequence[float | None] = ()
-    prompt_top: Sequence[TokenLogprobLike | None] = ()
-    prompt_asked: Sequence[TokenLogprobLike | None] = ()
-    top: Sequence[TokenLogprobLike] = ()
-    asked: Sequence[TokenLogprobLike] = ()
-    replay: Any = None
-    drafts_proposed: int = 0
-    drafts_accepted: int = 0
+    prompt_top_logprobs: Sequence[TokenLogprobLike | None] = ()
+    prompt_requested_logprobs: Sequence[TokenLogprobLike | None] = ()
+    top_logprobs: Sequence[TokenLogprobLike] = ()
+    requested_logprobs: Sequence[TokenLogprobLike] = ()
+    routing: Any = None
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     verify_steps: int = 0
-    total_s: float = 0.0
+    e2e_latency_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class OutputDelta:
     """Some of an answer, as it comes."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     version: int
-    top: Sequence[TokenLogprobLike] = ()
-    answer: RequestOutputLike | None = None  # with the last one
+    top_logprobs: Sequence[TokenLogprobLike] = ()
+    output: RequestOutputLike | None = None  # with the last one
 
 
-def last_delta(answer: RequestOutputLike) -> Said:
+def final_delta(answer: RequestOutputLike) -> OutputDelta:
     """A whole answer as the only delta of a stream."""
     done = answer.completion
     version = done.versions[-1].version if done.versions else 0
-    return Said(token_ids=done.token_ids, logprobs=done.logprobs, version=version, answer=answer)
+    return OutputDelta(
+        token_ids=done.token_ids, logprobs=done.logprobs, version=version, output=answer
+    )
 
 
-class Forgets:
+class StatelessClient:
     """The base of whoever keeps nothing between asks."""
 
-    def end(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         pass
 
-    def trouble(self) -> str:
+    def unavailable_reason(self) -> str:
         return ""
 
 
-class Whole(Forgets):
+class NonStreamingClient(StatelessClient):
     """The base of whoever answers in one piece: a stream is then a single delta."""
 
-    async def respond(self, ask: Ask) -> RequestOutputLike:
+    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
         raise NotImplementedError
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
-        yield last_delta(await self.respond(ask))
+    async def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+        yield final_delta(await self.generate(ask))
 
 
-class Embedded(Protocol):
+class AsyncEngine(Protocol):
     """What is needed of an engine in this process."""
 
-    async def respond(self, request: Any) -> Any: ...
+    async def async_generate(self, request: Any) -> Any: ...
     def stream(self, request: Any) -> AsyncGenerator[Any, None]: ...
 
 
 @dataclass(frozen=True)
-class InProcess(Forgets):
+class InProcessClient(StatelessClient):
     """An engine in this process. This room knows no engine, so its own classes are handed in:
 
     InProcess(engine, Request, overlong=(ContextExceeded,), refusals=(RequestRefused,),
               failures=(EngineFailed,))
     """
 
-    engine: Embedded
-    request: Callable[..., Any]
-    overlong: tuple[type[Exception], ...] = field(kw_only=True)  # may be among the refusals
-    refusals: tuple[type[Exception], ...] = field(kw_only=True)
-    failures: tuple[type[Exception], ...] = field(kw_only=True)
+    engine: AsyncEngine
+    request_type: Callable[..., Any]
+    overlong_errors: tuple[type[Exception], ...] = field(kw_only=True)  # may be among the refusals
+    rejection_errors: tuple[type[Exception], ...] = field(kw_only=True)
+    engine_errors: tuple[type[Exception], ...] = field(kw_only=True)
 
-    async def respond(self, ask: Ask) -> RequestOutputLike:
+    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
         try:
-            answer: RequestOutputLike = await self.engine.respond(self._request(ask))
-        except self.overlong as error:
-            raise ContextFull(str(error)) from None
-        except self.refusals as error:
-            raise AskRefused(str(error)) from None
-        except self.failures as error:
-            raise EngineLost(str(error)) from error
+            answer: RequestOutputLike = await self.engine.async_generate(self._request(ask))
+        except self.overlong_errors as error:
+            raise OverlongPromptError(str(error)) from None
+        except self.rejection_errors as error:
+            raise RequestRejectedError(str(error)) from None
+        except self.engine_errors as error:
+            raise EngineUnavailableError(str(error)) from error
         return answer
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
         try:
             async with aclosing(self.engine.stream(self._request(ask))) as deltas:
                 async for delta in deltas:
                     yield delta
-        except self.overlong as error:
-            raise ContextFull(str(error)) from None
-        except self.refusals as error:
-            raise AskRefused(str(error)) from None
-        except self.failures as error:
-            raise EngineLost(str(error)) from error
+        except self.overlong_errors as error:
+            raise OverlongPromptError(str(error)) from None
+        except self.rejection_errors as error:
+            raise RequestRejectedError(str(error)) from None
+        except self.engine_errors as error:
+            raise EngineUnavailableError(str(error)) from error
 
-    def _request(self, ask: Ask) -> Any:
-        return self.request(
+    def _request(self, ask: InferenceRequest) -> Any:
+        return self.request_type(
             token_ids=tuple(ask.token_ids),
-            sampling=ask.sampling,
+            sampling=ask.sampling_params,
             id=ask.id or None,
-            replay=ask.replay,
+            replay=ask.return_routing,
         )
 
 
@@ -190,7 +192,7 @@ def turn_seed(seed: int | None, turn: int) -> int | None:
     return int.from_bytes(digest, "little") % MAX_SEED
 
 
-def int32(ids: Sequence[int]) -> "array[int]":
+def as_int32_array(ids: Sequence[int]) -> "array[int]":
     """Token ids, four bytes each; an array is not copied.
 
     >>> int32((1, 2)).itemsize

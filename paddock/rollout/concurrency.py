@@ -4,19 +4,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
+class EngineLoad:
     """How an engine fares; of several, the one that fares worst."""
 
-    used: float  # share of the cache that running requests hold
+    kv_cache_usage: float  # share of the cache that running requests hold
     waiting: int = 0  # requests that have no place in it
-    retractions: int = 0  # so far: requests that lost theirs and must be read again
+    preemptions: int = 0  # so far: requests that lost theirs and must be read again
 
     def __post_init__(self) -> None:
-        if not 0 <= self.used <= 1:
-            raise ValueError(f"used: {self.used} is not a share")
+        if not 0 <= self.kv_cache_usage <= 1:
+            raise ValueError(f"used: {self.kv_cache_usage} is not a share")
 
 
-class Limit:
+class AdaptiveConcurrencyLimit:
     """Additive growth, multiplicative retreat. Grows at each look by a sixteenth of the most, while
     the engine has room and the limit is what holds attempts back.
 
@@ -42,15 +42,15 @@ class Limit:
         self._resting = 0
         self.value = min(least, most)
 
-    def look(self, pressure: Pressure, *, full: bool) -> None:
+    def update(self, pressure: EngineLoad, *, full: bool) -> None:
         """Take the engine's state into account. `full`: as many attempts run as may."""
-        before = pressure.retractions if self._retractions is None else self._retractions
-        self._retractions = pressure.retractions
+        before = pressure.preemptions if self._retractions is None else self._retractions
+        self._retractions = pressure.preemptions
         self._resting = max(0, self._resting - 1)
-        crowded = pressure.used > self.crowded and pressure.waiting > 0
-        if crowded or pressure.retractions > before:
+        crowded = pressure.kv_cache_usage > self.crowded and pressure.waiting > 0
+        if crowded or pressure.preemptions > before:
             if not self._resting:
                 self.value = max(self._least, int(self.value * 0.75))
                 self._resting = self.rest
-        elif full and pressure.used < self.roomy and not pressure.waiting:
+        elif full and pressure.kv_cache_usage < self.roomy and not pressure.waiting:
             self.value = min(self._most, self.value + self._step)

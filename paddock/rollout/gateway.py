@@ -44,16 +44,23 @@ from paddock.api.token_decoder import TokenDecoder
 from paddock.http.api_keys import has_api_key
 from paddock.http.sse import TrackedJSONResponse
 from paddock.records import Failure, Outcome, RecordDecodeError, Verdict, decode, encode
-from paddock.rollout.atif import atif
-from paddock.rollout.client import AskRefused, EngineLost
-from paddock.rollout.live import Live, Rules, Sent, Sessions, TurnUnderway, begin
-from paddock.rollout.match import MATCHERS
+from paddock.rollout.atif import to_atif
+from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
+from paddock.rollout.prefix_matcher import MATCHERS
+from paddock.rollout.session_manager import (
+    ClientConversation,
+    LiveSession,
+    SessionConfig,
+    SessionManager,
+    TurnInProgress,
+    begin_turn,
+)
 from paddock.text import ChatTemplateError, MessageError
 
-PATH = "/sessions/{session}"
+SESSION_PATH = "/sessions/{session}"
 _Talk = TypeVar("_Talk", bound=ChatRequest)
 _LEFT_BEHIND = 50_000  # objects, some hundred turns' worth
-UNJUDGED = Failure(kind="grader", where="export", what="nobody has judged it yet")
+NOT_SCORED = Failure(kind="grader", where="export", what="nobody has judged it yet")
 
 
 class SessionBody(SamplingFields):
@@ -74,7 +81,7 @@ class ExportBody(RequestBody):
 
 
 def build_gateway(
-    sessions: Sessions, rules: Rules | None = None, *, admin_key: str | None = None
+    sessions: SessionManager, rules: SessionConfig | None = None, *, admin_key: str | None = None
 ) -> FastAPI:
     """The application. `rules` are those of sessions that are opened without any; without
     `admin_key`, sessions can be opened and closed by this process only, not over HTTP."""
@@ -89,21 +96,21 @@ def build_gateway(
     )
     app.router.route_class = _Straight
     app.state.sessions = sessions
-    gateway, access = _Gateway(sessions, rules or Rules()), _Access(sessions, admin_key)
-    public = JsonRouter(app, sessions.settings.body_bytes, explained)
+    gateway, access = _Gateway(sessions, rules or SessionConfig()), _Access(sessions, admin_key)
+    public = JsonRouter(app, sessions.settings.max_body_bytes, to_api_error)
     public.add_route("/health", gateway.health, methods=("GET",))
     admin = replace(public, admit=access.admin)
     admin.add_route("/sessions", gateway.create, body=SessionBody)
     admin.add_route("/sessions", gateway.every, methods=("GET",))
-    admin.add_route(PATH, gateway.close, methods=("DELETE",))
-    admin.add_route(f"{PATH}/export", gateway.export, body=ExportBody)
-    replace(public, admit=access.either).add_route(PATH, gateway.about, methods=("GET",))
+    admin.add_route(SESSION_PATH, gateway.close, methods=("DELETE",))
+    admin.add_route(f"{SESSION_PATH}/export", gateway.export, body=ExportBody)
+    replace(public, admit=access.either).add_route(SESSION_PATH, gateway.about, methods=("GET",))
     agent = replace(public, admit=access.agent)
-    agent.add_route(f"{PATH}/v1/models", gateway.models, methods=("GET",))
-    agent.add_route(f"{PATH}/v1/chat/completions", gateway.chat, body=ChatCompletionBody)
-    agent.add_route(f"{PATH}/v1/responses", gateway.respond, body=ResponsesBody)
-    agent.add_route(f"{PATH}/v1/messages", gateway.messages, body=MessagesBody)
-    agent.add_route(f"{PATH}/v1/messages/count_tokens", gateway.count, body=CountTokensBody)
+    agent.add_route(f"{SESSION_PATH}/v1/models", gateway.models, methods=("GET",))
+    agent.add_route(f"{SESSION_PATH}/v1/chat/completions", gateway.chat, body=ChatCompletionBody)
+    agent.add_route(f"{SESSION_PATH}/v1/responses", gateway.respond, body=ResponsesBody)
+    agent.add_route(f"{SESSION_PATH}/v1/messages", gateway.messages, body=MessagesBody)
+    agent.add_route(f"{SESSION_PATH}/v1/messages/count_tokens", gateway.count, body=CountTokensBody)
     app.add_exception_handler(HTTPException, _refused)
     return app
 
@@ -134,7 +141,7 @@ async def _undisturbed(_app: FastAPI) -> AsyncIterator[None]:
 class _Access:
     """Whose key a request must be sent with. Each raises ApiError if it is not."""
 
-    sessions: Sessions
+    sessions: SessionManager
     admin_key: str | None
 
     def admin(self, http: Request) -> None:
@@ -147,7 +154,7 @@ class _Access:
     def agent(self, http: Request) -> None:
         # The same answer for a session that is not there: it says nothing about other sessions.
         session = http.path_params["session"]
-        live = self.sessions.find(session)
+        live = self.sessions.get(session)
         if live is None or not has_api_key(http.headers, live.api_key):
             what = "the API key is missing or wrong, or the session is closed"
             raise ApiError(f"session {session!r:.80}: {what}", status=401, code="invalid_api_key")
@@ -158,11 +165,13 @@ class _Access:
 
 
 class _Gateway:
-    def __init__(self, sessions: Sessions, rules: Rules) -> None:
+    def __init__(self, sessions: SessionManager, rules: SessionConfig) -> None:
         self.sessions, self.rules = sessions, rules
         spelling = TokenDecoder(sessions.renderer.tokenizer)
         # A client sends back what it heard, so it must not hear of calls that come to nothing.
-        self.speaker = FormatterContext(spelling, sessions.settings.served_name, whole_calls=True)
+        self.speaker = FormatterContext(
+            spelling, sessions.settings.served_model_name, whole_calls=True
+        )
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -190,8 +199,8 @@ class _Gateway:
     async def export(self, http: Request, value: Any) -> Any:
         body, session = parse_body(ExportBody, value), (await self._settled(http)).session
         if body.format == "atif":
-            branches = list(session.tree.branches())
-            found = [atif(session, i, tokens=bool(body.tokens)) for i in range(len(branches))]
+            branches = list(session.tree.leaves())
+            found = [to_atif(session, i, tokens=bool(body.tokens)) for i in range(len(branches))]
             return {"format": "atif", "trajectories": found}
         if body.format not in (None, "trajectories"):
             raise ApiError("format: neither 'trajectories' nor 'atif'", param="format")
@@ -202,38 +211,38 @@ class _Gateway:
         )
         return {"format": "trajectories", "trajectories": [encode(each) for each in every]}
 
-    def _rules(self, body: SessionBody) -> Rules:
+    def _rules(self, body: SessionBody) -> SessionConfig:
         own = self.rules
         matcher = own.matcher if body.matcher is None else MATCHERS.get(body.matcher)
         if matcher is None:
             raise ApiError(f"matcher: none of {', '.join(MATCHERS)}", param="matcher")
-        most = own.sampling.max_new_tokens if body.max_tokens is None else body.max_tokens
+        most = own.sampling_params.max_new_tokens if body.max_tokens is None else body.max_tokens
         sampling = parse_sampling_params(
             body,
             most=most,
-            defaults=own.sampling,
-            grammar=own.sampling.grammar,
-            thinking_budget=own.sampling.thinking_budget,
+            defaults=own.sampling_params,
+            grammar=own.sampling_params.grammar,
+            thinking_budget=own.sampling_params.thinking_budget,
         )
         wish = from_template_kwargs(body.chat_template_kwargs).with_fallback(
             ThinkingOptions(thinking=own.thinking)
         )
-        return Rules(sampling=sampling, thinking=wish.thinking, matcher=matcher)
+        return SessionConfig(sampling_params=sampling, thinking=wish.thinking, matcher=matcher)
 
-    def _live(self, http: Request) -> Live:
+    def _live(self, http: Request) -> LiveSession:
         return self.sessions[http.path_params["session"]]
 
-    async def _settled(self, http: Request) -> Live:
+    async def _settled(self, http: Request) -> LiveSession:
         """The session, with every turn that its client has."""
         live = self._live(http)
-        await live.settled(self.sessions.settings.settle_s)
+        await live.wait_delivered(self.sessions.settings.delivery_timeout_s)
         return live
 
     # --- turns ------------------------------------------------------------------------------------
 
     async def models(self, http: Request, _value: Any) -> Any:
         self._live(http)
-        name = self.sessions.settings.served_name
+        name = self.sessions.settings.served_model_name
         return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "paddock"}]}
 
     # Plain functions, of which nothing is left, nor of a conversation, while a turn waits.
@@ -243,11 +252,11 @@ class _Gateway:
         sent, value = _sent(live, value)
         ask = parse_chat_request(
             parse_body(ChatCompletionBody, value),
-            live.rules.sampling,
+            live.rules.sampling_params,
             ThinkingOptions(thinking=live.rules.thinking),
         )
         ask = _stopping(live, ask)
-        sent = sent or Sent(ask.messages)
+        sent = sent or ClientConversation(ask.messages)
         frame = self.speaker.new_chat_envelope(ask, 0)
         return self._turn(
             live, ask, sent, lambda p: SingleChoiceFormatter(self.speaker, ask, p, frame)
@@ -256,17 +265,19 @@ class _Gateway:
     def respond(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         wish = ThinkingOptions(thinking=live.rules.thinking)
-        ask = parse_responses_request(parse_body(ResponsesBody, value), live.rules.sampling, wish)
-        sent, ask = Sent(ask.messages), replace(_stopping(live, ask), messages=())
+        ask = parse_responses_request(
+            parse_body(ResponsesBody, value), live.rules.sampling_params, wish
+        )
+        sent, ask = ClientConversation(ask.messages), replace(_stopping(live, ask), messages=())
         return self._turn(live, ask, sent, lambda p: ResponsesFormatter(self.speaker, ask, p))
 
     def messages(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         wish = ThinkingOptions(thinking=live.rules.thinking)
         ask = anthropic_request.parse_messages_request(
-            parse_body(MessagesBody, value), live.rules.sampling, wish
+            parse_body(MessagesBody, value), live.rules.sampling_params, wish
         )
-        sent, ask = Sent(ask.messages), replace(_stopping(live, ask), messages=())
+        sent, ask = ClientConversation(ask.messages), replace(_stopping(live, ask), messages=())
         return self._turn(live, ask, sent, lambda p: MessagesFormatter(self.speaker, ask, p))
 
     async def count(self, http: Request, value: Any) -> Any:
@@ -274,52 +285,58 @@ class _Gateway:
         ask = anthropic_request.parse_count_tokens_request(
             parse_body(CountTokensBody, value), ThinkingOptions(thinking=live.rules.thinking)
         )
-        opening = live.session.begin(ask.messages, tools=ask.tools, thinking=ask.thinking_for_reply)
+        opening = live.session.begin_turn(
+            ask.messages, tools=ask.tools, thinking=ask.thinking_for_reply
+        )
         return {"input_tokens": len(opening.prompt)}
 
     async def _turn(
-        self, live: Live, ask: ChatRequest, sent: Sent, voice: Callable[[Any], ResponseFormatter]
+        self,
+        live: LiveSession,
+        ask: ChatRequest,
+        sent: ClientConversation,
+        voice: Callable[[Any], ResponseFormatter],
     ) -> Any:
-        turn: TurnUnderway = await begin(self.sessions, live, ask, sent)
+        turn: TurnInProgress = await begin_turn(self.sessions, live, ask, sent)
         del sent
-        turn.voice = voice(turn.opening.prompt)
+        turn.formatter = voice(turn.prompt.prompt)
         if ask.stream:
-            return PayloadStream(turn.told())
-        payload = await turn.whole()
-        telling = live.telling()
+            return PayloadStream(turn.stream())
+        payload = await turn.respond()
+        telling = live.begin_delivery()
         return TrackedJSONResponse(
-            payload, received=turn.received, over=lambda: live.settle(telling)
+            payload, received=turn.commit, over=lambda: live.end_delivery(telling)
         )
 
 
-def _stopping(live: Live, ask: _Talk) -> _Talk:
+def _stopping(live: LiveSession, ask: _Talk) -> _Talk:
     """What ends a reply by the session's rules is held back from its client, too: a client that
     heard it would send back another reply than the one that was recorded."""
-    own = live.rules.sampling.stop
+    own = live.rules.sampling_params.stop
     if not own:  # as most: this is asked every turn
         return ask
     stops = dict.fromkeys((*own, *ask.sampling.stop))
     return replace(ask, sampling=replace(ask.sampling, stop=tuple(stops)))
 
 
-def _sent(live: Live, value: Any) -> tuple[Sent | None, Any]:
+def _sent(live: LiveSession, value: Any) -> tuple[ClientConversation | None, Any]:
     """The conversation of a chat body, and the body with its last message alone."""
     raw = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(raw, list):
         return None, value
     try:
-        return live.sent(raw), value | {"messages": raw[-1:]}
+        return live.parse_messages(raw), value | {"messages": raw[-1:]}
     except MessageError as error:
         raise ApiError(str(error), param="messages") from None
 
 
-def explained(error: Exception) -> ApiError:
+def to_api_error(error: Exception) -> ApiError:
     """What a client is told of an error, those of engines among them."""
-    if isinstance(error, AskRefused):
+    if isinstance(error, RequestRejectedError):
         error = ApiError(str(error))
     if isinstance(error, ChatTemplateError):
         error = ApiError(f"messages: {error}", param="messages")
-    if isinstance(error, EngineLost):
+    if isinstance(error, EngineUnavailableError):
         error = ApiError(f"no engine could answer: {error}", status=503, code="engine_failed")
     return dialect.to_api_error(error)
 
@@ -334,23 +351,23 @@ async def _refused(request: Request, error: Exception) -> Response:
     )
 
 
-def _facts(live: Live) -> dict[str, Any]:
+def _facts(live: LiveSession) -> dict[str, Any]:
     tree = live.session.tree
     return {
         "id": live.session.id,
         "turns": len(tree.nodes),
-        "branches": sum(1 for _ in tree.branches()),
-        "tokens": live.session.tokens,
-        "sampled_tokens": tree.sampled,
+        "branches": sum(1 for _ in tree.leaves()),
+        "tokens": live.session.num_tokens,
+        "sampled_tokens": tree.num_sampled_tokens,
         "bytes": tree.nbytes,
         "running": live.running,
-        "forks": [node.forked for node in tree.nodes if node.forked],
+        "forks": [node.fork_reason for node in tree.nodes if node.fork_reason],
     }
 
 
 def _outcome(said: dict[str, Any] | None) -> Outcome:
     if said is None:
-        return UNJUDGED
+        return NOT_SCORED
     try:
         return decode(Failure, said) if "kind" in said else decode(Verdict, said)
     except RecordDecodeError as error:

@@ -6,53 +6,53 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paddock.records import Failure, Outcome, Trajectory
-from paddock.rollout.schedule import Assignment
 from paddock.rollout.settings import TaskSettings
+from paddock.rollout.task_schedule import RolloutSpec
 
 
-class Attempt(Protocol):
+class RolloutFn(Protocol):
     """How a task is attempted: in this process, or by a service somewhere else."""
 
-    async def __call__(self, given: Assignment) -> Sequence[Trajectory]:
+    async def __call__(self, given: RolloutSpec) -> Sequence[Trajectory]:
         """The branches of one session, at least one, all with the same outcome. What goes wrong
         with a world, an engine or a grader is a Failure; whatever is raised is a bug, and ends the
         run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RolloutGroup:
     """A problem, attempted `size` times. Every attempt is there, with a verdict or a failure."""
 
     ordinal: int
     task: str
     number: int
-    attempts: tuple[tuple[Trajectory, ...], ...]  # by member; of each, the branches of its session
+    rollouts: tuple[tuple[Trajectory, ...], ...]  # by member; of each, the branches of its session
 
     @property
     def size(self) -> int:
-        return len(self.attempts)
+        return len(self.rollouts)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        return tuple(branches[0].outcome for branches in self.attempts)
+        return tuple(branches[0].outcome for branches in self.rollouts)
 
     @property
     def oldest_version(self) -> int | None:
         """Of the weights that sampled any of its tokens."""
-        return oldest_version(branch for branches in self.attempts for branch in branches)
+        return oldest_version(branch for branches in self.rollouts for branch in branches)
 
 
-Sift = Callable[[Group], str]  # why a group has nothing to teach; nothing: it has
+GroupFilterFn = Callable[[RolloutGroup], str]  # why a group has nothing to teach; nothing: it has
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TaskSpec:
     """One of the tasks of a run: how it is attempted, what it may use up, and which of its groups
     have nothing to teach."""
 
-    attempt: Attempt
+    rollout_fn: RolloutFn
     settings: TaskSettings
-    sift: Sift = lambda _: ""
+    group_filter: GroupFilterFn = lambda _: ""
 
 
 def oldest_version(branches: Iterable[Trajectory]) -> int | None:
@@ -60,7 +60,7 @@ def oldest_version(branches: Iterable[Trajectory]) -> int | None:
     return min((version for version in versions if version is not None), default=None)
 
 
-def why_failed(outcomes: Sequence[Outcome]) -> str:
+def group_failure_reason(outcomes: Sequence[Outcome]) -> str:
     """Why a group cannot be trained, or nothing if more than half of its attempts tell something
     about the policy. The others get no reward, not even zero.
 

@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paddock.records import Completion, Message, Outcome, ToolSpec, Trajectory
-from paddock.rollout.client import int32
-from paddock.rollout.match import (
+from paddock.rollout.client import as_int32_array
+from paddock.rollout.prefix_matcher import (
     LOOSE,
     Digest,
-    Entry,
-    Matcher,
-    digest,
-    entries,
-    opening_of,
-    parted,
-    thoughts_of,
+    MergedMessage,
+    PrefixMatcher,
+    chain_digest,
+    merge_assistant_messages,
+    preamble_digest,
+    reasoning_digest,
+    split_reasoning,
 )
-from paddock.rollout.tree import Node, Tree
+from paddock.rollout.session_tree import SessionTree, TurnNode
 from paddock.text import (
     DEFAULT_THINKING,
     NotPrefixPreservingError,
@@ -39,31 +39,31 @@ _PROBE = (Message(role="user", content="x"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Past:
+class SessionHistory:
     """A conversation that was looked for before, without its texts."""
 
     length: int = 0  # messages
     entries: int = 0
     head: Digest  # of what stands before the first message
-    key: Digest  # of all of it
-    parent: Node | None = None  # the last turn whose reply is in it, as it was
-    replied: bool = False  # a reply is its last message, so that another may be part of it
+    digest: Digest  # of all of it
+    parent: TurnNode | None = None  # the last turn whose reply is in it, as it was
+    ends_with_reply: bool = False  # a reply is its last message, so that another may be part of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
+class MatchedPrefix:
     """A conversation, and what of it is recorded. Nothing of it is in tokens yet. `past` is all of
     it, for a conversation that begins with this one."""
 
     messages: Sequence[Message]
     tools: tuple[ToolSpec, ...]
     thinking: ThinkingKwargs
-    past: Past
+    history: SessionHistory
     start: int  # index of the first message that is not recorded
-    answering: Message | None  # the last recorded reply, as it came back
+    last_reply: Message | None  # the last recorded reply, as it came back
 
     @property
-    def letters(self) -> int:
+    def num_chars(self) -> int:
         """That may have to become tokens: of what is new, where that is results of tools alone; a
         template may rewrite its past for whatever else comes."""
         new = self.messages[self.start :]
@@ -72,16 +72,16 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Opening:
+class TurnPrompt:
     """A turn about to be sampled. Nothing of it is recorded yet."""
 
     prompt: "array[int]"  # all that the engine is to read
-    added: "array[int]"  # of it, what follows the turn before
-    parent: Node | None
-    came: tuple[Message, ...]  # the messages in `added`
+    new_token_ids: "array[int]"  # of it, what follows the turn before
+    parent: TurnNode | None
+    new_messages: tuple[Message, ...]  # the messages in `added`
     key: Digest  # of the conversation before the reply
     entries: int
-    forked: str  # why it does not go on from the newest turn; "" if it does
+    fork_reason: str  # why it does not go on from the newest turn; "" if it does
     tools: tuple[ToolSpec, ...] = ()
     thinking: ThinkingKwargs = DEFAULT_THINKING
 
@@ -92,90 +92,94 @@ class Session:
 
     id: str
     renderer: Renderer
-    matcher: Matcher = LOOSE
-    tree: Tree = field(default_factory=Tree)
+    matcher: PrefixMatcher = LOOSE
+    tree: SessionTree = field(default_factory=SessionTree)
     tools: tuple[ToolSpec, ...] = ()  # as the newest turn had them
-    _by_key: dict[Digest, Node] = field(default_factory=dict)
+    _by_key: dict[Digest, TurnNode] = field(default_factory=dict)
     _heads: dict[ThinkingKwargs, tuple[tuple[ToolSpec, ...], Digest]] = field(default_factory=dict)
 
     # --- a turn -----------------------------------------------------------------------------------
 
-    def begin(
+    def begin_turn(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         forced: Sequence[int] = (),
-    ) -> Opening:
+    ) -> TurnPrompt:
         """The tokens of the next turn's prompt. `forced` are put behind it, for the reply to go on
         from. Raises ChatTemplateError if the template cannot say it."""
-        return self.opened(self.found(messages, tools=tools, thinking=thinking), forced)
+        return self.build_prompt(
+            self.match_prefix(messages, tools=tools, thinking=thinking), forced
+        )
 
-    def found(
+    def match_prefix(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
-        past: Past | None = None,
-    ) -> Found:
+        past: SessionHistory | None = None,
+    ) -> MatchedPrefix:
         """The first half of `begin`, which takes microseconds a message. A `past` that the messages
         begin with need not be looked at again, if its next reply was recorded."""
         head = self._head(tuple(tools), thinking)
-        nothing = Past(head=head, key=head)
-        goes_on = past is not None and past.head == head and not past.replied
+        nothing = SessionHistory(head=head, digest=head)
+        goes_on = past is not None and past.head == head and not past.ends_with_reply
         place = self._place(messages, past if past is not None and goes_on else nothing)
         if goes_on and place[0].parent is None:
             place = self._place(messages, nothing)
         whole, start, answering = place
-        return Found(
+        return MatchedPrefix(
             messages=messages,
             tools=tuple(tools),
             thinking=thinking,
-            past=whole,
+            history=whole,
             start=start,
-            answering=answering,
+            last_reply=answering,
         )
 
-    def opened(self, found: Found, forced: Sequence[int] = ()) -> Opening:
+    def build_prompt(self, found: MatchedPrefix, forced: Sequence[int] = ()) -> TurnPrompt:
         """The second half, which takes as long as a tokenizer needs for what is new."""
-        parent = found.past.parent
+        parent = found.history.parent
         past = array("i") if parent is None else parent.token_ids()
         added, follows, why = self._added(found, past)
         added.extend(forced)
-        return Opening(
+        return TurnPrompt(
             prompt=(past if follows else array("i")) + added,
-            added=added,
+            new_token_ids=added,
             parent=parent if follows else None,
-            came=tuple(found.messages[found.start if follows else 0 :]),
-            key=found.past.key,
-            entries=found.past.entries,
-            forked=why,
+            new_messages=tuple(found.messages[found.start if follows else 0 :]),
+            key=found.history.digest,
+            entries=found.history.entries,
+            fork_reason=why,
             tools=found.tools,
             thinking=found.thinking,
         )
 
-    def record(self, opening: Opening, completion: Completion, reply: Message) -> Node | None:
+    def record(
+        self, opening: TurnPrompt, completion: Completion, reply: Message
+    ) -> TurnNode | None:
         """Keep a turn that its client has received. A turn without a token is none."""
         if not completion.token_ids:
             return None
-        said = parted(reply)  # as it will be looked for
-        node = Node(
+        said = split_reasoning(reply)  # as it will be looked for
+        node = TurnNode(
             parent=opening.parent,
             number=len(self.tree.nodes),
-            added=opening.added,
-            ids=int32(completion.token_ids),
+            added=opening.new_token_ids,
+            ids=as_int32_array(completion.token_ids),
             logprobs=array("f", completion.logprobs),
             versions=completion.versions,
             finish=completion.finish,
             forced=completion.forced,
-            key=digest(self.matcher.key(said), opening.key),
-            thoughts=thoughts_of(said),
+            key=chain_digest(self.matcher.key(said), opening.key),
+            reasoning_digest=reasoning_digest(said),
             entries=opening.entries + 1,
-            forked=opening.forked,
+            fork_reason=opening.fork_reason,
         )
-        node.keep(opening.came, reply)
+        node.store_messages(opening.new_messages, reply)
         self.tree.add(node)
         # Of replies that read alike the newest is the one that a client goes on from.
         self._by_key[node.key] = node
@@ -185,7 +189,7 @@ class Session:
     # --- what came of it --------------------------------------------------------------------------
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """Of the newest branch."""
         return self.tree.nodes[-1].tokens if self.tree.nodes else 0
 
@@ -196,7 +200,7 @@ class Session:
         every sampled token is trained exactly once. A session without a turn is one branch."""
         trained: set[int] = set()
         found = []
-        for branch, last in enumerate(self.tree.branches()):
+        for branch, last in enumerate(self.tree.leaves()):
             turns = [node.turn(trained=node.number not in trained) for node in last.path()]
             trained.update(node.number for node in last.path())
             found.append((branch, tuple(turns)))
@@ -214,21 +218,23 @@ class Session:
 
     # --- finding the past again -------------------------------------------------------------------
 
-    def _place(self, messages: Sequence[Message], before: Past) -> tuple[Past, int, Message | None]:
+    def _place(
+        self, messages: Sequence[Message], before: SessionHistory
+    ) -> tuple[SessionHistory, int, Message | None]:
         """The conversation, of which `before` is known; where what is not recorded starts, and the
         reply in front of that. Only replies after `before` are looked for."""
-        said = entries(messages[before.length :])
-        keys = [before.key]
+        said = merge_assistant_messages(messages[before.length :])
+        keys = [before.digest]
         for message, _ in said:
-            keys.append(digest(self.matcher.key(message), keys[-1]))
+            keys.append(chain_digest(self.matcher.key(message), keys[-1]))
         node, at = self._recorded(said, keys, before)
-        whole = Past(
+        whole = SessionHistory(
             length=len(messages),
             entries=before.entries + len(said),
             head=before.head,
-            key=keys[-1],
+            digest=keys[-1],
             parent=node,
-            replied=bool(said) and said[-1].message.role == "assistant",
+            ends_with_reply=bool(said) and said[-1].message.role == "assistant",
         )
         if node is None:
             return whole, 0, None
@@ -239,12 +245,12 @@ class Session:
         known = self._heads.get(thinking)
         if known is None or known[0] != tools:
             probe = self.renderer.render_dialogue(_PROBE, thinking=thinking).token_ids
-            known = self._heads[thinking] = (tools, opening_of(tools, thinking, probe))
+            known = self._heads[thinking] = (tools, preamble_digest(tools, thinking, probe))
         return known[1]
 
     def _recorded(
-        self, said: Sequence[Entry], keys: Sequence[Digest], before: Past
-    ) -> tuple[Node | None, int]:
+        self, said: Sequence[MergedMessage], keys: Sequence[Digest], before: SessionHistory
+    ) -> tuple[TurnNode | None, int]:
         """The last turn whose reply is among these entries, as it was, and at which."""
         for at in range(len(said) - 1, -1, -1):
             if said[at].message.role != "assistant":
@@ -254,24 +260,26 @@ class Session:
                 return node, at
         return None, 0
 
-    def _same_thoughts(self, node: Node, said: Sequence[Entry], before: Past) -> bool:
-        rule = self.matcher.thoughts
+    def _same_thoughts(
+        self, node: TurnNode, said: Sequence[MergedMessage], before: SessionHistory
+    ) -> bool:
+        rule = self.matcher.reasoning
         if rule == "ignored":
             return True
-        turn: Node | None = node
+        turn: TurnNode | None = node
         while turn is not None and turn.entries > before.entries:
-            now = thoughts_of(said[turn.entries - before.entries - 1].message)
-            if now != turn.thoughts and (rule == "must" or now is not None):
+            now = reasoning_digest(said[turn.entries - before.entries - 1].message)
+            if now != turn.reasoning_digest and (rule == "must" or now is not None):
                 return False
             turn = turn.parent
         return turn is before.parent  # up to there they were compared when that was found
 
     # --- new tokens -------------------------------------------------------------------------------
 
-    def _added(self, found: Found, past: "array[int]") -> tuple["array[int]", bool, str]:
+    def _added(self, found: MatchedPrefix, past: "array[int]") -> tuple["array[int]", bool, str]:
         """What is new in tokens, whether it follows `past`, the tokens of the parent, and why that
         is not the newest turn."""
-        newest, parent = self.tree.nodes[-1] if self.tree.nodes else None, found.past.parent
+        newest, parent = self.tree.nodes[-1] if self.tree.nodes else None, found.history.parent
         if parent is None:
             why = "" if newest is None else "nothing of the recorded past is in the conversation"
             return self._whole(found), False, why
@@ -280,7 +288,7 @@ class Session:
         try:
             if all(message.role != "assistant" for message in rest):
                 new = self.renderer.render_next_turn(
-                    past, rest, thinking=found.thinking, answering=found.answering
+                    past, rest, thinking=found.thinking, answering=found.last_reply
                 )
                 return array("i", new.token_ids), True, why
             spliced = self._spliced(found, past)
@@ -290,7 +298,7 @@ class Session:
             return self._whole(found), False, "replies of others came in"
         return spliced, True, why or "replies of others came in"
 
-    def _whole(self, found: Found) -> "array[int]":
+    def _whole(self, found: MatchedPrefix) -> "array[int]":
         return array(
             "i",
             self.renderer.render_prompt(
@@ -298,7 +306,7 @@ class Session:
             ).token_ids,
         )
 
-    def _spliced(self, found: Found, past: "array[int]") -> "array[int] | None":
+    def _spliced(self, found: MatchedPrefix, past: "array[int]") -> "array[int] | None":
         """What the template puts after the recorded messages, where replies that this session did
         not sample are among the rest; None if the template does not simply go on there."""
         before = self.renderer.render_dialogue(

@@ -13,7 +13,7 @@ from paddock.cli.bench_serve import Load, Spread, measure
 from paddock.config import dump_toml
 from paddock.kernels.dispatch import KERNELS
 from paddock.records import Completion, Segment
-from paddock.rollout.client import Answered, Forgets, Said
+from paddock.rollout.client import OutputDelta, RequestOutput, StatelessClient
 from paddock.text import train_tokenizer, with_chat_template
 from tests.serve.live import serving
 from tests.train.tiny import network_folder, settings
@@ -108,7 +108,7 @@ def test_prompts_differ_but_for_what_they_share():
     assert next(load.prompts("timed")) == found[2]
 
 
-class Paced(Forgets):
+class Paced(StatelessClient):
     """Answers with two tokens after a second, one a second later, and two more after four."""
 
     def __init__(self):
@@ -126,8 +126,10 @@ class Paced(Forgets):
         for seconds, tokens in ((1, 2), (1, 1), (4, 2)):
             await asyncio.sleep(0)
             self.now += seconds
-            last = Answered(completion=done) if seconds == 4 else None
-            yield Said(token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, version=0, answer=last)
+            last = RequestOutput(completion=done) if seconds == 4 else None
+            yield OutputDelta(
+                token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, version=0, output=last
+            )
         self.under_way -= 1
 
 

@@ -89,8 +89,8 @@ def press(page, shape):
     shape.scroll_into_view_if_needed()
     box = shape.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.mouse.move(x - 2, y)
-    page.mouse.move(x, y)
+    page.mouse.reassign(x - 2, y)
+    page.mouse.reassign(x, y)
     page.mouse.click(x, y)
 
 

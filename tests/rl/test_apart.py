@@ -10,8 +10,8 @@ from paddock.cli.rl import conduct
 from paddock.cli.rl_feed import LEDGER_FILE
 from paddock.engine import SubprocessEngine
 from paddock.journal import Ledger
-from paddock.rollout.fleet import Fleet
-from paddock.rollout.health import RunAborted
+from paddock.rollout.replica_pool import ReplicaPool
+from paddock.rollout.task_health import RunAbortedError
 from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, Hashes, numbers, recipe_in
 
 
@@ -46,7 +46,7 @@ class Stopping:
 
 def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, monkeypatch):
     stopping, gone = Stopping(monkeypatch), Event()
-    bury = Fleet._bury
+    bury = ReplicaPool._bury
 
     def buried(fleet, *args):
         bury(fleet, *args)
@@ -57,7 +57,7 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
         gone.wait()
         os.kill(stopping.pid, signal.SIGCONT)
 
-    monkeypatch.setattr(Fleet, "_bury", buried)
+    monkeypatch.setattr(ReplicaPool, "_bury", buried)
     waker = Thread(target=go_on, daemon=True)
     waker.start()
     sets = [*ONE_STEP_OFF, "steps=2", "engines.apart=true", "credit.keep_flat=true"]
@@ -72,7 +72,7 @@ def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp
     monkeypatch.setattr("paddock.engine.subprocess_engine.LEAVING_S", 0.5)
     sets = ["engines.apart=true", "engines.unreachable_timeout_s=1"]
     why = r"no engine has answered for 1 s: engine-0: \d+ heartbeats missed"
-    with pytest.raises(RunAborted, match=why):
+    with pytest.raises(RunAbortedError, match=why):
         conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with pytest.raises(ProcessLookupError):
         os.kill(stopping.pid, 0)
@@ -85,7 +85,7 @@ def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
     stopping = Stopping(monkeypatch)
     monkeypatch.setattr("paddock.engine.subprocess_engine.LEAVING_S", 0.5)
     sets = ["engines.apart=true", "tasks.vault.attempt_s=1", "tasks.vault.failure_budget=1"]
-    with pytest.raises(RunAborted, match=r"1 groups in a row failed.* time at attempt"):
+    with pytest.raises(RunAbortedError, match=r"1 groups in a row failed.* time at attempt"):
         conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with pytest.raises(ProcessLookupError):
         os.kill(stopping.pid, 0)

@@ -7,9 +7,9 @@ import pytest
 
 from paddock.journal import Ledger
 from paddock.records import Verdict
-from paddock.rollout.health import RunAborted
-from paddock.rollout.schedule import Assignment, seats
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.settings import RolloutSettings, TaskSettings
+from paddock.rollout.task_health import RunAbortedError
+from paddock.rollout.task_schedule import RolloutSpec, next_tasks
 from tests.rollout.schedules import DELAYS, lags, schedule
 from tests.rollout.virtual import BASE, Engine, content, learn, number, run, sampled
 
@@ -19,13 +19,13 @@ def check_schedule(n):
     (learner, ledger), _ = run(learn(engine, pace, batches=4, tasks=tasks, step_s=step_s))
     assert len(learner.batches) == 4
     for batch in learner.batches:
-        assert len(batch.groups) == pace.batch_groups
+        assert len(batch.groups) == pace.groups_per_batch
         found = lags(batch, pace)
         assert min(found) >= 0 and max(found) <= pace.max_staleness, (n, pace)
     balance = ledger.balance()
     assert balance.holds, (n, balance)
-    assert balance.trained == 4 * pace.batch_groups
-    assert pace.bound_by == "drop" or balance.filtered == 0, (n, balance)
+    assert balance.trained == 4 * pace.groups_per_batch
+    assert pace.on_stale == "drop" or balance.filtered == 0, (n, balance)
     ledger.close()
     return balance
 
@@ -49,10 +49,10 @@ def synchronous(batches, *, tasks, seed, groups):
     ratios = {name: task.ratio for name, task in tasks.items()}
     for version in range(batches):
         batch = []
-        for task in seats(ratios, taken, groups):
+        for task in next_tasks(ratios, taken, groups):
             taken[task] += 1
             given = [
-                Assignment.of(task, numbers[task], member, seed=seed)
+                RolloutSpec.derive(task, numbers[task], member, seed=seed)
                 for member in range(tasks[task].group_size)
             ]
             ids = [
@@ -75,7 +75,7 @@ def synchronous(batches, *, tasks, seed, groups):
 @pytest.mark.parametrize("order", ["in_order", "oldest_first"])
 @pytest.mark.parametrize("delay", ["heavy tail", "one task crawls"])
 def test_bound_zero_is_the_synchronous_loop_bit_for_bit(depth, order, delay):
-    pace = Pace(batch_groups=4, pipeline_depth=depth, max_staleness=0, order=order)
+    pace = RolloutSettings(groups_per_batch=4, pipeline_depth=depth, max_staleness=0, order=order)
     tasks = {"t0": TaskSettings(group_size=3, ratio=2.0), "t1": TaskSettings(group_size=2)}
     engine = Engine(
         delay=DELAYS[delay],
@@ -91,7 +91,7 @@ def test_depth_zero_is_synchronous_whatever_the_bound():
     tasks = {"t0": TaskSettings(group_size=2)}
     histories = []
     for staleness in (0, 7):
-        pace = Pace(batch_groups=3, pipeline_depth=0, max_staleness=staleness)
+        pace = RolloutSettings(groups_per_batch=3, pipeline_depth=0, max_staleness=staleness)
         (learner, _), _ = run(learn(Engine(), pace, batches=5, tasks=tasks))
         histories.append(learner.history)
     assert histories[0] == histories[1]
@@ -100,12 +100,12 @@ def test_depth_zero_is_synchronous_whatever_the_bound():
 def slow_and_fast(bound_by, *, batches=40):
     """Every fifth problem takes a hundred times as long; how many of each kind were trained, of
     those issued long ago."""
-    pace = Pace(
-        batch_groups=5,
+    pace = RolloutSettings(
+        groups_per_batch=5,
         pipeline_depth=3,
         max_staleness=4,
-        bound_by=bound_by,
-        concurrency=1000,
+        on_stale=bound_by,
+        max_concurrent=1000,
     )
     engine = Engine(
         tokens=lambda given, rng: 1,
@@ -135,7 +135,7 @@ def test_dropping_starves_slow_problems_and_says_how_many():
 def test_what_is_dropped_is_exactly_what_is_too_old_and_is_refilled(n):
     pace, tasks, engine, step_s = schedule(n, bound_by="drop", pipeline_depth=3, max_staleness=4)
     (learner, ledger), _ = run(learn(engine, pace, batches=8, tasks=tasks, step_s=step_s))
-    assert [len(batch.groups) for batch in learner.batches] == [pace.batch_groups] * 8
+    assert [len(batch.groups) for batch in learner.batches] == [pace.groups_per_batch] * 8
     last = learner.batches[-1].update + pace.updates_per_batch - 1
     for entry in ledger.entries("filtered"):
         assert entry.reason.startswith("stale"), entry
@@ -158,7 +158,7 @@ def sampled_of(branches):
 
 
 def test_new_weights_reach_attempts_that_are_under_way():
-    pace = Pace(batch_groups=2, pipeline_depth=3, max_staleness=6)
+    pace = RolloutSettings(groups_per_batch=2, pipeline_depth=3, max_staleness=6)
     engine = Engine(tokens=lambda given, rng: 8)
     (learner, _), _ = run(learn(engine, pace, batches=12, step_s=lambda: 0.5))
     mixed = 0
@@ -174,18 +174,20 @@ def test_new_weights_reach_attempts_that_are_under_way():
 def test_several_updates_a_batch_count():
     """Two updates a batch, published after each batch: even fresh tokens are one update old at
     the second, and one batch ahead makes it three."""
-    pace = Pace(batch_groups=2, pipeline_depth=1, max_staleness=3, updates_per_batch=2)
+    pace = RolloutSettings(
+        groups_per_batch=2, pipeline_depth=1, max_staleness=3, updates_per_batch=2
+    )
     engine = Engine(tokens=lambda given, rng: 1, delay=lambda given, rng: 0.1)
     (learner, _), _ = run(learn(engine, pace, batches=6))
     assert max(max(lags(batch, pace)) for batch in learner.batches) == 3
     with pytest.raises(ValueError, match="'max_staleness' 0 is less than 1"):
-        Pace(updates_per_batch=2, max_staleness=0)
+        RolloutSettings(updates_per_batch=2, max_staleness=0)
 
 
 def test_an_engine_that_serves_old_weights_is_found_out():
     """It takes every other push: what it samples with the one before is too old, and is never
     trained."""
-    pace = Pace(batch_groups=2, pipeline_depth=1, max_staleness=1)
+    pace = RolloutSettings(groups_per_batch=2, pipeline_depth=1, max_staleness=1)
     told = []
 
     class Lagging(Engine):
@@ -210,18 +212,18 @@ def test_an_engine_that_takes_no_weights_at_all_ends_the_run():
 
     engine = Deaf(tokens=lambda given, rng: 1, delay=lambda given, rng: 0.3)
     with pytest.raises(
-        RunAborted, match="8 groups in a row failed, the last: stale: 2 updates old"
+        RunAbortedError, match="8 groups in a row failed, the last: stale: 2 updates old"
     ):
-        run(learn(engine, Pace(batch_groups=2, max_staleness=1), batches=6))
+        run(learn(engine, RolloutSettings(groups_per_batch=2, max_staleness=1), batches=6))
 
 
 def test_batches_carry_what_the_engine_wrote():
     engine = Engine()
-    (learner, ledger), _ = run(learn(engine, Pace(batch_groups=2), batches=3))
+    (learner, ledger), _ = run(learn(engine, RolloutSettings(groups_per_batch=2), batches=3))
     for batch in learner.batches:
         for group in batch.groups:
             for member, attempt in enumerate(group.attempts):
-                given = Assignment.of(group.task, group.number, member, seed=0)
+                given = RolloutSpec.derive(group.task, group.number, member, seed=0)
                 for place, token in enumerate(sampled_of(attempt)):
                     version = token // BASE
                     expected = number(engine.weights[version], given.seed, place) % BASE
@@ -235,15 +237,17 @@ def test_batches_carry_what_the_engine_wrote():
 def test_the_trainer_waits_no_longer_than_it_must():
     """Attempts of one second, steps of one second: ahead of the trainer, they cost nothing."""
     even = {"tokens": lambda given, rng: 1, "delay": lambda given, rng: 1.0}
-    pace = Pace(batch_groups=2, pipeline_depth=1, max_staleness=1)
+    pace = RolloutSettings(groups_per_batch=2, pipeline_depth=1, max_staleness=1)
     _, ahead = run(learn(Engine(**even), pace, batches=20))
-    _, synchronous = run(learn(Engine(**even), Pace(pipeline_depth=0, max_staleness=0), batches=20))
+    _, synchronous = run(
+        learn(Engine(**even), RolloutSettings(pipeline_depth=0, max_staleness=0), batches=20)
+    )
     assert (ahead, synchronous) == (21.0, 40.0)
 
 
 def test_batches_are_asked_for_one_at_a_time():
     async def twice():
-        learner, _ = await learn(Engine(), Pace(), batches=1)
+        learner, _ = await learn(Engine(), RolloutSettings(), batches=1)
         collect = learner.collect
         collect._batches = 2
         await collect.next_batch()

@@ -7,9 +7,9 @@ import pytest
 from paddock.journal import Ledger
 from paddock.records import Verdict
 from paddock.rl.collect import Collector, Stalled
-from paddock.rollout.concurrency import Pressure
-from paddock.rollout.orchestrator import Orchestrator, Work
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.concurrency import EngineLoad
+from paddock.rollout.orchestrator import Orchestrator, TaskSpec
+from paddock.rollout.settings import RolloutSettings, TaskSettings
 from tests.rollout.virtual import FAILURES, Engine, Learner, learn, run
 
 
@@ -21,8 +21,10 @@ def test_every_kind_of_failure_has_its_own_reason_and_no_reward(kind):
     engine = Engine(
         outcome=lambda given, rng: failure if rng.random() < 0.35 else Verdict(reward=1.0)
     )
-    tasks = {"sums": TaskSettings(group_size=4, failure_budget=50)}
-    (learner, ledger), _ = run(learn(engine, Pace(batch_groups=4), batches=6, tasks=tasks))
+    tasks = {"sums": TaskSettings(group_size=4, max_consecutive_failed=50)}
+    (learner, ledger), _ = run(
+        learn(engine, RolloutSettings(groups_per_batch=4), batches=6, tasks=tasks)
+    )
     for batch in learner.batches:
         for group in batch.groups:
             assert sum(outcome == failure for outcome in group.outcomes) <= 1
@@ -49,8 +51,8 @@ def test_an_attempt_that_never_ends_is_a_failure_of_time():
     ledger = Ledger(":memory:")
 
     async def main():
-        work = Work(attempt, TaskSettings(group_size=1, attempt_s=100.0))
-        pace = Pace(batch_groups=2, pipeline_depth=0, max_staleness=0)
+        work = TaskSpec(attempt, TaskSettings(group_size=1, attempt_timeout_s=100.0))
+        pace = RolloutSettings(groups_per_batch=2, pipeline_depth=0, max_staleness=0)
         async with Collector(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
             return await Learner(collect, engine).run(2)
 
@@ -66,9 +68,11 @@ def test_who_holds_everybody_up_is_named():
     told = []
 
     async def main():
-        works = {"sums": Work(engine, TaskSettings(group_size=2))}
+        works = {"sums": TaskSpec(engine, TaskSettings(group_size=2))}
         tell = lambda kind, **more: told.append((kind, more))  # noqa: E731
-        pace = Pace(batch_groups=4, pipeline_depth=0, max_staleness=0, stall_s=30.0)
+        pace = RolloutSettings(
+            groups_per_batch=4, pipeline_depth=0, max_staleness=0, stall_timeout_s=30.0
+        )
         orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0)
         async with Collector(orchestrator, tell=tell) as collect:
             return await Learner(collect, engine).run(1)
@@ -81,9 +85,9 @@ def test_who_holds_everybody_up_is_named():
 
 def test_when_nothing_can_happen_any_more_it_is_said_at_once():
     async def main():
-        works = {"sums": Work(Engine(), TaskSettings())}
-        orchestrator = Orchestrator(works, Pace(), Ledger(":memory:"), seed=0)
-        orchestrator.runner.limit = 0
+        works = {"sums": TaskSpec(Engine(), TaskSettings())}
+        orchestrator = Orchestrator(works, RolloutSettings(), Ledger(":memory:"), seed=0)
+        orchestrator.executor.limit = 0
         async with Collector(orchestrator) as collect:
             await collect.next_batch()
 
@@ -119,12 +123,12 @@ def test_a_bug_ends_the_run_with_its_own_traceback_and_at_once(where, during):
         looks += 1
         if where == "pressure" and looks > (2 if during == "training" else 0):
             raise Bug
-        return Pressure(used=0.1)
+        return EngineLoad(kv_cache_usage=0.1)
 
     async def main():
-        work = Work(attempt, TaskSettings(group_size=2), sift)
+        work = TaskSpec(attempt, TaskSettings(group_size=2), sift)
         orchestrator = Orchestrator(
-            {"sums": work}, Pace(batch_groups=4), Ledger(":memory:"), seed=0
+            {"sums": work}, RolloutSettings(groups_per_batch=4), Ledger(":memory:"), seed=0
         )
         async with Collector(orchestrator, pressure=pressure) as collect:
             learner = Learner(collect, engine, step_s=lambda: 1000.0)
@@ -151,8 +155,8 @@ def test_what_is_left_running_is_cancelled_and_stays_in_flight():
     ledger = Ledger(":memory:")
 
     async def main():
-        work = Work(attempt, TaskSettings(group_size=2))
-        pace = Pace(batch_groups=2, pipeline_depth=2, max_staleness=3)
+        work = TaskSpec(attempt, TaskSettings(group_size=2))
+        pace = RolloutSettings(groups_per_batch=2, pipeline_depth=2, max_staleness=3)
         async with Collector(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
             await Learner(collect, engine).run(2)
         assert len(asyncio.all_tasks()) == 1

@@ -14,10 +14,10 @@ from paddock.journal.rollout_codec import pack_rollout
 from paddock.records import Verdict
 from paddock.rl.collect import Collector
 from paddock.rl.queue import Replay
-from paddock.rollout.lockstep import Waves
-from paddock.rollout.orchestrator import Orchestrator, Work
-from paddock.rollout.schedule import Assignment
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.deterministic import RequestBarrier
+from paddock.rollout.orchestrator import Orchestrator, TaskSpec
+from paddock.rollout.settings import RolloutSettings, TaskSettings
+from paddock.rollout.task_schedule import RolloutSpec
 from tests.rollout.schedules import lags, schedule
 from tests.rollout.virtual import BASE, FAILURES, Engine, Learner, content, number, run
 
@@ -76,9 +76,9 @@ async def live(disk, pace, tasks, engine, *, batches, step_s, lives=None, of=Non
     updates = max(disk.saved)
     engine.weights = dict(disk.saved)
     engine.version = updates
-    works = {name: Work(engine, settings) for name, settings in tasks.items()}
-    engine.waves = Waves() if pace.lockstep else None
-    orchestrator = Orchestrator(works, pace, ledger, seed=5, waves=engine.waves)
+    works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
+    engine.rounds = RequestBarrier() if pace.deterministic else None
+    orchestrator = Orchestrator(works, pace, ledger, seed=5, waves=engine.rounds)
     try:
         async with Collector(orchestrator, batches=of or batches) as collect:
             collect.resume(updates)
@@ -127,13 +127,13 @@ def test_free_running_none_is_skipped_and_none_is_repeated(tmp_path, n):
         range(0, 8 * pace.updates_per_batch, pace.updates_per_batch)
     )
     ids = Counter((e.task, e.number) for _, _, entries in trained for e in entries)
-    assert max(ids.values()) == 1 and len(ids) == 8 * pace.batch_groups
+    assert max(ids.values()) == 1 and len(ids) == 8 * pace.groups_per_batch
     for task in {task for task, _ in ids}:
         numbers = sorted(e.number for e in ledger.groups() if e.task == task)
         assert numbers == list(range(len(numbers)))
     balance = ledger.group_counts()
-    assert balance.is_consistent and balance.trained == 8 * pace.batch_groups
-    assert balance.filtered == 0 or pace.bound_by == "drop"
+    assert balance.is_consistent and balance.trained == 8 * pace.groups_per_batch
+    assert balance.filtered == 0 or pace.on_stale == "drop"
     check_tokens(disk, ledger, pace, learner)
 
 
@@ -144,7 +144,7 @@ def check_tokens(disk, ledger, pace, learner):
     for update, until, entries in ledger.batches():
         for entry in entries:
             for member, attempt in ledger.attempts(entry.ordinal).items():
-                given = Assignment.of(entry.task, entry.number, member, seed=5)
+                given = RolloutSpec.derive(entry.task, entry.number, member, seed=5)
                 ids = [t for b in attempt for turn in b.turns for t in turn.completion.token_ids]
                 for place, token in enumerate(ids):
                     version = token // BASE
@@ -206,19 +206,19 @@ async def _hashed(weights, batch):
 def lockstep(depth, *, delays=0):
     """A run whose attempts fail or are of different lengths, and one of whose tasks is down for a
     while; `delays` changes only when something happens."""
-    pace = Pace(
-        batch_groups=3,
+    pace = RolloutSettings(
+        groups_per_batch=3,
         pipeline_depth=depth,
         max_staleness=depth,
         order="in_order",
-        lockstep=True,
-        concurrency=7,
-        least_concurrency=1,
-        rest_batches=1,
+        deterministic=True,
+        max_concurrent=7,
+        min_concurrent=1,
+        retry_disabled_after=1,
     )
     tasks = {
         "t0": TaskSettings(group_size=2, ratio=2.0),
-        "t1": TaskSettings(group_size=3, failure_budget=2),
+        "t1": TaskSettings(group_size=3, max_consecutive_failed=2),
     }
 
     def outcome(given, rng):
@@ -302,7 +302,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         ledger.rewind(9, whole=False)
     with pytest.raises(LedgerError, match="in the middle of a batch that was trained from 2 to 4"):
         ledger.rewind(3, whole=False)
-    works = {name: Work(engine, settings) for name, settings in tasks.items()}
+    works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
 
     async def other_seed():
         Collector(Orchestrator(works, pace, ledger, seed=6)).resume(4)
@@ -347,8 +347,8 @@ def poison(ledger, ordinal):
 
 @pytest.mark.parametrize("status", ["finished", "in flight"])
 def test_a_poisoned_group_is_dropped_with_an_event_and_the_run_goes_on(tmp_path, status):
-    pace = Pace(batch_groups=2, pipeline_depth=2, max_staleness=3)
-    works = {"sums": Work(Engine(), TaskSettings(group_size=2))}
+    pace = RolloutSettings(groups_per_batch=2, pipeline_depth=2, max_staleness=3)
+    works = {"sums": TaskSpec(Engine(), TaskSettings(group_size=2))}
     told = []
 
     async def main(batches):

@@ -7,11 +7,11 @@ import pytest
 from paddock.journal import Ledger
 from paddock.records import Verdict
 from paddock.rl.collect import Collector
-from paddock.rollout.concurrency import Pressure
-from paddock.rollout.health import RunAborted
-from paddock.rollout.mix import RatioError
-from paddock.rollout.orchestrator import Orchestrator, Work
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.concurrency import EngineLoad
+from paddock.rollout.orchestrator import Orchestrator, TaskSpec
+from paddock.rollout.settings import RolloutSettings, TaskSettings
+from paddock.rollout.task_health import RunAbortedError
+from paddock.rollout.task_mixture import TaskRatioError
 from tests.rollout.virtual import FAILURES, Engine, Learner, learn, run
 
 
@@ -36,7 +36,7 @@ def skewed(**more):
 @pytest.mark.parametrize("bound_by", ["wait", "drop"])
 def test_ratios_hold_though_one_task_is_ten_times_slower(bound_by):
     tasks, engine = skewed()
-    pace = Pace(batch_groups=7, pipeline_depth=3, max_staleness=6, bound_by=bound_by)
+    pace = RolloutSettings(groups_per_batch=7, pipeline_depth=3, max_staleness=6, on_stale=bound_by)
     (learner, _), _ = run(learn(engine, pace, batches=60, tasks=tasks))
     counts = trained(learner)
     for task, ratio in RATIOS.items():
@@ -49,10 +49,10 @@ def test_ratios_hold_though_one_task_is_ten_times_slower(bound_by):
 @pytest.mark.parametrize("depth", [0, 2])
 def test_other_ratios_hold_from_the_next_batch_on(depth):
     tasks, engine = skewed()
-    pace = Pace(batch_groups=10, pipeline_depth=depth, max_staleness=6)
+    pace = RolloutSettings(groups_per_batch=10, pipeline_depth=depth, max_staleness=6)
 
     async def main():
-        works = {name: Work(engine, settings) for name, settings in tasks.items()}
+        works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
         ledger = Ledger(":memory:")
         async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
             learner = Learner(collect, engine)
@@ -77,33 +77,33 @@ def test_ratios_of_tasks_that_do_not_exist_are_refused():
     tasks, engine = skewed()
 
     async def main(ratios):
-        works = {name: Work(engine, settings) for name, settings in tasks.items()}
-        orchestrator = Orchestrator(works, Pace(), Ledger(":memory:"), seed=0)
+        works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
+        orchestrator = Orchestrator(works, RolloutSettings(), Ledger(":memory:"), seed=0)
         collect = Collector(orchestrator)
         collect.resume(0)
         collect.set_ratios(ratios)
 
-    with pytest.raises(RatioError, match="'quick'; there are fast, middle, slow"):
+    with pytest.raises(TaskRatioError, match="'quick'; there are fast, middle, slow"):
         run(main({"quick": 1.0}))
-    with pytest.raises(RatioError, match="all ratios are zero"):
+    with pytest.raises(TaskRatioError, match="all ratios are zero"):
         run(main({"fast": 0.0}))
-    with pytest.raises(RatioError, match="of 'slow' is nan"):
+    with pytest.raises(TaskRatioError, match="of 'slow' is nan"):
         run(main({"slow": float("nan")}))
 
 
 def test_a_task_that_is_down_is_set_aside_and_tried_again():
     """The others go on at their shares, and it gets its own back when it works again."""
     tasks, engine = skewed()
-    tasks["slow"] = TaskSettings(group_size=2, ratio=0.2, failure_budget=4)
+    tasks["slow"] = TaskSettings(group_size=2, ratio=0.2, max_consecutive_failed=4)
     down = {"slow"}
     engine.outcome = lambda given, rng: (
         FAILURES["infrastructure"] if given.task in down else Verdict(reward=rng.random())
     )
     told = []
-    pace = Pace(batch_groups=8, pipeline_depth=1, max_staleness=2)
+    pace = RolloutSettings(groups_per_batch=8, pipeline_depth=1, max_staleness=2)
 
     async def main():
-        works = {name: Work(engine, settings) for name, settings in tasks.items()}
+        works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
         tell = lambda kind, **more: told.append((kind, more))  # noqa: E731
         orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0, tell=tell)
         async with Collector(orchestrator) as collect:
@@ -128,43 +128,49 @@ def test_a_task_that_is_down_is_set_aside_and_tried_again():
 
 def test_a_task_that_cannot_be_done_without_ends_the_run():
     tasks, engine = skewed(outcome=lambda given, rng: FAILURES["world"])
-    tasks = {"fast": tasks["fast"], "slow": TaskSettings(essential=True, failure_budget=3)}
-    with pytest.raises(RunAborted, match="'slow' cannot be done without: 3 groups in a row failed"):
-        run(learn(engine, Pace(), batches=5, tasks=tasks))
+    tasks = {"fast": tasks["fast"], "slow": TaskSettings(required=True, max_consecutive_failed=3)}
+    with pytest.raises(
+        RunAbortedError, match="'slow' cannot be done without: 3 groups in a row failed"
+    ):
+        run(learn(engine, RolloutSettings(), batches=5, tasks=tasks))
 
 
 def test_when_no_task_is_left_the_run_ends_with_the_reasons():
     tasks, engine = skewed(outcome=lambda given, rng: FAILURES["grader"])
-    with pytest.raises(RunAborted, match=r"no task is left to train on: fast: \d+ groups in a row"):
-        run(learn(engine, Pace(batch_groups=4), batches=5, tasks=tasks))
+    with pytest.raises(
+        RunAbortedError, match=r"no task is left to train on: fast: \d+ groups in a row"
+    ):
+        run(learn(engine, RolloutSettings(groups_per_batch=4), batches=5, tasks=tasks))
 
 
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_flood_of_groups_without_spread_ends_the_run_and_does_not_hang_it(depth):
-    pace = Pace(batch_groups=4, pipeline_depth=depth, max_staleness=depth)
-    settings = TaskSettings(group_size=3, filter_budget=20)
+    pace = RolloutSettings(groups_per_batch=4, pipeline_depth=depth, max_staleness=depth)
+    settings = TaskSettings(group_size=3, max_consecutive_filtered=20)
     ledger = Ledger(":memory:")
 
     async def main():
-        work = Work(Engine(), settings, lambda group: "flat")
+        work = TaskSpec(Engine(), settings, lambda group: "flat")
         orchestrator = Orchestrator({"sums": work}, pace, ledger, seed=0)
         async with Collector(orchestrator) as collect:
             await collect.next_batch()
 
-    with pytest.raises(RunAborted, match="sums: 20 groups in a row had nothing to teach: flat"):
+    with pytest.raises(
+        RunAbortedError, match="sums: 20 groups in a row had nothing to teach: flat"
+    ):
         run(main())
     assert ledger.group_counts().filtered == 20 and ledger.group_counts().is_consistent
 
 
 def test_some_groups_without_spread_are_refilled():
-    pace = Pace(batch_groups=4, pipeline_depth=1, max_staleness=1)
+    pace = RolloutSettings(groups_per_batch=4, pipeline_depth=1, max_staleness=1)
     ledger = Ledger(":memory:")
 
     async def main():
         flat = lambda group: "flat" if group.number % 3 == 0 else ""  # noqa: E731
-        work = Work(Engine(), TaskSettings(group_size=2), flat)
+        work = TaskSpec(Engine(), TaskSettings(group_size=2), flat)
         async with Collector(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
-            return await Learner(collect, work.attempt).run(9)
+            return await Learner(collect, work.rollout_fn).run(9)
 
     learner, _ = run(main())
     assert [len(batch.groups) for batch in learner.batches] == [4] * 9
@@ -190,9 +196,12 @@ def test_two_thousand_attempts_of_eight_tasks_run_at_once():
 
     async def main():
         works = {
-            f"t{i}": Work(attempt, TaskSettings(group_size=8, ratio=1.0 + i % 3)) for i in range(8)
+            f"t{i}": TaskSpec(attempt, TaskSettings(group_size=8, ratio=1.0 + i % 3))
+            for i in range(8)
         }
-        pace = Pace(batch_groups=64, pipeline_depth=4, max_staleness=8, concurrency=2000)
+        pace = RolloutSettings(
+            groups_per_batch=64, pipeline_depth=4, max_staleness=8, max_concurrent=2000
+        )
         async with Collector(Orchestrator(works, pace, Ledger(":memory:"), seed=0)) as collect:
             return await Learner(collect, engine, step_s=lambda: 5.0).run(4)
 
@@ -210,12 +219,12 @@ def test_a_slow_trainer_does_not_fill_the_memory():
     alive = []
 
     async def main():
-        work = Work(engine, TaskSettings(group_size=4))
-        pace = Pace(batch_groups=4, pipeline_depth=2, max_staleness=8)
+        work = TaskSpec(engine, TaskSettings(group_size=4))
+        pace = RolloutSettings(groups_per_batch=4, pipeline_depth=2, max_staleness=8)
         orchestrator = Orchestrator({"sums": work}, pace, Ledger(":memory:"), seed=0)
         async with Collector(orchestrator) as collect:
             learner = Learner(collect, engine, step_s=lambda: 500.0)
-            learner.save = lambda *_: alive.append(len(orchestrator.alive()))
+            learner.save = lambda *_: alive.append(len(orchestrator.live_groups()))
             return await learner.run(20)
 
     run(main())
@@ -223,7 +232,7 @@ def test_a_slow_trainer_does_not_fill_the_memory():
 
 
 def test_a_task_never_has_more_attempts_than_its_own_limit():
-    tasks = {"a": TaskSettings(group_size=4, concurrency=3), "b": TaskSettings(group_size=4)}
+    tasks = {"a": TaskSettings(group_size=4, max_concurrent=3), "b": TaskSettings(group_size=4)}
     now, most = Counter(), Counter()
     engine = Engine()
 
@@ -236,8 +245,8 @@ def test_a_task_never_has_more_attempts_than_its_own_limit():
             now[given.task] -= 1
 
     async def main():
-        works = {name: Work(attempt, settings) for name, settings in tasks.items()}
-        pace = Pace(batch_groups=8, concurrency=20)
+        works = {name: TaskSpec(attempt, settings) for name, settings in tasks.items()}
+        pace = RolloutSettings(groups_per_batch=8, max_concurrent=20)
         async with Collector(Orchestrator(works, pace, Ledger(":memory:"), seed=0)) as collect:
             await Learner(collect, engine).run(5)
 
@@ -261,11 +270,13 @@ def test_attempts_follow_the_room_in_the_engine():
 
     async def pressure():
         peaks.append(running)
-        return Pressure(used=min(1.0, running / room), waiting=max(0, running - room))
+        return EngineLoad(kv_cache_usage=min(1.0, running / room), waiting=max(0, running - room))
 
     async def main():
-        work = Work(attempt, TaskSettings(group_size=8))
-        pace = Pace(batch_groups=32, pipeline_depth=4, max_staleness=8, concurrency=400)
+        work = TaskSpec(attempt, TaskSettings(group_size=8))
+        pace = RolloutSettings(
+            groups_per_batch=32, pipeline_depth=4, max_staleness=8, max_concurrent=400
+        )
         orchestrator = Orchestrator({"sums": work}, pace, Ledger(":memory:"), seed=0)
         async with Collector(orchestrator, pressure=pressure) as collect:
             await Learner(collect, engine).run(5)

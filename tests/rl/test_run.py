@@ -17,10 +17,10 @@ from paddock.journal import UNUSED_REASON, Journal, Ledger, LedgerView
 from paddock.rl.learn import lessons_of
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.tally import Sifter
-from paddock.rollout.group import Group
-from paddock.rollout.health import RunAborted
-from paddock.rollout.lockstep import LockstepGenerate, Waves
-from paddock.rollout.schedule import Assignment
+from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
+from paddock.rollout.group import RolloutGroup
+from paddock.rollout.task_health import RunAbortedError
+from paddock.rollout.task_schedule import RolloutSpec
 from tests.rl.vault_runs import (
     LOCKSTEP,
     ONE_STEP_OFF,
@@ -44,10 +44,10 @@ async def by_hand(settings, folder, updates):
     model = open_model(folder, None)
     learner = open_learner(settings, folder / "x.npz")
     async with samplers(settings, model) as sampling:
-        waves = Waves(partial(held, sampling.engines[0]))
-        generate = LockstepGenerate(sampling.generate, waves)
+        waves = RequestBarrier(partial(held, sampling.engines[0]))
+        generate = DeterministicClient(sampling.generate, waves)
         work = _works(settings, model, generate, sampling, Sifter(settings))["vault"]
-        size = settings.pace.batch_groups
+        size = settings.pace.groups_per_batch
         for update in range(updates):
             which = range(update * size, (update + 1) * size)
             groups = await together(work, waves, which, settings.seed)
@@ -59,12 +59,12 @@ async def by_hand(settings, folder, updates):
 
 async def together(work, waves, which, seed):
     given = [
-        Assignment.of("vault", number, member, seed=seed)
+        RolloutSpec.derive("vault", number, member, seed=seed)
         for number in which
         for member in range(work.settings.group_size)
     ]
     for each in given:
-        waves.let_in(each.session_id)
+        waves.join(each.session_id)
 
     async def one(each):
         try:
@@ -75,8 +75,8 @@ async def together(work, waves, which, seed):
     attempts = await asyncio.gather(*map(one, given))
     size = work.settings.group_size
     return [
-        Group(
-            ordinal=n, task="vault", number=n, attempts=tuple(attempts[i * size : (i + 1) * size])
+        RolloutGroup(
+            ordinal=n, task="vault", number=n, rollouts=tuple(attempts[i * size : (i + 1) * size])
         )
         for i, n in enumerate(which)
     ]
@@ -139,13 +139,13 @@ def test_a_killed_run_goes_on_bit_for_bit(through, start, tmp_path, monkeypatch,
 def arm(patch, moment, countdown):
     """End the process, in effect, the next time but `countdown` that something is done."""
     import paddock.cli.rl_engines as rl_engines
-    from paddock.rollout.episode import Player
+    from paddock.rollout.worker import RolloutWorker
 
     owner, name = {
         "study": (Learner, "study"),
         "save": (Learner, "save"),
         "publish": (rl_engines, "_publisher"),
-        "attempt": (Player, "attempt"),
+        "attempt": (RolloutWorker, "attempt"),
     }[moment]
     left = {"n": countdown}
     whole = getattr(owner, name)
@@ -206,7 +206,7 @@ def test_rollouts_alone_leave_batches_and_no_new_weights(start, tmp_path):
 
 
 def test_a_bug_ends_the_run_with_its_traceback(start, tmp_path, monkeypatch):
-    from paddock.rollout.episode import SessionPolicy
+    from paddock.rollout.worker import SessionPolicy
 
     async def broken(*_):
         raise ZeroDivisionError("a bug of ours")
@@ -226,7 +226,7 @@ def test_a_world_that_always_fails_ends_the_run_with_the_reason(start, tmp_path)
 def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_path, where):
     sets = [f"tasks.vault.settings.exits={where}", "tasks.vault.failure_budget=2"]
     kind = "grader" if where == "grade" else "world"
-    with pytest.raises(RunAborted, match=rf"2 groups in a row failed.*{kind} at {where}"):
+    with pytest.raises(RunAbortedError, match=rf"2 groups in a row failed.*{kind} at {where}"):
         conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         found = [a for e in ledger.groups() for a in ledger.rollouts(e.ordinal).values()]

@@ -38,15 +38,15 @@ def test_a_stage_says_what_the_paper_says(stage):
     assert found.freeze_indexer
     if not agentic:
         assert (found.loss.beta, found.loss.below, found.loss.above) == (2.0, 0.2, 0.28)
-        assert found.pace.synchronous
-        assert (found.tasks["tools"].group_size, found.pace.batch_groups) == (32, 32)
+        assert found.pace.is_synchronous
+        assert (found.tasks["tools"].group_size, found.pace.groups_per_batch) == (32, 32)
 
 
 def test_distillation_has_one_attempt_a_prompt():
     task = {"tools": {"world": "nano-tools", "teacher": "old"}}
     found = settings(stage="distill", tasks=task, teachers={"old": {"folder": "x"}})
     assert found.tasks["tools"].group_size == 1
-    assert found.pace.batch_groups == 1024
+    assert found.pace.groups_per_batch == 1024
     assert found.credit.keep_flat
 
 

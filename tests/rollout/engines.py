@@ -8,7 +8,7 @@ from random import Random
 
 from paddock.api.delta_parser import RequestOutputLike
 from paddock.records import Completion, Segment
-from paddock.rollout.client import Answered, Ask, Said, Whole
+from paddock.rollout.client import InferenceRequest, NonStreamingClient, OutputDelta, RequestOutput
 from paddock.text import GlmRenderer, SpecialToken, Tokenizer, parse_tools, train_tokenizer
 from tests.text.conversations import MARKERS, TOOLS, WORDS, text, value
 
@@ -55,21 +55,21 @@ def completion(ids, chance=None, *, finish="stop", version=0, forced=()) -> Comp
 
 
 @dataclass
-class Scripted(Whole):
+class Scripted(NonStreamingClient):
     """Says what it was told to say, reply after reply."""
 
     replies: list[Completion]
     log: list[Logged] = field(default_factory=list)
 
-    async def respond(self, ask: Ask) -> RequestOutputLike:
+    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
         await asyncio.sleep(0)
         found = self.replies[len(self.log)]
-        self.log.append(Logged(ask.session, tuple(ask.token_ids), found))
-        return Answered(completion=found, prompt_tokens=len(ask.token_ids))
+        self.log.append(Logged(ask.session_id, tuple(ask.token_ids), found))
+        return RequestOutput(completion=found, prompt_tokens=len(ask.token_ids))
 
 
 @dataclass
-class Chancy(Whole):
+class Chancy(NonStreamingClient):
     """Replies of every shape: thoughts or none, parallel calls, broken calls, any unicode, tokens
     that no tokenizer would choose, every way to stop. The same ask gets the same reply."""
 
@@ -77,29 +77,29 @@ class Chancy(Whole):
     log: list[Logged] = field(default_factory=list)
     pieces: int = 1  # in which a reply is streamed
 
-    async def respond(self, ask: Ask) -> RequestOutputLike:
+    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
         found = self.made_up(ask)
-        self.log.append(Logged(ask.session, tuple(ask.token_ids), found))
-        return Answered(completion=found, prompt_tokens=len(ask.token_ids))
+        self.log.append(Logged(ask.session_id, tuple(ask.token_ids), found))
+        return RequestOutput(completion=found, prompt_tokens=len(ask.token_ids))
 
-    async def stream(self, ask: Ask):
-        answer = await self.respond(ask)
+    async def stream(self, ask: InferenceRequest):
+        answer = await self.generate(ask)
         done = answer.completion
         versions, count = done.token_versions, len(done.token_ids)
         cuts = sorted({*(count * i // self.pieces for i in range(1, self.pieces)), count})
         start = 0
         for end in cuts:
             await asyncio.sleep(0)
-            yield Said(
+            yield OutputDelta(
                 token_ids=done.token_ids[start:end],
                 logprobs=done.logprobs[start:end],
                 version=versions[end - 1],
-                answer=answer if end == count else None,
+                output=answer if end == count else None,
             )
             start = end
 
-    def made_up(self, ask: Ask) -> Completion:
-        chance = Random(f"{self.seed} {ask.session} {list(ask.token_ids)}")
+    def made_up(self, ask: InferenceRequest) -> Completion:
+        chance = Random(f"{self.seed} {ask.session_id} {list(ask.token_ids)}")
         ids = list(reply_ids(chance, thinking=self._thinks(ask)))
         stop = chance.choice(
             [SpecialToken.USER, SpecialToken.OBSERVATION, SpecialToken.ENDOFTEXT, None]
@@ -111,7 +111,7 @@ class Chancy(Whole):
         version = chance.randint(0, 50)
         return completion(ids, chance, finish=finish, version=version, forced=forced)
 
-    def _thinks(self, ask: Ask) -> bool:
+    def _thinks(self, ask: InferenceRequest) -> bool:
         return ask.token_ids[-1] == tokenizer().special_token_ids[SpecialToken.THINK_OPEN]
 
 

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.settings import RolloutSettings, TaskSettings
 from tests.rollout.virtual import BASE, Engine, sampled
 
 DELAYS = {
@@ -37,7 +37,7 @@ def schedule(n, **fixed):
     engine = Engine(delay=rng.choice(list(DELAYS.values())), seed=n)
     step_s = rng.choice([0.01, 1.0, 10.0])
     engine.eager = rng.random() < 0.5
-    return Pace(**{**pace, **fixed}), tasks, engine, lambda: step_s * rng.random()
+    return RolloutSettings(**{**pace, **fixed}), tasks, engine, lambda: step_s * rng.random()
 
 
 def lags(batch, pace):

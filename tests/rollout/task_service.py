@@ -12,8 +12,8 @@ import httpx
 import uvicorn
 
 from paddock.records import Verdict
-from paddock.rollout.remote import Server, pool
-from paddock.rollout.service import announce, build_service
+from paddock.rollout.sglang_client import ServerClient, connection_pool
+from paddock.rollout.task_service import build_task_service, register_periodically
 
 KEY = "services"  # shared with the conductor
 
@@ -33,11 +33,13 @@ async def rollout(given, session):
 
 
 async def main(port, conductor):
-    app = build_service({"echo": rollout}, key=KEY)
+    app = build_task_service({"echo": rollout}, key=KEY)
     server = uvicorn.Server(uvicorn.Config(app, port=int(port), log_level="warning"))
-    async with pool() as http:
+    async with connection_pool() as http:
         saying = asyncio.ensure_future(
-            announce(Server(conductor, http, key=KEY), {"echo": f"http://127.0.0.1:{port}"})
+            register_periodically(
+                ServerClient(conductor, http, api_key=KEY), {"echo": f"http://127.0.0.1:{port}"}
+            )
         )
         await server.serve()
         saying.cancel()

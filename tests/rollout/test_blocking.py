@@ -5,9 +5,9 @@ import logging
 from threading import Event
 
 from paddock.records import Verdict
-from paddock.rollout.blocking import BlockWatch
-from paddock.rollout.flight import made
-from paddock.rollout.schedule import Assignment
+from paddock.rollout.in_flight import run_with_timeout
+from paddock.rollout.task_schedule import RolloutSpec
+from paddock.rollout.watchdog import EventLoopWatchdog
 from tests.patience import PATIENCE_S
 from tests.rollout.virtual import trajectory
 
@@ -41,9 +41,11 @@ def test_whoever_blocks_the_loop_is_named_by_session_and_line():
         return [trajectory(given, [1], [0], Verdict(reward=1.0))]
 
     async def main():
-        with BlockWatch(tell, blocked_s=0.05):
-            every = [Assignment.of("sums", 7, member, seed=0) for member in range(3)]
-            await asyncio.gather(*(made(attempt, each, limit_s=PATIENCE_S) for each in every))
+        with EventLoopWatchdog(tell, blocked_s=0.05):
+            every = [RolloutSpec.derive("sums", 7, member, seed=0) for member in range(3)]
+            await asyncio.gather(
+                *(run_with_timeout(attempt, each, limit_s=PATIENCE_S) for each in every)
+            )
 
     log = logging.getLogger("paddock.rollout")
     log.addHandler(noticed)

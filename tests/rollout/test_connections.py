@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from paddock.rollout.connections import Connections
+from paddock.http.pool import ConnectionPool
 from tests.patience import PATIENCE_S, until_async
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -80,7 +80,7 @@ def run(work):
 )
 def test_every_framing_and_whose_connections_are_used_again(answer, body, connections):
     async def work():
-        async with server(answer) as (url, wire), Connections() as http:
+        async with server(answer) as (url, wire), ConnectionPool() as http:
             for i in range(3):
                 status, found = await ask(http, url, body=b"x" * i, headers={"A": "b"})
                 assert status in (200, 204) and found == body
@@ -94,7 +94,7 @@ def test_every_framing_and_whose_connections_are_used_again(answer, body, connec
 
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced():
     async def work():
-        async with server([PLAIN], per_connection=1) as (url, wire), Connections() as http:
+        async with server([PLAIN], per_connection=1) as (url, wire), ConnectionPool() as http:
             for _ in range(4):
                 assert (await ask(http, url))[1] == b"hello"
             assert wire.connections == 4 and len(wire.requests) == 4
@@ -105,10 +105,10 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced():
 def test_leaving_early_closes_the_connection():
     async def work():
         lines = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n"
-        async with server([lines, b""], stalls=True) as (url, wire), Connections() as http:
+        async with server([lines, b""], stalls=True) as (url, wire), ConnectionPool() as http:
             said = {"headers": {}, "patience_s": PATIENCE_S}
             async with http.request("GET", url, **said) as response:
-                assert await anext(response.lines()) == b"one"
+                assert await anext(response.iter_lines()) == b"one"
             wire.release.set()
             await until_async(lambda: wire.gone)
 
@@ -120,9 +120,9 @@ def test_lines_come_whole_however_they_are_cut():
         text = "data: \u00e9t\u00e9\n\ndata: b\nlast".encode()
         parts = [b"%x\r\n%s\r\n" % (1, bytes([b])) for b in text]
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        async with server([head, *parts, b"0\r\n\r\n"]) as (url, _), Connections() as http:
+        async with server([head, *parts, b"0\r\n\r\n"]) as (url, _), ConnectionPool() as http:
             async with http.request("GET", url, headers={}, patience_s=PATIENCE_S) as response:
-                found = [line async for line in response.lines()]
+                found = [line async for line in response.iter_lines()]
             assert found == text.split(b"\n")
 
     run(work)
@@ -131,7 +131,7 @@ def test_lines_come_whole_however_they_are_cut():
 @pytest.mark.parametrize("answer", [[b"", b""], [PLAIN[:-2], b""], [CHUNKED[:60], b""]])
 def test_no_wait_is_without_an_end(answer):
     async def work():
-        async with server(answer, stalls=True) as (url, wire), Connections() as http:
+        async with server(answer, stalls=True) as (url, wire), ConnectionPool() as http:
             with pytest.raises(TimeoutError):
                 await ask(http, url, patience_s=0.05)
             wire.release.set()
@@ -150,7 +150,7 @@ def test_no_wait_is_without_an_end(answer):
 )
 def test_what_breaks_off_or_is_no_http_is_an_error(answer):
     async def work():
-        async with server([answer], per_connection=1) as (url, _), Connections() as http:
+        async with server([answer], per_connection=1) as (url, _), ConnectionPool() as http:
             with pytest.raises((OSError, EOFError)):
                 await ask(http, url)
 
@@ -159,7 +159,7 @@ def test_what_breaks_off_or_is_no_http_is_an_error(answer):
 
 def test_nobody_at_the_address_and_no_address_at_all():
     async def work():
-        async with Connections() as http:
+        async with ConnectionPool() as http:
             with pytest.raises(OSError, match="9"):
                 await ask(http, "http://127.0.0.1:9")
             with pytest.raises(ValueError, match="no http address"):
@@ -172,7 +172,7 @@ def test_nobody_at_the_address_and_no_address_at_all():
 
 def test_hundreds_at_once():
     async def work():
-        async with server([PLAIN]) as (url, wire), Connections(idle=50) as http:
+        async with server([PLAIN]) as (url, wire), ConnectionPool(idle=50) as http:
             for _ in range(2):
                 found = await asyncio.gather(*(ask(http, url) for _ in range(300)))
                 assert {body for _, body in found} == {b"hello"}

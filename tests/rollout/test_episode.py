@@ -27,10 +27,17 @@ from paddock.records import (
     Verdict,
 )
 from paddock.rl.reward import was_truncated
-from paddock.rollout.client import Answered, AskRefused, ContextFull, EngineLost, InProcess, Whole
-from paddock.rollout.context import discard_all, in_turn, keep_recent
-from paddock.rollout.episode import Player
+from paddock.rollout.client import (
+    EngineUnavailableError,
+    InProcessClient,
+    NonStreamingClient,
+    OverlongPromptError,
+    RequestOutput,
+    RequestRejectedError,
+)
+from paddock.rollout.context_management import chain_strategies, discard_all, keep_recent
 from paddock.rollout.session import PRESERVED
+from paddock.rollout.worker import RolloutWorker
 from tests.model.networks import latent_config
 from tests.rollout.engines import SPEC, Chancy, Logged, renderer, tokenizer
 from tests.rollout.talks import assert_each_token_trained_once
@@ -82,11 +89,11 @@ class TalkEnv:
 
 
 def attempt(generate, world=None, *, seed=1, session="s", **more):
-    player = Player(generate=generate, renderer=more.pop("renderer", renderer()), **more)
+    player = RolloutWorker(client=generate, renderer=more.pop("renderer", renderer()), **more)
     world = world or Talk()
     sampling = SamplingParams(max_new_tokens=40, seed=seed)
     return asyncio.run(
-        player.attempt(world, world.task(0), sampling, session_id=session, group_id="g")
+        player.rollout(world, world.task(0), sampling, session_id=session, group_id="g")
     )
 
 
@@ -105,11 +112,11 @@ def test_an_attempt_is_what_the_engine_has_in_its_log():
     assert whole > 10
 
 
-class Noting(InProcess):
+class Noting(InProcessClient):
     log: list
 
-    async def respond(self, ask):
-        answer = await super().respond(ask)
+    async def generate(self, ask):
+        answer = await super().generate(ask)
         self.log.append(Logged(ask.session, tuple(ask.token_ids), answer.completion))
         return answer
 
@@ -118,9 +125,9 @@ def noting(engine):
     found = Noting(
         engine,
         Request,
-        overlong=(ContextLengthExceededError,),
-        refusals=(InvalidRequestError,),
-        failures=(EngineError,),
+        overlong_errors=(ContextLengthExceededError,),
+        rejection_errors=(InvalidRequestError,),
+        engine_errors=(EngineError,),
     )
     object.__setattr__(found, "log", [])
     return found
@@ -137,13 +144,13 @@ def test_a_real_network_many_sessions_at_once_and_the_trainers_numbers():
     settings = EngineSettings(page_size=8, kv_cache_bytes=1 << 24, max_running_requests=16)
     with Engine(network, words, settings) as engine:
         seam = noting(engine)
-        player = Player(generate=seam, renderer=renderer(), room=2048)
+        player = RolloutWorker(client=seam, renderer=renderer(), context_length=2048)
         world = Talk(turns=3)
 
         async def play_all():
             return await asyncio.gather(
                 *(
-                    player.attempt(
+                    player.rollout(
                         world,
                         world.task(i),
                         SamplingParams(max_new_tokens=12, temperature=0.8, seed=i),
@@ -185,25 +192,25 @@ def test_the_same_seed_is_the_same_attempt_and_turns_do_not_share_their_luck():
     assert len(set(runs[0])) == 3
 
 
-class Broken(Whole):
+class Broken(NonStreamingClient):
     def __init__(self, error, after=0):
         self.error, self.chancy, self.after, self.ended = error, Chancy(), after, []
 
-    async def respond(self, ask):
+    async def generate(self, ask):
         if len(self.chancy.log) >= self.after:
             raise self.error
-        return await self.chancy.respond(ask)
+        return await self.chancy.generate(ask)
 
-    def end(self, session):
+    def end_session(self, session):
         self.ended.append(session)
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "where"),
     [
-        (EngineLost("gone"), "infrastructure", "engine"),
-        (ContextFull("too long"), "policy", "context"),
-        (AskRefused("the 'replay' setting is off"), "infrastructure", "request"),
+        (EngineUnavailableError("gone"), "infrastructure", "engine"),
+        (OverlongPromptError("too long"), "policy", "context"),
+        (RequestRejectedError("the 'replay' setting is off"), "infrastructure", "request"),
     ],
 )
 def test_what_goes_wrong_with_an_engine_is_an_outcome(error, kind, where):
@@ -215,12 +222,12 @@ def test_what_goes_wrong_with_an_engine_is_an_outcome(error, kind, where):
 
 
 def test_a_reply_that_an_engine_broke_off_for_good_is_its_failure():
-    class Aborting(Whole):
+    class Aborting(NonStreamingClient):
         async def respond(self, ask):
             done = Completion(
                 token_ids=(5,), logprobs=(-1.0,), versions=(Segment(0, 1),), finish="abort"
             )
-            return Answered(completion=done, message="shutting down")
+            return RequestOutput(completion=done, abort_reason="shutting down")
 
     (found,) = attempt(Aborting())
     assert found.turns == () and found.outcome.kind == "infrastructure"
@@ -244,7 +251,7 @@ def test_an_environment_that_cannot_be_opened_is_a_failure(error):
         def open(self, task):
             raise error
 
-    engine = Broken(EngineLost("nobody asks it"))
+    engine = Broken(EngineUnavailableError("nobody asks it"))
     (found,) = attempt(engine, Shut())
     kind = "time" if isinstance(error, TimeoutError) else "world"
     assert (found.outcome.kind, found.outcome.where) == (kind, "open")
@@ -296,9 +303,9 @@ def test_the_calls_of_a_reply_without_end_are_not_answered():
 
 def played(context, turns=6):
     world, engine = Talk(turns=turns), Calling()
-    player = Player(generate=engine, renderer=renderer(), context=context)
+    player = RolloutWorker(client=engine, renderer=renderer(), context=context)
     sampling = SamplingParams(max_new_tokens=40)
-    return asyncio.run(player.play(world, world.task(0), sampling, "s")), engine
+    return asyncio.run(player.run_episode(world, world.task(0), sampling, "s")), engine
 
 
 class Calling(Chancy):
@@ -344,6 +351,6 @@ def test_discarding_all_begins_again_with_the_task():
 
 
 def test_both_in_turn():
-    found, engine = played(in_turn(keep_recent(1), discard_all(10**6)))
+    found, engine = played(chain_strategies(keep_recent(1), discard_all(10**6)))
     assert "result 4" not in shown(engine.log[-1])
     assert_each_token_trained_once(found.session)

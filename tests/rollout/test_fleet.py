@@ -15,21 +15,26 @@ from paddock.engine import (
     Request,
 )
 from paddock.records import Completion, SamplingParams, Segment
-from paddock.rollout.carry import continuable, joined, rest_of
 from paddock.rollout.client import (
-    Answered,
-    Ask,
-    AskRefused,
-    EngineLost,
-    InProcess,
-    Said,
-    Whole,
+    EngineUnavailableError,
+    InferenceRequest,
+    InProcessClient,
+    NonStreamingClient,
+    OutputDelta,
+    RequestOutput,
+    RequestRejectedError,
 )
-from paddock.rollout.fleet import PULSE_S, Fleet, FleetSettings, Replica
+from paddock.rollout.continuation import can_continue, concat_completions, continuation_request
+from paddock.rollout.replica_pool import LOOP_LAG_PROBE_S, Replica, ReplicaPool, ReplicaPoolSettings
 from tests.model.networks import born, latent_config
 from tests.patience import until_async
 
-QUICK = FleetSettings(beat_s=0.01, patience_s=0.05, deadline_s=60.0, most_backoff_s=0.02)
+QUICK = ReplicaPoolSettings(
+    health_check_interval_s=0.01,
+    health_check_timeout_s=0.05,
+    request_timeout_s=60.0,
+    max_backoff_s=0.02,
+)
 SAMPLING = SamplingParams(max_new_tokens=20, seed=5)
 
 
@@ -38,7 +43,7 @@ def next_token(ids):
     return (31 * sum(ids) + 7 * len(ids)) % 1000
 
 
-class Fake(Whole):
+class Fake(NonStreamingClient):
     """A deterministic network: the same ids, the same reply, wherever it is asked."""
 
     def __init__(self, name, *, breaks_at=None, finish="length", version=0):
@@ -46,7 +51,7 @@ class Fake(Whole):
         self.up, self.asks, self.open = True, [], 0
         self.hangs = False
 
-    async def respond(self, ask):
+    async def generate(self, ask):
         *_, last = [delta async for delta in self.stream(ask)]
         return last.answer
 
@@ -60,7 +65,7 @@ class Fake(Whole):
                 if self.breaks_at == i and self.finish == "lost":
                     self.up = False
                 if not self.up:
-                    raise EngineLost(f"{self.name} is down")
+                    raise EngineUnavailableError(f"{self.name} is down")
                 while self.hangs:
                     await asyncio.sleep(1)
                 if self.breaks_at == i and self.finish == "abort":
@@ -70,7 +75,7 @@ class Fake(Whole):
                 said.append(next_token(ids))
                 ids.append(said[-1])
                 if len(said) < ask.sampling.max_new_tokens:
-                    yield Said(token_ids=said[-1:], logprobs=(-0.5,), version=self.version)
+                    yield OutputDelta(token_ids=said[-1:], logprobs=(-0.5,), version=self.version)
             yield self._last(said[-1:], said, ask, "length")
         finally:
             self.open -= 1
@@ -82,8 +87,10 @@ class Fake(Whole):
             versions=(Segment(self.version, len(said)),) if said else (),
             finish=finish,
         )
-        answer = Answered(completion=done, prompt_tokens=len(ask.token_ids))
-        return Said(token_ids=new, logprobs=(-0.5,) * len(new), version=self.version, answer=answer)
+        answer = RequestOutput(completion=done, prompt_tokens=len(ask.token_ids))
+        return OutputDelta(
+            token_ids=new, logprobs=(-0.5,) * len(new), version=self.version, output=answer
+        )
 
     async def alive(self, _patience_s):
         return self.up and not self.hangs
@@ -94,7 +101,7 @@ def replicas(*fakes):
 
 
 def ask(session="s", ids=(1, 2, 3), sampling=SAMPLING):
-    return Ask(token_ids=ids, sampling=sampling, session=session)
+    return InferenceRequest(token_ids=ids, sampling_params=sampling, session_id=session)
 
 
 def expected(ids, count=20):
@@ -121,16 +128,16 @@ async def gathered(fleet, question):
 def test_a_reply_that_breaks_off_is_whole_in_the_end(streamed, finish, at):
     async def run():
         fakes = [Fake("a", version=3), Fake("b", version=4)]
-        async with Fleet(replicas(*fakes), QUICK) as fleet:
-            first = fleet.router.place("s")
+        async with ReplicaPool(replicas(*fakes), QUICK) as fleet:
+            first = fleet.router.route("s")
             breaking = next(fake for fake in fakes if fake.name == first)
             breaking.breaks_at, breaking.finish = at, finish
-            answer = await (gathered(fleet, ask()) if streamed else fleet.respond(ask()))
+            answer = await (gathered(fleet, ask()) if streamed else fleet.generate(ask()))
             done = answer.completion
             assert (done.token_ids, done.finish) == (expected((1, 2, 3)), "length")
             assert len(done.token_versions) == 20 and answer.prompt_tokens == 3
             if finish == "lost":
-                assert fleet.alive != () and first not in fleet.alive
+                assert fleet.live_replicas != () and first not in fleet.live_replicas
             kept = at if streamed or finish == "abort" else 0
             again = [a for fake in fakes for a in fake.asks][-1] if kept else None
             if again is not None and finish == "lost":
@@ -147,14 +154,14 @@ def test_a_reply_that_breaks_off_is_whole_in_the_end(streamed, finish, at):
 def test_a_replica_that_hangs_is_noticed_and_its_asks_go_elsewhere():
     async def run():
         fakes = [Fake("a"), Fake("b")]
-        async with Fleet(replicas(*fakes), QUICK) as fleet:
-            stuck = next(f for f in fakes if f.name == fleet.router.place("s"))
+        async with ReplicaPool(replicas(*fakes), QUICK) as fleet:
+            stuck = next(f for f in fakes if f.name == fleet.router.route("s"))
             stuck.hangs = True
-            answer = await fleet.respond(ask())
+            answer = await fleet.generate(ask())
             assert answer.completion.token_ids == expected((1, 2, 3))
-            assert fleet.alive == tuple(f.name for f in fakes if f is not stuck)
+            assert fleet.live_replicas == tuple(f.name for f in fakes if f is not stuck)
             stuck.hangs = False
-            await until_async(lambda: len(fleet.alive) == 2)
+            await until_async(lambda: len(fleet.live_replicas) == 2)
 
     asyncio.run(run())
 
@@ -167,20 +174,24 @@ def test_a_busy_process_does_not_take_its_replicas_for_dead():
 
     async def run():
         fake = Slow("a")
-        async with Fleet(replicas(fake), QUICK) as fleet:
+        async with ReplicaPool(replicas(fake), QUICK) as fleet:
             for _ in range(8):
                 await asyncio.sleep(0.01)
                 time.sleep(0.2)
-                assert fleet.alive == ("a",)
+                assert fleet.live_replicas == ("a",)
             fake.up = False
-            await until_async(lambda: not fleet.alive)
+            await until_async(lambda: not fleet.live_replicas)
 
     asyncio.run(run())
 
 
 def test_by_default_a_dead_replica_is_deregistered_in_less_than_two_seconds():
-    usual = FleetSettings()
-    assert usual.misses * (usual.beat_s + usual.patience_s + PULSE_S) < 2.0
+    usual = ReplicaPoolSettings()
+    assert (
+        usual.health_failure_threshold
+        * (usual.health_check_interval_s + usual.health_check_timeout_s + LOOP_LAG_PROBE_S)
+        < 2.0
+    )
 
 
 def test_who_comes_back_must_be_up_to_date_first():
@@ -191,14 +202,14 @@ def test_who_comes_back_must_be_up_to_date_first():
             admitted.append(name)
             return len(admitted) > 2
 
-        async with Fleet(replicas(fake), QUICK, admit=admit) as fleet:
+        async with ReplicaPool(replicas(fake), QUICK, admit=admit) as fleet:
             fake.up = False
-            await until_async(lambda: not fleet.alive)
+            await until_async(lambda: not fleet.live_replicas)
             fake.up = True
-            answer = await fleet.respond(ask())  # waits until somebody is there
+            answer = await fleet.generate(ask())  # waits until somebody is there
             assert answer.completion.token_ids == expected((1, 2, 3))
             assert admitted == ["a"] * 3
-            assert not await Fleet([], QUICK, admit=_never).add(replicas(Fake("c"))[0])
+            assert not await ReplicaPool([], QUICK, admit=_never).add(replicas(Fake("c"))[0])
 
     async def _never(_name):
         return False
@@ -209,12 +220,12 @@ def test_who_comes_back_must_be_up_to_date_first():
 def test_new_replicas_and_removed_ones():
     async def run():
         one, two = Fake("a"), Fake("b")
-        async with Fleet(replicas(one), QUICK) as fleet:
+        async with ReplicaPool(replicas(one), QUICK) as fleet:
             assert await fleet.add(replicas(two)[0])
-            assert set(fleet.alive) == {"a", "b"}
+            assert set(fleet.live_replicas) == {"a", "b"}
             await fleet.remove("a")
             for i in range(5):
-                await fleet.respond(ask(f"s{i}"))
+                await fleet.generate(ask(f"s{i}"))
             assert len(two.asks) == 5 and one.asks == []
 
     asyncio.run(run())
@@ -224,18 +235,18 @@ def test_nobody_waits_longer_than_the_deadline():
     async def run():
         down = Fake("a")
         down.up = False
-        brief = QUICK.model_copy(update={"deadline_s": 0.2})
-        async with Fleet(replicas(down), brief) as fleet:
-            with pytest.raises(EngineLost, match=r"attempts|no engine is alive"):
-                await fleet.respond(ask())
-            with pytest.raises(EngineLost):
+        brief = QUICK.model_copy(update={"request_timeout_s": 0.2})
+        async with ReplicaPool(replicas(down), brief) as fleet:
+            with pytest.raises(EngineUnavailableError, match=r"attempts|no engine is alive"):
+                await fleet.generate(ask())
+            with pytest.raises(EngineUnavailableError):
                 await gathered(fleet, ask())
         hanging = Fake("b")
         hanging.hangs = True
         patient = brief.model_copy(update={"misses": 10**6})
-        async with Fleet(replicas(hanging), patient) as fleet:
-            with pytest.raises(EngineLost):
-                await fleet.respond(ask())
+        async with ReplicaPool(replicas(hanging), patient) as fleet:
+            with pytest.raises(EngineUnavailableError):
+                await fleet.generate(ask())
 
     asyncio.run(run())
 
@@ -244,20 +255,20 @@ def test_a_replica_that_lives_but_fails_loses_the_session():
     class Sulking(Fake):
         async def stream(self, ask):
             self.asks.append(ask)
-            raise EngineLost("503: overloaded")
+            raise EngineUnavailableError("503: overloaded")
             yield
 
     async def run():
         fakes = [Sulking("a"), Sulking("b"), Sulking("c")]
-        async with Fleet(replicas(*fakes), QUICK) as fleet:
-            first = fleet.router.place("s")
+        async with ReplicaPool(replicas(*fakes), QUICK) as fleet:
+            first = fleet.router.route("s")
             for i, fake in enumerate(fakes):
                 if fake.name != first:
                     fakes[i].__class__ = Fake
-            answer = await fleet.respond(ask())
+            answer = await fleet.generate(ask())
             assert answer.completion.token_ids == expected((1, 2, 3))
             assert len(next(f for f in fakes if f.name == first).asks) == 3
-            assert len(fleet.alive) == 3
+            assert len(fleet.live_replicas) == 3
 
     asyncio.run(run())
 
@@ -266,14 +277,14 @@ def test_what_no_engine_could_answer_is_not_asked_again():
     class Refusing(Fake):
         async def stream(self, ask):
             self.asks.append(ask)
-            raise AskRefused("too long")
+            raise RequestRejectedError("too long")
             yield
 
     async def run():
         fake = Refusing("a")
-        async with Fleet(replicas(fake), QUICK) as fleet:
-            with pytest.raises(AskRefused):
-                await fleet.respond(ask())
+        async with ReplicaPool(replicas(fake), QUICK) as fleet:
+            with pytest.raises(RequestRejectedError):
+                await fleet.generate(ask())
             assert len(fake.asks) == 1
 
     asyncio.run(run())
@@ -282,9 +293,11 @@ def test_what_no_engine_could_answer_is_not_asked_again():
 def test_cancelling_an_ask_ends_it_at_the_replica():
     async def run():
         fake = Fake("a")
-        async with Fleet(replicas(fake), QUICK.model_copy(update={"misses": 10**6})) as fleet:
+        async with ReplicaPool(
+            replicas(fake), QUICK.model_copy(update={"health_failure_threshold": 10**6})
+        ) as fleet:
             fake.hangs = True
-            asking = asyncio.create_task(fleet.respond(ask()))
+            asking = asyncio.create_task(fleet.generate(ask()))
             while not fake.open:
                 await asyncio.sleep(0)
             asking.cancel()
@@ -309,18 +322,18 @@ def test_cancelling_an_ask_ends_it_at_the_replica():
     ],
 )
 def test_what_cannot_be_continued_begins_again_or_says_so(sampling):
-    assert not continuable(sampling)
+    assert not can_continue(sampling)
 
     async def run():
         fakes = [Fake("a"), Fake("b")]
-        async with Fleet(replicas(*fakes), QUICK) as fleet:
-            breaking = next(f for f in fakes if f.name == fleet.router.place("s"))
+        async with ReplicaPool(replicas(*fakes), QUICK) as fleet:
+            breaking = next(f for f in fakes if f.name == fleet.router.route("s"))
             breaking.breaks_at, breaking.finish = 5, "abort"
-            answer = await fleet.respond(ask(sampling=sampling))
+            answer = await fleet.generate(ask(sampling=sampling))
             assert answer.completion.token_ids == expected((1, 2, 3))
             assert tuple(breaking.asks[1].token_ids) == (1, 2, 3)
             breaking.breaks_at = 5
-            with pytest.raises(EngineLost, match="cannot be continued"):
+            with pytest.raises(EngineUnavailableError, match="cannot be continued"):
                 await gathered(fleet, ask(sampling=sampling))
 
     asyncio.run(run())
@@ -334,9 +347,9 @@ def test_parts_of_a_reply_are_one():
         finish="abort",
         forced=(1,),
     )
-    both = joined(one, one)
+    both = concat_completions(one, one)
     assert both.token_versions == (1, 2, 1, 2) and both.forced == (1, 3)
-    assert rest_of(ask(sampling=SamplingParams(max_new_tokens=2)), one) is None
+    assert continuation_request(ask(sampling=SamplingParams(max_new_tokens=2)), one) is None
 
 
 def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
@@ -350,7 +363,7 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
         engines = [Engine(network, None, settings) for _ in range(3)]
         names, served = [f"e{i}" for i in range(3)], Counter()
 
-        class Noting(InProcess):
+        class Noting(InProcessClient):
             async def respond(self, ask):
                 answer = await super().respond(ask)
                 served[ask.session, id(self.engine)] += 1
@@ -360,13 +373,13 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
             seam = Noting(
                 engine,
                 Request,
-                overlong=(ContextLengthExceededError,),
-                refusals=(InvalidRequestError,),
-                failures=(EngineError,),
+                overlong_errors=(ContextLengthExceededError,),
+                rejection_errors=(InvalidRequestError,),
+                engine_errors=(EngineError,),
             )
             return Replica(name, seam, _well)
 
-        async with Fleet(map(replica, names, engines), QUICK) as fleet:
+        async with ReplicaPool(map(replica, names, engines), QUICK) as fleet:
             found, ideal = await asyncio.gather(*(talk(fleet, f"s{i}") for i in range(12))), 0
         ideal = sum(before for turns in found for _, before in turns)
         hits = sum(cached for turns in found for cached, _ in turns)

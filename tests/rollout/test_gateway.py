@@ -22,9 +22,9 @@ from paddock.engine import (
     Request,
 )
 from paddock.records import Message, SamplingParams, Trajectory, Verdict, decode, encode
-from paddock.rollout.client import EngineLost, InProcess
+from paddock.rollout.client import EngineUnavailableError, InProcessClient
 from paddock.rollout.gateway import build_gateway
-from paddock.rollout.live import GatewaySettings, Rules, Sessions
+from paddock.rollout.session_manager import GatewaySettings, SessionConfig, SessionManager
 from paddock.text import SpecialToken, Tokenizer, get_renderer
 from tests.patience import until
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent, Door, MessagesAgent
@@ -35,7 +35,7 @@ from tests.serve.school import WEATHER
 from tests.text.conversations import MARKERS, WORDS, text
 
 VARIANTS = [(name, stream) for name in AGENTS for stream in (False, True)]
-GREEDY = Rules(sampling=SamplingParams(temperature=0.0))
+GREEDY = SessionConfig(sampling_params=SamplingParams(temperature=0.0))
 TOOL = {"type": "function", "function": encode(WEATHER)}
 ADMIN_KEY = "trainer-side"
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
@@ -43,7 +43,7 @@ ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
 @contextmanager
 def gateway(generate, words=None, rules=None, **settings):
-    sessions = Sessions(generate, words or renderer(), GatewaySettings(**settings))
+    sessions = SessionManager(generate, words or renderer(), GatewaySettings(**settings))
     with listening(build_gateway(sessions, rules, admin_key=ADMIN_KEY)) as url:
         yield url, sessions
 
@@ -116,12 +116,12 @@ def engine(folder):
         assert found.audit() == []
 
 
-def _in_process(engine, kind=InProcess):
+def _in_process(engine, kind=InProcessClient):
     return kind(
         engine,
         Request,
-        overlong=(ContextLengthExceededError,),
-        refusals=(InvalidRequestError,),
+        overlong_errors=(ContextLengthExceededError,),
+        rejection_errors=(InvalidRequestError,),
         failures=(EngineError,),
     )
 
@@ -154,7 +154,7 @@ def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, 
 # --- who leaves early -----------------------------------------------------------------------------
 
 
-class Freezing(InProcess):
+class Freezing(InProcessClient):
     """The engine takes no further step once it has begun to answer, and cannot be done before."""
 
     async def stream(self, ask):
@@ -224,11 +224,11 @@ class Looks(Scripted):
 
     held: tuple[int, ...] = ()
 
-    async def respond(self, ask):
+    async def generate(self, ask):
         gc.collect()
         every = (each for each in gc.get_objects() if type(each) is Message)
         self.held = (*self.held, sum(each.content.startswith("needle") for each in every))
-        return await super().respond(ask)
+        return await super().generate(ask)
 
 
 def test_a_turn_that_waits_holds_what_is_new_and_not_its_conversation():
@@ -245,7 +245,7 @@ def test_a_turn_that_waits_holds_what_is_new_and_not_its_conversation():
 
 
 def test_what_was_loaded_before_is_no_garbage_while_turns_are_served():
-    app, before = build_gateway(Sessions(Chancy(), renderer())), gc.get_threshold()
+    app, before = build_gateway(SessionManager(Chancy(), renderer())), gc.get_threshold()
 
     async def served():
         async with app.router.lifespan_context(app):
@@ -261,11 +261,11 @@ def test_what_was_loaded_before_is_no_garbage_while_turns_are_served():
 
 def test_the_session_rules_over_what_shapes_the_distribution():
     asked = SamplingParams(temperature=0.0, top_p=0.5, max_new_tokens=9, stop=("x",), seed=4)
-    own = Rules(sampling=SamplingParams(temperature=0.7, max_new_tokens=20, seed=1))
-    ruled = own.ruled(asked, turn=3)
+    own = SessionConfig(sampling_params=SamplingParams(temperature=0.7, max_new_tokens=20, seed=1))
+    ruled = own.apply(asked, turn=3)
     assert (ruled.temperature, ruled.top_p) == (0.7, 1.0)
     assert (ruled.max_new_tokens, ruled.stop) == (9, ("x",))
-    assert ruled.seed not in (1, 4, None) and own.ruled(asked, turn=4).seed != ruled.seed
+    assert ruled.seed not in (1, 4, None) and own.apply(asked, turn=4).seed != ruled.seed
 
 
 def test_a_required_call_is_opened_by_us_and_not_trained(real, engine):
@@ -317,7 +317,7 @@ def test_errors_speak_the_dialect():
 def test_a_lost_engine_is_no_bug_and_no_turn():
     class Lost(Chancy):
         async def respond(self, ask):
-            raise EngineLost("gone")
+            raise EngineUnavailableError("gone")
 
     with gateway(Lost()) as (url, sessions):
         door = opened(url, "s")

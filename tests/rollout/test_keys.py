@@ -9,10 +9,10 @@ from paddock.journal import Ledger
 from paddock.records import Failure, Verdict
 from paddock.rl.collect import Collector
 from paddock.rollout.gateway import build_gateway
-from paddock.rollout.live import GatewaySettings, Sessions
-from paddock.rollout.orchestrator import Orchestrator, Work
-from paddock.rollout.service import build_service
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.orchestrator import Orchestrator, TaskSpec
+from paddock.rollout.session_manager import GatewaySettings, SessionManager
+from paddock.rollout.settings import RolloutSettings, TaskSettings
+from paddock.rollout.task_service import build_task_service
 from tests.rollout.agents import HTTP
 from tests.rollout.engines import Chancy, renderer
 from tests.rollout.task_service import KEY
@@ -81,7 +81,7 @@ def test_a_key_is_worth_nothing_once_its_session_is_closed():
 
 
 def test_a_gateway_without_an_admin_key_keeps_sessions_to_its_process():
-    sessions = Sessions(Chancy(), renderer())
+    sessions = SessionManager(Chancy(), renderer())
     live = sessions.open("s")
     with listening(build_gateway(sessions)) as url:
         for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/s"), ("POST", "/s/export")):
@@ -106,16 +106,16 @@ class Holding(Chancy):
         super().__init__()
         self.asked, self.go = 0, asyncio.Event()
 
-    async def respond(self, ask):
+    async def generate(self, ask):
         self.asked += 1
         await self.go.wait()
-        return await super().respond(ask)
+        return await super().generate(ask)
 
 
 def test_one_session_has_a_bounded_number_of_turns_at_once():
     async def main():
         engine = Holding()
-        sessions = Sessions(engine, renderer(), GatewaySettings(turns_at_once=2))
+        sessions = SessionManager(engine, renderer(), GatewaySettings(max_concurrent_turns=2))
         lives = [sessions.open("crowd"), sessions.open("other")]
         async with served(build_gateway(sessions)) as url, httpx.AsyncClient(timeout=60) as http:
 
@@ -165,13 +165,13 @@ def test_an_agent_that_meddles_with_other_sessions_changes_nothing():
                     statuses.update([s async for s in meddle(http, url, given, session)])
                 return await honest(given, session)
 
-            service = build_service({"a": hostile, "b": honest}, key=KEY)
+            service = build_task_service({"a": hostile, "b": honest}, key=KEY)
             async with served(service) as where:
                 registry.register("a", where)
                 registry.register("b", where)
                 registry.patience_s = 1e6
-                works = {task: Work(attempt, TaskSettings(group_size=2)) for task in ("a", "b")}
-                pace = Pace(batch_groups=2, pipeline_depth=1, max_staleness=2)
+                works = {task: TaskSpec(attempt, TaskSettings(group_size=2)) for task in ("a", "b")}
+                pace = RolloutSettings(groups_per_batch=2, pipeline_depth=1, max_staleness=2)
                 ledger = Ledger(":memory:")
                 async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
                     learner = Learner(collect, Engine(), step_s=lambda: 0.0)
@@ -197,7 +197,7 @@ def test_a_session_that_cannot_be_opened_or_is_closed_by_others_is_a_failure():
                 attempt.sessions.close(attempt.sessions[given.session_id])
                 return Verdict(reward=1.0)
 
-            async with served(build_service({"echo": rollout}, key=KEY)) as url:
+            async with served(build_task_service({"echo": rollout}, key=KEY)) as url:
                 registry.register("echo", url)
                 if not close:
                     attempt.sessions.open(given().session_id)
@@ -219,5 +219,5 @@ def test_a_services_agent_is_told_the_key_of_its_own_session():
             found = (await http.get(session.base_url, headers=headers)).json()
         return Verdict(reward=1.0, note=found["id"])
 
-    branch, _ = attempted(build_service({"echo": rollout}, key=KEY))
+    branch, _ = attempted(build_task_service({"echo": rollout}, key=KEY))
     assert branch.outcome == Verdict(reward=1.0, note=given().session_id)

@@ -6,10 +6,10 @@ from random import Random
 
 from paddock.api.delta_parser import DeltaParser
 from paddock.records import Message, SamplingParams
-from paddock.rollout.client import Ask, last_delta
-from paddock.rollout.live import Live, Rules
-from paddock.rollout.match import LOOSE, STRICT, Matcher
-from paddock.rollout.session import PRESERVED, Past, Session
+from paddock.rollout.client import InferenceRequest, final_delta
+from paddock.rollout.prefix_matcher import LOOSE, STRICT, PrefixMatcher
+from paddock.rollout.session import PRESERVED, Session, SessionHistory
+from paddock.rollout.session_manager import LiveSession, SessionConfig
 from paddock.text import SpecialToken, parse_completion
 from paddock.text.messages import parse_messages
 from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
@@ -42,27 +42,29 @@ def test_going_on_from_the_turn_before_finds_what_reading_all_of_it_finds():
 async def roam(seed):
     """One session, each turn found both ways; in how many the past was not read again."""
     chance, engine = Random(seed), Chancy(seed=seed)
-    rule = chance.choice([LOOSE, STRICT, Matcher("deaf", LOOSE.key, "ignored")])
-    live = Live(Session("s", renderer(), rule), Rules(matcher=rule))
+    rule = chance.choice([LOOSE, STRICT, PrefixMatcher("deaf", LOOSE.key, "ignored")])
+    live = LiveSession(Session("s", renderer(), rule), SessionConfig(matcher=rule))
     session, named, skipped, messages = live.session, chance.random() < 0.7, 0, [user()]
     for _ in range(10):
         tools = SPEC if chance.random() < 0.9 else SPEC[:1]
         mode = {"tools": tools, "thinking": chance.choice([PRESERVED, PRESERVED, SILENT])}
         raw = [as_sent(message, ids=named) for message in messages]
-        sent = live.sent(raw)
-        found = session.found(sent.messages, past=sent.past, **mode)
-        opening = session.opened(found)
-        skipped += bool(sent.past) and "_all" not in vars(sent.messages)
-        assert facts(opening) == facts(session.begin(parse_messages(raw), **mode))
+        sent = live.parse_messages(raw)
+        found = session.match_prefix(sent.messages, past=sent.history, **mode)
+        opening = session.build_prompt(found)
+        skipped += bool(sent.history) and "_all" not in vars(sent.messages)
+        assert facts(opening) == facts(session.begin_turn(parse_messages(raw), **mode))
         assert tuple(sent.messages) == parse_messages(raw)
-        live.hear(sent, found.past)
-        answer = await engine.respond(
-            Ask(token_ids=opening.prompt, sampling=SamplingParams(), session="s")
+        live.remember_messages(sent, found.history)
+        answer = await engine.generate(
+            InferenceRequest(
+                token_ids=opening.prompt, sampling_params=SamplingParams(), session_id="s"
+            )
         )
         reading = DeltaParser(
             tokenizer(), tools=tools, prompt=opening.prompt, stops=(), call_id="c{}".format
         )
-        reading.feed(last_delta(answer))
+        reading.feed(final_delta(answer))
         reply = reading.message
         if chance.random() < 0.9:
             session.record(opening, answer.completion, reply)
@@ -74,14 +76,16 @@ async def roam(seed):
 
 
 def test_agents_that_only_append_are_not_read_again():
-    live = Live(Session("s", renderer()), Rules())
+    live = LiveSession(Session("s", renderer()), SessionConfig())
     messages = [user()]
     for turn in range(4):
-        sent = live.sent([as_sent(message) for message in messages])
-        found = live.session.found(sent.messages, past=sent.past, tools=SPEC, thinking=PRESERVED)
-        opening = live.session.opened(found)
-        assert bool(turn) == (sent.past is not None) == ("_all" not in vars(sent.messages))
-        live.hear(sent, found.past)
+        sent = live.parse_messages([as_sent(message) for message in messages])
+        found = live.session.match_prefix(
+            sent.messages, past=sent.history, tools=SPEC, thinking=PRESERVED
+        )
+        opening = live.session.build_prompt(found)
+        assert bool(turn) == (sent.history is not None) == ("_all" not in vars(sent.messages))
+        live.remember_messages(sent, found.history)
         ids = ids_of(f"turn {turn}", *CALL_OF_NOW, SpecialToken.OBSERVATION)
         done = completion(ids)
         reply = parse_completion(
@@ -90,10 +94,10 @@ def test_agents_that_only_append_are_not_read_again():
         live.session.record(opening, done, reply)
         result = Message(role="tool", content="x" * 100, tool_call_id=reply.tool_calls[0].id)
         messages += [reply, result]
-        again = live.session.found(messages, tools=SPEC, thinking=PRESERVED)
-        assert again.letters == 100, "results of tools become tokens alone"
-        asked = live.session.found([*messages, user()], tools=SPEC, thinking=PRESERVED)
-        assert asked.letters > 100 * (turn + 1), "for a user the past may have to be said anew"
+        again = live.session.match_prefix(messages, tools=SPEC, thinking=PRESERVED)
+        assert again.num_chars == 100, "results of tools become tokens alone"
+        asked = live.session.match_prefix([*messages, user()], tools=SPEC, thinking=PRESERVED)
+        assert asked.num_chars > 100 * (turn + 1), "for a user the past may have to be said anew"
 
 
 def test_a_twin_that_follows_other_thoughts_is_not_gone_on_from():
@@ -107,16 +111,16 @@ def test_a_twin_that_follows_other_thoughts_is_not_gone_on_from():
         for thought in ("one", "other")
     )
     ids = ids_of("hm", SpecialToken.THINK_CLOSE, "same", SpecialToken.USER)
-    asked = [session.found([user(), reply, user()], **mode) for reply in (one, other)]
+    asked = [session.match_prefix([user(), reply, user()], **mode) for reply in (one, other)]
     for found in asked:
-        opening = session.opened(found)
+        opening = session.build_prompt(found)
         parsed = parse_completion(
             tokenizer(), ids, finish="stop", tools=SPEC, prompt=opening.prompt
         )
         session.record(opening, completion(ids), parsed.message)
     messages = [user(), one, user(), parsed.message, user()]
-    again = session.opened(session.found(messages, past=asked[0].past, **mode))
-    assert facts(again) == facts(session.begin(messages, **mode))
+    again = session.build_prompt(session.match_prefix(messages, past=asked[0].history, **mode))
+    assert facts(again) == facts(session.begin_turn(messages, **mode))
     assert "other" not in tokenizer().decode(again.prompt.tolist())
 
 
@@ -129,7 +133,9 @@ def test_a_result_that_comes_late_still_answers_its_call():
         {"role": "tool", "content": "first"},
         {"role": "tool", "content": "second"},
     ]
-    live = Live(Session("s", renderer()), Rules())
-    live.hear(live.sent(raw[:3]), Past(length=3, head=b"", key=b""))
-    sent = live.sent(raw)
+    live = LiveSession(Session("s", renderer()), SessionConfig())
+    live.remember_messages(
+        live.parse_messages(raw[:3]), SessionHistory(length=3, head=b"", digest=b"")
+    )
+    sent = live.parse_messages(raw)
     assert sent.messages[-1].tool_call_id == "call_1_1"

@@ -7,14 +7,14 @@ import pytest
 from paddock.journal import Ledger
 from paddock.records import Completion, SamplingParams, Segment, Verdict
 from paddock.rl.collect import Collector
-from paddock.rollout.client import Answered, Ask, Whole
-from paddock.rollout.lockstep import LockstepGenerate, Waves
-from paddock.rollout.orchestrator import Orchestrator, Work
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.client import InferenceRequest, NonStreamingClient, RequestOutput
+from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
+from paddock.rollout.orchestrator import Orchestrator, TaskSpec
+from paddock.rollout.settings import RolloutSettings, TaskSettings
 from tests.rollout.virtual import Learner, number, run, trajectory
 
 
-class Batcher(Whole):
+class Batcher(NonStreamingClient):
     """An engine whose tokens depend on what it computes together, as those of real ones may: on
     all that was asked before it was let go, in the order of asking."""
 
@@ -34,7 +34,7 @@ class Batcher(Whole):
         self.held = False
         self._step()
 
-    async def respond(self, ask):
+    async def generate(self, ask):
         answer = asyncio.get_running_loop().create_future()
         self.waiting.append((ask, answer))
         if not self.held:
@@ -55,7 +55,7 @@ class Batcher(Whole):
                 versions=(Segment(self.version, 1),),
                 finish="stop",
             )
-            answer.set_result(Answered(completion=completion))
+            answer.set_result(RequestOutput(completion=completion))
 
 
 def attempts_by(generate, *, delays):
@@ -66,7 +66,9 @@ def attempts_by(generate, *, delays):
         ids = []
         for _ in range(1 + given.seed % 4):
             await asyncio.sleep(rng.expovariate(1.0))
-            ask = Ask(token_ids=(1, *ids), sampling=SamplingParams(), session=given.session_id)
+            ask = InferenceRequest(
+                token_ids=(1, *ids), sampling_params=SamplingParams(), session_id=given.session_id
+            )
             ids += (await generate.respond(ask)).completion.token_ids
         await asyncio.sleep(rng.expovariate(1.0))  # to be judged
         versions = [0] * len(ids)
@@ -81,22 +83,22 @@ def flat(group):
 
 def history(delays, *, in_waves, concurrency=5):
     engine = Batcher()
-    waves = Waves(engine.hold) if in_waves else None
-    generate = LockstepGenerate(engine, waves) if waves else engine
-    pace = Pace(
-        batch_groups=3,
+    waves = RequestBarrier(engine.hold) if in_waves else None
+    generate = DeterministicClient(engine, waves) if waves else engine
+    pace = RolloutSettings(
+        groups_per_batch=3,
         pipeline_depth=1,
         max_staleness=9,
         order="in_order",
-        lockstep=in_waves,
-        concurrency=concurrency,
-        least_concurrency=1,
+        deterministic=in_waves,
+        max_concurrent=concurrency,
+        min_concurrent=1,
     )
 
     async def main():
         attempt = attempts_by(generate, delays=delays)
         works = {
-            name: Work(attempt, TaskSettings(group_size=size, ratio=size), flat)
+            name: TaskSpec(attempt, TaskSettings(group_size=size, ratio=size), flat)
             for name, size in (("sums", 3), ("words", 2))
         }
         ledger = Ledger(":memory:")
@@ -122,21 +124,21 @@ def test_without_waves_they_do():
 
 def test_a_session_that_is_given_up_does_not_hold_up_the_wave():
     engine = Batcher()
-    waves = Waves(engine.hold)
-    generate = LockstepGenerate(engine, waves)
+    waves = RequestBarrier(engine.hold)
+    generate = DeterministicClient(engine, waves)
 
     async def session(name, *, hangs):
         if hangs:
             await asyncio.sleep(1e9)
-        ask = Ask(token_ids=(1,), sampling=SamplingParams(), session=name)
-        return await generate.respond(ask)
+        ask = InferenceRequest(token_ids=(1,), sampling_params=SamplingParams(), session_id=name)
+        return await generate.generate(ask)
 
     async def main():
         for name in ("a", "b", "c"):
-            waves.let_in(name)
+            waves.join(name)
         tasks = {n: asyncio.ensure_future(session(n, hangs=n == "b")) for n in ("a", "b", "c")}
         await asyncio.sleep(5)
-        assert waves.waves == 0
+        assert waves.rounds == 0
         tasks["b"].cancel()
         waves.leave("b")
         await asyncio.wait_for(asyncio.gather(tasks["a"], tasks["c"]), 10)
@@ -152,10 +154,10 @@ def test_an_engine_that_cannot_be_held_is_heard_of():
         yield
 
     async def main():
-        waves = Waves(broken)
-        waves.let_in("a")
-        ask = Ask(token_ids=(1,), sampling=SamplingParams(), session="a")
-        await asyncio.wait_for(LockstepGenerate(Batcher(), waves).respond(ask), 10)
+        waves = RequestBarrier(broken)
+        waves.join("a")
+        ask = InferenceRequest(token_ids=(1,), sampling_params=SamplingParams(), session_id="a")
+        await asyncio.wait_for(DeterministicClient(Batcher(), waves).generate(ask), 10)
 
     with pytest.raises(OSError, match="gone"):
         run(main())

@@ -16,21 +16,21 @@ from paddock.engine import (
     InvalidRequestError,
     Request,
 )
-from paddock.rollout.client import EngineLost, InProcess
-from paddock.rollout.fleet import Fleet, Replica
-from paddock.rollout.health import RunAborted
+from paddock.rollout.client import EngineUnavailableError, InProcessClient
+from paddock.rollout.replica_pool import Replica, ReplicaPool
+from paddock.rollout.task_health import RunAbortedError
 from tests.engine.nets import engine, greedy, network
 from tests.model.networks import born, latent_config
 from tests.rollout.test_fleet import QUICK, SAMPLING, Fake, ask, replicas
 
 
 def in_process(engine):
-    return InProcess(
+    return InProcessClient(
         engine,
         Request,
-        overlong=(ContextLengthExceededError,),
-        refusals=(InvalidRequestError,),
-        failures=(EngineError,),
+        overlong_errors=(ContextLengthExceededError,),
+        rejection_errors=(InvalidRequestError,),
+        engine_errors=(EngineError,),
     )
 
 
@@ -65,21 +65,21 @@ def test_a_replica_that_was_only_paused_is_asked_under_another_id():
 
     async def run():
         nonlocal well
-        async with Fleet([Replica("a", in_process(engine), alive)], QUICK) as fleet:
+        async with ReplicaPool([Replica("a", in_process(engine), alive)], QUICK) as fleet:
             engine.run_between_steps(stand_still)
             await asyncio.to_thread(stands.wait, 60)
             question = replace(ask(ids=(1, 2, 3)), id="s/0")
-            asking = asyncio.create_task(fleet.respond(question))
+            asking = asyncio.create_task(fleet.generate(question))
             async with asyncio.timeout(60):
-                while not fleet.replicas["a"].flying:
+                while not fleet.replicas["a"].pending:
                     await asyncio.sleep(0)
                 well = False
-                while fleet.alive:
+                while fleet.live_replicas:
                     await asyncio.sleep(0.001)
                 well = True
-                while not fleet.alive:
+                while not fleet.live_replicas:
                     await asyncio.sleep(0.001)
-                while not fleet.replicas["a"].flying and not asking.done():
+                while not fleet.replicas["a"].pending and not asking.done():
                     await asyncio.sleep(0.001)
                 goes_on.set()
                 return await asking
@@ -112,9 +112,9 @@ def test_what_an_engine_does_not_take_now_is_asked_again(refused):
             engine.submit(
                 Request(token_ids=(1,), sampling_params=SAMPLING, id=f"x{i}"), lambda _: None
             )
-        chosen = QUICK.model_copy(update={"deadline_s": deadline_s})
-        async with Fleet([Replica("a", in_process(engine), well)], chosen) as fleet:
-            asking = asyncio.create_task(fleet.respond(replace(ask(), id="x0")))
+        chosen = QUICK.model_copy(update={"request_timeout_s": deadline_s})
+        async with ReplicaPool([Replica("a", in_process(engine), well)], chosen) as fleet:
+            asking = asyncio.create_task(fleet.generate(replace(ask(), id="x0")))
             if free:
                 await asyncio.sleep(0)
                 engine.resume()
@@ -123,7 +123,10 @@ def test_what_an_engine_does_not_take_now_is_asked_again(refused):
     with Engine(born(latent_config()), None, settings) as engine:
         answer = asyncio.run(run(engine, 60.0, free=True))
         assert len(answer.completion.token_ids) == 20
-    with Engine(born(latent_config()), None, settings) as engine, pytest.raises(EngineLost):
+    with (
+        Engine(born(latent_config()), None, settings) as engine,
+        pytest.raises(EngineUnavailableError),
+    ):
         asyncio.run(run(engine, 0.1, free=False))
 
 
@@ -131,11 +134,11 @@ def test_when_no_replica_comes_back_the_run_ends_with_the_reason():
     async def run():
         down = Fake("a")
         down.up = False
-        brief = QUICK.model_copy(update={"unreachable_timeout_s": 0.2, "deadline_s": 600.0})
-        async with Fleet(replicas(down), brief) as fleet:
-            assert fleet.trouble() == ""
-            with pytest.raises(RunAborted, match=r"no engine has answered for 0\.2 s: a: .*"):
-                await fleet.respond(ask())
-            assert fleet.trouble().startswith("a: ")
+        brief = QUICK.model_copy(update={"unreachable_timeout_s": 0.2, "request_timeout_s": 600.0})
+        async with ReplicaPool(replicas(down), brief) as fleet:
+            assert fleet.unavailable_reason() == ""
+            with pytest.raises(RunAbortedError, match=r"no engine has answered for 0\.2 s: a: .*"):
+                await fleet.generate(ask())
+            assert fleet.unavailable_reason().startswith("a: ")
 
     asyncio.run(run())

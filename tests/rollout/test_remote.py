@@ -16,10 +16,23 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.weight_sync import WeightUpdate, iter_released_tensors, serialize_update
 from paddock.engine import Engine, EngineSettings, EngineWeightUpdater, Request
 from paddock.records import Message, SamplingParams
-from paddock.rollout.client import Ask, AskRefused, BadReply, ContextFull, EngineLost
-from paddock.rollout.fleet import Fleet, FleetSettings, Replica
-from paddock.rollout.remote import HttpGenerate, HttpScore, HttpWeights, Server, _complaint, pool
+from paddock.rollout.client import (
+    EngineUnavailableError,
+    InferenceRequest,
+    InvalidModelResponseError,
+    OverlongPromptError,
+    RequestRejectedError,
+)
+from paddock.rollout.replica_pool import Replica, ReplicaPool, ReplicaPoolSettings
 from paddock.rollout.session import PRESERVED, Session
+from paddock.rollout.sglang_client import (
+    HttpLogprobScorer,
+    HttpWeightPublisher,
+    ServerClient,
+    SGLangClient,
+    _complaint,
+    connection_pool,
+)
 from paddock.text import Tokenizer, get_renderer, parse_completion
 from tests.serve.live import serving
 from tests.serve.school import ASK, COUNT, WEATHER
@@ -38,8 +51,8 @@ def over_http(live, work):
     """Run `work(server)` with a client of its own."""
 
     async def run():
-        async with pool() as http:
-            return await work(Server(live.url, http, patience_s=30))
+        async with connection_pool() as http:
+            return await work(ServerClient(live.url, http, timeout_s=30))
 
     return asyncio.run(run())
 
@@ -51,13 +64,15 @@ def prompt(live, message=ASK):
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(max_new_tokens=30, seed=7, top_k=20)])
 def test_a_server_answers_as_its_engine_does(live, sampling):
     ids = prompt(live)
-    question = Ask(token_ids=ids, sampling=sampling, session="s\u00e9", id="q")
+    question = InferenceRequest(
+        token_ids=ids, sampling_params=sampling, session_id="s\u00e9", id="q"
+    )
     for _ in range(2):  # the prefix is cached from the second time on, which rounds otherwise
         here = live.engines[0].generate(ids, sampling)
 
     async def both(server):
-        generate = HttpGenerate(server)
-        whole = await generate.respond(question)
+        generate = SGLangClient(server)
+        whole = await generate.generate(question)
         deltas = [delta async for delta in generate.stream(question)]
         return whole, deltas
 
@@ -70,27 +85,27 @@ def test_a_server_answers_as_its_engine_does(live, sampling):
 
 def test_without_a_number_of_tokens_the_context_decides(live):
     ids, free = prompt(live), SamplingParams(temperature=0.0)
-    question = Ask(token_ids=ids, sampling=free, session="s")
-    answer = over_http(live, lambda s: HttpGenerate(s, context=512).respond(question))
+    question = InferenceRequest(token_ids=ids, sampling_params=free, session_id="s")
+    answer = over_http(live, lambda s: SGLangClient(s, context=512).generate(question))
     assert answer.completion == live.engines[0].generate(ids, free)
-    with pytest.raises(AskRefused, match="context is not known"):
-        over_http(live, lambda s: HttpGenerate(s).respond(question))
-    with pytest.raises(ContextFull, match="no room"):
-        over_http(live, lambda s: HttpGenerate(s, context=len(ids)).respond(question))
+    with pytest.raises(RequestRejectedError, match="context is not known"):
+        over_http(live, lambda s: SGLangClient(s).generate(question))
+    with pytest.raises(OverlongPromptError, match="no room"):
+        over_http(live, lambda s: SGLangClient(s, context=len(ids)).generate(question))
 
 
 def test_what_a_server_refuses_is_refused_and_who_is_gone_is_lost(live):
-    far_too_long = Ask(token_ids=(5,) * 600, sampling=GREEDY, session="s")
-    with pytest.raises(ContextFull, match="maximum context length"):
-        over_http(live, lambda s: HttpGenerate(s).respond(far_too_long))
+    far_too_long = InferenceRequest(token_ids=(5,) * 600, sampling_params=GREEDY, session_id="s")
+    with pytest.raises(OverlongPromptError, match="maximum context length"):
+        over_http(live, lambda s: SGLangClient(s).generate(far_too_long))
 
     async def nobody(server):
-        gone = Server("http://127.0.0.1:9", server.http, patience_s=2)
-        assert not await gone.healthy(1.0)
+        gone = ServerClient("http://127.0.0.1:9", server.http, timeout_s=2)
+        assert not await gone.check_health(1.0)
         assert await server.healthy(10.0)
-        await HttpGenerate(gone).respond(far_too_long)
+        await SGLangClient(gone).generate(far_too_long)
 
-    with pytest.raises(EngineLost, match=r"127\.0\.0\.1:9"):
+    with pytest.raises(EngineUnavailableError, match=r"127\.0\.0\.1:9"):
         over_http(live, nobody)
 
 
@@ -98,15 +113,17 @@ def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
     """Our own server says 409 and 503; SGLang says 400 of an id that is in use."""
     engine = live.engines[0]
     engine.pause("in_place")
-    question = Ask(token_ids=prompt(live), sampling=GREEDY, session="s", id="twice")
+    question = InferenceRequest(
+        token_ids=prompt(live), sampling_params=GREEDY, session_id="s", id="twice"
+    )
     name = engine.submit(Request(token_ids=(5,), id="twice"), lambda _: None)
     try:
-        with pytest.raises(EngineLost, match=r"409: .*'twice' is being answered"):
-            over_http(live, lambda s: HttpGenerate(s).respond(question))
+        with pytest.raises(EngineUnavailableError, match=r"409: .*'twice' is being answered"):
+            over_http(live, lambda s: SGLangClient(s).generate(question))
         most = engine.settings.max_queued_requests + engine.settings.max_running
         others = [engine.submit(Request(token_ids=(5,)), lambda _: None) for _ in range(most - 1)]
-        with pytest.raises(EngineLost, match=r"503: .*waiting or running"):
-            over_http(live, lambda s: HttpGenerate(s).respond(replace(question, id="other")))
+        with pytest.raises(EngineUnavailableError, match=r"503: .*waiting or running"):
+            over_http(live, lambda s: SGLangClient(s).generate(replace(question, id="other")))
     finally:
         engine.abort(name)
         engine.abort_all()
@@ -114,11 +131,15 @@ def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
     assert len(others) == most - 1
     live.settle()
     for status, said, kind in (
-        (400, "Duplicate request ID detected: x", EngineLost),
-        (400, "The input (900 tokens) is longer than the model's context length", ContextFull),
-        (413, "too large", ContextFull),
-        (503, "The request queue is full.", EngineLost),
-        (400, "top_p: 7 is not in (0, 1]", AskRefused),
+        (400, "Duplicate request ID detected: x", EngineUnavailableError),
+        (
+            400,
+            "The input (900 tokens) is longer than the model's context length",
+            OverlongPromptError,
+        ),
+        (413, "too large", OverlongPromptError),
+        (503, "The request queue is full.", EngineUnavailableError),
+        (400, "top_p: 7 is not in (0, 1]", RequestRejectedError),
     ):
         found = _complaint("u", status, json.dumps({"error": {"message": said}}).encode())
         assert type(found) is kind, said
@@ -126,13 +147,13 @@ def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
 
 def test_a_server_that_says_nothing_is_given_up(live):
     live.engines[0].pause("in_place")
-    question = Ask(token_ids=prompt(live), sampling=GREEDY, session="s")
+    question = InferenceRequest(token_ids=prompt(live), sampling_params=GREEDY, session_id="s")
 
     async def impatient(server):
-        await HttpGenerate(Server(server.url, server.http, patience_s=0.3)).respond(question)
+        await SGLangClient(ServerClient(server.url, server.http, timeout_s=0.3)).generate(question)
 
     try:
-        with pytest.raises(EngineLost, match=r"nothing within 0\.3 s"):
+        with pytest.raises(EngineUnavailableError, match=r"nothing within 0\.3 s"):
             over_http(live, impatient)
     finally:
         live.engines[0].resume()
@@ -147,11 +168,13 @@ def test_the_experts_that_tokens_chose_come_along(folder):
         here = live.engines[0].generate_output(
             Request(token_ids=ids, sampling_params=GREEDY, return_routing=True)
         )
-        question = Ask(token_ids=ids, sampling=GREEDY, session="s", replay=True)
-        found = over_http(live, lambda s: HttpGenerate(s, experts=shape).respond(question))
+        question = InferenceRequest(
+            token_ids=ids, sampling_params=GREEDY, session_id="s", return_routing=True
+        )
+        found = over_http(live, lambda s: SGLangClient(s, experts=shape).generate(question))
         assert (found.replay.expert_TLK == here.routing.expert_TLK).all()
-        with pytest.raises(BadReply, match="routed_experts"):
-            over_http(live, lambda s: HttpGenerate(s, experts=(9, 9)).respond(question))
+        with pytest.raises(InvalidModelResponseError, match="routed_experts"):
+            over_http(live, lambda s: SGLangClient(s, experts=(9, 9)).generate(question))
 
 
 def test_scores_are_those_of_the_engine(live):
@@ -161,28 +184,28 @@ def test_scores_are_those_of_the_engine(live):
             token_ids=ids, sampling_params=SamplingParams(max_new_tokens=1), prompt_logprobs_start=3
         )
     )
-    found = over_http(live, lambda server: HttpScore(server)(ids, 3))
+    found = over_http(live, lambda server: HttpLogprobScorer(server)(ids, 3))
     assert found == pytest.approx(here.prompt_logprobs, abs=1e-5)
-    with pytest.raises(AskRefused, match="start"):
-        over_http(live, lambda server: HttpScore(server)(ids, 0))
+    with pytest.raises(RequestRejectedError, match="start"):
+        over_http(live, lambda server: HttpLogprobScorer(server)(ids, 0))
 
 
 def test_weights_are_published_whole_or_not_at_all(live, folder):
     network = load_pretrained(folder)
     parcel = serialize_update(WeightUpdate(7, dict(iter_released_tensors(network))))
-    question = Ask(token_ids=prompt(live), sampling=GREEDY, session="s")
+    question = InferenceRequest(token_ids=prompt(live), sampling_params=GREEDY, session_id="s")
 
     async def publish(server):
-        weights = HttpWeights({"a": server})
-        assert await weights.catch_up("a"), "there is nothing to catch up with yet"
-        before = (await HttpGenerate(server).respond(question)).completion
+        weights = HttpWeightPublisher({"a": server})
+        assert await weights.sync_replica("a"), "there is nothing to catch up with yet"
+        before = (await SGLangClient(server).generate(question)).completion
         damaged = bytearray(parcel)
         damaged[-5] ^= 1
-        refused = await weights.publish([bytes(damaged)], 7)
-        same = (await HttpGenerate(server).respond(question)).completion
-        assert await weights.publish([parcel], 7) == {}
-        after = (await HttpGenerate(server).respond(question)).completion
-        assert await weights.catch_up("a"), "a late joiner gets the last version"
+        refused = await weights.update_weights([bytes(damaged)], 7)
+        same = (await SGLangClient(server).generate(question)).completion
+        assert await weights.update_weights([parcel], 7) == {}
+        after = (await SGLangClient(server).generate(question)).completion
+        assert await weights.sync_replica("a"), "a late joiner gets the last version"
         return before, refused, same, after
 
     before, refused, same, after = over_http(live, publish)
@@ -223,17 +246,21 @@ def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn
     session = Session("s", words)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
     with Engine(load_pretrained(folder), words.tokenizer, EngineSettings()) as engine:
-        first = session.begin([COUNT], thinking=PRESERVED)
+        first = session.begin_turn([COUNT], thinking=PRESERVED)
         wanted = engine.generate(first.prompt, sampling)
 
     async def run(servers):
-        async with pool() as http:
-            every = [Server(url, http, patience_s=60) for url, _ in servers]
-            replicas = [Replica(s.url, HttpGenerate(s), s.healthy) for s in every]
-            settings = FleetSettings(patience_s=2.0, misses=3)  # of a machine that is busy
-            async with Fleet(replicas, settings) as fleet:
-                victim = fleet.router.place("s")
-                question = Ask(token_ids=first.prompt, sampling=sampling, session="s")
+        async with connection_pool() as http:
+            every = [ServerClient(url, http, timeout_s=60) for url, _ in servers]
+            replicas = [Replica(s.url, SGLangClient(s), s.check_health) for s in every]
+            settings = ReplicaPoolSettings(
+                health_check_timeout_s=2.0, health_failure_threshold=3
+            )  # of a machine that is busy
+            async with ReplicaPool(replicas, settings) as fleet:
+                victim = fleet.router.route("s")
+                question = InferenceRequest(
+                    token_ids=first.prompt, sampling_params=sampling, session_id="s"
+                )
                 ids, answer = [], None
                 async for delta in fleet.stream(question):
                     if not ids:
@@ -242,15 +269,17 @@ def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn
                                 os.kill(server.pid, signal.SIGKILL)
                     ids += delta.token_ids
                     answer = delta.output
-                assert victim not in fleet.alive and len(fleet.alive) == 1
+                assert victim not in fleet.live_replicas and len(fleet.live_replicas) == 1
                 reply = parse_completion(
                     words.tokenizer, ids, finish="length", prompt=first.prompt
                 ).message
                 session.record(first, answer.completion, reply)
                 again = Message(role="user", content="Count.")
-                second = session.begin([COUNT, reply, again], thinking=PRESERVED)
-                after = await fleet.respond(
-                    Ask(token_ids=second.prompt, sampling=GREEDY, session="s")
+                second = session.begin_turn([COUNT, reply, again], thinking=PRESERVED)
+                after = await fleet.generate(
+                    InferenceRequest(
+                        token_ids=second.prompt, sampling_params=GREEDY, session_id="s"
+                    )
                 )
                 return ids, answer, second, after
 
@@ -278,13 +307,13 @@ def test_weights_are_not_waited_for_where_a_server_has_fallen_silent():
 
         far = await asyncio.start_server(silent, "127.0.0.1", 0)
         host, port = far.sockets[0].getsockname()
-        quick = FleetSettings(beat_s=0.01, patience_s=0.05)
-        async with pool() as http, asyncio.timeout(60):
-            server = Server(f"http://{host}:{port}", http)
-            weights = HttpWeights({"far": server})
-            async with Fleet([Replica("far", HttpGenerate(server), well)], quick) as fleet:
-                weights.wait = fleet.while_alive
-                publishing = asyncio.create_task(weights.publish([b"parcel"], 3))
+        quick = ReplicaPoolSettings(health_check_interval_s=0.01, health_check_timeout_s=0.05)
+        async with connection_pool() as http, asyncio.timeout(60):
+            server = ServerClient(f"http://{host}:{port}", http)
+            weights = HttpWeightPublisher({"far": server})
+            async with ReplicaPool([Replica("far", SGLangClient(server), well)], quick) as fleet:
+                weights.await_replica = fleet.while_alive
+                publishing = asyncio.create_task(weights.update_weights([b"parcel"], 3))
                 await heard.wait()
                 alive = False
                 assert "was lost" in (await publishing)["far"]

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from benchmarks.rl_routing import Trace, ours, replay, taking_turns
-from paddock.rollout.router import NoRank, Router, preference
+from paddock.rollout.session_router import NoRankAvailableError, SessionRouter, ranks_by_preference
 
 RANKS = tuple("abcdefgh")
 
@@ -20,24 +20,24 @@ def names(count):
 
 
 def test_a_session_stays_where_it_is_while_its_rank_lives():
-    router, chance = Router(RANKS), Random(0)
+    router, chance = SessionRouter(RANKS), Random(0)
     first = placed(router, names(400))
     for _ in range(3000):
         session = chance.choice(names(400))
-        assert router.place(session, chance.randint(1, 3)) == first[session]
+        assert router.route(session, chance.randint(1, 3)) == first[session]
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])
 def test_a_rank_that_joins_or_leaves_moves_its_share_and_no_more(count):
     ranks = [f"rank{i}" for i in range(count)]
     weights = dict.fromkeys(ranks, 1.0)
-    before = {s: preference(s, weights)[0] for s in names(4000)}
-    after = {s: preference(s, weights | {"new": 1.0})[0] for s in names(4000)}
+    before = {s: ranks_by_preference(s, weights)[0] for s in names(4000)}
+    after = {s: ranks_by_preference(s, weights | {"new": 1.0})[0] for s in names(4000)}
     moved = [s for s in before if before[s] != after[s]]
     assert {after[s] for s in moved} == {"new"}
     assert len(moved) / 4000 <= 1 / count + 0.05
 
-    router = Router(ranks)
+    router = SessionRouter(ranks)
     first = placed(router, names(4000))
     lost = set(router.leave(ranks[0]))
     assert lost == {s for s, rank in first.items() if rank == ranks[0]}
@@ -47,26 +47,26 @@ def test_a_rank_that_joins_or_leaves_moves_its_share_and_no_more(count):
 
 
 def test_ids_that_share_a_beginning_are_spread():
-    router = Router(RANKS)
+    router = SessionRouter(RANKS)
     for stem in ("group-7-attempt-", "a", "\u00e9" * 50):
-        found = Counter(preference(f"{stem}{i}", router.weights)[0] for i in range(2000))
+        found = Counter(ranks_by_preference(f"{stem}{i}", router.weights)[0] for i in range(2000))
         assert max(found.values()) / (2000 / len(RANKS)) < 1.25 and len(found) == len(RANKS)
 
 
 def test_the_guard_keeps_new_sessions_from_a_full_rank():
-    router = Router(RANKS)
+    router = SessionRouter(RANKS)
     placed(router, names(200))
     mean = sum(router.loads.values()) / len(RANKS)
     assert max(router.loads.values()) <= 1.12 * mean
-    plain = Counter(preference(s, router.weights)[0] for s in names(200))
+    plain = Counter(ranks_by_preference(s, router.weights)[0] for s in names(200))
     assert max(plain.values()) > 1.12 * mean, "hashing alone would not have done it"
 
 
 def test_rebalancing_cools_a_rank_whose_sessions_have_grown():
-    router = Router(RANKS)
+    router = SessionRouter(RANKS)
     first = placed(router, names(400), 10)
     for session, rank in first.items():
-        router.grew(session, 30 if rank == "a" else 10)
+        router.update_load(session, 30 if rank == "a" else 10)
     moved = [s for _ in range(20) for s in router.rebalance()]
     mean = sum(router.loads.values()) / len(RANKS)
     assert max(router.loads.values()) <= 1.2 * mean
@@ -78,34 +78,36 @@ def test_rebalancing_cools_a_rank_whose_sessions_have_grown():
 
 
 def test_sessions_that_are_being_answered_are_not_moved():
-    router = Router("ab")
+    router = SessionRouter("ab")
     first = placed(router, names(100))
     busy = [s for s, rank in first.items() if rank == "a"]
     for session in busy:
-        router.grew(session, 5.0)
+        router.update_load(session, 5.0)
     assert router.rebalance(busy=busy) == ()
 
 
 def test_two_routers_agree():
-    one, other = Router(RANKS), Router(reversed(RANKS))
+    one, other = SessionRouter(RANKS), SessionRouter(reversed(RANKS))
     for session in names(500):
-        assert preference(session, one.weights) == preference(session, other.weights)
+        assert ranks_by_preference(session, one.weights) == ranks_by_preference(
+            session, other.weights
+        )
     placed(one, names(300))
     for session in names(150):
-        one.grew(session, 40)
+        one.update_load(session, 40)
     one.rebalance()
     one.leave("c")
-    other.adopt(one.state())
+    other.merge_state(one.state())
     assert placed(one, names(300)) == placed(other, names(300))
     assert other.ranks == one.ranks or set(other.ranks) == set(one.ranks)
     later = [f"later-{i}" for i in range(500)]
-    assert [preference(s, one.weights) for s in later] == [
-        preference(s, other.weights) for s in later
+    assert [ranks_by_preference(s, one.weights) for s in later] == [
+        ranks_by_preference(s, other.weights) for s in later
     ]
 
 
 def test_loads_are_exact_whatever_happens():
-    router, chance, held = Router("abcd"), Random(3), {}
+    router, chance, held = SessionRouter("abcd"), Random(3), {}
     for step in range(3000):
         session = f"s{chance.randrange(60)}"
         match chance.randrange(5):
@@ -121,18 +123,18 @@ def test_loads_are_exact_whatever_happens():
                 router.rebalance()
             case _:
                 held[session] = chance.randint(1, 100)
-                router.place(session, held[session])
+                router.route(session, held[session])
         loads = Counter()
         for name, tokens in held.items():
-            loads[router.pins[name]] += tokens
+            loads[router.assignments[name]] += tokens
         assert {rank: pytest.approx(loads[rank]) for rank in router.ranks} == dict(router.loads)
 
 
 def test_nobody_left_is_said_so():
-    router = Router("a")
+    router = SessionRouter("a")
     router.leave("a")
-    with pytest.raises(NoRank, match="no rank"):
-        router.place("s")
+    with pytest.raises(NoRankAvailableError, match="no rank"):
+        router.route("s")
 
 
 def test_a_replayed_trace_finds_its_prefixes_and_loads_ranks_alike():

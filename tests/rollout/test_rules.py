@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from paddock.records import Grammar, LogitBias, SamplingParams
-from paddock.rollout.live import Rules
+from paddock.rollout.session_manager import SessionConfig
 from paddock.text import ChatTemplate, ChatTemplateRenderer, SpecialToken
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent
 from tests.rollout.engines import Chancy, Scripted, completion, tokenizer
@@ -14,8 +14,8 @@ from tests.rollout.test_gateway import VARIANTS, exported, gateway, opened
 
 
 def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
-    own = Rules(
-        sampling=SamplingParams(
+    own = SessionConfig(
+        sampling_params=SamplingParams(
             max_new_tokens=20,
             min_new_tokens=5,
             frequency_penalty=0.5,
@@ -32,8 +32,8 @@ def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
     with gateway(Chancy(), rules=own) as (url, sessions):
         opened(url, "as-ruled")
         opened(url, "other", max_tokens=3, stop=[], seed=5)
-        assert sessions["as-ruled"].rules.sampling == own.sampling
-        changed = replace(own.sampling, max_new_tokens=3, min_new_tokens=3, stop=(), seed=5)
+        assert sessions["as-ruled"].rules.sampling == own.sampling_params
+        changed = replace(own.sampling_params, max_new_tokens=3, min_new_tokens=3, stop=(), seed=5)
         assert sessions["other"].rules.sampling == changed
 
 
@@ -41,8 +41,8 @@ def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
 class Matching(Scripted):
     """Says which text ended its reply, as an engine does."""
 
-    async def respond(self, ask):
-        answer = await super().respond(ask)
+    async def generate(self, ask):
+        answer = await super().generate(ask)
         said = tokenizer().decode(answer.completion.token_ids)
         return replace(answer, matched_stop=next(t for t in ask.sampling.stop_texts if t in said))
 

@@ -3,26 +3,26 @@ from random import Random
 
 import pytest
 
-from paddock.rollout.quota import (
-    Alive,
-    Missing,
-    Moment,
-    Ready,
-    batches_left,
-    compose,
-    due,
-    room,
-    wanted,
+from paddock.rollout.batch_composer import (
+    BatchContext,
+    BatchIncomplete,
+    BatchReady,
+    LiveGroup,
+    batches_until_stale,
+    compose_batch,
+    groups_allowed,
+    groups_due,
+    tasks_to_issue,
 )
-from paddock.rollout.schedule import Assignment, seats
-from paddock.rollout.settings import Pace
+from paddock.rollout.settings import RolloutSettings
+from paddock.rollout.task_schedule import RolloutSpec, next_tasks
 
 WEIGHTS = {"a": 5.0, "b": 3.0, "c": 1.0, "d": 0.0}
 
 
 def test_shares_hold_at_every_moment():
     taken = Counter()
-    for place, task in enumerate(seats(WEIGHTS, {}, 900), start=1):
+    for place, task in enumerate(next_tasks(WEIGHTS, {}, 900), start=1):
         taken[task] += 1
         for name, weight in WEIGHTS.items():
             assert abs(taken[name] - place * weight / 9) < 1
@@ -30,50 +30,54 @@ def test_shares_hold_at_every_moment():
 
 
 def test_seats_go_on_where_they_were():
-    whole = seats(WEIGHTS, {}, 40)
-    assert seats(WEIGHTS, Counter(whole[:17]), 23) == whole[17:]
+    whole = next_tasks(WEIGHTS, {}, 40)
+    assert next_tasks(WEIGHTS, Counter(whole[:17]), 23) == whole[17:]
 
 
 def test_no_two_attempts_of_a_run_share_their_luck():
     seeds = {
-        Assignment.of(task, number, member, seed=seed).seed
+        RolloutSpec.derive(task, number, member, seed=seed).seed
         for task in ("a", "b")
         for number in range(40)
         for member in range(8)
         for seed in (0, 1)
     }
     assert len(seeds) == 2 * 40 * 8 * 2
-    assert Assignment.of("a", 3, 1, seed=9) == Assignment.of("a", 3, 1, seed=9)
+    assert RolloutSpec.derive("a", 3, 1, seed=9) == RolloutSpec.derive("a", 3, 1, seed=9)
 
 
 def alive(ordinal, *, task="a", since=0, finished=True):
-    return Alive(ordinal=ordinal, task=task, number=ordinal, since=since, finished=finished)
+    return LiveGroup(
+        ordinal=ordinal, task=task, number=ordinal, oldest_version=since, finished=finished
+    )
 
 
 def at(update, *, version=None, weights=None, taken=None):
-    return Moment(
+    return BatchContext(
         update=update,
         version=update if version is None else version,
-        weights=weights or {"a": 1.0},
-        taken=taken or {},
+        task_weights=weights or {"a": 1.0},
+        groups_taken=taken or {},
     )
 
 
 def test_a_group_at_its_deadline_is_waited_for_and_comes_before_younger_ones():
-    pace = Pace(batch_groups=2, max_staleness=2, pipeline_depth=2)
+    pace = RolloutSettings(groups_per_batch=2, max_staleness=2, pipeline_depth=2)
     groups = [alive(0, since=1, finished=False), alive(1, since=2), alive(2, since=2)]
-    assert compose(groups, at(3), pace) == Missing((0,), {})
-    assert compose([alive(0, since=1), *groups[1:]], at(3), pace) == Ready((0, 1))
-    assert compose(groups, at(2), pace) == Ready((1, 2))  # one batch earlier there is time
+    assert compose_batch(groups, at(3), pace) == BatchIncomplete((0,), {})
+    assert compose_batch([alive(0, since=1), *groups[1:]], at(3), pace) == BatchReady((0, 1))
+    assert compose_batch(groups, at(2), pace) == BatchReady(
+        (1, 2)
+    )  # one batch earlier there is time
 
 
 def test_more_than_a_batch_near_its_deadline_is_spread_over_what_is_left():
     """Three groups that two batches of two can still take: one of them is due now."""
-    pace = Pace(batch_groups=2, max_staleness=3, pipeline_depth=3)
+    pace = RolloutSettings(groups_per_batch=2, max_staleness=3, pipeline_depth=3)
     old = [alive(n, since=0, finished=n == 2) for n in range(3)]
-    assert [batches_left(pace, 0, update) for update in (2, 3, 4)] == [2, 1, 0]
-    assert [group.ordinal for group in due(old, at(2), pace)] == [2]
-    assert due(old[:2], at(2), pace) == []
+    assert [batches_until_stale(pace, 0, update) for update in (2, 3, 4)] == [2, 1, 0]
+    assert [group.ordinal for group in groups_due(old, at(2), pace)] == [2]
+    assert groups_due(old[:2], at(2), pace) == []
 
 
 @pytest.mark.parametrize("n", range(200))
@@ -81,11 +85,11 @@ def test_waiting_is_always_enough(n):
     """Whatever is begun and taken under the rules, no group passes its deadline untrained."""
     rng = Random(n)
     updates = rng.choice([1, 2])
-    pace = Pace(
-        batch_groups=rng.randint(1, 4),
+    pace = RolloutSettings(
+        groups_per_batch=rng.randint(1, 4),
         pipeline_depth=rng.randint(0, 5),
         updates_per_batch=updates,
-        publish_every=rng.choice([1, 2, 3]),
+        sync_weights_every=rng.choice([1, 2, 3]),
         max_staleness=3 + rng.randint(0, 4),
         order=rng.choice(["oldest_first", "in_order"]),
     )
@@ -93,34 +97,34 @@ def test_waiting_is_always_enough(n):
     groups, taken, update, version, ordinal = [], Counter(), 0, 0, 0
     for _ in range(12):
         moment = at(update, version=version, weights=weights, taken=dict(taken))
-        for task in wanted(groups, moment, pace, ahead=pace.pipeline_depth + 1):
+        for task in tasks_to_issue(groups, moment, pace, ahead=pace.pipeline_depth + 1):
             groups.append(alive(ordinal, task=task, since=version, finished=False))
             ordinal += 1
-        assert room(groups, moment, pace, begun=True) >= 0
-        while isinstance(found := compose(groups, moment, pace), Missing):
-            assert not found.short  # everything it could wish for is under way
+        assert groups_allowed(groups, moment, pace, begun=True) >= 0
+        while isinstance(found := compose_batch(groups, moment, pace), BatchIncomplete):
+            assert not found.missing  # everything it could wish for is under way
             done = rng.choice([g for g in groups if not g.finished])  # anyone may finish next
             place = groups.index(done)
             groups[place] = alive(done.ordinal, task=done.task, since=done.since)
-        assert len(found.ordinals) == pace.batch_groups
+        assert len(found.ordinals) == pace.groups_per_batch
         for group in [g for g in groups if g.ordinal in found.ordinals]:
             assert update + updates - 1 - group.since <= pace.max_staleness
             taken[group.task] += 1
             groups.remove(group)
         update += updates
-        if update - version >= pace.publish_every:
+        if update - version >= pace.sync_weights_every:
             version = update
         if rng.random() < 0.2:
             weights, taken = {"a": rng.choice([0.0, 1.0]), "b": 1.0}, Counter()
 
 
 def test_a_task_without_a_share_is_not_begun_but_its_rest_is_trained():
-    pace = Pace(batch_groups=2, max_staleness=1, pipeline_depth=1)
+    pace = RolloutSettings(groups_per_batch=2, max_staleness=1, pipeline_depth=1)
     moment = at(1, weights={"a": 1.0, "b": 0.0})
     rest = alive(0, task="b", since=0)
-    assert wanted([rest], moment, pace, ahead=1) == ["a", "a"]
-    found = compose([rest, alive(1, since=1), alive(2, since=1)], moment, pace)
-    assert found == Ready((1, 0))  # by task; it is due, and takes the place of a younger one
+    assert tasks_to_issue([rest], moment, pace, ahead=1) == ["a", "a"]
+    found = compose_batch([rest, alive(1, since=1), alive(2, since=1)], moment, pace)
+    assert found == BatchReady((1, 0))  # by task; it is due, and takes the place of a younger one
 
 
 @pytest.mark.parametrize(
@@ -138,4 +142,4 @@ def test_a_task_without_a_share_is_not_begun_but_its_rest_is_trained():
 )
 def test_a_pace_that_cannot_be_kept_is_refused(changes, complaint):
     with pytest.raises(ValueError, match=complaint):
-        Pace(**changes)
+        RolloutSettings(**changes)

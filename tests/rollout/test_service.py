@@ -15,27 +15,27 @@ import paddock
 from paddock.journal import Ledger
 from paddock.records import Completion, Failure, Segment, Verdict
 from paddock.rl.collect import Collector
-from paddock.rollout.client import Answered, Whole
+from paddock.rollout.client import NonStreamingClient, RequestOutput
 from paddock.rollout.gateway import build_gateway
-from paddock.rollout.live import Rules, Sessions
-from paddock.rollout.orchestrator import Orchestrator, Work
-from paddock.rollout.remote import pool
-from paddock.rollout.schedule import Assignment
-from paddock.rollout.service import Registry, RemoteAttempt, build_service
-from paddock.rollout.settings import Pace, TaskSettings
+from paddock.rollout.orchestrator import Orchestrator, TaskSpec
+from paddock.rollout.session_manager import SessionConfig, SessionManager
+from paddock.rollout.settings import RolloutSettings, TaskSettings
+from paddock.rollout.sglang_client import connection_pool
+from paddock.rollout.task_schedule import RolloutSpec
+from paddock.rollout.task_service import RemoteRollout, TaskServiceRegistry, build_task_service
 from tests.patience import PATIENCE_S, until_async
 from tests.rollout.engines import renderer, tokenizer
 from tests.rollout.task_service import KEY
 from tests.rollout.virtual import Engine, Learner
 
 
-class Brief(Whole):
+class Brief(NonStreamingClient):
     """Says a few tokens, and writes down to whom."""
 
     def __init__(self):
         self.log, self.version = [], lambda: 0
 
-    async def respond(self, ask):
+    async def generate(self, ask):
         await asyncio.sleep(0.01)
         ids = tuple(tokenizer().encode(f"reply {len(ask.token_ids)}", specials=False))
         completion = Completion(
@@ -45,7 +45,7 @@ class Brief(Whole):
             finish="length",
         )
         self.log.append((ask.session, tuple(ask.token_ids), ids))
-        return Answered(completion=completion, prompt_tokens=len(ask.token_ids))
+        return RequestOutput(completion=completion, prompt_tokens=len(ask.token_ids))
 
 
 @asynccontextmanager
@@ -67,13 +67,18 @@ async def served(app):
 @asynccontextmanager
 async def conductor():
     """Gateway, registry, and how a task is attempted by a service."""
-    engine, registry = Brief(), Registry()
-    sessions = Sessions(engine, renderer())
+    engine, registry = Brief(), TaskServiceRegistry()
+    sessions = SessionManager(engine, renderer())
     app = build_gateway(sessions)
-    registry.open_doors(app, key=KEY)
-    async with pool() as http, served(app) as url:
-        attempt = RemoteAttempt(
-            registry=registry, sessions=sessions, rules=Rules(), gateway=url, http=http, key=KEY
+    registry.add_routes(app, key=KEY)
+    async with connection_pool() as http, served(app) as url:
+        attempt = RemoteRollout(
+            registry=registry,
+            sessions=sessions,
+            session_config=SessionConfig(),
+            gateway=url,
+            http=http,
+            api_key=KEY,
         )
         yield engine, registry, attempt, url
 
@@ -95,14 +100,19 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
         async with conductor() as (engine, registry, attempt, url):
             port, local, ledger = free_port(), Engine(delay=lambda *_: 0.05), Ledger(":memory:")
             works = {
-                "echo": Work(attempt, TaskSettings(group_size=2, failure_budget=2, attempt_s=30.0)),
-                "local": Work(local, TaskSettings(group_size=2)),
+                "echo": TaskSpec(
+                    attempt,
+                    TaskSettings(group_size=2, max_consecutive_failed=2, attempt_timeout_s=30.0),
+                ),
+                "local": TaskSpec(local, TaskSettings(group_size=2)),
             }
             engine.version = lambda: local.version
-            pace = Pace(batch_groups=4, pipeline_depth=1, max_staleness=2, rest_batches=1)
+            pace = RolloutSettings(
+                groups_per_batch=4, pipeline_depth=1, max_staleness=2, retry_disabled_after=1
+            )
             service = start(port, url)
             try:
-                await until_async(lambda: registry.offering("echo"))
+                await until_async(lambda: registry.services_for("echo"))
                 async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
                     learner = Learner(collect, local, step_s=lambda: 0.01)
                     await asyncio.wait_for(learner.run(3), PATIENCE_S)
@@ -111,9 +121,9 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
                     service.kill()  # in the middle of an attempt
                     await asyncio.wait_for(learning, PATIENCE_S)
                     down = collect.snapshot().tasks["echo"]
-                    await until_async(lambda: not registry.offering("echo"))  # it is silent
+                    await until_async(lambda: not registry.services_for("echo"))  # it is silent
                     service = start(port, url)
-                    await until_async(lambda: registry.offering("echo"))
+                    await until_async(lambda: registry.services_for("echo"))
                     for _ in range(30):
                         await asyncio.wait_for(learner.run(1), PATIENCE_S)
                         if not collect.snapshot().tasks["echo"].aside:
@@ -146,7 +156,7 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
 
 
 def given():
-    return Assignment.of("echo", 3, 1, seed=9)
+    return RolloutSpec.derive("echo", 3, 1, seed=9)
 
 
 def attempted(service, *, key=KEY):
@@ -167,7 +177,7 @@ def test_what_a_service_says_is_the_outcome():
         assert session.base_url.endswith("/sessions/echo-3-1")
         return Verdict(reward=given.number / 4, note=str(given.seed))
 
-    branch, left = attempted(build_service({"echo": rollout}, key=KEY))
+    branch, left = attempted(build_task_service({"echo": rollout}, key=KEY))
     assert branch.outcome == Verdict(reward=0.75, note=str(given().seed))
     assert (branch.task_id, branch.group_id, branch.session_id) == ("echo/3", "echo-3", "echo-3-1")
     assert left == 0
@@ -177,13 +187,13 @@ def test_a_service_with_a_bug_is_a_failure_and_never_a_reward():
     async def rollout(given, session):
         raise KeyError("tests")
 
-    branch, left = attempted(build_service({"echo": rollout}, key=KEY))
+    branch, left = attempted(build_task_service({"echo": rollout}, key=KEY))
     assert branch.outcome.kind == "infrastructure" and "KeyError" in branch.outcome.what
     assert left == 0
 
 
 def test_a_service_that_has_no_such_task_is_named():
-    branch, _ = attempted(build_service({}, key=KEY))
+    branch, _ = attempted(build_task_service({}, key=KEY))
     assert branch.outcome.kind == "world"
     assert "no task is called 'echo'" in branch.outcome.what
 
@@ -192,7 +202,7 @@ def test_a_key_keeps_strangers_out():
     async def rollout(given, session):
         return Verdict(reward=1.0)
 
-    service = build_service({"echo": rollout}, key=KEY)
+    service = build_task_service({"echo": rollout}, key=KEY)
     assert "the key is missing or wrong" in attempted(service, key="guess")[0].outcome.what
     assert attempted(service)[0].outcome == Verdict(reward=1.0)
 
@@ -219,7 +229,7 @@ def test_an_attempt_that_is_given_up_is_given_up_by_the_service_too():
             finally:
                 left.set()
 
-        service = build_service({"echo": rollout}, key=KEY)
+        service = build_task_service({"echo": rollout}, key=KEY)
         async with conductor() as (_, registry, attempt, _), served(service) as url:
             registry.register("echo", url)
             doing = asyncio.ensure_future(attempt(given()))

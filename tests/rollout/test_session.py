@@ -9,8 +9,8 @@ import pytest
 
 from paddock.api.delta_parser import DeltaParser
 from paddock.records import Message, SamplingParams, ToolCall
-from paddock.rollout.client import Ask, last_delta
-from paddock.rollout.match import LOOSE, STRICT, Matcher
+from paddock.rollout.client import InferenceRequest, final_delta
+from paddock.rollout.prefix_matcher import LOOSE, STRICT, PrefixMatcher
 from paddock.rollout.session import PRESERVED, Session
 from paddock.text import SpecialToken, ThinkingKwargs
 from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
@@ -38,7 +38,9 @@ async def wander(session, engine, chance, *, modes):
     for turn in range(chance.randint(1, 6)):
         thinking = chance.choice(modes)
         opening = session.begin(messages, tools=tools, thinking=thinking)
-        ask = Ask(token_ids=opening.prompt, sampling=SamplingParams(), session=session.id)
+        ask = InferenceRequest(
+            token_ids=opening.prompt, sampling_params=SamplingParams(), session_id=session.id
+        )
         answer = await engine.respond(ask)
         reading = DeltaParser(
             tokenizer(),
@@ -47,7 +49,7 @@ async def wander(session, engine, chance, *, modes):
             stops=(),
             call_id=f"c{turn}_{{}}".format,
         )
-        reading.feed(last_delta(answer))
+        reading.feed(final_delta(answer))
         session.record(opening, answer.completion, reading.message)
         messages += [reading.message, *follow_up(chance, reading.message)]
 
@@ -212,7 +214,7 @@ def test_what_counts_as_the_same_reply(name, matcher):
     echo = change(reply)
     opening, *_ = say(session, [user(), echo, *results(echo)], ids_of("ok", SpecialToken.USER))
     same = strict if matcher is STRICT else loose
-    assert (opening.forked == "") == same
+    assert (opening.fork_reason == "") == same
     assert len(session.trajectories(**JUDGED)) == (1 if same else 2)
     assert_each_token_trained_once(session)
 
@@ -222,7 +224,7 @@ def test_a_reply_that_spells_the_markers_of_thoughts_is_found_again():
     spelled = ids_of("<think>x</think>y", SpecialToken.USER)
     _, _, reply = say(session, [user()], spelled, thinking=SILENT)
     assert (reply.content, reply.reasoning) == ("<think>x</think>y", None)
-    assert session.begin([user(), reply, user()], tools=SPEC, thinking=SILENT).parent
+    assert session.begin_turn([user(), reply, user()], tools=SPEC, thinking=SILENT).parent
 
 
 def test_no_arguments_and_an_empty_object_are_the_same():
@@ -230,15 +232,15 @@ def test_no_arguments_and_an_empty_object_are_the_same():
     ids = ids_of("x", SpecialToken.THINK_CLOSE, *CALL_OF_NOW, SpecialToken.OBSERVATION)
     _, _, reply = say(session, [user()], ids)
     echo = replace(reply, tool_calls=(ToolCall(id="z", name="now", arguments={}),))
-    assert session.begin([user(), echo, *results(echo)], tools=SPEC, thinking=PRESERVED).parent
+    assert session.begin_turn([user(), echo, *results(echo)], tools=SPEC, thinking=PRESERVED).parent
 
 
 def test_a_matcher_of_ones_own():
-    blind = Matcher("blind", lambda message: [message.role], "ignored")
+    blind = PrefixMatcher("blind", lambda message: [message.role], "ignored")
     session = Session("s", renderer(), blind)
     reply = thoughtful(session)
     echo = Message(role="assistant", content="quite different")
-    opening = session.begin([user(), echo, user()], tools=SPEC, thinking=PRESERVED)
+    opening = session.begin_turn([user(), echo, user()], tools=SPEC, thinking=PRESERVED)
     assert opening.parent is session.tree.nodes[0] and reply != echo
 
 
@@ -250,7 +252,7 @@ def test_replies_that_some_dialects_tell_in_parts_are_one():
         Message(role="assistant", content="Look.", reasoning="Think.", tool_calls=(first,)),
         Message(role="assistant", content="", tool_calls=(second,)),
     ]
-    opening = session.begin([user(), *parts, *results(reply)], tools=SPEC, thinking=PRESERVED)
+    opening = session.begin_turn([user(), *parts, *results(reply)], tools=SPEC, thinking=PRESERVED)
     assert opening.parent is session.tree.nodes[0]
 
 
@@ -302,10 +304,10 @@ def test_other_tools_or_another_system_message_are_another_past():
         session = Session("s", renderer())
         _, _, reply = say(session, [user()], ids_of("one", SpecialToken.USER))
         said = change.get("messages", [user()])
-        opening = session.begin(
+        opening = session.begin_turn(
             [*said, reply, user()], tools=change.get("tools", SPEC), thinking=PRESERVED
         )
-        assert opening.parent is None and opening.forked
+        assert opening.parent is None and opening.fork_reason
 
 
 def test_where_the_template_forgets_thoughts_a_user_message_begins_anew():
@@ -313,7 +315,7 @@ def test_where_the_template_forgets_thoughts_a_user_message_begins_anew():
     ids = ids_of("deep", SpecialToken.THINK_CLOSE, "so", SpecialToken.USER)
     _, _, reply = say(session, [user()], ids, thinking=forgets)
     opening, *_ = say(session, [user(), reply, user()], ids_of("x"), thinking=forgets)
-    assert opening.parent is None and "thoughts" in opening.forked
+    assert opening.parent is None and "thoughts" in opening.fork_reason
     assert "deep" not in tokenizer().decode(opening.prompt.tolist())
     assert_each_token_trained_once(session)
 
@@ -327,13 +329,15 @@ def test_random_rewrites_train_each_sampled_token_exactly_once(seed):
     async def play():
         messages = [user()]
         for _ in range(8):
-            opening = session.begin(messages, tools=SPEC, thinking=PRESERVED)
-            ask = Ask(token_ids=opening.prompt, sampling=SamplingParams(), session="s")
-            answer = await engine.respond(ask)
+            opening = session.begin_turn(messages, tools=SPEC, thinking=PRESERVED)
+            ask = InferenceRequest(
+                token_ids=opening.prompt, sampling_params=SamplingParams(), session_id="s"
+            )
+            answer = await engine.generate(ask)
             reading = DeltaParser(
                 tokenizer(), tools=SPEC, prompt=opening.prompt, stops=(), call_id="c{}".format
             )
-            reading.feed(last_delta(answer))
+            reading.feed(final_delta(answer))
             session.record(opening, answer.completion, reading.message)
             messages = rewritten(chance, [*messages, reading.message, user(text(chance, WORDS))])
 
@@ -342,13 +346,13 @@ def test_random_rewrites_train_each_sampled_token_exactly_once(seed):
     sent = {entry.prompt + entry.completion.token_ids for entry in engine.log}
     for found in session.trajectories(**JUDGED):
         assert found.token_ids in sent, "a branch is exactly what the engine had before it"
-    assert session.tree.sampled == sum(len(e.completion.token_ids) for e in engine.log)
+    assert session.tree.num_sampled_tokens == sum(len(e.completion.token_ids) for e in engine.log)
 
 
 def test_what_was_said_comes_back_from_a_record_whatever_its_numbers():
     session, number = Session("s", renderer()), 10**30
     call = ToolCall(id="1", name="now", arguments={"at": number, "b": [0.1, None, "\u00e9"]})
     said = Message(role="assistant", content="", reasoning="Hm.", tool_calls=(call,))
-    opening = session.begin([user()], tools=SPEC, thinking=PRESERVED)
+    opening = session.begin_turn([user()], tools=SPEC, thinking=PRESERVED)
     node = session.record(opening, completion(ids_of("x")), said)
-    assert node.said() == ((user(),), said)
+    assert node.messages() == ((user(),), said)

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from paddock.records import Message, ToolCall
-from paddock.rollout.match import STRICT
+from paddock.rollout.prefix_matcher import STRICT
 from paddock.rollout.session import PRESERVED, Session
 from paddock.text import (
     ChatTemplate,
@@ -48,7 +48,7 @@ def test_a_session_of_canonical_replies_is_what_sft_trains_on(version):
     for at, message in enumerate(said):
         if message.role != "assistant":
             continue
-        opening = session.begin(said[:at], tools=SPEC, thinking=PRESERVED)
+        opening = session.begin_turn(said[:at], tools=SPEC, thinking=PRESERVED)
         mine = renderer(version).render_last_reply(said[: at + 1], tools=SPEC, thinking=PRESERVED)
         ids = [i for i, flag in zip(mine.token_ids, mine.loss_mask, strict=True) if flag]
         session.record(opening, completion(ids), message)
@@ -63,12 +63,12 @@ def test_a_long_session_costs_a_few_bytes_a_token():
         ids = ids_of("x", SpecialToken.THINK_CLOSE, words, SpecialToken.USER)
         _, _, reply = say(session, messages, ids)
         messages += [reply, user(words)]
-    assert session.tree.nbytes < 12 * session.tokens
-    before = session.tree.nbytes / session.tokens
+    assert session.tree.nbytes < 12 * session.num_tokens
+    before = session.tree.nbytes / session.num_tokens
     for _ in range(20):
         _, _, reply = say(session, messages, ids)
         messages += [reply, user(words)]
-    assert session.tree.nbytes / session.tokens < 1.1 * before, "linear, not quadratic"
+    assert session.tree.nbytes / session.num_tokens < 1.1 * before, "linear, not quadratic"
 
 
 # --- other families -------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_sessions_of_other_families_go_on_from_their_own_tokens(family, stops):
     )
     session, messages, log = Session("s", family), [user("Hi")], []
     for turn in range(3):
-        opening = session.begin(messages)
+        opening = session.begin_turn(messages)
         odd = [i for letter in f"reply {turn}" for i in encode(letter)]
         done = completion([*odd, *([end] if stops else [])], finish="stop" if stops else "length")
         log.append((tuple(opening.prompt), done))

@@ -10,8 +10,8 @@ from random import Random
 from paddock.journal import Ledger
 from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
 from paddock.rl.collect import Collector
-from paddock.rollout.lockstep import Waves
-from paddock.rollout.orchestrator import Orchestrator, Work
+from paddock.rollout.deterministic import RequestBarrier
+from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import TaskSettings
 
 
@@ -73,7 +73,7 @@ class Engine:
     outcome: object = lambda given, rng: Verdict(reward=float(rng.random() < 0.5))
     seed: int = 0
     eager: bool = False  # the first token is written at once
-    waves: Waves | None = None
+    waves: RequestBarrier | None = None
 
     def push(self, version, weights):
         self.weights[version] = weights
@@ -94,7 +94,7 @@ class Engine:
             state = self.weights[self.version]
             return self.version, self.version * BASE + number(state, given.seed, place) % BASE
 
-        return await (self.waves.turn(given.session_id, sample) if self.waves else sample())
+        return await (self.waves.submit(given.session_id, sample) if self.waves else sample())
 
 
 def trajectory(given, ids, versions, outcome):
@@ -156,7 +156,7 @@ class Learner:
             await self.collect.border()
             if self.save:
                 self.save(self.updates, self.weights)
-            if self.updates - self.engine.version >= pace.publish_every:
+            if self.updates - self.engine.version >= pace.sync_weights_every:
                 self.engine.push(self.updates, self.weights)
                 self.collect.pushed(self.updates)
         return self
@@ -166,7 +166,7 @@ async def learn(engine, pace, *, batches, tasks=None, ledger=None, seed=0, step_
     """A whole run of a fake learner; returns it with its ledger."""
     ledger = ledger or Ledger(":memory:")
     tasks = tasks or {"sums": TaskSettings(group_size=2)}
-    works = {name: Work(engine, settings) for name, settings in tasks.items()}
+    works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
     orchestrator = Orchestrator(works, pace, ledger, seed=seed, **more)
     async with Collector(orchestrator, batches=batches) as collect:
         learner = Learner(collect, engine, **({"step_s": step_s} if step_s else {}))

@@ -239,7 +239,7 @@ def test_a_session_of_sampled_tokens_is_the_dialogue_of_its_messages(files):
     session = list(ours.prompt(TURNS[:1]).token_ids)
     for k in (1, 3, 5):
         if k > 1:
-            session += ours.extend(session, TURNS[k - 1 : k], answering=TURNS[k - 2]).token_ids
+            session += ours.extend(session, TURNS[k - 1 : k], last_reply=TURNS[k - 2]).token_ids
         alone = ours.reply(TURNS[: k + 1])
         session += [i for i, on in zip(alone.token_ids, alone.trained, strict=True) if on]
     whole = ours.render_dialogue(TURNS).token_ids

@@ -10,16 +10,18 @@ from collections.abc import Callable, Sequence
 from paddock.envs import context as envs
 from paddock.records import Message
 
-Show = Callable[[Sequence[Message], int], Sequence[Message]]  # conversation, tokens it came to last
-Context = Callable[[], Show]  # a fresh one for each attempt
+ContextFilter = Callable[
+    [Sequence[Message], int], Sequence[Message]
+]  # conversation, tokens it came to last
+ContextStrategy = Callable[[], ContextFilter]  # a fresh one for each attempt
 
 
-def everything() -> Show:
+def keep_all() -> ContextFilter:
     """Nothing is left out, however long it gets."""
     return lambda messages, _tokens: messages
 
 
-def keep_recent(turns: int) -> Context:
+def keep_recent(turns: int) -> ContextStrategy:
     """Only the tool results of the last `turns` replies that called tools are shown."""
     return lambda: lambda messages, _tokens: envs.keep_recent(messages, turns)
 
@@ -36,17 +38,17 @@ class _Discards:
         return [*messages[:task], *messages[self.start :]]
 
 
-def discard_all(above: int) -> Context:
+def discard_all(above: int) -> ContextStrategy:
     """Once the conversation came to more than `above` tokens, all that the policy said and all that
     it was answered is dropped: the model begins again with the task alone."""
     return lambda: _Discards(above)
 
 
-def in_turn(*contexts: Context) -> Context:
+def chain_strategies(*contexts: ContextStrategy) -> ContextStrategy:
     """One after another, each on what the one before shows. GLM-5's search agents keep recent
     results and, when that is not enough, discard all."""
 
-    def fresh() -> Show:
+    def fresh() -> ContextFilter:
         shows = [context() for context in contexts]
 
         def show(messages: Sequence[Message], tokens: int) -> Sequence[Message]:

@@ -20,7 +20,7 @@ Digest = bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Matcher:
+class PrefixMatcher:
     """What of a message counts.
 
     `key` gives a JSON value; messages whose keys differ are different. Thoughts are no part of it:
@@ -29,28 +29,28 @@ class Matcher:
 
     name: str
     key: Callable[[Message], Any]
-    thoughts: Literal["must", "may", "ignored"] = "may"
+    reasoning: Literal["must", "may", "ignored"] = "may"
 
 
-def exact(message: Message) -> Any:
+def exact_key(message: Message) -> Any:
     """Everything, down to the order of the keys of arguments."""
     calls = [[call.id, call.name, _spelled(call)] for call in message.tool_calls]
     return [message.role, message.content, calls, message.tool_call_id]
 
 
-def loose(message: Message) -> Any:
+def normalized_key(message: Message) -> Any:
     """Content without blanks around it; calls by name and by the value of their arguments, however
     it was spelled. Ids of calls are names that clients may change."""
     calls = [(call.name, _value(call.arguments)) for call in message.tool_calls]
     return message.role, message.content.strip(), calls
 
 
-STRICT = Matcher("strict", exact, "must")
-LOOSE = Matcher("loose", loose, "may")
+STRICT = PrefixMatcher("strict", exact_key, "must")
+LOOSE = PrefixMatcher("loose", normalized_key, "may")
 MATCHERS = {matcher.name: matcher for matcher in (STRICT, LOOSE)}
 
 
-def digest(value: Any, before: Digest = b"") -> Digest:
+def chain_digest(value: Any, before: Digest = b"") -> Digest:
     """Of a JSON value and, in a chain, of all that came before it.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}), digest([1]) == digest(["1"])
@@ -65,7 +65,7 @@ def digest(value: Any, before: Digest = b"") -> Digest:
     return blake2b(before + text, digest_size=16).digest()
 
 
-def digests(raw: Sequence[Any], length: int) -> tuple[Digest, Digest] | None:
+def prefix_digests(raw: Sequence[Any], length: int) -> tuple[Digest, Digest] | None:
     """Of JSON values, the first `length` of them and all; None if they cannot be written. One call
     may count as first what was all in another.
 
@@ -82,28 +82,28 @@ def digests(raw: Sequence[Any], length: int) -> tuple[Digest, Digest] | None:
     return before, found.digest()
 
 
-def thoughts_of(message: Message) -> Digest | None:
+def reasoning_digest(message: Message) -> Digest | None:
     """Of what a reply thought; None if it shows none."""
     said = (message.reasoning or "").strip()
     return blake2b(said.encode(), digest_size=16).digest() if said else None
 
 
-def opening_of(
+def preamble_digest(
     tools: Sequence[ToolSpec], thinking: ThinkingKwargs, scaffold: Sequence[int]
 ) -> Digest:
     """Of what stands before the first message: the tools, and what the template says about
     thinking, which shows in the tokens of a fixed conversation (`scaffold`)."""
-    return digest([[encode(tool) for tool in tools], thinking.clear_thinking, list(scaffold)])
+    return chain_digest([[encode(tool) for tool in tools], thinking.clear_thinking, list(scaffold)])
 
 
-class Entry(NamedTuple):
+class MergedMessage(NamedTuple):
     """A message, or replies that follow each other and are one."""
 
     message: Message
     end: int  # index of the message after it
 
 
-def entries(messages: Sequence[Message]) -> list[Entry]:
+def merge_assistant_messages(messages: Sequence[Message]) -> list[MergedMessage]:
     """The conversation with replies that follow each other joined: some dialects tell one reply as
     several (words, a call, more words).
 
@@ -111,18 +111,18 @@ def entries(messages: Sequence[Message]) -> list[Entry]:
     >>> [(entry.message.content, entry.end) for entry in entries(said)]
     [('ab', 2)]
     """
-    found: list[Entry] = []
+    found: list[MergedMessage] = []
     before = ""
-    for end, message in enumerate(map(parted, messages), start=1):
+    for end, message in enumerate(map(split_reasoning, messages), start=1):
         if before == message.role == "assistant":
-            found[-1] = Entry(joined(found[-1].message, message), end)
+            found[-1] = MergedMessage(join_assistant_messages(found[-1].message, message), end)
         else:
-            found.append(Entry(message, end))
+            found.append(MergedMessage(message, end))
         before = message.role
     return found
 
 
-def parted(message: Message) -> Message:
+def split_reasoning(message: Message) -> Message:
     """A reply whose thoughts stand inside its content, where some clients are told them and others
     put them, with the thoughts apart.
 
@@ -138,7 +138,7 @@ def parted(message: Message) -> Message:
     return replace(message, reasoning=thought or None, content=content)
 
 
-def joined(one: Message, other: Message) -> Message:
+def join_assistant_messages(one: Message, other: Message) -> Message:
     """Two replies as one. Calls that have the same id keep the first's, as two cannot share it."""
     ids = {call.id for call in one.tool_calls}
     calls = [_renamed(call, ids) for call in other.tool_calls]

@@ -9,7 +9,7 @@ from paddock.records.sampling_params import MAX_SEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class RolloutSpec:
     """One attempt to be made. The same run gives the same assignments, whatever becomes of them.
 
     >>> Assignment.of("sums", 17, 3, seed=1).session_id
@@ -22,7 +22,7 @@ class Assignment:
     seed: int  # for sampling
 
     @classmethod
-    def of(cls, task: str, number: int, member: int, *, seed: int) -> "Assignment":
+    def derive(cls, task: str, number: int, member: int, *, seed: int) -> "RolloutSpec":
         """`seed` is the run's."""
         text = f"{seed}\0{task}\0{number}\0{member}"
         digest = blake2b(text.encode(), digest_size=8).digest()
@@ -42,7 +42,7 @@ class Assignment:
         return f"{self.group_id}-{self.member}"
 
 
-def next_seat(
+def next_task(
     weights: Mapping[str, float], taken: Mapping[str, int], among: Collection[str]
 ) -> str | None:
     """The task that is furthest behind its share, the first of equals; None if no task of `among`
@@ -65,7 +65,7 @@ def next_seat(
     return best
 
 
-def seats(weights: Mapping[str, float], taken: Mapping[str, int], count: int) -> Sequence[str]:
+def next_tasks(weights: Mapping[str, float], taken: Mapping[str, int], count: int) -> Sequence[str]:
     """The next seats in a row.
 
     >>> seats({"a": 2.0, "b": 1.0}, {}, 6)
@@ -80,7 +80,7 @@ def _seats(
 ) -> Sequence[str]:
     shares, filled, found = dict(weights), dict(taken), []
     for _ in range(count):
-        task = next_seat(shares, filled, shares)
+        task = next_task(shares, filled, shares)
         if task is None:
             break
         filled[task] = filled.get(task, 0) + 1

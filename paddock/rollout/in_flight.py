@@ -6,58 +6,68 @@ from dataclasses import dataclass, field
 
 from paddock.journal import GroupRecord
 from paddock.records import Failure, Trajectory
-from paddock.rollout.group import Attempt, Group
-from paddock.rollout.quota import Alive
-from paddock.rollout.schedule import Assignment
+from paddock.rollout.batch_composer import LiveGroup
+from paddock.rollout.group import RolloutFn, RolloutGroup
+from paddock.rollout.task_schedule import RolloutSpec
 
-GRACE_S = 5.0  # for an attempt that was given up to let everything go
+CANCEL_GRACE_S = 5.0  # for an attempt that was given up to let everything go
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
-    entry: GroupRecord
-    since: int | None = None  # the oldest version that may have sampled any of it
+class GroupInFlight:
+    record: GroupRecord
+    oldest_version: int | None = None  # the oldest version that may have sampled any of it
     queued: list[int] = field(default_factory=list)  # members, the next one last
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     done: dict[int, tuple[Trajectory, ...]] = field(default_factory=dict)
     finished: bool = False
-    seen: Alive | None = None  # what `alive` said last: it is asked often and changes seldom
+    cached_live_group: LiveGroup | None = (
+        None  # what `alive` said last: it is asked often and changes seldom
+    )
 
     @property
-    def ended(self) -> bool:
+    def is_done(self) -> bool:
         return not self.queued and not self.running
 
     @property
-    def alive(self) -> Alive:
-        seen = self.seen
-        if seen is None or seen.since != self.since or seen.finished != self.finished:
-            entry = self.entry
-            seen = self.seen = Alive(
+    def live_group(self) -> LiveGroup:
+        seen = self.cached_live_group
+        if (
+            seen is None
+            or seen.oldest_version != self.oldest_version
+            or seen.finished != self.finished
+        ):
+            entry = self.record
+            seen = self.cached_live_group = LiveGroup(
                 ordinal=entry.ordinal,
                 task=entry.task,
                 number=entry.number,
-                since=self.since,
+                oldest_version=self.oldest_version,
                 finished=self.finished,
             )
         return seen
 
     @property
-    def group(self) -> Group:
-        return group_of(self.entry, [self.done[member] for member in sorted(self.done)])
+    def group(self) -> RolloutGroup:
+        return make_group(self.record, [self.done[member] for member in sorted(self.done)])
 
-    def stamp(self, version: int | None) -> None:
+    def note_version(self, version: int | None) -> None:
         """Something of it was, or may now be, sampled by this version."""
         if version is not None:
-            self.since = version if self.since is None else min(self.since, version)
+            self.oldest_version = (
+                version if self.oldest_version is None else min(self.oldest_version, version)
+            )
 
 
-def group_of(entry: GroupRecord, attempts: Sequence[tuple[Trajectory, ...]]) -> Group:
-    return Group(
-        ordinal=entry.ordinal, task=entry.task, number=entry.number, attempts=tuple(attempts)
+def make_group(entry: GroupRecord, attempts: Sequence[tuple[Trajectory, ...]]) -> RolloutGroup:
+    return RolloutGroup(
+        ordinal=entry.ordinal, task=entry.task, number=entry.number, rollouts=tuple(attempts)
     )
 
 
-async def made(attempt: Attempt, given: Assignment, *, limit_s: float) -> tuple[Trajectory, ...]:
+async def run_with_timeout(
+    attempt: RolloutFn, given: RolloutSpec, *, limit_s: float
+) -> tuple[Trajectory, ...]:
     """An attempt that ends in time. One that does not is cancelled and is a failure of kind time;
     if even that does not stop it, it is left behind."""
     work = asyncio.ensure_future(attempt(given))
@@ -70,17 +80,19 @@ async def made(attempt: Attempt, given: Assignment, *, limit_s: float) -> tuple[
         if work.done():
             return _checked(tuple(work.result()), given)
         work.cancel()
-        await asyncio.wait({work}, timeout=GRACE_S)
+        await asyncio.wait({work}, timeout=CANCEL_GRACE_S)
     except asyncio.CancelledError:
         work.cancel()
         raise
-    left = "" if work.done() else f", and did not stop within {GRACE_S:g} s of being cancelled"
+    left = (
+        "" if work.done() else f", and did not stop within {CANCEL_GRACE_S:g} s of being cancelled"
+    )
     work.add_done_callback(_heard)
     what = f"over {limit_s:g} s{left}"
-    return (unplayed(given, Failure(kind="time", where="attempt", what=what)),)
+    return (failed_trajectory(given, Failure(kind="time", where="attempt", what=what)),)
 
 
-def unplayed(given: Assignment, failure: Failure) -> Trajectory:
+def failed_trajectory(given: RolloutSpec, failure: Failure) -> Trajectory:
     """An attempt of which nothing is known but why it failed."""
     return Trajectory(
         task_id=given.task_id,
@@ -91,7 +103,7 @@ def unplayed(given: Assignment, failure: Failure) -> Trajectory:
     )
 
 
-def _checked(branches: tuple[Trajectory, ...], given: Assignment) -> tuple[Trajectory, ...]:
+def _checked(branches: tuple[Trajectory, ...], given: RolloutSpec) -> tuple[Trajectory, ...]:
     if not branches:
         raise ValueError(f"the attempt {given.session_id} returned no trajectory")
     for branch in branches:

@@ -15,7 +15,7 @@ from logging import getLogger
 from threading import Event, Thread, get_ident
 from typing import Self
 
-from paddock.rollout.orchestrator import Tell
+from paddock.rollout.orchestrator import LogEvent
 
 log = getLogger("paddock.rollout")
 
@@ -23,11 +23,11 @@ BLOCKED_S = 3.0  # without a turn of the loop
 _LIBRARY = sysconfig.get_path("stdlib")
 
 
-class BlockWatch:
+class EventLoopWatchdog:
     """Use it with `with` on the loop's own thread. A warning is logged while the loop is blocked;
     `tell` hears of it, in the loop, when it is free again."""
 
-    def __init__(self, tell: Tell, *, blocked_s: float = BLOCKED_S) -> None:
+    def __init__(self, tell: LogEvent, *, blocked_s: float = BLOCKED_S) -> None:
         self._tell, self._blocked_s = tell, blocked_s
         self._over = Event()
 

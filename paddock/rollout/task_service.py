@@ -23,15 +23,15 @@ from paddock.api.body import RequestBody, parse_body
 from paddock.api.dialect import Authorize, JsonRouter
 from paddock.api.errors import ApiError
 from paddock.http.api_keys import has_api_key
+from paddock.http.pool import ConnectionPool
 from paddock.records import Failure, Outcome, RecordDecodeError, Trajectory, Verdict, decode, encode
-from paddock.rollout.client import AskRefused, EngineLost
-from paddock.rollout.connections import Connections
-from paddock.rollout.live import Live, Rules, Sessions
-from paddock.rollout.remote import Server
-from paddock.rollout.schedule import Assignment
+from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
+from paddock.rollout.session_manager import LiveSession, SessionConfig, SessionManager
+from paddock.rollout.sglang_client import ServerClient
+from paddock.rollout.task_schedule import RolloutSpec
 
 HEARTBEAT_S = 1.0
-BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class SessionEndpoint:
 
 
 # An attempt, by an agent that talks to the session given; ends in an outcome.
-Rollout = Callable[[Assignment, SessionEndpoint], Awaitable[Outcome]]
+AgentFn = Callable[[RolloutSpec, SessionEndpoint], Awaitable[Outcome]]
 
 
 class RolloutBody(RequestBody):
@@ -65,7 +65,7 @@ class RegisterBody(RequestBody):
 # -- the service's side ----------------------------------------------------------------------------
 
 
-def build_service(tasks: Mapping[str, Rollout], *, key: str) -> FastAPI:
+def build_task_service(tasks: Mapping[str, AgentFn], *, key: str) -> FastAPI:
     """The application of a service. A caller that leaves cancels its attempt."""
     app = FastAPI(title="Paddock tasks", version=__version__, docs_url=None, redoc_url=None)
 
@@ -76,26 +76,28 @@ def build_service(tasks: Mapping[str, Rollout], *, key: str) -> FastAPI:
             raise ApiError(
                 f"task: no task is called {body.task!r}; there are {there}", param="task"
             )
-        given = Assignment(task=body.task, number=body.number, member=body.member, seed=body.seed)
+        given = RolloutSpec(task=body.task, number=body.number, member=body.member, seed=body.seed)
         session = SessionEndpoint(base_url=body.base_url, api_key=body.api_key)
         return {"outcome": encode(await tasks[body.task](given, session))}
 
     async def health(_http: Request, _value: Any) -> Any:
         return {"status": "ok", "tasks": list(tasks)}
 
-    JsonRouter(app, BODY_BYTES, admit=_admit(key)).add_route("/rollouts", play, body=RolloutBody)
-    JsonRouter(app, BODY_BYTES).add_route("/health", health, methods=("GET",))
+    JsonRouter(app, MAX_BODY_BYTES, admit=_admit(key)).add_route(
+        "/rollouts", play, body=RolloutBody
+    )
+    JsonRouter(app, MAX_BODY_BYTES).add_route("/health", health, methods=("GET",))
     return app
 
 
-async def announce(conductor: Server, names: Mapping[str, str]) -> None:
+async def register_periodically(conductor: ServerClient, names: Mapping[str, str]) -> None:
     """Say that these tasks are offered at these addresses, again and again, also while nobody
     listens: a conductor may come back."""
     while True:
         for name, url in names.items():
             try:
                 await conductor.post("/tasks", {"name": name, "url": url})
-            except EngineLost:
+            except EngineUnavailableError:
                 break
         await asyncio.sleep(HEARTBEAT_S)
 
@@ -104,7 +106,7 @@ async def announce(conductor: Server, names: Mapping[str, str]) -> None:
 
 
 @dataclass
-class Registry:
+class TaskServiceRegistry:
     """Who offers which task. Whoever is silent for three heartbeats is not there any more.
 
     >>> now = 0.0
@@ -118,22 +120,22 @@ class Registry:
     """
 
     clock: Callable[[], float] = time.monotonic
-    patience_s: float = 3 * HEARTBEAT_S
+    expires_after_s: float = 3 * HEARTBEAT_S
     _heard: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def register(self, name: str, url: str) -> None:
         self._heard[name, url.rstrip("/")] = self.clock()
 
-    def offering(self, name: str) -> tuple[str, ...]:
-        fresh = self.clock() - self.patience_s
+    def services_for(self, name: str) -> tuple[str, ...]:
+        fresh = self.clock() - self.expires_after_s
         return tuple(
             sorted(url for (task, url), at in self._heard.items() if task == name and at >= fresh)
         )
 
     def tasks(self) -> dict[str, tuple[str, ...]]:
-        return {name: self.offering(name) for name in sorted({name for name, _ in self._heard})}
+        return {name: self.services_for(name) for name in sorted({name for name, _ in self._heard})}
 
-    def open_doors(self, app: FastAPI, *, key: str) -> None:
+    def add_routes(self, app: FastAPI, *, key: str) -> None:
         """Where services register: beside the gateway that their agents talk to."""
 
         async def register(_http: Request, value: Any) -> Any:
@@ -146,13 +148,13 @@ class Registry:
         async def every(_http: Request, _value: Any) -> Any:
             return {"tasks": self.tasks()}
 
-        doors = JsonRouter(app, BODY_BYTES, admit=_admit(key))
+        doors = JsonRouter(app, MAX_BODY_BYTES, admit=_admit(key))
         doors.add_route("/tasks", register, body=RegisterBody)
         doors.add_route("/tasks", every, methods=("GET",))
 
 
 @dataclass(kw_only=True)
-class RemoteAttempt:
+class RemoteRollout:
     """An Attempt that a service plays, in a session of the gateway in this process.
 
     A service that is not there, or is lost on the way, is a failure of the infrastructure, as is a
@@ -160,24 +162,26 @@ class RemoteAttempt:
     a failure of the world.
     """
 
-    registry: Registry
-    sessions: Sessions
-    rules: Rules
+    registry: TaskServiceRegistry
+    sessions: SessionManager
+    session_config: SessionConfig
     gateway: str  # the address under which services reach it
-    http: Connections
-    key: str  # the services' own
-    patience_s: float = 3600.0  # the orchestrator gives up sooner, as each task has it
+    http: ConnectionPool
+    api_key: str  # the services' own
+    timeout_s: float = 3600.0  # the orchestrator gives up sooner, as each task has it
     _running: Counter[str] = field(default_factory=Counter)
 
-    async def __call__(self, given: Assignment) -> tuple[Trajectory, ...]:
-        sampling = replace(self.rules.sampling, seed=given.seed)
+    async def __call__(self, given: RolloutSpec) -> tuple[Trajectory, ...]:
+        sampling = replace(self.session_config.sampling_params, seed=given.seed)
         try:
-            live = self.sessions.open(given.session_id, replace(self.rules, sampling=sampling))
+            live = self.sessions.open(
+                given.session_id, replace(self.session_config, sampling_params=sampling)
+            )
         except ApiError as error:
             return (_nothing(given, _lost(str(error))),)
         try:
             outcome = await self._outcome(given, live)
-            await live.settled(self.sessions.settings.settle_s)
+            await live.wait_delivered(self.sessions.settings.delivery_timeout_s)
         finally:
             was_open = self.sessions.close(live)
         if not was_open:
@@ -186,9 +190,9 @@ class RemoteAttempt:
             task_id=given.task_id, group_id=given.group_id, outcome=outcome
         )
 
-    async def _outcome(self, given: Assignment, live: Live) -> Outcome:
+    async def _outcome(self, given: RolloutSpec, live: LiveSession) -> Outcome:
         """Of the service that has least to do."""
-        offering = self.registry.offering(given.task)
+        offering = self.registry.services_for(given.task)
         if not offering:
             return _lost(f"no service offers task '{given.task}' now")
         url = min(offering, key=lambda url: self._running[url])
@@ -202,17 +206,17 @@ class RemoteAttempt:
         }
         self._running[url] += 1
         try:
-            server = Server(url, self.http, key=self.key, patience_s=self.patience_s)
-            return outcome_from(await server.post("/rollouts", body))
-        except EngineLost as error:
+            server = ServerClient(url, self.http, api_key=self.api_key, timeout_s=self.timeout_s)
+            return parse_outcome(await server.post("/rollouts", body))
+        except EngineUnavailableError as error:
             return _lost(str(error))
-        except AskRefused as error:
+        except RequestRejectedError as error:
             return Failure(kind="world", where="service", what=str(error))
         finally:
             self._running[url] -= 1
 
 
-def outcome_from(value: Any) -> Outcome:
+def parse_outcome(value: Any) -> Outcome:
     """What a service answered.
 
     >>> outcome_from({"outcome": {"reward": 1}})
@@ -234,7 +238,7 @@ def _lost(what: str) -> Failure:
     return Failure(kind="infrastructure", where="service", what=what)
 
 
-def _nothing(given: Assignment, outcome: Outcome) -> Trajectory:
+def _nothing(given: RolloutSpec, outcome: Outcome) -> Trajectory:
     return Trajectory(
         task_id=given.task_id,
         group_id=given.group_id,

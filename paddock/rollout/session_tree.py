@@ -19,10 +19,10 @@ _LEVEL = 1  # of compression: texts shrink to a third at the speed of the disk
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class TurnNode:
     """One turn: what came, and what was sampled."""
 
-    parent: "Node | None"
+    parent: "TurnNode | None"
     number: int  # turns of the session recorded before this one
     added: "array[int]"  # of the prompt, what follows the turn before
     ids: "array[int]"
@@ -31,9 +31,9 @@ class Node:
     finish: FinishReason
     forced: tuple[int, ...]
     key: bytes  # of the conversation up to this reply
-    thoughts: bytes | None
+    reasoning_digest: bytes | None
     entries: int  # of the conversation up to this reply
-    forked: str = ""  # why it does not go on from the turn before it
+    fork_reason: str = ""  # why it does not go on from the turn before it
     children: int = 0
     tokens: int = field(init=False)  # of the branch up to here
     _said: bytes = b""
@@ -42,10 +42,10 @@ class Node:
         before = self.parent.tokens if self.parent else 0
         self.tokens = before + len(self.added) + len(self.ids)
 
-    def path(self) -> "list[Node]":
+    def path(self) -> "list[TurnNode]":
         """From the first turn to this one."""
-        found: list[Node] = []
-        node: Node | None = self
+        found: list[TurnNode] = []
+        node: TurnNode | None = self
         while node is not None:
             found.append(node)
             node = node.parent
@@ -67,11 +67,11 @@ class Node:
     def turn(self, *, trained: bool) -> Turn:
         return Turn(added_ids=tuple(self.added), completion=self.completion(), trained=trained)
 
-    def keep(self, came: Sequence[Message], reply: Message) -> None:
+    def store_messages(self, came: Sequence[Message], reply: Message) -> None:
         """Remember what was said, for whoever wants to read it."""
         self._said = zlib.compress(_written((*came, reply)), _LEVEL)
 
-    def said(self) -> tuple[tuple[Message, ...], Message]:
+    def messages(self) -> tuple[tuple[Message, ...], Message]:
         """The messages that came with this turn, and the reply."""
         rows = json.loads(zlib.decompress(self._said))
         *came, reply = (decode(Message, row) for row in rows)
@@ -79,23 +79,23 @@ class Node:
 
 
 @dataclass(slots=True)
-class Tree:
+class SessionTree:
     """Every turn of a session."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[TurnNode] = field(default_factory=list)
 
-    def add(self, node: Node) -> None:
+    def add(self, node: TurnNode) -> None:
         assert node.number == len(self.nodes)
         self.nodes.append(node)
         if node.parent is not None:
             node.parent.children += 1
 
-    def branches(self) -> Iterator[Node]:
+    def leaves(self) -> Iterator[TurnNode]:
         """The last turn of each branch, in the order in which they were recorded."""
         return (node for node in self.nodes if not node.children)
 
     @property
-    def sampled(self) -> int:
+    def num_sampled_tokens(self) -> int:
         """Tokens that a policy wrote, over all branches."""
         return sum(len(node.ids) for node in self.nodes)
 

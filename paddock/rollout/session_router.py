@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import log
 
-LEAST_SHARE, MOST_SHARE = 0.25, 4.0  # of the mean weight
+MIN_WEIGHT, MAX_WEIGHT = 0.25, 4.0  # of the mean weight
 
 
-class NoRank(Exception):
+class NoRankAvailableError(Exception):
     """There is nobody left to serve a session."""
 
 
-def draw(session: str, rank: str) -> float:
+def rendezvous_hash(session: str, rank: str) -> float:
     """A number in (0, 1), the same everywhere and always.
 
     >>> draw("s1", "a") == draw("s1", "a"), draw("s1", "2a") == draw("s12", "a")
@@ -37,39 +37,39 @@ def draw(session: str, rank: str) -> float:
     return (bits + 0.5) / 2**53
 
 
-def scores(session: str, weights: Mapping[str, float]) -> dict[str, float]:
+def rendezvous_scores(session: str, weights: Mapping[str, float]) -> dict[str, float]:
     """Of each rank; the smallest is the session's."""
-    return {rank: -log(draw(session, rank)) / weight for rank, weight in weights.items()}
+    return {rank: -log(rendezvous_hash(session, rank)) / weight for rank, weight in weights.items()}
 
 
-def preference(session: str, weights: Mapping[str, float]) -> list[str]:
+def ranks_by_preference(session: str, weights: Mapping[str, float]) -> list[str]:
     """The ranks, the session's favourite first.
 
     >>> before = preference("s1", {"a": 1.0, "b": 1.0, "c": 1.0})
     >>> preference("s1", {rank: 1.0 for rank in before[1:]}) == before[1:]
     True
     """
-    found = scores(session, weights)
+    found = rendezvous_scores(session, weights)
     return sorted(found, key=lambda rank: (found[rank], rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterState:
+class SessionRouterState:
     """What one router tells another."""
 
     epoch: int  # how often weights have changed
     weights: Mapping[str, float]
-    pins: Mapping[str, str]  # of sessions, where they are
-    held: Mapping[str, float]  # of sessions, how many tokens
+    assignments: Mapping[str, str]  # of sessions, where they are
+    session_tokens: Mapping[str, float]  # of sessions, how many tokens
 
 
-class Router:
+class SessionRouter:
     def __init__(self, ranks: Iterable[str] = (), *, guard: float = 1.1, hot: float = 1.15) -> None:
         if not 1.0 < guard <= hot:
             raise ValueError(f"guard {guard} and hot {hot} are not 1 < guard <= hot")
         self.guard, self.hot, self.epoch = guard, hot, 0
         self.weights: dict[str, float] = dict.fromkeys(ranks, 1.0)
-        self.pins: dict[str, str] = {}
+        self.assignments: dict[str, str] = {}
         self._held: dict[str, float] = {}  # tokens of each session
         self._sessions: dict[str, set[str]] = {rank: set() for rank in self.weights}
         self._loads: dict[str, float] = dict.fromkeys(self.weights, 0.0)
@@ -85,20 +85,20 @@ class Router:
 
     # --- sessions ---------------------------------------------------------------------------------
 
-    def place(self, session: str, tokens: float = 1.0) -> str:
+    def route(self, session: str, tokens: float = 1.0) -> str:
         """Where the session's next turn goes, in which it will hold about `tokens`."""
         if not self.weights:
-            raise NoRank("no rank is alive")
-        rank = self.pins.get(session)
+            raise NoRankAvailableError("no rank is alive")
+        rank = self.assignments.get(session)
         if rank is None:
             rank = self._chosen(session, tokens)
             self._pin(session, rank)
-        self.grew(session, tokens)
+        self.update_load(session, tokens)
         return rank
 
-    def grew(self, session: str, tokens: float) -> None:
+    def update_load(self, session: str, tokens: float) -> None:
         """The session holds this much now."""
-        rank = self.pins.get(session)
+        rank = self.assignments.get(session)
         if rank is not None:
             self._loads[rank] += tokens - self._held.get(session, 0.0)
             self._held[session] = tokens
@@ -108,28 +108,28 @@ class Router:
         self._unpin(session)
         self._held.pop(session, None)
 
-    def move(self, session: str) -> None:
+    def reassign(self, session: str) -> None:
         """Put the session elsewhere, if there is an elsewhere: its rank lives but fails it."""
-        rank = self.pins.get(session)
+        rank = self.assignments.get(session)
         if rank is not None and len(self.weights) > 1:
             self._unpin(session)
             others = {name: weight for name, weight in self.weights.items() if name != rank}
-            self._pin(session, preference(session, others)[0])
+            self._pin(session, ranks_by_preference(session, others)[0])
 
     def _chosen(self, session: str, tokens: float) -> str:
-        order = preference(session, self.weights)
+        order = ranks_by_preference(session, self.weights)
         most = self.guard * (sum(self._loads.values()) + tokens) / len(order)
         fits = (rank for rank in order if self._loads[rank] + tokens <= most)
         # Where none fits, one session is larger than a fair share: it goes where most room is.
         return next(fits, min(order, key=lambda rank: self._loads[rank]))
 
     def _pin(self, session: str, rank: str) -> None:
-        self.pins[session] = rank
+        self.assignments[session] = rank
         self._sessions[rank].add(session)
         self._loads[rank] += self._held.get(session, 0.0)
 
     def _unpin(self, session: str) -> None:
-        rank = self.pins.pop(session, None)
+        rank = self.assignments.pop(session, None)
         if rank is not None:
             self._sessions[rank].discard(session)
             self._loads[rank] -= self._held.get(session, 0.0)
@@ -166,7 +166,7 @@ class Router:
             self.weights[rank] *= step
         scale = len(self.weights) / sum(self.weights.values())
         self.weights = {
-            rank: min(MOST_SHARE, max(LEAST_SHARE, weight * scale))
+            rank: min(MAX_WEIGHT, max(MIN_WEIGHT, weight * scale))
             for rank, weight in self.weights.items()
         }
         self.epoch += 1
@@ -178,7 +178,7 @@ class Router:
         """Move sessions away from the border of a rank's space until it is not hot any more."""
         border = []
         for session in self._sessions[rank] - busy:
-            found = scores(session, self.weights)
+            found = rendezvous_scores(session, self.weights)
             own = found.pop(rank)
             if found:
                 border.append((own / min(found.values()), session))
@@ -187,7 +187,7 @@ class Router:
             if self._loads[rank] <= self.guard * mean:
                 break
             tokens = self._held.get(session, 0.0)
-            others = [r for r in preference(session, self.weights) if r != rank]
+            others = [r for r in ranks_by_preference(session, self.weights) if r != rank]
             target = next((r for r in others if self._loads[r] + tokens <= self.guard * mean), None)
             if target is not None and tokens > 0:
                 self._unpin(session)
@@ -197,15 +197,15 @@ class Router:
 
     # --- several routers --------------------------------------------------------------------------
 
-    def state(self) -> RouterState:
-        return RouterState(
+    def state(self) -> SessionRouterState:
+        return SessionRouterState(
             epoch=self.epoch,
             weights=dict(self.weights),
-            pins=dict(self.pins),
-            held=dict(self._held),
+            assignments=dict(self.assignments),
+            session_tokens=dict(self._held),
         )
 
-    def adopt(self, other: RouterState) -> None:
+    def merge_state(self, other: SessionRouterState) -> None:
         """Take over what another router knows. Where both know something, whoever has changed
         weights more often is believed."""
         later = other.epoch > self.epoch
@@ -215,8 +215,8 @@ class Router:
             for rank in other.weights:
                 self.join(rank)
             self.weights, self.epoch = dict(other.weights), other.epoch
-        for session, rank in other.pins.items():
-            if rank in self.weights and (later or session not in self.pins):
+        for session, rank in other.assignments.items():
+            if rank in self.weights and (later or session not in self.assignments):
                 self._unpin(session)
-                self._held[session] = other.held.get(session, 0.0)
+                self._held[session] = other.session_tokens.get(session, 0.0)
                 self._pin(session, rank)

@@ -25,57 +25,57 @@ from paddock.api.sglang_client import (
     parse_prompt_logprobs,
     to_sglang_sampling_params,
 )
+from paddock.http.pool import ConnectionPool, PooledResponse
 from paddock.records import SamplingParams
 from paddock.rollout.client import (
-    Answered,
-    Ask,
-    AskRefused,
-    BadReply,
-    ContextFull,
-    EngineLost,
-    Forgets,
-    Said,
-    int32,
+    EngineUnavailableError,
+    InferenceRequest,
+    InvalidModelResponseError,
+    OutputDelta,
+    OverlongPromptError,
+    RequestOutput,
+    RequestRejectedError,
+    StatelessClient,
+    as_int32_array,
 )
-from paddock.rollout.connections import Connections, Response
 
-ROUTING = "X-SMG-Routing-Key"  # says which session a request belongs to
+ROUTING_KEY_HEADER = "X-SMG-Routing-Key"  # says which session a request belongs to
 _JSON = {"Content-Type": "application/json"}
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
-def pool() -> Connections:
+def connection_pool() -> ConnectionPool:
     """The connections that servers share, to be closed in the end."""
-    return Connections()
+    return ConnectionPool()
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerClient:
     """One server's address, and how long it may be silent."""
 
     url: str
-    http: Connections
-    key: str | None = None
-    patience_s: float = 600.0
+    http: ConnectionPool
+    api_key: str | None = None
+    timeout_s: float = 600.0
 
     async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Any:
         """The JSON value it answers."""
         async with self._sent(path, body, headers) as response:
             return _value(await response.read())
 
-    async def lines(
+    async def stream_events(
         self, path: str, body: Any, headers: dict[str, str] | None = None
     ) -> AsyncGenerator[Any, None]:
         """The JSON values of a stream of events."""
         async with (
             self._sent(path, body, headers) as response,
-            aclosing(response.lines()) as lines,
+            aclosing(response.iter_lines()) as lines,
         ):
             async for line in lines:
                 if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
                     yield _value(line[5:])
 
-    async def healthy(self, patience_s: float) -> bool:
+    async def check_health(self, patience_s: float) -> bool:
         """Whether it says so in time."""
         asked = self.http.request(
             "GET", f"{self.url}/health", headers=self._headers(), patience_s=patience_s
@@ -90,13 +90,13 @@ class Server:
     @asynccontextmanager
     async def _sent(
         self, path: str, body: Any, headers: dict[str, str] | None
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncIterator[PooledResponse]:
         sent = self.http.request(
             "POST",
             self.url + path,
             headers=self._headers() | (headers or {}),
             body=orjson.dumps(body, option=_NUMPY),
-            patience_s=self.patience_s,
+            patience_s=self.timeout_s,
         )
         try:
             async with sent as response:
@@ -104,19 +104,21 @@ class Server:
                     raise _complaint(self.url, response.status, await response.read())
                 yield response
         except TimeoutError:
-            raise EngineLost(f"{self.url}: nothing within {self.patience_s:g} s") from None
+            raise EngineUnavailableError(
+                f"{self.url}: nothing within {self.timeout_s:g} s"
+            ) from None
         except (OSError, EOFError) as error:
-            raise EngineLost(f"{self.url}: {type(error).__name__}: {error}") from error
+            raise EngineUnavailableError(f"{self.url}: {type(error).__name__}: {error}") from error
 
     def _headers(self) -> dict[str, str]:
-        return _JSON | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        return _JSON | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
 
 
 def _value(data: bytes) -> Any:
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        raise EngineLost(f"an answer that is no JSON: {data[:80]!r}") from None
+        raise EngineUnavailableError(f"an answer that is no JSON: {data[:80]!r}") from None
     if isinstance(value, dict) and isinstance(value.get("error"), dict):
         error = value["error"]  # in the middle of a stream
         status = error.get("code") if isinstance(error.get("code"), int) else 500
@@ -134,69 +136,73 @@ def _complaint(url: str, status: int, data: bytes) -> Exception:
         message = data[:200].decode(errors="replace")
     text = f"{url}: {status}: {str(message)[:500]}"
     if status == 413 or (status in (400, 422) and "context length" in text):
-        return ContextFull(text)  # in the words of SGLang, vLLM and our own server
+        return OverlongPromptError(text)  # in the words of SGLang, vLLM and our own server
     if status == 400 and "request id" in text.lower():
-        return EngineLost(text)  # SGLang says so of an id that is in use
-    return AskRefused(text) if status in (400, 422) else EngineLost(text)
+        return EngineUnavailableError(text)  # SGLang says so of an id that is in use
+    return RequestRejectedError(text) if status in (400, 422) else EngineUnavailableError(text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Routed:
+class RoutedExperts:
     """The experts that each token but the last chose, in each layer that has any."""
 
     expert_TLK: np.ndarray
 
 
-class HttpGenerate(Forgets):
+class SGLangClient(StatelessClient):
     """A server's `/generate`. `context`, its context length, is needed where asks do not say how
     many tokens they want; `experts`, layers that have them and how many a token chooses, where asks
     want to know which."""
 
     def __init__(
         self,
-        server: Server,
+        server: ServerClient,
         *,
         context: int | None = None,
         experts: tuple[int, int] | None = None,
     ) -> None:
         self.server, self.context, self.experts = server, context, experts
 
-    async def respond(self, ask: Ask) -> RequestOutputLike:
+    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
         payload = await self.server.post("/generate", self._body(ask), self._headers(ask))
         return self._answer(ask, _read(payload))
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
         so_far: GenerateOutput | None = None
         body = self._body(ask) | {"stream": True}
-        async for payload in self.server.lines("/generate", body, self._headers(ask)):
+        async for payload in self.server.stream_events("/generate", body, self._headers(ask)):
             before, so_far = so_far, _read(payload, so_far)
             new = len(before.token_ids) if before else 0
             if new == len(so_far.token_ids) and so_far.finish is None:
                 continue
-            yield Said(
+            yield OutputDelta(
                 token_ids=so_far.token_ids[new:],
                 logprobs=so_far.logprobs[new:],
                 version=so_far.versions[-1].version if so_far.versions else 0,
-                answer=None if so_far.finish is None else self._answer(ask, so_far),
+                output=None if so_far.finish is None else self._answer(ask, so_far),
             )
         if so_far is None or so_far.finish is None:
-            raise EngineLost(f"{self.server.url}: the stream broke off")
+            raise EngineUnavailableError(f"{self.server.url}: the stream broke off")
 
-    def _headers(self, ask: Ask) -> dict[str, str]:
+    def _headers(self, ask: InferenceRequest) -> dict[str, str]:
         # A header holds printable ASCII only; the session's name is the rollout's own business.
-        return {ROUTING: ask.session.encode("ascii", "backslashreplace").decode()}
+        return {ROUTING_KEY_HEADER: ask.session_id.encode("ascii", "backslashreplace").decode()}
 
-    def _body(self, ask: Ask) -> dict[str, Any]:
-        sampling = ask.sampling
+    def _body(self, ask: InferenceRequest) -> dict[str, Any]:
+        sampling = ask.sampling_params
         if sampling.max_new_tokens is None:
             if self.context is None:
-                raise AskRefused("max_new_tokens: not said, and the server's context is not known")
+                raise RequestRejectedError(
+                    "max_new_tokens: not said, and the server's context is not known"
+                )
             room = self.context - len(ask.token_ids)
             if room < 1:
-                raise ContextFull(f"{len(ask.token_ids)} tokens leave no room in {self.context}")
+                raise OverlongPromptError(
+                    f"{len(ask.token_ids)} tokens leave no room in {self.context}"
+                )
             sampling = replace(sampling, max_new_tokens=room)
         body: dict[str, Any] = {
-            "input_ids": np.frombuffer(int32(ask.token_ids), dtype=np.int32),
+            "input_ids": np.frombuffer(as_int32_array(ask.token_ids), dtype=np.int32),
             "sampling_params": to_sglang_sampling_params(sampling),
             "return_logprob": True,
             "logprob_start_len": -1,
@@ -206,49 +212,53 @@ class HttpGenerate(Forgets):
             body["rid"] = ask.id
         if sampling.thinking_budget is not None:
             body["max_thinking_tokens"] = sampling.thinking_budget
-        if ask.replay:
+        if ask.return_routing:
             body["return_routed_experts"] = True
         return body
 
-    def _answer(self, ask: Ask, done: GenerateOutput) -> Answered:
-        return Answered(
+    def _answer(self, ask: InferenceRequest, done: GenerateOutput) -> RequestOutput:
+        return RequestOutput(
             completion=done.completion,
             prompt_tokens=done.prompt_tokens or len(ask.token_ids),
             id=ask.id,
-            matched=done.matched,
-            message=done.message,
+            matched_stop=done.matched,
+            abort_reason=done.message,
             cached_tokens=done.cached_tokens,
-            replay=self._routed(ask, done),
+            routing=self._routed(ask, done),
         )
 
-    def _routed(self, ask: Ask, done: GenerateOutput) -> Routed | None:
+    def _routed(self, ask: InferenceRequest, done: GenerateOutput) -> RoutedExperts | None:
         if done.routed_experts is None or self.experts is None:
             return None
         flat = np.frombuffer(b64decode(done.routed_experts), dtype="<i4")
         shape = (len(ask.token_ids) + len(done.token_ids) - 1, *self.experts)
         if flat.size != np.prod(shape):
-            raise BadReply(f"routed_experts: {flat.size} numbers, but {shape} are expected")
-        return Routed(flat.reshape(shape))
+            raise InvalidModelResponseError(
+                f"routed_experts: {flat.size} numbers, but {shape} are expected"
+            )
+        return RoutedExperts(flat.reshape(shape))
 
 
 def _read(payload: Any, before: GenerateOutput | None = None) -> GenerateOutput:
     try:
         return parse_generate_output(payload, before)
     except (ApiError, ValueError, TypeError, IndexError) as error:
-        raise BadReply(f"a server's answer cannot be trained on: {error}") from error
+        raise InvalidModelResponseError(
+            f"a server's answer cannot be trained on: {error}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
-class HttpScore:
+class HttpLogprobScorer:
     """Log-probabilities of given tokens, by a server: a teacher's, say."""
 
-    server: Server
+    server: ServerClient
 
     async def __call__(self, token_ids: Sequence[int], start: int) -> tuple[float, ...]:
         """Of `token_ids[start:]`, at temperature 1. `start` is at least 1: nothing stands before
         the first token to predict it from."""
         if not 1 <= start < len(token_ids):
-            raise AskRefused(f"start: {start} is not in [1, {len(token_ids)})")
+            raise RequestRejectedError(f"start: {start} is not in [1, {len(token_ids)})")
         body = {
             "input_ids": list(token_ids),
             "sampling_params": to_sglang_sampling_params(SamplingParams(max_new_tokens=1))
@@ -261,10 +271,10 @@ class HttpScore:
         try:
             return parse_prompt_logprobs(payload, start, len(token_ids) - start)
         except (ApiError, TypeError, IndexError) as error:
-            raise BadReply(f"a server's scores cannot be read: {error}") from error
+            raise InvalidModelResponseError(f"a server's scores cannot be read: {error}") from error
 
 
-Wait = Callable[[str, Awaitable[Any]], Awaitable[Any]]
+AwaitReplica = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 
 
 async def _patiently(_name: str, work: Awaitable[Any]) -> Any:
@@ -272,27 +282,27 @@ async def _patiently(_name: str, work: Awaitable[Any]) -> Any:
 
 
 @dataclass(slots=True)
-class HttpWeights:
+class HttpWeightPublisher:
     """New weights for every server, as safetensors bytes. The last whole version is kept, for
     servers that join later."""
 
-    servers: dict[str, Server]
+    servers: dict[str, ServerClient]
     # Waits for what a server answers no longer than the server is alive: a fleet's `while_alive`.
-    wait: Wait = _patiently
+    await_replica: AwaitReplica = _patiently
     version: int | None = None
     _parcels: tuple[str, ...] = field(default=(), repr=False)
 
-    async def publish(self, parcels: Iterable[bytes], version: int) -> dict[str, str]:
+    async def update_weights(self, parcels: Iterable[bytes], version: int) -> dict[str, str]:
         """Hand one whole version to all at once; what went wrong, by server. A server refuses what
         is damaged or not whole and goes on with the weights it has."""
         self._parcels, self.version = tuple(b64encode(p).decode() for p in parcels), version
-        return await self._send(list(self.servers), self.wait)
+        return await self._send(list(self.servers), self.await_replica)
 
-    async def catch_up(self, name: str) -> bool:
+    async def sync_replica(self, name: str) -> bool:
         """Give a server that has just joined the last version; whether it has it now."""
         return self.version is None or not await self._send([name], _patiently)
 
-    async def _send(self, names: Sequence[str], wait: Wait) -> dict[str, str]:
+    async def _send(self, names: Sequence[str], wait: AwaitReplica) -> dict[str, str]:
         body = {
             "serialized_named_tensors": list(self._parcels),
             "weight_version": str(self.version),
@@ -303,7 +313,7 @@ class HttpWeights:
         async def send(name: str) -> str:
             try:
                 await wait(name, self.servers[name].post("/update_weights_from_tensor", body))
-            except (EngineLost, AskRefused) as error:
+            except (EngineUnavailableError, RequestRejectedError) as error:
                 return str(error)
             return ""
 

@@ -10,47 +10,49 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from paddock.rollout.schedule import next_seat, seats
-from paddock.rollout.settings import Pace
+from paddock.rollout.settings import RolloutSettings
+from paddock.rollout.task_schedule import next_task, next_tasks
 
 UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alive:
+class LiveGroup:
     """A group that is alive."""
 
     ordinal: int
     task: str
     number: int
-    since: int | None  # the oldest version that may have sampled any of it; None: not begun
+    oldest_version: (
+        int | None
+    )  # the oldest version that may have sampled any of it; None: not begun
     finished: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class BatchContext:
     """What the next batch is made under."""
 
     update: int  # its first
     version: int  # what engines serve now
-    weights: Mapping[str, float]  # of tasks
-    taken: Mapping[str, int]  # groups of each task in batches since these weights hold
+    task_weights: Mapping[str, float]  # of tasks
+    groups_taken: Mapping[str, int]  # groups of each task in batches since these weights hold
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class BatchReady:
     ordinals: tuple[int, ...]  # by task and number, whoever was issued or finished first
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class BatchIncomplete:
     """No batch yet: these have not finished, and so many more of these tasks must be begun."""
 
     unfinished: tuple[int, ...]
-    short: Mapping[str, int]
+    missing: Mapping[str, int]
 
 
-def batches_left(pace: Pace, since: int, update: int) -> int:
+def batches_until_stale(pace: RolloutSettings, since: int, update: int) -> int:
     """How many batches, the one whose first update is `update` included, may still train what
     version `since` has sampled. The last update of a batch is within the bound too.
 
@@ -62,27 +64,31 @@ def batches_left(pace: Pace, since: int, update: int) -> int:
     return max(0, (last_first - update) // pace.updates_per_batch + 1)
 
 
-def is_stale(pace: Pace, since: int | None, update: int) -> bool:
+def is_stale(pace: RolloutSettings, since: int | None, update: int) -> bool:
     """Whether the batch that begins with `update` comes too late for it."""
-    return since is not None and batches_left(pace, since, update) == 0
+    return since is not None and batches_until_stale(pace, since, update) == 0
 
 
-def room(alive: Iterable[Alive], moment: Moment, pace: Pace, *, begun: bool) -> int:
+def groups_allowed(
+    alive: Iterable[LiveGroup], moment: BatchContext, pace: RolloutSettings, *, begun: bool
+) -> int:
     """How many more groups may be issued, or begun, now: as many as the batches can take that come
     before what is sampled now is too old."""
-    if pace.bound_by == "drop":
+    if pace.on_stale == "drop":
         return UNBOUNDED
-    places = pace.batch_groups * batches_left(pace, moment.version, moment.update)
-    return places - sum(group.since is not None or not begun for group in alive)
+    places = pace.groups_per_batch * batches_until_stale(pace, moment.version, moment.update)
+    return places - sum(group.oldest_version is not None or not begun for group in alive)
 
 
-def wanted(alive: Sequence[Alive], moment: Moment, pace: Pace, *, ahead: int) -> list[str]:
+def tasks_to_issue(
+    alive: Sequence[LiveGroup], moment: BatchContext, pace: RolloutSettings, *, ahead: int
+) -> list[str]:
     """The tasks of which groups must be issued so that the next `ahead` batches have theirs, the
     soonest needed first."""
-    most = max(0, room(alive, moment, pace, begun=False))
+    most = max(0, groups_allowed(alive, moment, pace, begun=False))
     there = Counter(group.task for group in alive)
     found = []
-    for task in seats(moment.weights, moment.taken, pace.batch_groups * ahead):
+    for task in next_tasks(moment.task_weights, moment.groups_taken, pace.groups_per_batch * ahead):
         if there[task] > 0:
             there[task] -= 1
         else:
@@ -90,21 +96,25 @@ def wanted(alive: Sequence[Alive], moment: Moment, pace: Pace, *, ahead: int) ->
     return found[:most]
 
 
-def compose(alive: Sequence[Alive], moment: Moment, pace: Pace) -> Ready | Missing:
+def compose_batch(
+    alive: Sequence[LiveGroup], moment: BatchContext, pace: RolloutSettings
+) -> BatchReady | BatchIncomplete:
     """The next batch, or what it waits for. None of `alive` may be stale."""
-    begun = [group for group in alive if group.since is not None]
-    chosen = due(begun, moment, pace) if pace.bound_by == "wait" else []
-    taken = Counter(moment.taken)
+    begun = [group for group in alive if group.oldest_version is not None]
+    chosen = groups_due(begun, moment, pace) if pace.on_stale == "wait" else []
+    taken = Counter(moment.groups_taken)
     taken.update(group.task for group in chosen)
     candidates = _candidates(begun, chosen, pace)
-    spare = room(alive, moment, pace, begun=True)
+    spare = groups_allowed(alive, moment, pace, begun=True)
     short: Counter[str] = Counter()
-    while len(chosen) + short.total() < pace.batch_groups:
-        task = next_seat(moment.weights, taken, moment.weights if spare > 0 else candidates)
+    while len(chosen) + short.total() < pace.groups_per_batch:
+        task = next_task(
+            moment.task_weights, taken, moment.task_weights if spare > 0 else candidates
+        )
         if task is None:  # of the tasks that have a share, nothing can come any more
             task = min(candidates, key=lambda name: candidates[name][0].ordinal, default=None)
         if task is None:
-            return Missing((), {})
+            return BatchIncomplete((), {})
         taken[task] += 1
         if task not in candidates:
             short[task] += 1
@@ -115,11 +125,13 @@ def compose(alive: Sequence[Alive], moment: Moment, pace: Pace) -> Ready | Missi
             del candidates[task]
     unfinished = tuple(sorted(group.ordinal for group in chosen if not group.finished))
     if unfinished or short:
-        return Missing(unfinished, dict(short))
-    return Ready(tuple(g.ordinal for g in sorted(chosen, key=lambda g: (g.task, g.number))))
+        return BatchIncomplete(unfinished, dict(short))
+    return BatchReady(tuple(g.ordinal for g in sorted(chosen, key=lambda g: (g.task, g.number))))
 
 
-def due(begun: Sequence[Alive], moment: Moment, pace: Pace) -> list[Alive]:
+def groups_due(
+    begun: Sequence[LiveGroup], moment: BatchContext, pace: RolloutSettings
+) -> list[LiveGroup]:
     """Those that the next batch must take, or one after it would have to take more than it can.
 
     If h batches can still take a set of groups, the h - 1 after this one take a batch of it each;
@@ -128,31 +140,31 @@ def due(begun: Sequence[Alive], moment: Moment, pace: Pace) -> list[Alive]:
     """
     by_left = defaultdict(list)
     for group in begun:
-        assert group.since is not None
-        by_left[batches_left(pace, group.since, moment.update)].append(group)
-    by_left.pop(batches_left(pace, moment.version, moment.update), None)
-    chosen: list[Alive] = []
-    waiting: list[Alive] = []
+        assert group.oldest_version is not None
+        by_left[batches_until_stale(pace, group.oldest_version, moment.update)].append(group)
+    by_left.pop(batches_until_stale(pace, moment.version, moment.update), None)
+    chosen: list[LiveGroup] = []
+    waiting: list[LiveGroup] = []
     for left in sorted(by_left):
         waiting += by_left[left]
         waiting.sort(key=_soonest if pace.order == "oldest_first" else lambda g: g.ordinal)
-        must = max(0, len(waiting) - pace.batch_groups * (left - 1))
-        must = min(must, pace.batch_groups - len(chosen))
+        must = max(0, len(waiting) - pace.groups_per_batch * (left - 1))
+        must = min(must, pace.groups_per_batch - len(chosen))
         chosen += waiting[:must]
         del waiting[:must]
     return chosen
 
 
-def _soonest(group: Alive) -> tuple[bool, int, int]:
-    return not group.finished, group.since or 0, group.ordinal
+def _soonest(group: LiveGroup) -> tuple[bool, int, int]:
+    return not group.finished, group.oldest_version or 0, group.ordinal
 
 
 def _candidates(
-    begun: Iterable[Alive], chosen: Sequence[Alive], pace: Pace
-) -> dict[str, list[Alive]]:
+    begun: Iterable[LiveGroup], chosen: Sequence[LiveGroup], pace: RolloutSettings
+) -> dict[str, list[LiveGroup]]:
     """What else a batch could take, by task, in the order in which it would."""
     gone = {group.ordinal for group in chosen}
-    found: dict[str, list[Alive]] = {}
+    found: dict[str, list[LiveGroup]] = {}
     for group in begun:
         if group.ordinal not in gone:
             found.setdefault(group.task, []).append(group)

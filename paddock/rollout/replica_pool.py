@@ -19,38 +19,48 @@ from pydantic import PositiveFloat, PositiveInt
 from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
 from paddock.config import BaseSettings
 from paddock.records import Completion, Segment
-from paddock.rollout.carry import continuable, rest_of, with_part
-from paddock.rollout.client import Ask, EngineLost, Generate, Said
-from paddock.rollout.health import RunAborted
-from paddock.rollout.router import Router
+from paddock.rollout.client import (
+    EngineUnavailableError,
+    InferenceClient,
+    InferenceRequest,
+    OutputDelta,
+)
+from paddock.rollout.continuation import can_continue, continuation_request, merge_partial_output
+from paddock.rollout.session_router import SessionRouter
+from paddock.rollout.task_health import RunAbortedError
 
 log = getLogger("paddock.rollout")
 
 _T = TypeVar("_T")
-Alive = Callable[[float], Awaitable[bool]]  # within so many seconds
-PULSE_S, LATE_S = 0.02, 0.1  # how often this process feels its own pulse, and when it is late
-STUBBORN = 3  # failures of one replica, alive all the while, before a session is moved
+HealthCheck = Callable[[float], Awaitable[bool]]  # within so many seconds
+LOOP_LAG_PROBE_S, LOOP_LAG_LIMIT_S = (
+    0.02,
+    0.1,
+)  # how often this process feels its own pulse, and when it is late
+FAILURES_BEFORE_REASSIGN = (
+    3  # failures of one replica, alive all the while, before a session is moved
+)
 
 
-class FleetSettings(BaseSettings):
-    beat_s: PositiveFloat = 0.5  # between heartbeats
-    patience_s: PositiveFloat = 0.4  # for each of them
-    misses: PositiveInt = 2  # in a row, and a replica is dead
-    deadline_s: PositiveFloat = 900.0  # of an ask, every replica it is tried on included
-    most_backoff_s: PositiveFloat = 1.0
+class ReplicaPoolSettings(BaseSettings):
+    health_check_interval_s: PositiveFloat = 0.5  # between heartbeats
+    health_check_timeout_s: PositiveFloat = 0.4  # for each of them
+    health_failure_threshold: PositiveInt = 2  # in a row, and a replica is dead
+    request_timeout_s: PositiveFloat = 900.0  # of an ask, every replica it is tried on included
+    max_backoff_s: PositiveFloat = 1.0
     unreachable_timeout_s: PositiveFloat = 600.0  # with no replica alive, before the run ends
 
 
 class Replica:
     """One engine or server, by a name that stays the same when it comes back."""
 
-    def __init__(self, name: str, generate: Generate, alive: Alive) -> None:
+    def __init__(self, name: str, generate: InferenceClient, alive: HealthCheck) -> None:
         self.name, self.generate, self.alive = name, generate, alive
         self.missed = 0
-        self.flying: set[asyncio.Timeout] = set()  # waits for it, to be ended when it dies
+        self.pending: set[asyncio.Timeout] = set()  # waits for it, to be ended when it dies
 
 
-class Fleet:
+class ReplicaPool:
     """Use it as an async context manager, which listens for heartbeats.
 
     `admit` is awaited before a replica that came back, or a new one, is asked for anything: it
@@ -60,14 +70,14 @@ class Fleet:
     def __init__(
         self,
         replicas: Iterable[Replica],
-        settings: FleetSettings | None = None,
+        settings: ReplicaPoolSettings | None = None,
         *,
-        router: Router | None = None,
+        router: SessionRouter | None = None,
         admit: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        self.settings = settings or FleetSettings()
+        self.settings = settings or ReplicaPoolSettings()
         self.replicas = {replica.name: replica for replica in replicas}
-        self.router = router or Router()
+        self.router = router or SessionRouter()
         for name in self.replicas:
             self.router.join(name)
         self._admit = admit
@@ -99,7 +109,7 @@ class Fleet:
     # --- members ----------------------------------------------------------------------------------
 
     @property
-    def alive(self) -> tuple[str, ...]:
+    def live_replicas(self) -> tuple[str, ...]:
         return self.router.ranks
 
     async def add(self, replica: Replica) -> bool:
@@ -119,21 +129,21 @@ class Fleet:
 
     # --- asking -----------------------------------------------------------------------------------
 
-    async def respond(self, ask: Ask) -> RequestOutputLike:
-        end = asyncio.get_running_loop().time() + self.settings.deadline_s
+    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
+        end = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         before: Completion | None = None
         current, failures = ask, 0
-        with _Counted(self._busy, ask.session):
+        with _Counted(self._busy, ask.session_id):
             while True:
                 replica = await self._placed(current, end)
                 try:
-                    answer = await self._wait(replica, replica.generate.respond(current), end)
-                except EngineLost as error:
+                    answer = await self._wait(replica, replica.generate.generate(current), end)
+                except EngineUnavailableError as error:
                     failures += 1
                     await self._failed(replica, current, error, failures, end)
                     current = _again(current, ask, failures)
                     continue
-                whole = with_part(before, answer, ask)
+                whole = merge_partial_output(before, answer, ask)
                 rest = self._broken_off(ask, whole.completion)
                 if rest is None:
                     self._grew(ask, whole.completion)
@@ -144,45 +154,47 @@ class Fleet:
                 current = _again(rest, ask, failures)
                 await self._pause(failures, end)
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[OutputDeltaLike, None]:
-        end = asyncio.get_running_loop().time() + self.settings.deadline_s
-        current, failures, told = ask, 0, Passed()
-        with _Counted(self._busy, ask.session):
+    async def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+        end = asyncio.get_running_loop().time() + self.settings.request_timeout_s
+        current, failures, told = ask, 0, DeltaAccumulator()
+        with _Counted(self._busy, ask.session_id):
             while True:
                 replica, before = await self._placed(current, end), told.completion()
                 failures += 1
                 try:
                     async with aclosing(self._deltas(replica, current, end)) as deltas:
                         async for delta in deltas:
-                            told.take(delta)
-                            answer = delta.output and with_part(before, delta.output, ask)
+                            told.add(delta)
+                            answer = delta.output and merge_partial_output(
+                                before, delta.output, ask
+                            )
                             if answer and self._broken_off(ask, answer.completion):
                                 answer = None
                             if answer or delta.token_ids:
-                                yield Said(
+                                yield OutputDelta(
                                     token_ids=delta.token_ids,
                                     logprobs=delta.logprobs,
                                     version=delta.version,
-                                    top=delta.top_logprobs,
-                                    answer=answer,
+                                    top_logprobs=delta.top_logprobs,
+                                    output=answer,
                                 )
                             if answer:
                                 self._grew(ask, answer.completion)
                                 return
                     await self._pause(failures, end)
-                except EngineLost as error:
+                except EngineUnavailableError as error:
                     await self._failed(replica, current, error, failures, end)
                 current = _again(self._after(ask, told.completion()), ask, failures)
 
     async def _deltas(
-        self, replica: Replica, ask: Ask, end: float
+        self, replica: Replica, ask: InferenceRequest, end: float
     ) -> AsyncGenerator[OutputDeltaLike, None]:
         """A replica's stream, each wait of which has an end."""
         async with aclosing(replica.generate.stream(ask)) as deltas:
             while True:
                 delta = await self._wait(replica, anext(deltas, None), end)
                 if delta is None:
-                    raise EngineLost(f"{replica.name}: the stream broke off")
+                    raise EngineUnavailableError(f"{replica.name}: the stream broke off")
                 yield delta
                 if delta.output is not None:
                     return
@@ -190,34 +202,36 @@ class Fleet:
     async def while_alive(self, name: str, work: Awaitable[_T]) -> _T:
         """What `work` gives, which waits for a replica; EngineLost once that is deregistered."""
         is_alive = name in self.router.ranks  # else nobody will say once more that it is gone
-        patience_s = self.settings.deadline_s if is_alive else self.settings.patience_s
+        patience_s = (
+            self.settings.request_timeout_s if is_alive else self.settings.health_check_timeout_s
+        )
         end = asyncio.get_running_loop().time() + patience_s
         return await self._wait(self.replicas[name], work, end)
 
-    def end(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         self.router.end(session)
         for replica in self.replicas.values():
-            replica.generate.end(session)
+            replica.generate.end_session(session)
 
-    def _broken_off(self, ask: Ask, done: Completion) -> Ask | None:
+    def _broken_off(self, ask: InferenceRequest, done: Completion) -> InferenceRequest | None:
         """What is left to ask for if an engine broke a reply off, as some do for new weights. The
         ask itself if it must begin again."""
         if done.finish != "abort":
             return None
-        return rest_of(ask, done) if continuable(ask.sampling) else ask
+        return continuation_request(ask, done) if can_continue(ask.sampling_params) else ask
 
-    def _after(self, ask: Ask, told: Completion | None) -> Ask:
+    def _after(self, ask: InferenceRequest, told: Completion | None) -> InferenceRequest:
         """What is left to ask for when some of the reply was passed on already."""
         if told is None:
             return ask
-        rest = rest_of(ask, told) if continuable(ask.sampling) else None
+        rest = continuation_request(ask, told) if can_continue(ask.sampling_params) else None
         if rest is None:
-            raise EngineLost(
+            raise EngineUnavailableError(
                 "the engine was lost in the middle of a reply that cannot be continued"
             )
         return rest
 
-    async def _placed(self, ask: Ask, end: float) -> Replica:
+    async def _placed(self, ask: InferenceRequest, end: float) -> Replica:
         """Whose turn it is; waits for a replica if there is none. Raises RunAborted when there has
         been none for so long that none is to be expected."""
         async with self._changed:
@@ -230,14 +244,16 @@ class Fleet:
                         await self._changed.wait()
                 except TimeoutError:
                     if end < given_up:
-                        raise EngineLost(f"no engine is alive: {self.trouble()}") from None
+                        raise EngineUnavailableError(
+                            f"no engine is alive: {self.unavailable_reason()}"
+                        ) from None
                     seconds = self.settings.unreachable_timeout_s
-                    raise RunAborted(
-                        f"no engine has answered for {seconds:g} s: {self.trouble()}"
+                    raise RunAbortedError(
+                        f"no engine has answered for {seconds:g} s: {self.unavailable_reason()}"
                     ) from None
-        return self.replicas[self.router.place(ask.session, len(ask.token_ids))]
+        return self.replicas[self.router.route(ask.session_id, len(ask.token_ids))]
 
-    def trouble(self) -> str:
+    def unavailable_reason(self) -> str:
         if self.router.ranks:
             return ""
         return "; ".join(f"{name}: {self._why_gone.get(name, 'gone')}" for name in self.replicas)
@@ -247,36 +263,38 @@ class Fleet:
         limit = asyncio.timeout_at(end)
         try:
             async with limit:
-                replica.flying.add(limit)
+                replica.pending.add(limit)
                 try:
                     return await work
                 finally:
-                    replica.flying.discard(limit)
+                    replica.pending.discard(limit)
         except TimeoutError:
-            raise EngineLost(f"{replica.name} was lost, or took too long") from None
+            raise EngineUnavailableError(f"{replica.name} was lost, or took too long") from None
 
     async def _failed(
-        self, replica: Replica, ask: Ask, error: Exception, failures: int, end: float
+        self, replica: Replica, ask: InferenceRequest, error: Exception, failures: int, end: float
     ) -> None:
         """Find out whether it is dead, and wait a little before the next attempt."""
-        log.warning("session %s: %s: %s", ask.session, replica.name, error)
+        log.warning("session %s: %s: %s", ask.session_id, replica.name, error)
         if asyncio.get_running_loop().time() >= end:
-            raise EngineLost(f"{failures} attempts within {self.settings.deadline_s:g} s: {error}")
+            raise EngineUnavailableError(
+                f"{failures} attempts within {self.settings.request_timeout_s:g} s: {error}"
+            )
         if replica.name in self.router.ranks:
             if await self._answers(replica) is False:
                 self._bury(replica, str(error))
-            elif failures % STUBBORN == 0:
-                self.router.move(ask.session)
+            elif failures % FAILURES_BEFORE_REASSIGN == 0:
+                self.router.reassign(ask.session_id)
         await self._pause(failures, end)
 
     async def _pause(self, failures: int, end: float) -> None:
         if failures > 1:
-            backoff = min(self.settings.most_backoff_s, 0.02 * 2**failures)
+            backoff = min(self.settings.max_backoff_s, 0.02 * 2**failures)
             left = end - asyncio.get_running_loop().time()
             await asyncio.sleep(max(0.0, min(backoff, left)))
 
-    def _grew(self, ask: Ask, done: Completion) -> None:
-        self.router.grew(ask.session, len(ask.token_ids) + len(done.token_ids))
+    def _grew(self, ask: InferenceRequest, done: Completion) -> None:
+        self.router.update_load(ask.session_id, len(ask.token_ids) + len(done.token_ids))
 
     # --- heartbeats -------------------------------------------------------------------------------
 
@@ -285,7 +303,7 @@ class Fleet:
 
     async def _listen(self, replica: Replica) -> None:
         while True:
-            await asyncio.sleep(self.settings.beat_s)
+            await asyncio.sleep(self.settings.health_check_interval_s)
             answers = await self._answers(replica)
             if answers:
                 replica.missed = 0
@@ -293,7 +311,7 @@ class Fleet:
                     await self._welcome(replica)
             elif answers is False:
                 replica.missed += 1
-                if replica.missed >= self.settings.misses:
+                if replica.missed >= self.settings.health_failure_threshold:
                     self._bury(replica, f"{replica.missed} heartbeats missed")
 
     async def _answers(self, replica: Replica) -> bool | None:
@@ -301,18 +319,18 @@ class Fleet:
         loop = asyncio.get_running_loop()
         asked, answers = loop.time(), False
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.patience_s):
-                answers = await replica.alive(self.settings.patience_s)
+            async with asyncio.timeout(self.settings.health_check_timeout_s):
+                answers = await replica.alive(self.settings.health_check_timeout_s)
         if not answers:
-            await asyncio.sleep(PULSE_S)  # so that the pulse has been felt since
+            await asyncio.sleep(LOOP_LAG_PROBE_S)  # so that the pulse has been felt since
         return None if not answers and self._late >= asked else answers
 
     async def _pulse(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + PULSE_S
-            await asyncio.sleep(PULSE_S)
-            if loop.time() > due + LATE_S:
+            due = loop.time() + LOOP_LAG_PROBE_S
+            await asyncio.sleep(LOOP_LAG_PROBE_S)
+            if loop.time() > due + LOOP_LAG_LIMIT_S:
                 self._late = loop.time()
 
     def _bury(self, replica: Replica, why: str) -> None:
@@ -324,7 +342,7 @@ class Fleet:
             self._empty_since = asyncio.get_running_loop().time()
         log.warning("%s is gone (%s); %d sessions move", replica.name, why, len(moved))
         now = asyncio.get_running_loop().time()
-        for limit in list(replica.flying):
+        for limit in list(replica.pending):
             if not limit.expired():
                 limit.reschedule(now)
 
@@ -340,11 +358,11 @@ class Fleet:
 
     async def _balance(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.beat_s)
+            await asyncio.sleep(self.settings.health_check_interval_s)
             self.router.rebalance(busy=tuple(self._busy))
 
 
-def _again(rest: Ask, ask: Ask, failures: int) -> Ask:
+def _again(rest: InferenceRequest, ask: InferenceRequest, failures: int) -> InferenceRequest:
     """What is asked next, under an id of its own: a replica that was only slow may still be busy
     with the one before, and refuses another of the same id."""
     return replace(rest, id=f"{ask.id}~{failures}") if ask.id else rest
@@ -365,7 +383,7 @@ class _Counted:
             del self.busy[self.session]
 
 
-class Passed:
+class DeltaAccumulator:
     """What of a reply was passed on already, delta by delta."""
 
     def __init__(self) -> None:
@@ -373,7 +391,7 @@ class Passed:
         self._logprobs: list[float] = []
         self._versions: list[Segment] = []
 
-    def take(self, delta: OutputDeltaLike) -> None:
+    def add(self, delta: OutputDeltaLike) -> None:
         count = len(delta.token_ids)
         self._ids += delta.token_ids
         self._logprobs += delta.logprobs

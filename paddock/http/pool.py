@@ -18,14 +18,14 @@ from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
-CONNECT_S = 60.0  # a busy machine takes its time; who is dead is noticed by heartbeats
-HEAD_BYTES = 1 << 18  # the longest head of a response, or line of a stream's framing
+CONNECT_TIMEOUT_S = 60.0  # a busy machine takes its time; who is dead is noticed by heartbeats
+MAX_HEADER_BYTES = 1 << 18  # the longest head of a response, or line of a stream's framing
 
 _T = TypeVar("_T")
-Place = tuple[str, str, int]  # scheme, host, port
+Origin = tuple[str, str, int]  # scheme, host, port
 
 
-class Response:
+class PooledResponse:
     """A response whose head has been read."""
 
     def __init__(self, connection: "_Connection", head: bytes, patience_s: float) -> None:
@@ -40,23 +40,23 @@ class Response:
         self._connection, self._patience = connection, patience_s
 
     @property
-    def keeps(self) -> bool:
+    def is_reusable(self) -> bool:
         return self.whole and self.headers.get("connection", "").lower() != "close"
 
     async def read(self) -> bytes:
-        return b"".join([part async for part in self.parts()])
+        return b"".join([part async for part in self.iter_bytes()])
 
-    async def lines(self) -> AsyncGenerator[bytes, None]:
+    async def iter_lines(self) -> AsyncGenerator[bytes, None]:
         """Line by line, as they come."""
         rest = b""
-        async for part in self.parts():
+        async for part in self.iter_bytes():
             *whole, rest = (rest + part).split(b"\n")
             for line in whole:
                 yield line
         if rest:
             yield rest
 
-    async def parts(self) -> AsyncGenerator[bytes, None]:
+    async def iter_bytes(self) -> AsyncGenerator[bytes, None]:
         """As it comes."""
         reader, length = self._connection.reader, self.headers.get("content-length")
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
@@ -98,13 +98,13 @@ class _Connection:
             return await _until(self.reader, b"\r\n\r\n")
 
 
-class Connections:
+class ConnectionPool:
     """Use it as an async context manager, which closes what is idle in the end. Raises OSError
     (TimeoutError among them) or EOFError for whatever goes wrong on the way."""
 
     def __init__(self, idle: int = 1024) -> None:
         self._most = idle  # kept at each place
-        self._idle: dict[Place, list[_Connection]] = {}
+        self._idle: dict[Origin, list[_Connection]] = {}
         self._tls: ssl.SSLContext | None = None
 
     async def __aenter__(self) -> Self:
@@ -130,24 +130,24 @@ class Connections:
         headers: Mapping[str, str],
         body: bytes = b"",
         patience_s: float,
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncIterator[PooledResponse]:
         """The response, its body still to be read. No wait in all this is longer than said."""
         place, host, target = _address(url)
         data = _head(f"{method} {target} HTTP/1.1", host, headers, len(body)) + body
         connection, head = await self._asked(place, data, patience_s)
         response = None
         try:
-            response = Response(connection, head, patience_s)
+            response = PooledResponse(connection, head, patience_s)
             yield response
         finally:
             kept = self._idle.setdefault(place, [])
-            if response is not None and response.keeps and len(kept) < self._most:
+            if response is not None and response.is_reusable and len(kept) < self._most:
                 kept.append(connection)
             else:
                 connection.writer.transport.abort()
 
     async def _asked(
-        self, place: Place, data: bytes, patience_s: float
+        self, place: Origin, data: bytes, patience_s: float
     ) -> tuple[_Connection, bytes]:
         while True:
             connection = await self._connection(place, patience_s)
@@ -165,7 +165,7 @@ class Connections:
             connection.used = True
             return connection, head
 
-    async def _connection(self, place: Place, patience_s: float) -> _Connection:
+    async def _connection(self, place: Origin, patience_s: float) -> _Connection:
         kept = self._idle.get(place, [])
         while kept:
             connection = kept.pop()
@@ -175,10 +175,10 @@ class Connections:
         if scheme == "https" and self._tls is None:
             self._tls = ssl.create_default_context()
         tls = self._tls if scheme == "https" else None
-        limit = min(CONNECT_S, patience_s)
+        limit = min(CONNECT_TIMEOUT_S, patience_s)
         try:
             async with asyncio.timeout(limit):
-                opened = await asyncio.open_connection(host, port, ssl=tls, limit=HEAD_BYTES)
+                opened = await asyncio.open_connection(host, port, ssl=tls, limit=MAX_HEADER_BYTES)
         except TimeoutError:
             raise ConnectionError(f"no connection within {limit:g} s") from None
         return _Connection(*opened)
@@ -188,7 +188,7 @@ async def _until(reader: asyncio.StreamReader, end: bytes) -> bytes:
     try:
         return await reader.readuntil(end)
     except asyncio.LimitOverrunError:
-        raise OSError(f"no HTTP: no {end!r} within {HEAD_BYTES} bytes") from None
+        raise OSError(f"no HTTP: no {end!r} within {MAX_HEADER_BYTES} bytes") from None
 
 
 def _number(text: bytes, base: int) -> int:
@@ -199,7 +199,7 @@ def _number(text: bytes, base: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _address(url: str) -> tuple[Place, str, str]:
+def _address(url: str) -> tuple[Origin, str, str]:
     """Where it leads; the host and the target that a request names."""
     where = urlsplit(url)
     if where.scheme not in ("http", "https") or not where.hostname:

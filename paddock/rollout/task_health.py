@@ -9,11 +9,11 @@ from paddock.rollout.settings import TaskSettings
 STALE = "stale"  # how the reason of a group begins that was too old to train: nobody's fault
 
 
-class RunAborted(ValueError):
+class RunAbortedError(ValueError):
     """The run cannot go on; the message says which task and why."""
 
 
-class Health:
+class TaskHealthMonitor:
     """Counts what each task's groups came to, and says when a budget is spent.
 
     >>> health = Health({"sums": TaskSettings(failure_budget=2)})
@@ -26,28 +26,28 @@ class Health:
         self._failed: Counter[str] = Counter()
         self._filtered: Counter[str] = Counter()
 
-    def ended(self, task: str, status: str, reason: str) -> str:
+    def record_group(self, task: str, status: str, reason: str) -> str:
         """Take note of a group that ended; why its task should be set aside, if it should."""
         settings = self._tasks[task]
         if status == "finished":
-            self.well(task)
+            self.reset(task)
         elif status == "failed":
             self._failed[task] += 1
-            if self._failed[task] >= settings.failure_budget:
+            if self._failed[task] >= settings.max_consecutive_failed:
                 return f"{self._failed[task]} groups in a row failed, the last: {reason}"
         else:
             self._failed[task] = 0
             self._filtered[task] += 1
-            if self._filtered[task] >= settings.filter_budget:
+            if self._filtered[task] >= settings.max_consecutive_filtered:
                 return f"{self._filtered[task]} groups in a row had nothing to teach: {reason}"
         return ""
 
-    def well(self, task: str) -> None:
+    def reset(self, task: str) -> None:
         self._failed[task] = self._filtered[task] = 0
 
-    def recall(self, entries: Iterable[GroupRecord]) -> None:
+    def restore(self, entries: Iterable[GroupRecord]) -> None:
         """Take note of groups of the past, in the order in which they ended."""
         for entry in sorted(entries, key=lambda entry: entry.ended or 0):
             if entry.task in self._tasks and not entry.reason.startswith(STALE):
                 status = "finished" if entry.status == "trained" else entry.status
-                self.ended(entry.task, status, entry.reason)
+                self.record_group(entry.task, status, entry.reason)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from paddock.api.delta_parser import RequestOutputLike
 from paddock.records import Completion, SamplingParams, Segment
-from paddock.rollout.client import Answered, Ask, turn_seed
+from paddock.rollout.client import InferenceRequest, RequestOutput, turn_seed
 
 
-def continuable(sampling: SamplingParams) -> bool:
+def can_continue(sampling: SamplingParams) -> bool:
     """Whether the rest of a reply can be asked for alone. Not where what was said already decides
     what may follow: a grammar, penalties, texts that end it, a budget for thoughts."""
     return (
@@ -21,25 +21,27 @@ def continuable(sampling: SamplingParams) -> bool:
     )
 
 
-def rest_of(ask: Ask, done: Completion) -> Ask | None:
+def continuation_request(ask: InferenceRequest, done: Completion) -> InferenceRequest | None:
     """What is still to be asked for; None if the reply is as long as it may be."""
     count = len(done.token_ids)
-    most = ask.sampling.max_new_tokens
+    most = ask.sampling_params.max_new_tokens
     if most is not None and count >= most:
         return None
     ids = array("i", ask.token_ids)
     ids.extend(done.token_ids)
     sampling = replace(
-        ask.sampling,
+        ask.sampling_params,
         max_new_tokens=None if most is None else most - count,
-        min_new_tokens=max(0, ask.sampling.min_new_tokens - count),
+        min_new_tokens=max(0, ask.sampling_params.min_new_tokens - count),
         # Chance is drawn by (seed, index in the reply): the same seed would repeat its luck.
-        seed=turn_seed(ask.sampling.seed, count) if count else ask.sampling.seed,
+        seed=turn_seed(ask.sampling_params.seed, count) if count else ask.sampling_params.seed,
     )
-    return replace(ask, token_ids=ids, sampling=sampling, id=f"{ask.id}+{count}" if ask.id else "")
+    return replace(
+        ask, token_ids=ids, sampling_params=sampling, id=f"{ask.id}+{count}" if ask.id else ""
+    )
 
 
-def joined(one: Completion, other: Completion) -> Completion:
+def concat_completions(one: Completion, other: Completion) -> Completion:
     """Two parts of a reply.
 
     >>> part = Completion(token_ids=(5,), logprobs=(-1.0,), versions=(Segment(3, 1),),
@@ -63,17 +65,19 @@ def joined(one: Completion, other: Completion) -> Completion:
     )
 
 
-def with_part(before: Completion | None, answer: RequestOutputLike, ask: Ask) -> RequestOutputLike:
+def merge_partial_output(
+    before: Completion | None, answer: RequestOutputLike, ask: InferenceRequest
+) -> RequestOutputLike:
     """The answer to the whole ask, whose last part `answer` is."""
     if before is None:
         return answer
-    return Answered(
-        completion=joined(before, answer.completion),
+    return RequestOutput(
+        completion=concat_completions(before, answer.completion),
         prompt_tokens=len(ask.token_ids),
         id=ask.id,
-        matched=answer.matched_stop,
-        message=answer.abort_reason,
+        matched_stop=answer.matched_stop,
+        abort_reason=answer.abort_reason,
         cached_tokens=min(answer.cached_tokens, len(ask.token_ids)),
-        retractions=answer.preemptions + 1,
-        replay=answer.routing,  # the last ask read all that came before it
+        preemptions=answer.preemptions + 1,
+        routing=answer.routing,  # the last ask read all that came before it
     )

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.api.delta_parser import RequestOutputLike
-from paddock.rollout.client import Ask, Generate, Whole
+from paddock.rollout.client import InferenceClient, InferenceRequest, NonStreamingClient
 
-Held = Callable[[], AbstractAsyncContextManager[Any]]
+PauseEngine = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @dataclass(slots=True)
@@ -26,26 +26,26 @@ class _Turn:
     work: "asyncio.Task[None] | None" = None
 
 
-class Waves:
+class RequestBarrier:
     """`held` keeps the engine from beginning anything until a wave has been handed over whole."""
 
-    def __init__(self, held: Held = nullcontext) -> None:
+    def __init__(self, held: PauseEngine = nullcontext) -> None:
         self._held = held
         self._moving: set[str] = set()
         self._turns: dict[str, _Turn] = {}  # asked, not handed over yet
         self._going: asyncio.Task[None] | None = None  # the wave that is being handed over
         self._looking = False
-        self.waves = 0
-        self.on_still: Callable[[], None] = lambda: None  # may let more sessions in
+        self.rounds = 0
+        self.on_idle: Callable[[], None] = lambda: None  # may let more sessions in
 
-    def let_in(self, session: str) -> None:
+    def join(self, session: str) -> None:
         self._moving.add(session)
 
     def leave(self, session: str) -> None:
         self._moving.discard(session)
         self._look()
 
-    async def turn(self, session: str, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def submit(self, session: str, call: Callable[[], Awaitable[Any]]) -> Any:
         """The result of `call`, made together with those of all other sessions."""
         if session in self._turns or session not in self._moving:
             raise RuntimeError(f"session {session} asks out of turn: in lock-step, one at a time")
@@ -71,11 +71,11 @@ class Waves:
         self._looking = False
         if self._moving:
             return
-        self.on_still()
+        self.on_idle()
         if not self._moving and self._turns:
             turns, self._turns = sorted(self._turns.items()), {}
             self._moving.update(session for session, _ in turns)
-            self.waves += 1
+            self.rounds += 1
             self._going = asyncio.get_running_loop().create_task(
                 self._go([turn for _, turn in turns])
             )
@@ -104,20 +104,20 @@ async def _answered(turn: _Turn) -> None:
         turn.answer.set_result(result)
 
 
-class LockstepGenerate(Whole):
+class DeterministicClient(NonStreamingClient):
     """A Generate that answers in waves."""
 
-    def __init__(self, generate: Generate, waves: Waves) -> None:
+    def __init__(self, generate: InferenceClient, waves: RequestBarrier) -> None:
         self._generate, self._waves = generate, waves
 
-    async def respond(self, ask: Ask) -> RequestOutputLike:
-        answer: RequestOutputLike = await self._waves.turn(
-            ask.session, lambda: self._generate.respond(ask)
+    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
+        answer: RequestOutputLike = await self._waves.submit(
+            ask.session_id, lambda: self._generate.generate(ask)
         )
         return answer
 
-    def end(self, session: str) -> None:
-        self._generate.end(session)
+    def end_session(self, session: str) -> None:
+        self._generate.end_session(session)
 
-    def trouble(self) -> str:
-        return self._generate.trouble()
+    def unavailable_reason(self) -> str:
+        return self._generate.unavailable_reason()

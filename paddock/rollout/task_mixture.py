@@ -8,20 +8,20 @@ from collections.abc import Collection, Mapping
 from math import isfinite
 
 from paddock.journal import Ledger, TaskWeights
-from paddock.rollout.health import RunAborted
+from paddock.rollout.task_health import RunAbortedError
 
 
-class RatioError(ValueError):
+class TaskRatioError(ValueError):
     """Ratios that no run could hold."""
 
 
-class Mix:
+class TaskMixture:
     def __init__(self, ledger: Ledger, ratios: Mapping[str, float]) -> None:
         """`ratios` are the recipe's: those of an earlier call with the same recipe still hold,
         with every change that was asked for since."""
         self._ledger = ledger
         self._tasks = tuple(ratios)
-        self._recipe = checked(ratios, ratios)
+        self._recipe = validate_ratios(ratios, ratios)
         self._rows: list[TaskWeights] = []
 
     def resume(self, update: int) -> None:
@@ -33,25 +33,25 @@ class Mix:
                 TaskWeights(since=update, weights=self._recipe, why="recipe", asked=True), update
             )
 
-    def ask(self, ratios: Mapping[str, float], *, since: int, now: int) -> None:
+    def request_ratios(self, ratios: Mapping[str, float], *, since: int, now: int) -> None:
         """Other shares, from the batch on that begins with update `since`."""
-        asked = checked(ratios, self._tasks)
+        asked = validate_ratios(ratios, self._tasks)
         self._write(TaskWeights(since=since, weights=asked, why="asked", asked=True), now)
 
-    def set_aside(self, task: str, why: str, *, since: int, now: int) -> None:
+    def disable(self, task: str, why: str, *, since: int, now: int) -> None:
         self._write(TaskWeights(since=since, weights={task: 0.0}, why=why, asked=False), now)
 
-    def bring_back(self, task: str, *, since: int, now: int) -> None:
+    def enable(self, task: str, *, since: int, now: int) -> None:
         self._write(
             TaskWeights(since=since, weights={task: 1.0}, why="well again", asked=False), now
         )
 
-    def asked(self, update: int) -> dict[str, float]:
+    def requested(self, update: int) -> dict[str, float]:
         """What was asked for."""
         row = self._last(update)
         return {task: row.weights.get(task, 0.0) for task in self._tasks}
 
-    def aside(self, update: int) -> dict[str, TaskWeights]:
+    def disabled(self, update: int) -> dict[str, TaskWeights]:
         """The tasks that get nothing now, each with since when and why."""
         last = {task: row for row in self._past(update, asked=False) for task in row.weights}
         return {task: row for task, row in last.items() if not row.weights[task]}
@@ -59,14 +59,14 @@ class Mix:
     def weights(self, update: int) -> dict[str, float]:
         """What holds for the batch that begins with `update`. Raises RunAborted if every task that
         should have a share is set aside."""
-        asked, aside = self.asked(update), self.aside(update)
+        asked, aside = self.requested(update), self.disabled(update)
         left = {task: 0.0 if task in aside else weight for task, weight in asked.items()}
         if not any(left.values()):
             reasons = "; ".join(f"{t}: {row.why}" for t, row in aside.items() if asked.get(t))
-            raise RunAborted(f"no task is left to train on: {reasons}")
+            raise RunAbortedError(f"no task is left to train on: {reasons}")
         return left
 
-    def since(self, update: int) -> int:
+    def effective_since(self, update: int) -> int:
         """The update from which on these weights hold."""
         aside = max((row.since for row in self._past(update, asked=False)), default=0)
         return max(self._last(update).since, aside)
@@ -83,13 +83,13 @@ class Mix:
         self._rows.append(row)
 
 
-def checked(ratios: Mapping[str, float], tasks: Collection[str]) -> dict[str, float]:
+def validate_ratios(ratios: Mapping[str, float], tasks: Collection[str]) -> dict[str, float]:
     unknown = sorted(set(ratios) - set(tasks))
     if unknown:
-        raise RatioError(f"ratios name a task '{unknown[0]}'; there are {', '.join(tasks)}")
+        raise TaskRatioError(f"ratios name a task '{unknown[0]}'; there are {', '.join(tasks)}")
     for task, ratio in ratios.items():
         if not isfinite(ratio) or ratio < 0:
-            raise RatioError(f"the ratio of '{task}' is {ratio}, not zero or more")
+            raise TaskRatioError(f"the ratio of '{task}' is {ratio}, not zero or more")
     if not any(ratios.values()):
-        raise RatioError("all ratios are zero")
+        raise TaskRatioError("all ratios are zero")
     return dict(ratios)
