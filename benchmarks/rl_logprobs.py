@@ -109,12 +109,12 @@ def gaps(learner: Learner, network: Transformer) -> list[Claim]:
     for update in range(UPDATES):
         lessons = sampled(trained, 16, update, vocab)
         worst = max(worst, gap(learner, lessons))
-        learner.study([[replace(lesson, weight=1.0)] for lesson in lessons])
-        reload.weight_publisher()(learner.parcels())
+        learner.train([[replace(lesson, weight=1.0)] for lesson in lessons])
+        reload.weight_publisher()(learner.weights())
     found = [_claim(f"over {UPDATES} updates, worst token", worst)]
     for name, engine in engines.items():
         if engine is not trained:
-            EngineWeightUpdater(engine).weight_publisher()(learner.parcels())
+            EngineWeightUpdater(engine).weight_publisher()(learner.weights())
         found.append(_claim(f"after them, {name}", gap(learner, sampled(engine, 32, 777, vocab))))
         engine.close()
     return found
@@ -147,7 +147,7 @@ def pauses(learner: Learner, network: Transformer, pushes: int = 20) -> list[Cla
         for version in range(pushes):
             learner.updates = version
             began = time.perf_counter()
-            reload.weight_publisher()(learner.parcels())
+            reload.weight_publisher()(learner.weights())
             took.append(1e3 * (time.perf_counter() - began))
             assert reload.last_update is not None
             stood.append(1e3 * reload.last_update.paused_s)

@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.table import Claim
 from paddock.journal import Ledger
 from paddock.records import Trajectory, Verdict
-from paddock.rl.collect import Collector
+from paddock.rl.live_batches import LiveBatchSource
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import RolloutSettings, TaskSettings
 from paddock.rollout.task_schedule import RolloutSpec
@@ -85,20 +85,20 @@ async def simulate(pace: RolloutSettings) -> Found:
     worlds, ledger, found = Worlds(), Ledger(":memory:"), Found()
     work = TaskSpec(worlds, TaskSettings(group_size=SIZE, attempt_timeout_s=3600.0))
     loop = asyncio.get_running_loop()
-    async with Collector(Orchestrator({"agents": work}, pace, ledger, seed=0)) as collect:
+    async with LiveBatchSource(Orchestrator({"agents": work}, pace, ledger, seed=0)) as collect:
         warm_s = 0.0
         for update in range(UPDATES + 10):
             batch = await collect.next_batch()
             assert batch is not None
-            await collect.watch(asyncio.sleep(STEP_S))
-            collect.trained(batch)
+            await collect.await_or_fail(asyncio.sleep(STEP_S))
+            collect.mark_trained(batch)
             worlds.version = update + 1
-            collect.pushed(update + 1)
+            collect.mark_published(update + 1)
             if update == 9:  # the pipeline is full now
                 warm_s = loop.time()
             if update >= 10:
-                found.waited_s += batch.waited_s
-                found.lags += batch.lags
+                found.waited_s += batch.wait_s
+                found.lags += batch.staleness
                 found.numbers += [group.number for group in batch.groups]
         found.seconds = loop.time() - warm_s
     balance = ledger.group_counts()

@@ -84,12 +84,12 @@ async def ours(folder: Path, task: str, steps: int) -> None:
         SubprocessEngine,
     )
     from paddock.journal import Ledger
-    from paddock.rl.collect import Collector
-    from paddock.rl.learn import Loop, Moment
+    from paddock.rl.batch_source import RolloutBatch
+    from paddock.rl.group_filter import GroupFilter
     from paddock.rl.learner import open_learner
-    from paddock.rl.queue import Batch
+    from paddock.rl.live_batches import LiveBatchSource
     from paddock.rl.settings import RLSettings
-    from paddock.rl.tally import Sifter
+    from paddock.rl.trainer import RLTrainer, UpdateMetrics
     from paddock.rollout.client import InProcessClient
     from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 
@@ -106,14 +106,14 @@ async def ours(folder: Path, task: str, steps: int) -> None:
     began = worked = 0.0
     rewards: list[float] = []  # of the batch at the trainer
 
-    class Seen(Collector):
-        async def next_batch(self) -> Batch | None:
+    class Seen(LiveBatchSource):
+        async def next_batch(self) -> RolloutBatch | None:
             batch = await super().next_batch()
             outcomes = [a[0].outcome for g in batch.groups for a in g.rollouts] if batch else []
             rewards[:] = [outcome.reward for outcome in outcomes]
             return batch
 
-    def watch(_: Moment) -> None:
+    def watch(_: UpdateMetrics) -> None:
         line = {
             "seconds": time.perf_counter() - began,
             "cpu": time.process_time() + _worked_s(engine.pid) - worked,
@@ -133,20 +133,20 @@ async def ours(folder: Path, task: str, steps: int) -> None:
             rejection_errors=(InvalidRequestError,),
             engine_errors=(EngineError,),
         )
-        sifter = Sifter(settings)
+        sifter = GroupFilter(settings)
         work = TaskSpec(Attempts(generate, task), settings.tasks["even"], sifter)
         orchestrator = Orchestrator({"even": work}, settings.pace, ledger, seed=0)
         async with Seen(orchestrator, batches=steps) as collector:
             collector.resume(0)
             began = time.perf_counter()
             worked = time.process_time() + _worked_s(engine.pid)
-            loop = Loop(
-                queue=collector,
+            loop = RLTrainer(
+                batches=collector,
                 learner=learner,
-                publish=engine.update_weights,
+                publish_weights=engine.update_weights,
                 checkpoints=Path(out),
-                sifter=sifter,
-                watch=watch,
+                group_filter=sifter,
+                on_update=watch,
             )
             await loop.run()
 

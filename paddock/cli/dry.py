@@ -64,11 +64,10 @@ def _trained(step: "Step", cluster: "ClusterPlan | None") -> str:
 def _reinforced(step: "Step") -> str:
     settings = _rl_settings(step)
     open_environments(settings, f"stage {step.stage.name!r}, ")
-    pace = settings.pace
+    pace = settings.rollout
     kind = "synchronous" if pace.is_synchronous else f"stale by {pace.max_staleness} at most"
     tasks = ", ".join(
-        f"{name} ({task.world}, groups of {task.group_size})"
-        for name, task in settings.tasks.items()
+        f"{name} ({task.env}, groups of {task.group_size})" for name, task in settings.tasks.items()
     )
     return f"{settings.steps} updates of {pace.groups_per_batch} groups, {kind}: {tasks}"
 
@@ -76,9 +75,9 @@ def _reinforced(step: "Step") -> str:
 def _rl_settings(step: "Step") -> "RLSettings":
     from paddock.config import load_recipe, resolve
     from paddock.rl.settings import RLSettings
-    from paddock.rl.stages import staged
+    from paddock.rl.stages import with_stage_defaults
 
-    return resolve(RLSettings, staged(load_recipe(step.recipe, step.sets)))
+    return resolve(RLSettings, with_stage_defaults(load_recipe(step.recipe, step.sets)))
 
 
 # --- environments and data ------------------------------------------------------------------------
@@ -88,7 +87,7 @@ def open_environments(settings: "RLSettings", where: str = "") -> None:
     """Open every task's environment and its rewards, as far as its data is there; a UserError
     says what is wrong with which."""
     for name, task in settings.tasks.items():
-        _open(task.world, task.settings, f"{where}task {name!r}")
+        _open(task.env, task.args, f"{where}task {name!r}")
 
 
 def _open(env: str, args: Mapping[str, Any], where: str) -> None:
@@ -110,13 +109,13 @@ def rl_data(settings: "RLSettings") -> "Iterator[RequiredFile]":
     from paddock.envs import load_env_settings
 
     for folder in (
-        settings.start.checkpoint,
-        *(each.folder for each in settings.teachers.values()),
+        settings.init.checkpoint,
+        *(each.checkpoint for each in settings.teachers.values()),
     ):
         if folder is not None:
             yield RequiredFile(path=folder, contains=CHECKPOINT)
     for task in settings.tasks.values():
-        yield from load_env_settings(task.world, task.settings).data_files()
+        yield from load_env_settings(task.env, task.args).data_files()
 
 
 def _train_data(settings: "TrainSettings") -> "Iterator[RequiredFile]":

@@ -15,9 +15,9 @@ from paddock.cli.numbers import count
 from paddock.cli.tables import show, table
 
 if TYPE_CHECKING:
-    from paddock.rl.learn import Moment
     from paddock.rl.learner import Learner
     from paddock.rl.settings import RLSettings
+    from paddock.rl.trainer import UpdateMetrics
 
 Debug = Literal["rollout-only", "train-only"]
 MAY_CHANGE = ("engines", "alerts")  # between two calls on the same folder
@@ -64,11 +64,11 @@ def conduct(
     from paddock.config import dump_toml, load_recipe, resolve
     from paddock.dashboard import write_report
     from paddock.rl.settings import RLSettings
-    from paddock.rl.stages import staged
+    from paddock.rl.stages import with_stage_defaults
 
     if (debug == "train-only") != (replay is not None):
         raise UserError("--debug train-only and --replay FOLDER go together")
-    settings = resolve(RLSettings, staged(load_recipe(recipe, sets)))
+    settings = resolve(RLSettings, with_stage_defaults(load_recipe(recipe, sets)))
     if dry_run:
         open_environments(settings)
         show(dump_toml(settings).rstrip(), _plan(settings))
@@ -91,14 +91,14 @@ def conduct(
 
 def _plan(settings: "RLSettings") -> Table:
     """What a run will do, said before it starts."""
-    pace = settings.pace
+    pace = settings.rollout
     ratios = sum(task.ratio for task in settings.tasks.values())
     made = table("task", "world", "teacher", numbers=("groups a batch", "attempts a group"))
     attempts = 0.0
     for name, task in settings.tasks.items():
         groups = pace.groups_per_batch * task.ratio / ratios
         attempts += groups * task.group_size
-        made.add_row(name, task.world, task.teacher or "", f"{groups:.3g}", str(task.group_size))
+        made.add_row(name, task.env, task.teacher or "", f"{groups:.3g}", str(task.group_size))
     batches = settings.steps // pace.updates_per_batch
     made.add_row(
         "in all", f"{batches} batches", "", "", f"{count(int(batches * attempts))} at least"
@@ -122,12 +122,12 @@ def _machine(learner: "Learner") -> dict[str, object]:
 
 def _learner(settings: "RLSettings", folder: Path, debug: Debug | None) -> "Learner":
     """Who learns, or with `rollout-only` looks on, where the last checkpoint left off."""
-    from paddock.rl.learner import Onlooker, open_learner
+    from paddock.rl.learner import RolloutOnlyLearner, open_learner
     from paddock.train.run import CHECKPOINTS
 
     learner = open_learner(settings, folder / "not-finite.npz")
     if debug == "rollout-only":
-        learner = Onlooker(learner.trainer, learner.objective, settings)
+        learner = RolloutOnlyLearner(learner.trainer, learner.objective, settings)
     learner.restore(folder / CHECKPOINTS)
     return learner
 
@@ -141,13 +141,13 @@ async def _run(
     from paddock.cli.rl_feed import replayed, rolled_out
     from paddock.cli.rl_table import Watcher
     from paddock.journal import Journal
-    from paddock.rl.learn import Loop
-    from paddock.rl.tally import Sifter
+    from paddock.rl.group_filter import GroupFilter
+    from paddock.rl.trainer import RLTrainer
     from paddock.train.run import CHECKPOINTS, claim_run_folder
 
-    assert settings.start.checkpoint is not None
-    model = open_model(Path(settings.start.checkpoint), settings.template)
-    sifter = Sifter(settings)
+    assert settings.init.checkpoint is not None
+    model = open_model(Path(settings.init.checkpoint), settings.chat_template)
+    sifter = GroupFilter(settings)
     async with AsyncExitStack() as stack:
         journal = stack.enter_context(Journal(folder))  # locks the folder
         claim_run_folder(folder, settings, may_change=MAY_CHANGE)
@@ -166,24 +166,24 @@ async def _run(
             if replay is None
             else replayed(replay, sifter, learner.updates)
         )
-        await asyncio.to_thread(fed.publish, learner.parcels())
+        await asyncio.to_thread(fed.publish, learner.weights())
         fed.begin(learner.updates)
 
-        def watch(moment: "Moment") -> None:
+        def watch(moment: "UpdateMetrics") -> None:
             watcher.watch(moment)
-            fed.remember(moment.study.taught)
+            fed.remember(moment.train_stats.token_records)
 
-        loop = Loop(
-            queue=fed.queue,
+        loop = RLTrainer(
+            batches=fed.queue,
             learner=learner,
-            publish=fed.publish,
+            publish_weights=fed.publish,
             checkpoints=folder / CHECKPOINTS,
-            sifter=sifter,
-            scores=scores,
-            beside=model.tokenizer.files,
-            watch=watch,
-            busy_s=fed.busy_s,
-            experts=fed.experts,
+            group_filter=sifter,
+            teachers=scores,
+            extra_files=model.tokenizer.files,
+            on_update=watch,
+            engine_busy_s=fed.busy_s,
+            add_routing=fed.experts,
         )
         watcher.say(f"update {learner.updates} of {settings.steps}")
         await loop.run()

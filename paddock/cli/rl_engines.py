@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from paddock.api.delta_parser import RequestOutputLike
     from paddock.checkpoint.weight_sync import WeightPublisher, WeightUpdate
     from paddock.engine import Engine, EngineSettings, SubprocessEngine
-    from paddock.rl.distill import Score
-    from paddock.rl.settings import EnginesSettings, RLSettings
+    from paddock.rl.distill import LogprobScorer
+    from paddock.rl.settings import RLSettings, RolloutEngineSettings
     from paddock.rollout.client import InferenceClient, InferenceRequest
     from paddock.rollout.concurrency import EngineLoad
     from paddock.rollout.replica_pool import ReplicaPoolSettings
@@ -70,7 +70,7 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
 
     asked = settings.engines
     engines: Sequence[Engine | SubprocessEngine]
-    if asked.apart:
+    if asked.place:
         engines = await asyncio.to_thread(_engines_apart, model, settings)
     else:
         engines = _engines(model, settings, replicas=asked.replicas)
@@ -90,7 +90,7 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
         try:
             stats = [await asyncio.wrap_future(engine.stats_future()) for engine in engines]
         except EngineError as error:
-            if not asked.apart:
+            if not asked.place:
                 raise
             raise TimeoutError(str(error)) from error  # another process takes its place
         gauge.see(stats)
@@ -109,7 +109,7 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
         for engine in engines:
             stack.callback(engine.close)
         generate: InferenceClient = each[0]
-        if len(engines) > 1 or asked.apart:  # which comes back when it has died
+        if len(engines) > 1 or asked.place:  # which comes back when it has died
             replicas = [
                 Replica(f"engine-{i}", one, partial(_alive, engine))
                 for i, (one, engine) in enumerate(zip(each, engines, strict=True))
@@ -125,7 +125,7 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
         )
 
 
-def _patience(asked: "EnginesSettings") -> "ReplicaPoolSettings":
+def _patience(asked: "RolloutEngineSettings") -> "ReplicaPoolSettings":
     from paddock.rollout.replica_pool import ReplicaPoolSettings
 
     return ReplicaPoolSettings(unreachable_timeout_s=asked.unreachable_timeout_s)
@@ -143,17 +143,17 @@ async def _alive(engine: "Engine | SubprocessEngine", _: float) -> bool:
 
 
 def _engines(model: Model, settings: "RLSettings", *, replicas: int) -> "list[Engine]":
-    places = devices(settings.machine.device, replicas)
-    dtype = settings.engines.dtype or settings.machine.dtype
+    places = devices(settings.compute.device, replicas)
+    dtype = settings.engines.dtype or settings.compute.dtype
     return engines_for(model, places, dtype, _engine_settings(model, settings), fits=False)
 
 
 def _engines_apart(model: Model, settings: "RLSettings") -> "list[SubprocessEngine]":
     from paddock.engine import SubprocessEngine
 
-    dtype = settings.engines.dtype or settings.machine.dtype
+    dtype = settings.engines.dtype or settings.compute.dtype
     chosen, found = _engine_settings(model, settings), []
-    for place in devices(settings.machine.device, settings.engines.replicas):
+    for place in devices(settings.compute.device, settings.engines.replicas):
         found.append(SubprocessEngine(partial(_engine_at, model.folder, place, dtype, chosen)))
     return found
 
@@ -170,18 +170,18 @@ def _engine_settings(model: Model, settings: "RLSettings") -> "EngineSettings":
     asked = settings.engines
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     return EngineSettings(
-        kv_cache_bytes=asked.cache_bytes,
-        context_length=asked.context,
-        max_running_requests=asked.max_running,
-        num_speculative_tokens=asked.mtp_steps,
-        capture_routing=settings.replay_experts != "no",
+        kv_cache_bytes=asked.kv_cache_bytes,
+        context_length=asked.context_length,
+        max_running_requests=asked.max_running_requests,
+        num_speculative_tokens=asked.num_speculative_tokens,
+        capture_routing=settings.routing_replay != "no",
         stop_token_ids=stops or None,
         seed=settings.seed % (1 << 30),
     )
 
 
 def _publisher(
-    engines: "Sequence[Engine | SubprocessEngine]", asked: "EnginesSettings"
+    engines: "Sequence[Engine | SubprocessEngine]", asked: "RolloutEngineSettings"
 ) -> "WeightPublisher":
     """Hands a version to every engine, and makes sure that they serve what was handed over."""
     from paddock.engine import EngineError
@@ -200,22 +200,22 @@ def _publisher(
     return publish
 
 
-def _push(engine: "Engine | SubprocessEngine", asked: "EnginesSettings") -> "WeightPublisher":
+def _push(engine: "Engine | SubprocessEngine", asked: "RolloutEngineSettings") -> "WeightPublisher":
     from paddock.engine import EngineWeightUpdater, SubprocessEngine
 
     if isinstance(engine, SubprocessEngine):
         return partial(
             engine.update_weights,
-            mode=asked.push,
-            verify=asked.verify_push,
+            mode=asked.on_weight_update,
+            verify=asked.verify_weights,
             patience_s=asked.unreachable_timeout_s,
         )
     reload = EngineWeightUpdater(engine)
 
     def push(parcels: "Iterable[WeightUpdate]") -> None:
         found = list(parcels)
-        reload.weight_publisher(asked.push)(found)
-        if asked.verify_push:
+        reload.weight_publisher(asked.on_weight_update)(found)
+        if asked.verify_weights:
             reload.verify(found)
 
     return push
@@ -252,7 +252,7 @@ async def _answering(server: "ServerClient", setting: str) -> None:
 
 
 @asynccontextmanager
-async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samplers]:
+async def _servers(asked: "RolloutEngineSettings", model: Model) -> AsyncIterator[Samplers]:
     """Servers that are there already, ours or any that speaks SGLang's dialect."""
     from paddock.checkpoint.safetensors_folder import CheckpointError
     from paddock.checkpoint.weight_sync import serialize_update
@@ -264,7 +264,7 @@ async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samp
         connection_pool,
     )
 
-    context = asked.context or model.config.context
+    context = asked.context_length or model.config.context
     loop = asyncio.get_running_loop()
     async with connection_pool() as http:
         servers = {url: ServerClient(url.rstrip("/"), http, asked.admin_key) for url in asked.urls}
@@ -305,11 +305,13 @@ async def _servers(asked: "EnginesSettings", model: Model) -> AsyncIterator[Samp
 
 
 @asynccontextmanager
-async def teachers(settings: "RLSettings", model: Model) -> AsyncIterator[dict[str, "Score"]]:
+async def teachers(
+    settings: "RLSettings", model: Model
+) -> AsyncIterator[dict[str, "LogprobScorer"]]:
     """Whoever scores for the run, by name."""
     from paddock.rollout.sglang_client import HttpLogprobScorer, ServerClient, connection_pool
 
-    found: dict[str, Score] = {}
+    found: dict[str, LogprobScorer] = {}
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(connection_pool())
         for name, teacher in settings.teachers.items():
@@ -318,11 +320,11 @@ async def teachers(settings: "RLSettings", model: Model) -> AsyncIterator[dict[s
                 await _answering(server, f"teachers.{name}.url")
                 found[name] = HttpLogprobScorer(server)
                 continue
-            assert teacher.folder is not None
-            theirs = open_model(Path(teacher.folder), settings.template)
+            assert teacher.checkpoint is not None
+            theirs = open_model(Path(teacher.checkpoint), settings.chat_template)
             if theirs.tokenizer.files["tokenizer.json"] != model.tokenizer.files["tokenizer.json"]:
                 raise UserError(
-                    f"'teachers.{name}': {teacher.folder} has another tokenizer than the student"
+                    f"'teachers.{name}': {teacher.checkpoint} has another tokenizer than the student"
                 )
             (engine,) = _engines(theirs, settings, replicas=1)
             stack.callback(engine.close)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from paddock.cli.engines import Model
     from paddock.journal import TokenTrainRecord
     from paddock.records import SamplingParams, Trajectory
-    from paddock.rl.queue import Batch, Queue
+    from paddock.rl.batch_source import BatchSource, RolloutBatch
+    from paddock.rl.group_filter import GroupFilter
     from paddock.rl.settings import RLSettings
-    from paddock.rl.tally import Sifter
     from paddock.rollout.client import InferenceClient
     from paddock.rollout.deterministic import RequestBarrier
     from paddock.rollout.group import RolloutFn
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    queue: "Queue"
+    queue: "BatchSource"
     publish: "WeightPublisher"
     begin: Callable[[int], None]  # after so many updates, once engines have the weights
     busy_s: Callable[[], float] | None = None
@@ -47,14 +47,14 @@ async def rolled_out(
     settings: "RLSettings",
     folder: Path,
     model: "Model",
-    sifter: "Sifter",
+    sifter: "GroupFilter",
     tell: "LogEvent",
     row: Row,
 ) -> AsyncIterator[Fed]:
     """Engines, worlds and the orchestrator between them. `row` gets a line for every rollout, and
     the engines' numbers now and then."""
     from paddock.journal import Ledger
-    from paddock.rl.collect import Collector
+    from paddock.rl.live_batches import LiveBatchSource
     from paddock.rollout.orchestrator import Orchestrator
     from paddock.rollout.watchdog import EventLoopWatchdog
 
@@ -68,11 +68,11 @@ async def rolled_out(
         }
         ledger = stack.enter_context(Ledger(folder / LEDGER_FILE))
         orchestrator = Orchestrator(
-            works, settings.pace, ledger, seed=settings.seed, tell=tell, waves=waves
+            works, settings.rollout, ledger, seed=settings.seed, tell=tell, waves=waves
         )
-        collector = Collector(
+        collector = LiveBatchSource(
             orchestrator,
-            batches=settings.steps // settings.pace.updates_per_batch,
+            batches=settings.steps // settings.rollout.updates_per_batch,
             pressure=sampling.pressure,
             tell=tell,
         )
@@ -95,11 +95,11 @@ def _generate(
     from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 
     generate, experts, waves = sampling.generate, None, None
-    if settings.replay_experts != "no":
+    if settings.routing_replay != "no":
         if not sampling.engines:
             raise UserError("'replay_experts' needs embedded engines: leave 'engines.urls' out")
         generate = experts = Experts(generate)
-    if settings.pace.deterministic:
+    if settings.rollout.deterministic:
         if len(sampling.engines) != 1:
             raise UserError("'pace.lockstep' needs one embedded engine")
         waves = RequestBarrier(partial(held, sampling.engines[0]))
@@ -112,7 +112,7 @@ def _works(
     model: "Model",
     generate: "InferenceClient",
     sampling: Samplers,
-    sifter: "Sifter",
+    sifter: "GroupFilter",
 ) -> "dict[str, TaskSpec]":
     """Every task of the run, with its world opened."""
     from paddock.envs import make
@@ -125,11 +125,11 @@ def _works(
     spare = 1 if settings.teachers else 0
     works = {}
     for name, task in settings.tasks.items():
-        how = settings.sampling_of(name)
+        how = settings.sampling_for(name)
         player = RolloutWorker(
             client=generate,
             renderer=model.renderer,
-            thinking=ThinkingKwargs(clear_thinking=False, enable_thinking=task.thinking),
+            thinking=ThinkingKwargs(clear_thinking=False, enable_thinking=task.enable_thinking),
             context_length=None if sampling.context is None else sampling.context - spare,
         )
         wanted = SamplingParams(
@@ -138,7 +138,7 @@ def _works(
             max_new_tokens=how.max_new_tokens,
             thinking_budget=how.thinking_budget,
         )
-        attempt = partial(_attempt, player, make(task.world, task.settings), wanted)
+        attempt = partial(_attempt, player, make(task.env, task.args), wanted)
         works[name] = TaskSpec(rollout_fn=attempt, settings=task, group_filter=sifter)
     return works
 
@@ -201,9 +201,9 @@ def _ended(branches: "Sequence[Trajectory]") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def replayed(run: Path, sifter: "Sifter", updates: int) -> AsyncIterator[Fed]:
+async def replayed(run: Path, sifter: "GroupFilter", updates: int) -> AsyncIterator[Fed]:
     """The batches that a run trained, again; nobody samples, and weights go nowhere."""
-    from paddock.rl.queue import Replay
+    from paddock.rl.batch_source import LedgerBatchSource
 
     ledger = run / LEDGER_FILE if run.is_dir() else run
     if not ledger.is_file():
@@ -213,7 +213,9 @@ async def replayed(run: Path, sifter: "Sifter", updates: int) -> AsyncIterator[F
         pass
 
     yield Fed(
-        queue=Retold(Replay(ledger, first=updates), sifter), publish=publish, begin=lambda _: None
+        queue=Retold(LedgerBatchSource(ledger, first=updates), sifter),
+        publish=publish,
+        begin=lambda _: None,
     )
 
 
@@ -221,29 +223,29 @@ async def replayed(run: Path, sifter: "Sifter", updates: int) -> AsyncIterator[F
 class Retold:
     """A queue whose groups were judged when they were made: judged again, for the record."""
 
-    queue: "Queue"
-    sifter: "Sifter"
+    queue: "BatchSource"
+    sifter: "GroupFilter"
 
-    async def next_batch(self) -> "Batch | None":
+    async def next_batch(self) -> "RolloutBatch | None":
         batch = await self.queue.next_batch()
         for group in batch.groups if batch is not None else ():
             self.sifter(group)
         return batch
 
     async def watch(self, work: Awaitable[Any]) -> Any:
-        return await self.queue.watch(work)
+        return await self.queue.await_or_fail(work)
 
-    def trained(self, batch: "Batch") -> None:
-        self.queue.trained(batch)
+    def trained(self, batch: "RolloutBatch") -> None:
+        self.queue.mark_trained(batch)
 
     async def border(self) -> None:
-        await self.queue.border()
+        await self.queue.wait_quiescent()
 
     def checkpointed(self, updates: int, name: str) -> None:
-        self.queue.checkpointed(updates, name)
+        self.queue.mark_checkpointed(updates, name)
 
     def pushed(self, version: int) -> None:
-        self.queue.pushed(version)
+        self.queue.mark_published(version)
 
     def complete(self) -> None:
-        self.queue.complete()
+        self.queue.finish()

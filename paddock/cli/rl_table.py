@@ -10,8 +10,8 @@ from paddock.cli.tables import table
 
 if TYPE_CHECKING:
     from paddock.journal import Journal
-    from paddock.rl.learn import Moment
     from paddock.rl.settings import RLSettings
+    from paddock.rl.trainer import UpdateMetrics
 
 # What the orchestrator may tell.
 LOUD = ("blocked", "group_dropped", "ratios", "stale", "stall", "task_aside", "task_back")
@@ -44,8 +44,8 @@ class Watcher:
         if kind in LOUD:
             self.say(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in fields.items()))
 
-    def watch(self, moment: "Moment") -> None:
-        self._journal.log_metrics(moment.update, **moment.numbers())
+    def watch(self, moment: "UpdateMetrics") -> None:
+        self._journal.log_metrics(moment.update, **moment.metrics())
         self._warn(moment)
         cells = _cells(moment)
         if self._console.is_terminal:
@@ -56,29 +56,29 @@ class Watcher:
             self._said_at = time.monotonic()
             self.say("  ".join(f"{name} {value}" for name, value in cells.items() if value))
 
-    def _warn(self, moment: "Moment") -> None:
+    def _warn(self, moment: "UpdateMetrics") -> None:
         """Each alert once, until it has passed."""
         for alert in moment.alerts:
             if alert.kind not in self._alerts:
                 self._journal.log_event(
-                    "alert", alert=alert.kind, what=alert.what, step=moment.update
+                    "alert", alert=alert.kind, what=alert.message, step=moment.update
                 )
-                self.say(f"alert: {alert.kind}: {alert.what}")
+                self.say(f"alert: {alert.kind}: {alert.message}")
         self._alerts = {alert.kind for alert in moment.alerts}
 
 
-def _cells(moment: "Moment") -> dict[str, str]:
-    study, tally = moment.study, moment.tally
+def _cells(moment: "UpdateMetrics") -> dict[str, str]:
+    study, tally = moment.train_stats, moment.rollout_stats
     cells = {"update": f"{moment.update}/{moment.steps}"}
     cells |= {f"reward {task}": f"{reward:.3f}" for task, reward in tally.rewards.items()}
-    lags = moment.lags or (0,)
+    lags = moment.staleness or (0,)
     cells["lag"] = f"{sum(lags) / len(lags):.1f} (max {max(lags)})"
-    cells["trainer idle"] = f"{moment.idle_share:.0%}"
+    cells["trainer idle"] = f"{moment.trainer_idle:.0%}"
     cells["engine idle"] = "" if moment.engine_idle is None else f"{moment.engine_idle:.0%}"
     cells["tokens/s"] = f"{study.tokens / max(moment.seconds, 1e-9):,.0f}"
     cells["gap"] = f"{study.mean('gap'):.1e}"
     cells["masked"] = f"{study.mean('masked'):.1%}"
     cells["entropy"] = f"{study.mean('entropy'):.3f}"
-    cells["flat"] = f"{tally.flat}/{tally.judged}"
+    cells["flat"] = f"{tally.num_zero_variance}/{tally.num_groups}"
     cells["failed"] = ", ".join(f"{kind} {count}" for kind, count in tally.failures.items())
     return cells

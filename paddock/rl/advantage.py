@@ -8,13 +8,15 @@ from math import fsum, sqrt
 from statistics import fmean
 from typing import Literal, TypeVar
 
-Baseline = Literal["std", "mean"]
+AdvantageNorm = Literal["std", "mean"]
 _A = TypeVar("_A")
 
-SPREADLESS = 1e-9  # rewards that differ by less say nothing about which attempt was better
+ZERO_VARIANCE_TOLERANCE = (
+    1e-9  # rewards that differ by less say nothing about which attempt was better
+)
 
 
-def group_advantages(reward_G: Sequence[float], *, baseline: Baseline) -> list[float]:
+def group_advantages(reward_G: Sequence[float], *, baseline: AdvantageNorm) -> list[float]:
     """How much better than its siblings each attempt did.
 
     mean  r - mean(r), as in agentic RL
@@ -27,7 +29,7 @@ def group_advantages(reward_G: Sequence[float], *, baseline: Baseline) -> list[f
     >>> group_advantages([1.0, 1.0], baseline="std")
     [0.0, 0.0]
     """
-    if is_flat(reward_G):
+    if is_zero_variance(reward_G):
         return [0.0] * len(reward_G)
     mean = fmean(reward_G)
     spread = sqrt(fsum((reward - mean) ** 2 for reward in reward_G) / len(reward_G))
@@ -35,12 +37,12 @@ def group_advantages(reward_G: Sequence[float], *, baseline: Baseline) -> list[f
     return [(reward - mean) / scale for reward in reward_G]
 
 
-def is_flat(reward_G: Sequence[float]) -> bool:
+def is_zero_variance(reward_G: Sequence[float]) -> bool:
     """Whether the group has nothing to teach: all did equally well."""
-    return not reward_G or max(reward_G) - min(reward_G) < SPREADLESS
+    return not reward_G or max(reward_G) - min(reward_G) < ZERO_VARIANCE_TOLERANCE
 
 
-def completed(valid: Sequence[_A], size: int) -> list[_A] | None:
+def pad_group(valid: Sequence[_A], size: int) -> list[_A] | None:
     """A group of `size` again, after some attempts failed through no fault of the policy: valid
     ones are repeated in turn if they are more than half of it, else there is no group (None).
 
@@ -54,7 +56,7 @@ def completed(valid: Sequence[_A], size: int) -> list[_A] | None:
     return [valid[place % len(valid)] for place in range(size)]
 
 
-def generalized_advantages(
+def gae(
     reward_T: Sequence[float], value_T: Sequence[float], *, discount: float, trace: float
 ) -> list[float]:
     """Of each token, against what a critic expected of the state before it (GAE).

@@ -9,22 +9,22 @@ from paddock.rl.settings import AlertSettings
 @dataclass(frozen=True, slots=True)
 class Alert:
     kind: str
-    what: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class HealthSignals:
     """The numbers of one batch that alerts are about."""
 
     entropy: float
-    gap: float
+    logprob_diff: float
     masked: float
-    judged: int  # groups that ended since the last batch
-    flat: int  # of them, those whose rewards were all equal
-    lag: int = 0  # of the oldest token trained
+    num_groups: int  # groups that ended since the last batch
+    num_zero_variance: int  # of them, those whose rewards were all equal
+    staleness: int = 0  # of the oldest token trained
 
 
-def alerts(pulse: Pulse, limits: AlertSettings) -> Iterator[Alert]:
+def check_alerts(pulse: HealthSignals, limits: AlertSettings) -> Iterator[Alert]:
     """
     >>> sick = Pulse(entropy=0.001, gap=0.2, masked=0.0, judged=10, flat=10)
     >>> [alert.kind for alert in alerts(sick, AlertSettings())]
@@ -36,17 +36,17 @@ def alerts(pulse: Pulse, limits: AlertSettings) -> Iterator[Alert]:
             f"{pulse.entropy:.4f} nats a token, below {limits.entropy_below:g}: the policy says "
             "the same again and again",
         )
-    most = limits.stale_gap_above if pulse.lag else limits.gap_above
-    why = "samples are too stale" if pulse.lag else "they are not the same network"
-    if pulse.gap > most:
+    most = limits.stale_logprob_diff_above if pulse.staleness else limits.logprob_diff_above
+    why = "samples are too stale" if pulse.staleness else "they are not the same network"
+    if pulse.logprob_diff > most:
         yield Alert(
             "log-prob drift",
-            f"trainer and engine differ by {pulse.gap:.3f} nats a token, above {most:g}: {why}",
+            f"trainer and engine differ by {pulse.logprob_diff:.3f} nats a token, above {most:g}: {why}",
         )
-    if pulse.judged and pulse.flat > limits.flat_above * pulse.judged:
+    if pulse.num_groups and pulse.num_zero_variance > limits.zero_variance_above * pulse.num_groups:
         yield Alert(
             "zero-variance flood",
-            f"{pulse.flat} of {pulse.judged} groups had equal rewards: tasks are too easy or too "
+            f"{pulse.num_zero_variance} of {pulse.num_groups} groups had equal rewards: tasks are too easy or too "
             "hard",
         )
     if pulse.masked > limits.masked_above:

@@ -11,19 +11,19 @@ from itertools import chain
 from typing import Literal, Protocol
 
 from paddock.records import Failure, TrainSample, Trajectory
-from paddock.rl.advantage import completed, generalized_advantages, group_advantages, is_flat
-from paddock.rl.reward import Attempt, reward_of, was_truncated
+from paddock.rl.advantage import gae, group_advantages, is_zero_variance, pad_group
+from paddock.rl.reward import Rollout, compute_reward, is_truncated
 from paddock.rl.settings import CreditSettings
 
-Why = Literal["", "flat", "too few valid", "nothing to train"]
+SkipReason = Literal["", "flat", "too few valid", "nothing to train"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Credit:
     """What a group is good for. `why` says why it is not trained; nothing: it is."""
 
-    why: Why
-    picked: tuple[tuple[Attempt, float], ...] = ()  # attempts to train, with their advantages
+    skip_reason: SkipReason
+    advantages: tuple[tuple[Rollout, float], ...] = ()  # attempts to train, with their advantages
     rewards: tuple[float, ...] = ()  # of the valid attempts, before any was repeated
     failures: Mapping[str, int] = field(default_factory=dict)  # attempts without a reward, by kind
     truncated: int = 0
@@ -31,11 +31,11 @@ class Judgement:
     @property
     def samples(self) -> tuple[TrainSample, ...]:
         """Made when asked for: most who judge only want to know why not."""
-        every = (samples_of(attempt, advantage) for attempt, advantage in self.picked)
+        every = (make_samples(attempt, advantage) for attempt, advantage in self.advantages)
         return tuple(chain.from_iterable(every))
 
 
-def judge(attempts: Sequence[Attempt], size: int, rule: CreditSettings) -> Judgement:
+def assign_credit(attempts: Sequence[Rollout], size: int, rule: CreditSettings) -> Credit:
     """The samples of a group of `size` attempts, or why there are none.
 
     Attempts that failed through no fault of the policy, and truncated ones under `exclude`, are
@@ -49,40 +49,40 @@ def judge(attempts: Sequence[Attempt], size: int, rule: CreditSettings) -> Judge
         for attempt in attempts
         if isinstance(attempt[0].outcome, Failure) and not attempt[0].outcome.is_policy_failure
     )
-    truncated = sum(map(was_truncated, attempts))
+    truncated = sum(map(is_truncated, attempts))
     rewarded = [
         (attempt, reward)
         for attempt in attempts
-        if (reward := reward_of(attempt, rule.reward)) is not None
-        and not (rule.truncated == "exclude" and was_truncated(attempt))
+        if (reward := compute_reward(attempt, rule.reward)) is not None
+        and not (rule.on_truncated == "exclude" and is_truncated(attempt))
     ]
 
-    def found(why: Why, picked: Sequence[tuple[Attempt, float]] = ()) -> Judgement:
-        return Judgement(
-            why=why,
-            picked=tuple(picked),
+    def found(why: SkipReason, picked: Sequence[tuple[Rollout, float]] = ()) -> Credit:
+        return Credit(
+            skip_reason=why,
+            advantages=tuple(picked),
             rewards=tuple(reward for _, reward in rewarded),
             failures=dict(failures),
             truncated=truncated,
         )
 
-    group = completed(rewarded, size)
+    group = pad_group(rewarded, size)
     if group is None:
         return found("too few valid")
-    if is_flat([reward for _, reward in group]) and not rule.keep_flat:
+    if is_zero_variance([reward for _, reward in group]) and not rule.keep_zero_variance:
         return found("flat")
-    advantages = group_advantages([reward for _, reward in group], baseline=rule.baseline)
+    advantages = group_advantages([reward for _, reward in group], baseline=rule.advantage_norm)
     picked = [
         (attempt, advantage)
         for (attempt, _), advantage in zip(group, advantages, strict=True)
-        if not (rule.truncated == "mask" and was_truncated(attempt))
+        if not (rule.on_truncated == "mask" and is_truncated(attempt))
     ]
     if not any(any(branch.loss_mask) for attempt, _ in picked for branch in attempt):
         return found("nothing to train")
     return found("", picked)
 
 
-def samples_of(attempt: Attempt, advantage: float) -> list[TrainSample]:
+def make_samples(attempt: Rollout, advantage: float) -> list[TrainSample]:
     """A sample for each branch that has something to train."""
     return [
         _sample(branch, trained, advantage)
@@ -104,12 +104,12 @@ def _sample(branch: Trajectory, trained: tuple[bool, ...], advantage: float) -> 
     )
 
 
-def session_of(sample: TrainSample) -> str:
+def session_id_of(sample: TrainSample) -> str:
     """Whose branch a sample is."""
     return sample.id.rpartition("/")[0]
 
 
-def token_weights(
+def token_loss_weights(
     samples: Sequence[TrainSample], *, per: Literal["token", "sequence"]
 ) -> list[float]:
     """What each trained token of a sample weighs in the batch's loss, so that the whole weighs 1.
@@ -134,9 +134,9 @@ def token_weights(
     for name, count in tokens.items():
         of_session[name.rpartition("/")[0]] += count
     copies = Counter(sample.id for sample in samples)
-    attempts = {session_of(sample): copies[sample.id] for sample in samples}
+    attempts = {session_id_of(sample): copies[sample.id] for sample in samples}
     total = sum(attempts.values())
-    return [1 / (total * of_session[session_of(sample)]) for sample in samples]
+    return [1 / (total * of_session[session_id_of(sample)]) for sample in samples]
 
 
 class Critic(Protocol):
@@ -147,11 +147,11 @@ class Critic(Protocol):
     def values(self, samples: Sequence[TrainSample]) -> Sequence[Sequence[float]]:
         """Of each token of each sample, what is expected before it is written."""
 
-    def learn(self, samples: Sequence[TrainSample], returns: Sequence[Sequence[float]]) -> float:
+    def update(self, samples: Sequence[TrainSample], returns: Sequence[Sequence[float]]) -> float:
         """One step towards what came; returns the loss."""
 
 
-def by_critic(
+def with_critic_advantages(
     samples: Sequence[TrainSample],
     rewards: Sequence[float],
     critic: Critic,
@@ -165,9 +165,7 @@ def by_critic(
     for sample, reward, value_T in zip(samples, rewards, critic.values(samples), strict=True):
         places = [place for place, flag in enumerate(sample.loss_mask) if flag]
         paid = [0.0] * (len(places) - 1) + [reward]
-        advantage = generalized_advantages(
-            paid, [value_T[place] for place in places], discount=discount, trace=trace
-        )
+        advantage = gae(paid, [value_T[place] for place in places], discount=discount, trace=trace)
         column = [0.0] * len(sample.token_ids)
         for place, amount in zip(places, advantage, strict=True):
             column[place] = amount

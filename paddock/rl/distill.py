@@ -21,7 +21,7 @@ from paddock.records import TrainSample
 from paddock.train.policy import PolicySample
 
 
-class Score(Protocol):
+class LogprobScorer(Protocol):
     """A teacher: an engine in this process, or a server."""
 
     async def __call__(self, token_ids: Sequence[int], start: int) -> Sequence[float]:
@@ -33,18 +33,18 @@ class DistillError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Teaching:
+class TaskTeacher:
     """A task's teacher, and how much its opinion weighs: nats of advantage a nat of lead."""
 
     teacher: str
     weight: float
 
 
-async def taught(
+async def add_teacher_logprobs(
     lessons: Sequence[PolicySample],
     tasks: Sequence[str],
-    teachings: Mapping[str, Teaching],
-    scores: Mapping[str, Score],
+    teachings: Mapping[str, TaskTeacher],
+    scores: Mapping[str, LogprobScorer],
 ) -> list[PolicySample]:
     """The lessons, each of task `tasks[i]`, with what their teachers think of them; lessons of
     tasks without a teacher as they are. Copies of a sample are scored once."""
@@ -67,7 +67,7 @@ async def taught(
     return found
 
 
-async def _opinion(score: Score, teacher: str, sample: TrainSample) -> NDArray[np.float32]:
+async def _opinion(score: LogprobScorer, teacher: str, sample: TrainSample) -> NDArray[np.float32]:
     """[S] of one sample; 0 before its first trained token."""
     start = sample.loss_mask.index(True)
     said = await score(sample.token_ids, start)

@@ -19,8 +19,8 @@ from paddock.checkpoint.training_state import (
 )
 from paddock.checkpoint.weight_sync import WeightUpdate, iter_released_tensors
 from paddock.journal import TokenTrainRecord
-from paddock.rl.credit import token_weights
-from paddock.rl.objective import Heard, PolicyLoss
+from paddock.rl.credit import token_loss_weights
+from paddock.rl.policy_loss import PolicyLoss, TokenLossRecord
 from paddock.rl.settings import RLSettings
 from paddock.train import Trainer, TrainStepOutput
 from paddock.train.loop import build_lr_schedule
@@ -29,24 +29,24 @@ from paddock.train.run import init_device
 from paddock.train.settings import AuxLossSettings, ComputeSettings, OptimSettings
 
 
-class LearnError(ValueError):
+class LearnerError(ValueError):
     """A run that cannot go on; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class TrainStats:
     """What one batch did to the weights."""
 
     updates: int  # done in all
-    reports: tuple[TrainStepOutput, ...]  # one an update
+    step_outputs: tuple[TrainStepOutput, ...]  # one an update
     tokens: int  # trained
-    taught: Mapping[tuple[str, int], TokenTrainRecord] = field(
+    token_records: Mapping[tuple[str, int], TokenTrainRecord] = field(
         default_factory=dict
     )  # by session, branch
 
     def mean(self, part: str) -> float:
         """Over the updates; a part that only some have counts where it is."""
-        found = [report.losses[part] for report in self.reports if part in report.losses]
+        found = [report.losses[part] for report in self.step_outputs if part in report.losses]
         return sum(found) / len(found) if found else 0.0
 
 
@@ -63,25 +63,25 @@ def open_learner(settings: RLSettings, evidence: Path) -> "Learner":
     """The network a run starts from, ready to learn: without its MTP layer, which only drafts, and
     its indexer, whose choices must stay those of the engine. `evidence` is where a batch goes that
     makes no finite loss."""
-    assert settings.start.checkpoint is not None
-    network = load_pretrained(latest_model(Path(settings.start.checkpoint)))
+    assert settings.init.checkpoint is not None
+    network = load_pretrained(latest_model(Path(settings.init.checkpoint)))
     frozen = (".indexer.", "mtp.") if settings.freeze_indexer else ("mtp.",)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(not any(part in f".{name}" for part in frozen))
     network.to(init_device(_machine(settings))).train()
     objective = PolicyObjective(
-        PolicyLoss(settings.loss), replay=settings.replay_experts == "replay"
+        PolicyLoss(settings.loss), replay=settings.routing_replay == "replay"
     )
-    steps = _Steps(settings.optim, settings.machine, AuxLossSettings(mtp_depths=1))
+    steps = _Steps(settings.optim, settings.compute, AuxLossSettings(mtp_depths=1))
     return Learner(Trainer(network, objective, steps, evidence), objective, settings)
 
 
 def _machine(settings: RLSettings) -> ComputeSettings:
     """In lock-step with one thread to an operation unless more are asked for: several do not round
     alike every time."""
-    if settings.pace.deterministic and settings.machine.threads is None:
-        return settings.machine.model_copy(update={"threads": 1})
-    return settings.machine
+    if settings.rollout.deterministic and settings.compute.threads is None:
+        return settings.compute.model_copy(update={"threads": 1})
+    return settings.compute
 
 
 class Learner:
@@ -91,23 +91,23 @@ class Learner:
     def __init__(self, trainer: Trainer, objective: PolicyObjective, settings: RLSettings) -> None:
         self.trainer, self.objective, self.settings = trainer, objective, settings
         self.updates = 0
-        self.facts: dict[str, Any] = {}  # what else a checkpoint keeps, as JSON
+        self.extra_state: dict[str, Any] = {}  # what else a checkpoint keeps, as JSON
         self._schedule = build_lr_schedule(settings.optim, settings.steps)
 
-    def study(self, groups: Sequence[Sequence[PolicySample]]) -> Study:
+    def train(self, groups: Sequence[Sequence[PolicySample]]) -> TrainStats:
         """As many updates as the settings ask for, each on its share of the groups. Every lesson
         takes part in exactly one, and the gradients themselves bear witness."""
         if not groups:  # a recorded batch, by rules that leave nothing of it
             return self._idle(tokens=0)
         # Again, in this thread: engines may have asked for other numbers of threads since.
         init_device(_machine(self.settings))
-        count = min(self.settings.pace.updates_per_batch, len(groups))
+        count = min(self.settings.rollout.updates_per_batch, len(groups))
         shares = [_flat(some) for some in _split(groups, count)]
-        per, replay = self.settings.loss.per, self.objective.replay
+        per, replay = self.settings.loss.aggregate, self.objective.replay
         shares = [_weighted(share, per) for share in shares]
         batches = [pack_samples(share) for share in shares]
         if count > 1:  # later updates must remember what the first began with
-            micro = self.settings.machine.micro_batch_tokens
+            micro = self.settings.compute.micro_batch_tokens
             network = self.trainer.network
             old = [compute_logprobs(network, b, micro_tokens=micro, replay=replay) for b in batches]
             batches = [pack_samples(share, o) for share, o in zip(shares, old, strict=True)]
@@ -130,38 +130,38 @@ class Learner:
             self.updates += 1
         # A batch of fewer groups than updates still counts as all of them: staleness is known
         # beforehand.
-        self.updates += self.settings.pace.updates_per_batch - count
-        return Study(
+        self.updates += self.settings.rollout.updates_per_batch - count
+        return TrainStats(
             updates=self.updates,
-            reports=tuple(reports),
+            step_outputs=tuple(reports),
             tokens=sum(batch.num_targets for batch in batches),
-            taught=taught,
+            token_records=taught,
         )
 
-    def _heard(self) -> list[Heard]:
+    def _heard(self) -> list[TokenLossRecord]:
         """What the loss says about its tokens, where it does."""
         loss = self.objective.loss
-        return loss.heard if isinstance(loss, PolicyLoss) else []
+        return loss.records if isinstance(loss, PolicyLoss) else []
 
-    def _idle(self, tokens: int) -> Study:
+    def _idle(self, tokens: int) -> TrainStats:
         """A batch that counts and changes nothing."""
-        self.updates += self.settings.pace.updates_per_batch
-        return Study(updates=self.updates, reports=(), tokens=tokens)
+        self.updates += self.settings.rollout.updates_per_batch
+        return TrainStats(updates=self.updates, step_outputs=(), tokens=tokens)
 
     def _hear_the_witness(self, share: Sequence[PolicySample]) -> None:
         seen = self.objective.token_stats.seen.tolist()
         for lesson, count in zip(share, seen, strict=True):
             if count != sum(lesson.sample.loss_mask):
-                raise LearnError(
+                raise LearnerError(
                     f"sample {lesson.sample.id}: {count} of its {sum(lesson.sample.loss_mask)} "
                     f"trained tokens were in the gradient of update {self.updates + 1}"
                 )
 
-    def forget_momentum(self) -> None:
+    def reset_optimizer(self) -> None:
         """Begin the optimizer anew, as after each hand-over of weights in agentic RL."""
         self.trainer.optimizer.state.clear()
 
-    def parcels(self) -> Iterable[WeightUpdate]:
+    def weights(self) -> Iterable[WeightUpdate]:
         """The weights as engines take them; the version is the number of updates done."""
         yield WeightUpdate(self.updates, dict(iter_released_tensors(self.trainer.network)))
 
@@ -171,13 +171,13 @@ class Learner:
         """A checkpoint from which `restore` goes on bit for bit, unless the run is `over`."""
         network = self.trainer.weights.master_model()
         assert network is not None
-        keep, optimizer = self.settings.keep, {}
+        keep, optimizer = self.settings.checkpoint, {}
         if keep.save_final_optimizer or not over:
             optimizer = optimizer_state_tensors(
                 self.trainer.optimizer, self.trainer.weights.gather_full
             )
         path = save_training_state(
-            folder, self.updates, network, optimizer, facts=self.facts, beside=beside
+            folder, self.updates, network, optimizer, facts=self.extra_state, beside=beside
         )
         prune_checkpoints(folder, last=keep.keep_last, forever=keep.keep_every)
         return path
@@ -188,7 +188,7 @@ class Learner:
         if found is None:
             return False
         self.updates, state = found
-        self.facts = {name: fact for name, fact in state.extra.items() if name != "step"}
+        self.extra_state = {name: fact for name, fact in state.extra.items() if name != "step"}
         self.trainer.weights.restore(state.network)
         self.trainer.optimizer.state.clear()
         load_optimizer_state(
@@ -197,10 +197,10 @@ class Learner:
         return True
 
 
-class Onlooker(Learner):
+class RolloutOnlyLearner(Learner):
     """Counts updates and learns nothing: rollouts alone, at the pace of a run."""
 
-    def study(self, groups: Sequence[Sequence[PolicySample]]) -> Study:
+    def train(self, groups: Sequence[Sequence[PolicySample]]) -> TrainStats:
         return self._idle(sum(sum(lesson.sample.loss_mask) for lesson in _flat(groups)))
 
 
@@ -213,7 +213,7 @@ def _split(
 
 
 def _taught(
-    share: Sequence[PolicySample], heard: Sequence[Heard], update: int
+    share: Sequence[PolicySample], heard: Sequence[TokenLossRecord], update: int
 ) -> dict[tuple[str, int], TokenTrainRecord]:
     """What the loss made of each sample: its calls follow the order of the samples' tokens. A copy
     is written once."""
@@ -241,5 +241,5 @@ def _flat(groups: Sequence[Sequence[PolicySample]]) -> list[PolicySample]:
 
 
 def _weighted(lessons: Sequence[PolicySample], per: str) -> list[PolicySample]:
-    weights = token_weights([lesson.sample for lesson in lessons], per=per)  # type: ignore[arg-type]
+    weights = token_loss_weights([lesson.sample for lesson in lessons], per=per)  # type: ignore[arg-type]
     return [replace(lesson, weight=w) for lesson, w in zip(lessons, weights, strict=True)]

@@ -3,10 +3,10 @@
 from paddock.records import Trajectory, Verdict
 from paddock.rl.settings import RewardSettings
 
-Attempt = tuple[Trajectory, ...]  # the branches of one session; they share its outcome
+Rollout = tuple[Trajectory, ...]  # the branches of one session; they share its outcome
 
 
-def reward_of(attempt: Attempt, rule: RewardSettings) -> float | None:
+def compute_reward(attempt: Rollout, rule: RewardSettings) -> float | None:
     """The attempt's reward; None if nobody can say what the policy deserves.
 
     A verdict counts as it is, less a penalty for length. A failure counts only where the policy is
@@ -14,10 +14,10 @@ def reward_of(attempt: Attempt, rule: RewardSettings) -> float | None:
     """
     outcome = attempt[0].outcome
     if isinstance(outcome, Verdict):
-        if rule.overlong_from is None:  # nobody asks how long it was
+        if rule.overlong_start is None:  # nobody asks how long it was
             return outcome.reward
-        return outcome.reward - overlong_penalty(sampled_tokens(attempt), rule)
-    return rule.policy_failure if outcome.is_policy_failure else None
+        return outcome.reward - overlong_penalty(num_sampled_tokens(attempt), rule)
+    return rule.policy_failure_reward if outcome.is_policy_failure else None
 
 
 def overlong_penalty(tokens: int, rule: RewardSettings) -> float:
@@ -28,18 +28,18 @@ def overlong_penalty(tokens: int, rule: RewardSettings) -> float:
     >>> [overlong_penalty(tokens, rule) for tokens in (100, 150, 999)]
     [0.0, 0.25, 0.5]
     """
-    if rule.overlong_from is None or rule.overlong_at is None:
+    if rule.overlong_start is None or rule.overlong_end is None:
         return 0.0
-    share = (tokens - rule.overlong_from) / (rule.overlong_at - rule.overlong_from)
+    share = (tokens - rule.overlong_start) / (rule.overlong_end - rule.overlong_start)
     return rule.overlong_penalty * min(1.0, max(0.0, share))
 
 
-def sampled_tokens(attempt: Attempt) -> int:
+def num_sampled_tokens(attempt: Rollout) -> int:
     """What the policy wrote, each token once over all branches."""
     return sum(sum(branch.loss_mask) for branch in attempt)
 
 
-def was_truncated(attempt: Attempt) -> bool:
+def is_truncated(attempt: Rollout) -> bool:
     """Whether any branch ended because its last reply reached a limit."""
     return any(
         branch.turns and branch.turns[-1].completion.finish == "length" for branch in attempt

@@ -24,20 +24,20 @@ from paddock.train.settings import (
 )
 
 Reward = Annotated[float, Field(ge=-MAX_ABS_REWARD, le=MAX_ABS_REWARD, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class RewardSettings(BaseSettings):
     """What an attempt earns besides what its world says."""
 
-    policy_failure: Reward = 0.0  # for breaking off by its own doing
-    overlong_from: PositiveInt | None = None  # sampled tokens that cost nothing
-    overlong_at: PositiveInt | None = None  # and those that cost all of the penalty
+    policy_failure_reward: Reward = 0.0  # for breaking off by its own doing
+    overlong_start: PositiveInt | None = None  # sampled tokens that cost nothing
+    overlong_end: PositiveInt | None = None  # and those that cost all of the penalty
     overlong_penalty: Annotated[Reward, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _a_slope(self) -> Self:
-        start, end = self.overlong_from, self.overlong_at
+        start, end = self.overlong_start, self.overlong_end
         if (start is None) != (end is None):
             raise ValueError("'overlong_from' and 'overlong_at' are given together or not at all")
         if start is not None and end is not None and start >= end:
@@ -48,23 +48,23 @@ class RewardSettings(BaseSettings):
 class CreditSettings(BaseSettings):
     """How a group becomes samples."""
 
-    baseline: Literal["std", "mean"] = "std"
-    truncated: Literal["train", "mask", "exclude"] = "train"
+    advantage_norm: Literal["std", "mean"] = "std"
+    on_truncated: Literal["train", "mask", "exclude"] = "train"
     # train: as its reward says; mask: it counts in the baseline and is not trained;
     # exclude: as if it had never been made
-    keep_flat: bool = False  # groups whose rewards are all equal
+    keep_zero_variance: bool = False  # groups whose rewards are all equal
     reward: RewardSettings = RewardSettings()
 
 
-class LossSettings(BaseSettings):
+class PolicyLossSettings(BaseSettings):
     """Which gain is maximised; see loss.py."""
 
     kind: Literal["icepop", "double_sided", "ppo", "tis", "decoupled", "reinforce"] = "icepop"
-    per: Literal["token", "sequence"] = "token"
-    below: Annotated[float, Field(gt=0, le=1)] = 0.2
-    above: PositiveFloat = 0.28
-    beta: Annotated[float, Field(gt=1)] = 2.0  # icepop
-    cap: PositiveFloat = 2.0  # tis
+    aggregate: Literal["token", "sequence"] = "token"
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    clip_high: PositiveFloat = 0.28
+    icepop_beta: Annotated[float, Field(gt=1)] = 2.0  # icepop
+    tis_cap: PositiveFloat = 2.0  # tis
     teacher_clip: PositiveFloat | None = None  # bound on a teacher's lead at one token, in nats
 
 
@@ -77,20 +77,20 @@ class SamplingSettings(BaseSettings):
     thinking_budget: NonNegativeInt | None = None
 
 
-class RLTask(TaskSettings):
+class RLTaskSettings(TaskSettings):
     """One task of a run: a world, how it is set, and who judges what comes of it."""
 
-    world: str
-    settings: dict[str, Any] = Field(default_factory=dict)  # the world's own
-    thinking: bool = True
+    env: str
+    args: dict[str, Any] = Field(default_factory=dict)  # the world's own
+    enable_thinking: bool = True
     sampling: SamplingSettings | None = None  # None: the run's
     credit: CreditSettings | None = None  # likewise
     teacher: str | None = None
-    teaching: NonNegativeWeight = 1.0  # what a nat of the teacher's lead counts
+    teacher_weight: NonNegativeWeight = 1.0  # what a nat of the teacher's lead counts
 
     @model_validator(mode="after")
     def _a_teacher_teaches(self) -> Self:
-        if self.teacher is not None and not self.teaching:
+        if self.teacher is not None and not self.teacher_weight:
             raise ValueError(f"'teaching' is 0, so teacher '{self.teacher}' would say nothing")
         return self
 
@@ -98,30 +98,32 @@ class RLTask(TaskSettings):
 class TeacherSettings(BaseSettings):
     """An engine that scores: a checkpoint or run folder loaded here, or a server."""
 
-    folder: str | None = None
+    checkpoint: str | None = None
     url: str | None = None
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
-        if (self.folder is None) == (self.url is None):
+        if (self.checkpoint is None) == (self.url is None):
             raise ValueError("name either a 'folder' or a 'url'")
         return self
 
 
-class EnginesSettings(BaseSettings):
+class RolloutEngineSettings(BaseSettings):
     """Who samples: engines of this run, or servers that are there already."""
 
     urls: tuple[str, ...] = ()  # none: embedded
     admin_key: str | None = None  # of the servers' control routes
     replicas: PositiveInt = 1  # embedded
-    apart: bool = False  # embedded, each in a process of its own: no interpreter's lock in common
-    max_running: PositiveInt = 64
-    cache_bytes: PositiveInt = 1 << 28
-    context: PositiveInt | None = None  # None: the model's
-    mtp_steps: NonNegativeInt = 0
+    place: bool = False  # embedded, each in a process of its own: no interpreter's lock in common
+    max_running_requests: PositiveInt = 64
+    kv_cache_bytes: PositiveInt = 1 << 28
+    context_length: PositiveInt | None = None  # None: the model's
+    num_speculative_tokens: NonNegativeInt = 0
     dtype: Literal["float32", "bfloat16"] | None = None  # None: the trainer's
-    push: Literal["in_place", "retract"] = "in_place"  # what becomes of running requests
-    verify_push: bool = True  # compare all weights after each hand-over
+    on_weight_update: Literal["in_place", "retract"] = (
+        "in_place"  # what becomes of running requests
+    )
+    verify_weights: bool = True  # compare all weights after each hand-over
     unreachable_timeout_s: PositiveFloat = 600.0  # with no engine answering, before the run ends
 
 
@@ -129,10 +131,14 @@ class AlertSettings(BaseSettings):
     """When to speak up. Nothing is stopped."""
 
     entropy_below: NonNegativeFloat = 0.01  # nats a token
-    gap_above: PositiveFloat = 0.02  # nats a token between trainer and engine, same weights
-    stale_gap_above: PositiveFloat = 0.5  # the same where samples are older than the weights
-    flat_above: Share = 0.9  # of the groups judged since the last batch
-    masked_above: Share = 0.5
+    logprob_diff_above: PositiveFloat = (
+        0.02  # nats a token between trainer and engine, same weights
+    )
+    stale_logprob_diff_above: PositiveFloat = (
+        0.5  # the same where samples are older than the weights
+    )
+    zero_variance_above: Fraction = 0.9  # of the groups judged since the last batch
+    masked_above: Fraction = 0.5
 
 
 class RLSettings(BaseSettings):
@@ -141,24 +147,26 @@ class RLSettings(BaseSettings):
     stage: Literal["reasoning", "agentic", "general", "distill"]
     steps: PositiveInt  # optimizer updates
     seed: int = 0
-    start: ModelInitSettings
-    template: Literal["5", "5.1", "5.2", "5.3"] | None = None  # None: the folder's own
-    tasks: dict[str, RLTask]
-    pace: RolloutSettings = RolloutSettings()
+    init: ModelInitSettings
+    chat_template: Literal["5", "5.1", "5.2", "5.3"] | None = None  # None: the folder's own
+    tasks: dict[str, RLTaskSettings]
+    rollout: RolloutSettings = RolloutSettings()
     sampling: SamplingSettings = SamplingSettings()
     credit: CreditSettings = CreditSettings()
-    loss: LossSettings = LossSettings()
+    loss: PolicyLossSettings = PolicyLossSettings()
     teachers: dict[str, TeacherSettings] = Field(default_factory=dict)
     optim: OptimSettings = OptimSettings()
-    machine: ComputeSettings = ComputeSettings()
-    engines: EnginesSettings = EnginesSettings()
+    compute: ComputeSettings = ComputeSettings()
+    engines: RolloutEngineSettings = RolloutEngineSettings()
     reset_optimizer: bool = False  # at each hand-over of weights
     freeze_indexer: bool = True
-    replay_experts: Literal["no", "compare", "replay"] = "no"
-    keep: CheckpointSettings = CheckpointSettings(every=50)
+    routing_replay: Literal["no", "compare", "replay"] = "no"
+    checkpoint: CheckpointSettings = CheckpointSettings(every=50)
     alerts: AlertSettings = AlertSettings()
-    goal: FiniteFloat | None = None  # mean reward of `goal_batches` batches that ends the run
-    goal_batches: PositiveInt = 3
+    stop_at_reward: FiniteFloat | None = (
+        None  # mean reward of `goal_batches` batches that ends the run
+    )
+    stop_window: PositiveInt = 3
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -166,10 +174,10 @@ class RLSettings(BaseSettings):
             raise ValueError(complaint)
         return self
 
-    def sampling_of(self, task: str) -> SamplingSettings:
+    def sampling_for(self, task: str) -> SamplingSettings:
         return self.tasks[task].sampling or self.sampling
 
-    def credit_of(self, task: str) -> CreditSettings:
+    def credit_for(self, task: str) -> CreditSettings:
         return self.tasks[task].credit or self.credit
 
 
@@ -178,32 +186,32 @@ def _complaints(s: RLSettings) -> Iterator[str]:
         yield "there are no 'tasks'"
     elif not any(task.ratio for task in s.tasks.values()):
         yield "every one of the 'tasks' has the 'ratio' 0: there is nothing to train on"
-    if s.start.checkpoint is None:
+    if s.init.checkpoint is None:
         yield "'start.folder' is missing: RL goes on from a model that can already chat"
     for name, task in s.tasks.items():
         yield from _complaints_of(name, task, s)
-    if s.steps % s.pace.updates_per_batch:
+    if s.steps % s.rollout.updates_per_batch:
         yield (
             f"'steps' {s.steps} are no whole batches of 'pace.updates_per_batch' "
-            f"{s.pace.updates_per_batch}"
+            f"{s.rollout.updates_per_batch}"
         )
-    if s.keep.every % s.pace.sync_weights_every:
+    if s.checkpoint.every % s.rollout.sync_weights_every:
         yield (
-            f"'keep.every' {s.keep.every} must be a multiple of 'pace.publish_every' "
-            f"{s.pace.sync_weights_every}: engines go on from a checkpoint's weights"
+            f"'keep.every' {s.checkpoint.every} must be a multiple of 'pace.publish_every' "
+            f"{s.rollout.sync_weights_every}: engines go on from a checkpoint's weights"
         )
 
 
-def _complaints_of(name: str, task: RLTask, s: RLSettings) -> Iterator[str]:
+def _complaints_of(name: str, task: RLTaskSettings, s: RLSettings) -> Iterator[str]:
     if task.teacher is not None and task.teacher not in s.teachers:
         known = ", ".join(s.teachers) or "none"
         yield f"'tasks.{name}.teacher': no teacher '{task.teacher}'; there are {known}"
-    if task.teacher is not None and s.sampling_of(name).temperature != 1:
+    if task.teacher is not None and s.sampling_for(name).temperature != 1:
         yield (
             f"'tasks.{name}' has a teacher, who scores at temperature 1, but samples at "
-            f"{s.sampling_of(name).temperature:g}"
+            f"{s.sampling_for(name).temperature:g}"
         )
     if task.group_size == 1 and task.teacher is None:
         yield f"'tasks.{name}.group_size' is 1 and there is no teacher: nothing to compare with"
-    if task.teacher is not None and not s.credit_of(name).keep_flat:
+    if task.teacher is not None and not s.credit_for(name).keep_zero_variance:
         yield f"'tasks.{name}' has a teacher, so its 'credit.keep_flat' must be true"

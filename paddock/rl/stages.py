@@ -24,7 +24,7 @@ _RATES: dict[str, Any] = {
 }
 _SYNCHRONOUS: dict[str, Any] = {"pipeline_depth": 0, "max_staleness": 0}
 
-STAGES: dict[str, dict[str, Any]] = {
+STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
     "reasoning": {
         "pace": {"batch_groups": 32, **_SYNCHRONOUS},
         "group_size": 32,
@@ -57,14 +57,16 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 
 
-def staged(recipe: Recipe) -> Recipe:
+def with_stage_defaults(recipe: Recipe) -> Recipe:
     """The recipe laid over what its stage is by default."""
     stage = recipe.values.get("stage")
-    if stage not in STAGES:
+    if stage not in STAGE_DEFAULTS:
         said = "names no 'stage'" if stage is None else f"has the 'stage' {stage!r}"
-        raise ConfigError(f"the recipe {said}; there are {', '.join(STAGES)}")
-    defaults = {name: value for name, value in STAGES[stage].items() if name != "group_size"}
-    size = STAGES[stage]["group_size"]
+        raise ConfigError(f"the recipe {said}; there are {', '.join(STAGE_DEFAULTS)}")
+    defaults = {
+        name: value for name, value in STAGE_DEFAULTS[stage].items() if name != "group_size"
+    }
+    size = STAGE_DEFAULTS[stage]["group_size"]
     tasks = recipe.values.get("tasks")
     if isinstance(tasks, Mapping):
         defaults["tasks"] = {name: {"group_size": size} for name in tasks}

@@ -10,7 +10,7 @@ from paddock.cli.__main__ import app
 from paddock.config import load_recipe, resolve
 from paddock.envs import load_env_settings
 from paddock.rl.settings import RLSettings
-from paddock.rl.stages import staged
+from paddock.rl.stages import with_stage_defaults
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 STAGE = 'stage = "general"\nsteps = 1\n[start]\nfolder = "model"\n'
@@ -22,7 +22,9 @@ def said(*words):
 
 
 def stage(name):
-    return resolve(RLSettings, staged(load_recipe(RECIPES / "glm5" / f"{name}.toml", [])))
+    return resolve(
+        RLSettings, with_stage_defaults(load_recipe(RECIPES / "glm5" / f"{name}.toml", []))
+    )
 
 
 @pytest.fixture

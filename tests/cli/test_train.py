@@ -15,7 +15,7 @@ from paddock.cli.errors import UserError
 from paddock.cli.track import Tracker, tracked
 from paddock.config import dump_toml, load_recipe, resolve
 from paddock.rl.settings import RLSettings
-from paddock.rl.stages import staged
+from paddock.rl.stages import with_stage_defaults
 from paddock.train import TrainSettings
 from tests.train.tiny import network_folder, settings
 
@@ -41,7 +41,7 @@ def test_every_recipe_we_ship_resolves():
             continue
         recipe = load_recipe(path)
         if "tasks" in recipe.values:
-            kinds[type(resolve(RLSettings, staged(recipe)))] += 1
+            kinds[type(resolve(RLSettings, with_stage_defaults(recipe)))] += 1
         else:
             kinds[type(resolve(TrainSettings, recipe))] += 1
     assert kinds[TrainSettings] > 5

@@ -1,7 +1,7 @@
 """Settings and learners of tiny runs."""
 
 from paddock.checkpoint import save_pretrained
-from paddock.rl.credit import judge
+from paddock.rl.credit import assign_credit
 from paddock.rl.learner import open_learner
 from paddock.rl.settings import RLSettings
 from paddock.train.policy import PolicySample
@@ -53,7 +53,7 @@ def lessons(groups, made):
     found = [
         [
             PolicySample(sample=s, weight=0.0, temperature=temperature)
-            for s in judge(g, len(g), rule).samples
+            for s in assign_credit(g, len(g), rule).samples
         ]
         for g in groups
     ]

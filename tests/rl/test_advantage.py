@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.rl.advantage import completed, generalized_advantages, group_advantages, is_flat
+from paddock.rl.advantage import gae, group_advantages, is_zero_variance, pad_group
 
 REWARDS = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=2, max_size=16)
 
@@ -14,7 +14,7 @@ def test_advantages_are_numpys_own_mean_and_deviation(rewards):
     centred = r - r.mean()
     np.testing.assert_allclose(group_advantages(rewards, baseline="mean"), centred, atol=1e-9)
     spread = group_advantages(rewards, baseline="std")
-    if is_flat(rewards):
+    if is_zero_variance(rewards):
         assert spread == [0.0] * len(rewards)
     else:
         np.testing.assert_allclose(spread, centred / r.std(), atol=1e-9)
@@ -33,7 +33,7 @@ def test_advantages_are_numpys_own_mean_and_deviation(rewards):
     ],
 )
 def test_more_than_half_must_be_valid(valid, size, kept):
-    found = completed(list(range(valid)), size)
+    found = pad_group(list(range(valid)), size)
     assert (found is not None) is kept
     if found is not None:
         assert len(found) == size
@@ -54,5 +54,5 @@ def test_gae_is_the_weighted_sum_of_surprises(steps, discount, trace):
         sum((discount * trace) ** k * surprise[t + k] for k in range(len(steps) - t))
         for t in range(len(steps))
     ]
-    found = generalized_advantages(reward, value, discount=discount, trace=trace)
+    found = gae(reward, value, discount=discount, trace=trace)
     np.testing.assert_allclose(found, expected, atol=1e-9)

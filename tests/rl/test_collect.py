@@ -228,7 +228,7 @@ def test_batches_carry_what_the_engine_wrote():
                     version = token // BASE
                     expected = number(engine.weights[version], given.seed, place) % BASE
                     assert token % BASE == expected
-        assert batch.lags == tuple(batch.update - g.oldest_version for g in batch.groups)
+        assert batch.staleness == tuple(batch.update - g.oldest_version for g in batch.groups)
     assert content(learner.batches[0])
     assert isinstance(ledger, Ledger)
     assert sampled(learner.batches[0].groups[0])

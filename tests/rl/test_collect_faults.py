@@ -6,7 +6,7 @@ import pytest
 
 from paddock.journal import Ledger
 from paddock.records import Verdict
-from paddock.rl.collect import Collector, Stalled
+from paddock.rl.live_batches import LiveBatchSource, RolloutStalledError
 from paddock.rollout.concurrency import EngineLoad
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import RolloutSettings, TaskSettings
@@ -53,7 +53,7 @@ def test_an_attempt_that_never_ends_is_a_failure_of_time():
     async def main():
         work = TaskSpec(attempt, TaskSettings(group_size=1, attempt_timeout_s=100.0))
         pace = RolloutSettings(groups_per_batch=2, pipeline_depth=0, max_staleness=0)
-        async with Collector(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
+        async with LiveBatchSource(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
             return await Learner(collect, engine).run(2)
 
     learner, _ = run(main())
@@ -74,7 +74,7 @@ def test_who_holds_everybody_up_is_named():
             groups_per_batch=4, pipeline_depth=0, max_staleness=0, stall_timeout_s=30.0
         )
         orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0)
-        async with Collector(orchestrator, tell=tell) as collect:
+        async with LiveBatchSource(orchestrator, tell=tell) as collect:
             return await Learner(collect, engine).run(1)
 
     run(main())
@@ -88,10 +88,10 @@ def test_when_nothing_can_happen_any_more_it_is_said_at_once():
         works = {"sums": TaskSpec(Engine(), TaskSettings())}
         orchestrator = Orchestrator(works, RolloutSettings(), Ledger(":memory:"), seed=0)
         orchestrator.executor.limit = 0
-        async with Collector(orchestrator) as collect:
+        async with LiveBatchSource(orchestrator) as collect:
             await collect.next_batch()
 
-    with pytest.raises(Stalled, match=r"nothing runs and nothing may begin: .*of sums"):
+    with pytest.raises(RolloutStalledError, match=r"nothing runs and nothing may begin: .*of sums"):
         run(main())
 
 
@@ -130,7 +130,7 @@ def test_a_bug_ends_the_run_with_its_own_traceback_and_at_once(where, during):
         orchestrator = Orchestrator(
             {"sums": work}, RolloutSettings(groups_per_batch=4), Ledger(":memory:"), seed=0
         )
-        async with Collector(orchestrator, pressure=pressure) as collect:
+        async with LiveBatchSource(orchestrator, pressure=pressure) as collect:
             learner = Learner(collect, engine, step_s=lambda: 1000.0)
             await asyncio.wait_for(learner.run(5), 50)
 
@@ -157,7 +157,7 @@ def test_what_is_left_running_is_cancelled_and_stays_in_flight():
     async def main():
         work = TaskSpec(attempt, TaskSettings(group_size=2))
         pace = RolloutSettings(groups_per_batch=2, pipeline_depth=2, max_staleness=3)
-        async with Collector(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
+        async with LiveBatchSource(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
             await Learner(collect, engine).run(2)
         assert len(asyncio.all_tasks()) == 1
 

@@ -12,8 +12,8 @@ import paddock
 from paddock.journal import Ledger, LedgerError
 from paddock.journal.rollout_codec import pack_rollout
 from paddock.records import Verdict
-from paddock.rl.collect import Collector
-from paddock.rl.queue import Replay
+from paddock.rl.batch_source import LedgerBatchSource
+from paddock.rl.live_batches import LiveBatchSource
 from paddock.rollout.deterministic import RequestBarrier
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import RolloutSettings, TaskSettings
@@ -80,7 +80,7 @@ async def live(disk, pace, tasks, engine, *, batches, step_s, lives=None, of=Non
     engine.rounds = RequestBarrier() if pace.deterministic else None
     orchestrator = Orchestrator(works, pace, ledger, seed=5, waves=engine.rounds)
     try:
-        async with Collector(orchestrator, batches=of or batches) as collect:
+        async with LiveBatchSource(orchestrator, batches=of or batches) as collect:
             collect.resume(updates)
             learner = Learner(collect, engine, step_s, disk.save, disk.saved[updates], updates)
             await learner.run(batches)
@@ -157,13 +157,13 @@ def replayed(path, pace):
     """The weights at the beginning and after each update, from the ledger alone."""
 
     async def main():
-        history, queue = ["start"], Replay(path)
+        history, queue = ["start"], LedgerBatchSource(path)
         while (batch := await queue.next_batch()) is not None:
             assert max(lags(batch, pace)) <= pace.max_staleness
             for _ in range(pace.updates_per_batch):
-                history.append(await queue.watch(_hashed(history[-1], batch)))
-            queue.trained(batch)
-            await queue.border()
+                history.append(await queue.await_or_fail(_hashed(history[-1], batch)))
+            queue.mark_trained(batch)
+            await queue.wait_quiescent()
         return history
 
     return run(main())[0]
@@ -179,7 +179,7 @@ def test_the_trainer_can_be_run_again_from_the_ledger_alone(tmp_path):
 
 def test_a_replay_of_nothing_is_refused(tmp_path):
     with pytest.raises(LedgerError, match="no such ledger"):
-        Replay(tmp_path / "ledger.sqlite")
+        LedgerBatchSource(tmp_path / "ledger.sqlite")
     assert not list(tmp_path.iterdir())
 
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(tmp_path, said):
     file = tmp_path / "notes.txt"
     file.write_text(said)
     with pytest.raises(LedgerError, match=r"notes\.txt: "):
-        Replay(file)
+        LedgerBatchSource(file)
     assert (file.read_text(), list(tmp_path.iterdir())) == (said, [file])
 
 
@@ -196,7 +196,7 @@ def test_a_replay_of_a_ledger_of_another_format_is_refused(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.set_metadata("format", 99)
     with pytest.raises(LedgerError, match="has format 99, this reads format 1"):
-        Replay(tmp_path / "ledger.sqlite")
+        LedgerBatchSource(tmp_path / "ledger.sqlite")
 
 
 async def _hashed(weights, batch):
@@ -305,7 +305,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
 
     async def other_seed():
-        Collector(Orchestrator(works, pace, ledger, seed=6)).resume(4)
+        LiveBatchSource(Orchestrator(works, pace, ledger, seed=6)).resume(4)
 
     with pytest.raises(LedgerError, match="begun with seed 5, not 6"):
         run(other_seed())
@@ -356,7 +356,7 @@ def test_a_poisoned_group_is_dropped_with_an_event_and_the_run_goes_on(tmp_path,
             orchestrator = Orchestrator(
                 works, pace, ledger, seed=0, tell=lambda kind, **more: told.append((kind, more))
             )
-            async with Collector(orchestrator) as collect:
+            async with LiveBatchSource(orchestrator) as collect:
                 if batches is None:  # one batch is ready and nothing of it is trained
                     await collect.next_batch()
                 else:

@@ -6,7 +6,7 @@ import pytest
 
 from paddock.journal import Ledger
 from paddock.records import Verdict
-from paddock.rl.collect import Collector
+from paddock.rl.live_batches import LiveBatchSource
 from paddock.rollout.concurrency import EngineLoad
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import RolloutSettings, TaskSettings
@@ -54,7 +54,7 @@ def test_other_ratios_hold_from_the_next_batch_on(depth):
     async def main():
         works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
         ledger = Ledger(":memory:")
-        async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
+        async with LiveBatchSource(Orchestrator(works, pace, ledger, seed=0)) as collect:
             learner = Learner(collect, engine)
             await learner.run(5)
             collect.set_ratios({"fast": 0.1, "middle": 0.1, "slow": 0.8})
@@ -79,7 +79,7 @@ def test_ratios_of_tasks_that_do_not_exist_are_refused():
     async def main(ratios):
         works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
         orchestrator = Orchestrator(works, RolloutSettings(), Ledger(":memory:"), seed=0)
-        collect = Collector(orchestrator)
+        collect = LiveBatchSource(orchestrator)
         collect.resume(0)
         collect.set_ratios(ratios)
 
@@ -106,13 +106,13 @@ def test_a_task_that_is_down_is_set_aside_and_tried_again():
         works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
         tell = lambda kind, **more: told.append((kind, more))  # noqa: E731
         orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0, tell=tell)
-        async with Collector(orchestrator) as collect:
+        async with LiveBatchSource(orchestrator) as collect:
             learner = Learner(collect, engine)
             await learner.run(10)
-            aside = collect.snapshot().tasks["slow"]
+            aside = collect.progress().tasks["slow"]
             down.clear()
             await learner.run(20)
-            return learner, aside, collect.snapshot().tasks["slow"]
+            return learner, aside, collect.progress().tasks["slow"]
 
     (learner, aside, back), _ = run(main())
     early, late = trained(learner) - trained(learner, 10), trained(learner, 16)
@@ -152,7 +152,7 @@ def test_a_flood_of_groups_without_spread_ends_the_run_and_does_not_hang_it(dept
     async def main():
         work = TaskSpec(Engine(), settings, lambda group: "flat")
         orchestrator = Orchestrator({"sums": work}, pace, ledger, seed=0)
-        async with Collector(orchestrator) as collect:
+        async with LiveBatchSource(orchestrator) as collect:
             await collect.next_batch()
 
     with pytest.raises(
@@ -169,7 +169,7 @@ def test_some_groups_without_spread_are_refilled():
     async def main():
         flat = lambda group: "flat" if group.number % 3 == 0 else ""  # noqa: E731
         work = TaskSpec(Engine(), TaskSettings(group_size=2), flat)
-        async with Collector(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
+        async with LiveBatchSource(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
             return await Learner(collect, work.rollout_fn).run(9)
 
     learner, _ = run(main())
@@ -202,7 +202,9 @@ def test_two_thousand_attempts_of_eight_tasks_run_at_once():
         pace = RolloutSettings(
             groups_per_batch=64, pipeline_depth=4, max_staleness=8, max_concurrent=2000
         )
-        async with Collector(Orchestrator(works, pace, Ledger(":memory:"), seed=0)) as collect:
+        async with LiveBatchSource(
+            Orchestrator(works, pace, Ledger(":memory:"), seed=0)
+        ) as collect:
             return await Learner(collect, engine, step_s=lambda: 5.0).run(4)
 
     learner, _ = run(main())
@@ -222,7 +224,7 @@ def test_a_slow_trainer_does_not_fill_the_memory():
         work = TaskSpec(engine, TaskSettings(group_size=4))
         pace = RolloutSettings(groups_per_batch=4, pipeline_depth=2, max_staleness=8)
         orchestrator = Orchestrator({"sums": work}, pace, Ledger(":memory:"), seed=0)
-        async with Collector(orchestrator) as collect:
+        async with LiveBatchSource(orchestrator) as collect:
             learner = Learner(collect, engine, step_s=lambda: 500.0)
             learner.save = lambda *_: alive.append(len(orchestrator.live_groups()))
             return await learner.run(20)
@@ -247,7 +249,9 @@ def test_a_task_never_has_more_attempts_than_its_own_limit():
     async def main():
         works = {name: TaskSpec(attempt, settings) for name, settings in tasks.items()}
         pace = RolloutSettings(groups_per_batch=8, max_concurrent=20)
-        async with Collector(Orchestrator(works, pace, Ledger(":memory:"), seed=0)) as collect:
+        async with LiveBatchSource(
+            Orchestrator(works, pace, Ledger(":memory:"), seed=0)
+        ) as collect:
             await Learner(collect, engine).run(5)
 
     run(main())
@@ -278,7 +282,7 @@ def test_attempts_follow_the_room_in_the_engine():
             groups_per_batch=32, pipeline_depth=4, max_staleness=8, max_concurrent=400
         )
         orchestrator = Orchestrator({"sums": work}, pace, Ledger(":memory:"), seed=0)
-        async with Collector(orchestrator, pressure=pressure) as collect:
+        async with LiveBatchSource(orchestrator, pressure=pressure) as collect:
             await Learner(collect, engine).run(5)
 
     run(main())

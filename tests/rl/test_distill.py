@@ -5,7 +5,7 @@ import pytest
 
 from paddock.cli.rl import conduct
 from paddock.cli.rl_engines import EngineScore
-from paddock.rl.distill import DistillError, Teaching, taught
+from paddock.rl.distill import DistillError, TaskTeacher, add_teacher_logprobs
 from paddock.train.policy import compute_logprobs, pack_samples
 from tests.rl.learners import learner, lessons
 from tests.rl.nets import engine_for, network, prompts, rolled
@@ -46,10 +46,10 @@ def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
     every = [each for group in groups for each in group]
     with engine_for(network(seed=9)) as engine:
         found = asyncio.run(
-            taught(
+            add_teacher_logprobs(
                 every,
                 ["even"] * len(every),
-                {"even": Teaching("wise", 0.5)},
+                {"even": TaskTeacher("wise", 0.5)},
                 {"wise": EngineScore(engine)},
             )
         )
@@ -77,7 +77,9 @@ def test_tasks_without_a_teacher_are_left_alone_and_copies_scored_once(tmp_path)
 
     every = [group[0], group[0], group[1]]
     tasks = ["taught", "taught", "free"]
-    found = asyncio.run(taught(every, tasks, {"taught": Teaching("w", 1.0)}, {"w": wise}))
+    found = asyncio.run(
+        add_teacher_logprobs(every, tasks, {"taught": TaskTeacher("w", 1.0)}, {"w": wise})
+    )
     assert len(asked) == 1
     assert found[0].teacher_logprob_S is found[1].teacher_logprob_S is not None
     assert found[2] is every[2]
@@ -92,7 +94,9 @@ def test_a_teacher_that_cannot_score_is_named(tmp_path, said):
         return said[: len(token_ids) - start]
 
     with pytest.raises(DistillError, match="teacher 'w'"):
-        asyncio.run(taught(group[:1], ["t"], {"t": Teaching("w", 1.0)}, {"w": broken}))
+        asyncio.run(
+            add_teacher_logprobs(group[:1], ["t"], {"t": TaskTeacher("w", 1.0)}, {"w": broken})
+        )
 
 
 @pytest.mark.slow

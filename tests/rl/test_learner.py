@@ -6,7 +6,7 @@ import torch
 
 from paddock.checkpoint.weight_sync import weight_digests
 from paddock.engine import EngineWeightUpdater
-from paddock.rl.learner import LearnError
+from paddock.rl.learner import LearnerError
 from paddock.train.policy import compute_logprobs, pack_samples
 from tests.rl.learners import learner, lessons
 from tests.rl.nets import engine_for, network, prompts, rolled
@@ -35,7 +35,7 @@ def test_log_probs_agree_after_many_updates_however_sampled(tmp_path, temperatur
         for update in range(updates):
             if update % 10 == 0:
                 asked = prompts(3, seed=update)
-                reloads["batched"].weight_publisher()(made.parcels())
+                reloads["batched"].weight_publisher()(made.weights())
                 groups = rolled(ways["batched"], asked, temperature=temperature, seed=update)
                 worst, tokens = gap(made, groups)
                 assert tokens > 20 and worst < 1e-5, update
@@ -45,7 +45,7 @@ def test_log_probs_agree_after_many_updates_however_sampled(tmp_path, temperatur
         assert len(moved) > 20
         assert not any("indexer" in name or "e_score_correction_bias" in name for name in moved)
         for name, engine in ways.items():
-            reloads[name].weight_publisher()(made.parcels())
+            reloads[name].weight_publisher()(made.weights())
             assert engine.version == updates
             assert dict(reloads[name].checksums()) == after
             asked = prompts(6, seed=99)
@@ -73,7 +73,7 @@ def test_learning_raises_what_is_rewarded(tmp_path):
             )
             rewards.append(np.mean([a[0].outcome.reward for g in groups for a in g]))
             made.study(lessons(groups, made.settings))
-            reload.weight_publisher()(made.parcels())
+            reload.weight_publisher()(made.weights())
     assert np.mean(rewards[:2]) < 0.65
     assert np.mean(rewards[-2:]) > 0.9
 
@@ -98,7 +98,7 @@ def test_every_shipped_token_is_in_the_gradient_exactly_once(tmp_path, monkeypat
 
     for broken in (loses_one, repeats_one):
         monkeypatch.setattr(step, "on_device", broken)
-        with pytest.raises(LearnError, match="trained tokens were in the gradient of update"):
+        with pytest.raises(LearnerError, match="trained tokens were in the gradient of update"):
             made.study(shipped)
 
 
@@ -106,7 +106,9 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path):
     whole = learner(tmp_path / "a", network())
     parts = learner(tmp_path / "b", network(), machine={"micro_tokens": 50})
     groups = batch_of(whole)
-    reports = [made.study(lessons(groups, made.settings)).reports[0] for made in (whole, parts)]
+    reports = [
+        made.study(lessons(groups, made.settings)).step_outputs[0] for made in (whole, parts)
+    ]
     assert reports[0].parts["policy_loss"] == pytest.approx(
         reports[1].parts["policy_loss"], abs=1e-6
     )
@@ -116,7 +118,7 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path):
 def test_on_policy_nothing_is_masked_and_the_gap_is_rounding(tmp_path):
     for kind in ("icepop", "double_sided", "ppo", "tis"):
         made = learner(tmp_path / kind, network(), loss={"kind": kind})
-        parts = made.study(lessons(batch_of(made), made.settings)).reports[0].parts
+        parts = made.study(lessons(batch_of(made), made.settings)).step_outputs[0].parts
         assert parts["masked"] == 0.0
         assert parts["gap"] < 1e-6
         assert 1.0 < parts["entropy"] < 4.0
@@ -151,7 +153,7 @@ def test_the_loss_of_a_batch_is_equation_1(tmp_path):
             ]
         )
     expected = golden.equation_1(rows, beta=2.0, below=0.2, above=0.28)
-    report = made.study([group]).reports[0]
+    report = made.study([group]).step_outputs[0]
     assert report.parts["masked"] > 0
     assert report.parts["policy_loss"] == pytest.approx(expected, abs=1e-6)
 
@@ -162,8 +164,8 @@ def test_later_updates_of_a_batch_remember_its_beginning(tmp_path):
     pace = {"updates_per_batch": 2, "max_staleness": 1}
     made = learner(tmp_path, network(), pace=pace, optim={"lr": 3e-2}, loss={"kind": "ppo"})
     study = made.study(lessons(batch_of(made, count=4, size=4), made.settings))
-    assert study.updates == 2 and len(study.reports) == 2
-    first, second = (report.parts for report in study.reports)
+    assert study.updates == 2 and len(study.step_outputs) == 2
+    first, second = (report.parts for report in study.step_outputs)
     assert first["masked"] == 0.0 and first["gap"] < 1e-6
     assert second["gap"] > 1e-3 and second["masked"] > 0
 
@@ -179,9 +181,9 @@ def test_a_learner_restored_goes_on_bit_for_bit(tmp_path):
         for number, groups in enumerate(batches):
             made.study(lessons(groups, made.settings))
             if number % 2:
-                made.forget_momentum()
+                made.reset_optimizer()
             found.append(weight_digests(made.trainer.network))
-            made.save(tmp_path / name / "checkpoints", beside={})
+            made.save(tmp_path / name / "checkpoints", extra_files={})
             if number == cut:
                 made = learner(tmp_path / name / "again", network())
                 assert made.restore(tmp_path / name / "checkpoints")
@@ -218,7 +220,7 @@ def test_experts_are_replayed_or_compared(tmp_path):
             advantages=(1.0,) * len(ids),
         )
         lesson = replace(groups[0][0], sample=sample, expert_SLK=answer.replay.expert_TLK)
-        assert made.study([[lesson]]).reports[0].parts["routed_apart"] == 0.0
+        assert made.study([[lesson]]).step_outputs[0].parts["routed_apart"] == 0.0
         with torch.no_grad():
             for name, parameter in made.trainer.network.named_parameters():
                 if "router" in name:
@@ -227,4 +229,4 @@ def test_experts_are_replayed_or_compared(tmp_path):
         free = compute_logprobs(made.trainer.network, found, replay=False)
         forced = compute_logprobs(made.trainer.network, found, replay=True)
         assert np.abs(free - forced).max() > 1e-3
-        assert made.study([[lesson]]).reports[0].parts["routed_apart"] > 0.2
+        assert made.study([[lesson]]).step_outputs[0].parts["routed_apart"] > 0.2

@@ -5,18 +5,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddock.rl.loss import (
-    Tokens,
-    clipped,
-    corrected,
+    PolicyLossInputs,
     double_sided,
+    double_sided_weight,
     icepop,
-    pop,
+    icepop_weight,
+    importance_weighted_ppo,
+    ppo_clip,
     reinforce,
-    teacher_advantages,
-    window,
+    teacher_logprob_diff,
 )
-from paddock.rl.objective import PolicyLoss
-from paddock.rl.settings import LossSettings
+from paddock.rl.policy_loss import PolicyLoss
+from paddock.rl.settings import PolicyLossSettings
 from paddock.train.policy import PolicyTokens
 from tests.rl import golden
 
@@ -28,7 +28,7 @@ ROWS = st.lists(
 )
 CASES = {
     "ppo": (
-        lambda t: clipped(t, below=0.2, above=0.28),
+        lambda t: ppo_clip(t, below=0.2, above=0.28),
         lambda logp, old, _, a: golden.ppo(logp, old, a, 0.2, 0.28),
     ),
     "icepop": (
@@ -36,11 +36,11 @@ CASES = {
         lambda *x: golden.icepop(*x, beta=2.0, below=0.2, above=0.28),
     ),
     "tis": (
-        lambda t: corrected(t, below=0.2, above=0.28, cap=2.0),
+        lambda t: importance_weighted_ppo(t, below=0.2, above=0.28, cap=2.0),
         lambda *x: golden.corrected(*x, cap=2.0, below=0.2, above=0.28),
     ),
     "decoupled": (
-        lambda t: corrected(t, below=0.2, above=0.28),
+        lambda t: importance_weighted_ppo(t, below=0.2, above=0.28),
         lambda *x: golden.corrected(*x, cap=float("inf"), below=0.2, above=0.28),
     ),
     "double_sided": (
@@ -54,7 +54,7 @@ CASES = {
 def tokens(rows):
     """Rows of (logp, old - logp, rollout - logp, advantage), in double precision."""
     logp, old, rollout, advantage = torch.tensor(rows, dtype=torch.float64).T
-    return Tokens(logp.clone().requires_grad_(), logp + old, logp + rollout, advantage)
+    return PolicyLossInputs(logp.clone().requires_grad_(), logp + old, logp + rollout, advantage)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -64,18 +64,23 @@ def test_values_and_gradients_are_those_worked_out_by_hand(name, rows):
     ours, theirs = CASES[name]
     of = tokens(rows)
     gains = ours(of)
-    gains.gain_N.sum().backward()
+    gains.objective_N.sum().backward()
     expected = np.array(
         [
             theirs(*row)
             for row in zip(
-                *(t.tolist() for t in (of.logp_N, of.old_N, of.rollout_N, of.advantage_N)),
+                *(
+                    t.tolist()
+                    for t in (of.logprob_N, of.old_logprob_N, of.rollout_logprob_N, of.advantage_N)
+                ),
                 strict=True,
             )
         ]
     )
-    np.testing.assert_allclose(gains.gain_N.detach().numpy(), expected[:, 0], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(of.logp_N.grad.numpy(), expected[:, 1], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        gains.objective_N.detach().numpy(), expected[:, 0], rtol=1e-9, atol=1e-12
+    )
+    np.testing.assert_allclose(of.logprob_N.grad.numpy(), expected[:, 1], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
@@ -85,13 +90,13 @@ def test_values_and_gradients_are_those_worked_out_by_hand(name, rows):
 def test_the_double_sided_window_is_open_and_blind_to_the_sign(sign, ratio, kept):
     logp = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     rollout = -torch.tensor([ratio], dtype=torch.float64).log()
-    of = Tokens(logp, logp.detach(), rollout, torch.tensor([sign], dtype=torch.float64))
+    of = PolicyLossInputs(logp, logp.detach(), rollout, torch.tensor([sign], dtype=torch.float64))
     # e^log(x) may miss x by a rounding: ask the window itself about the edges.
-    edge = window(torch.tensor([ratio], dtype=torch.float64), below=0.5, above=1.0)
+    edge = double_sided_weight(torch.tensor([ratio], dtype=torch.float64), below=0.5, above=1.0)
     assert bool(edge > 0) is kept
     if ratio not in (0.5, 2.0):
         gains = double_sided(of, below=0.5, above=1.0)
-        gains.gain_N.sum().backward()
+        gains.objective_N.sum().backward()
         assert bool(gains.kept_N) is kept
         assert (float(logp.grad) != 0.0) is kept
         assert kept or float(logp.grad) == 0.0
@@ -99,8 +104,8 @@ def test_the_double_sided_window_is_open_and_blind_to_the_sign(sign, ratio, kept
 
 def test_icepops_window_is_closed():
     edges = torch.tensor([0.5, 2.0, np.nextafter(0.5, 0), np.nextafter(2.0, 3)])
-    assert pop(edges.double(), beta=2.0).tolist()[:2] == [0.5, 2.0]
-    assert pop(torch.tensor([0.499, 2.001]), beta=2.0).tolist() == [0.0, 0.0]
+    assert icepop_weight(edges.double(), beta=2.0).tolist()[:2] == [0.5, 2.0]
+    assert icepop_weight(torch.tensor([0.499, 2.001]), beta=2.0).tolist() == [0.0, 0.0]
 
 
 def test_on_policy_every_loss_has_reinforces_gradient():
@@ -108,28 +113,28 @@ def test_on_policy_every_loss_has_reinforces_gradient():
     for ours, _ in CASES.values():
         of = tokens(rows)
         gains = ours(of)
-        gains.gain_N.sum().backward()
+        gains.objective_N.sum().backward()
         assert bool(gains.kept_N.all())
-        torch.testing.assert_close(of.logp_N.grad, of.advantage_N)
+        torch.testing.assert_close(of.logprob_N.grad, of.advantage_N)
 
 
 def test_a_token_far_beyond_float_range_is_a_number_still():
-    of = Tokens(
+    of = PolicyLossInputs(
         torch.tensor([-0.1], requires_grad=True),
         torch.tensor([-0.1]),
         torch.tensor([-500.0]),
         torch.tensor([1.0]),
     )
-    gains = corrected(of, below=0.2, above=0.28)
-    gains.gain_N.sum().backward()
-    assert torch.isfinite(gains.gain_N).all() and torch.isfinite(of.logp_N.grad).all()
+    gains = importance_weighted_ppo(of, below=0.2, above=0.28)
+    gains.objective_N.sum().backward()
+    assert torch.isfinite(gains.objective_N).all() and torch.isfinite(of.logprob_N.grad).all()
 
 
 def test_a_teachers_advantage_is_a_constant_that_may_be_clipped():
     logp = torch.tensor([-1.0, -9.0, -0.1], requires_grad=True)
     teacher = torch.tensor([-0.5, -0.1, -8.0])
     for clip, expected in ((None, [0.5, 8.9, -7.9]), (5.0, [0.5, 5.0, -5.0])):
-        found = teacher_advantages(teacher, logp, clip=clip)
+        found = teacher_logprob_diff(teacher, logp, clip=clip)
         assert found.tolist() == pytest.approx(expected)
         assert not found.requires_grad
 
@@ -143,7 +148,10 @@ def test_by_default_a_teachers_lead_counts_whole_as_in_equation_2():
         teacher_logprob_N=torch.tensor([-0.5]),
         teacher_weight_N=torch.ones(1),
     )
-    for chosen, expected in ((LossSettings(), 8.5), (LossSettings(teacher_clip=5.0), 5.0)):
+    for chosen, expected in (
+        (PolicyLossSettings(), 8.5),
+        (PolicyLossSettings(teacher_clip=5.0), 5.0),
+    ):
         loss = PolicyLoss(chosen)
         loss(of)
-        assert loss.heard[0].advantage_N.tolist() == [expected]
+        assert loss.records[0].advantage_N.tolist() == [expected]

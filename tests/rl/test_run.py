@@ -14,9 +14,9 @@ from paddock.cli.rl_engines import held, samplers
 from paddock.cli.rl_feed import LEDGER_FILE, _works
 from paddock.dashboard.episodes import Wish, overview
 from paddock.journal import UNUSED_REASON, Journal, Ledger, LedgerView
-from paddock.rl.learn import lessons_of
+from paddock.rl.group_filter import GroupFilter
 from paddock.rl.learner import Learner, open_learner
-from paddock.rl.tally import Sifter
+from paddock.rl.trainer import policy_samples
 from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 from paddock.rollout.group import RolloutGroup
 from paddock.rollout.task_health import RunAbortedError
@@ -46,15 +46,15 @@ async def by_hand(settings, folder, updates):
     async with samplers(settings, model) as sampling:
         waves = RequestBarrier(partial(held, sampling.engines[0]))
         generate = DeterministicClient(sampling.generate, waves)
-        work = _works(settings, model, generate, sampling, Sifter(settings))["vault"]
+        work = _works(settings, model, generate, sampling, GroupFilter(settings))["vault"]
         size = settings.pace.groups_per_batch
         for update in range(updates):
             which = range(update * size, (update + 1) * size)
             groups = await together(work, waves, which, settings.seed)
-            learner.study([lessons_of(group, settings) for group in groups])
+            learner.train([policy_samples(group, settings) for group in groups])
             if settings.reset_optimizer:
-                learner.forget_momentum()
-            await asyncio.to_thread(sampling.publish, learner.parcels())
+                learner.reset_optimizer()
+            await asyncio.to_thread(sampling.publish, learner.weights())
 
 
 async def together(work, waves, which, seed):

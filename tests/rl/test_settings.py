@@ -3,9 +3,9 @@ from math import inf, nan
 import pytest
 
 from paddock.config import ConfigError, Recipe, dump_toml, load_recipe, resolve
-from paddock.rl.alerts import Pulse, alerts
+from paddock.rl.alerts import HealthSignals, check_alerts
 from paddock.rl.settings import AlertSettings, RLSettings
-from paddock.rl.stages import STAGES, staged
+from paddock.rl.stages import STAGE_DEFAULTS, with_stage_defaults
 
 LEAST = {
     "stage": "agentic",
@@ -25,14 +25,14 @@ def over(below, changes):
 
 
 def settings(**changes):
-    return resolve(RLSettings, staged(Recipe(over(LEAST, changes), {})))
+    return resolve(RLSettings, with_stage_defaults(Recipe(over(LEAST, changes), {})))
 
 
-@pytest.mark.parametrize("stage", [name for name in STAGES if name != "distill"])
+@pytest.mark.parametrize("stage", [name for name in STAGE_DEFAULTS if name != "distill"])
 def test_a_stage_says_what_the_paper_says(stage):
     found = settings(stage=stage)
     agentic = stage == "agentic"
-    assert found.credit.baseline == ("mean" if agentic else "std")
+    assert found.credit.advantage_norm == ("mean" if agentic else "std")
     assert found.loss.kind == ("double_sided" if agentic else "icepop")
     assert found.reset_optimizer is agentic
     assert found.freeze_indexer
@@ -47,7 +47,7 @@ def test_distillation_has_one_attempt_a_prompt():
     found = settings(stage="distill", tasks=task, teachers={"old": {"folder": "x"}})
     assert found.tasks["tools"].group_size == 1
     assert found.pace.groups_per_batch == 1024
-    assert found.credit.keep_flat
+    assert found.credit.keep_zero_variance
 
 
 def test_a_recipe_differs_from_its_stage_where_it_says_so():
@@ -60,7 +60,7 @@ def test_a_recipe_differs_from_its_stage_where_it_says_so():
 def test_a_resolved_recipe_resolves_to_itself(tmp_path):
     found = settings(loss={"below": 0.3})
     (tmp_path / "recipe.toml").write_text(dump_toml(found))
-    assert resolve(RLSettings, staged(load_recipe(tmp_path / "recipe.toml"))) == found
+    assert resolve(RLSettings, with_stage_defaults(load_recipe(tmp_path / "recipe.toml"))) == found
 
 
 TEACHER = {"teachers": {"old": {"folder": "x"}}}
@@ -121,7 +121,7 @@ def test_what_cannot_be_is_refused_with_its_name(changes, said):
 
 def test_a_recipe_without_a_stage_is_told_which_there_are():
     with pytest.raises(ConfigError, match="names no 'stage'; there are reasoning"):
-        staged(Recipe({"steps": 1}, {}))
+        with_stage_defaults(Recipe({"steps": 1}, {}))
 
 
 @pytest.mark.parametrize(
@@ -139,5 +139,5 @@ def test_a_recipe_without_a_stage_is_told_which_there_are():
 )
 def test_alerts_speak_up_when_they_should(changes, kinds):
     healthy = {"entropy": 0.5, "gap": 1e-6, "masked": 0.01, "judged": 10, "flat": 2, "lag": 0}
-    found = alerts(Pulse(**(healthy | changes)), AlertSettings())
+    found = check_alerts(HealthSignals(**(healthy | changes)), AlertSettings())
     assert [alert.kind for alert in found] == kinds

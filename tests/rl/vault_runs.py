@@ -8,7 +8,7 @@ from paddock.config import load_recipe, resolve
 from paddock.envs.registry import REGISTRY, EnvSpec
 from paddock.rl.learner import Learner
 from paddock.rl.settings import RLSettings
-from paddock.rl.stages import staged
+from paddock.rl.stages import with_stage_defaults
 
 RECIPE = """
 stage = "agentic"
@@ -52,7 +52,7 @@ def recipe_in(folder: Path, start: Path, text: str = RECIPE) -> Path:
 
 
 def settings_of(recipe: Path, *sets: str) -> RLSettings:
-    return resolve(RLSettings, staged(load_recipe(recipe, sets)))
+    return resolve(RLSettings, with_stage_defaults(load_recipe(recipe, sets)))
 
 
 class Hashes:
@@ -60,7 +60,7 @@ class Hashes:
 
     def __init__(self, monkeypatch):
         self.after: dict[int, dict[str, str]] = {}
-        study = Learner.study
+        study = Learner.train
 
         def recorded(learner, groups):
             found = study(learner, groups)

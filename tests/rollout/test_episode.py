@@ -26,7 +26,7 @@ from paddock.records import (
     Task,
     Verdict,
 )
-from paddock.rl.reward import was_truncated
+from paddock.rl.reward import is_truncated
 from paddock.rollout.client import (
     EngineUnavailableError,
     InProcessClient,
@@ -295,7 +295,7 @@ def test_the_calls_of_a_reply_without_end_are_not_answered():
     assert found.outcome.is_policy_failure
     assert "cut off" in found.outcome.what
     assert found.turns[-1].completion == engine.log[-1].completion, "it is trained on, for its cost"
-    assert was_truncated((found,))
+    assert is_truncated((found,))
 
 
 # --- context management -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from paddock.journal import Ledger
 from paddock.records import Failure, Verdict
-from paddock.rl.collect import Collector
+from paddock.rl.live_batches import LiveBatchSource
 from paddock.rollout.gateway import build_gateway
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.session_manager import GatewaySettings, SessionManager
@@ -173,7 +173,7 @@ def test_an_agent_that_meddles_with_other_sessions_changes_nothing():
                 works = {task: TaskSpec(attempt, TaskSettings(group_size=2)) for task in ("a", "b")}
                 pace = RolloutSettings(groups_per_batch=2, pipeline_depth=1, max_staleness=2)
                 ledger = Ledger(":memory:")
-                async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
+                async with LiveBatchSource(Orchestrator(works, pace, ledger, seed=0)) as collect:
                     learner = Learner(collect, Engine(), step_s=lambda: 0.0)
                     await asyncio.wait_for(learner.run(2), 120)
                 return learner, ledger

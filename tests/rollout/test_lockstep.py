@@ -6,7 +6,7 @@ import pytest
 
 from paddock.journal import Ledger
 from paddock.records import Completion, SamplingParams, Segment, Verdict
-from paddock.rl.collect import Collector
+from paddock.rl.live_batches import LiveBatchSource
 from paddock.rollout.client import InferenceRequest, NonStreamingClient, RequestOutput
 from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
@@ -103,7 +103,7 @@ def history(delays, *, in_waves, concurrency=5):
         }
         ledger = Ledger(":memory:")
         orchestrator = Orchestrator(works, pace, ledger, seed=3, waves=waves)
-        async with Collector(orchestrator) as collect:
+        async with LiveBatchSource(orchestrator) as collect:
             learner = await Learner(collect, engine).run(9)
         return learner.history, engine.steps, ledger.groups()
 

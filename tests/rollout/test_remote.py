@@ -120,7 +120,7 @@ def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
     try:
         with pytest.raises(EngineUnavailableError, match=r"409: .*'twice' is being answered"):
             over_http(live, lambda s: SGLangClient(s).generate(question))
-        most = engine.settings.max_queued_requests + engine.settings.max_running
+        most = engine.settings.max_queued_requests + engine.settings.max_running_requests
         others = [engine.submit(Request(token_ids=(5,)), lambda _: None) for _ in range(most - 1)]
         with pytest.raises(EngineUnavailableError, match=r"503: .*waiting or running"):
             over_http(live, lambda s: SGLangClient(s).generate(replace(question, id="other")))

@@ -14,7 +14,7 @@ import uvicorn
 import paddock
 from paddock.journal import Ledger
 from paddock.records import Completion, Failure, Segment, Verdict
-from paddock.rl.collect import Collector
+from paddock.rl.live_batches import LiveBatchSource
 from paddock.rollout.client import NonStreamingClient, RequestOutput
 from paddock.rollout.gateway import build_gateway
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
@@ -113,23 +113,23 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
             service = start(port, url)
             try:
                 await until_async(lambda: registry.services_for("echo"))
-                async with Collector(Orchestrator(works, pace, ledger, seed=0)) as collect:
+                async with LiveBatchSource(Orchestrator(works, pace, ledger, seed=0)) as collect:
                     learner = Learner(collect, local, step_s=lambda: 0.01)
                     await asyncio.wait_for(learner.run(3), PATIENCE_S)
                     learning = asyncio.ensure_future(learner.run(6))
                     await until_async(lambda: attempt._running.total() > 0)
                     service.kill()  # in the middle of an attempt
                     await asyncio.wait_for(learning, PATIENCE_S)
-                    down = collect.snapshot().tasks["echo"]
+                    down = collect.progress().tasks["echo"]
                     await until_async(lambda: not registry.services_for("echo"))  # it is silent
                     service = start(port, url)
                     await until_async(lambda: registry.services_for("echo"))
                     for _ in range(30):
                         await asyncio.wait_for(learner.run(1), PATIENCE_S)
-                        if not collect.snapshot().tasks["echo"].aside:
+                        if not collect.progress().tasks["echo"].disabled_reason:
                             break
                     await asyncio.wait_for(learner.run(2), PATIENCE_S)
-                    return engine, learner, ledger, down, collect.snapshot().tasks["echo"]
+                    return engine, learner, ledger, down, collect.progress().tasks["echo"]
             finally:
                 service.kill()
                 service.wait()

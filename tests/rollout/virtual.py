@@ -9,7 +9,7 @@ from random import Random
 
 from paddock.journal import Ledger
 from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
-from paddock.rl.collect import Collector
+from paddock.rl.live_batches import LiveBatchSource
 from paddock.rollout.deterministic import RequestBarrier
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import TaskSettings
@@ -130,7 +130,7 @@ def content(batch):
 class Learner:
     """The loop of a learner; an update takes `step_s` and hashes the batch into the weights."""
 
-    collect: Collector
+    collect: LiveBatchSource
     engine: Engine
     step_s: object = lambda: 1.0
     save: object = None  # is told (updates, weights) at every border
@@ -147,18 +147,18 @@ class Learner:
                 return self
             assert batch.update == self.updates
             for _ in range(pace.updates_per_batch):
-                await self.collect.watch(asyncio.sleep(self.step_s()))
+                await self.collect.await_or_fail(asyncio.sleep(self.step_s()))
                 self.weights = str(number(self.weights, content(batch)))
                 self.updates += 1
                 self.history.append(self.weights)
             self.batches.append(batch)
-            self.collect.trained(batch)
-            await self.collect.border()
+            self.collect.mark_trained(batch)
+            await self.collect.wait_quiescent()
             if self.save:
                 self.save(self.updates, self.weights)
             if self.updates - self.engine.version >= pace.sync_weights_every:
                 self.engine.push(self.updates, self.weights)
-                self.collect.pushed(self.updates)
+                self.collect.mark_published(self.updates)
         return self
 
 
@@ -168,7 +168,7 @@ async def learn(engine, pace, *, batches, tasks=None, ledger=None, seed=0, step_
     tasks = tasks or {"sums": TaskSettings(group_size=2)}
     works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
     orchestrator = Orchestrator(works, pace, ledger, seed=seed, **more)
-    async with Collector(orchestrator, batches=batches) as collect:
+    async with LiveBatchSource(orchestrator, batches=batches) as collect:
         learner = Learner(collect, engine, **({"step_s": step_s} if step_s else {}))
         await learner.run(batches)
         return learner, ledger

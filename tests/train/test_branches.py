@@ -146,7 +146,7 @@ def test_what_is_not_worth_it_is_left_alone():
 
 def test_micro_batches_share_within_themselves_and_the_loss_is_the_same():
     def once(logp):
-        return TokenLossOutput(logp.logp_N * logp.advantage_N, {})
+        return TokenLossOutput(logp.logprob_N * logp.advantage_N, {})
 
     network, lessons = KINDS["sparse"](), groups()
     whole = pack_samples(lessons)

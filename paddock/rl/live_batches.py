@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from paddock.journal import Ledger, LedgerError
-from paddock.rl.queue import Batch, Packed, lag_of, read_packed
+from paddock.rl.batch_source import (
+    RolloutBatch,
+    SerializedGroup,
+    read_serialized_group,
+    staleness_of,
+)
 from paddock.rollout.batch_composer import BatchIncomplete
 from paddock.rollout.concurrency import AdaptiveConcurrencyLimit, EngineLoad
 from paddock.rollout.executor import LongRunningRollout
@@ -20,17 +25,17 @@ from paddock.rollout.orchestrator import LogEvent, Orchestrator
 from paddock.rollout.settings import RolloutSettings
 
 T = TypeVar("T")
-LOOK_S = 1.0  # between two looks at the engine
-WORTH_A_THREAD = 1 << 20  # packed bytes whose unpacking would hold up the loop
+ENGINE_POLL_S = 1.0  # between two looks at the engine
+DESERIALIZE_IN_THREAD_BYTES = 1 << 20  # packed bytes whose unpacking would hold up the loop
 
 
-class Stalled(RuntimeError):
+class RolloutStalledError(RuntimeError):
     """Nothing will happen any more, though everything has a deadline: a bug, or a machine that
     stands still. The message names who is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskState:
+class TaskGroupCounts:
     """One task, in groups."""
 
     in_flight: int = 0
@@ -38,11 +43,11 @@ class TaskState:
     trained: int = 0
     filtered: Mapping[str, int] = field(default_factory=dict)  # by reason
     failed: Mapping[str, int] = field(default_factory=dict)  # by reason
-    aside: str = ""  # why it gets nothing now
+    disabled_reason: str = ""  # why it gets nothing now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class RunProgress:
     """Where a run stands."""
 
     updates: int
@@ -50,11 +55,11 @@ class Snapshot:
     running: int  # attempts
     limit: int  # of them
     queued: int  # attempts
-    tasks: Mapping[str, TaskState]
-    longest: tuple[LongRunningRollout, ...]  # the attempts that have been running longest
+    tasks: Mapping[str, TaskGroupCounts]
+    longest_running: tuple[LongRunningRollout, ...]  # the attempts that have been running longest
 
 
-class Collector:
+class LiveBatchSource:
     """A Queue over live rollouts. Use it as `async with`; on leaving, what runs is cancelled and
     stays in flight in the ledger, for the next call to take up, unless the run was complete."""
 
@@ -74,7 +79,7 @@ class Collector:
         self._batches, self._pressure, self._tell = batches, pressure, tell
         self._resumed = False
         self._monitor: asyncio.Task[None] | None = None
-        self._out: Batch | None = None  # at the trainer
+        self._out: RolloutBatch | None = None  # at the trainer
         self._left_over: list[asyncio.Task[None]] = []  # attempts that were cancelled by `complete`
         self.updates = 0
 
@@ -102,13 +107,13 @@ class Collector:
         if self._pace.deterministic and not self._o.is_idle:
             self._tell("resume", why="the checkpoint was not taken at a border: bits may differ")
 
-    async def next_batch(self) -> Batch | None:
+    async def next_batch(self) -> RolloutBatch | None:
         if not self._resumed:
             self.resume(0)
         if self._out is not None:
             raise RuntimeError(f"the batch of update {self._out.update} has not been trained yet")
         began = asyncio.get_running_loop().time()
-        await self.border()
+        await self.wait_quiescent()
         if self._left() == 0:
             return None
         self._o.current_update = self._o.next_update
@@ -121,16 +126,16 @@ class Collector:
         self._o.next_update += self._pace.updates_per_batch
         self._o.batches_ahead = min(self._pace.pipeline_depth, self._left())
         self._o.dispatch()
-        groups = await self._opened([read_packed(self._ledger, entry) for entry in taken])
-        self._out = Batch(
+        groups = await self._opened([read_serialized_group(self._ledger, entry) for entry in taken])
+        self._out = RolloutBatch(
             update=update,
             groups=groups,
-            lags=tuple(lag_of(group, update) for group in groups),
-            waited_s=asyncio.get_running_loop().time() - began,
+            staleness=tuple(staleness_of(group, update) for group in groups),
+            wait_s=asyncio.get_running_loop().time() - began,
         )
         return self._out
 
-    async def watch(self, work: Awaitable[T]) -> T:
+    async def await_or_fail(self, work: Awaitable[T]) -> T:
         doing = asyncio.ensure_future(work)
         broken = asyncio.ensure_future(self._o.broken.wait())
         try:
@@ -143,22 +148,22 @@ class Collector:
             if not doing.done():
                 doing.cancel()
 
-    def trained(self, batch: Batch) -> None:
+    def mark_trained(self, batch: RolloutBatch) -> None:
         if batch is not self._out:
             raise RuntimeError(f"the batch of update {batch.update} is not at the trainer")
         until = batch.update + self._pace.updates_per_batch
         self._ledger.record_update(batch.update, until, [group.ordinal for group in batch.groups])
         self.updates, self._out = until, None
 
-    async def border(self) -> None:
+    async def wait_quiescent(self) -> None:
         while self._pace.deterministic and not self._o.is_idle:
             await self._progress(None)
         self._raise_failure()
 
-    def checkpointed(self, updates: int, name: str) -> None:
+    def mark_checkpointed(self, updates: int, name: str) -> None:
         self._ledger.record_checkpoint(updates, name)
 
-    def pushed(self, version: int) -> None:
+    def mark_published(self, version: int) -> None:
         if not self._o.version <= version <= self.updates:
             raise LedgerError(
                 f"version {version} was pushed after {self.updates} updates and version"
@@ -167,7 +172,7 @@ class Collector:
         self._o.version = version
         self._o.dispatch_between_batches()
 
-    def complete(self) -> None:
+    def finish(self) -> None:
         if self._monitor is not None:
             self._monitor.cancel()  # or it may start more
         self._left_over = self._o.finish()
@@ -180,28 +185,28 @@ class Collector:
             raise RuntimeError("ratios change in a run: ask for a batch, or resume, first")
         self._o.set_ratios(ratios)
 
-    def snapshot(self) -> Snapshot:
+    def progress(self) -> RunProgress:
         aside = self._o.task_mixture.disabled(self._o.next_update)
         counts = self._ledger.counts_by_reason()
         tasks = {}
         for task in self._o.tasks:
             of = {(status, why): n for (name, status, why), n in counts.items() if name == task}
-            tasks[task] = TaskState(
+            tasks[task] = TaskGroupCounts(
                 in_flight=of.get(("in flight", ""), 0),
                 finished=of.get(("finished", ""), 0),
                 trained=of.get(("trained", ""), 0),
                 filtered={why: n for (status, why), n in of.items() if status == "filtered"},
                 failed={why: n for (status, why), n in of.items() if status == "failed"},
-                aside=aside[task].why if task in aside else "",
+                disabled_reason=aside[task].why if task in aside else "",
             )
-        return Snapshot(
+        return RunProgress(
             updates=self.updates,
             version=self._o.version,
             running=len(self._o.executor),
             limit=self._o.executor.limit,
             queued=self._o.num_queued(),
             tasks=tasks,
-            longest=tuple(self._o.executor.longest_running()),
+            longest_running=tuple(self._o.executor.longest_running()),
         )
 
     # -- within ----------------------------------------------------------------------------------
@@ -220,14 +225,16 @@ class Collector:
         gives up when even deadlines pass without an end."""
         self._raise_failure()
         if len(self._o.executor) == 0:
-            raise Stalled(f"nothing runs and nothing may begin: {self._said(missing)}")
+            raise RolloutStalledError(f"nothing runs and nothing may begin: {self._said(missing)}")
         loop = asyncio.get_running_loop()
         longest = max(work.settings.attempt_timeout_s for work in self._o.tasks.values())
         began, told = loop.time(), 0
         while not self._o.changed.is_set():
             quiet = loop.time() - max(began, self._o.executor.ended_at)
             if quiet > longest + 2 * CANCEL_GRACE_S + self._pace.stall_timeout_s:
-                raise Stalled(f"no attempt ended for {quiet:.0f} s: {self._said(missing)}")
+                raise RolloutStalledError(
+                    f"no attempt ended for {quiet:.0f} s: {self._said(missing)}"
+                )
             if quiet >= (told + 1) * self._pace.stall_timeout_s:
                 told += 1
                 self._tell("stall", seconds=round(quiet, 1), why=self._said(missing))
@@ -250,10 +257,10 @@ class Collector:
             text += f"; to be begun: {short}"
         return text
 
-    async def _opened(self, packed: list[Packed]) -> tuple[RolloutGroup, ...]:
-        if sum(group.bytes for group in packed) < WORTH_A_THREAD:
-            return tuple(group.open() for group in packed)
-        return tuple(await asyncio.to_thread(lambda: [group.open() for group in packed]))
+    async def _opened(self, packed: list[SerializedGroup]) -> tuple[RolloutGroup, ...]:
+        if sum(group.num_bytes for group in packed) < DESERIALIZE_IN_THREAD_BYTES:
+            return tuple(group.deserialize() for group in packed)
+        return tuple(await asyncio.to_thread(lambda: [group.deserialize() for group in packed]))
 
     async def _watch_engine(self, pressure: Callable[[], Awaitable[EngineLoad]]) -> None:
         limit = AdaptiveConcurrencyLimit(
@@ -263,12 +270,12 @@ class Collector:
         try:
             while True:
                 with suppress(TimeoutError):  # an engine that does not answer says nothing new
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(ENGINE_POLL_S):
                         limit.update(await pressure(), full=self._o.executor.is_full)
                 if self._o.executor.limit != limit.value:
                     self._o.executor.limit = limit.value
                     if self._resumed:
                         self._o.dispatch()
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(ENGINE_POLL_S)
         except Exception as error:
             self._o.fail(error)

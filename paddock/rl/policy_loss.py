@@ -7,30 +7,32 @@ import torch
 from torch import Tensor
 
 from paddock.rl.loss import (
-    Gains,
-    Tokens,
-    clipped,
-    corrected,
+    PolicyLossInputs,
+    SurrogateObjective,
     double_sided,
     icepop,
+    importance_weighted_ppo,
+    ppo_clip,
     reinforce,
-    teacher_advantages,
+    teacher_logprob_diff,
 )
-from paddock.rl.settings import LossSettings
+from paddock.rl.settings import PolicyLossSettings
 from paddock.train.policy import PolicyTokens, TokenLossOutput
 
-LOSSES: dict[str, Callable[[Tokens, LossSettings], Gains]] = {
-    "icepop": lambda of, s: icepop(of, beta=s.beta, below=s.below, above=s.above),
-    "double_sided": lambda of, s: double_sided(of, below=s.below, above=s.above),
-    "ppo": lambda of, s: clipped(of, below=s.below, above=s.above),
-    "tis": lambda of, s: corrected(of, below=s.below, above=s.above, cap=s.cap),
-    "decoupled": lambda of, s: corrected(of, below=s.below, above=s.above),
+LOSSES: dict[str, Callable[[PolicyLossInputs, PolicyLossSettings], SurrogateObjective]] = {
+    "icepop": lambda of, s: icepop(of, beta=s.icepop_beta, below=s.clip_low, above=s.clip_high),
+    "double_sided": lambda of, s: double_sided(of, below=s.clip_low, above=s.clip_high),
+    "ppo": lambda of, s: ppo_clip(of, below=s.clip_low, above=s.clip_high),
+    "tis": lambda of, s: importance_weighted_ppo(
+        of, below=s.clip_low, above=s.clip_high, cap=s.tis_cap
+    ),
+    "decoupled": lambda of, s: importance_weighted_ppo(of, below=s.clip_low, above=s.clip_high),
     "reinforce": lambda of, _: reinforce(of),
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Heard:
+class TokenLossRecord:
     """What a loss saw of its tokens and made of them, for those who look at a run."""
 
     log_ratio_N: Tensor  # of the trainer's probability over the sampler's
@@ -42,18 +44,22 @@ class Heard:
 class PolicyLoss:
     """At each token the advantage its attempt earned, plus what its teacher thinks of it."""
 
-    settings: LossSettings
-    heard: list[Heard] = field(default_factory=list)  # of every call since it was last emptied
+    settings: PolicyLossSettings
+    records: list[TokenLossRecord] = field(
+        default_factory=list
+    )  # of every call since it was last emptied
 
     def __call__(self, of: PolicyTokens) -> TokenLossOutput:
-        lead_N = teacher_advantages(
+        lead_N = teacher_logprob_diff(
             of.teacher_logprob_N, of.logprob_N, clip=self.settings.teacher_clip
         )
         advantage_N = of.advantage_N + of.teacher_weight_N * lead_N
-        tokens = Tokens(of.logprob_N, of.old_logprob_N, of.rollout_logprob_N, advantage_N)
+        tokens = PolicyLossInputs(of.logprob_N, of.old_logprob_N, of.rollout_logprob_N, advantage_N)
         gains = LOSSES[self.settings.kind](tokens, self.settings)
         log_ratio_N = of.logprob_N.detach() - of.rollout_logprob_N
-        self.heard.append(Heard(log_ratio_N, advantage_N.detach(), gains.kept_N.detach()))
+        self.records.append(
+            TokenLossRecord(log_ratio_N, advantage_N.detach(), gains.kept_N.detach())
+        )
         parts = {"masked": (~gains.kept_N).float()}
         if bool(of.teacher_weight_N.any()):
             taught_N = of.teacher_weight_N > 0
@@ -61,4 +67,4 @@ class PolicyLoss:
             parts["teacher_gap"] = torch.where(
                 taught_N, of.logprob_N.detach() - of.teacher_logprob_N, 0.0
             )
-        return TokenLossOutput(-gains.gain_N, parts)
+        return TokenLossOutput(-gains.objective_N, parts)

@@ -6,20 +6,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paddock.records import Verdict
-from paddock.rl.credit import judge
+from paddock.rl.credit import assign_credit
 from paddock.rl.settings import RLSettings
 from paddock.rollout.group import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class RolloutStats:
     """What ended between two batches."""
 
     rewards: Mapping[str, float]  # mean by task, of every attempt that has one
-    attempts: int
-    judged: int  # groups
-    flat: int  # of them, those that were not trained because their rewards are all equal
-    truncated: int  # attempts
+    num_rollouts: int
+    num_groups: int  # groups
+    num_zero_variance: (
+        int  # of them, those that were not trained because their rewards are all equal
+    )
+    num_truncated: int  # attempts
     failures: Mapping[str, int]  # attempts by kind
 
     @property
@@ -29,7 +31,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Sifter:
+class GroupFilter:
     """The collector's `sift`: says why a group is not trained, and keeps count. What the world said
     counts as reward here, before any rule about length or failures."""
 
@@ -39,11 +41,11 @@ class Sifter:
     _failures: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, group: RolloutGroup) -> str:
-        judgement = judge(group.rollouts, group.size, self.settings.credit_of(group.task))
+        judgement = assign_credit(group.rollouts, group.size, self.settings.credit_for(group.task))
         self._counts.update(
             attempts=len(group.rollouts),
             judged=1,
-            flat=int(judgement.why == "flat"),
+            flat=int(judgement.skip_reason == "flat"),
             truncated=judgement.truncated,
         )
         for attempt in group.rollouts:
@@ -53,11 +55,11 @@ class Sifter:
             else:
                 self._failures[outcome.kind] += 1
                 if outcome.is_policy_failure:
-                    rule = self.settings.credit_of(group.task).reward
-                    self._rewards.setdefault(group.task, []).append(rule.policy_failure)
-        return judgement.why
+                    rule = self.settings.credit_for(group.task).reward
+                    self._rewards.setdefault(group.task, []).append(rule.policy_failure_reward)
+        return judgement.skip_reason
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What was counted and not taken yet, as JSON."""
         return {
             "rewards": self._rewards,
@@ -65,19 +67,19 @@ class Sifter:
             "failures": dict(self._failures),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rewards = {task: list(rewards) for task, rewards in state["rewards"].items()}
         self._counts = Counter(state["counts"])
         self._failures = Counter(state["failures"])
 
-    def take(self) -> Tally:
+    def pop_stats(self) -> RolloutStats:
         """What was counted since the last time."""
-        found = Tally(
+        found = RolloutStats(
             rewards={task: sum(all_) / len(all_) for task, all_ in sorted(self._rewards.items())},
-            attempts=self._counts["attempts"],
-            judged=self._counts["judged"],
-            flat=self._counts["flat"],
-            truncated=self._counts["truncated"],
+            num_rollouts=self._counts["attempts"],
+            num_groups=self._counts["judged"],
+            num_zero_variance=self._counts["flat"],
+            num_truncated=self._counts["truncated"],
             failures=dict(self._failures),
         )
         self._rewards.clear()

@@ -15,71 +15,71 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class RolloutBatch:
     """Groups to be trained together, by task and number."""
 
     update: int  # the first it is trained at: how many were done before
     groups: tuple[RolloutGroup, ...]
-    lags: tuple[int, ...]  # of each group's oldest token, in updates, when training begins
-    waited_s: float = 0.0  # by whoever asked for it
+    staleness: tuple[int, ...]  # of each group's oldest token, in updates, when training begins
+    wait_s: float = 0.0  # by whoever asked for it
 
 
-class Queue(Protocol):
+class BatchSource(Protocol):
     """What a learner needs, in the order in which it calls."""
 
-    async def next_batch(self) -> Batch | None:
+    async def next_batch(self) -> RolloutBatch | None:
         """None when there will be no more. Raises what ended the run."""
 
-    async def watch(self, work: Awaitable[T]) -> T:
+    async def await_or_fail(self, work: Awaitable[T]) -> T:
         """The result of `work`, or at once what ended the run meanwhile."""
 
-    def trained(self, batch: Batch) -> None:
+    def mark_trained(self, batch: RolloutBatch) -> None:
         """All updates of the batch are done."""
 
-    async def border(self) -> None:
+    async def wait_quiescent(self) -> None:
         """Until weights may be saved and published. Where runs are to be resumed bit by bit, that
         is when nothing is in flight."""
 
-    def checkpointed(self, updates: int, name: str) -> None:
+    def mark_checkpointed(self, updates: int, name: str) -> None:
         """The state after so many updates is on disk."""
 
-    def pushed(self, version: int) -> None:
+    def mark_published(self, version: int) -> None:
         """From now on, engines sample with these weights."""
 
-    def complete(self) -> None:
+    def finish(self) -> None:
         """The run is complete: no batch will be asked for any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class SerializedGroup:
     """A group that is still bytes."""
 
-    entry: GroupRecord
-    attempts: Sequence[bytes]
+    record: GroupRecord
+    rollouts: Sequence[num_bytes]
 
     @property
-    def bytes(self) -> int:
-        return sum(map(len, self.attempts))
+    def num_bytes(self) -> int:
+        return sum(map(len, self.rollouts))
 
-    def open(self) -> RolloutGroup:
+    def deserialize(self) -> RolloutGroup:
         return RolloutGroup(
-            ordinal=self.entry.ordinal,
-            task=self.entry.task,
-            number=self.entry.number,
-            rollouts=tuple(unpack_rollout(data, self.entry.ordinal) for data in self.attempts),
+            ordinal=self.record.ordinal,
+            task=self.record.task,
+            number=self.record.number,
+            rollouts=tuple(unpack_rollout(data, self.record.ordinal) for data in self.rollouts),
         )
 
 
-def read_packed(ledger: Ledger, entry: GroupRecord) -> Packed:
-    return Packed(entry, list(ledger.packed_rollouts(entry.ordinal).values()))
+def read_serialized_group(ledger: Ledger, entry: GroupRecord) -> SerializedGroup:
+    return SerializedGroup(entry, list(ledger.packed_rollouts(entry.ordinal).values()))
 
 
-def lag_of(group: RolloutGroup, update: int) -> int:
+def staleness_of(group: RolloutGroup, update: int) -> int:
     oldest = group.oldest_version
     return 0 if oldest is None else update - oldest
 
 
-class Replay:
+class LedgerBatchSource:
     """The batches that a ledger says were trained, again and in the same order: a Queue without
     engines or worlds. The ledger is another run's, perhaps one that goes on: it is only read."""
 
@@ -93,30 +93,32 @@ class Replay:
             )
         self._batches = iter(self._ledger.batches(first))
 
-    async def next_batch(self) -> Batch | None:
+    async def next_batch(self) -> RolloutBatch | None:
         found = next(self._batches, None)
         if found is None:
             self._ledger.close()
             return None
         update, _, entries = found
-        groups = tuple(read_packed(self._ledger, entry).open() for entry in entries)
-        lags = tuple(lag_of(group, update) for group in groups)
-        return Batch(update=update, groups=groups, lags=lags)
+        groups = tuple(
+            read_serialized_group(self._ledger, entry).deserialize() for entry in entries
+        )
+        lags = tuple(staleness_of(group, update) for group in groups)
+        return RolloutBatch(update=update, groups=groups, staleness=lags)
 
-    async def watch(self, work: Awaitable[T]) -> T:
+    async def await_or_fail(self, work: Awaitable[T]) -> T:
         return await work
 
-    def trained(self, batch: Batch) -> None:
+    def mark_trained(self, batch: RolloutBatch) -> None:
         pass
 
-    async def border(self) -> None:
+    async def wait_quiescent(self) -> None:
         pass
 
-    def checkpointed(self, updates: int, name: str) -> None:
+    def mark_checkpointed(self, updates: int, name: str) -> None:
         pass
 
-    def pushed(self, version: int) -> None:
+    def mark_published(self, version: int) -> None:
         pass
 
-    def complete(self) -> None:
+    def finish(self) -> None:
         pass
