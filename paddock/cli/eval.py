@@ -42,13 +42,13 @@ def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
                 thinking=thinking,
                 since="",
             )
-            found = evaluated(opened, engine, skill, seed).score
+            found = evaluated(opened, engine, skill, seed).metrics
             if as_json:
                 typer.echo(json.dumps({"world": name, **asdict(found)}))
                 continue
-            solved = ", ".join(f"{k}: {share:.3f}" for k, share in found.solved.items())
+            solved = ", ".join(f"{k}: {share:.3f}" for k, share in found.pass_at_k.items())
             lost = ", ".join(f"{count} x {why}" for why, count in found.failures.items())
-            numbers = (f"{found.mean:.3f}", f"{found.error:.3f}", f"{found.tasks}")
-            made.add_row(name, *numbers, f"{found.turns:.1f}", solved, lost)
+            numbers = (f"{found.mean_reward:.3f}", f"{found.stderr:.3f}", f"{found.num_tasks}")
+            made.add_row(name, *numbers, f"{found.mean_turns:.1f}", solved, lost)
     if not as_json:
         show(made)

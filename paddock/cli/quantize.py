@@ -16,7 +16,7 @@ from paddock.cli.quantize_text import Amounts, is_run, passages_from
 from paddock.cli.tables import show, table
 
 if TYPE_CHECKING:
-    from paddock.evals import Evaluation
+    from paddock.evals import EvalResult
     from paddock.quant import CalibrationText, QuantSettings
     from paddock.quant.run import QuantizationProgress
 
@@ -161,12 +161,14 @@ def played(
     return found
 
 
-def _rewards(found: "Evaluation") -> dict[str, float]:
-    from paddock.evals.score import worth
+def _rewards(found: "EvalResult") -> dict[str, float]:
+    from paddock.evals.metrics import scored_reward
 
     judged = {
-        attempts[0].task.id: [reward for each in attempts if (reward := worth(each)) is not None]
-        for attempts in found.episodes
+        attempts[0].task.id: [
+            reward for each in attempts if (reward := scored_reward(each)) is not None
+        ]
+        for attempts in found.rollouts
     }
     return {task: fmean(rewards) for task, rewards in judged.items() if rewards}
 

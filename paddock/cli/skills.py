@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paddock.data import LongContextSource
     from paddock.engine import Engine
     from paddock.envs import RolloutTrace
-    from paddock.evals import Evaluation
+    from paddock.evals import EvalResult
     from paddock.model import Transformer
     from paddock.records import Task
     from paddock.text import Tokenizer
@@ -116,7 +116,7 @@ def engine_of(
     return Engine(network, model.tokenizer, sized(model, place, network, settings))
 
 
-def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "Evaluation":
+def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "EvalResult":
     """The model in the skill's world, sampled at temperature 1 as in training."""
     from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
     from paddock.envs import make
@@ -145,7 +145,9 @@ def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "E
         return played.episode
 
     return asyncio.run(
-        evaluate(world, plays, EvalSettings(tasks=skill.tasks, attempts=skill.attempts))
+        evaluate(
+            world, plays, EvalSettings(num_tasks=skill.tasks, rollouts_per_task=skill.attempts)
+        )
     )
 
 
@@ -153,14 +155,14 @@ def _seed(*words: object) -> int:
     return int.from_bytes(blake2b(repr(words).encode(), digest_size=4).digest(), "big") >> 1
 
 
-def _result(name: str, found: "Evaluation") -> Result:
-    lost = sum(found.score.failures.values())
+def _result(name: str, found: "EvalResult") -> Result:
+    lost = sum(found.metrics.failures.values())
     return Result(
         skill=name,
-        score=found.score.mean,
-        error=found.score.error,
-        told=f"{found.score.tasks} tasks" + (f", {lost} not judged" if lost else ""),
-        examples=tuple(_example(group[0]) for group in found.episodes[:EXAMPLES]),
+        score=found.metrics.mean_reward,
+        error=found.metrics.stderr,
+        told=f"{found.metrics.num_tasks} tasks" + (f", {lost} not judged" if lost else ""),
+        examples=tuple(_example(group[0]) for group in found.rollouts[:EXAMPLES]),
     )
 
 

@@ -1,19 +1,19 @@
 """Benchmarks: what a model can do in a world, and how sure that is.
 
-run.py    a model in a world, many tasks at once
-score.py  episodes as numbers
+evaluate.py  a model in a world, many tasks at once
+metrics.py  episodes as numbers
 """
 
-from paddock.evals.run import EvalSettings, Evaluation, Plays, evaluate
-from paddock.evals.score import EvalError, Score, pass_at, score
+from paddock.evals.evaluate import EvalResult, EvalSettings, RunRollout, evaluate
+from paddock.evals.metrics import EvalError, EvalMetrics, compute_metrics, pass_at_k
 
 __all__ = [
     "EvalError",
+    "EvalMetrics",
+    "EvalResult",
     "EvalSettings",
-    "Evaluation",
-    "Plays",
-    "Score",
+    "RunRollout",
+    "compute_metrics",
     "evaluate",
-    "pass_at",
-    "score",
+    "pass_at_k",
 ]

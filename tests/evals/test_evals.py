@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from paddock.envs import RolloutFailed, RolloutTrace, run_rollout
-from paddock.evals import EvalError, EvalSettings, evaluate, pass_at, score
+from paddock.evals import EvalError, EvalSettings, compute_metrics, evaluate, pass_at_k
 from paddock.records import Budget, Failure, Message, Task, Verdict
 
 LIMITS = Budget(turns=2, seconds=5, output_bytes=100)
@@ -93,7 +93,7 @@ def test_the_score_is_the_share_of_held_out_tasks_solved():
     assert found.score.mean == 0.25
     assert found.score.tasks == 20
     assert found.score.parts == {"right": 0.25}
-    assert {e.task.id for group in found.episodes for e in group} == {
+    assert {e.task.id for group in found.rollouts for e in group} == {
         f"count/{i}" for i in range(1000, 1020)
     }
 
@@ -111,7 +111,7 @@ def test_no_more_play_at_once_than_allowed():
 def test_several_attempts_give_pass_at_k():
     found = evaluated(Counting(), lambda number, attempt: attempt == number % 4, attempts=4)
     assert found.score.mean == 0.25
-    assert found.score.solved == {1: 0.25, 2: 0.5, 4: 1.0}
+    assert found.score.pass_at_k == {1: 0.25, 2: 0.5, 4: 1.0}
     assert found.score.error == 0.0  # every task is solved equally often
 
 
@@ -119,14 +119,14 @@ def test_pass_at_k_is_the_chance_of_a_draw_without_return():
     chance = Random(0)
     attempts = [True] * 3 + [False] * 5
     drawn = sum(any(chance.sample(attempts, 2)) for _ in range(20_000)) / 20_000
-    assert pass_at(2, 8, 3) == pytest.approx(drawn, abs=0.02)
+    assert pass_at_k(2, 8, 3) == pytest.approx(drawn, abs=0.02)
 
 
 def test_what_the_model_broke_off_counts_and_what_the_world_broke_does_not():
     groups = [[won(1.0)], [lost("policy")], [lost("world")], [won(1.0), lost("grader", "grade")]]
-    found = score(groups)
-    assert found.mean == pytest.approx(2 / 3)
-    assert (found.tasks, found.attempts) == (3, 3)
+    found = compute_metrics(groups)
+    assert found.mean_reward == pytest.approx(2 / 3)
+    assert (found.num_tasks, found.num_rollouts) == (3, 3)
     assert found.failures == {"world in respond": 1, "grader in grade": 1}
     assert str(found) == "0.667 ± 0.333 (3 tasks, 2 not judged)"
 
@@ -135,9 +135,9 @@ def test_a_broken_world_has_no_score():
     with pytest.raises(
         EvalError, match=r"only 1 attempts .*: 2 x world in respond \(the disk is full\)"
     ):
-        score([[won(1.0)], [lost("world")], [lost("world")]])
+        compute_metrics([[won(1.0)], [lost("world")], [lost("world")]])
     with pytest.raises(EvalError, match="none was made"):
-        score([])
+        compute_metrics([])
 
 
 def test_a_bug_in_a_player_ends_the_evaluation():
@@ -146,7 +146,7 @@ def test_a_bug_in_a_player_ends_the_evaluation():
 
     world = Counting()
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(evaluate(world, plays(world, broken), EvalSettings(tasks=3)))
+        asyncio.run(evaluate(world, plays(world, broken), EvalSettings(num_tasks=3)))
     assert caught.group_contains(KeyError)
 
 
@@ -155,8 +155,8 @@ def test_a_player_that_stops_is_scored_zero():
         raise RolloutFailed("policy", "context", "full")
 
     world = Counting()
-    found = asyncio.run(evaluate(world, plays(world, stops), EvalSettings(tasks=3)))
-    assert found.score.mean == 0.0
+    found = asyncio.run(evaluate(world, plays(world, stops), EvalSettings(num_tasks=3)))
+    assert found.metrics.mean_reward == 0.0
 
 
 @pytest.mark.parametrize(("size", "first"), [(0, 0), (3, 3)])
@@ -164,6 +164,6 @@ def test_a_world_without_tasks_to_play_is_told(size, first):
     async def never(task, attempt):
         raise AssertionError
 
-    settings = EvalSettings(tasks=2, first=first)
+    settings = EvalSettings(num_tasks=2, first_task=first)
     with pytest.raises(EvalError, match=f"world 'count' has {size} test tasks, none from"):
         asyncio.run(evaluate(Counting(size), never, settings))

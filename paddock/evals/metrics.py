@@ -15,26 +15,28 @@ class EvalError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class EvalMetrics:
     """What a model is worth in a world. Attempts that failed through no fault of the model are
     left out and counted; those it broke off itself are worth nothing."""
 
-    mean: float  # reward, over tasks
-    error: float  # standard error of the mean, over tasks
-    tasks: int  # with at least one attempt that could be judged
-    attempts: int  # that could be judged
-    solved: dict[int, float]  # k: share of tasks that k attempts are expected to solve (pass@k)
-    parts: dict[str, float]  # what rewards were made of, means over judged attempts
+    mean_reward: float  # reward, over tasks
+    stderr: float  # standard error of the mean, over tasks
+    num_tasks: int  # with at least one attempt that could be judged
+    num_rollouts: int  # that could be judged
+    pass_at_k: dict[int, float]  # k: share of tasks that k attempts are expected to solve (pass@k)
+    reward_parts: dict[str, float]  # what rewards were made of, means over judged attempts
     failures: dict[str, int]  # left out, by kind and place
-    turns: float  # of a judged attempt, on average
+    mean_turns: float  # of a judged attempt, on average
 
     def __str__(self) -> str:
         lost = sum(self.failures.values())
         beside = f", {lost} not judged" if lost else ""
-        return f"{self.mean:.3f} ± {self.error:.3f} ({self.tasks} tasks{beside})"
+        return f"{self.mean_reward:.3f} ± {self.stderr:.3f} ({self.num_tasks} tasks{beside})"
 
 
-def score(groups: Sequence[Sequence[RolloutTrace]], *, passing: float = 1.0) -> Score:
+def compute_metrics(
+    groups: Sequence[Sequence[RolloutTrace]], *, passing: float = 1.0
+) -> EvalMetrics:
     """The score of attempts, grouped by task. An attempt solves its task if its reward is at least
     `passing`. Raises `EvalError` where fewer than half of all attempts could be judged: what is
     left would say little about the model."""
@@ -43,16 +45,16 @@ def score(groups: Sequence[Sequence[RolloutTrace]], *, passing: float = 1.0) -> 
     for group in groups:
         kept = []
         for episode in group:
-            reward = worth(episode)
+            reward = scored_reward(episode)
             if reward is None:
-                failures[reason(episode)] += 1
+                failures[failure_reason(episode)] += 1
             else:
                 kept.append((reward, episode))
         if kept:
             judged.append(kept)
     attempts = [pair for kept in judged for pair in kept]
     if 2 * len(attempts) < sum(len(group) for group in groups) or not attempts:
-        ends = [(reason(e), e.outcome) for group in groups for e in group]
+        ends = [(failure_reason(e), e.outcome) for group in groups for e in group]
         words = {why: " ".join(end.what.split()) for why, end in ends if isinstance(end, Failure)}
         told = ", ".join(
             f"{count} x {why} ({words[why]:.200})" for why, count in failures.most_common(3)
@@ -60,19 +62,19 @@ def score(groups: Sequence[Sequence[RolloutTrace]], *, passing: float = 1.0) -> 
         raise EvalError(f"only {len(attempts)} attempts could be judged: {told or 'none was made'}")
     means = [fmean(reward for reward, _ in kept) for kept in judged]
     counts = [(len(kept), sum(reward >= passing for reward, _ in kept)) for kept in judged]
-    return Score(
-        mean=fmean(means),
-        error=_standard_error(means),
-        tasks=len(judged),
-        attempts=len(attempts),
-        solved={k: _solved(counts, k) for k in _powers(min(n for n, _ in counts))},
-        parts=_parts([episode for _, episode in attempts]),
+    return EvalMetrics(
+        mean_reward=fmean(means),
+        stderr=_standard_error(means),
+        num_tasks=len(judged),
+        num_rollouts=len(attempts),
+        pass_at_k={k: _solved(counts, k) for k in _powers(min(n for n, _ in counts))},
+        reward_parts=_parts([episode for _, episode in attempts]),
         failures=dict(failures),
-        turns=fmean(episode.turns for _, episode in attempts),
+        mean_turns=fmean(episode.turns for _, episode in attempts),
     )
 
 
-def worth(episode: RolloutTrace) -> float | None:
+def scored_reward(episode: RolloutTrace) -> float | None:
     """What an attempt says about the model; None if it says nothing."""
     outcome = episode.outcome
     if isinstance(outcome, Verdict):
@@ -80,12 +82,12 @@ def worth(episode: RolloutTrace) -> float | None:
     return 0.0 if outcome.is_policy_failure else None
 
 
-def reason(episode: RolloutTrace) -> str:
+def failure_reason(episode: RolloutTrace) -> str:
     outcome = episode.outcome
     return "" if isinstance(outcome, Verdict) else f"{outcome.kind} in {outcome.where}"
 
 
-def pass_at(k: int, attempts: int, solved: int) -> float:
+def pass_at_k(k: int, attempts: int, solved: int) -> float:
     """The chance that k of these attempts, chosen at random, hold one that solved its task.
 
     >>> pass_at(1, 4, 1), pass_at(4, 4, 1), pass_at(2, 4, 0)
@@ -95,7 +97,7 @@ def pass_at(k: int, attempts: int, solved: int) -> float:
 
 
 def _solved(counts: Sequence[tuple[int, int]], k: int) -> float:
-    return fmean(pass_at(k, attempts, solved) for attempts, solved in counts)
+    return fmean(pass_at_k(k, attempts, solved) for attempts, solved in counts)
 
 
 def _powers(most: int) -> list[int]:
