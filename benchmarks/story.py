@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.table import Claim, print_claims
-from paddock.dashboard import Story, read_story
+from paddock.dashboard import PipelineReport, read_pipeline_report
 
 PLAN = "recipes/nano"
 MINUTES = 10
@@ -38,20 +38,20 @@ def command(out: Path, seed: int) -> list[str]:
             f"seed={seed}"]  # fmt: skip
 
 
-def told(out: Path, seed: int) -> tuple[Story, float]:
+def told(out: Path, seed: int) -> tuple[PipelineReport, float]:
     """The story of a seed and the seconds of this call."""
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     with (out / "output.txt").open("a") as output:
         subprocess.run(command(out, seed), check=True, stdout=output, stderr=output)
-    return read_story(out), time.monotonic() - began
+    return read_pipeline_report(out), time.monotonic() - began
 
 
-def scores(story: Story, stage: str) -> dict[str, float]:
+def scores(story: PipelineReport, stage: str) -> dict[str, float]:
     return next(each.scores for each in story.stages if each.name == stage)
 
 
-def judged(story: Story, seconds: float, whole: bool) -> Iterator[Claim]:
+def judged(story: PipelineReport, seconds: float, whole: bool) -> Iterator[Claim]:
     seed = f"seed {story.seed}"
     yield Claim(
         name=f"{seed}: minutes",
@@ -74,9 +74,9 @@ def judged(story: Story, seconds: float, whole: bool) -> Iterator[Claim]:
             f"{k} {fine[k]:.3f} -> {general[k]:.3f}" for k in ("reasoning", "tools")
         ),
     )
-    for skill in story.skills:
-        best, last = story.best(skill), story.last(skill)
-        if skill not in story.falling and best and last is not None:
+    for skill in story.metrics:
+        best, last = story.best_score(skill), story.last_score(skill)
+        if skill not in story.lower_is_better and best and last is not None:
             yield Claim(
                 name=f"{seed}: {skill} after distillation",
                 target=f">= {KEPT:.0%} of the best stage",
@@ -92,7 +92,7 @@ def weights(out: Path, stage: str) -> bytes:
 
 def stormed(calm: Path, stormy: Path, seed: int, kills: int) -> Iterator[Claim]:
     """Killed and called again until it ends; moments are spread over the time the calm run took."""
-    chance, seconds = random.Random(seed), sum(s.seconds for s in read_story(calm).stages)
+    chance, seconds = random.Random(seed), sum(s.seconds for s in read_pipeline_report(calm).stages)
     stormy.mkdir(parents=True, exist_ok=True)
     with (stormy / "output.txt").open("a") as output:
         for _ in range(kills):
@@ -110,8 +110,8 @@ def stormed(calm: Path, stormy: Path, seed: int, kills: int) -> Iterator[Claim]:
         measured=f"{len(same)}: {', '.join(same)}",
         holds=len(same) == len(TEXT_STAGES),
     )
-    before = read_story(calm)
-    pairs = {skill: (before.last(skill), after.last(skill)) for skill, *_ in LESSONS}
+    before = read_pipeline_report(calm)
+    pairs = {skill: (before.last_score(skill), after.last_score(skill)) for skill, *_ in LESSONS}
     yield Claim(
         name=f"killed {kills} times: the agent is worth as much",
         target=f">= {KEPT:.0%}",

@@ -11,7 +11,7 @@ from paddock.cli.errors import UserError
 from paddock.cli.sockets import bound, url_of
 
 if TYPE_CHECKING:
-    from paddock.dashboard.talk import Words
+    from paddock.dashboard.messages import TokenText
     from paddock.text import Tokenizer
 
 
@@ -36,14 +36,14 @@ def dash(
     from contextlib import ExitStack
     from tempfile import TemporaryDirectory
 
-    from paddock.dashboard.demo import lay_out
+    from paddock.dashboard.demo import write_demo_runs
 
     if demo and runs:
         raise UserError("--demo shows the bundled run alone: leave RUNS out")
     with ExitStack() as stack:
         folders = runs or [Path("runs")]
         if demo:
-            folders = [lay_out(Path(stack.enter_context(TemporaryDirectory())))]
+            folders = [write_demo_runs(Path(stack.enter_context(TemporaryDirectory())))]
         sock = stack.enter_context(bound(host, port))
         _serve(folders, sock, host, engine, open_)
     typer.echo("stopped")
@@ -58,14 +58,14 @@ def _serve(
 
     import uvicorn
 
-    from paddock.dashboard.engine import EngineWatch
-    from paddock.dashboard.server import Sight, build_app
-    from paddock.dashboard.shelf import Shelf
+    from paddock.dashboard.app import DashboardApp, build_app
+    from paddock.dashboard.engine_monitor import EngineMonitor
+    from paddock.dashboard.run_index import RunIndex
     from paddock.http.server import uvicorn_config
 
-    shelf = Shelf(folders)
-    watch = EngineWatch(engine, os.environ.get("PADDOCK_API_KEY")) if engine else None
-    app = build_app(Sight(shelf=shelf, open_words=open_words, engine=watch, host=host))
+    shelf = RunIndex(folders)
+    watch = EngineMonitor(engine, os.environ.get("PADDOCK_API_KEY")) if engine else None
+    app = build_app(DashboardApp(shelf=shelf, open_words=open_words, engine=watch, host=host))
     config = uvicorn_config(app)
     sock.listen(config.backlog)  # whoever reads the address may already knock
     url = url_of(sock)
@@ -78,7 +78,7 @@ def _serve(
         uvicorn.Server(config).run(sockets=[sock])
 
 
-def open_words(folder: Path) -> "Words | None":
+def open_words(folder: Path) -> "TokenText | None":
     """The tokenizer in a folder, for a reader's eyes; None where there is none that can be read."""
     from paddock.text import Tokenizer
     from paddock.text.tokenizer import TokenizerError

@@ -12,7 +12,7 @@ from paddock.cli.errors import UserError
 from paddock.cli.forecast import forecast
 from paddock.cli.plan import Step, done_before, load_plan, measured_before, steps
 from paddock.cli.tables import show, table
-from paddock.dashboard.scale import span
+from paddock.dashboard.scale import format_duration
 
 if TYPE_CHECKING:
     from paddock.cli.plan import Plan
@@ -40,7 +40,7 @@ def run(
     Finished stages are skipped; what each is worth is measured on the same held-out tasks.
     """
     from paddock.cli.skills import refuse_wrong
-    from paddock.dashboard import write_story
+    from paddock.dashboard import write_pipeline_report
     from paddock.journal import Journal
 
     recipes, wanted = load_plan(plan, sets or [])
@@ -61,7 +61,7 @@ def run(
         done = done_before(folder)
         expected = forecast(every, [s for s in todo if done.get(s.stage.name) != s.digest])
         if expected is not None:
-            show(f"expected: {span(expected.left)} on this machine")
+            show(f"expected: {format_duration(expected.left)} on this machine")
         for number, step in enumerate(todo, start=1):
             began, new = time.monotonic(), done.get(step.stage.name) != step.digest
             _run_stage(step, f"{number}/{len(todo)}", folder, journal)
@@ -69,10 +69,10 @@ def run(
             if expected is not None and new:
                 expected.ended(step.stage.name, time.monotonic() - began)
                 if expected.left:
-                    show(f"      about {span(expected.left)} left")
+                    show(f"      about {format_duration(expected.left)} left")
         journal.log_event("plan_done")
     _show_story(folder)
-    show(f"report: {write_story(folder)}")
+    show(f"report: {write_pipeline_report(folder)}")
 
 
 def _until(every: list[Step], last: str | None) -> list[Step]:
@@ -127,7 +127,7 @@ def _run_stage(step: Step, place: str, folder: Path, journal: "Journal") -> None
         digest=step.digest,
         seconds=seconds,
     )
-    show(f"[{place}] {name}: {span(seconds)}")
+    show(f"[{place}] {name}: {format_duration(seconds)}")
 
 
 def _call(step: Step) -> None:
@@ -179,12 +179,12 @@ def _show_plan(plan: "Plan", todo: list[Step], folder: Path, undone: set[str]) -
 
 
 def _show_story(folder: Path) -> None:
-    from paddock.dashboard.story import read_story
+    from paddock.dashboard.pipeline_report import read_pipeline_report
 
-    story = read_story(folder)
-    made = table("stage", numbers=(*story.skills, "time"))
+    story = read_pipeline_report(folder)
+    made = table("stage", numbers=(*story.metrics, "time"))
     for stage in story.stages:
-        cells = ["" if (s := stage.scores.get(k)) is None else f"{s:.3f}" for k in story.skills]
-        made.add_row(stage.name, *cells, span(stage.seconds))
-    made.add_row("kept of the best", *(story.kept(skill) for skill in story.skills), "")
+        cells = ["" if (s := stage.scores.get(k)) is None else f"{s:.3f}" for k in story.metrics]
+        made.add_row(stage.name, *cells, format_duration(stage.seconds))
+    made.add_row("kept of the best", *(story.retained(skill) for skill in story.metrics), "")
     show(made)

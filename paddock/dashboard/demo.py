@@ -14,7 +14,7 @@ from paddock.journal import LEDGER_FILE
 TEXT = "ledger.sql"
 
 
-def lay_out(folder: Path) -> Path:
+def write_demo_runs(folder: Path) -> Path:
     """Write the runs below a folder; returns where they are."""
     runs = folder / "demo"
     _copy(files("paddock.dashboard").joinpath("demo"), runs)

@@ -24,10 +24,10 @@ def tag(name: str, /, *inside: str, **attributes: object) -> Html:
     opening = f"<{name}{''.join(words)}"
     if name in VOID:
         return Html(f"{opening} />")
-    return Html(f"{opening}>{joined(inside)}</{name}>")
+    return Html(f"{opening}>{join(inside)}</{name}>")
 
 
-def joined(parts: Iterable[str]) -> Html:
+def join(parts: Iterable[str]) -> Html:
     return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))
 
 
@@ -37,12 +37,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1)
     kinds = ["" if column < words else "number" for column in range(len(head))]
 
     def cells(name: str, row: Sequence[str]) -> Html:
-        return joined(
+        return join(
             tag(name, text, class_=kind or None) for text, kind in zip(row, kinds, strict=True)
         )
 
     top = tag("thead", tag("tr", cells("th", head)))
-    body = tag("tbody", joined(tag("tr", cells("td", row)) for row in rows))
+    body = tag("tbody", join(tag("tr", cells("td", row)) for row in rows))
     return tag("div", tag("table", top, body), class_="scroll")
 
 
@@ -50,7 +50,7 @@ def tiles(facts: Iterable[tuple[str, str, str]]) -> Html:
     """The few figures to see first: what, how much, and a word beside it."""
     return tag(
         "dl",
-        joined(
+        join(
             tag("div", tag("dt", name), tag("dd", value, tag("small", beside) if beside else ""))
             for name, value, beside in facts
         ),
@@ -58,7 +58,7 @@ def tiles(facts: Iterable[tuple[str, str, str]]) -> Html:
     )
 
 
-def folded(summary: str, *inside: str) -> Html:
+def details(summary: str, *inside: str) -> Html:
     return tag("details", tag("summary", summary), *inside)
 
 

@@ -8,7 +8,7 @@ UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisScale:
     """From `low` to `high`, which stand at 0 and 1. A logarithmic one is above zero throughout."""
 
     low: float
@@ -57,9 +57,9 @@ def _even(low: float, high: float, most: int) -> list[float]:
     return [round(number * step, digits) for number in range(first, last + 1)]
 
 
-def scale_of(
+def fit_scale(
     values: Iterable[float], *, log: bool = False, zero: bool = False, pad: float = 0.0
-) -> Scale:
+) -> AxisScale:
     """A scale that holds every finite value (every positive one, if logarithmic), with `pad` of its
     length free on both sides; never below zero where no value is. One value stands in the middle.
 
@@ -82,10 +82,10 @@ def scale_of(
         above, below, free = low >= 0, high <= 0, pad * (high - low)
         low, high = low - (0 if zero and low == 0 else free), high + free
         low, high = max(low, 0.0) if above else low, min(high, 0.0) if below else high
-    return Scale(low, high, log)
+    return AxisScale(low, high, log)
 
 
-def labels(ticks: list[float]) -> list[str]:
+def tick_labels(ticks: list[float]) -> list[str]:
     """Ticks of one axis, alike in unit and decimals.
 
     >>> labels([0.0, 0.5, 1.0]), labels([0.0, 5e5, 1e6, 1.5e6]), labels([0.0, 1e-4, 2e-4])
@@ -110,7 +110,7 @@ def _power(value: float) -> str:
     return f"{float(digits):g}e{int(power)}"
 
 
-def short(value: float, digits: int = 4) -> str:
+def format_number(value: float, digits: int = 4) -> str:
     """A number in running text.
 
     >>> short(0.62767), short(1_277_184), short(512), short(15_000), short(3e-05), short(2.0)
@@ -126,7 +126,7 @@ def short(value: float, digits: int = 4) -> str:
     return f"{float(f'{value / size:.{digits}g}'):,.10g}{unit}"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """
     >>> span(4.2), span(441), span(12_000), span(200_000)
     ('4.2 s', '7 min 21 s', '3 h 20 min', '2 d 7 h')
@@ -142,7 +142,7 @@ def span(seconds: float) -> str:
     return f"{days} d {hours % 24} h"
 
 
-def size(value: float) -> str:
+def format_bytes(value: float) -> str:
     """
     >>> size(512), size(1_500_000), size(14_394_851_328)
     ('512 B', '1.43 MiB', '13.4 GiB')

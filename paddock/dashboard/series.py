@@ -11,7 +11,7 @@ from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class MetricSeries:
     """One curve. `low` and `high` are the band around it, `step` what to call each point beside
     its x, `marks` whether points are few and each worth a dot."""
 
@@ -24,7 +24,7 @@ class Series:
     marks: bool = False
 
 
-def smoothed(values: Sequence[float], points: float) -> list[float]:
+def smooth_ema(values: Sequence[float], points: float) -> list[float]:
     """Exponential moving average over about `points` points, unbiased from the first one on. It
     looks back only: a curve never turns before its values do.
 
@@ -43,7 +43,7 @@ def smoothed(values: Sequence[float], points: float) -> list[float]:
     return found
 
 
-def thinned(x: Sequence[float], y: Sequence[float], columns: int) -> list[int]:
+def downsample(x: Sequence[float], y: Sequence[float], columns: int) -> list[int]:
     """Which points to draw so that a picture `columns` wide looks the same: of every column the
     first, lowest, highest, last and first that is not finite, so that neither a spike nor a gap is
     lost. All of them while they are few. `x` must not descend.
@@ -65,7 +65,7 @@ def thinned(x: Sequence[float], y: Sequence[float], columns: int) -> list[int]:
     return sorted(kept)
 
 
-def averaged(name: str, runs: Sequence[Series]) -> Series:
+def average_runs(name: str, runs: Sequence[MetricSeries]) -> MetricSeries:
     """The mean of several runs at the steps that all of them reached, within the band from the
     lowest to the highest. A mean over fewer runs would jump where one of them stops.
 
@@ -80,7 +80,7 @@ def averaged(name: str, runs: Sequence[Series]) -> Series:
     x = [fmean(run[step][0] for run in found) for step in shared]
     values = [[run[step][1] for run in found] for step in shared]
     several = len(runs) > 1
-    return Series(
+    return MetricSeries(
         name=name,
         x=x,
         y=[fmean(row) for row in values],

@@ -15,7 +15,7 @@ from paddock.cli.plan import done_before, load_plan, steps
 from paddock.cli.quantize import compared
 from paddock.cli.quantize_text import Amounts, passages_from
 from paddock.config import ConfigError
-from paddock.dashboard import read_story
+from paddock.dashboard import read_pipeline_report
 from paddock.data import CorpusSettings, ReasoningSource
 from paddock.quant import QuantSettings
 from paddock.quant.calibration_data import make_batches
@@ -257,7 +257,7 @@ def test_a_plan_may_end_in_integers(plan, monkeypatch):
     out = plan.parent / "run"
     assert read == [(out / name, "float32") for name in ("first", "small")], "not as it was trained"
     assert f"paddock quantize {out / 'first'} {out / 'small'} --recipe" in found.output
-    first, small = read_story(out).stages
+    first, small = read_pipeline_report(out).stages
     assert small.scores["loss"] == pytest.approx(first.scores["loss"], abs=0.2)
     assert small.scores["loss"] != first.scores["loss"]
     assert 0 <= small.scores["chain"] <= 1

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from paddock.cli.__main__ import app
 from paddock.cli.plan import Plan, done_before, load_plan, steps
 from paddock.config import ConfigError, load_recipe, resolve
-from paddock.dashboard import read_story
+from paddock.dashboard import read_pipeline_report
 from tests.cli.plans import plan_in
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -55,7 +55,7 @@ def test_a_plan_runs_its_stages_and_measures_after_each(plan):
     assert found.exit_code == 0, found.output
     out = plan.parent / "run"
     assert list(done_before(out)) == ["first", "second"]
-    story = read_story(out)
+    story = read_pipeline_report(out)
     assert [list(stage.scores) for stage in story.stages] == [["loss"], ["loss"]]
     assert (out / "report.html").read_text().count("a little more")
     assert "paddock train" in found.output  # the command that a person could run alone

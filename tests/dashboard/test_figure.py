@@ -3,20 +3,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paddock.dashboard.bars import heat_map, seed_plot, share_bar
-from paddock.dashboard.figure import Axis, Rule, line_chart
-from paddock.dashboard.series import Series
+from paddock.dashboard.bar_charts import heat_map, seed_plot, stacked_bar
+from paddock.dashboard.charts import ChartAxis, ReferenceLine, line_chart
+from paddock.dashboard.series import MetricSeries
 from tests.dashboard.runs import of_class, points, words
 
 NAN = float("nan")
 
 
-def drawn(*series, y=Axis("nats"), x=Axis("tokens", zero=True), **options):  # noqa: B008
+def drawn(*series, y=ChartAxis("nats"), x=ChartAxis("tokens", zero=True), **options):  # noqa: B008
     return ElementTree.fromstring(line_chart("Loss", series, x=x, y=y, **options))
 
 
 def line(y, x=None, **options):
-    return Series(name=options.pop("name", "loss"), x=x or range(len(y)), y=y, **options)
+    return MetricSeries(name=options.pop("name", "loss"), x=x or range(len(y)), y=y, **options)
 
 
 def only(figure, name):
@@ -30,7 +30,7 @@ def percents(figure, side):
 
 
 def test_points_stand_where_the_axes_say():
-    figure = drawn(line([0.0, 4.0, 10.0], x=[0, 50, 200]), y=Axis("nats", zero=True))
+    figure = drawn(line([0.0, 4.0, 10.0], x=[0, 50, 200]), y=ChartAxis("nats", zero=True))
     (piece,) = points(only(figure, "line"))
     across, upwards = percents(figure, "x"), percents(figure, "y")
     assert (across["0"], across["200"], upwards["0"]) == (0, 100, 0)
@@ -40,7 +40,7 @@ def test_points_stand_where_the_axes_say():
 
 
 def test_a_logarithmic_axis_gives_equal_room_to_equal_ratios():
-    figure = drawn(line([1.0, 10.0, 100.0]), y=Axis("norm", log=True))
+    figure = drawn(line([1.0, 10.0, 100.0]), y=ChartAxis("norm", log=True))
     (piece,) = points(only(figure, "line"))
     (_, bottom), (_, middle), (_, top) = piece
     assert bottom - middle == pytest.approx(middle - top, abs=0.2)
@@ -63,7 +63,7 @@ def test_a_value_that_is_not_finite_leaves_a_gap_and_is_told():
 
 
 def test_zero_has_no_place_on_a_logarithmic_axis_and_is_told():
-    figure = drawn(line([0.0, 1.0, 10.0]), y=Axis("norm", log=True))
+    figure = drawn(line([0.0, 1.0, 10.0]), y=ChartAxis("norm", log=True))
     assert [len(piece) for piece in points(only(figure, "line"))] == [2]
     assert "Not shown: loss 0 at 0." in words(figure)
 
@@ -71,7 +71,7 @@ def test_zero_has_no_place_on_a_logarithmic_axis_and_is_told():
 @pytest.mark.parametrize("y", [[], [NAN, NAN], [3.0], [2.0, 2.0], [0.0], [-1.0, -2.0]])
 @pytest.mark.parametrize("log", [False, True])
 def test_any_values_make_a_picture(y, log):
-    figure = drawn(line(y), y=Axis("nats", log=log))
+    figure = drawn(line(y), y=ChartAxis("nats", log=log))
     places = [place for piece in points(only(figure, "line")) for place in piece]
     assert all(-0.1 <= number <= 1000.1 for place in places for number in place)
 
@@ -100,7 +100,7 @@ def test_measurements_now_and_then_are_not_averaged():
 
 
 def test_a_rule_is_within_the_picture_and_named_at_its_height():
-    figure = drawn(line([1.0, 2.0]), rules=[Rule("unigram entropy", 8.0)])
+    figure = drawn(line([1.0, 2.0]), rules=[ReferenceLine("unigram entropy", 8.0)])
     start, _ = only(figure, "rule").get("d").split("H")
     height = float(start.split()[1])
     (name,) = [span for span in of_class(figure, "rule") if span.tag == "span"]
@@ -128,7 +128,9 @@ def test_the_readout_knows_what_is_drawn():
 
 
 def test_the_picture_is_told_in_words():
-    (drawing,) = drawn(line([7.0, 0.5, 0.6]), rules=[Rule("unigram entropy", 4.3)]).iter("svg")
+    (drawing,) = drawn(line([7.0, 0.5, 0.6]), rules=[ReferenceLine("unigram entropy", 4.3)]).iter(
+        "svg"
+    )
     told = drawing.get("aria-label")
     assert told == (
         "Loss: loss from 7 at 0 tokens to 0.6 at 2, lowest 0.5, highest 7; unigram entropy 4.3."
@@ -179,7 +181,7 @@ def test_a_heat_map_may_have_other_ends():
 
 def test_shares_add_up():
     figure = ElementTree.fromstring(
-        share_bar({"steps": 30.0, "saving": 10.0}, lambda s: f"{s:.0f} s")
+        stacked_bar({"steps": 30.0, "saving": 10.0}, lambda s: f"{s:.0f} s")
     )
     assert [piece.get("style") for piece in of_class(figure, "share")[0]] == [
         "width:75.00%",
@@ -191,7 +193,9 @@ def test_shares_add_up():
 @pytest.mark.parametrize("name", ['<script>alert("x")</script>', "a & b's", '" onload="x'])
 def test_a_name_cannot_break_out(name):
     series = [line([1.0, 2.0], name=name), line([1.0, 2.0], name="other")]
-    page = line_chart(name, series, x=Axis(name), y=Axis(name), rules=[Rule(name, 1.5)])
+    page = line_chart(
+        name, series, x=ChartAxis(name), y=ChartAxis(name), rules=[ReferenceLine(name, 1.5)]
+    )
     page += seed_plot(name, {name: [1.0]}, label=name) + heat_map(name, [name], [name], [[1.0]])
     figure = ElementTree.fromstring(f"<main>{page}</main>")
     assert not list(figure.iter("script"))

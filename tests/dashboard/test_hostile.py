@@ -8,8 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from paddock.cli.dash import open_words
-from paddock.dashboard.server import Sight, build_app
-from paddock.dashboard.shelf import Shelf
+from paddock.dashboard.app import DashboardApp, build_app
+from paddock.dashboard.run_index import RunIndex
 from tests.dashboard.ledgers import write_rl_run
 
 PAGES = ("/api/runs", "/api/curves?metric=reward&run=rl", "/api/rl?run=rl", "/api/failures?run=rl",
@@ -18,7 +18,7 @@ PAGES = ("/api/runs", "/api/curves?metric=reward&run=rl", "/api/rl?run=rl", "/ap
 
 
 def client_of(folder: Path) -> TestClient:
-    sight = Sight(shelf=Shelf([folder]), open_words=open_words)
+    sight = DashboardApp(shelf=RunIndex([folder]), open_words=open_words)
     return TestClient(build_app(sight), base_url="http://127.0.0.1:8001")
 
 

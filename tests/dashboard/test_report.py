@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddock.dashboard import ReportError, write_report
-from paddock.dashboard.curves import speed
-from paddock.dashboard.folder import read_run
-from paddock.dashboard.report import spent
+from paddock.dashboard.metrics import throughput_series
+from paddock.dashboard.run_report import time_breakdown
+from paddock.dashboard.run_view import read_run
 from paddock.journal import Journal
 from tests.dashboard.runs import body, of_class, words, write_run
 
@@ -138,21 +138,21 @@ def test_what_a_resumed_run_forgot_is_forgotten(tmp_path):
     assert [line["loss"] for line in read.lines] == [5, 4, 3]
     assert read.tokens == [100, 200, 300]
     assert (read.steps_done, read.steps_planned) == (3, 6)
-    assert spent(read)["stopped or repeated"] == 2000 - 1003 - 0.5
+    assert time_breakdown(read)["stopped or repeated"] == 2000 - 1003 - 0.5
 
 
 def test_the_seconds_of_a_run_add_up(tmp_path):
     run = write_run(tmp_path / "run", [1.0] * 3, steps=9)
     with Journal(run, clock=lambda: 1007.0) as journal:
         journal.log_metrics(4, loss=1.0, tokens=100, seconds=2.0, held_out=1.0)
-    found = spent(read_run(run))
+    found = time_breakdown(read_run(run))
     assert found == {"steps": 2.0, "evaluation": 1.5, "saving and the rest": 2.5}
     assert sum(found.values()) == 1007 - 1001
 
 
 def test_speed_leaves_out_steps_that_evaluate(tmp_path):
     run = write_run(tmp_path / "run", [1.0] * 4, held_out={2: 1.0})
-    found = speed(read_run(run))
+    found = throughput_series(read_run(run))
     assert (found.x, found.y) == ([100, 300, 400], [200, 200, 200])
 
 

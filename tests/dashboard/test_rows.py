@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
-from paddock.dashboard import rows
-from paddock.dashboard.engine import EngineWatch, numbers
+from paddock.dashboard import jsonl_pages
+from paddock.dashboard.engine_monitor import EngineMonitor, parse_metrics
 from paddock.engine import CumulativeStats, EngineStats
 from paddock.serve.metrics import MetricsCollector
 
@@ -17,11 +17,11 @@ def written(path, count):
 
 
 def test_pages_follow_each_other_without_a_gap_or_a_row_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "PAGE_BYTES", 1000)
+    monkeypatch.setattr(jsonl_pages, "PAGE_BYTES", 1000)
     path = written(tmp_path / "rows.jsonl", 50)
     found, before, sizes = [], None, []
     while before != 0:
-        page, before = rows.page(path, before)
+        page, before = jsonl_pages.read_page(path, before)
         sizes.append(len(page))
         found = page + found
     assert [row["time"] for row in found] == list(range(50))
@@ -30,13 +30,13 @@ def test_pages_follow_each_other_without_a_gap_or_a_row_twice(tmp_path, monkeypa
 
 @pytest.mark.parametrize("torn", ["", '{"time": 3'])
 def test_a_row_that_is_longer_than_a_page_is_shown(tmp_path, monkeypatch, torn):
-    monkeypatch.setattr(rows, "PAGE_BYTES", 1000)
+    monkeypatch.setattr(jsonl_pages, "PAGE_BYTES", 1000)
     path = tmp_path / "network.jsonl"
     wide = [{"time": i, "picks": "A" * 5000} for i in range(3)]
     path.write_text("".join(json.dumps(row) + "\n" for row in wide) + torn)
     found, before = [], None
     while before != 0:
-        page, before = rows.page(path, before)
+        page, before = jsonl_pages.read_page(path, before)
         assert page
         found = page + found
     assert found == wide
@@ -45,8 +45,8 @@ def test_a_row_that_is_longer_than_a_page_is_shown(tmp_path, monkeypatch, torn):
 def test_a_torn_or_damaged_line_is_left_out(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"time": 1}\n{"time": \n[3]\n\xff\n{"time": 4}\n{"time": 5', "latin-1")
-    assert [row["time"] for row in rows.page(path)[0]] == [1, 4]
-    assert rows.page(tmp_path / "none.jsonl") == ([], 0)
+    assert [row["time"] for row in jsonl_pages.read_page(path)[0]] == [1, 4]
+    assert jsonl_pages.read_page(tmp_path / "none.jsonl") == ([], 0)
 
 
 def test_a_row_that_is_no_span_is_left_out(tmp_path):
@@ -54,7 +54,7 @@ def test_a_row_that_is_no_span_is_left_out(tmp_path):
     wrong = [{"time": 5}, {"time": 1, "began": 2}, {"time": "x", "began": 1}, {"time": 9e99}]
     right = {"time": 5.0, "began": 1.0, "task": "a"}
     path.write_text("".join(json.dumps(row) + "\n" for row in (*wrong, right)))
-    assert [bar["began"] for bar in rows.timeline(path, None, [])["bars"]] == [1.0]
+    assert [bar["began"] for bar in jsonl_pages.timeline(path, None, [])["bars"]] == [1.0]
 
 
 def stats(**changes):
@@ -66,7 +66,7 @@ def stats(**changes):
 def test_what_our_own_server_shows_is_understood():
     shown = MetricsCollector(prefix="sglang:", model="m", clock=lambda: 1.0)
     replicas = [stats(running=3, waiting=2, pages_total=10, pages_used=6), stats(running=1)]
-    found = numbers(shown.render(replicas, sessions=2).decode())
+    found = parse_metrics(shown.render(replicas, sessions=2).decode())
     assert (found["num_running_reqs"], found["num_queue_reqs"]) == (4, 3)
     assert found["token_usage"] == pytest.approx(0.25)  # half of one, nothing of the other
     assert (found["prompt_tokens"], found["generation_tokens"]) == (180, 80)
@@ -85,12 +85,12 @@ def test_a_server_is_asked_once_a_second_and_its_silence_is_said(monkeypatch):
         return answer
 
     monkeypatch.setattr(httpx, "get", get)
-    watch = EngineWatch("http://engine:9/", key="k")
+    watch = EngineMonitor("http://engine:9/", key="k")
     now = [0.0]
     for now[0] in (0.0, 0.5, 1.0):
-        found = watch.look(lambda: now[0])
+        found = watch.poll(lambda: now[0])
     assert [row["x"] for row in found["rows"]] == [3.0, 3.0]
     assert asked == [("http://engine:9/metrics", {"Authorization": "Bearer k"})] * 2
     answer = None
-    found = watch.look(lambda: 9.0)
+    found = watch.poll(lambda: 9.0)
     assert len(found["rows"]) == 2 and "refused" in found["wrong"]

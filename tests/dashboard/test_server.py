@@ -11,10 +11,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from paddock.cli.dash import open_words
-from paddock.dashboard import server
-from paddock.dashboard.demo import lay_out
-from paddock.dashboard.server import DashError, Sight, build_app, plotly_script
-from paddock.dashboard.shelf import Shelf
+from paddock.dashboard import app
+from paddock.dashboard.app import DashboardApp, DashboardError, build_app, plotly_script
+from paddock.dashboard.demo import write_demo_runs
+from paddock.dashboard.run_index import RunIndex
 from tests.dashboard.ledgers import HOSTILE, write_large, write_rl_run
 from tests.dashboard.runs import write_run
 
@@ -35,7 +35,7 @@ ASKED = (
 
 
 def client_of(folder: Path, **changes) -> TestClient:
-    sight = Sight(shelf=Shelf([folder]), open_words=open_words, **changes)
+    sight = DashboardApp(shelf=RunIndex([folder]), open_words=open_words, **changes)
     return TestClient(build_app(sight), base_url="http://127.0.0.1:8001")
 
 
@@ -135,8 +135,8 @@ def test_pages_ask_nobody_else():
 
 
 def test_without_plotly_it_says_what_to_install(folder, monkeypatch):
-    monkeypatch.setattr(server, "find_spec", lambda _: None)
-    with pytest.raises(DashError, match=re.escape("pip install 'paddock[dash]'")):
+    monkeypatch.setattr(app, "find_spec", lambda _: None)
+    with pytest.raises(DashboardError, match=re.escape("pip install 'paddock[dash]'")):
         client_of(folder)
 
 
@@ -323,7 +323,7 @@ def test_what_is_added_while_it_looks_is_seen(tmp_path):
 
 
 def test_the_demo_shows_everything(tmp_path):
-    runs = lay_out(tmp_path)
+    runs = write_demo_runs(tmp_path)
     client = client_of(runs)
     names = {run["run"]: run for run in client.get("/api/runs").json()["runs"]}
     assert len(names) == 2

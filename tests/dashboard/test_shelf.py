@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from paddock.dashboard.folder import LiveRun, ReportError
-from paddock.dashboard.shelf import Shelf, curve, summary
+from paddock.dashboard.run_index import RunIndex, curve_data, summarize_run
+from paddock.dashboard.run_view import LiveRunView, ReportError
 from tests.dashboard.runs import write_run
 
 
@@ -15,16 +15,16 @@ def test_runs_are_found_below_a_folder_and_named_by_where_they_lie(tmp_path):
     write_run(tmp_path / "nano" / "sft" / "checkpoints" / "not-this", [2.0])
     write_run(tmp_path / ".hidden", [2.0])
     write_run(tmp_path / "other", [2.0])
-    assert Shelf([tmp_path]).names() == ["nano/sft", "other"]
-    assert Shelf([tmp_path / "other"]).names() == ["other"]
-    both = Shelf([tmp_path / "nano", tmp_path / "other"])
+    assert RunIndex([tmp_path]).names() == ["nano/sft", "other"]
+    assert RunIndex([tmp_path / "other"]).names() == ["other"]
+    both = RunIndex([tmp_path / "nano", tmp_path / "other"])
     assert both.names() == ["nano/sft", "other"]
     assert both.folder("nano/sft") == tmp_path / "nano" / "sft"
 
 
 def test_two_folders_of_one_name_are_told_apart(tmp_path):
     first, second = write_run(tmp_path / "a" / "x", [1.0]), write_run(tmp_path / "b" / "x", [1.0])
-    shelf = Shelf([first, second])
+    shelf = RunIndex([first, second])
     assert [shelf.folder(name) for name in shelf.names()] == [first, second]
 
 
@@ -32,20 +32,20 @@ def test_links_lead_nowhere(tmp_path):
     write_run(tmp_path / "outside" / "run", [2.0])
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "link").symlink_to(tmp_path / "outside")
-    assert Shelf([tmp_path / "inside"]).names() == []
-    assert not Shelf([tmp_path / "inside"]).within(tmp_path / "inside" / "link" / "run")
+    assert RunIndex([tmp_path / "inside"]).names() == []
+    assert not RunIndex([tmp_path / "inside"]).contains(tmp_path / "inside" / "link" / "run")
 
 
 @pytest.mark.parametrize("name", ["..", "../run", "/etc", "run/../run", "", "run\0"])
 def test_a_name_is_never_a_path(tmp_path, name):
     write_run(tmp_path / "run", [2.0])
     with pytest.raises(ReportError, match="no run called"):
-        Shelf([tmp_path]).run(name)
+        RunIndex([tmp_path]).run(name)
 
 
 def test_a_run_that_begins_later_is_found_and_one_that_goes_is_lost(tmp_path):
     now = [0.0]
-    shelf = Shelf([tmp_path], clock=lambda: now[0])
+    shelf = RunIndex([tmp_path], clock=lambda: now[0])
     assert shelf.names() == []
     run = write_run(tmp_path / "run", [2.0])
     now[0] = 10.0
@@ -57,50 +57,52 @@ def test_a_run_that_begins_later_is_found_and_one_that_goes_is_lost(tmp_path):
 
 
 def test_only_what_was_added_is_read_again(tmp_path, monkeypatch):
-    run = LiveRun(write_run(tmp_path / "run", [2.0, 1.0], steps=4))
-    assert run.look().steps_done == 2
+    run = LiveRunView(write_run(tmp_path / "run", [2.0, 1.0], steps=4))
+    assert run.refresh().steps_done == 2
     metrics = tmp_path / "run" / "metrics.jsonl"
     before = metrics.stat().st_size
     with metrics.open("a") as file:
         file.write('{"step": 3, "loss": 0.5}\n{"step": 4, "lo')
     offsets = []
-    from paddock.dashboard import folder
+    from paddock.dashboard import run_view
 
-    true_follow = folder.follow
+    true_follow = run_view.follow
     monkeypatch.setattr(
-        folder, "follow", lambda path, offset=0: offsets.append(offset) or true_follow(path, offset)
+        run_view,
+        "follow",
+        lambda path, offset=0: offsets.append(offset) or true_follow(path, offset),
     )
-    assert run.look().steps_done == 3  # the torn line waits
+    assert run.refresh().steps_done == 3  # the torn line waits
     assert before in offsets
     offsets.clear()
-    assert run.look().steps_done == 3
+    assert run.refresh().steps_done == 3
     assert offsets == []  # nothing was added, nothing is read
     with metrics.open("a") as file:
         file.write('ss": 0.25}\n')
-    assert run.look().curve("loss").y == [2.0, 1.0, 0.5, 0.25]
+    assert run.refresh().curve("loss").y == [2.0, 1.0, 0.5, 0.25]
 
 
 def test_a_file_that_was_replaced_is_read_anew(tmp_path):
-    run = LiveRun(write_run(tmp_path / "run", [2.0, 1.0]))
-    assert run.look().steps_done == 2
+    run = LiveRunView(write_run(tmp_path / "run", [2.0, 1.0]))
+    assert run.refresh().steps_done == 2
     other = tmp_path / "other.jsonl"
     line = json.dumps({"step": 9, "loss": 3.0, "note": "y" * 2000})  # longer than what was there
     other.write_text(line + "\n")
     os.replace(other, tmp_path / "run" / "metrics.jsonl")
-    assert run.look().curve("loss").y == [3.0]
+    assert run.refresh().curve("loss").y == [3.0]
 
 
 def test_a_run_that_went_back_to_a_checkpoint_forgets_what_lay_beyond(tmp_path):
-    run = LiveRun(write_run(tmp_path / "run", [2.0, 1.0, 0.5], steps=4))
-    run.look()
+    run = LiveRunView(write_run(tmp_path / "run", [2.0, 1.0, 0.5], steps=4))
+    run.refresh()
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "loss": 7.0}\n')
-    assert run.look().curve("loss").y == [2.0, 7.0]
+    assert run.refresh().curve("loss").y == [2.0, 7.0]
 
 
 def test_a_summary_says_how_a_run_does(tmp_path):
-    run = LiveRun(write_run(tmp_path / "run", [2.0, 1.0], held_out={2: 1.5})).look()
-    found = summary("run", run, now=2000.0)
+    run = LiveRunView(write_run(tmp_path / "run", [2.0, 1.0], held_out={2: 1.5})).refresh()
+    found = summarize_run("run", run, now=2000.0)
     assert (found.status, found.step, found.of, found.metric) == ("finished", 2, 2, "held_out")
     assert (found.value, found.seconds, found.ledger, found.plan) == (1.5, 1.0, False, False)
 
@@ -109,8 +111,8 @@ def test_a_long_curve_is_thinned_and_keeps_its_spike(tmp_path):
     lines = [{"time": 5.0 + i, "step": i + 1, "loss": 1.0} for i in range(20_000)]
     lines[12_345]["loss"] = 99.0
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    run = LiveRun(tmp_path).look()
-    found = curve(run, "loss", smooth=5)
+    run = LiveRunView(tmp_path).refresh()
+    found = curve_data(run, "loss", smooth=5)
     assert len(found["y"]) < 2000
     assert max(found["y"]) == 99.0
     assert found["step"][found["y"].index(99.0)] == 12_346

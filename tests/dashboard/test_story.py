@@ -1,6 +1,6 @@
 import pytest
 
-from paddock.dashboard import ReportError, read_story, write_story
+from paddock.dashboard import ReportError, read_pipeline_report, write_pipeline_report
 from paddock.journal import Journal
 
 
@@ -40,13 +40,13 @@ def folder(tmp_path):
 
 
 def test_a_story_knows_the_best_and_what_is_left_of_it(folder):
-    story = read_story(folder)
+    story = read_pipeline_report(folder)
     assert story.seed == 7
     assert [stage.name for stage in story.stages] == ["sft", "rl", "general"]
-    assert story.best("reasoning") == 0.9
-    assert story.kept("reasoning") == "50%"
-    assert story.best("loss") == 1.0
-    assert story.kept("loss") == "+0.300"
+    assert story.best_score("reasoning") == 0.9
+    assert story.retained("reasoning") == "50%"
+    assert story.best_score("loss") == 1.0
+    assert story.retained("loss") == "+0.300"
 
 
 def test_a_stage_run_anew_replaces_what_was_measured(folder):
@@ -54,13 +54,13 @@ def test_a_stage_run_anew_replaces_what_was_measured(folder):
         journal.log_event("stage_undone", stage="general")
         journal.log_event("stage_done", stage="general", seconds=5.0)
         journal.log_event("skill", stage="general", skill="reasoning", score=0.8)
-    story = read_story(folder)
+    story = read_pipeline_report(folder)
     assert story.stages[-1].scores == {"reasoning": 0.8}
-    assert story.kept("reasoning") == "89%"
+    assert story.retained("reasoning") == "89%"
 
 
 def test_the_page_holds_the_story_and_escapes_what_models_say(folder):
-    text = write_story(folder).read_text()
+    text = write_pipeline_report(folder).read_text()
     for told in ("thinks", "two and two", "2 + 2 &lt;?&gt;", "calc(", "1 min 40 s", "50%"):
         assert told in text
     assert "<?>" not in text
@@ -71,11 +71,11 @@ def test_a_stage_with_several_tasks_shows_the_reward_of_each(folder):
     with Journal(folder / "general") as journal:
         for step in range(5):
             journal.log_metrics(step, reward=step / 5, reward_sums=step / 4, reward_tools=step / 6)
-    text = write_story(folder).read_text()
+    text = write_pipeline_report(folder).read_text()
     assert "Reward by task" in text
     assert "updates" in text
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path):
     with pytest.raises(ReportError, match="no run of a plan"):
-        read_story(tmp_path)
+        read_pipeline_report(tmp_path)

@@ -12,7 +12,7 @@ from paddock.cli.errors import UserError
 from paddock.cli.rl import conduct
 from paddock.cli.rl_engines import held, samplers
 from paddock.cli.rl_feed import LEDGER_FILE, _works
-from paddock.dashboard.episodes import Wish, overview
+from paddock.dashboard.rollouts import RolloutQuery, rollout_overview
 from paddock.journal import UNUSED_REASON, Journal, Ledger, LedgerView
 from paddock.rl.group_filter import GroupFilter
 from paddock.rl.learner import Learner, open_learner
@@ -272,7 +272,7 @@ def test_of_a_complete_run_nothing_is_in_flight(start, tmp_path):
     for _ in range(2):
         conduct(recipe, out, [*sets, "pace.max_staleness=2", "credit.keep_flat=true"])
         with LedgerView(out / LEDGER_FILE) as ledger:
-            found = overview(ledger, Wish(status="filtered"))
+            found = rollout_overview(ledger, RolloutQuery(status="filtered"))
         assert found["balance"]["in_flight"] == 0
         assert found["balance"]["filtered"] > 0
         assert sum(found["balance"].values()) == 2 * found["balance"]["issued"]

@@ -9,25 +9,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paddock.dashboard.bars import heat_map, share_bar
-from paddock.dashboard.curves import (
-    NATS,
+from paddock.dashboard.bar_charts import heat_map, stacked_bar
+from paddock.dashboard.charts import ReferenceLine, smoothing_toggle
+from paddock.dashboard.html import Html, details, join, page, section, table, tag, tiles
+from paddock.dashboard.metrics import (
+    LOSS_DISPLAY,
     chart,
-    ends,
-    final,
+    final_value,
+    first_and_last,
     last_half,
-    look,
     metric_chart,
+    metric_display,
+    mfu_series,
     reward_chart,
-    rewarded,
-    smoothing_of,
-    speed,
-    utilisation,
+    reward_metrics,
+    run_smoothing_window,
+    throughput_series,
 )
-from paddock.dashboard.figure import Rule, smooth_switch
-from paddock.dashboard.folder import RunFolder, number, pretty, read_run
-from paddock.dashboard.html import Html, folded, joined, page, section, table, tag, tiles
-from paddock.dashboard.scale import short, size, span
+from paddock.dashboard.run_view import RunView, format_setting, parse_number_or_none, read_run
+from paddock.dashboard.scale import format_bytes, format_duration, format_number
 
 REPORT = "report.html"
 LANGUAGE = ("loss", "mtp", "held_out")  # nats a token: they share a picture
@@ -42,28 +42,28 @@ def write_report(
     """
     run = read_run(folder)
     file = Path(out) if out is not None else run.path / REPORT
-    file.write_text(page(run.name, *report(run, clock())), "utf-8", "replace")
+    file.write_text(page(run.name, *run_report(run, clock())), "utf-8", "replace")
     return file
 
 
-def report(run: RunFolder, now: float) -> Iterator[Html]:
+def run_report(run: RunView, now: float) -> Iterator[Html]:
     status = run.status(now)
     yield tag("h1", run.name, " ", tag("span", status, class_=f"status {status}"))
-    yield tag("p", summary(run), class_="lead")
-    yield joined(tag("p", f"Note: {text}.", class_="note") for text in notes(run, status))
+    yield tag("p", summary_text(run), class_="lead")
+    yield join(tag("p", f"Note: {text}.", class_="note") for text in report_notes(run, status))
     if run.lines:
-        yield tiles(headline(run))
-        yield section("Learning", smooth_switch(smoothing_of(run)), *learning(run))
-    yield evaluation(run)
+        yield tiles(headline_tiles(run))
+        yield section("Learning", smoothing_toggle(run_smoothing_window(run)), *loss_charts(run))
+    yield evaluation_section(run)
     if run.lines:
-        yield section("Further curves", tag("div", joined(further(run)), class_="grid"))
-        yield section("Time", timing(run))
-    yield section("Recipe and machine", recipe(run))
-    yield section("Events", events(run))
+        yield section("Further curves", tag("div", join(other_charts(run)), class_="grid"))
+        yield section("Time", time_section(run))
+    yield section("Recipe and machine", recipe_section(run))
+    yield section("Events", events_section(run))
 
 
-def summary(run: RunFolder) -> str:
-    flat = flattened(run.recipe)
+def summary_text(run: RunView) -> str:
+    flat = flatten(run.recipe)
     origin = flat.get("start.preset") or flat.get("start.folder") or "unknown"
     planned = run.steps_planned
     done = f"Step {run.steps_done:,}" + (f" of {planned:,}" if planned else "")
@@ -72,93 +72,100 @@ def summary(run: RunFolder) -> str:
     return f"{', '.join(parts)}. {done}."
 
 
-def notes(run: RunFolder, status: str) -> Iterator[str]:
-    yield from run.complaints
+def report_notes(run: RunView, status: str) -> Iterator[str]:
+    yield from run.warnings
     if not run.lines:
         yield "no step was finished"
     if status == "stopped" and (run.path / "not-finite.npz").is_file():
         yield "a loss or gradient was not finite; the batch lies in not-finite.npz"
 
 
-def headline(run: RunFolder) -> Iterator[tuple[str, str, str]]:
-    held_out, entropy = run.curve("held_out").y, run.positive("corpus", "unigram_entropy")
+def headline_tiles(run: RunView) -> Iterator[tuple[str, str, str]]:
+    held_out, entropy = (
+        run.curve("held_out").y,
+        run.latest_positive_value("corpus", "unigram_entropy"),
+    )
     if held_out:
         beside = "nats a token"
         if entropy:
-            beside = f"{held_out[-1] / entropy:.0%} of the unigram entropy, {short(entropy)}"
-        yield "held-out loss", short(held_out[-1]), beside
+            beside = (
+                f"{held_out[-1] / entropy:.0%} of the unigram entropy, {format_number(entropy)}"
+            )
+        yield "held-out loss", format_number(held_out[-1]), beside
     for name in ("loss", "indexer"):
         if name in run.metrics:
-            value, said = final(run.curve(name))
-            yield look(name).title.lower(), short(value), said
-    for name in rewarded(run):
-        first, last = ends(run.curve(name))
+            value, said = final_value(run.curve(name))
+            yield metric_display(name).title.lower(), format_number(value), said
+    for name in reward_metrics(run):
+        first, last = first_and_last(run.curve(name))
         yield (
-            look(name).title.lower(),
+            metric_display(name).title.lower(),
             f"{first:.2f} \N{RIGHTWARDS ARROW} {last:.2f}",
             "first and last twentieth",
         )
     if run.tokens:
-        yield "tokens", short(run.tokens[-1]), f"{run.steps_done:,} steps"
-    if (fast := speed(run)).y:
-        yield "speed", short(median(fast.y)), "tokens a second, median"
-    if (used := utilisation(run)) is not None and used.y:
+        yield "tokens", format_number(run.tokens[-1]), f"{run.steps_done:,} steps"
+    if (fast := throughput_series(run)).y:
+        yield "speed", format_number(median(fast.y)), "tokens a second, median"
+    if (used := mfu_series(run)) is not None and used.y:
         yield "MFU", f"{median(used.y):.1f} %", "median"
     if memory := [value for value in run.curve("memory_bytes").y if isfinite(value)]:
-        yield "memory", size(max(memory)), "at most"
-    yield "time", span(sum(spent(run).values())), ""
+        yield "memory", format_bytes(max(memory)), "at most"
+    yield "time", format_duration(sum(time_breakdown(run).values())), ""
 
 
-def learning(run: RunFolder) -> Iterator[Html]:
+def loss_charts(run: RunView) -> Iterator[Html]:
     """The losses that share a unit, the whole run and its last half; the indexer's own where it is
     all that learns; rewards, of each task where there are several."""
     if "loss" not in run.metrics:
         if "indexer" in run.metrics:
             yield metric_chart(run, "indexer")
-        if rewarded(run):
+        if reward_metrics(run):
             yield reward_chart(run)
         return
-    entropy = run.positive("corpus", "unigram_entropy")
-    rules = [Rule("unigram entropy", entropy)] if entropy else []
+    entropy = run.latest_positive_value("corpus", "unigram_entropy")
+    rules = [ReferenceLine("unigram entropy", entropy)] if entropy else []
     curves = [run.curve(name) for name in LANGUAGE if name in run.metrics]
-    yield chart(run, NATS, curves, *rules)
+    yield chart(run, LOSS_DISPLAY, curves, *rules)
     if len(run.lines) >= 100:
-        later = replace(NATS, title="Loss, the last half")
+        later = replace(LOSS_DISPLAY, title="Loss, the last half")
         yield chart(run, later, [last_half(curve) for curve in curves])
 
 
-def further(run: RunFolder) -> Iterator[Html]:
+def other_charts(run: RunView) -> Iterator[Html]:
     """Every other metric in a picture of its own, also those this page has never heard of."""
-    shown = set(LANGUAGE) if "loss" in run.metrics else {"indexer", "held_out", *rewarded(run)}
-    if len(rewarded(run)) == 1:
+    shown = (
+        set(LANGUAGE) if "loss" in run.metrics else {"indexer", "held_out", *reward_metrics(run)}
+    )
+    if len(reward_metrics(run)) == 1:
         shown.add("reward")  # the same
     for name in run.metrics:
         if name not in shown:
             yield metric_chart(run, name)
-    if (fast := speed(run)).y:
-        yield chart(run, look("speed"), [fast])
-    if (used := utilisation(run)) is not None and used.y:
-        yield chart(run, look("mfu"), [used])
+    if (fast := throughput_series(run)).y:
+        yield chart(run, metric_display("speed"), [fast])
+    if (used := mfu_series(run)) is not None and used.y:
+        yield chart(run, metric_display("mfu"), [used])
 
 
-def evaluation(run: RunFolder) -> Html:
+def evaluation_section(run: RunView) -> Html:
     held_out = run.curve("held_out")
     parts = []
     if held_out.y:
         rows = [
-            (f"{step:,.0f}", short(x), f"{y:.4f}")
+            (f"{step:,.0f}", format_number(x), f"{y:.4f}")
             for step, x, y in zip(held_out.step, held_out.x, held_out.y, strict=True)
         ]
         head = ("step", run.progress[0], "held-out loss, nats a token")
         parts.append(
             table(head, rows if len(rows) <= 12 else [*rows[:2], ("...",) * 3, *rows[-9:]], words=0)
         )
-    parts += by_source(run)
-    parts += scores(run)
+    parts += loss_by_source(run)
+    parts += score_tables(run)
     return section("Evaluation", tag("div", *parts, class_="grid")) if parts else Html()
 
 
-def by_source(run: RunFolder) -> Iterator[Html]:
+def loss_by_source(run: RunView) -> Iterator[Html]:
     """The held-out loss of each source, when it was first and last measured."""
     found = [
         (event.get("step", "?"), event["nats"])
@@ -168,14 +175,14 @@ def by_source(run: RunFolder) -> Iterator[Html]:
     told = [found[0], found[-1]] if len(found) > 1 else found
 
     def cell(value: object) -> str:
-        return "" if (nats := number(value)) is None else f"{nats:.3f}"
+        return "" if (nats := parse_number_or_none(value)) is None else f"{nats:.3f}"
 
     if told:
         rows = [(name, *(cell(nats.get(name)) for _, nats in told)) for name in told[-1][1]]
         yield table(("held out, nats a token", *(f"step {step}" for step, _ in told)), rows)
 
 
-def scores(run: RunFolder) -> Iterator[Html]:
+def score_tables(run: RunView) -> Iterator[Html]:
     """What `evaluated` events measured: single numbers as a table, lists (by layer, by depth) as
     a row each."""
     named = [
@@ -184,10 +191,16 @@ def scores(run: RunFolder) -> Iterator[Html]:
         if event.get("kind") == "evaluated" and isinstance(event.get("scores"), Mapping)
     ]
     kinds = {name: value for _, found in named for name, value in found.items()}
-    single = [name for name, value in kinds.items() if number(value) is not None]
+    single = [name for name, value in kinds.items() if parse_number_or_none(value) is not None]
     if single:
         rows = [
-            (label, *("" if (v := number(found.get(n))) is None else short(v) for n in single))
+            (
+                label,
+                *(
+                    "" if (v := parse_number_or_none(found.get(n))) is None else format_number(v)
+                    for n in single
+                ),
+            )
             for label, found in named
         ]
         yield table(("", *single), rows)
@@ -200,12 +213,12 @@ def scores(run: RunFolder) -> Iterator[Html]:
 
 def _listed(values: object) -> dict[str, float | None]:
     if isinstance(values, Mapping):
-        return {str(key): number(value) for key, value in values.items()}
+        return {str(key): parse_number_or_none(value) for key, value in values.items()}
     rest = values if isinstance(values, list) else [values]
-    return {str(place): number(value) for place, value in enumerate(rest, start=1)}
+    return {str(place): parse_number_or_none(value) for place, value in enumerate(rest, start=1)}
 
 
-def spent(run: RunFolder) -> dict[str, float]:
+def time_breakdown(run: RunView) -> dict[str, float]:
     """Where the seconds went, from the first start to the last word.
 
     A step that also evaluates took as much longer than the others as the evaluation took. What
@@ -237,12 +250,12 @@ def spent(run: RunFolder) -> dict[str, float]:
     return {name: seconds for name, seconds in found.items() if seconds > 0}
 
 
-def timing(run: RunFolder) -> Html:
+def time_section(run: RunView) -> Html:
     times = [record["time"] for record in (*run.events, *run.lines) if "time" in record]
     days = ""
     if times:
         days = f"From {_moment(min(times))} to {_moment(max(times))} UTC."
-    return joined((share_bar(spent(run), span), tag("p", days)))
+    return join((stacked_bar(time_breakdown(run), format_duration), tag("p", days)))
 
 
 def _moment(seconds: float) -> str:
@@ -266,19 +279,19 @@ SETTINGS = (
 )
 
 
-def recipe(run: RunFolder) -> Html:
-    flat = flattened(run.recipe)
-    chosen = [(name, pretty(flat[name])) for name in SETTINGS if name in flat]
+def recipe_section(run: RunView) -> Html:
+    flat = flatten(run.recipe)
+    chosen = [(name, format_setting(flat[name])) for name in SETTINGS if name in flat]
     tables = [
         table((head, ""), rows, words=2)
-        for head, rows in (("recipe", chosen), ("machine", list(machine(run))))
+        for head, rows in (("recipe", chosen), ("machine", list(hardware_rows(run))))
         if rows
     ]
-    whole = folded("The whole resolved recipe", tag("pre", run.recipe_text))
-    return joined((tag("div", *tables, class_="grid"), whole if run.recipe_text else ""))
+    whole = details("The whole resolved recipe", tag("pre", run.recipe_text))
+    return join((tag("div", *tables, class_="grid"), whole if run.recipe_text else ""))
 
 
-def flattened(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def flatten(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """
     >>> flattened({"steps": 9, "optim": {"lr": 0.1}})
     {'steps': 9, 'optim.lr': 0.1}
@@ -286,29 +299,31 @@ def flattened(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found |= (
-            flattened(value, f"{above}{name}.")
+            flatten(value, f"{above}{name}.")
             if isinstance(value, Mapping)
             else {above + name: value}
         )
     return found
 
 
-def machine(run: RunFolder) -> Iterator[tuple[str, str]]:
-    written = run.fact("started", "machine")
-    for name, value in flattened(written).items() if isinstance(written, Mapping) else ():
-        yield name, pretty(value)
-    for name, value in flattened(run.recipe).items():
+def hardware_rows(run: RunView) -> Iterator[tuple[str, str]]:
+    written = run.latest_event_value("started", "machine")
+    for name, value in flatten(written).items() if isinstance(written, Mapping) else ():
+        yield name, format_setting(value)
+    for name, value in flatten(run.recipe).items():
         if name.startswith(("machine.", "parallel.")):
-            yield name, pretty(value)
+            yield name, format_setting(value)
 
 
-def events(run: RunFolder) -> Html:
+def events_section(run: RunView) -> Html:
     rows = [
         (
             _moment(event["time"]) if "time" in event else "",
             str(event.get("kind", "")),
-            ", ".join(f"{k} {pretty(v)}" for k, v in event.items() if k not in ("time", "kind")),
+            ", ".join(
+                f"{k} {format_setting(v)}" for k, v in event.items() if k not in ("time", "kind")
+            ),
         )
         for event in run.events
     ]
-    return folded(f"{len(rows)} events", table(("time, UTC", "kind", ""), rows, words=3))
+    return details(f"{len(rows)} events", table(("time, UTC", "kind", ""), rows, words=3))

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import floor, isfinite, log10
 from statistics import fmean, stdev
 
-from paddock.dashboard.figure import colour
-from paddock.dashboard.html import Html, joined, tag
-from paddock.dashboard.scale import Scale, labels, scale_of, short
+from paddock.dashboard.charts import colour_class
+from paddock.dashboard.html import Html, join, tag
+from paddock.dashboard.scale import AxisScale, fit_scale, format_number, tick_labels
 
 WIDE, HIGH = 1000, 100  # the drawing's own units
 
@@ -21,12 +21,12 @@ def seed_plot(
     """
     finite = {name: [v for v in values if isfinite(v)] for name, values in groups.items()}
     reach = [edge for values in finite.values() for edge in (*values, *_around(values))]
-    across = scale_of(reach, zero=from_zero, pad=0.06)
+    across = fit_scale(reach, zero=from_zero, pad=0.06)
     rows = [
-        joined(
+        join(
             (
                 tag("div", name, class_="name"),
-                tag("div", mean_text(values), class_="value"),
+                tag("div", format_mean_std(values), class_="value"),
                 _track(i, finite[name], across, from_zero),
             )
         )
@@ -35,13 +35,13 @@ def seed_plot(
     ticks = across.ticks(5)
     marks = [
         tag("span", text, style=f"left:{100 * across.at(tick):.2f}%")
-        for tick, text in zip(ticks, labels(ticks), strict=True)
+        for tick, text in zip(ticks, tick_labels(ticks), strict=True)
     ]
-    foot = tag("div", joined(marks), class_="x-ticks", aria_hidden="true")
+    foot = tag("div", join(marks), class_="x-ticks", aria_hidden="true")
     return tag(
         "figure",
         tag("figcaption", tag("b", title), " ", tag("span", label)),
-        tag("div", joined(rows), foot, class_="rows"),
+        tag("div", join(rows), foot, class_="rows"),
         class_="seeds",
     )
 
@@ -53,7 +53,7 @@ def _around(values: Sequence[float]) -> tuple[float, ...]:
     return fmean(values) - stdev(values), fmean(values) + stdev(values)
 
 
-def mean_text(values: Sequence[float]) -> str:
+def format_mean_std(values: Sequence[float]) -> str:
     """Mean and standard deviation, both to the second digit of the deviation.
 
     >>> mean_text([0.573, 0.615, 0.575]), mean_text([2.0]), mean_text([1.0, float("nan")])
@@ -64,14 +64,14 @@ def mean_text(values: Sequence[float]) -> str:
         return "no value"
     lost = len(values) - len(finite)
     mean, spread = fmean(finite), stdev(finite) if len(finite) > 1 else 0.0
-    text = short(mean)
+    text = format_number(mean)
     if spread:
         digits = max(0, 1 - floor(log10(spread)))
         text = f"{mean:,.{digits}f} ± {spread:,.{digits}f}"
     return text + (f" ({lost} of {len(values)} not finite)" if lost else "")
 
 
-def _track(number: int, values: Sequence[float], across: Scale, from_zero: bool) -> Html:
+def _track(number: int, values: Sequence[float], across: AxisScale, from_zero: bool) -> Html:
     def at(value: float) -> str:
         return f"{WIDE * across.at(value):.1f}"
 
@@ -88,28 +88,28 @@ def _track(number: int, values: Sequence[float], across: Scale, from_zero: bool)
         parts.append(tag("path", d=dots, class_="dots"))
     return tag(
         "svg",
-        joined(parts),
+        join(parts),
         viewBox=f"0 0 {WIDE} {HIGH}",
         preserveAspectRatio="none",
-        class_=f"series {colour(number)}",
+        class_=f"series {colour_class(number)}",
         role="img",
-        aria_label=", ".join(map(short, values)) or "no value",
+        aria_label=", ".join(map(format_number, values)) or "no value",
     )
 
 
-def share_bar(parts: Mapping[str, float], show: Callable[[float], str]) -> Html:
+def stacked_bar(parts: Mapping[str, float], show: Callable[[float], str]) -> Html:
     """What a whole is made of, each part as wide as its share."""
     whole = sum(parts.values()) or 1.0
     pieces = [
-        tag("div", class_=colour(i), style=f"width:{100 * value / whole:.2f}%")
+        tag("div", class_=colour_class(i), style=f"width:{100 * value / whole:.2f}%")
         for i, value in enumerate(parts.values())
     ]
     keys = [
-        tag("span", tag("i", class_=colour(i)), f"{name} {show(value)} ({value / whole:.0%})")
+        tag("span", tag("i", class_=colour_class(i)), f"{name} {show(value)} ({value / whole:.0%})")
         for i, (name, value) in enumerate(parts.items())
     ]
-    bar = tag("div", joined(pieces), class_="share", aria_hidden="true")
-    return tag("figure", bar, tag("div", joined(keys), class_="legend"))
+    bar = tag("div", join(pieces), class_="share", aria_hidden="true")
+    return tag("figure", bar, tag("div", join(keys), class_="legend"))
 
 
 def heat_map(
@@ -126,16 +126,21 @@ def heat_map(
 
     def cell(value: float | None) -> Html:
         if value is None or not isfinite(value):
-            return tag("td", "-" if value is None else short(value), class_="none")
+            return tag("td", "-" if value is None else format_number(value), class_="none")
         level = min(1.0, max(0.0, (value - low) / (high - low)))
         strength = "strong" if level > 0.65 else "middle" if level > 0.45 else None
-        return tag("td", short(value, 3), class_=strength, style=f"--level:{level:.3f}")
+        return tag("td", format_number(value, 3), class_=strength, style=f"--level:{level:.3f}")
 
-    head = tag("tr", tag("td"), joined(tag("th", name, scope="col") for name in columns))
+    head = tag("tr", tag("td"), join(tag("th", name, scope="col") for name in columns))
     body = [
-        tag("tr", tag("th", name, scope="row"), joined(cell(value) for value in row))
+        tag("tr", tag("th", name, scope="row"), join(cell(value) for value in row))
         for name, row in zip(rows, values, strict=True)
     ]
-    drawn = tag("table", tag("thead", head), tag("tbody", joined(body)), class_="heat")
-    caption = tag("figcaption", tag("b", title), " ", tag("span", f"{short(low)} to {short(high)}"))
+    drawn = tag("table", tag("thead", head), tag("tbody", join(body)), class_="heat")
+    caption = tag(
+        "figcaption",
+        tag("b", title),
+        " ",
+        tag("span", f"{format_number(low)} to {format_number(high)}"),
+    )
     return tag("figure", caption, tag("div", drawn, class_="scroll"))

@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paddock.dashboard.talk import Words, conversation
+from paddock.dashboard.messages import TokenText, parse_messages
 from paddock.journal import GroupRecord, LedgerError, LedgerView, RolloutSummary
 from paddock.records import Trajectory, Verdict
 
 WINDOW = 512  # groups that a page looks at
-SHOWN = 60  # groups listed at once
+MAX_GROUPS_SHOWN = 60  # groups listed at once
 SIDE_BY_SIDE = 64  # attempts of a group
 BINS = 20
-MOST_TOKENS = 40_000  # of an attempt on a page
+MAX_TOKENS_SHOWN = 40_000  # of an attempt on a page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class RolloutQuery:
     """Which groups to look at."""
 
     task: str = ""
@@ -28,7 +28,7 @@ class Wish:
     high: float | None = None
 
 
-def overview(ledger: LedgerView, wish: Wish) -> Mapping[str, Any]:
+def rollout_overview(ledger: LedgerView, wish: RolloutQuery) -> Mapping[str, Any]:
     """The newest groups of a wish, with the histogram of their rewards and what went wrong."""
     entries = ledger.list_groups(
         WINDOW, before=wish.before, task=wish.task, status=wish.status, update=wish.update
@@ -46,20 +46,22 @@ def overview(ledger: LedgerView, wish: Wish) -> Mapping[str, Any]:
         "attempts": len(ended),
         "looked_at": len(entries),
         "more": len(entries) == WINDOW,
-        "histogram": histogram(ended, task_of),
-        "groups": [_group(entry, of_group[entry.ordinal]) for entry in chosen[:SHOWN]],
+        "histogram": reward_histogram(ended, task_of),
+        "groups": [_group(entry, of_group[entry.ordinal]) for entry in chosen[:MAX_GROUPS_SHOWN]],
         "chosen": len(chosen),
     }
 
 
-def _wanted(attempts: Sequence[RolloutSummary], wish: Wish) -> bool:
+def _wanted(attempts: Sequence[RolloutSummary], wish: RolloutQuery) -> bool:
     if wish.low is None or wish.high is None:
         return True
     rewards = [a.reward for a in attempts if a.reward is not None]
     return any(wish.low <= reward <= wish.high for reward in rewards)
 
 
-def histogram(ended: Sequence[RolloutSummary], task_of: Mapping[int, str]) -> Mapping[str, Any]:
+def reward_histogram(
+    ended: Sequence[RolloutSummary], task_of: Mapping[int, str]
+) -> Mapping[str, Any]:
     """Rewards in bins of one width, by task; a single value has a bin of its own."""
     rewards = [(task_of[a.ordinal], a.reward) for a in ended if a.reward is not None]
     if not rewards:
@@ -89,7 +91,7 @@ def _group(entry: GroupRecord, attempts: Sequence[RolloutSummary]) -> Mapping[st
     }
 
 
-def failures(ledger: LedgerView, wish: Wish) -> Mapping[str, Any]:
+def failure_summary(ledger: LedgerView, wish: RolloutQuery) -> Mapping[str, Any]:
     """Groups that were not trained, of the whole run; attempts without a verdict, of the newest."""
     entries = ledger.list_groups(WINDOW, before=wish.before, task=wish.task, update=wish.update)
     task_of = {entry.ordinal: entry.task for entry in entries}
@@ -112,12 +114,12 @@ def failures(ledger: LedgerView, wish: Wish) -> Mapping[str, Any]:
                 "ordinal": last[task, kind, place, what].ordinal,
                 "member": last[task, kind, place, what].member,
             }
-            for (task, kind, place, what), count in reasons.most_common(SHOWN)
+            for (task, kind, place, what), count in reasons.most_common(MAX_GROUPS_SHOWN)
         ],
     }
 
 
-def group(ledger: LedgerView, ordinal: int, words: Words) -> Mapping[str, Any]:
+def group_detail(ledger: LedgerView, ordinal: int, words: TokenText) -> Mapping[str, Any]:
     """The attempts of a group side by side."""
     entry = ledger.get_group(ordinal)
     ended = ledger.rollout_summaries([ordinal])
@@ -129,7 +131,7 @@ def group(ledger: LedgerView, ordinal: int, words: Words) -> Mapping[str, Any]:
 
 
 def _attempt(
-    ended: RolloutSummary, branches: Sequence[Trajectory], words: Words
+    ended: RolloutSummary, branches: Sequence[Trajectory], words: TokenText
 ) -> Mapping[str, Any]:
     found: dict[str, Any] = {
         "member": ended.member,
@@ -151,25 +153,25 @@ def _attempt(
             found |= {"parts": dict(outcome.parts), "note": outcome.note}
         found["turns"] = len(branch.turns)
         found["finish"] = branch.turns[-1].completion.finish if branch.turns else ""
-        found["messages"] = messages(branch, words)
+        found["messages"] = tokenized_messages(branch, words)
     return found
 
 
-def messages(branch: Trajectory, words: Words) -> list[Mapping[str, Any]]:
-    ids = branch.token_ids[:MOST_TOKENS]
-    pieces, added = words.pieces(ids), [words.is_added(token) for token in ids]
-    return [asdict(said) for said in conversation(pieces, added, _sampled(branch))]
+def tokenized_messages(branch: Trajectory, words: TokenText) -> list[Mapping[str, Any]]:
+    ids = branch.token_ids[:MAX_TOKENS_SHOWN]
+    pieces, added = words.pieces(ids), [words.is_special(token) for token in ids]
+    return [asdict(said) for said in parse_messages(pieces, added, _sampled(branch))]
 
 
 def _sampled(branch: Trajectory) -> list[bool]:
     flags: list[bool] = []
     for turn in branch.turns:
         flags += [False] * len(turn.added_ids) + list(turn.completion.sampled)
-    return flags[:MOST_TOKENS]
+    return flags[:MAX_TOKENS_SHOWN]
 
 
-def attempt(
-    ledger: LedgerView, ordinal: int, member: int, branch: int, words: Words
+def rollout_detail(
+    ledger: LedgerView, ordinal: int, member: int, branch: int, words: TokenText
 ) -> Mapping[str, Any]:
     """One branch of an attempt, token by token: columns of one length. `ratio`, `advantage` and
     `kept` have a value where the trainer wrote one down."""
@@ -179,8 +181,8 @@ def attempt(
     chosen = branches[max(0, min(branch, len(branches) - 1))]
     entry = ledger.get_group(ordinal)
     (ended,) = [found for found in ledger.rollout_summaries([ordinal]) if found.member == member]
-    ids = chosen.token_ids[:MOST_TOKENS]
-    sampled, trained = _sampled(chosen), list(chosen.loss_mask[:MOST_TOKENS])
+    ids = chosen.token_ids[:MAX_TOKENS_SHOWN]
+    sampled, trained = _sampled(chosen), list(chosen.loss_mask[:MAX_TOKENS_SHOWN])
     versions: list[int | None] = []
     turns: list[int] = []
     for number, turn in enumerate(chosen.turns):
@@ -209,16 +211,16 @@ def attempt(
         "update": entry.trained,
         "reward": ended.reward,
         "failed": f"{ended.kind} at {ended.place}: {ended.what}" if ended.kind else "",
-        "cut": max(0, len(chosen.token_ids) - MOST_TOKENS),
+        "cut": max(0, len(chosen.token_ids) - MAX_TOKENS_SHOWN),
         "ids": list(ids),
         "pieces": words.pieces(ids),
-        "added": [words.is_added(token) for token in ids],
+        "added": [words.is_special(token) for token in ids],
         "sampled": sampled,
         "trained": trained,
         "logprob": [
             value if flag else None for value, flag in zip(chosen.logprobs, sampled, strict=False)
         ],
-        "version": versions[:MOST_TOKENS],
-        "turn": turns[:MOST_TOKENS],
-        **{name: column[:MOST_TOKENS] for name, column in columns.items()},
+        "version": versions[:MAX_TOKENS_SHOWN],
+        "turn": turns[:MAX_TOKENS_SHOWN],
+        **{name: column[:MAX_TOKENS_SHOWN] for name, column in columns.items()},
     }

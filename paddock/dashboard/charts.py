@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TypeVar
 
-from paddock.dashboard.html import Html, joined, tag
-from paddock.dashboard.scale import Scale, labels, scale_of, short
-from paddock.dashboard.series import Series, smoothed, thinned
+from paddock.dashboard.html import Html, join, tag
+from paddock.dashboard.scale import AxisScale, fit_scale, format_number, tick_labels
+from paddock.dashboard.series import MetricSeries, downsample, smooth_ema
 
 SIDE = 1000  # the drawing's own units, both ways
 COLUMNS = 250  # as many as a curve has on a wide screen
@@ -22,14 +22,14 @@ COLOURS = 4  # of page.css: as many as every eye tells apart; beyond them the da
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class ChartAxis:
     label: str
     log: bool = False
     zero: bool = False  # begins at zero; else where the data does
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ReferenceLine:
     """A level to compare curves with."""
 
     name: str
@@ -38,11 +38,11 @@ class Rule:
 
 def line_chart(
     title: str,
-    series: Sequence[Series],
+    series: Sequence[MetricSeries],
     *,
-    x: Axis,
-    y: Axis,
-    rules: Sequence[Rule] = (),
+    x: ChartAxis,
+    y: ChartAxis,
+    rules: Sequence[ReferenceLine] = (),
     smooth: float = 0,
 ) -> Html:
     """Curves over one axis, with a legend where there are several.
@@ -51,21 +51,21 @@ def line_chart(
     marks and bands stay as they are. Values that have no place (not finite, or not positive on a
     logarithmic axis) are counted below.
     """
-    across = scale_of((value for one in series for value in one.x), log=x.log, zero=x.zero)
+    across = fit_scale((value for one in series for value in one.x), log=x.log, zero=x.zero)
     heights = [v for one in series for v in (*one.y, *one.low, *one.high)]
-    upwards = scale_of([*heights, *(rule.y for rule in rules)], log=y.log, zero=y.zero, pad=0.04)
+    upwards = fit_scale([*heights, *(rule.y for rule in rules)], log=y.log, zero=y.zero, pad=0.04)
     curves = [_Curve(i, one, smooth) for i, one in enumerate(series)]
     drawing = tag(
         "svg",
         _grid(across, upwards),
-        joined(_rule(rule, upwards) for rule in rules),
-        joined(curve.drawn(across, upwards) for curve in curves),
+        join(_rule(rule, upwards) for rule in rules),
+        join(curve.drawn(across, upwards) for curve in curves),
         viewBox=f"0 0 {SIDE} {SIDE}",
         preserveAspectRatio="none",
         role="img",
         aria_label=_told(title, series, rules, x.label),
     )
-    marks = labels(upwards.ticks())
+    marks = tick_labels(upwards.ticks())
     return tag(
         "figure",
         tag("figcaption", tag("b", title), " ", tag("span", y.label)),
@@ -73,8 +73,8 @@ def line_chart(
         tag(
             "div",
             _ticks("y", upwards, marks),
-            tag("div", drawing, joined(_rule_names(rules, upwards)), class_="plot", tabindex=0),
-            _ticks("x", across, labels(across.ticks())),
+            tag("div", drawing, join(_rule_names(rules, upwards)), class_="plot", tabindex=0),
+            _ticks("x", across, tick_labels(across.ticks())),
             tag("div", f"{x.label}{', logarithmic' * x.log}", class_="x-label"),
             class_="frame",
             style=f"--margin:{max((len(mark) for mark in marks), default=1)}ch",
@@ -92,7 +92,7 @@ def line_chart(
     )
 
 
-def smooth_switch(points: float) -> Html:
+def smoothing_toggle(points: float) -> Html:
     """Turns the averages of all curves of a page off and on."""
     switch = tag("input", type="checkbox", checked="checked", id="smooth")
     return tag(
@@ -103,13 +103,13 @@ def smooth_switch(points: float) -> Html:
 class _Curve:
     """A series as it is drawn: thinned, with its average beside it."""
 
-    def __init__(self, number: int, series: Series, smooth: float) -> None:
+    def __init__(self, number: int, series: MetricSeries, smooth: float) -> None:
         average = smooth > 1 and not series.marks and not series.low and len(series.y) > smooth
-        self.kept = thinned(series.x, series.y, COLUMNS)
-        self.smooth = smoothed(series.y, smooth) if average else []
-        self.series, self.colour = series, colour(number)
+        self.kept = downsample(series.x, series.y, COLUMNS)
+        self.smooth = smooth_ema(series.y, smooth) if average else []
+        self.series, self.colour = series, colour_class(number)
 
-    def drawn(self, across: Scale, upwards: Scale) -> Html:
+    def drawn(self, across: AxisScale, upwards: AxisScale) -> Html:
         def line(values: Sequence[float], class_: str) -> Html:
             points = _points(self.series.x, values, self.kept, across, upwards)
             return _path(_line(points), class_)
@@ -126,7 +126,7 @@ class _Curve:
         if len(one.y) == 1 or (one.marks and len(one.y) <= DOTS):
             dots = _points(one.x, one.y, self.kept, across, upwards)
             parts.append(_path(_dots(dots), "dots"))
-        return tag("g", joined(parts), class_=f"series {self.colour}")
+        return tag("g", join(parts), class_=f"series {self.colour}")
 
     def data(self) -> dict[str, object]:
         """What the readout under the pointer needs."""
@@ -139,7 +139,7 @@ class _Curve:
         }
 
 
-def colour(number: int) -> str:
+def colour_class(number: int) -> str:
     """The classes of the number-th of several things that are told apart."""
     return f"c{number % COLOURS} d{number // COLOURS % 3}"
 
@@ -153,7 +153,11 @@ T = TypeVar("T")
 
 
 def _points(
-    x: Sequence[float], y: Sequence[float], kept: Sequence[int], across: Scale, upwards: Scale
+    x: Sequence[float],
+    y: Sequence[float],
+    kept: Sequence[int],
+    across: AxisScale,
+    upwards: AxisScale,
 ) -> list[Point | None]:
     """Places in the drawing; None where a value cannot be shown."""
     shown = [isfinite(y[i]) and (y[i] > 0 or not upwards.log) for i in kept]
@@ -207,46 +211,50 @@ def _path(d: str, class_: str) -> Html:
     return tag("path", d=d, class_=class_)
 
 
-def _grid(across: Scale, upwards: Scale) -> Html:
+def _grid(across: AxisScale, upwards: AxisScale) -> Html:
     rows = "".join(f"M0 {SIDE * (1 - upwards.at(tick)):.1f}H{SIDE}" for tick in upwards.ticks())
     columns = "".join(f"M{SIDE * across.at(tick):.1f} 0V{SIDE}" for tick in across.ticks())
     return _path(rows + columns, "grid")
 
 
-def _rule(rule: Rule, upwards: Scale) -> Html:
+def _rule(rule: ReferenceLine, upwards: AxisScale) -> Html:
     return _path(f"M0 {SIDE * (1 - upwards.at(rule.y)):.1f}H{SIDE}", "rule")
 
 
-def _rule_names(rules: Sequence[Rule], upwards: Scale) -> Iterator[Html]:
+def _rule_names(rules: Sequence[ReferenceLine], upwards: AxisScale) -> Iterator[Html]:
     """Above their lines, or below where the line above is too near."""
     taken: list[float] = []
     for rule in sorted(rules, key=lambda rule: -rule.y):
         top = 1 - upwards.at(rule.y)
         below = top < 0.1 or any(top - other < 0.1 for other in taken)
         taken.append(top)
-        text = f"{rule.name} {short(rule.y)}"
+        text = f"{rule.name} {format_number(rule.y)}"
         yield tag("span", text, class_=f"rule{' below' * below}", style=f"top:{100 * top:.2f}%")
 
 
-def _ticks(side: str, scale: Scale, texts: list[str]) -> Html:
+def _ticks(side: str, scale: AxisScale, texts: list[str]) -> Html:
     places = [scale.at(tick) for tick in scale.ticks()]
     edge = "left" if side == "x" else "bottom"
     marks = [
         tag("span", text, style=f"{edge}:{100 * place:.2f}%")
         for place, text in zip(places, texts, strict=True)
     ]
-    return tag("div", joined(marks), class_=f"{side}-ticks", aria_hidden="true")
+    return tag("div", join(marks), class_=f"{side}-ticks", aria_hidden="true")
 
 
-def _legend(series: Sequence[Series]) -> Html:
+def _legend(series: Sequence[MetricSeries]) -> Html:
     keys = [
-        tag("button", tag("i", class_=colour(i)), one.name, type="button", aria_pressed="true")
+        tag(
+            "button", tag("i", class_=colour_class(i)), one.name, type="button", aria_pressed="true"
+        )
         for i, one in enumerate(series)
     ]
-    return tag("div", joined(keys), class_="legend")
+    return tag("div", join(keys), class_="legend")
 
 
-def _told(title: str, series: Sequence[Series], rules: Sequence[Rule], x: str) -> str:
+def _told(
+    title: str, series: Sequence[MetricSeries], rules: Sequence[ReferenceLine], x: str
+) -> str:
     """The picture in words, for those who cannot see it."""
     said = []
     for one in series:
@@ -255,16 +263,16 @@ def _told(title: str, series: Sequence[Series], rules: Sequence[Rule], x: str) -
             (first_x, first), (last_x, last) = finite[0], finite[-1]
             lowest, highest = min(y for _, y in finite), max(y for _, y in finite)
             said.append(
-                f"{one.name} from {short(first)} at {short(first_x)} {x} to {short(last)} at "
-                f"{short(last_x)}, lowest {short(lowest)}, highest {short(highest)}"
+                f"{one.name} from {format_number(first)} at {format_number(first_x)} {x} to {format_number(last)} at "
+                f"{format_number(last_x)}, lowest {format_number(lowest)}, highest {format_number(highest)}"
             )
         else:
             said.append(f"{one.name} has no value")
-    said += [f"{rule.name} {short(rule.y)}" for rule in rules]
+    said += [f"{rule.name} {format_number(rule.y)}" for rule in rules]
     return f"{title}: {'; '.join(said)}."
 
 
-def _unseen(series: Sequence[Series], log: bool) -> Html:
+def _unseen(series: Sequence[MetricSeries], log: bool) -> Html:
     """Values that have no place in the picture, counted."""
     lines = []
     for one in series:
@@ -276,5 +284,10 @@ def _unseen(series: Sequence[Series], log: bool) -> Html:
         if hidden:
             (at, value), more = hidden[0], len(hidden) - 1
             also = f" and {more} more" if more else ""
-            lines.append(tag("p", f"Not shown: {one.name} {short(value)} at {short(at)}{also}."))
-    return joined(lines)
+            lines.append(
+                tag(
+                    "p",
+                    f"Not shown: {one.name} {format_number(value)} at {format_number(at)}{also}.",
+                )
+            )
+    return join(lines)

@@ -6,16 +6,22 @@ from math import isfinite, sqrt
 from pathlib import Path
 from statistics import fmean, variance
 
-from paddock.dashboard.bars import mean_text, seed_plot
-from paddock.dashboard.curves import begins_late, final, last_half, look, smoothing
-from paddock.dashboard.figure import Axis, line_chart
-from paddock.dashboard.folder import ReportError, RunFolder, pretty, read_run
-from paddock.dashboard.html import Html, joined, page, section, table, tag
-from paddock.dashboard.report import flattened
-from paddock.dashboard.scale import short
-from paddock.dashboard.series import Series, averaged, smoothed
+from paddock.dashboard.bar_charts import format_mean_std, seed_plot
+from paddock.dashboard.charts import ChartAxis, line_chart
+from paddock.dashboard.html import Html, join, page, section, table, tag
+from paddock.dashboard.metrics import (
+    final_value,
+    last_half,
+    metric_display,
+    smoothing_window,
+    starts_late,
+)
+from paddock.dashboard.run_report import flatten
+from paddock.dashboard.run_view import ReportError, RunView, format_setting, read_run
+from paddock.dashboard.scale import format_number
+from paddock.dashboard.series import MetricSeries, average_runs, smooth_ema
 
-Arms = Mapping[str, Sequence[RunFolder]]
+Arms = Mapping[str, Sequence[RunView]]
 
 
 def write_comparison(
@@ -35,7 +41,7 @@ def write_comparison(
             raise ReportError(f"{run.path}: no metric '{chosen}'; it has {held}")
     file = Path(out)
     names = ", ".join(found) if len(found) <= 4 else f"{len(found)} arms"
-    title = f"{look(chosen).title}: {names}"
+    title = f"{metric_display(chosen).title}: {names}"
     file.write_text(page(title, tag("h1", title), *comparison(found, chosen)), "utf-8", "replace")
     return file
 
@@ -49,21 +55,21 @@ def _common(arms: Arms) -> str:
 
 
 def comparison(arms: Arms, metric: str) -> Iterator[Html]:
-    shown = look(metric)
-    ends = {name: [final(run.curve(metric)) for run in runs] for name, runs in arms.items()}
+    shown = metric_display(metric)
+    ends = {name: [final_value(run.curve(metric)) for run in runs] for name, runs in arms.items()}
     finals = {name: [value for value, _ in found] for name, found in ends.items()}
     said = next(iter(ends.values()))[0][1]
     runs = sum(map(len, arms.values()))
     yield tag("p", f"{runs} runs in {len(arms)} arms, by the {said} of each.", class_="lead")
-    yield joined(tag("p", f"Note: {text}.", class_="note") for text in notes(arms))
+    yield join(tag("p", f"Note: {text}.", class_="note") for text in comparison_notes(arms))
     yield seed_plot(f"{shown.title}, {said}", finals, label=shown.unit)
     explained = (
         "A dot for each run, a bar at their mean, a line one standard deviation either side."
     )
     yield tag("p", explained)
-    yield verdicts(finals)
-    yield section("Curves", *curves(arms, metric))
-    yield section("What differs", differences(arms))
+    yield significance_table(finals)
+    yield section("Curves", *comparison_curves(arms, metric))
+    yield section("What differs", settings_diff(arms))
     yield section(
         "Runs",
         table(
@@ -74,35 +80,35 @@ def comparison(arms: Arms, metric: str) -> Iterator[Html]:
     )
 
 
-def notes(arms: Arms) -> Iterator[str]:
+def comparison_notes(arms: Arms) -> Iterator[str]:
     """What makes a comparison unfair."""
     tokens = {name: fmean((run.tokens or [0.0])[-1] for run in runs) for name, runs in arms.items()}
     if min(tokens.values()) < 0.99 * max(tokens.values()):
-        said = ", ".join(f"{name} {short(count)}" for name, count in tokens.items())
+        said = ", ".join(f"{name} {format_number(count)}" for name, count in tokens.items())
         yield f"the arms did not see equally many tokens: {said}"
     for name, runs in arms.items():
         for run in runs:
             if run.steps_planned and run.steps_done < run.steps_planned:
                 stand = f"step {run.steps_done:,} of {run.steps_planned:,}"
                 yield f"{name}: {run.name} stands at {stand}"
-            yield from (f"{name}: {run.name}: {complaint}" for complaint in run.complaints)
-        if changed := _differing([flattened(run.recipe) for run in runs]) - UNLIKE_IN_ARM:
+            yield from (f"{name}: {run.name}: {complaint}" for complaint in run.warnings)
+        if changed := _differing([flatten(run.recipe) for run in runs]) - MAY_DIFFER_IN_ARM:
             yield f"the runs of {name} differ in {', '.join(sorted(changed))}"
 
 
-UNLIKE_IN_ARM = {"seed", "start.folder"}  # runs of one arm may differ in these
+MAY_DIFFER_IN_ARM = {"seed", "start.folder"}  # runs of one arm may differ in these
 
 
-def verdicts(finals: Mapping[str, Sequence[float]]) -> Html:
+def significance_table(finals: Mapping[str, Sequence[float]]) -> Html:
     """Every arm against the first, with what chance alone would do to the difference."""
     first, *others = finals
-    rows = [(first, mean_text(finals[first]), "", "")]
+    rows = [(first, format_mean_std(finals[first]), "", "")]
     for name in others:
         gap = fmean(finals[name]) - fmean(finals[first])
         chance = _standard_error(finals[name], finals[first])
         share = f"{abs(gap) / chance:.1f}" if chance and isfinite(chance) else ""
         said = f"{gap:+.4f}" if isfinite(gap) else "not finite"
-        rows.append((name, mean_text(finals[name]), said, share))
+        rows.append((name, format_mean_std(finals[name]), said, share))
     head = ("arm", "mean ± deviation", f"against {first}", "in standard errors")
     return table(head, rows)
 
@@ -118,12 +124,12 @@ def _standard_error(one: Sequence[float], other: Sequence[float]) -> float | Non
     return sqrt(variance(one) / len(one) + variance(other) / len(other))
 
 
-def curves(arms: Arms, metric: str) -> Iterator[Html]:
+def comparison_curves(arms: Arms, metric: str) -> Iterator[Html]:
     """The metric that decides, and the loss where that is another."""
     for name in dict.fromkeys((metric, "loss")):
         if not all(name in run.metrics for runs in arms.values() for run in runs):
             continue
-        shown = look(name)
+        shown = metric_display(name)
         drawn = [_arm(arm, [run.curve(name) for run in runs]) for arm, runs in arms.items()]
         yield _chart(shown.title, drawn, arms, shown.axis)
         half = [last_half(curve) for curve in drawn]
@@ -137,31 +143,34 @@ def curves(arms: Arms, metric: str) -> Iterator[Html]:
     )
 
 
-def _chart(title: str, drawn: list[Series], arms: Arms, y: Axis) -> Html:
+def _chart(title: str, drawn: list[MetricSeries], arms: Arms, y: ChartAxis) -> Html:
     along = {run.progress[0] for runs in arms.values() for run in runs}
-    x = Axis(along.pop() if len(along) == 1 else "steps", zero=not begins_late(drawn))
+    x = ChartAxis(along.pop() if len(along) == 1 else "steps", zero=not starts_late(drawn))
     return line_chart(title, drawn, x=x, y=y)
 
 
-def _arm(name: str, runs: Sequence[Series]) -> Series:
+def _arm(name: str, runs: Sequence[MetricSeries]) -> MetricSeries:
     """Smoothed run by run, so that the band is that of the runs and not of their noise."""
-    return averaged(
+    return average_runs(
         name,
         [
-            run if run.marks else replace(run, y=smoothed(run.y, smoothing(len(run.y))))
+            run if run.marks else replace(run, y=smooth_ema(run.y, smoothing_window(len(run.y))))
             for run in runs
         ],
     )
 
 
-def differences(arms: Arms) -> Html:
+def settings_diff(arms: Arms) -> Html:
     """The settings in which the arms are unlike."""
-    recipes = {name: flattened(runs[0].recipe) for name, runs in arms.items()}
+    recipes = {name: flatten(runs[0].recipe) for name, runs in arms.items()}
     changed = sorted(_differing(list(recipes.values())) - {"seed"})
     if not changed:
         return tag("p", "The recipes are the same.")
     rows = [
-        (key, *(pretty(recipe[key]) if key in recipe else "" for recipe in recipes.values()))
+        (
+            key,
+            *(format_setting(recipe[key]) if key in recipe else "" for recipe in recipes.values()),
+        )
         for key in changed
     ]
     return table(("setting", *recipes), rows, words=1 + len(recipes))
@@ -189,6 +198,6 @@ def _rows(arms: Arms, finals: Mapping[str, Sequence[float]]) -> Iterator[tuple[s
                 run.name,
                 str(run.recipe.get("seed", "")),
                 f"{run.steps_done:,}",
-                short(run.tokens[-1]) if run.tokens else "",
+                format_number(run.tokens[-1]) if run.tokens else "",
                 f"{value:.4f}",
             )

@@ -10,21 +10,21 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from paddock.dashboard.curves import look
-from paddock.dashboard.folder import LiveRun, ReportError, RunFolder, is_own_file
-from paddock.dashboard.series import smoothed, thinned
+from paddock.dashboard.metrics import metric_display
+from paddock.dashboard.run_view import LiveRunView, ReportError, RunView, is_own_file
+from paddock.dashboard.series import downsample, smooth_ema
 from paddock.journal import EVENTS_FILE, LEDGER_FILE, METRICS_FILE
 
 DEPTH = 4  # folders below a given one
-MOST_RUNS = 2000
+MAX_RUNS = 2000
 INSIDE = {"checkpoints", "corpora", "tokenizer"}  # of a run; none lies in there
-AGAIN_S = 2.0  # between two looks for new runs
+RESCAN_INTERVAL_S = 2.0  # between two looks for new runs
 POINTS = 1000  # of a curve
-TELLING = ("reward", "held_out", "loss", "indexer")  # the first a run has says how it does
+HEADLINE_METRICS = ("reward", "held_out", "loss", "indexer")  # the first a run has says how it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class RunSummary:
     """One line of the list of runs."""
 
     run: str
@@ -41,31 +41,31 @@ class Summary:
     plan: bool
 
 
-class Shelf:
+class RunIndex:
     def __init__(self, roots: Sequence[Path], *, clock: Callable[[], float] = monotonic) -> None:
         for root in roots:
             if not root.is_dir():
                 raise ReportError(f"{root}: no such folder")
         self._roots, self._clock = list(roots), clock
-        self._runs: dict[str, LiveRun] = {}
+        self._runs: dict[str, LiveRunView] = {}
         self._looked: float | None = None
 
     def names(self) -> list[str]:
         self._look()
         return list(self._runs)
 
-    def run(self, name: str) -> RunFolder:
-        return self._find(name).look()
+    def run(self, name: str) -> RunView:
+        return self._find(name).refresh()
 
     def folder(self, name: str) -> Path:
         return self._find(name).path
 
-    def within(self, path: Path) -> bool:
+    def contains(self, path: Path) -> bool:
         """Whether a path lies in one of the folders that were given."""
         real = path.resolve()
         return any(real.is_relative_to(root.resolve()) for root in self._roots)
 
-    def _find(self, name: str) -> LiveRun:
+    def _find(self, name: str) -> LiveRunView:
         if name not in self._runs:
             self._look()
         if name not in self._runs:
@@ -74,15 +74,15 @@ class Shelf:
 
     def _look(self) -> None:
         now = self._clock()
-        if self._looked is not None and now - self._looked < AGAIN_S:
+        if self._looked is not None and now - self._looked < RESCAN_INTERVAL_S:
             return
         self._looked = now
         found = {}
         for root in self._roots:
             for path in _runs_in(root, DEPTH):
                 name = self._name(root, path)
-                found[name] = self._runs.get(name) or LiveRun(path)
-                if len(found) >= MOST_RUNS:
+                found[name] = self._runs.get(name) or LiveRunView(path)
+                if len(found) >= MAX_RUNS:
                     break
         self._runs = dict(sorted(found.items()))
 
@@ -115,11 +115,11 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
             yield from _runs_in(Path(entry.path), depth - 1)
 
 
-def summary(name: str, run: RunFolder, now: float) -> Summary:
-    telling = next((metric for metric in TELLING if metric in run.metrics), "")
+def summarize_run(name: str, run: RunView, now: float) -> RunSummary:
+    telling = next((metric for metric in HEADLINE_METRICS if metric in run.metrics), "")
     curve = run.curve(telling).y if telling else []
     times = [record["time"] for record in (*run.lines[-1:], *run.events[-1:]) if "time" in record]
-    return Summary(
+    return RunSummary(
         run=name,
         stage=str(run.recipe.get("stage", "")),
         status=run.status(now),
@@ -135,13 +135,13 @@ def summary(name: str, run: RunFolder, now: float) -> Summary:
     )
 
 
-def curve(run: RunFolder, metric: str, *, smooth: float) -> Mapping[str, Any]:
+def curve_data(run: RunView, metric: str, *, smooth: float) -> Mapping[str, Any]:
     """A metric of a run as columns to draw; of many points, those that a picture shows."""
     found = run.curve(metric)
-    shown = look(metric)
+    shown = metric_display(metric)
     seen = dict(zip((line["step"] for line in run.lines), run.tokens, strict=False))
-    average = smoothed(found.y, smooth) if smooth > 1 and not found.marks else []
-    kept = thinned(found.x, found.y, POINTS // 4)
+    average = smooth_ema(found.y, smooth) if smooth > 1 and not found.marks else []
+    kept = downsample(found.x, found.y, POINTS // 4)
     timed = [line for line in run.lines if "time" in line]
     times = {line["step"]: line["time"] - timed[0]["time"] for line in timed}
     return {

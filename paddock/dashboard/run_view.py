@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paddock.dashboard.series import Series
+from paddock.dashboard.series import MetricSeries
 from paddock.journal import EVENTS_FILE, METRICS_FILE, follow
 
 RECIPE = "recipe.toml"
@@ -24,7 +24,7 @@ class ReportError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFolder:
+class RunView:
     """What a run wrote down.
 
     `lines` are the steps that count, in order: where a run went back to a checkpoint, what it had
@@ -36,7 +36,7 @@ class RunFolder:
     recipe: Mapping[str, Any]
     lines: tuple[Mapping[str, float], ...]
     events: tuple[Mapping[str, Any], ...]
-    complaints: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -49,7 +49,9 @@ class RunFolder:
 
     @property
     def steps_planned(self) -> int | None:
-        planned = number(self.fact("started", "of")) or number(self.recipe.get("steps"))
+        planned = parse_number_or_none(
+            self.latest_event_value("started", "of")
+        ) or parse_number_or_none(self.recipe.get("steps"))
         return int(planned) if planned and _counts("step", planned) else None
 
     @cached_property
@@ -81,12 +83,12 @@ class RunFolder:
             if name not in PROGRESS
         ]
 
-    def curve(self, metric: str, name: str | None = None) -> Series:
+    def curve(self, metric: str, name: str | None = None) -> MetricSeries:
         """A metric over the run's progress. It has marks where it was measured now and then
         only."""
         along = zip(self.progress[1], self.lines, strict=True)
         found = [(x, line) for x, line in along if metric in line]
-        return Series(
+        return MetricSeries(
             name=name or metric.replace("_", " "),
             x=[x for x, _ in found],
             y=[line[metric] for _, line in found],
@@ -94,14 +96,14 @@ class RunFolder:
             marks=2 * len(found) < len(self.lines),
         )
 
-    def fact(self, kind: str, field: str) -> Any:
+    def latest_event_value(self, kind: str, field: str) -> Any:
         """The newest value of an event's field; None where it was never written."""
         found = [e[field] for e in self.events if e.get("kind") == kind and field in e]
         return found[-1] if found else None
 
-    def positive(self, kind: str, field: str) -> float | None:
+    def latest_positive_value(self, kind: str, field: str) -> float | None:
         """The same, where it must be a number above zero to be of use."""
-        value = number(self.fact(kind, field))
+        value = parse_number_or_none(self.latest_event_value(kind, field))
         return value if value is not None and 0 < value < inf else None
 
     def status(self, now: float) -> str:
@@ -123,7 +125,7 @@ class RunFolder:
         return "running" if now - last < patience else "stopped"
 
 
-def read_run(path: str | Path) -> RunFolder:
+def read_run(path: str | Path) -> RunView:
     folder = Path(path)
     if not folder.is_dir():
         raise ReportError(f"{folder}: no such folder")
@@ -131,13 +133,13 @@ def read_run(path: str | Path) -> RunFolder:
         raise ReportError(
             f"{folder}: no run folder, it holds neither {METRICS_FILE} nor {EVENTS_FILE}{_near(folder)}"
         )
-    return LiveRun(folder).look()
+    return LiveRunView(folder).refresh()
 
 
 Stamp = tuple[int, int, int] | None  # which file, how long, when
 
 
-class LiveRun:
+class LiveRunView:
     """The run in a folder that may still grow: each look reads what was added since the last."""
 
     def __init__(self, path: Path) -> None:
@@ -147,14 +149,14 @@ class LiveRun:
 
     def _begin(self) -> None:
         self._metrics, self._events = (
-            Lines(self.path / METRICS_FILE),
-            Lines(self.path / EVENTS_FILE),
+            JsonlReader(self.path / METRICS_FILE),
+            JsonlReader(self.path / EVENTS_FILE),
         )
         self._lines: list[dict[str, float]] = []
         self._told: list[Mapping[str, Any]] = []
-        self._run: RunFolder | None = None
+        self._run: RunView | None = None
 
-    def look(self) -> RunFolder:
+    def refresh(self) -> RunView:
         stamps = tuple(_stamp(self.path / name) for name in (METRICS_FILE, EVENTS_FILE, RECIPE))
         if not any(stamps[:2]):
             raise ReportError(f"{self.path}: the run is gone")
@@ -162,18 +164,18 @@ class LiveRun:
             return self._run
         if any(map(_begun_anew, self._stamps[:2], stamps)):
             self._begin()
-        for record in self._metrics.new():
+        for record in self._metrics.read_new():
             append_step(self._lines, record)
-        self._told += [dated(event) for event in self._events.new()]
+        self._told += [with_valid_time(event) for event in self._events.read_new()]
         text, recipe, wrong = read_recipe(self.path / RECIPE)
         complaints = (wrong, self._metrics.complaint, self._events.complaint)
-        self._run = RunFolder(
+        self._run = RunView(
             path=self.path,
             recipe_text=text,
             recipe=recipe,
             lines=tuple(self._lines),
             events=tuple(self._told),
-            complaints=tuple(filter(None, complaints)),
+            warnings=tuple(filter(None, complaints)),
         )
         self._stamps = stamps
         return self._run
@@ -188,7 +190,7 @@ def is_own_file(path: Path) -> bool:
         return False
 
 
-def missing(path: Path) -> str:
+def missing_file_note(path: Path) -> str:
     return f"{path.name} is {'a link, which is not followed' if path.is_symlink() else 'missing'}"
 
 
@@ -211,7 +213,7 @@ def _begun_anew(before: Stamp, now: Stamp) -> bool:
 
 def append_step(lines: list[dict[str, float]], record: Mapping[str, Any]) -> None:
     """One more line of metrics, if it is one; what a run did beyond it before is forgotten."""
-    read = {name: number(value) for name, value in record.items()}
+    read = {name: parse_number_or_none(value) for name, value in record.items()}
     line = {name: v for name, v in read.items() if v is not None and _counts(name, v)}
     if "step" not in line:
         return
@@ -220,9 +222,9 @@ def append_step(lines: list[dict[str, float]], record: Mapping[str, Any]) -> Non
     lines.append(line)
 
 
-def dated(event: dict[str, Any]) -> dict[str, Any]:
+def with_valid_time(event: dict[str, Any]) -> dict[str, Any]:
     """The event with a time that is one, or with none."""
-    when = number(event.get("time"))
+    when = parse_number_or_none(event.get("time"))
     rest = {name: value for name, value in event.items() if name != "time"}
     return rest if when is None or not _counts("time", when) else {"time": when, **rest}
 
@@ -232,7 +234,7 @@ def _near(folder: Path) -> str:
     return f"; runs in it: {', '.join(inside[:8])}" if inside else ""
 
 
-class Lines:
+class JsonlReader:
     """A file of records, read as it grows, up to the first line that is none: what follows a
     damaged line cannot be trusted."""
 
@@ -241,11 +243,11 @@ class Lines:
         self._offset = self._count = 0
         self._damaged = False
 
-    def new(self) -> list[dict[str, Any]]:
+    def read_new(self) -> list[dict[str, Any]]:
         """What was added since the last call."""
         found: list[dict[str, Any]] = []
         if not self._damaged:
-            self.complaint = "" if is_own_file(self.path) else missing(self.path)
+            self.complaint = "" if is_own_file(self.path) else missing_file_note(self.path)
             if self.complaint:
                 return found
         try:
@@ -264,7 +266,7 @@ class Lines:
 def read_recipe(path: Path) -> tuple[str, dict[str, Any], str]:
     """Its text, what it says, and what is wrong with it."""
     if not is_own_file(path):
-        return "", {}, missing(path)
+        return "", {}, missing_file_note(path)
     text = path.read_text("utf-8", errors="replace")
     try:
         return text, tomllib.loads(text), ""
@@ -272,7 +274,7 @@ def read_recipe(path: Path) -> tuple[str, dict[str, Any], str]:
         return text, {}, f"{path.name}: {error}"
 
 
-def number(value: object) -> float | None:
+def parse_number_or_none(value: object) -> float | None:
     """What a journal means by a number: also the text that stands for one that is not finite. One
     too large or too small to draw beside others is infinite or zero.
 
@@ -299,6 +301,6 @@ def _counts(name: str, value: float) -> bool:
     return name not in PROGRESS or 0 <= value < (1e11 if name == "time" else 1e15)
 
 
-def pretty(value: object) -> str:
+def format_setting(value: object) -> str:
     """A setting as a recipe writes it."""
     return value if isinstance(value, str) else json.dumps(value)

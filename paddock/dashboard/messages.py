@@ -6,31 +6,31 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Words(Protocol):
+class TokenText(Protocol):
     """A tokenizer, as far as a reader needs one."""
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """What each token adds to the text."""
 
-    def is_added(self, token_id: int) -> bool:
+    def is_special(self, token_id: int) -> bool:
         """Whether it is a marker that text cannot spell."""
 
 
-OpenWords = Callable[[Path], Words | None]  # of a folder that may hold a tokenizer
+OpenTokenText = Callable[[Path], TokenText | None]  # of a folder that may hold a tokenizer
 
 
-class Numbers:
+class TokenIdText:
     """Where no tokenizer is left: ids."""
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [f"[{token}]" for token in ids]
 
-    def is_added(self, token_id: int) -> bool:  # noqa: ARG002
+    def is_special(self, token_id: int) -> bool:  # noqa: ARG002
         return False
 
 
 @dataclass(slots=True)
-class Part:
+class MessagePart:
     """A stretch of a message: text, thinking, call or result; tokens `first` to before `until`."""
 
     kind: str
@@ -40,12 +40,12 @@ class Part:
 
 
 @dataclass(slots=True)
-class Said:
+class TokenizedMessage:
     """A message. `sampled`: the policy wrote some of it."""
 
     role: str
     sampled: bool = False
-    parts: list[Part] = field(default_factory=list)
+    parts: list[MessagePart] = field(default_factory=list)
 
 
 ROLES = {
@@ -64,9 +64,9 @@ WITHIN = {  # a call: name, then arguments
 }
 
 
-def conversation(
+def parse_messages(
     pieces: Sequence[str], added: Sequence[bool], sampled: Sequence[bool]
-) -> list[Said]:
+) -> list[TokenizedMessage]:
     """The messages that markers of GLM's template set apart. Where a sequence has none of them,
     what was read and what was sampled take turns.
 
@@ -86,23 +86,23 @@ def conversation(
 
 def _marked(
     pieces: Sequence[str], added: Sequence[bool], sampled: Sequence[bool]
-) -> Iterator[Said]:
-    message = Said("")
-    part: Part | None = None
+) -> Iterator[TokenizedMessage]:
+    message = TokenizedMessage("")
+    part: MessagePart | None = None
     for place, piece in enumerate(pieces):
         marker = piece if added[place] else ""
         if marker in ROLES:
             yield message
-            message, part = Said(ROLES[marker]), None
+            message, part = TokenizedMessage(ROLES[marker]), None
             continue  # a sampled one only ends the reply before it
         message.sampled |= sampled[place]
         if marker in OPENING or marker in CLOSING:
             kind = OPENING.get(marker, "text")
-            part = Part(kind, place, place + 1)
+            part = MessagePart(kind, place, place + 1)
             message.parts.append(part)
             continue
         if part is None:
-            part = Part("text", place, place)
+            part = MessagePart("text", place, place)
             message.parts.append(part)
         part.until = place + 1
         if not marker or part.kind != "call":
@@ -112,14 +112,14 @@ def _marked(
     yield message
 
 
-def _turns(pieces: Sequence[str], sampled: Sequence[bool]) -> Iterator[Said]:
-    message: Said | None = None
+def _turns(pieces: Sequence[str], sampled: Sequence[bool]) -> Iterator[TokenizedMessage]:
+    message: TokenizedMessage | None = None
     for place, (piece, wrote) in enumerate(zip(pieces, sampled, strict=True)):
         if message is None or message.sampled != wrote:
             if message is not None:
                 yield message
             role = "reply" if wrote else "prompt"
-            message = Said(role, wrote, [Part("text", place, place)])
+            message = TokenizedMessage(role, wrote, [MessagePart("text", place, place)])
         message.parts[0].text += piece
         message.parts[0].until = place + 1
     if message is not None:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from paddock.dashboard import episodes, prefixes, rows
-from paddock.dashboard.engine import EngineWatch
-from paddock.dashboard.folder import ReportError, is_own_file
+from paddock.dashboard import jsonl_pages, prefix_tree, rollouts
+from paddock.dashboard.engine_monitor import EngineMonitor
 from paddock.dashboard.html import page
-from paddock.dashboard.report import report
-from paddock.dashboard.shelf import LEDGER_FILE, Shelf, curve, summary
-from paddock.dashboard.story import read_story, story_page
-from paddock.dashboard.talk import Numbers, OpenWords, Words
+from paddock.dashboard.messages import OpenTokenText, TokenIdText, TokenText
+from paddock.dashboard.pipeline_report import pipeline_report_page, read_pipeline_report
+from paddock.dashboard.run_index import LEDGER_FILE, RunIndex, curve_data, summarize_run
+from paddock.dashboard.run_report import run_report
+from paddock.dashboard.run_view import ReportError, is_own_file
 from paddock.http import is_allowed_host
 from paddock.journal import LedgerError, LedgerView
 
@@ -52,37 +52,37 @@ HEADERS = {
 Number = Annotated[int, Interval(ge=0, lt=2**63)]
 
 
-class DashError(ValueError):
+class DashboardError(ValueError):
     """Why there is no dashboard; the message says what to do."""
 
 
 @dataclass(kw_only=True)
-class Sight:
+class DashboardApp:
     """What there is to see, and with what eyes."""
 
-    shelf: Shelf
-    open_words: OpenWords
-    engine: EngineWatch | None = None
+    shelf: RunIndex
+    open_words: OpenTokenText
+    engine: EngineMonitor | None = None
     host: str = "127.0.0.1"
     clock: Callable[[], float] = time.time
-    _words: dict[Path, Words] = field(default_factory=dict)
+    _words: dict[Path, TokenText] = field(default_factory=dict)
 
-    def words(self, name: str) -> Words:
+    def token_text(self, name: str) -> TokenText:
         """The tokenizer of a run: its own, its checkpoints', or that of the run it started from."""
         run = self.shelf.run(name)
         start = run.recipe.get("start")
         parent = start.get("folder") if isinstance(start, Mapping) else None
         folders = [run.path]
-        if isinstance(parent, str) and self.shelf.within(Path(parent)):
+        if isinstance(parent, str) and self.shelf.contains(Path(parent)):
             folders.append(Path(parent))
-        for folder in (place for each in folders for place in tokenizer_places(each)):
-            if not self.shelf.within(folder / "tokenizer.json"):  # a link leads elsewhere
+        for folder in (place for each in folders for place in find_tokenizer_folders(each)):
+            if not self.shelf.contains(folder / "tokenizer.json"):  # a link leads elsewhere
                 continue
             if folder not in self._words and (found := self.open_words(folder)) is not None:
                 self._words[folder] = found
             if folder in self._words:
                 return self._words[folder]
-        return Numbers()
+        return TokenIdText()
 
     @contextmanager
     def ledger(self, name: str) -> Iterator[LedgerView]:
@@ -93,7 +93,7 @@ class Sight:
             yield view
 
 
-def tokenizer_places(run: Path) -> Iterator[Path]:
+def find_tokenizer_folders(run: Path) -> Iterator[Path]:
     yield run / "tokenizer"
     yield from sorted(run.glob("checkpoints/step-*/model"), reverse=True)[:1]
     yield run / "model"
@@ -107,10 +107,10 @@ def plotly_script() -> Path:
         script = Path(folder) / "package_data" / "plotly.min.js"
         if script.is_file():
             return script
-    raise DashError(f"the dashboard draws with plotly, which is not installed: {INSTALL}")
+    raise DashboardError(f"the dashboard draws with plotly, which is not installed: {INSTALL}")
 
 
-def build_app(sight: Sight) -> "FastAPI":
+def build_app(sight: DashboardApp) -> "FastAPI":
     """The dashboard as an application."""
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse
@@ -188,7 +188,7 @@ def _json(value: Any) -> "Response":
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-def _add_runs(app: "FastAPI", sight: Sight) -> None:
+def _add_runs(app: "FastAPI", sight: DashboardApp) -> None:
     from fastapi import Query
     from fastapi.responses import Response
 
@@ -197,7 +197,7 @@ def _add_runs(app: "FastAPI", sight: Sight) -> None:
         found, now = [], sight.clock()
         for name in sight.shelf.names():
             try:
-                found.append(summary(name, sight.shelf.run(name), now))
+                found.append(summarize_run(name, sight.shelf.run(name), now))
             except (ReportError, OSError):  # gone since it was found
                 continue
         return _json({"runs": found, "engine": sight.engine is not None, "now": now})
@@ -208,16 +208,16 @@ def _add_runs(app: "FastAPI", sight: Sight) -> None:
         for name in run:
             folder = sight.shelf.run(name)
             if metric in folder.metrics:
-                found[name] = curve(folder, metric, smooth=smooth)
+                found[name] = curve_data(folder, metric, smooth=smooth)
         return _json(found)
 
     @app.get("/report")
     def told(run: str) -> Response:
         folder = sight.shelf.run(run)
         if any(event.get("kind") == "plan" for event in folder.events):
-            text = page(run, *story_page(read_story(folder.path)))
+            text = page(run, *pipeline_report_page(read_pipeline_report(folder.path)))
         else:
-            text = page(run, *report(folder, sight.clock()))
+            text = page(run, *run_report(folder, sight.clock()))
         own = files("paddock.dashboard").joinpath("page.js").read_bytes()
         digest = base64.b64encode(sha256(own).digest()).decode()
         policy = POLICY.replace("script-src 'self'", f"script-src 'sha256-{digest}'")
@@ -228,7 +228,7 @@ def _add_runs(app: "FastAPI", sight: Sight) -> None:
         )
 
 
-def _add_ledger(app: "FastAPI", sight: Sight) -> None:
+def _add_ledger(app: "FastAPI", sight: DashboardApp) -> None:
     from fastapi.responses import Response
 
     @app.get("/api/rl")
@@ -241,17 +241,17 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
         low: float | None = None,
         high: float | None = None,
     ) -> Response:
-        wish = episodes.Wish(
+        wish = rollouts.RolloutQuery(
             task=task, status=status, update=update, before=before, low=low, high=high
         )
         with sight.ledger(run) as ledger:
-            return _json(episodes.overview(ledger, wish))
+            return _json(rollouts.rollout_overview(ledger, wish))
 
     @app.get("/api/failures")
     def failures(
         run: str, task: str = "", update: Number | None = None, before: Number | None = None
     ) -> Response:
-        wish = episodes.Wish(task=task, update=update, before=before)
+        wish = rollouts.RolloutQuery(task=task, update=update, before=before)
         lines = sight.shelf.run(run).lines
         kinds = sorted({name for line in lines for name in line if name.startswith("failed_")})
         by_step = {
@@ -259,17 +259,19 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
             "kinds": {k.removeprefix("failed_"): [line.get(k, 0) for line in lines] for k in kinds},
         }
         with sight.ledger(run) as ledger:
-            return _json({**episodes.failures(ledger, wish), "by_step": by_step})
+            return _json({**rollouts.failure_summary(ledger, wish), "by_step": by_step})
 
     @app.get("/api/group")
     def group(run: str, ordinal: Number) -> Response:
         with sight.ledger(run) as ledger:
-            return _json(episodes.group(ledger, ordinal, sight.words(run)))
+            return _json(rollouts.group_detail(ledger, ordinal, sight.token_text(run)))
 
     @app.get("/api/attempt")
     def attempt(run: str, ordinal: Number, member: Number, branch: Number = 0) -> Response:
         with sight.ledger(run) as ledger:
-            return _json(episodes.attempt(ledger, ordinal, member, branch, sight.words(run)))
+            return _json(
+                rollouts.rollout_detail(ledger, ordinal, member, branch, sight.token_text(run))
+            )
 
     @app.get("/api/find")
     def find(run: str, task: str, number: Number) -> Response:
@@ -279,34 +281,34 @@ def _add_ledger(app: "FastAPI", sight: Sight) -> None:
     @app.get("/api/prefixes")
     def shared(run: str, update: Number | None = None) -> Response:
         with sight.ledger(run) as ledger:
-            return _json(prefixes.picture(ledger, update, sight.words(run)))
+            return _json(prefix_tree.prefix_tree_view(ledger, update, sight.token_text(run)))
 
 
-def _add_rows(app: "FastAPI", sight: Sight) -> None:
+def _add_rows(app: "FastAPI", sight: DashboardApp) -> None:
     from fastapi.responses import Response
 
-    def some(run: str, file: str, before: int | None) -> tuple[list[rows.Row], int]:
-        return rows.page(sight.shelf.folder(run) / file, before)
+    def some(run: str, file: str, before: int | None) -> tuple[list[jsonl_pages.Row], int]:
+        return jsonl_pages.read_page(sight.shelf.folder(run) / file, before)
 
     @app.get("/api/timeline")
     def timeline(run: str, before: Number | None = None) -> Response:
         folder = sight.shelf.run(run)
-        return _json(rows.timeline(folder.path / rows.ROLLOUTS, before, folder.lines))
+        return _json(jsonl_pages.timeline(folder.path / jsonl_pages.ROLLOUTS, before, folder.lines))
 
     @app.get("/api/engine")
     def engine(run: str, before: Number | None = None) -> Response:
-        found, start = some(run, rows.ENGINE, before)
+        found, start = some(run, jsonl_pages.ENGINE, before)
         return _json({"rows": found, "before": start or None})
 
     @app.get("/api/engine/live")
     def live() -> Response:
         if sight.engine is None:
             raise ReportError("no engine is watched: start with --engine URL")
-        return _json(sight.engine.look())
+        return _json(sight.engine.poll())
 
     @app.get("/api/network")
     def network(run: str) -> Response:
-        found, _ = some(run, rows.NETWORK, None)
+        found, _ = some(run, jsonl_pages.NETWORK, None)
         lines = sight.shelf.run(run).lines
         uneven = [(line["step"], line["imbalance"]) for line in lines if "imbalance" in line]
         return _json({"rows": found, "imbalance": uneven})

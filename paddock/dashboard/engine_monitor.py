@@ -5,23 +5,23 @@ from collections.abc import Callable, Mapping
 from time import monotonic, time
 from typing import Any
 
-LOOK_S = 1.0  # between two looks at a server
-KEPT = 900  # looks
-PATIENCE_S = 2.0
+POLL_INTERVAL_S = 1.0  # between two looks at a server
+MAX_POINTS = 900  # looks
+TIMEOUT_S = 2.0
 
 
-class EngineWatch:
+class EngineMonitor:
     """Looks at a server's metrics when it is asked to, and remembers what it saw."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url, self._key = url.rstrip("/"), key
-        self._seen: deque[Mapping[str, Any]] = deque(maxlen=KEPT)
+        self._seen: deque[Mapping[str, Any]] = deque(maxlen=MAX_POINTS)
         self._looked: float | None = None
         self._wrong = ""
 
-    def look(self, clock: Callable[[], float] = monotonic) -> Mapping[str, Any]:
+    def poll(self, clock: Callable[[], float] = monotonic) -> Mapping[str, Any]:
         now = clock()
-        if self._looked is None or now - self._looked >= LOOK_S:
+        if self._looked is None or now - self._looked >= POLL_INTERVAL_S:
             self._looked = now
             self._ask()
         return {"url": self.url, "rows": list(self._seen), "wrong": self._wrong}
@@ -31,15 +31,15 @@ class EngineWatch:
 
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
-            answer = httpx.get(f"{self.url}/metrics", headers=headers, timeout=PATIENCE_S)
+            answer = httpx.get(f"{self.url}/metrics", headers=headers, timeout=TIMEOUT_S)
             answer.raise_for_status()
-            self._seen.append({"time": time(), **numbers(answer.text)})
+            self._seen.append({"time": time(), **parse_metrics(answer.text)})
             self._wrong = ""
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             self._wrong = f"{self.url} does not answer: {error}"
 
 
-def numbers(text: str) -> dict[str, float]:
+def parse_metrics(text: str) -> dict[str, float]:
     """Gauges and counters of a page of metrics, summed over replicas, without their prefix. Shares
     and lengths are averaged: their sum means nothing.
 

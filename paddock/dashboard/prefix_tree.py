@@ -4,40 +4,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddock.dashboard.talk import Words
+from paddock.dashboard.messages import TokenText
 from paddock.journal import LedgerView
 
-ATTEMPTS = 96  # in one picture
+MAX_ROLLOUTS = 96  # in one picture
 TOKENS = 4096  # of each
 LEGIBLE = 80  # characters of a node
 
 
 @dataclass(slots=True)
-class Node:
+class PrefixTreeNode:
     """Tokens that nothing branches off, and what follows them."""
 
     edge: tuple[int, ...]
     attempts: int
-    children: dict[int, "Node"] = field(default_factory=dict)  # by first token
+    children: dict[int, "PrefixTreeNode"] = field(default_factory=dict)  # by first token
 
 
-def tree(sequences: Sequence[Sequence[int]]) -> Node:
+def build_prefix_tree(sequences: Sequence[Sequence[int]]) -> PrefixTreeNode:
     """
     >>> root = tree([(1, 2, 3), (1, 2, 4), (1, 2, 4, 5)])
     >>> root.children[1].edge, root.children[1].attempts, list(root.children[1].children)
     ((1, 2), 3, [3, 4])
     """
-    root = Node((), len(sequences))
+    root = PrefixTreeNode((), len(sequences))
     for sequence in sequences:
         node, rest = root, tuple(sequence)
         while rest:
             child = node.children.get(rest[0])
             if child is None:
-                node.children[rest[0]] = Node(rest, 1)
+                node.children[rest[0]] = PrefixTreeNode(rest, 1)
                 break
             same = _shared(child.edge, rest)
             if same < len(child.edge):  # it branches off in the middle
-                upper = Node(child.edge[:same], child.attempts)
+                upper = PrefixTreeNode(child.edge[:same], child.attempts)
                 upper.children[child.edge[same]] = child
                 child.edge = child.edge[same:]
                 node.children[rest[0]] = child = upper
@@ -51,30 +51,30 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def picture(ledger: LedgerView, update: int | None, words: Words) -> Mapping[str, Any]:
+def prefix_tree_view(ledger: LedgerView, update: int | None, words: TokenText) -> Mapping[str, Any]:
     """The newest attempts of an update (of all, if None) as one tree; `kept` of `whole` tokens are
     left when what is shared is stored once."""
     read: list[Sequence[int]] = []
     groups = 0
-    for entry in ledger.list_groups(ATTEMPTS, update=update):
+    for entry in ledger.list_groups(MAX_ROLLOUTS, update=update):
         attempts = ledger.group_trajectories(entry.ordinal)
         groups += bool(attempts)
         read += [branches[0].token_ids[:TOKENS] for branches in attempts if branches[0].turns]
-        if len(read) >= ATTEMPTS:
+        if len(read) >= MAX_ROLLOUTS:
             break
-    root = tree(read[:ATTEMPTS])
+    root = build_prefix_tree(read[:MAX_ROLLOUTS])
     nodes = list(_listed(root, words))
     return {
         "attempts": root.attempts,
         "groups": groups,
-        "whole": sum(map(len, read[:ATTEMPTS])),
+        "whole": sum(map(len, read[:MAX_ROLLOUTS])),
         "kept": sum(node["tokens"] for node in nodes),
         "nodes": nodes,
     }
 
 
-def _listed(root: Node, words: Words) -> Iterator[dict[str, Any]]:
-    waiting: list[tuple[Node, int | None]] = [(root, None)]
+def _listed(root: PrefixTreeNode, words: TokenText) -> Iterator[dict[str, Any]]:
+    waiting: list[tuple[PrefixTreeNode, int | None]] = [(root, None)]
     number = 0
     while waiting:
         node, parent = waiting.pop()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paddock.dashboard.folder import is_own_file, number
+from paddock.dashboard.run_view import is_own_file, parse_number_or_none
 
 ROLLOUTS, ENGINE, NETWORK = "rollouts.jsonl", "engine.jsonl", "network.jsonl"
 PAGE_BYTES = 512 * 1024  # read at once
@@ -15,7 +15,7 @@ ROW_BYTES = 32 << 20  # of one row at most
 Row = Mapping[str, Any]
 
 
-def page(path: Path, before: int | None = None) -> tuple[list[Row], int]:
+def read_page(path: Path, before: int | None = None) -> tuple[list[Row], int]:
     """Whole rows that end before byte `before` (the end, if None), at most `PAGE_BYTES` of them
     unless one alone is longer, and where the page before this one ends; 0: this one begins the
     file. Lines that are no rows are left out."""
@@ -54,7 +54,7 @@ def _row(line: bytes) -> Row | None:
 def timeline(path: Path, before: int | None, steps: Sequence[Mapping[str, float]]) -> Row:
     """Rollouts as bars in as few lanes as hold them, how many ran at any time, the gaps in which
     none did, and when the trainer worked."""
-    rows, start = page(path, before)
+    rows, start = read_page(path, before)
     spans = sorted(span for row in rows if (span := _span(row)) is not None)
     bars = [{**dict(row), "began": began, "ended": ended} for began, ended, _, row in spans]
     for bar, lane in zip(bars, lanes([(b["began"], b["ended"]) for b in bars]), strict=True):
@@ -63,8 +63,8 @@ def timeline(path: Path, before: int | None, steps: Sequence[Mapping[str, float]
     high = max((bar["ended"] for bar in bars), default=0.0)
     return {
         "bars": bars,
-        "running": running([(b["began"], b["ended"]) for b in bars]),
-        "gaps": gaps([(b["began"], b["ended"]) for b in bars]),
+        "running": concurrency_over_time([(b["began"], b["ended"]) for b in bars]),
+        "gaps": idle_spans([(b["began"], b["ended"]) for b in bars]),
         "updates": [
             {"step": line["step"], "ended": line["time"], "idle": line.get("trainer_idle")}
             for line in steps
@@ -75,7 +75,7 @@ def timeline(path: Path, before: int | None, steps: Sequence[Mapping[str, float]
 
 
 def _span(row: Row) -> tuple[float, float, int, Row] | None:
-    began, ended = number(row.get("began")), number(row.get("time"))
+    began, ended = parse_number_or_none(row.get("began")), parse_number_or_none(row.get("time"))
     if began is None or ended is None or not 0 <= began <= ended < 1e11:
         return None
     return began, ended, id(row), row  # rows themselves have no order
@@ -102,7 +102,7 @@ def lanes(spans: Sequence[Span]) -> list[int]:
     return found
 
 
-def running(spans: Sequence[Span]) -> list[tuple[float, int]]:
+def concurrency_over_time(spans: Sequence[Span]) -> list[tuple[float, int]]:
     """How many run from each moment on at which that changes.
 
     >>> running([(0, 5), (1, 2)])
@@ -119,7 +119,7 @@ def running(spans: Sequence[Span]) -> list[tuple[float, int]]:
     return found
 
 
-def gaps(spans: Sequence[Span]) -> list[Span]:
+def idle_spans(spans: Sequence[Span]) -> list[Span]:
     """When none ran, between the first and the last.
 
     >>> gaps([(0, 2), (1, 3), (5, 6)])

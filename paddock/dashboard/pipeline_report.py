@@ -6,16 +6,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paddock.dashboard.bars import heat_map, share_bar
-from paddock.dashboard.curves import metric_chart, reward_chart
-from paddock.dashboard.folder import ReportError, RunFolder, is_own_file, number, read_run
-from paddock.dashboard.html import Html, folded, joined, page, section, table, tag, tiles
-from paddock.dashboard.scale import short, span
+from paddock.dashboard.bar_charts import heat_map, stacked_bar
+from paddock.dashboard.html import Html, details, join, page, section, table, tag, tiles
+from paddock.dashboard.metrics import metric_chart, reward_chart
+from paddock.dashboard.run_view import (
+    ReportError,
+    RunView,
+    is_own_file,
+    parse_number_or_none,
+    read_run,
+)
+from paddock.dashboard.scale import format_duration, format_number
 from paddock.journal import EVENTS_FILE, follow
 
 REPORT = "report.html"
 # Of each kind of stage, the curves that tell its story; those a run does not have are left out.
-TELLING = (
+STAGE_CURVES = (
     *("held_out", "loss", "indexer", "reward", "staleness", "entropy", "teacher_gap", "gap"),
     *("trainer_idle", "engine_idle"),
 )
@@ -25,7 +31,7 @@ EXCERPT = 300  # characters of a long reply that are shown at either end
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageResult:
     name: str
     about: str = ""
     seconds: float = 0.0
@@ -35,39 +41,39 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class PipelineReport:
     path: Path
     seed: int
-    stages: tuple[Stage, ...]
-    skills: tuple[str, ...]
-    falling: frozenset[str]  # skills of which less is better
+    stages: tuple[StageResult, ...]
+    metrics: tuple[str, ...]
+    lower_is_better: frozenset[str]  # skills of which less is better
 
-    def best(self, skill: str) -> float | None:
+    def best_score(self, skill: str) -> float | None:
         found = [stage.scores[skill] for stage in self.stages if skill in stage.scores]
         if not found:
             return None
-        return min(found) if skill in self.falling else max(found)
+        return min(found) if skill in self.lower_is_better else max(found)
 
-    def last(self, skill: str) -> float | None:
+    def last_score(self, skill: str) -> float | None:
         found = [stage.scores[skill] for stage in self.stages if skill in stage.scores]
         return found[-1] if found else None
 
-    def kept(self, skill: str) -> str:
+    def retained(self, skill: str) -> str:
         """What is left in the end of the best there was."""
-        best, last = self.best(skill), self.last(skill)
+        best, last = self.best_score(skill), self.last_score(skill)
         if best is None or last is None:
             return ""
-        if skill in self.falling:
+        if skill in self.lower_is_better:
             return f"{last - best:+.3f}"
         return f"{last / best:.0%}" if best else "-"
 
 
-def read_story(folder: str | Path) -> Story:
+def read_pipeline_report(folder: str | Path) -> PipelineReport:
     """What a plan wrote down in its folder, finished or not."""
     path = Path(folder)
     if not is_own_file(path / EVENTS_FILE):
         raise ReportError(f"{path}: no run of a plan, it holds no {EVENTS_FILE}")
-    stages: dict[str, Stage] = {}
+    stages: dict[str, StageResult] = {}
     skills: dict[str, None] = {}
     falling: set[str] = set()
     seed = 0
@@ -78,18 +84,24 @@ def read_story(folder: str | Path) -> Story:
             case {"kind": "stage_undone", "stage": str(name)}:
                 stages.pop(name, None)
             case {"kind": "stage_done", "stage": str(name)}:
-                about, seconds = str(event.get("about", "")), number(event.get("seconds")) or 0.0
-                stages[name] = Stage(name, about, seconds)
+                about, seconds = (
+                    str(event.get("about", "")),
+                    parse_number_or_none(event.get("seconds")) or 0.0,
+                )
+                stages[name] = StageResult(name, about, seconds)
             case {"kind": "skill", "stage": str(name), "skill": str(skill)} if name in stages:
                 _note(stages[name], skill, event)
                 skills[skill] = None
                 if event.get("better") == "lower":
                     falling.add(skill)
-    return Story(path, seed, tuple(stages.values()), tuple(skills), frozenset(falling))
+    return PipelineReport(path, seed, tuple(stages.values()), tuple(skills), frozenset(falling))
 
 
-def _note(stage: Stage, skill: str, event: Mapping[str, Any]) -> None:
-    score, error = number(event.get("score")), number(event.get("error"))
+def _note(stage: StageResult, skill: str, event: Mapping[str, Any]) -> None:
+    score, error = (
+        parse_number_or_none(event.get("score")),
+        parse_number_or_none(event.get("error")),
+    )
     if score is not None:
         stage.scores[skill] = score
     if error is not None:
@@ -97,23 +109,27 @@ def _note(stage: Stage, skill: str, event: Mapping[str, Any]) -> None:
     stage.examples[skill] = list(event.get("examples") or [])
 
 
-def write_story(folder: str | Path, out: str | Path | None = None) -> Path:
+def write_pipeline_report(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the page of a plan, into its folder unless told otherwise; returns where it is."""
-    story = read_story(folder)
+    story = read_pipeline_report(folder)
     file = Path(out) if out is not None else story.path / REPORT
-    file.write_text(page(story.path.resolve().name, *story_page(story)), "utf-8", "replace")
+    file.write_text(
+        page(story.path.resolve().name, *pipeline_report_page(story)), "utf-8", "replace"
+    )
     return file
 
 
-def story_page(story: Story) -> Iterator[Html]:
+def pipeline_report_page(story: PipelineReport) -> Iterator[Html]:
     whole = sum(stage.seconds for stage in story.stages)
     yield tag("h1", story.path.resolve().name)
     yield tag(
-        "p", f"{len(story.stages)} stages in {span(whole)}, seed {story.seed}.", class_="lead"
+        "p",
+        f"{len(story.stages)} stages in {format_duration(whole)}, seed {story.seed}.",
+        class_="lead",
     )
     yield tiles(_headline(story))
     yield section("Skills after each stage", _lead(), *_skills(story))
-    yield section("Time", share_bar({s.name: s.seconds for s in story.stages}, span))
+    yield section("Time", stacked_bar({s.name: s.seconds for s in story.stages}, format_duration))
     for stage in story.stages:
         yield section(stage.name, *_stage(story, stage))
 
@@ -126,36 +142,40 @@ def _lead() -> Html:
     )
 
 
-def _headline(story: Story) -> Iterator[tuple[str, str, str]]:
-    for skill in story.skills:
+def _headline(story: PipelineReport) -> Iterator[tuple[str, str, str]]:
+    for skill in story.metrics:
         first = next(s.scores[skill] for s in story.stages if skill in s.scores)
-        last = story.last(skill)
+        last = story.last_score(skill)
         assert last is not None
-        yield skill, short(last, 3), f"from {short(first, 3)}; {story.kept(skill)} of the best"
+        yield (
+            skill,
+            format_number(last, 3),
+            f"from {format_number(first, 3)}; {story.retained(skill)} of the best",
+        )
 
 
-def _skills(story: Story) -> Iterator[Html]:
+def _skills(story: PipelineReport) -> Iterator[Html]:
     names = [stage.name for stage in story.stages]
-    rising = [skill for skill in story.skills if skill not in story.falling]
+    rising = [skill for skill in story.metrics if skill not in story.lower_is_better]
     if rising:
         values = [[stage.scores.get(skill) for skill in rising] for stage in story.stages]
         yield heat_map("Share of the reward there was", names, rising, values)
     rows = [
-        (stage.name, *(_score(stage, skill) for skill in story.skills)) for stage in story.stages
+        (stage.name, *(_score(stage, skill) for skill in story.metrics)) for stage in story.stages
     ]
-    rows.append(("kept of the best", *(story.kept(skill) for skill in story.skills)))
-    yield folded("With standard errors", table(("stage", *story.skills), rows))
+    rows.append(("kept of the best", *(story.retained(skill) for skill in story.metrics)))
+    yield details("With standard errors", table(("stage", *story.metrics), rows))
 
 
-def _score(stage: Stage, skill: str) -> str:
+def _score(stage: StageResult, skill: str) -> str:
     if skill not in stage.scores:
         return ""
     error = stage.errors.get(skill)
     return f"{stage.scores[skill]:.3f}" + (f" ± {error:.3f}" if error else "")
 
 
-def _stage(story: Story, stage: Stage) -> Iterator[Html]:
-    yield tag("p", f"{stage.about}. " if stage.about else "", f"{span(stage.seconds)}.")
+def _stage(story: PipelineReport, stage: StageResult) -> Iterator[Html]:
+    yield tag("p", f"{stage.about}. " if stage.about else "", f"{format_duration(stage.seconds)}.")
     try:
         if (story.path / stage.name).resolve().parent != story.path.resolve():
             raise ReportError(f"{stage.name}: not a folder of this run")  # a link, or dots
@@ -167,12 +187,12 @@ def _stage(story: Story, stage: Stage) -> Iterator[Html]:
         yield tag("div", *_curves(run), class_="grid")
     for skill, examples in stage.examples.items():
         if examples:
-            shown = joined(_example(example) for example in examples)
-            yield folded(f"{skill}: how it answered", shown)
+            shown = join(_example(example) for example in examples)
+            yield details(f"{skill}: how it answered", shown)
 
 
-def _curves(run: RunFolder) -> Iterator[Html]:
-    for name in TELLING:
+def _curves(run: RunView) -> Iterator[Html]:
+    for name in STAGE_CURVES:
         # A dot or a flat line tells nothing.
         if name in run.metrics and len({*run.curve(name).y}) > 2:
             yield reward_chart(run) if name == "reward" else metric_chart(run, name)
@@ -181,7 +201,7 @@ def _curves(run: RunFolder) -> Iterator[Html]:
 def _example(example: Mapping[str, Any]) -> Html:
     said = [_message(message) for message in example.get("messages", [])]
     result = str(example.get("result", ""))
-    return tag("div", joined(said), tag("p", result, class_="note"), class_="dialogue")
+    return tag("div", join(said), tag("p", result, class_="note"), class_="dialogue")
 
 
 def _message(message: Mapping[str, Any]) -> Html:
@@ -192,7 +212,7 @@ def _message(message: Mapping[str, Any]) -> Html:
     for call in message.get("tool_calls") or []:
         told = json.dumps(call.get("arguments", {}), ensure_ascii=False)
         parts.append(tag("code", f" {call.get('name')}({told})"))
-    return tag("p", joined(parts))
+    return tag("p", join(parts))
 
 
 def _excerpt(text: str) -> str:
