@@ -25,13 +25,13 @@ from benchmarks.quant_story import FULL, LENGTH, SEEDS, Story, quantized, raised
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
-from paddock.cli.quantize import in_worlds
-from paddock.cli.quantize_text import Amounts
+from paddock.cli.quantize import compare_in_envs
+from paddock.launch.calibration_texts import CalibrationBudget
 from paddock.model import Transformer
 from paddock.quant import RECIPES
 
 MOST_NATS, MOST_POINTS = 0.02, 2.0  # that the whole recipe may cost
-AMOUNTS = Amounts(calibrate=16_384, held_out=16_384, needles=512, length=LENGTH)
+AMOUNTS = CalibrationBudget(calibrate=16_384, held_out=16_384, needles=512, length=LENGTH)
 
 
 def recipe_claims(stories: Sequence[Story], runs: Path) -> list[Claim]:
@@ -52,7 +52,7 @@ def story_claims(story: Story, home: Path) -> list[Claim]:
     ]
     name = "W4A8, whole recipe"
     rows += loss_claims(f"{title}: W4A8", reports[name])
-    for found in in_worlds(WORLDS, TASKS, source, folders[name]):
+    for found in compare_in_envs(WORLDS, TASKS, source, folders[name]):
         rows.append(_skill_claim(f"{title}: W4A8", found))
     bits = 8 * layer_bytes(folders[name]) / layer_weights(load_pretrained(source))
     what = f"{title}: W4A8, bits a weight of the layers, scales and what is left alone included"

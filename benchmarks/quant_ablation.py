@@ -24,7 +24,7 @@ from benchmarks.quant_story import FULL, LENGTH, Story, mean_and_error, quantize
 from benchmarks.table import Claim
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.checkpoint.training_state import latest_model
-from paddock.cli.quantize_text import Amounts
+from paddock.launch.calibration_texts import CalibrationBudget
 from paddock.model import Transformer
 from paddock.model.attention.mla import MLA
 from paddock.model.moe import GatedMLP, MoE
@@ -32,7 +32,7 @@ from paddock.quant import RECIPES, CalibrationText, QuantSettings
 from paddock.quant.rotate import norm_consumers
 
 CALIBRATIONS = 2
-AMOUNTS = Amounts(calibrate=8192, held_out=8192, needles=0, length=LENGTH)
+AMOUNTS = CalibrationBudget(calibrate=8192, held_out=8192, needles=0, length=LENGTH)
 WIDE = FULL.model_copy(update={"expert_bits": 8})
 # An ingredient, the recipe it is removed from, and how. Smoothing acts on the int8 parts: what it
 # does is seen best where experts are int8 too.

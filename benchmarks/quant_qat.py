@@ -15,16 +15,16 @@ from benchmarks.raise_base import settings_of, trained
 from benchmarks.table import Claim
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
-from paddock.cli.quantize import compared, played
-from paddock.cli.quantize_text import Amounts, run_of
+from paddock.cli.quantize import paired_difference, rewards_by_task
 from paddock.data import Tokenizer
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
+from paddock.launch.calibration_texts import CalibrationBudget, open_run
 from paddock.quant import RECIPES
 from paddock.train.evaluate import iter_validation_batches
 from paddock.train.run import open_corpus
 
 INT4 = "paddock.quant.qat:int4"
-AMOUNTS = Amounts(calibrate=16_384, held_out=1024, needles=0, length=LENGTH)
+AMOUNTS = CalibrationBudget(calibrate=16_384, held_out=1024, needles=0, length=LENGTH)
 TOKENS = 200_000  # of dialogues, or all that were held out
 WORLDS, TASKS = ["nano-chain", "nano-tools", "nano-rules"], 400
 AFTERWARDS = {"nearest integers afterwards": RECIPES["rtn"], "whole recipe afterwards": FULL}
@@ -67,7 +67,7 @@ def arms(story: Story, home: Path) -> dict[str, Path]:
 @torch.no_grad()
 def losses_of(run: Path, folder: Path) -> list[tuple[float, int]]:
     """Of each dialogue held out of a run, nats of its replies and how many tokens they have."""
-    corpus = open_corpus(run_of(run), Tokenizer.load(run / "tokenizer"), lambda _: None)
+    corpus = open_corpus(open_run(run), Tokenizer.load(run / "tokenizer"), lambda _: None)
     network, found = load_pretrained(folder), []
     context = settings_of(run).dataloader.seq_len
     for _, batch in iter_validation_batches(corpus, network, context=context, tokens=TOKENS):
@@ -97,13 +97,13 @@ def _gap(
 
 
 def _skills(story: Story, folders: dict[str, Path]) -> list[Claim]:
-    found = {name: played(WORLDS, TASKS, folder) for name, folder in folders.items()}
+    found = {name: rewards_by_task(WORLDS, TASKS, folder) for name, folder in folders.items()}
     exact = found.pop("fine-tuned in float32")
     rows = []
     for name, rewards in found.items():
         told = []
         for world in WORLDS:
-            one = compared(exact[world], rewards[world])
+            one = paired_difference(exact[world], rewards[world])
             before, after = one["reward"]
             told.append(f"{world} {before:.3f} -> {after:.3f} ± {one['error']:.3f}")
         rows.append(Claim(name=f"{story.name}, {name}: skills", measured=", ".join(told)))

@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.raise_base import RECIPES as RECIPE_FOLDER
 from paddock.checkpoint.training_state import latest_model
-from paddock.cli.quantize_text import Amounts, passages_from
 from paddock.data import Tokenizer
+from paddock.launch.calibration_texts import CalibrationBudget, load_calibration_texts
 from paddock.quant import RECIPES, CalibrationText, QuantSettings, quantize_folder
 
 FULL = RECIPES["w4a8"]
@@ -39,10 +39,10 @@ class Story:
         distilled = self.stage("distill")
         return distilled if distilled.is_dir() else self.stage("sft")
 
-    def text(self, amounts: Amounts, *stages: str) -> list[CalibrationText]:
+    def text(self, amounts: CalibrationBudget, *stages: str) -> list[CalibrationText]:
         """What these stages were trained on, and what was held out of it."""
         runs = [self.stage(name) for name in stages]
-        return passages_from(runs, Tokenizer.load(latest_model(runs[0])), amounts)
+        return load_calibration_texts(runs, Tokenizer.load(latest_model(runs[0])), amounts)
 
 
 def raised(runs: Path, seed: int) -> Story:

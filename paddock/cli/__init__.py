@@ -21,7 +21,7 @@ forecast.py  how long a plan will take on this machine
 harvest.py   a file of dialogues that only grows
 look.py      the verb that writes down where a network looks
 model.py     the verb that describes, checks and converts models
-numbers.py   numbers as people read and write them
+units.py     numbers as people read and write them
 plan.py      stages in order, and what of them is done
 quantize.py  the verb that makes a model small
 quantize_text.py  the text a network is calibrated and measured with
@@ -30,7 +30,7 @@ rl.py        the verb that trains by reinforcement
 rl_engines.py  who samples for an RL run, and who teaches it
 rl_feed.py   what a learner is fed with
 rl_gauge.py  how engines fare in an RL run, as rows
-rl_table.py  an RL run as it goes
+rl_progress.py  an RL run as it goes
 run.py       the verb that runs a whole plan
 sample.py    the verb that samples answers and keeps those that a world accepts
 serve.py     the verb that serves a model over HTTP

@@ -26,10 +26,10 @@ from paddock.cli import (
     serve,
     train,
 )
-from paddock.cli.ending import to_the_end
-from paddock.cli.errors import Explaining
+from paddock.cli.errors import ErrorReportingGroup
+from paddock.launch.event_loop import run_and_exit
 
-VERBS: dict[str, typer.Typer | Callable[..., None]] = {
+COMMANDS: dict[str, typer.Typer | Callable[..., None]] = {
     "run": run.run,
     "model": model.app,
     "train": train.train,
@@ -49,12 +49,12 @@ VERBS: dict[str, typer.Typer | Callable[..., None]] = {
 }
 
 app = typer.Typer(
-    cls=Explaining,
+    cls=ErrorReportingGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # a traceback is for us, not for decoration
 )
-for name, verb in VERBS.items():
+for name, verb in COMMANDS.items():
     if isinstance(verb, typer.Typer):
         app.add_typer(verb, name=name)
     else:
@@ -81,7 +81,7 @@ def _front_door(
 
 def main() -> None:
     sys.path.append(os.getcwd())  # worlds and hooks of one's own are named by module
-    to_the_end(app)
+    run_and_exit(app)
 
 
 if __name__ == "__main__":

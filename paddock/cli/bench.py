@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paddock.cli.errors import Explaining, UserError
-from paddock.cli.numbers import count, size
-from paddock.cli.tables import show, table
+from paddock.cli.errors import ErrorReportingGroup, UserError
+from paddock.cli.tables import print_parts, table
+from paddock.cli.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from paddock.cli.bench_kernels import Figure
-    from paddock.cli.bench_serve import Figures, Load
+    from paddock.bench.kernels import KernelTiming
+    from paddock.bench.serving import ServingMetrics, Workload
     from paddock.rollout.client import InferenceClient
     from paddock.train.estimate import TrainingEstimate
 
 app = typer.Typer(
-    cls=Explaining,
+    cls=ErrorReportingGroup,
     no_args_is_help=True,
     help="Measure speed on this machine: serving, training, kernels. Nothing is saved.",
 )
@@ -58,24 +58,24 @@ def bench_serve(  # noqa: PLR0913  one option each
 
     As soon as a request is answered the next is asked. One round before each row does not count.
     """
-    from paddock.cli.bench_serve import Load, opened, server
+    from paddock.bench.serving import Workload, connect_server, open_benchmark_engine
 
     if (model is None) == (url is None):
         raise UserError("name either a MODEL to run here or the --url of a server")
     if shared > prompt - 1:
         raise UserError(f"--shared {shared} leaves nothing of a prompt of {prompt} to differ in")
     counts = _counts(at_once)
-    load = Load(prompt=prompt, reply=reply, requests=requests or 0, shared=shared)
+    load = Workload(prompt=prompt, reply=reply, requests=requests or 0, shared=shared)
 
-    async def over_http() -> "list[Figures]":
+    async def over_http() -> "list[ServingMetrics]":
         assert url is not None
-        async with server(url, api_key) as generate:
+        async with connect_server(url, api_key) as generate:
             return await _sweep(generate, load, counts)
 
     if model is None:
         _tell_serving({"url": url}, asyncio.run(over_http()), as_json)
         return
-    here = opened(model, load, max(counts), mtp=mtp, device=device, dtype=dtype)
+    here = open_benchmark_engine(model, load, max(counts), mtp=mtp, device=device, dtype=dtype)
     with here.engine:
         load = replace(load, vocab=here.config.vocab)
         found = asyncio.run(_sweep(here.generate, load, counts))
@@ -97,21 +97,22 @@ def _counts(text: str) -> list[int]:
 
 
 async def _sweep(
-    generate: "InferenceClient", load: "Load", counts: Sequence[int]
-) -> "list[Figures]":
-    from paddock.cli.bench_serve import measure
+    generate: "InferenceClient", load: "Workload", counts: Sequence[int]
+) -> "list[ServingMetrics]":
+    from paddock.bench.serving import run_workload
 
     return [
-        await measure(generate, replace(load, requests=load.requests or 4 * n), n) for n in counts
+        await run_workload(generate, replace(load, requests=load.requests or 4 * n), n)
+        for n in counts
     ]
 
 
-def _tell_serving(what: dict[str, Any], found: "Sequence[Figures]", as_json: bool) -> None:
+def _tell_serving(what: dict[str, Any], found: "Sequence[ServingMetrics]", as_json: bool) -> None:
     if as_json:
         for each in found:
             rates = {
-                "reply_tokens_a_second": each.reply_tokens_a_second,
-                "tokens_a_second": each.tokens_a_second,
+                "reply_tokens_a_second": each.output_throughput,
+                "tokens_a_second": each.total_token_throughput,
             }
             typer.echo(json.dumps(what | asdict(each) | rates))
         return
@@ -126,12 +127,10 @@ def _tell_serving(what: dict[str, Any], found: "Sequence[Figures]", as_json: boo
         ),
     )
     for each in found:
-        times = (
-            getattr(s, p) for s in (each.first_token_ms, each.between_tokens_ms) for p in spread
-        )
-        speeds = (each.tokens_a_second, each.reply_tokens_a_second)
+        times = (getattr(s, p) for s in (each.ttft_ms, each.itl_ms) for p in spread)
+        speeds = (each.total_token_throughput, each.output_throughput)
         made.add_row(
-            str(each.at_once),
+            str(each.max_concurrency),
             *(f"{speed:,.0f}" for speed in speeds),
             *(f"{ms:.1f}" for ms in times),
         )
@@ -139,7 +138,7 @@ def _tell_serving(what: dict[str, Any], found: "Sequence[Figures]", as_json: boo
     lengths = (first.prompt_tokens // first.requests, first.reply_tokens // first.requests)
     where = ", ".join(str(word) for word in what.values())
     said = "tokens a second in all and written; ms to the first token and to each after it"
-    show(f"{where}: {lengths[0]} tokens in, {lengths[1]} out\n{said}", made)
+    print_parts(f"{where}: {lengths[0]} tokens in, {lengths[1]} out\n{said}", made)
 
 
 @app.command("train")
@@ -188,12 +187,12 @@ def bench_train(
         return
     made = table(str(recipe), numbers=("",))
     made.add_row("device", f"{device}, {settings.compute.dtype}")
-    made.add_row("parameters", count(planned.parameters))
+    made.add_row("parameters", format_count(planned.parameters))
     made.add_row("a step", f"{tokens:,} tokens, {seconds:.3g} s")
     made.add_row("tokens a second", f"{tokens / seconds:,.0f}")
-    made.add_row("memory, at most", size(_peak_bytes()))
+    made.add_row("memory, at most", format_bytes(_peak_bytes()))
     made.add_row("MFU", _share_of_peak(share, peak))
-    show(made)
+    print_parts(made)
 
 
 def _share_of_peak(share: float | None, peak: float | None) -> str:
@@ -208,7 +207,7 @@ def _too_much(planned: "TrainingEstimate") -> str:
             f"the recipe is for {planned.ranks:,} processes, and one is timed here; "
             "see paddock train --dry-run, or --set parallel.data=1"
         )
-    return f"a step takes {size(planned.rank_bytes)}, which this machine has not free"
+    return f"a step takes {format_bytes(planned.rank_bytes)}, which this machine has not free"
 
 
 def _peak_bytes() -> int:
@@ -233,22 +232,22 @@ def bench_kernels(
     as_json: AsJson = False,
 ) -> None:
     """Every kernel's fast form against its plain one, on random tensors of one layer."""
-    from paddock.cli.bench_cases import size_for
-    from paddock.cli.bench_kernels import figures
+    from paddock.bench.kernel_cases import layer_shape
+    from paddock.bench.kernels import time_kernels
     from paddock.train.run import pick_device
 
     place = pick_device(device)
-    found = figures(kernels or [], place, repeats)
+    found = time_kernels(kernels or [], place, repeats)
     if as_json:
         for each in found:
             typer.echo(json.dumps({"device": str(place), **asdict(each), "ratio": each.ratio}))
         return
     rows = list(found)
     notes = dict.fromkeys(f"-: {each.note}" for each in rows if each.note)
-    show(f"{place}: {size_for(place)}; forward alone", _kernel_table(rows), *notes)
+    print_parts(f"{place}: {layer_shape(place)}; forward alone", _kernel_table(rows), *notes)
 
 
-def _kernel_table(found: "Sequence[Figure]") -> Any:
+def _kernel_table(found: "Sequence[KernelTiming]") -> Any:
     made = table("kernel", numbers=("plain ms", "fast ms", "ratio", "apart"))
     made.add_column("fast in place of")
     for each in found:

@@ -11,8 +11,15 @@ from uuid import uuid4
 
 import typer
 
-from paddock.cli.engines import Model, devices, engines_for, open_model, precision, preferred
 from paddock.cli.errors import UserError
+from paddock.launch.engines import (
+    ModelFolder,
+    default_sampling,
+    load_engines,
+    open_model_folder,
+    pick_devices,
+    pick_dtype,
+)
 from paddock.records import Message, SamplingParams
 
 if TYPE_CHECKING:
@@ -40,22 +47,20 @@ def chat(
     """Chat with a model in the terminal. Without one, lines are read and answers printed."""
     from paddock.engine import EngineSettings
 
-    model = open_model(folder, template_version)
-    said = preferred(folder) | ({} if temperature is None else {"temperature": temperature})
-    (place,) = devices(None, 1)
+    model = open_model_folder(folder, template_version)
+    said = default_sampling(folder) | ({} if temperature is None else {"temperature": temperature})
+    (place,) = pick_devices(None, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(
         num_speculative_tokens=mtp, max_running_requests=1, stop_token_ids=stops or None
     )
-    dtype = precision(model.folder, place, None)
-    (engine,) = engines_for(model, [place], dtype, settings, fits=True)
+    dtype = pick_dtype(model.folder, place, None)
+    (engine,) = load_engines(model, [place], dtype, settings, fits=True)
     with engine:
-        talk = Conversation(
-            model, engine, SamplingParams(max_new_tokens=max_tokens, **said), system
-        )
+        talk = ChatLoop(model, engine, SamplingParams(max_new_tokens=max_tokens, **said), system)
         typer.echo(f"{folder.resolve().name}. {HELP}", err=True)
         for line in _lines():
-            if not talk.hear(line):
+            if not talk.handle_line(line):
                 return
 
 
@@ -78,8 +83,8 @@ def _lines() -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Conversation:
-    model: Model
+class ChatLoop:
+    model: ModelFolder
     engine: "Engine"
     sampling: SamplingParams
     system: str | None = None
@@ -87,7 +92,7 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     thoughts: str = ""
 
-    def hear(self, line: str) -> bool:
+    def handle_line(self, line: str) -> bool:
         """A command or something to answer; False if it was the last."""
         word, _, rest = line.partition(" ")
         if not line.startswith("/"):
@@ -132,12 +137,12 @@ class Conversation:
             thinking=ThinkingKwargs(enable_thinking=enable, clear_thinking=False),
         ).token_ids
         parser = CompletionParser(self.model.tokenizer, tools=(), prompt=prompt)
-        shown = Shown(sys.stdout.isatty())
+        shown = ReplyPrinter(sys.stdout.isatty())
         for delta in self._deltas(prompt):
-            shown.say(parser.feed(delta.token_ids))
+            shown.print_events(parser.feed(delta.token_ids))
             if delta.answer is not None:
-                shown.say(parser.finish(delta.answer.completion.finish))
-                shown.end(delta.answer)
+                shown.print_events(parser.finish(delta.answer.completion.finish))
+                shown.finish(delta.answer)
         return parser.result.message
 
     def _deltas(self, prompt: tuple[int, ...]) -> Iterator[Any]:
@@ -160,14 +165,14 @@ class Conversation:
 
 
 @dataclass(slots=True)
-class Shown:
+class ReplyPrinter:
     """A reply as it is printed: thoughts dim on a terminal, folded into one line elsewhere."""
 
     terminal: bool
     _dim: bool = False
     _folded: int = 0  # characters of thoughts that were not printed
 
-    def say(self, events: Iterable[Any]) -> None:
+    def print_events(self, events: Iterable[Any]) -> None:
         from paddock.text import ContentDelta, ReasoningDelta
 
         for event in events:
@@ -178,7 +183,7 @@ class Shown:
             elif isinstance(event, ContentDelta):
                 self._write(event.text, dim=False)
 
-    def end(self, answer: "RequestOutput") -> None:
+    def finish(self, answer: "RequestOutput") -> None:
         notes = {"length": " [cut: no room]", "abort": " [interrupted]"}
         self._write(notes.get(answer.completion.finish, ""), dim=False)
         typer.echo("")

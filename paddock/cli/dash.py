@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paddock.cli.errors import UserError
-from paddock.cli.sockets import bound, url_of
+from paddock.http.sockets import bind_socket, socket_url
 
 if TYPE_CHECKING:
     from paddock.dashboard.messages import TokenText
@@ -44,7 +44,7 @@ def dash(
         folders = runs or [Path("runs")]
         if demo:
             folders = [write_demo_runs(Path(stack.enter_context(TemporaryDirectory())))]
-        sock = stack.enter_context(bound(host, port))
+        sock = stack.enter_context(bind_socket(host, port))
         _serve(folders, sock, host, engine, open_)
     typer.echo("stopped")
 
@@ -65,10 +65,10 @@ def _serve(
 
     shelf = RunIndex(folders)
     watch = EngineMonitor(engine, os.environ.get("PADDOCK_API_KEY")) if engine else None
-    app = build_app(DashboardApp(shelf=shelf, open_words=open_words, engine=watch, host=host))
+    app = build_app(DashboardApp(shelf=shelf, open_words=open_token_text, engine=watch, host=host))
     config = uvicorn_config(app)
     sock.listen(config.backlog)  # whoever reads the address may already knock
-    url = url_of(sock)
+    url = socket_url(sock)
     found = len(shelf.names())
     where = ", ".join(map(str, folders))
     typer.echo(f"{found} run{'s' * (found != 1)} in {where}\n{url}\nCtrl-C ends it")
@@ -78,18 +78,18 @@ def _serve(
         uvicorn.Server(config).run(sockets=[sock])
 
 
-def open_words(folder: Path) -> "TokenText | None":
+def open_token_text(folder: Path) -> "TokenText | None":
     """The tokenizer in a folder, for a reader's eyes; None where there is none that can be read."""
     from paddock.text import Tokenizer
     from paddock.text.tokenizer import TokenizerError
 
     try:
-        return Spelled(Tokenizer.load(folder))
+        return TokenizerText(Tokenizer.load(folder))
     except (TokenizerError, OSError):
         return None
 
 
-class Spelled:
+class TokenizerText:
     """A tokenizer as `dashboard` asks for one."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
@@ -104,5 +104,5 @@ class Spelled:
             found[-1] += growing.flush()
         return found
 
-    def is_added(self, token_id: int) -> bool:
+    def is_special(self, token_id: int) -> bool:
         return self._tokenizer.is_added(token_id)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from paddock.cli.numbers import count, size, unit_for
-from paddock.cli.tables import show, table
+from paddock.cli.tables import print_parts, table
+from paddock.cli.units import format_bytes, format_count, unit_for
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig
@@ -19,7 +19,7 @@ CONTEXTS = {"4K": 4096, "32K": 32_768, "128K": 131_072, "200K": 200_000, "1M": 1
 TRAINING = {"AdamW": 16, "Muon": 12}
 
 
-def figures(config: "ModelConfig") -> Figures:
+def model_figures(config: "ModelConfig") -> Figures:
     """All numbers, exact, in the shape of JSON. Nothing of the network is built."""
     from paddock.model.cost import (
         count_active_parameters,
@@ -66,9 +66,9 @@ def _flops(config: "ModelConfig", context: int) -> Figures:
 
 def print_tables(name: str, config: "ModelConfig") -> None:
     """The same for the eye, within 80 columns."""
-    numbers = figures(config)
+    numbers = model_figures(config)
     shape = f"{config.layers} layers, hidden {config.hidden:,}, vocabulary {config.vocab:,}"
-    show(
+    print_parts(
         f"{name}: {config.family}, {shape}, context {config.context:,}",
         _parameter_table(numbers),
         _cache_table(numbers, config),
@@ -85,7 +85,9 @@ def _parameter_table(numbers: Figures) -> Table:
             rows.add_section()
         if every["mtp"] if part == "with_mtp" else total:  # no row for a part that is not there
             name = part.replace("_", " ").replace("mlp", "MLP").replace("mtp", "MTP")
-            rows.add_row(name, count(total), count(active[part]), size(2 * total))
+            rows.add_row(
+                name, format_count(total), format_count(active[part]), format_bytes(2 * total)
+            )
     return rows
 
 
@@ -96,7 +98,7 @@ def _cache_table(numbers: Figures, config: "ModelConfig") -> Table:
     rows = table("cache in bfloat16", numbers=("a token", f"{tokens:,} tokens"))
     for part, each in numbers["cache_bytes_per_token"].items():
         if each:
-            rows.add_row(names[part], f"{each:,} B", size(each * tokens))
+            rows.add_row(names[part], f"{each:,} B", format_bytes(each * tokens))
     return rows
 
 
@@ -117,5 +119,5 @@ def _flops_table(numbers: Figures, *, sparse: bool) -> Table:
 def _training_table(numbers: Figures) -> Table:
     rows = table("training in float32", numbers=("a parameter", "without activations"))
     for optimizer, total in numbers["training_bytes"].items():
-        rows.add_row(optimizer, f"{TRAINING[optimizer]} B", size(total))
+        rows.add_row(optimizer, f"{TRAINING[optimizer]} B", format_bytes(total))
     return rows

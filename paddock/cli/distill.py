@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paddock.cli.errors import UserError
-from paddock.cli.rl import conduct
+from paddock.cli.rl import run_rl
 
 
 def distill(
@@ -29,4 +29,4 @@ def distill(
     stage = load_recipe(recipe, sets or []).values.get("stage")
     if stage != "distill":
         raise UserError(f"{recipe}: its stage is {stage!r}, not 'distill'; see paddock rl")
-    conduct(recipe, out, sets or [], dry_run=dry_run)
+    run_rl(recipe, out, sets or [], dry_run=dry_run)

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 import typer
 
 from paddock import __version__
-from paddock.cli.numbers import size
-from paddock.cli.tables import show, table
+from paddock.cli.tables import print_parts, table
+from paddock.cli.units import format_bytes
 
 # What pyproject.toml asks for, by import name.
 CORE = (
@@ -41,7 +41,7 @@ BUBBLEWRAP = "apt install bubblewrap, for worlds that run code"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorCheck:
     """One thing looked for: what was found, or what to do about it."""
 
     what: str
@@ -57,14 +57,14 @@ def doctor() -> None:
     for each in findings:
         state = "ok" if each.found else "BROKEN" if each.vital else "-"
         rows.add_row(state, each.what, each.found or each.remedy)
-    show(rows)
+    print_parts(rows)
     if any(each.vital and not each.found for each in findings):
         raise typer.Exit(1)
 
 
-def _libraries() -> Iterator[Finding]:
-    yield Finding("Python", platform.python_version())
-    yield Finding("paddock", __version__)
+def _libraries() -> Iterator[DoctorCheck]:
+    yield DoctorCheck("Python", platform.python_version())
+    yield DoctorCheck("paddock", __version__)
     broken = {}
     for name in CORE:
         try:
@@ -72,49 +72,55 @@ def _libraries() -> Iterator[Finding]:
         except Exception as error:  # a library that is half there may raise anything
             broken[name] = f"{type(error).__name__}: {error}"
     for name, problem in broken.items():
-        yield Finding(name, None, f"pip install --force-reinstall {name} ({problem})", vital=True)
+        yield DoctorCheck(
+            name, None, f"pip install --force-reinstall {name} ({problem})", vital=True
+        )
     if not broken:
-        yield Finding("libraries", f"all {len(CORE)} load")
+        yield DoctorCheck("libraries", f"all {len(CORE)} load")
     if "torch" not in broken:
         yield from _torch()
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[DoctorCheck]:
     import torch
 
     versions = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
     built = [f"{name} {version}" for name, version in versions.items() if version] or ["the CPU"]
     threads = f"{torch.get_num_threads()} CPU threads"
-    yield Finding("torch", f"{torch.__version__}, built for {built[0]}, {threads}")
+    yield DoctorCheck("torch", f"{torch.__version__}, built for {built[0]}, {threads}")
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
-        yield Finding("accelerator", None, "none that this torch can use; the CPU does the work")
+        yield DoctorCheck(
+            "accelerator", None, "none that this torch can use; the CPU does the work"
+        )
         return
     device = torch.get_device_module(kind)
     for i in range(torch.accelerator.device_count()):
         name = device.get_device_name(i) if hasattr(device, "get_device_name") else str(kind)
         _, memory = torch.accelerator.get_memory_info(i)
-        yield Finding(f"accelerator {i}", f"{name}, {size(memory)}")
+        yield DoctorCheck(f"accelerator {i}", f"{name}, {format_bytes(memory)}")
 
 
-def _machine() -> Iterator[Finding]:
-    yield Finding("CPU", f"{os.cpu_count()} cores, {platform.machine()}")
-    yield Finding("memory", size(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+def _machine() -> Iterator[DoctorCheck]:
+    yield DoctorCheck("CPU", f"{os.cpu_count()} cores, {platform.machine()}")
+    yield DoctorCheck(
+        "memory", format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    )
 
 
-def _programs() -> Iterator[Finding]:
+def _programs() -> Iterator[DoctorCheck]:
     yield _bubblewrap()
     for what, (names, remedy) in PROGRAMS.items():
         path = next(filter(None, map(_which, names)), None)
-        yield Finding(what, path and _version(path), remedy)
+        yield DoctorCheck(what, path and _version(path), remedy)
 
 
-def _isolation() -> Iterator[Finding]:
+def _isolation() -> Iterator[DoctorCheck]:
     """Each layer between code in a sandbox and this machine."""
     from paddock.sandbox.isolation import check_isolation
 
     for layer in check_isolation():
-        yield Finding(f"sandbox: {layer.name}", layer.found, f"lost without it: {layer.lost}")
+        yield DoctorCheck(f"sandbox: {layer.name}", layer.found, f"lost without it: {layer.lost}")
 
 
 def _which(name: str) -> str | None:
@@ -122,11 +128,11 @@ def _which(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=os.path.join(cuda, "bin"))
 
 
-def _bubblewrap() -> Finding:
+def _bubblewrap() -> DoctorCheck:
     path = shutil.which("bwrap")
     if path is None:
-        return Finding("bubblewrap", None, BUBBLEWRAP)
-    return Finding("bubblewrap", _version(path))
+        return DoctorCheck("bubblewrap", None, BUBBLEWRAP)
+    return DoctorCheck("bubblewrap", _version(path))
 
 
 def _version(path: str) -> str:
@@ -138,9 +144,9 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[DoctorCheck]:
     for extra, modules in EXTRAS.items():
         missing = [name for name in modules if find_spec(name) is None]
         found = None if missing else ", ".join(modules)
         remedy = f"pip install 'paddock[{extra}]' for {', '.join(missing)}"
-        yield Finding(f"extra {extra}", found, remedy)
+        yield DoctorCheck(f"extra {extra}", found, remedy)

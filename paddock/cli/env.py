@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paddock.cli.errors import Explaining, UserError
-from paddock.cli.tables import show, table
+from paddock.cli.errors import ErrorReportingGroup, UserError
+from paddock.cli.tables import print_parts, table
 from paddock.config import parse_overrides
 from paddock.records import Failure, Message, SamplingParams, ToolCall, ToolSpec, Verdict
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from paddock.envs.harbor import TaskCheckReport
 
 app = typer.Typer(
-    cls=Explaining, no_args_is_help=True, help="Worlds: list them, look at one, play, check tasks."
+    cls=ErrorReportingGroup,
+    no_args_is_help=True,
+    help="Worlds: list them, look at one, play, check tasks.",
 )
 
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting.")]
@@ -31,18 +33,18 @@ World_ = Annotated[str, typer.Argument(metavar="WORLD", help="One of `paddock en
 
 
 @app.command("list")
-def list_worlds() -> None:
+def list_envs() -> None:
     """Every world, and what it needs."""
     from paddock.envs import REGISTRY
 
     rows = table("world", "about", "needs")
     for name, kind in sorted(REGISTRY.items()):
         rows.add_row(name, kind.about, kind.needs or "nothing")
-    show(rows)
+    print_parts(rows)
 
 
 @app.command("show")
-def show_world(world: World_, sets: Sets = None, index: Index = 0, split: Split = "train") -> None:
+def show_env(world: World_, sets: Sets = None, index: Index = 0, split: Split = "train") -> None:
     """A world's settings, tools and one of its tasks."""
     from paddock.config import Recipe, dump_toml, resolve
     from paddock.envs import get_spec, make
@@ -60,7 +62,7 @@ def show_world(world: World_, sets: Sets = None, index: Index = 0, split: Split 
     rows.add_row("limits", f"{task.budget.turns} turns, {task.budget.seconds:g} s")
     rows.add_row("tools", "\n".join(_told(tool) for tool in opened.make_env(task).tools) or "none")
     settings = resolve(kind.load(), Recipe(changes, {}))
-    show(rows, f"settings:\n{dump_toml(settings).strip()}", f"task {task.id}:\n")
+    print_parts(rows, f"settings:\n{dump_toml(settings).strip()}", f"task {task.id}:\n")
     _tell(task.messages)
 
 
@@ -70,7 +72,7 @@ def _told(tool: ToolSpec) -> str:
 
 
 @app.command("try")
-def try_world(  # noqa: PLR0913  one option each
+def try_env(  # noqa: PLR0913  one option each
     world: World_,
     sets: Sets = None,
     index: Index = 0,
@@ -93,7 +95,7 @@ def try_world(  # noqa: PLR0913  one option each
     _tell(task.messages)
     with _who(model, url, sampling) as chosen:
         policy = _solver(opened, task) if solve else chosen
-        episode = asyncio.run(run_rollout(env, Watched(policy, len(task.messages))))
+        episode = asyncio.run(run_rollout(env, PrintingPolicy(policy, len(task.messages))))
     _tell(episode.messages[-1:] if episode.messages[-1].role == "tool" else ())
     _end(episode.outcome, episode.turns, episode.seconds)
     if episode.leak:
@@ -106,12 +108,12 @@ def _who(model: str | None, url: str | None, sampling: SamplingParams) -> Iterat
     if model is None:
         if url is not None:
             raise UserError("--url wants --model too: the model's name on that server")
-        yield Person()
+        yield HumanPolicy()
         return
-    from paddock.cli.sample import player_of
+    from paddock.cli.sample import open_model_client
     from paddock.data.tokenize_dialogue import THINKING_MODES
 
-    with player_of(model, url, 1) as player:
+    with open_model_client(model, url, 1) as player:
         yield player.policy(THINKING_MODES["interleaved"], sampling)
 
 
@@ -123,7 +125,7 @@ def _solver(opened: "Taskset", task: Any) -> "Policy":
     return policy
 
 
-class Watched:
+class PrintingPolicy:
     """A policy whose game is printed as it goes."""
 
     def __init__(self, policy: "Policy", told: int) -> None:
@@ -132,13 +134,13 @@ class Watched:
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
         _tell(messages[self._told :])
         reply = await self._policy(messages, tools)
-        if not isinstance(self._policy, Person):
+        if not isinstance(self._policy, HumanPolicy):
             _tell((reply,))
         self._told = len(messages) + 1
         return reply
 
 
-class Person:
+class HumanPolicy:
     """Who sits at the terminal. A line is the reply; a line `/TOOL ...` calls a tool, with its one
     argument as plain text or with a JSON object."""
 
@@ -232,7 +234,7 @@ def check_tasks(
     rows = table("task", "solution", "nothing", "tests hidden", "sound")
     for report in reports:
         rows.add_row(*_row(report))
-    show(rows)
+    print_parts(rows)
     for report in reports:
         for line in (*report.problems, *(f"note: {note}" for note in report.notes)):
             typer.echo(f"{report.task}: {line}", err=line not in report.problems)

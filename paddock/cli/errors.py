@@ -24,7 +24,7 @@ class UserError(ValueError):
     """A request that makes no sense; the message says what to change."""
 
 
-class Explaining(TyperGroup):
+class ErrorReportingGroup(TyperGroup):
     """Commands whose errors for the user end in `error: ...` on stderr and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:

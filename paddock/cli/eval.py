@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from paddock.cli.engines import open_model
-from paddock.cli.plan import SkillPlan
-from paddock.cli.skills import engine_of, evaluated
-from paddock.cli.tables import show, table
+from paddock.cli.tables import print_parts, table
 from paddock.config import parse_overrides
+from paddock.launch.engines import open_model_folder
+from paddock.launch.pipeline import SuiteSettings
+from paddock.launch.suites import open_eval_engine, run_env_suite
 
 
 def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
@@ -29,20 +29,20 @@ def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
     from dataclasses import asdict
 
     changes = parse_overrides(sets or [])
-    opened = open_model(model, None)
+    opened = open_model_folder(model, None)
     made = table("world", numbers=("score", "±", "tasks", "turns", "pass@k", "not judged"))
-    with engine_of(opened) as engine:
+    with open_eval_engine(opened) as engine:
         for name in worlds:
-            skill = SkillPlan(
+            skill = SuiteSettings(
                 name=name,
-                world=name,
-                settings=changes,
-                tasks=tasks,
-                attempts=attempts,
-                thinking=thinking,
-                since="",
+                env=name,
+                args=changes,
+                num_tasks=tasks,
+                rollouts_per_task=attempts,
+                enable_thinking=thinking,
+                from_stage="",
             )
-            found = evaluated(opened, engine, skill, seed).metrics
+            found = run_env_suite(opened, engine, skill, seed).metrics
             if as_json:
                 typer.echo(json.dumps({"world": name, **asdict(found)}))
                 continue
@@ -51,4 +51,4 @@ def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
             numbers = (f"{found.mean_reward:.3f}", f"{found.stderr:.3f}", f"{found.num_tasks}")
             made.add_row(name, *numbers, f"{found.mean_turns:.1f}", solved, lost)
     if not as_json:
-        show(made)
+        print_parts(made)

@@ -46,12 +46,12 @@ def look(
         except UnicodeDecodeError as error:
             raise UserError(f"{text}: no text in UTF-8: {error.reason}") from None
     else:
-        ids = longest_attempt(run) or held_out_row(run, tokenizer)
+        ids = longest_rollout(run) or held_out_document(run, tokenizer)
     if len(ids) < 2:
         raise UserError(f"{text or run}: nothing to read")
     name = folder.parent.name.rpartition("-")[2]
     with Journal(run) as journal:
-        row = network_row(load_pretrained(folder), ids, tokenizer)
+        row = inspect_network(load_pretrained(folder), ids, tokenizer)
         journal.log_row("network", step=int(name) if name.isdigit() else 0, **row)
     typer.echo(
         f"{len(row['pieces'])} tokens, {len(row['indexer'])} layers with an indexer of their own, "
@@ -59,13 +59,13 @@ def look(
     )
 
 
-def network_row(
+def inspect_network(
     network: "Transformer", ids: Sequence[int], tokenizer: "Tokenizer"
 ) -> dict[str, Any]:
     """What the network page shows of one document."""
     import torch
 
-    from paddock.cli.dash import Spelled
+    from paddock.cli.dash import TokenizerText
     from paddock.model import AttentionMetadata
     from paddock.train.evaluate import mtp_acceptance_rates, trace_layers
     from paddock.train.micro_batch import MicroBatch
@@ -81,7 +81,7 @@ def network_row(
         every_T = torch.ones_like(token_T, dtype=torch.bool)
         drafts = mtp_acceptance_rates(network, [MicroBatch(token_T, every_T, layout)], depths=3)
     return {
-        "pieces": Spelled(tokenizer).pieces(token_T.tolist()),
+        "pieces": TokenizerText(tokenizer).pieces(token_T.tolist()),
         "indexer": [
             found for layer in _some(picked, LAYERS) if (found := _picks(layer, len(token_T)))
         ],
@@ -134,7 +134,7 @@ def _some(every: Sequence[Any], most: int) -> list[Any]:
     return [every[(i + 1) * len(every) // most - 1] for i in range(most)]
 
 
-def longest_attempt(run: Path) -> tuple[int, ...]:
+def longest_rollout(run: Path) -> tuple[int, ...]:
     """The tokens of the longest of the newest attempts in a run's ledger; none without one."""
     from paddock.journal import LEDGER_FILE, LedgerView
 
@@ -148,7 +148,7 @@ def longest_attempt(run: Path) -> tuple[int, ...]:
     return ()
 
 
-def held_out_row(run: Path, tokenizer: "Tokenizer") -> list[int]:
+def held_out_document(run: Path, tokenizer: "Tokenizer") -> list[int]:
     """The longest of the first documents that the run's corpus holds out."""
     from paddock.config import load_recipe, resolve
     from paddock.data import Corpus, corpus_key, iterate_once

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
-from paddock.cli.describe import figures, print_tables
+from paddock.cli.describe import model_figures, print_tables
 from paddock.cli.errors import UserError
-from paddock.cli.numbers import parse_size, size
+from paddock.cli.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig, Transformer
@@ -36,7 +36,7 @@ def describe(
     config = _configuration(model)
     if as_json:
         shape = {"layers": config.layers, "context": config.context}
-        named = {"name": model, "family": config.family, **shape, **figures(config)}
+        named = {"name": model, "family": config.family, **shape, **model_figures(config)}
         typer.echo(json.dumps(named, indent=2))
     else:
         print_tables(model, config)
@@ -95,7 +95,7 @@ def check(
 
 
 def _size_of_weights(folder: Path) -> str:
-    return size(sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+    return format_bytes(sum(file.stat().st_size for file in folder.glob("*.safetensors")))
 
 
 @app.command()

@@ -11,9 +11,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from paddock.cli.errors import UserError
-from paddock.cli.numbers import size
-from paddock.cli.quantize_text import Amounts, is_run, passages_from
-from paddock.cli.tables import show, table
+from paddock.cli.tables import print_parts, table
+from paddock.cli.units import format_bytes
+from paddock.launch.calibration_texts import CalibrationBudget, is_run, load_calibration_texts
 
 if TYPE_CHECKING:
     from paddock.evals import EvalResult
@@ -62,35 +62,35 @@ def quantize(  # noqa: PLR0913  one option each
     """
     from paddock.checkpoint import read_config
     from paddock.checkpoint.training_state import latest_model
-    from paddock.cli.engines import devices
     from paddock.config import dump_toml
+    from paddock.launch.engines import pick_devices
     from paddock.quant import quantize_folder
     from paddock.quant.run import check_not_quantized
 
     settings = _settings(recipe, sets or [])
     if dry_run:
-        show(dump_toml(settings).rstrip())
+        print_parts(dump_toml(settings).rstrip())
         return
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     source = latest_model(folder)
     check_not_quantized(source)
     within = min(length, read_config(source).context)  # nothing longer will ever be served
-    amounts = Amounts(calibrate=tokens, held_out=measure, needles=needles, length=within)
+    amounts = CalibrationBudget(calibrate=tokens, held_out=measure, needles=needles, length=within)
     passages = _passages(folder, source, texts or [], settings, amounts)
-    (place,) = devices(device, 1)
+    (place,) = pick_devices(device, 1)
     if device is None and place.startswith("mps"):
         place = "cpu"  # errors are summed in float64, which it does not have
-    with Bar() as bar:
+    with QuantizeProgress() as bar:
         report = quantize_folder(
-            source, out, settings, passages=passages, device=place, say=bar.say
+            source, out, settings, passages=passages, device=place, say=bar.update
         )
     if worlds:
-        report["worlds"] = in_worlds(worlds, tasks, source, out, place)
+        report["worlds"] = compare_in_envs(worlds, tasks, source, out, place)
         (out / "quantization.json").write_text(json.dumps(report, indent=2) + "\n")
     if settings.needs_calibration and not report.get("tokens"):
-        show("nothing was held out of that text, so nothing was measured on any")
-    show(*_tables(report), f"done: {out}")
+        print_parts("nothing was held out of that text, so nothing was measured on any")
+    print_parts(*_tables(report), f"done: {out}")
 
 
 def _settings(recipe: str, sets: list[str]) -> "QuantSettings":
@@ -113,7 +113,7 @@ def _passages(
     source: Path,
     texts: list[Path],
     settings: "QuantSettings",
-    amounts: Amounts,
+    amounts: CalibrationBudget,
 ) -> "list[CalibrationText]":
     from paddock.text import Tokenizer
 
@@ -126,38 +126,40 @@ def _passages(
     if not named:
         return []
     try:
-        return passages_from(named, Tokenizer.load(source), amounts)
+        return load_calibration_texts(named, Tokenizer.load(source), amounts)
     except UserError:
         if texts or settings.needs_calibration:
             raise
         return []  # a run by reinforcement knows no text, and none is needed
 
 
-def in_worlds(
+def compare_in_envs(
     worlds: list[str], tasks: int, source: Path, out: Path, place: str | None = None
 ) -> list[dict[str, Any]]:
     """Both models at the same held-out tasks, with the same chance."""
-    before, after = (played(worlds, tasks, folder, place) for folder in (source, out))
-    return [{"world": world, **compared(before[world], after[world])} for world in worlds]
+    before, after = (rewards_by_task(worlds, tasks, folder, place) for folder in (source, out))
+    return [{"world": world, **paired_difference(before[world], after[world])} for world in worlds]
 
 
-def played(
+def rewards_by_task(
     worlds: list[str], tasks: int, folder: Path, place: str | None = None
 ) -> dict[str, dict[str, float]]:
     """Of each world, the reward at each task that could be judged. A world with fewer tasks is
     played several times."""
-    from paddock.cli.engines import open_model
-    from paddock.cli.plan import SkillPlan
-    from paddock.cli.skills import engine_of, evaluated
     from paddock.envs import make
+    from paddock.launch.engines import open_model_folder
+    from paddock.launch.pipeline import SuiteSettings
+    from paddock.launch.suites import open_eval_engine, run_env_suite
 
-    model, found = open_model(folder, None), {}
-    with engine_of(model, device=place) as engine:
+    model, found = open_model_folder(folder, None), {}
+    with open_eval_engine(model, device=place) as engine:
         for world in worlds:
             size = make(world, {}).size("test") or tasks
             often = max(1, tasks // size)
-            skill = SkillPlan(name=world, world=world, tasks=tasks, attempts=often, since="")
-            found[world] = _rewards(evaluated(model, engine, skill, seed=0))
+            skill = SuiteSettings(
+                name=world, env=world, num_tasks=tasks, rollouts_per_task=often, from_stage=""
+            )
+            found[world] = _rewards(run_env_suite(model, engine, skill, seed=0))
     return found
 
 
@@ -173,7 +175,7 @@ def _rewards(found: "EvalResult") -> dict[str, float]:
     return {task: fmean(rewards) for task, rewards in judged.items() if rewards}
 
 
-def compared(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+def paired_difference(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
     """Mean rewards, and the standard error of their difference, task by task."""
     tasks = [task for task in before if task in after]
     changes = [after[task] - before[task] for task in tasks]
@@ -182,7 +184,7 @@ def compared(before: dict[str, float], after: dict[str, float]) -> dict[str, Any
     return {"reward": rewards, "error": error, "tasks": len(tasks)}
 
 
-class Bar:
+class QuantizeProgress:
     """How far the work is: a bar on a terminal, lines elsewhere."""
 
     def __init__(self) -> None:
@@ -191,7 +193,7 @@ class Bar:
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._task = self._progress.add_task("opening", total=None)
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "QuantizeProgress":
         if self._console.is_terminal:
             self._progress.start()
         return self
@@ -199,7 +201,7 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def say(self, moment: "QuantizationProgress") -> None:
+    def update(self, moment: "QuantizationProgress") -> None:
         if self._console.is_terminal:
             self._progress.update(
                 self._task, description=moment.what, completed=moment.done, total=moment.of
@@ -212,7 +214,9 @@ class Bar:
 def _tables(report: dict[str, Any]) -> list[Table]:
     quality = table("", numbers=("before", "after", "change"))
     before, after = report["bytes"]
-    quality.add_row("weights", size(before), size(after), f"{after / before:.0%} of it")
+    quality.add_row(
+        "weights", format_bytes(before), format_bytes(after), f"{after / before:.0%} of it"
+    )
     if "nats" in report:
         one, other = report["nats"]
         quality.add_row("nats a token", f"{one:.4f}", f"{other:.4f}", f"{other - one:+.4f}")

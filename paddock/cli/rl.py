@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from paddock.cli.ending import run
 from paddock.cli.errors import UserError
-from paddock.cli.numbers import count
-from paddock.cli.tables import show, table
+from paddock.cli.tables import print_parts, table
+from paddock.cli.units import format_count
+from paddock.launch.event_loop import run_with_grace
 
 if TYPE_CHECKING:
     from paddock.rl.learner import Learner
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paddock.rl.trainer import UpdateMetrics
 
 Debug = Literal["rollout-only", "train-only"]
-MAY_CHANGE = ("engines", "alerts")  # between two calls on the same folder
+RESUMABLE_CHANGES = ("engines", "alerts")  # between two calls on the same folder
 
 
 def rl(
@@ -47,10 +47,10 @@ def rl(
     What was rolled out is kept in the run folder and can be trained again without engines:
     paddock rl RECIPE --debug train-only --replay RUN --out OTHER
     """
-    conduct(recipe, out, sets or [], dry_run=dry_run, debug=debug, replay=replay)
+    run_rl(recipe, out, sets or [], dry_run=dry_run, debug=debug, replay=replay)
 
 
-def conduct(
+def run_rl(
     recipe: Path,
     out: Path | None,
     sets: Sequence[str],
@@ -60,9 +60,9 @@ def conduct(
     replay: Path | None = None,
 ) -> None:
     """What `rl` and `distill` do."""
-    from paddock.cli.dry import missing, open_environments, rl_data
     from paddock.config import dump_toml, load_recipe, resolve
     from paddock.dashboard import write_report
+    from paddock.launch.dry_run import check_environments, missing_files, rl_data_files
     from paddock.rl.settings import RLSettings
     from paddock.rl.stages import with_stage_defaults
 
@@ -70,14 +70,14 @@ def conduct(
         raise UserError("--debug train-only and --replay FOLDER go together")
     settings = resolve(RLSettings, with_stage_defaults(load_recipe(recipe, sets)))
     if dry_run:
-        open_environments(settings)
-        show(dump_toml(settings).rstrip(), _plan(settings))
-        for line in missing(("", file) for file in rl_data(settings)):
-            show(line)
+        check_environments(settings)
+        print_parts(dump_toml(settings).rstrip(), _plan(settings))
+        for line in missing_files(("", file) for file in rl_data_files(settings)):
+            print_parts(line)
         return
     folder = out or Path("runs") / recipe.resolve().parent.name / recipe.stem
     try:
-        run(_run(settings, folder, debug, replay))
+        run_with_grace(_run(settings, folder, debug, replay))
     except SystemExit as error:
         raise UserError(
             f"an environment called sys.exit({error.code!r}) in a callback or a task of its own,"
@@ -86,7 +86,7 @@ def conduct(
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on from the last checkpoint in {folder}")
         raise typer.Exit(130) from None
-    show(f"done: {folder / 'checkpoints'}\nreport: {write_report(folder)}")
+    print_parts(f"done: {folder / 'checkpoints'}\nreport: {write_report(folder)}")
 
 
 def _plan(settings: "RLSettings") -> Table:
@@ -101,7 +101,7 @@ def _plan(settings: "RLSettings") -> Table:
         made.add_row(name, task.env, task.teacher or "", f"{groups:.3g}", str(task.group_size))
     batches = settings.steps // pace.updates_per_batch
     made.add_row(
-        "in all", f"{batches} batches", "", "", f"{count(int(batches * attempts))} at least"
+        "in all", f"{batches} batches", "", "", f"{format_count(int(batches * attempts))} at least"
     )
     return made
 
@@ -135,24 +135,24 @@ def _learner(settings: "RLSettings", folder: Path, debug: Debug | None) -> "Lear
 async def _run(
     settings: "RLSettings", folder: Path, debug: Debug | None, replay: Path | None
 ) -> None:
-    from paddock.cli.engines import open_model
-    from paddock.cli.look import longest_attempt, network_row
-    from paddock.cli.rl_engines import teachers
-    from paddock.cli.rl_feed import replayed, rolled_out
-    from paddock.cli.rl_table import Watcher
+    from paddock.cli.look import inspect_network, longest_rollout
+    from paddock.cli.rl_progress import RLProgress
     from paddock.journal import Journal
+    from paddock.launch.engines import open_model_folder
+    from paddock.launch.rollout_engines import open_teachers
+    from paddock.launch.rollouts import open_replay, open_rollouts
     from paddock.rl.group_filter import GroupFilter
     from paddock.rl.trainer import RLTrainer
     from paddock.train.run import CHECKPOINTS, claim_run_folder
 
     assert settings.init.checkpoint is not None
-    model = open_model(Path(settings.init.checkpoint), settings.chat_template)
+    model = open_model_folder(Path(settings.init.checkpoint), settings.chat_template)
     sifter = GroupFilter(settings)
     async with AsyncExitStack() as stack:
         journal = stack.enter_context(Journal(folder))  # locks the folder
-        claim_run_folder(folder, settings, may_change=MAY_CHANGE)
+        claim_run_folder(folder, settings, may_change=RESUMABLE_CHANGES)
         learner = _learner(settings, folder, debug)
-        watcher = stack.enter_context(Watcher(journal, settings))
+        watcher = stack.enter_context(RLProgress(journal, settings))
         journal.log_event(
             "started",
             step=learner.updates,
@@ -160,34 +160,34 @@ async def _run(
             debug=debug or "",
             machine=_machine(learner),
         )
-        scores = await stack.enter_async_context(teachers(settings, model))
+        scores = await stack.enter_async_context(open_teachers(settings, model))
         fed = await stack.enter_async_context(
-            rolled_out(settings, folder, model, sifter, watcher.tell, journal.log_row)
+            open_rollouts(settings, folder, model, sifter, watcher.log_event, journal.log_row)
             if replay is None
-            else replayed(replay, sifter, learner.updates)
+            else open_replay(replay, sifter, learner.updates)
         )
-        await asyncio.to_thread(fed.publish, learner.weights())
-        fed.begin(learner.updates)
+        await asyncio.to_thread(fed.publish_weights, learner.weights())
+        fed.start(learner.updates)
 
         def watch(moment: "UpdateMetrics") -> None:
-            watcher.watch(moment)
-            fed.remember(moment.train_stats.token_records)
+            watcher.on_update(moment)
+            fed.record_token_stats(moment.train_stats.token_records)
 
         loop = RLTrainer(
-            batches=fed.queue,
+            batches=fed.batches,
             learner=learner,
-            publish_weights=fed.publish,
+            publish_weights=fed.publish_weights,
             checkpoints=folder / CHECKPOINTS,
             group_filter=sifter,
             teachers=scores,
             extra_files=model.tokenizer.files,
             on_update=watch,
-            engine_busy_s=fed.busy_s,
-            add_routing=fed.experts,
+            engine_busy_s=fed.engine_busy_s,
+            add_routing=fed.add_routing,
         )
-        watcher.say(f"update {learner.updates} of {settings.steps}")
+        watcher.print(f"update {learner.updates} of {settings.steps}")
         await loop.run()
         journal.log_event("finished", step=learner.updates)
-        if ids := longest_attempt(folder):
-            row = network_row(learner.trainer.network, ids, model.tokenizer)
+        if ids := longest_rollout(folder):
+            row = inspect_network(learner.trainer.network, ids, model.tokenizer)
             journal.log_row("network", step=learner.updates, **row)

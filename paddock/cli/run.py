@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paddock.cli.errors import UserError
-from paddock.cli.forecast import forecast
-from paddock.cli.plan import Step, done_before, load_plan, measured_before, steps
-from paddock.cli.tables import show, table
+from paddock.cli.tables import print_parts, table
 from paddock.dashboard.scale import format_duration
+from paddock.launch.estimate import estimate_time
+from paddock.launch.pipeline import (
+    PipelineStage,
+    finished_stages,
+    finished_suites,
+    load_pipeline,
+    resolve_stages,
+)
 
 if TYPE_CHECKING:
-    from paddock.cli.plan import Plan
     from paddock.journal import Journal
+    from paddock.launch.pipeline import PipelineSettings
 
 
 def run(
@@ -39,14 +45,14 @@ def run(
 
     Finished stages are skipped; what each is worth is measured on the same held-out tasks.
     """
-    from paddock.cli.skills import refuse_wrong
     from paddock.dashboard import write_pipeline_report
     from paddock.journal import Journal
+    from paddock.launch.suites import validate_suites
 
-    recipes, wanted = load_plan(plan, sets or [])
-    refuse_wrong(wanted.skills)
+    recipes, wanted = load_pipeline(plan, sets or [])
+    validate_suites(wanted.suites)
     folder = out or Path("runs") / recipes.resolve().name
-    every = steps(wanted, recipes, folder)
+    every = resolve_stages(wanted, recipes, folder)
     todo = _until(every, to)
     undone = _since(every, redo)  # those behind --to as well: they come of it
     if dry_run:
@@ -58,24 +64,24 @@ def run(
             shutil.rmtree(step.out, ignore_errors=True)
         _refuse_changed(todo, folder)
         journal.log_event("plan", stages=[s.stage.name for s in todo], seed=wanted.seed)
-        done = done_before(folder)
-        expected = forecast(every, [s for s in todo if done.get(s.stage.name) != s.digest])
+        done = finished_stages(folder)
+        expected = estimate_time(every, [s for s in todo if done.get(s.stage.name) != s.digest])
         if expected is not None:
-            show(f"expected: {format_duration(expected.left)} on this machine")
+            print_parts(f"expected: {format_duration(expected.remaining_s)} on this machine")
         for number, step in enumerate(todo, start=1):
             began, new = time.monotonic(), done.get(step.stage.name) != step.digest
             _run_stage(step, f"{number}/{len(todo)}", folder, journal)
             _measure(wanted, step, folder, journal)
             if expected is not None and new:
-                expected.ended(step.stage.name, time.monotonic() - began)
-                if expected.left:
-                    show(f"      about {format_duration(expected.left)} left")
+                expected.stage_finished(step.stage.name, time.monotonic() - began)
+                if expected.remaining_s:
+                    print_parts(f"      about {format_duration(expected.remaining_s)} left")
         journal.log_event("plan_done")
     _show_story(folder)
-    show(f"report: {write_pipeline_report(folder)}")
+    print_parts(f"report: {write_pipeline_report(folder)}")
 
 
-def _until(every: list[Step], last: str | None) -> list[Step]:
+def _until(every: list[PipelineStage], last: str | None) -> list[PipelineStage]:
     names = [step.stage.name for step in every]
     if last is None:
         return every
@@ -84,7 +90,7 @@ def _until(every: list[Step], last: str | None) -> list[Step]:
     return every[: names.index(last) + 1]
 
 
-def _since(every: list[Step], first: str | None) -> list[Step]:
+def _since(every: list[PipelineStage], first: str | None) -> list[PipelineStage]:
     names = [step.stage.name for step in every]
     if first is None:
         return []
@@ -93,9 +99,9 @@ def _since(every: list[Step], first: str | None) -> list[Step]:
     return every[names.index(first) :]
 
 
-def _refuse_changed(todo: list[Step], folder: Path) -> None:
+def _refuse_changed(todo: list[PipelineStage], folder: Path) -> None:
     """A finished stage whose recipe has changed is not what the plan asks for."""
-    done = done_before(folder)
+    done = finished_stages(folder)
     for step in todo:
         name = step.stage.name
         if done.get(name, step.digest) != step.digest:
@@ -105,13 +111,13 @@ def _refuse_changed(todo: list[Step], folder: Path) -> None:
             )
 
 
-def _run_stage(step: Step, place: str, folder: Path, journal: "Journal") -> None:
+def _run_stage(step: PipelineStage, place: str, folder: Path, journal: "Journal") -> None:
     name = step.stage.name
-    if done_before(folder).get(name) == step.digest:
-        show(f"[{place}] {name}: done before")
+    if finished_stages(folder).get(name) == step.digest:
+        print_parts(f"[{place}] {name}: done before")
         return
-    show(f"[{place}] {name}: {step.stage.about}\n      {step.command}")
-    journal.log_event("stage_begun", stage=name, command=step.command)
+    print_parts(f"[{place}] {name}: {step.stage.description}\n      {step.command_line}")
+    journal.log_event("stage_begun", stage=name, command=step.command_line)
     began = time.monotonic()
     try:
         _call(step)
@@ -122,19 +128,19 @@ def _run_stage(step: Step, place: str, folder: Path, journal: "Journal") -> None
     journal.log_event(
         "stage_done",
         stage=name,
-        about=step.stage.about,
-        verb=step.stage.verb,
+        about=step.stage.description,
+        verb=step.stage.command,
         digest=step.digest,
         seconds=seconds,
     )
-    show(f"[{place}] {name}: {format_duration(seconds)}")
+    print_parts(f"[{place}] {name}: {format_duration(seconds)}")
 
 
-def _call(step: Step) -> None:
+def _call(step: PipelineStage) -> None:
     """What the step's command does, in this process."""
-    verb, sets = _verb(step.stage.verb), list(step.sets)
-    if step.stage.verb == "quantize":
-        recipe, texts = str(step.recipe), step.texts
+    verb, sets = _verb(step.stage.command), list(step.overrides)
+    if step.stage.command == "quantize":
+        recipe, texts = str(step.recipe), step.calibration_runs
         # No needles: the plan's own skills say more, and of every stage.
         verb(step.model, step.out, recipe=recipe, texts=texts, needles=0, sets=sets)
     else:
@@ -142,40 +148,44 @@ def _call(step: Step) -> None:
 
 
 def _verb(name: str) -> Callable[..., None]:
-    from paddock.cli.__main__ import VERBS
+    from paddock.cli.__main__ import COMMANDS
 
-    verb = VERBS[name]
+    verb = COMMANDS[name]
     assert not isinstance(verb, typer.Typer)
     return verb
 
 
-def _measure(plan: "Plan", step: Step, folder: Path, journal: "Journal") -> None:
+def _measure(
+    plan: "PipelineSettings", step: PipelineStage, folder: Path, journal: "Journal"
+) -> None:
     import paddock.quant  # noqa: F401  so that stages that end in integers are read too
-    from paddock.cli.skills import measure
+    from paddock.launch.suites import run_suites
 
     name = step.stage.name
-    before = measured_before(folder)
-    todo = [skill for skill in plan.skills_after(name) if (name, skill.name) not in before]
+    before = finished_suites(folder)
+    todo = [skill for skill in plan.suites_after(name) if (name, skill.name) not in before]
     # Integers say nothing of what the rest is computed in: as the model they were.
-    like = step.model if step.stage.verb == "quantize" else None
-    for result in measure(todo, step.out, seed=plan.seed, like=like):
+    like = step.model if step.stage.command == "quantize" else None
+    for result in run_suites(todo, step.out, seed=plan.seed, like=like):
         journal.log_event("skill", stage=name, **result.as_event())
-        show(f"      {result}")
+        print_parts(f"      {result}")
 
 
-def _show_plan(plan: "Plan", todo: list[Step], folder: Path, undone: set[str]) -> None:
-    from paddock.cli.dry import described, missing_data
+def _show_plan(
+    plan: "PipelineSettings", todo: list[PipelineStage], folder: Path, undone: set[str]
+) -> None:
+    from paddock.launch.dry_run import describe_stage, missing_pipeline_data
 
-    done = done_before(folder)
+    done = finished_stages(folder)
     for number, step in enumerate(todo, start=1):
         name = step.stage.name
         state = "done" if name not in undone and done.get(name) == step.digest else "to do"
-        show(f"[{number}/{len(todo)}] {name}: {step.stage.about} ({state})")
-        show(f"      {step.command}")
-        for line in described(step, plan.cluster):
-            show(f"      {line}")
-    for line in missing_data(plan, todo):
-        show(line)
+        print_parts(f"[{number}/{len(todo)}] {name}: {step.stage.description} ({state})")
+        print_parts(f"      {step.command_line}")
+        for line in describe_stage(step, plan.resources):
+            print_parts(f"      {line}")
+    for line in missing_pipeline_data(plan, todo):
+        print_parts(line)
 
 
 def _show_story(folder: Path) -> None:
@@ -187,4 +197,4 @@ def _show_story(folder: Path) -> None:
         cells = ["" if (s := stage.scores.get(k)) is None else f"{s:.3f}" for k in story.metrics]
         made.add_row(stage.name, *cells, format_duration(stage.seconds))
     made.add_row("kept of the best", *(story.retained(skill) for skill in story.metrics), "")
-    show(made)
+    print_parts(made)

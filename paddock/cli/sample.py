@@ -14,15 +14,15 @@ import typer
 from rich.console import Console
 
 from paddock.cli.errors import UserError
-from paddock.cli.harvest import Harvest
-from paddock.cli.tables import show, table
+from paddock.cli.tables import print_parts, table
 from paddock.config import parse_overrides
+from paddock.launch.dialogue_file import DialogueFile
 from paddock.records import Dialogue, Message, SamplingParams, ToolSpec, Verdict
 
 if TYPE_CHECKING:
-    from paddock.cli.engines import Model
     from paddock.engine import Engine
     from paddock.envs import Policy, RolloutTrace, Taskset
+    from paddock.launch.engines import ModelFolder
     from paddock.text import ThinkingKwargs
 
 Mode = Literal["interleaved", "preserved", "off"]
@@ -57,7 +57,7 @@ def sample(  # noqa: PLR0913  one option each
     from paddock.envs import make
 
     made = parse_overrides(sets or [])
-    plan = Plan(
+    plan = RejectionSamplingJob(
         world=make(world, made),
         split=split,
         mode=thinking,
@@ -74,17 +74,17 @@ def sample(  # noqa: PLR0913  one option each
     }
     begun |= {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     begun |= {"at_least": at_least}
-    with Harvest.opened(out, begun) as harvest:
+    with DialogueFile.open(out, begun) as harvest:
         jobs = [(index, k) for index in range(count) for k in range(n)]
-        todo = [job for job in jobs if plan.name(*job) not in harvest.done]
+        todo = [job for job in jobs if plan.sample_id(*job) not in harvest.done]
         if todo:
-            with player_of(model, url, at_once) as player:
+            with open_model_client(model, url, at_once) as player:
                 asyncio.run(_sample(plan, player, harvest, todo, at_once))
         _tell(out, harvest, asked=len(jobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RejectionSamplingJob:
     """What is asked of the model, and what is kept."""
 
     world: "Taskset"
@@ -94,12 +94,12 @@ class Plan:
     seed: int
     at_least: float
 
-    def name(self, index: int, k: int) -> str:
+    def sample_id(self, index: int, k: int) -> str:
         """Of one answer."""
         return f"{self.world.task(index, self.split).id}#{k}"
 
 
-class Player(Protocol):
+class ModelClient(Protocol):
     """A model that can be asked."""
 
     name: str
@@ -111,14 +111,18 @@ class Player(Protocol):
 
 
 async def _sample(
-    plan: Plan, player: Player, harvest: Harvest, todo: Sequence[tuple[int, int]], at_once: int
+    plan: RejectionSamplingJob,
+    player: ModelClient,
+    harvest: DialogueFile,
+    todo: Sequence[tuple[int, int]],
+    at_once: int,
 ) -> None:
     """All attempts, so many at a time. A bug in our own code ends them all."""
     from paddock.data.tokenize_dialogue import THINKING_MODES
     from paddock.envs import run_rollout
 
     jobs = iter(todo)
-    shown = Shown(len(todo))
+    shown = RejectionSamplingProgress(len(todo))
 
     async def work() -> None:
         for index, k in jobs:
@@ -133,8 +137,8 @@ async def _sample(
                 line = _line(plan, player, episode, name, env.tools) | {"sample": k, "seed": seed}
                 harvest.add(name, line, episode.outcome, plan.at_least)
             else:
-                harvest.fail(name, episode.outcome)
-            shown.watch(harvest.counts)
+                harvest.add_failure(name, episode.outcome)
+            shown.update(harvest.counts)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(at_once, len(todo))):
@@ -142,7 +146,11 @@ async def _sample(
 
 
 def _line(
-    plan: Plan, player: Player, episode: "RolloutTrace", name: str, tools: tuple[ToolSpec, ...]
+    plan: RejectionSamplingJob,
+    player: ModelClient,
+    episode: "RolloutTrace",
+    name: str,
+    tools: tuple[ToolSpec, ...],
 ) -> dict[str, Any]:
     from paddock.data import dialogue_to_json
 
@@ -170,28 +178,28 @@ def _line(
 
 
 @contextmanager
-def player_of(name: str, url: str | None, at_once: int) -> Iterator[Player]:
+def open_model_client(name: str, url: str | None, at_once: int) -> Iterator[ModelClient]:
     if url is not None:
-        yield ServerPlayer(name, url)
+        yield OpenAIModelClient(name, url)
         return
-    from paddock.cli.engines import devices, engines_for, open_model, precision
     from paddock.engine import EngineSettings
+    from paddock.launch.engines import load_engines, open_model_folder, pick_devices, pick_dtype
 
-    model = open_model(Path(name), None)
-    (place,) = devices(None, 1)
+    model = open_model_folder(Path(name), None)
+    (place,) = pick_devices(None, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(max_running_requests=at_once, stop_token_ids=stops or None)
-    (engine,) = engines_for(
-        model, [place], precision(model.folder, place, None), settings, fits=True
+    (engine,) = load_engines(
+        model, [place], pick_dtype(model.folder, place, None), settings, fits=True
     )
     with engine:
-        yield EnginePlayer(model, engine)
+        yield EngineModelClient(model, engine)
 
 
-class EnginePlayer:
+class EngineModelClient:
     """A model in this process."""
 
-    def __init__(self, model: "Model", engine: "Engine") -> None:
+    def __init__(self, model: "ModelFolder", engine: "Engine") -> None:
         self._model, self._engine = model, engine
         self.name = str(model.folder)
         step = model.folder.parent.name
@@ -238,7 +246,7 @@ class EnginePlayer:
         return reply
 
 
-class ServerPlayer:
+class OpenAIModelClient:
     """A model behind OpenAI's chat completions, ours or another's."""
 
     def __init__(self, name: str, url: str) -> None:
@@ -297,7 +305,7 @@ def _seed(*parts: object) -> int:
 # --- what is shown --------------------------------------------------------------------------------
 
 
-class Shown:
+class RejectionSamplingProgress:
     """A line now and then, on stderr."""
 
     def __init__(self, attempts: int) -> None:
@@ -305,7 +313,7 @@ class Shown:
         self._console = Console(stderr=True)
         self._began = self._said_at = time.monotonic()
 
-    def watch(self, counts: Counter[str]) -> None:
+    def update(self, counts: Counter[str]) -> None:
         self._seen += 1
         now = time.monotonic()
         pause = 0.2 if self._console.is_terminal else 5
@@ -320,11 +328,11 @@ class Shown:
         self._console.print(text, end=end, highlight=False, soft_wrap=True)
 
 
-def _tell(out: Path, harvest: Harvest, asked: int) -> None:
+def _tell(out: Path, harvest: DialogueFile, asked: int) -> None:
     counts = harvest.counts
     made = table("answers", numbers=("", "share"))
     for fate in ("kept", "said before", "rejected", "unusable", "failed"):
         made.add_row(fate, f"{counts[fate]:,}", f"{counts[fate] / max(1, asked):.1%}")
-    show(made, f"dialogues: {out}")
+    print_parts(made, f"dialogues: {out}")
     if counts["failed"]:
         raise UserError(f"{counts['failed']} attempts failed; call again to repeat them")

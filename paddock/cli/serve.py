@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paddock.cli.engines import (
-    CACHE_BYTES,
-    Model,
-    devices,
-    engines_for,
-    open_model,
-    precision,
-    preferred,
-)
-from paddock.cli.engines import step_tokens as tokens_of_a_step
 from paddock.cli.errors import UserError
-from paddock.cli.numbers import count, parse_size, size
-from paddock.cli.sockets import bound, url_of
+from paddock.cli.units import format_bytes, format_count, parse_size
+from paddock.http.sockets import bind_socket, socket_url
+from paddock.launch.engines import (
+    CACHE_BYTES,
+    ModelFolder,
+    default_sampling,
+    load_engines,
+    open_model_folder,
+    pick_devices,
+    pick_dtype,
+)
+from paddock.launch.engines import default_prefill_tokens as tokens_of_a_step
 
 if TYPE_CHECKING:
     from paddock.engine import Engine, EngineSettings
     from paddock.serve import ApiKeys, ServeSettings
 
-PATIENCE_S = 3  # for requests that still run when the server is told to stop
+SHUTDOWN_TIMEOUT_S = 3  # for requests that still run when the server is told to stop
 
 
 def serve(  # noqa: PLR0913  the command line
@@ -85,14 +85,14 @@ def serve(  # noqa: PLR0913  the command line
     if memory is not None and pages is not None:
         raise UserError("--memory and --pages say the same thing: give one of them")
     _log(log_requests)
-    model = open_model(folder, template_version)
+    model = open_model_folder(folder, template_version)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(
         kv_cache_bytes=parse_size(memory) if memory else CACHE_BYTES,
         num_pages=pages,
         context_length=context,
         max_running_requests=max_running,
-        max_prefill_tokens=step_tokens or tokens_of_a_step(devices(device, dp)[0]),
+        max_prefill_tokens=step_tokens or tokens_of_a_step(pick_devices(device, dp)[0]),
         num_speculative_tokens=mtp,
         capture_routing=replay,
         stop_token_ids=stops or None,
@@ -107,34 +107,36 @@ def serve(  # noqa: PLR0913  the command line
         metrics_prefix=metrics_prefix,
         clear_thinking=clear_thinking,
         max_stored_responses=keep_responses,
-        **preferred(folder),
+        **default_sampling(folder),
     )
     keys = ApiKeys(api=api_key, admin=admin_key)
     _warn(shown, keys)
-    with bound(host, port) as sock:
-        _run(model, settings, shown, keys, Place(sock, dp, device, dtype, memory or pages))
+    with bind_socket(host, port) as sock:
+        _run(
+            model, settings, shown, keys, ServerPlacement(sock, dp, device, dtype, memory or pages)
+        )
 
 
-class Place:
+class ServerPlacement:
     """Where the server listens and its engines run."""
 
     def __init__(
         self, sock: socket.socket, dp: int, device: str | None, dtype: str | None, cache: Any
     ) -> None:
-        self.sock, self.devices = sock, devices(device, dp)
+        self.sock, self.devices = sock, pick_devices(device, dp)
         self.dtype, self.fits = dtype, cache is None
 
     @property
     def url(self) -> str:
-        return url_of(self.sock)
+        return socket_url(self.sock)
 
 
 def _run(
-    model: Model,
+    model: ModelFolder,
     settings: "EngineSettings",
     shown: "ServeSettings",
     keys: "ApiKeys",
-    place: Place,
+    place: ServerPlacement,
 ) -> None:
     import uvicorn
 
@@ -143,14 +145,14 @@ def _run(
     from paddock.serve import build_app
 
     started = time.monotonic()
-    dtype = precision(model.folder, place.devices[0], place.dtype)
+    dtype = pick_dtype(model.folder, place.devices[0], place.dtype)
     if not place.fits:  # refuse what cannot be before the weights are read
         resolve_kv_cache_config(settings, model.config, 2 if dtype == "bfloat16" else 4)
-    engines = engines_for(model, place.devices, dtype, settings, fits=place.fits)
+    engines = load_engines(model, place.devices, dtype, settings, fits=place.fits)
     try:
         weights = [EngineWeightUpdater(engine) for engine in engines]
         app = build_app(engines, model.tokenizer, model.renderer, shown, keys=keys, weights=weights)
-        config = uvicorn_config(app, timeout_graceful_shutdown=PATIENCE_S)
+        config = uvicorn_config(app, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S)
         _introduce(model, engines, shown, place, dtype)
         place.sock.listen(config.backlog)  # whoever reads "ready" may already knock
         typer.echo(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C ends it")
@@ -164,13 +166,17 @@ def _run(
 
 
 def _introduce(
-    model: Model, engines: "list[Engine]", shown: "ServeSettings", place: Place, dtype: str
+    model: ModelFolder,
+    engines: "list[Engine]",
+    shown: "ServeSettings",
+    place: ServerPlacement,
+    dtype: str,
 ) -> None:
     found, url = engines[0].capacity, place.url
     parameters = sum(
         p.numel() for p in engines[0].run_between_steps(lambda n: list(n.parameters())).result()
     )
-    cache = size(found.tokens * found.bytes_per_token)
+    cache = format_bytes(found.tokens * found.bytes_per_token)
     most = engines[0].settings.max_running_requests
     whole = min(most, found.tokens // found.context_length)
     where = ", ".join(dict.fromkeys(place.devices))
@@ -180,7 +186,7 @@ def _introduce(
     )
     template = getattr(model.renderer, "version", None)
     for name, text in {
-        "model": f"{shown.served_model_name}: {model.config.family}, {count(parameters)} parameters, "
+        "model": f"{shown.served_model_name}: {model.config.family}, {format_count(parameters)} parameters, "
         f"{dtype} on {where}, {len(engines)} replica{'s' * (len(engines) > 1)}",
         "template": f"GLM-{template}" if template else "the folder's own",
         "context": f"{found.context_length:,} tokens",

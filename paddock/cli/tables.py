@@ -13,7 +13,7 @@ def table(*words: str, numbers: tuple[str, ...] = ()) -> Table:
     return made
 
 
-def show(*parts: RenderableType) -> None:
+def print_parts(*parts: RenderableType) -> None:
     """Print to stdout with blank lines between, taking nothing in the text for markup."""
     console = Console(markup=False, emoji=False, highlight=False)
     for i, part in enumerate(parts):

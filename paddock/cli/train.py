@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from paddock.cli.numbers import count, size
-from paddock.cli.tables import show, table
-from paddock.cli.track import Tracker, tracked
+from paddock.cli.tables import print_parts, table
+from paddock.cli.units import format_bytes, format_count
+from paddock.launch.trackers import Tracker, open_tracker
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig
@@ -61,22 +61,22 @@ def train(
         return
     config, planned = _planned(run)
     if dry_run:
-        show(
+        print_parts(
             dump_toml(settings).rstrip(), _plan_table(planned), _expected(settings, config, planned)
         )
         return
-    show(_plan_table(planned))
+    print_parts(_plan_table(planned))
     with (
-        tracked(tracker, folder, settings.model_dump(mode="json")) as track,
-        Progress(planned, settings.compute.device) as progress,
+        open_tracker(tracker, folder, settings.model_dump(mode="json")) as track,
+        TrainProgress(planned, settings.compute.device) as progress,
     ):
 
         def watch(moment: "StepMetrics") -> None:
             track(moment)
-            progress.watch(moment)
+            progress.on_update(moment)
 
-        run_stage(run, say=progress.say, watch=watch)
-    show(f"done: {run.checkpoints}\nreport: {write_report(folder)}")
+        run_stage(run, say=progress.show_text, watch=watch)
+    print_parts(f"done: {run.checkpoints}\nreport: {write_report(folder)}")
 
 
 def _planned(run: "TrainingRun") -> "tuple[ModelConfig, TrainingEstimate]":
@@ -89,16 +89,18 @@ def _planned(run: "TrainingRun") -> "tuple[ModelConfig, TrainingEstimate]":
 
 def _plan_table(planned: "TrainingEstimate") -> Table:
     made, alone = table("plan", numbers=("",)), planned.ranks == 1
-    made.add_row("parameters", count(planned.parameters))
-    made.add_row("active without embeddings", count(planned.active))
-    made.add_row("tokens", count(planned.tokens))
+    made.add_row("parameters", format_count(planned.parameters))
+    made.add_row("active without embeddings", format_count(planned.active))
+    made.add_row("tokens", format_count(planned.tokens))
     made.add_row("FLOPs needed a token, forward and backward", f"{planned.flops_token:.3g}")
     made.add_row("FLOPs in all", f"{planned.flops:.3g}")
-    made.add_row("weights" if alone else "weights gathered at a time", size(planned.weight_bytes))
-    made.add_row("exact weights, gradients, optimizer", size(planned.state_bytes))
-    made.add_row("activations of a micro-batch, roughly", size(planned.activation_bytes))
+    made.add_row(
+        "weights" if alone else "weights gathered at a time", format_bytes(planned.weight_bytes)
+    )
+    made.add_row("exact weights, gradients, optimizer", format_bytes(planned.state_bytes))
+    made.add_row("activations of a micro-batch, roughly", format_bytes(planned.activation_bytes))
     if not alone:
-        made.add_row(f"each of {planned.ranks:,} ranks, in all", size(planned.rank_bytes))
+        made.add_row(f"each of {planned.ranks:,} ranks, in all", format_bytes(planned.rank_bytes))
     return made
 
 
@@ -121,7 +123,7 @@ def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "Traini
     return f"expected: {hours:,.3g} chip-hours at {speed}; too big for this machine"
 
 
-class Progress:
+class TrainProgress:
     """A live table on a terminal, a plain line now and then elsewhere."""
 
     def __init__(self, planned: "TrainingEstimate", device: str | None) -> None:
@@ -134,7 +136,7 @@ class Progress:
         self._said_at = 0.0
         self._peak: float | None = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "TrainProgress":
         from paddock.train.estimate import peak_flops
         from paddock.train.run import pick_device
 
@@ -147,14 +149,14 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def say(self, text: str) -> None:
+    def show_text(self, text: str) -> None:
         if self._console.is_terminal:
             self._live.update(text)
         elif time.monotonic() - self._said_at >= 2:
             self._said_at = time.monotonic()
             self._console.print(text, highlight=False)
 
-    def watch(self, moment: "StepMetrics") -> None:
+    def on_update(self, moment: "StepMetrics") -> None:
         self._seconds.append(moment.seconds)
         self._tokens.append(moment.output.tokens)
         if moment.validation is not None:
@@ -185,7 +187,7 @@ class Progress:
         cells |= {"grad": f"{moment.output.grad_norm:.2f}", "tokens/s": f"{rate:,.0f}"}
         if self._peak is not None:
             cells["MFU"] = f"{mfu(self._planned.flops_token, rate, self._peak):.1%}"
-        cells |= {"memory": size(peak_memory_bytes()), "left": _span(left)}
+        cells |= {"memory": format_bytes(peak_memory_bytes()), "left": _span(left)}
         return cells
 
 

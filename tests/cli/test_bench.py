@@ -7,9 +7,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from paddock.bench.kernels import KERNELS, time_kernels
+from paddock.bench.serving import LatencyPercentiles, Workload, run_workload
 from paddock.cli.__main__ import app
-from paddock.cli.bench_kernels import KERNELS, figures
-from paddock.cli.bench_serve import Load, Spread, measure
 from paddock.config import dump_toml
 from paddock.kernels.dispatch import KERNELS
 from paddock.records import Completion, Segment
@@ -93,13 +93,17 @@ def test_what_cannot_be_asked_is_refused_in_a_line(words, complaint):
 
 
 def test_shares_are_ranked_and_never_exceed_what_was_measured():
-    assert Spread.of([n / 1000 for n in range(1, 101)]) == Spread(p50=50.0, p95=95.0, p99=99.0)
-    assert Spread.of([n / 1000 for n in range(7, 0, -1)]) == Spread(p50=4.0, p95=7.0, p99=7.0)
-    assert Spread.of([0.007]) == Spread(p50=7.0, p95=7.0, p99=7.0)
+    assert LatencyPercentiles.of([n / 1000 for n in range(1, 101)]) == LatencyPercentiles(
+        p50=50.0, p95=95.0, p99=99.0
+    )
+    assert LatencyPercentiles.of([n / 1000 for n in range(7, 0, -1)]) == LatencyPercentiles(
+        p50=4.0, p95=7.0, p99=7.0
+    )
+    assert LatencyPercentiles.of([0.007]) == LatencyPercentiles(p50=7.0, p95=7.0, p99=7.0)
 
 
 def test_prompts_differ_but_for_what_they_share():
-    load = Load(prompt=40, reply=1, requests=1, shared=16, vocab=300)
+    load = Workload(prompt=40, reply=1, requests=1, shared=16, vocab=300)
     warm, timed = load.prompts("warm"), load.prompts("timed")
     found = [next(warm), next(warm), next(timed)]
     assert {len(prompt) for prompt in found} == {40}
@@ -135,18 +139,20 @@ class Paced(StatelessClient):
 
 def test_times_are_those_of_the_tokens():
     paced = Paced()
-    load = Load(prompt=3, reply=5, requests=2)
-    found = asyncio.run(measure(paced, load, 1, paced.clock))
+    load = Workload(prompt=3, reply=5, requests=2)
+    found = asyncio.run(run_workload(paced, load, 1, paced.clock))
     assert (found.requests, found.reply_tokens, found.seconds) == (2, 10, 12.0)
-    assert found.first_token_ms == Spread(p50=1000.0, p95=1000.0, p99=1000.0)
-    assert found.between_tokens_ms == Spread(p50=2000.0, p95=2000.0, p99=2000.0)
-    assert found.request_ms.p50 == 6000.0
-    assert found.reply_tokens_a_second == pytest.approx(10 / 12)
+    assert found.ttft_ms == LatencyPercentiles(p50=1000.0, p95=1000.0, p99=1000.0)
+    assert found.itl_ms == LatencyPercentiles(p50=2000.0, p95=2000.0, p99=2000.0)
+    assert found.e2e_latency_ms.p50 == 6000.0
+    assert found.output_throughput == pytest.approx(10 / 12)
 
 
 def test_so_many_are_under_way_and_a_first_round_does_not_count():
     paced = Paced()
-    found = asyncio.run(measure(paced, Load(prompt=3, reply=5, requests=7), 3, paced.clock))
+    found = asyncio.run(
+        run_workload(paced, Workload(prompt=3, reply=5, requests=7), 3, paced.clock)
+    )
     assert (found.requests, len(paced.crowds)) == (7, 10)
     assert paced.crowds[:3] == paced.crowds[3:6] == [1, 2, 3]
     assert max(paced.crowds) == 3
@@ -174,7 +180,7 @@ def test_a_step_for_many_processes_is_refused():
 
 def test_every_twin_has_a_case_that_runs():
     assert set(KERNELS) == set(KERNELS) | {"gated_delta"}
-    found = {each.kernel: each for each in figures((), torch.device("cpu"), 1)}
+    found = {each.kernel: each for each in time_kernels((), torch.device("cpu"), 1)}
     assert set(found) == set(KERNELS)
     assert all(each.plain_ms > 0 for each in found.values())
     without = {name for name, each in found.items() if each.fast_ms is None}
@@ -197,7 +203,7 @@ def test_kernels_are_shown_and_a_misspelt_one_is_named():
 @pytest.mark.gpu
 def test_on_a_gpu_every_twin_answers_as_its_reference():
     exact = {"expert_choice", "topk"}
-    for each in figures((), torch.device("cuda"), 1):
+    for each in time_kernels((), torch.device("cuda"), 1):
         assert each.fast_ms is not None, each.kernel
         if each.kernel != "adamw":  # whose every step differs from the one before
             assert each.apart <= (0.0 if each.kernel in exact else 0.03), each

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
-from paddock.cli.dash import Spelled
+from paddock.cli.dash import TokenizerText
 from paddock.text.tokenizer import train_tokenizer
 from tests.dashboard.runs import write_run
 
@@ -87,7 +87,7 @@ def test_pieces_of_a_token_are_the_text_again():
     tokenizer = train_tokenizer(["the quick fox"], vocab=400)
     text = "the ☃ <think>fox</think>"
     ids = tokenizer.encode(text, specials=True)
-    pieces = Spelled(tokenizer).pieces(ids)
+    pieces = TokenizerText(tokenizer).pieces(ids)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == text
     assert [piece for piece, i in zip(pieces, ids, strict=True) if tokenizer.is_added(i)] == [

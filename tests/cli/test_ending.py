@@ -14,7 +14,7 @@ from paddock.cli import ending
 ROOT = Path(__file__).parents[2]
 STUBBORN = """
 import asyncio, time
-from paddock.cli.ending import run, to_the_end
+from paddock.launch.event_loop import run, to_the_end
 
 async def swallow():
     while True:
@@ -63,7 +63,7 @@ def test_what_swallows_its_cancellation_is_left_behind_by_name(caplog):
         await begun.wait()
         return 7
 
-    assert ending.run(main(), grace_s=0.05) == 7
+    assert ending.run_with_grace(main(), grace_s=0.05) == 7
     assert "vault-3-1" in caplog.text
 
 
@@ -80,7 +80,7 @@ def test_whoever_needs_a_moment_to_let_go_has_it(caplog):
         begin(careful())
         await asyncio.sleep(0)
 
-    ending.run(main(), grace_s=60)
+    ending.run_with_grace(main(), grace_s=60)
     assert closed == ["a container"] and not caplog.text
 
 
@@ -97,7 +97,7 @@ def test_what_goes_wrong_is_raised_and_others_leave_too():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        ending.run(main(), grace_s=60)
+        ending.run_with_grace(main(), grace_s=60)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from paddock import __version__
-from paddock.cli.__main__ import VERBS, app
-from paddock.cli.errors import Explaining, UserError
+from paddock.cli.__main__ import COMMANDS, app
+from paddock.cli.errors import ErrorReportingGroup, UserError
 from paddock.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def paddock(*arguments):
 def test_help_lists_every_verb():
     done = CliRunner().invoke(app, ["--help"])
     assert done.exit_code == 0
-    assert all(verb in done.stdout for verb in VERBS)
+    assert all(verb in done.stdout for verb in COMMANDS)
 
 
 def test_version():
@@ -59,7 +59,7 @@ def test_a_usage_error_is_exit_code_two():
 
 def raising(error):
     """What the front door makes of an error inside a verb."""
-    house = typer.Typer(cls=Explaining, pretty_exceptions_enable=False)
+    house = typer.Typer(cls=ErrorReportingGroup, pretty_exceptions_enable=False)
 
     @house.callback(invoke_without_command=True)
     def verb():

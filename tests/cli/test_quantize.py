@@ -11,12 +11,12 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
 from paddock.cli import engines, skills
 from paddock.cli.__main__ import app
-from paddock.cli.plan import done_before, load_plan, steps
-from paddock.cli.quantize import compared
-from paddock.cli.quantize_text import Amounts, passages_from
+from paddock.cli.quantize import paired_difference
 from paddock.config import ConfigError
 from paddock.dashboard import read_pipeline_report
 from paddock.data import CorpusSettings, ReasoningSource
+from paddock.launch.calibration_texts import CalibrationBudget, load_calibration_texts
+from paddock.launch.pipeline import finished_stages, load_pipeline, resolve_stages
 from paddock.quant import QuantSettings
 from paddock.quant.calibration_data import make_batches
 from paddock.quant.layer_quantizer import text_digest
@@ -118,9 +118,9 @@ def test_text_that_is_all_left_out_is_refused_with_the_reason(run, tmp_path, nam
 def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
     (tmp_path / "book1.txt").write_text("5 6 7 " * 40)
     (tmp_path / "book[1].txt").write_text("a word . " * 40)
-    amounts = Amounts(calibrate=500, held_out=0, needles=0, length=1000)
+    amounts = CalibrationBudget(calibrate=500, held_out=0, needles=0, length=1000)
     tokenizer = Tokenizer.load(latest_model(run))
-    (found,) = passages_from([tmp_path / "book[1].txt"], tokenizer, amounts)
+    (found,) = load_calibration_texts([tmp_path / "book[1].txt"], tokenizer, amounts)
     assert tokenizer.decode(found.ids).startswith("a word")
 
 
@@ -150,11 +150,11 @@ def test_skills_are_measured_on_both_sides_task_by_task(run, tmp_path):
 def test_the_error_of_a_skill_is_that_of_its_change():
     before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0, "only here": 1.0}
     after = {"a": 0.0, "b": 1.0, "c": 1.0, "d": 1.0}
-    found = compared(before, after)
+    found = paired_difference(before, after)
     assert found["reward"] == [0.5, 0.75]
     assert found["error"] == pytest.approx(0.25)  # three tasks unchanged, one better
     assert found["tasks"] == 4
-    assert compared(before, before)["error"] == 0
+    assert paired_difference(before, before)["error"] == 0
 
 
 def test_nearest_integers_need_no_text(run, tmp_path):
@@ -244,8 +244,8 @@ def story_of(plan, *words):
 
 def texts_of(*runs):
     """As much as the verb takes where nothing is said, but no needles."""
-    amounts = Amounts(calibrate=65_536, held_out=32_768, needles=0, length=2048)
-    passages = passages_from(runs, Tokenizer.load(latest_model(runs[0])), amounts)
+    amounts = CalibrationBudget(calibrate=65_536, held_out=32_768, needles=0, length=2048)
+    passages = load_calibration_texts(runs, Tokenizer.load(latest_model(runs[0])), amounts)
     return make_batches(passages, QuantSettings().batch_tokens)
 
 
@@ -277,10 +277,10 @@ def test_a_plan_stopped_behind_its_integers_goes_on(plan):
     done = ("small", "stage_done")
     end = next(i for i, e in enumerate(lines) if (e.get("stage"), e["kind"]) == done)
     events.write_text("".join(json.dumps(line) + "\n" for line in lines[:end]))
-    assert list(done_before(plan.parent / "run")) == ["first"]
+    assert list(finished_stages(plan.parent / "run")) == ["first"]
     found = story_of(plan)
     assert found.exit_code == 0, found.output
-    assert list(done_before(plan.parent / "run")) == ["first", "small"]
+    assert list(finished_stages(plan.parent / "run")) == ["first", "small"]
 
 
 @pytest.mark.parametrize(
@@ -295,12 +295,12 @@ def test_a_plan_stopped_behind_its_integers_goes_on(plan):
 def test_a_plan_whose_integers_come_from_nowhere_is_refused(plan, old, new, message):
     (plan / "plan.toml").write_text(PLAN.replace(old, new))
     with pytest.raises(ConfigError, match=message):
-        load_plan(plan, [])
+        load_pipeline(plan, [])
 
 
 def test_other_text_makes_another_stage(plan):
-    one = steps(load_plan(plan, [])[1], plan, plan)
+    one = resolve_stages(load_pipeline(plan, [])[1], plan, plan)
     (plan / "plan.toml").write_text(PLAN.replace('texts = ["first", "first"]', ""))
-    two = steps(load_plan(plan, [])[1], plan, plan)
+    two = resolve_stages(load_pipeline(plan, [])[1], plan, plan)
     assert one[0].digest == two[0].digest
     assert one[1].digest != two[1].digest

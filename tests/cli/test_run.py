@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
-from paddock.cli.plan import Plan, done_before, load_plan, steps
 from paddock.config import ConfigError, load_recipe, resolve
 from paddock.dashboard import read_pipeline_report
+from paddock.launch.pipeline import PipelineSettings, finished_stages, load_pipeline, resolve_stages
 from tests.cli.plans import plan_in
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -54,7 +54,7 @@ def test_a_plan_runs_its_stages_and_measures_after_each(plan):
     found = run(plan)
     assert found.exit_code == 0, found.output
     out = plan.parent / "run"
-    assert list(done_before(out)) == ["first", "second"]
+    assert list(finished_stages(out)) == ["first", "second"]
     story = read_pipeline_report(out)
     assert [list(stage.scores) for stage in story.stages] == [["loss"], ["loss"]]
     assert (out / "report.html").read_text().count("a little more")
@@ -79,7 +79,7 @@ def test_a_finished_stage_is_skipped_and_a_changed_one_refused(plan):
 def test_what_comes_of_a_stage_that_is_run_anew_is_thrown_away_too(plan):
     assert run(plan).exit_code == 0
     assert run(plan, "--redo", "first", "--to", "first").exit_code == 0
-    assert list(done_before(plan.parent / "run")) == ["first"]
+    assert list(finished_stages(plan.parent / "run")) == ["first"]
     assert not (plan.parent / "run" / "second").exists()
 
 
@@ -169,36 +169,36 @@ def test_a_dry_run_says_what_would_be_done_anew_and_throws_nothing_away(plan):
     assert "first: from nothing (done)" in run(plan, "--dry-run").output
     found = run(plan, "--dry-run", "--redo", "first")
     assert "first: from nothing (to do)" in found.output
-    assert list(done_before(plan.parent / "run")) == ["first"]
+    assert list(finished_stages(plan.parent / "run")) == ["first"]
 
 
 def test_a_change_may_be_a_table_and_its_command_can_be_pasted(plan):
     table = "stream.mixture.weights={chains = 1.0}"
     text = PLAN.replace('"optim.lr=1e-4"', f'"{table}"')
     (plan / "plan.toml").write_text(text)
-    recipes, wanted = load_plan(plan, [])
-    _, second = steps(wanted, recipes, Path("my runs"))
-    assert second.sets == ("start.folder=my runs/first", table, "seed=0")
-    words = shlex.split(second.command)
+    recipes, wanted = load_pipeline(plan, [])
+    _, second = resolve_stages(wanted, recipes, Path("my runs"))
+    assert second.overrides == ("start.folder=my runs/first", table, "seed=0")
+    words = shlex.split(second.command_line)
     assert table in words and "start.folder=my runs/first" in words
 
 
 def test_a_plan_that_contradicts_itself_is_refused(plan):
     (plan / "plan.toml").write_text(PLAN.replace('since = "first"', 'since = "zeroth"'))
     with pytest.raises(ConfigError, match="no stage is called 'zeroth'"):
-        load_plan(plan, [])
+        load_pipeline(plan, [])
     (plan / "plan.toml").write_text(PLAN.replace('name = "second"', 'name = "first"'))
     with pytest.raises(ConfigError, match="two stages have the same name"):
-        load_plan(plan, [])
+        load_pipeline(plan, [])
 
 
 def test_a_changed_parent_changes_what_a_stage_is(plan):
-    recipes, wanted = load_plan(plan, [])
-    one = steps(wanted, recipes, Path("a"))
-    assert [s.digest for s in steps(wanted, recipes, Path("b"))] == [s.digest for s in one]
+    recipes, wanted = load_pipeline(plan, [])
+    one = resolve_stages(wanted, recipes, Path("a"))
+    assert [s.digest for s in resolve_stages(wanted, recipes, Path("b"))] == [s.digest for s in one]
     text = (plan / "first.toml").read_text()
     (plan / "first.toml").write_text(text.replace("steps = 3", "steps = 4"))
-    two = steps(wanted, recipes, Path("a"))
+    two = resolve_stages(wanted, recipes, Path("a"))
     assert all(a.digest != b.digest for a, b in zip(one, two, strict=True))
 
 
@@ -229,5 +229,5 @@ def test_killed_at_random_moments_it_ends_in_the_same_place(plan, tmp_path):
 
 @pytest.mark.parametrize("file", sorted(RECIPES.rglob("plan.toml")), ids=lambda p: p.parent.name)
 def test_every_plan_we_ship_resolves_with_its_recipes(file, tmp_path):
-    wanted = resolve(Plan, load_recipe(file))
-    assert len(steps(wanted, file.parent, tmp_path)) == len(wanted.stages)
+    wanted = resolve(PipelineSettings, load_recipe(file))
+    assert len(resolve_stages(wanted, file.parent, tmp_path)) == len(wanted.stages)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from paddock.checkpoint import save_pretrained
 from paddock.cli.__main__ import app
 from paddock.cli.errors import UserError
-from paddock.cli.harvest import Harvest
 from paddock.data import DemonstrationSource, read_dialogues
+from paddock.launch.dialogue_file import DialogueFile
 from paddock.model import Transformer
 from paddock.records import Failure, Verdict
 from paddock.text import train_tokenizer, with_chat_template
@@ -165,15 +165,15 @@ def line(task, k, said):
 
 
 def test_only_what_is_good_enough_is_kept_and_the_same_words_once(tmp_path):
-    with Harvest.opened(tmp_path / "k.jsonl", BEGUN) as harvest:
+    with DialogueFile.open(tmp_path / "k.jsonl", BEGUN) as harvest:
         harvest.add("a#0", line("a", 0, "yes"), Verdict(reward=1.0), 0.5)
         harvest.add("a#1", line("a", 1, "yes"), Verdict(reward=1.0), 0.5)
         harvest.add("b#0", line("b", 0, "yes"), Verdict(reward=1.0), 0.5)
         harvest.add("b#1", line("b", 1, "no"), Verdict(reward=0.4), 0.5)
-        harvest.fail("c#0", Failure(kind="policy", where="w", what="x"))
-        harvest.fail("c#1", Failure(kind="world", where="w", what="x"))
+        harvest.add_failure("c#0", Failure(kind="policy", where="w", what="x"))
+        harvest.add_failure("c#1", Failure(kind="world", where="w", what="x"))
     assert [entry["id"] for entry in lines(tmp_path / "k.jsonl")] == ["a#0", "b#0"]
-    with Harvest.opened(tmp_path / "k.jsonl", BEGUN) as again:
+    with DialogueFile.open(tmp_path / "k.jsonl", BEGUN) as again:
         assert again.done == {"a#0", "a#1", "b#0", "b#1", "c#0"}  # a broken world is asked again
         again.add("a#2", line("a", 2, "yes"), Verdict(reward=1.0), 0.5)
     assert len(lines(tmp_path / "k.jsonl")) == 2
@@ -181,22 +181,22 @@ def test_only_what_is_good_enough_is_kept_and_the_same_words_once(tmp_path):
 
 def test_one_writer_at_a_time(tmp_path):
     with (
-        Harvest.opened(tmp_path / "k.jsonl", BEGUN),
+        DialogueFile.open(tmp_path / "k.jsonl", BEGUN),
         pytest.raises(UserError, match="another process is writing it"),
-        Harvest.opened(tmp_path / "k.jsonl", BEGUN),
+        DialogueFile.open(tmp_path / "k.jsonl", BEGUN),
     ):
         pass
 
 
 def test_a_torn_line_is_taken_out_and_asked_for_again(tmp_path):
     out = tmp_path / "k.jsonl"
-    with Harvest.opened(out, BEGUN) as harvest:
+    with DialogueFile.open(out, BEGUN) as harvest:
         for k in range(3):
             harvest.add(f"a#{k}", line("a", k, str(k)), Verdict(reward=1.0), 1.0)
     out.write_bytes(out.read_bytes()[:-7])
     notes = tmp_path / "k.jsonl.notes"
     notes.write_bytes(notes.read_bytes()[: notes.read_bytes().rindex(b'{"id": "a#2"')])
-    with Harvest.opened(out, BEGUN) as harvest:
+    with DialogueFile.open(out, BEGUN) as harvest:
         assert harvest.done == {"a#0", "a#1"}
         harvest.add("a#2", line("a", 2, "2"), Verdict(reward=1.0), 1.0)
     assert [entry["id"] for entry in lines(out)] == ["a#0", "a#1", "a#2"]
@@ -204,11 +204,11 @@ def test_a_torn_line_is_taken_out_and_asked_for_again(tmp_path):
 
 def test_a_dialogue_that_was_written_but_not_noted_is_not_asked_for_again(tmp_path):
     out, notes = tmp_path / "k.jsonl", tmp_path / "k.jsonl.notes"
-    with Harvest.opened(out, BEGUN) as harvest:
+    with DialogueFile.open(out, BEGUN) as harvest:
         for k in range(2):
             harvest.add(f"a#{k}", line("a", k, str(k)), Verdict(reward=1.0), 1.0)
     notes.write_bytes(notes.read_bytes()[: notes.read_bytes().rindex(b'{"id": "a#1"')])
-    with Harvest.opened(out, BEGUN) as harvest:
+    with DialogueFile.open(out, BEGUN) as harvest:
         assert harvest.done == {"a#0", "a#1"} and harvest.counts["kept"] == 2
     assert len(lines(notes)) == 3
 
@@ -216,7 +216,7 @@ def test_a_dialogue_that_was_written_but_not_noted_is_not_asked_for_again(tmp_pa
 WRITER = f"""
 import sys
 from pathlib import Path
-from paddock.cli.harvest import Harvest
+from paddock.launch.dialogue_file import Harvest
 from paddock.records import Verdict
 from tests.killing import die_after
 

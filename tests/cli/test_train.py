@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
 from paddock.cli.errors import UserError
-from paddock.cli.track import Tracker, tracked
 from paddock.config import dump_toml, load_recipe, resolve
+from paddock.launch.trackers import Tracker, open_tracker
 from paddock.rl.settings import RLSettings
 from paddock.rl.stages import with_stage_defaults
 from paddock.train import TrainSettings
@@ -118,6 +118,6 @@ def test_a_tracker_that_is_not_installed_says_how_to_get_it(monkeypatch, tmp_pat
     monkeypatch.setitem(sys.modules, "wandb", None)
     with (
         pytest.raises(UserError, match=r"pip install 'paddock\[track\]'"),
-        tracked(Tracker.WANDB, tmp_path, {}),
+        open_tracker(Tracker.WANDB, tmp_path, {}),
     ):
         pass

@@ -8,7 +8,7 @@ from shutil import which
 import pytest
 import uvicorn
 
-from paddock.cli.dash import open_words
+from paddock.cli.dash import open_token_text
 from paddock.dashboard.app import DashboardApp, build_app
 from paddock.dashboard.run_index import RunIndex
 from tests.dashboard.ledgers import HOSTILE, write_rl_run
@@ -25,7 +25,7 @@ def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     write_rl_run(folder / "rl")
     write_run(folder / "base", [3.0 - step / 40 for step in range(100)])
-    app = build_app(DashboardApp(shelf=RunIndex([folder]), open_words=open_words))
+    app = build_app(DashboardApp(shelf=RunIndex([folder]), open_words=open_token_text))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from paddock.cli.dash import open_words
+from paddock.cli.dash import open_token_text
 from paddock.dashboard.app import DashboardApp, build_app
 from paddock.dashboard.run_index import RunIndex
 from tests.dashboard.ledgers import write_rl_run
@@ -18,7 +18,7 @@ PAGES = ("/api/runs", "/api/curves?metric=reward&run=rl", "/api/rl?run=rl", "/ap
 
 
 def client_of(folder: Path) -> TestClient:
-    sight = DashboardApp(shelf=RunIndex([folder]), open_words=open_words)
+    sight = DashboardApp(shelf=RunIndex([folder]), open_words=open_token_text)
     return TestClient(build_app(sight), base_url="http://127.0.0.1:8001")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from paddock.cli.dash import open_words
+from paddock.cli.dash import open_token_text
 from paddock.dashboard import app
 from paddock.dashboard.app import DashboardApp, DashboardError, build_app, plotly_script
 from paddock.dashboard.demo import write_demo_runs
@@ -35,7 +35,7 @@ ASKED = (
 
 
 def client_of(folder: Path, **changes) -> TestClient:
-    sight = DashboardApp(shelf=RunIndex([folder]), open_words=open_words, **changes)
+    sight = DashboardApp(shelf=RunIndex([folder]), open_words=open_token_text, **changes)
     return TestClient(build_app(sight), base_url="http://127.0.0.1:8001")
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import typer
 
-from paddock.cli.__main__ import VERBS, app
+from paddock.cli.__main__ import COMMANDS, app
 from paddock.sandbox import rootfs
 from paddock.text import train_tokenizer, with_chat_template
 from tests.cli.test_convert import grouped
@@ -135,7 +135,7 @@ def test_every_block_says_what_it_is():
 
 def test_every_verb_has_a_page_and_every_page_a_verb():
     there = {page.stem for page in (ROOT / "docs/verbs").glob("*.md")}
-    assert there == set(VERBS)
+    assert there == set(COMMANDS)
 
 
 @pytest.mark.parametrize("page", pages())

@@ -6,10 +6,10 @@ from threading import Event, Thread
 
 import pytest
 
-from paddock.cli.rl import conduct
-from paddock.cli.rl_feed import LEDGER_FILE
+from paddock.cli.rl import run_rl
 from paddock.engine import SubprocessEngine
 from paddock.journal import Ledger
+from paddock.launch.rollouts import LEDGER_FILE
 from paddock.rollout.replica_pool import ReplicaPool
 from paddock.rollout.task_health import RunAbortedError
 from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, Hashes, numbers, recipe_in
@@ -20,7 +20,7 @@ def test_apart_or_not_the_weights_are_the_same_bit_for_bit(start, tmp_path, monk
     recipe = recipe_in(tmp_path, start)
     for apart in ("false", "true"):
         sets = [*LOCKSTEP, *ONE_STEP_OFF, "steps=3", f"engines.apart={apart}"]
-        conduct(recipe, tmp_path / apart, sets)
+        run_rl(recipe, tmp_path / apart, sets)
         found[apart] = hashes.take()
     assert found["true"] == found["false"]
     assert len(found["true"]) == 3
@@ -61,7 +61,7 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
     waker = Thread(target=go_on, daemon=True)
     waker.start()
     sets = [*ONE_STEP_OFF, "steps=2", "engines.apart=true", "credit.keep_flat=true"]
-    conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+    run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     waker.join()
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         assert ledger.failure_counts() == {} and not ledger.group_counts().failed
@@ -73,7 +73,7 @@ def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp
     sets = ["engines.apart=true", "engines.unreachable_timeout_s=1"]
     why = r"no engine has answered for 1 s: engine-0: \d+ heartbeats missed"
     with pytest.raises(RunAbortedError, match=why):
-        conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+        run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with pytest.raises(ProcessLookupError):
         os.kill(stopping.pid, 0)
 
@@ -86,7 +86,7 @@ def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
     monkeypatch.setattr("paddock.engine.subprocess_engine.LEAVING_S", 0.5)
     sets = ["engines.apart=true", "tasks.vault.attempt_s=1", "tasks.vault.failure_budget=1"]
     with pytest.raises(RunAbortedError, match=r"1 groups in a row failed.* time at attempt"):
-        conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+        run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with pytest.raises(ProcessLookupError):
         os.kill(stopping.pid, 0)
 
@@ -111,7 +111,7 @@ def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypat
     monkeypatch.setattr(SubprocessEngine, "submit", seen)
     monkeypatch.setattr(SubprocessEngine, "_begin", counted)
     sets = [*ONE_STEP_OFF, "steps=5", "engines.apart=true", "credit.keep_flat=true"]
-    conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+    run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     assert len(born) == 2 and killed == born[:1]
     assert sorted(numbers(tmp_path / "run")) == [1, 2, 3, 4, 5]
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:

@@ -3,8 +3,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from paddock.cli.rl import conduct
-from paddock.cli.rl_engines import EngineScore
+from paddock.cli.rl import run_rl
+from paddock.launch.rollout_engines import EngineTeacher
 from paddock.rl.distill import DistillError, TaskTeacher, add_teacher_logprobs
 from paddock.train.policy import compute_logprobs, pack_samples
 from tests.rl.learners import learner, lessons
@@ -50,7 +50,7 @@ def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
                 every,
                 ["even"] * len(every),
                 {"even": TaskTeacher("wise", 0.5)},
-                {"wise": EngineScore(engine)},
+                {"wise": EngineTeacher(engine)},
             )
         )
     other = learner(tmp_path / "other", network(seed=9), credit={"keep_flat": True})
@@ -103,7 +103,7 @@ def test_a_teacher_that_cannot_score_is_named(tmp_path, said):
 def test_the_student_comes_to_do_what_its_teacher_does(start, tmp_path):
     teacher = schooled(tmp_path / "teacher", start=start, steps=80, full=1.0)
     text = RECIPE.replace("TEACHER", str(teacher))
-    conduct(recipe_in(tmp_path, start, text), tmp_path / "run", [])
+    run_rl(recipe_in(tmp_path, start, text), tmp_path / "run", [])
     found = numbers(tmp_path / "run")
     # Roundings differ from machine to machine, and so do the ways there: ends are far apart.
     first, ends = found[1], ("reward", "teacher_gap")

@@ -11,8 +11,8 @@ import pytest
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.weight_sync import weight_digests
-from paddock.cli.rl_feed import LEDGER_FILE
 from paddock.journal import UNUSED_REASON, Ledger
+from paddock.launch.rollouts import LEDGER_FILE
 from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, numbers, recipe_in
 
 DRIVE = """

@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 
 from paddock.checkpoint import CheckpointError
-from paddock.cli.engines import open_model
 from paddock.cli.errors import UserError
-from paddock.cli.rl import conduct
-from paddock.cli.rl_engines import held, samplers
-from paddock.cli.rl_feed import LEDGER_FILE, _works
+from paddock.cli.rl import run_rl
 from paddock.dashboard.rollouts import RolloutQuery, rollout_overview
 from paddock.journal import UNUSED_REASON, Journal, Ledger, LedgerView
+from paddock.launch.engines import open_model_folder
+from paddock.launch.rollout_engines import open_engines, paused
+from paddock.launch.rollouts import LEDGER_FILE, _works
 from paddock.rl.group_filter import GroupFilter
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.trainer import policy_samples
@@ -41,10 +41,10 @@ class Killed(BaseException):
 
 async def by_hand(settings, folder, updates):
     """The synchronous loop without any of the machinery: play, judge, learn, hand over."""
-    model = open_model(folder, None)
+    model = open_model_folder(folder, None)
     learner = open_learner(settings, folder / "x.npz")
-    async with samplers(settings, model) as sampling:
-        waves = RequestBarrier(partial(held, sampling.engines[0]))
+    async with open_engines(settings, model) as sampling:
+        waves = RequestBarrier(partial(paused, sampling.engines[0]))
         generate = DeterministicClient(sampling.generate, waves)
         work = _works(settings, model, generate, sampling, GroupFilter(settings))["vault"]
         size = settings.pace.groups_per_batch
@@ -54,7 +54,7 @@ async def by_hand(settings, folder, updates):
             learner.train([policy_samples(group, settings) for group in groups])
             if settings.reset_optimizer:
                 learner.reset_optimizer()
-            await asyncio.to_thread(sampling.publish, learner.weights())
+            await asyncio.to_thread(sampling.publish_weights, learner.weights())
 
 
 async def together(work, waves, which, seed):
@@ -93,7 +93,7 @@ def test_bound_zero_is_the_synchronous_loop_bit_for_bit(start, tmp_path, monkeyp
     assert len({str(found) for found in expected.values()}) == 3
     for depth in (0, 2):
         sets = [*kept, "steps=3", "pace.max_staleness=0", f"pace.pipeline_depth={depth}"]
-        conduct(recipe, tmp_path / f"depth{depth}", sets)
+        run_rl(recipe, tmp_path / f"depth{depth}", sets)
         assert hashes.take() == expected
 
 
@@ -103,7 +103,7 @@ def through(start, tmp_path_factory):
     folder = tmp_path_factory.mktemp("through")
     with pytest.MonkeyPatch.context() as patch:
         hashes = Hashes(patch)
-        conduct(recipe_in(folder, start), folder / "run", [*LOCKSTEP, *ONE_STEP_OFF])
+        run_rl(recipe_in(folder, start), folder / "run", [*LOCKSTEP, *ONE_STEP_OFF])
     return folder / "run", hashes.take()
 
 
@@ -126,7 +126,7 @@ def test_a_killed_run_goes_on_bit_for_bit(through, start, tmp_path, monkeypatch,
         with pytest.MonkeyPatch.context() as patch:
             arm(patch, moment, countdown)
             try:
-                conduct(recipe, tmp_path / "run", [*LOCKSTEP, *ONE_STEP_OFF])
+                run_rl(recipe, tmp_path / "run", [*LOCKSTEP, *ONE_STEP_OFF])
             except Killed:
                 assert countdown is not None
             else:
@@ -138,7 +138,7 @@ def test_a_killed_run_goes_on_bit_for_bit(through, start, tmp_path, monkeypatch,
 
 def arm(patch, moment, countdown):
     """End the process, in effect, the next time but `countdown` that something is done."""
-    import paddock.cli.rl_engines as rl_engines
+    import paddock.launch.rollout_engines as rl_engines
     from paddock.rollout.worker import RolloutWorker
 
     owner, name = {
@@ -185,7 +185,7 @@ def test_the_recorded_batches_alone_give_the_same_weights(through, start, tmp_pa
     run, expected = through
     hashes = Hashes(monkeypatch)
     recipe = recipe_in(tmp_path, start)
-    conduct(
+    run_rl(
         recipe,
         tmp_path / "again",
         [*LOCKSTEP, *ONE_STEP_OFF],
@@ -197,7 +197,7 @@ def test_the_recorded_batches_alone_give_the_same_weights(through, start, tmp_pa
 
 def test_rollouts_alone_leave_batches_and_no_new_weights(start, tmp_path):
     recipe = recipe_in(tmp_path, start)
-    conduct(recipe, tmp_path / "run", ["steps=2", *SYNCHRONOUS], debug="rollout-only")
+    run_rl(recipe, tmp_path / "run", ["steps=2", *SYNCHRONOUS], debug="rollout-only")
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         balance = ledger.group_counts()
         assert balance.trained == 4
@@ -213,13 +213,13 @@ def test_a_bug_ends_the_run_with_its_traceback(start, tmp_path, monkeypatch):
 
     monkeypatch.setattr(SessionPolicy, "__call__", broken)
     with pytest.raises(ZeroDivisionError, match="a bug of ours"):
-        conduct(recipe_in(tmp_path, start), tmp_path / "run", [])
+        run_rl(recipe_in(tmp_path, start), tmp_path / "run", [])
 
 
 def test_a_world_that_always_fails_ends_the_run_with_the_reason(start, tmp_path):
     sets = ["tasks.vault.settings.breaks=1.0", "tasks.vault.failure_budget=3"]
     with pytest.raises(ValueError, match="groups in a row failed"):
-        conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+        run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
 
 
 @pytest.mark.parametrize("where", ["task", "open", "grade"])
@@ -227,7 +227,7 @@ def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_pat
     sets = [f"tasks.vault.settings.exits={where}", "tasks.vault.failure_budget=2"]
     kind = "grader" if where == "grade" else "world"
     with pytest.raises(RunAbortedError, match=rf"2 groups in a row failed.*{kind} at {where}"):
-        conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+        run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         found = [a for e in ledger.groups() for a in ledger.rollouts(e.ordinal).values()]
     assert {branches[0].outcome.what for branches in found} == {"SystemExit: 0"}
@@ -236,12 +236,12 @@ def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_pat
 def test_sys_exit_where_nobody_can_catch_it_is_an_error_and_no_success(start, tmp_path):
     """In a callback or a task of the environment's own."""
     with pytest.raises(UserError, match=r"sys\.exit\(0\)"):
-        conduct(recipe_in(tmp_path, start), tmp_path / "run", ["tasks.vault.settings.exits=aside"])
+        run_rl(recipe_in(tmp_path, start), tmp_path / "run", ["tasks.vault.settings.exits=aside"])
 
 
 def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):
     sets = ["tasks.vault.settings.breaks=0.2", "steps=2", "tasks.vault.failure_budget=100"]
-    conduct(recipe_in(tmp_path, start), tmp_path / "run", [*sets, *SYNCHRONOUS])
+    run_rl(recipe_in(tmp_path, start), tmp_path / "run", [*sets, *SYNCHRONOUS])
     failed = sum(line.get("failed_world", 0) for line in numbers(tmp_path / "run").values())
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         entries = ledger.groups()
@@ -252,7 +252,7 @@ def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):
 
 def test_experts_of_every_trained_token_are_compared(start, tmp_path):
     sets = ["steps=2", *SYNCHRONOUS, "replay_experts=compare"]
-    conduct(recipe_in(tmp_path, start), tmp_path / "run", sets)
+    run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     found = [line["routed_apart"] for line in numbers(tmp_path / "run").values()]
     assert found == [0.0, 0.0]  # present, and the same network chooses the same
 
@@ -260,7 +260,7 @@ def test_experts_of_every_trained_token_are_compared(start, tmp_path):
 def test_a_run_that_has_reached_its_goal_is_over(start, tmp_path):
     recipe, sets = recipe_in(tmp_path, start), ["steps=4", "goal=0.01", "goal_batches=2"]
     for _ in range(2):
-        conduct(recipe, tmp_path / "run", [*sets, *SYNCHRONOUS])
+        run_rl(recipe, tmp_path / "run", [*sets, *SYNCHRONOUS])
         assert [e["step"] for e in events(tmp_path / "run", "finished")][-1] == 2
         assert list(numbers(tmp_path / "run")) == [1, 2]
 
@@ -270,7 +270,7 @@ def test_of_a_complete_run_nothing_is_in_flight(start, tmp_path):
     recipe, out = recipe_in(tmp_path, start), tmp_path / "run"
     sets = ["steps=4", "goal=0.01", "goal_batches=1", "pace.pipeline_depth=2"]
     for _ in range(2):
-        conduct(recipe, out, [*sets, "pace.max_staleness=2", "credit.keep_flat=true"])
+        run_rl(recipe, out, [*sets, "pace.max_staleness=2", "credit.keep_flat=true"])
         with LedgerView(out / LEDGER_FILE) as ledger:
             found = rollout_overview(ledger, RolloutQuery(status="filtered"))
         assert found["balance"]["in_flight"] == 0
@@ -281,9 +281,9 @@ def test_of_a_complete_run_nothing_is_in_flight(start, tmp_path):
 
 def test_a_run_is_refused_in_anothers_folder(start, tmp_path):
     recipe = recipe_in(tmp_path, start)
-    conduct(recipe, tmp_path / "run", ["steps=1"])
+    run_rl(recipe, tmp_path / "run", ["steps=1"])
     with pytest.raises(ValueError, match="holds a run with other settings"):
-        conduct(recipe, tmp_path / "run", ["steps=2"])
+        run_rl(recipe, tmp_path / "run", ["steps=2"])
     shutil.rmtree(tmp_path / "run")
 
 
@@ -292,10 +292,10 @@ def test_rollouts_of_another_recipe_are_not_trained_though_no_checkpoint_is_ther
     with pytest.MonkeyPatch.context() as patch:
         arm(patch, "study", 0)
         with pytest.raises(Killed):
-            conduct(recipe, tmp_path / "run", [])
+            run_rl(recipe, tmp_path / "run", [])
     assert not (tmp_path / "run" / "checkpoints").exists()
     with pytest.raises(ValueError, match="holds a run with other settings"):
-        conduct(recipe, tmp_path / "run", ["sampling.temperature=0.5"])
+        run_rl(recipe, tmp_path / "run", ["sampling.temperature=0.5"])
 
 
 def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(start, tmp_path):
@@ -303,7 +303,7 @@ def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(start, tmp_path)
     with Journal(tmp_path / "run"):
         theirs.write_text("of the run that is alive")
         with pytest.raises(BlockingIOError, match="another writer has this run"):
-            conduct(recipe, tmp_path / "run", [])
+            run_rl(recipe, tmp_path / "run", [])
     assert theirs.read_text() == "of the run that is alive"
 
 
@@ -316,10 +316,10 @@ def test_a_run_goes_on_bit_for_bit_from_the_checkpoint_before_a_damaged_one(
     file = newest / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"step-00000003 is whole: .*`rm -r .*step-00000004`"):
-        conduct(recipe, run, [*LOCKSTEP, *ONE_STEP_OFF])
+        run_rl(recipe, run, [*LOCKSTEP, *ONE_STEP_OFF])
     shutil.rmtree(newest)
     hashes = Hashes(monkeypatch)
-    conduct(recipe, run, [*LOCKSTEP, *ONE_STEP_OFF])
+    run_rl(recipe, run, [*LOCKSTEP, *ONE_STEP_OFF])
     assert hashes.take() == {4: expected[4]}
 
 
@@ -346,5 +346,5 @@ def test_more_threads_in_the_environment_change_no_bit(through, start, tmp_path,
     monkeypatch.setattr("paddock.train.run.CORES", 2)
     _, expected = through
     hashes = Hashes(monkeypatch)
-    conduct(recipe_in(tmp_path, start), tmp_path / "run", [*LOCKSTEP, *ONE_STEP_OFF])
+    run_rl(recipe_in(tmp_path, start), tmp_path / "run", [*LOCKSTEP, *ONE_STEP_OFF])
     assert hashes.take() == expected

@@ -5,7 +5,7 @@ import pytest
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.weight_sync import weight_digests
 from paddock.cli.errors import UserError
-from paddock.cli.rl import conduct
+from paddock.cli.rl import run_rl
 from paddock.engine import EngineWeightUpdater
 from tests.rl.vault_runs import SYNCHRONOUS, numbers, recipe_in
 from tests.serve.live import serving
@@ -35,7 +35,7 @@ def test_servers_sample_and_take_every_version(start, tmp_path):
         serving(start, weights=EngineWeightUpdater) as two,
     ):
         urls = f'engines.urls=["{one.url}", "{two.url}"]'
-        conduct(recipe_in(tmp_path, start), tmp_path / "run", ["steps=3", *SYNCHRONOUS, urls])
+        run_rl(recipe_in(tmp_path, start), tmp_path / "run", ["steps=3", *SYNCHRONOUS, urls])
         final = load_pretrained(tmp_path / "run" / "checkpoints" / "step-00000003" / "model")
         for server in (one, two):
             (engine,) = server.engines
@@ -50,7 +50,7 @@ def test_servers_sample_and_take_every_version(start, tmp_path):
 def test_a_server_may_teach(start, tmp_path):
     with serving(start) as server:
         text = TAUGHT.replace("URL", server.url)
-        conduct(recipe_in(tmp_path, start, text), tmp_path / "run", [])
+        run_rl(recipe_in(tmp_path, start, text), tmp_path / "run", [])
     # Its teacher is the student itself, before the first update.
     assert abs(numbers(tmp_path / "run")[1]["teacher_gap"]) < 1e-5
 
@@ -69,6 +69,6 @@ def test_a_server_that_is_not_there_is_named_before_anything_is_rolled_out(
 ):
     taught = recipe_in(tmp_path / "taught", start, TAUGHT.replace("URL", url))
     with pytest.raises(UserError, match=f"'teachers.far.url': .*{said}"):
-        conduct(taught, tmp_path / "run", [])
+        run_rl(taught, tmp_path / "run", [])
     with pytest.raises(UserError, match=f"'engines.urls': .*{said}"):
-        conduct(recipe_in(tmp_path, start), tmp_path / "other", [f'engines.urls=["{url}"]'])
+        run_rl(recipe_in(tmp_path, start), tmp_path / "other", [f'engines.urls=["{url}"]'])

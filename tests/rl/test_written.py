@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.cli.look import LEAST, network_row
-from paddock.cli.rl import conduct
-from paddock.cli.rl_feed import LEDGER_FILE, timed
-from paddock.cli.rl_gauge import ROWS, Gauge
+from paddock.cli.look import LEAST, inspect_network
+from paddock.cli.rl import run_rl
 from paddock.engine import CumulativeStats, EngineStats
 from paddock.journal import LedgerView, follow
+from paddock.launch.engine_stats import ROWS, EngineStatLogger
+from paddock.launch.rollouts import LEDGER_FILE, with_timing_row
 from paddock.model import AttentionMetadata, AuxRequest
 from paddock.records import Failure, Trajectory, Verdict
 from paddock.train.policy import compute_logprobs, pack_samples
@@ -69,7 +69,7 @@ def test_what_the_loss_does_not_trust_is_marked(tmp_path):
 @pytest.fixture(scope="module")
 def run(start, tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
-    conduct(recipe_in(folder, start), folder / "run", [*LOCKSTEP, *SYNCHRONOUS, "steps=2"])
+    run_rl(recipe_in(folder, start), folder / "run", [*LOCKSTEP, *SYNCHRONOUS, "steps=2"])
     return folder / "run"
 
 
@@ -120,7 +120,7 @@ def test_an_attempt_that_fails_or_is_cancelled_has_a_row_too():
                 Trajectory(task_id="t", group_id="g", session_id="s", turns=(), outcome=outcome),
             )
 
-        return timed(attempt, lambda name, **row: told.append((name, row)), lambda: 5.0)
+        return with_timing_row(attempt, lambda name, **row: told.append((name, row)), lambda: 5.0)
 
     async def all_three():
         await failing(Verdict(reward=0.5))(given)
@@ -148,8 +148,8 @@ def stats(**changes):
 
 def test_engines_are_added_up():
     told = []
-    gauge = Gauge(lambda name, **row: told.append((name, row)), lambda: 0.0)
-    gauge.see([stats(version=4, running=3), stats(version=3, running=5)])
+    gauge = EngineStatLogger(lambda name, **row: told.append((name, row)), lambda: 0.0)
+    gauge.log_stats([stats(version=4, running=3), stats(version=3, running=5)])
     ((name, row),) = told
     assert name == "engine"
     assert (row["running"], row["requests"], row["busy_s"], row["version"]) == (8, 4, 3.0, 3)
@@ -157,10 +157,10 @@ def test_engines_are_added_up():
 
 def test_a_week_of_looks_every_second_is_a_small_file():
     now, told = [0.0], []
-    gauge = Gauge(lambda *_, **__: told.append(now[0]), lambda: now[0])
+    gauge = EngineStatLogger(lambda *_, **__: told.append(now[0]), lambda: now[0])
     for second in (*range(3600), *range(3600, 7 * 86400, 15)):
         now[0] = float(second)
-        gauge.see([stats()])
+        gauge.log_stats([stats()])
     assert len([moment for moment in told if moment < 600]) == 600
     assert len(told) < 8 * ROWS
 
@@ -169,7 +169,7 @@ def test_what_is_written_of_a_network_is_what_its_layers_chose():
     net, words = network(), tokenizer()
     net = network(vocab=words.vocab_size + 5)
     ids = words.encode("Say the word twice. It wants a look. Done. seen it " * 4, specials=False)
-    row = network_row(net, ids, words)
+    row = inspect_network(net, ids, words)
     token_T = torch.tensor(ids[:LEAST])
     notes = net(
         token_T, AttentionMetadata.packed([len(token_T)]), ask=AuxRequest(routing_and_topk=True)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
 from paddock.cli.chat import HELP
-from paddock.cli.engines import open_model, preferred
+from paddock.launch.engines import default_sampling, open_model_folder
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def test_a_run_answers_with_its_newest_checkpoint(folder, tmp_path):
         model = tmp_path / "run" / "checkpoints" / step / "model"
         model.parent.mkdir(parents=True)
         shutil.copytree(source, model) if source else model.mkdir()
-    found = open_model(tmp_path / "run", None)
+    found = open_model_folder(tmp_path / "run", None)
     assert found.folder == tmp_path / "run" / "checkpoints" / "step-00000002" / "model"
 
 
@@ -138,8 +138,8 @@ def test_chat_says_so_when_the_conversation_no_longer_fits(folder):
 
 def test_a_folders_own_wishes_about_sampling(tmp_path):
     file = tmp_path / "generation_config.json"
-    assert preferred(tmp_path) == {}
+    assert default_sampling(tmp_path) == {}
     file.write_text('{"temperature": 1, "top_p": 0.95, "top_k": 0, "eos_token_id": [1]}')
-    assert preferred(tmp_path) == {"temperature": 1.0, "top_p": 0.95}
+    assert default_sampling(tmp_path) == {"temperature": 1.0, "top_p": 0.95}
     file.write_text('{"do_sample": false}')
-    assert preferred(tmp_path) == {"temperature": 0.0}
+    assert default_sampling(tmp_path) == {"temperature": 0.0}

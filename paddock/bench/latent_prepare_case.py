@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paddock.cli.bench_cases import Call, Tensors
+    from paddock.bench.kernel_cases import Call, RandomInputs
 
 
-def latent_prepare(made: "Tensors") -> "Call":
+def latent_prepare(made: "RandomInputs") -> "Call":
     """Both launches, and everything they leave behind."""
     import torch
 

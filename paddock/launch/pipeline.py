@@ -14,25 +14,27 @@ from paddock.cli.errors import UserError
 from paddock.config import BaseSettings, load_recipe, resolve
 from paddock.journal import EVENTS_FILE, follow
 
-PLAN = "plan.toml"
-Verb = Literal["train", "rl", "distill", "quantize"]
+PIPELINE_FILE = "plan.toml"
+StageCommand = Literal["train", "rl", "distill", "quantize"]
 
 
-class StagePlan(BaseSettings):
+class StageSettings(BaseSettings):
     """One stage: the same command that a person can run alone."""
 
     name: str
-    verb: Verb = "train"
+    command: StageCommand = "train"
     recipe: str  # beside the plan
-    about: str = ""  # what it is for, in a few words
-    seconds: PositiveFloat | None = None  # it took once, measuring included: for the estimate
-    sets: tuple[str, ...] = ()  # as --set; {out} is the run's folder, {seed} the run's seed
+    description: str = ""  # what it is for, in a few words
+    estimated_s: PositiveFloat | None = None  # it took once, measuring included: for the estimate
+    overrides: tuple[str, ...] = ()  # as --set; {out} is the run's folder, {seed} the run's seed
     model: str = ""  # of verb "quantize": the stage whose model becomes integers
-    texts: tuple[str, ...] = ()  # likewise: the stages with whose text it is calibrated
+    calibration_stages: tuple[
+        str, ...
+    ] = ()  # likewise: the stages with whose text it is calibrated
 
     @model_validator(mode="after")
     def _fits_its_verb(self) -> Self:
-        if (self.verb == "quantize") != bool(self.model):
+        if (self.command == "quantize") != bool(self.model):
             raise ValueError(
                 f"stage {self.name!r}: 'model' names the stage that is quantized, for that verb "
                 "and no other"
@@ -40,60 +42,60 @@ class StagePlan(BaseSettings):
         return self
 
 
-class SkillPlan(BaseSettings):
+class SuiteSettings(BaseSettings):
     """One thing a model can do, measured on the same held-out tasks after every stage."""
 
     name: str
     kind: Literal["world", "loss", "needles"] = "world"
-    world: str = ""  # of kind "world": its name and settings
-    settings: Mapping[str, Any] = {}
-    tasks: PositiveInt = 200  # of kind "loss": thousands of tokens
-    attempts: PositiveInt = 1  # at each task
-    since: str  # the first stage after which it is measured
-    thinking: bool = True  # whether the model may think before it answers
+    env: str = ""  # of kind "world": its name and settings
+    args: Mapping[str, Any] = {}
+    num_tasks: PositiveInt = 200  # of kind "loss": thousands of tokens
+    rollouts_per_task: PositiveInt = 1  # at each task
+    from_stage: str  # the first stage after which it is measured
+    enable_thinking: bool = True  # whether the model may think before it answers
 
 
-class ClusterPlan(BaseSettings):
+class ResourceSettings(BaseSettings):
     """The machines a plan is made for: --dry-run checks that every stage fits on them."""
 
     name: str
-    chips: PositiveInt
-    gib: PositiveFloat  # of memory of each
+    accelerators: PositiveInt
+    accelerator_memory_gib: PositiveFloat  # of memory of each
 
 
-class Plan(BaseSettings):
+class PipelineSettings(BaseSettings):
     seed: int = 0
-    cluster: ClusterPlan | None = None
-    stages: tuple[StagePlan, ...]
-    skills: tuple[SkillPlan, ...] = ()
+    resources: ResourceSettings | None = None
+    stages: tuple[StageSettings, ...]
+    suites: tuple[SuiteSettings, ...] = ()
 
     @model_validator(mode="after")
     def _names(self) -> Self:
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("two stages have the same name")
-        for skill in self.skills:
-            if skill.since not in names:
-                raise ValueError(f"skill {skill.name!r}: no stage is called {skill.since!r}")
+        for skill in self.suites:
+            if skill.from_stage not in names:
+                raise ValueError(f"skill {skill.name!r}: no stage is called {skill.from_stage!r}")
         for number, stage in enumerate(self.stages):
-            for parent in (stage.model, *stage.texts):
+            for parent in (stage.model, *stage.calibration_stages):
                 if parent and parent not in names[:number]:
                     raise ValueError(f"stage {stage.name!r}: no earlier one is called {parent!r}")
         return self
 
-    def skills_after(self, stage: str) -> list[SkillPlan]:
+    def suites_after(self, stage: str) -> list[SuiteSettings]:
         names = [s.name for s in self.stages]
-        return [s for s in self.skills if names.index(s.since) <= names.index(stage)]
+        return [s for s in self.suites if names.index(s.from_stage) <= names.index(stage)]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PipelineStage:
     """A stage of a plan in a certain folder."""
 
-    stage: StagePlan
+    stage: StageSettings
     recipe: Path
     out: Path
-    sets: tuple[str, ...]
+    overrides: tuple[str, ...]
     digest: str  # of everything that decides how it ends, earlier stages included
 
     @property
@@ -102,60 +104,60 @@ class Step:
         return self.out.parent / self.stage.model
 
     @property
-    def texts(self) -> list[Path]:
-        return [self.out.parent / text for text in self.stage.texts]
+    def calibration_runs(self) -> list[Path]:
+        return [self.out.parent / text for text in self.stage.calibration_stages]
 
     @property
-    def command(self) -> str:
-        words: list[str | Path] = ["paddock", self.stage.verb]
-        if self.stage.verb == "quantize":
+    def command_line(self) -> str:
+        words: list[str | Path] = ["paddock", self.stage.command]
+        if self.stage.command == "quantize":
             words += [self.model, self.out, "--recipe", self.recipe]
-            words += [word for text in self.texts for word in ("--text", text)]
+            words += [word for text in self.calibration_runs for word in ("--text", text)]
             words += ["--needles", "0"]
         else:
             words += [self.recipe, "--out", self.out]
-        words += [word for change in self.sets for word in ("--set", change)]
+        words += [word for change in self.overrides for word in ("--set", change)]
         return shlex.join(map(str, words))
 
 
-def load_plan(path: Path, sets: list[str]) -> tuple[Path, Plan]:
+def load_pipeline(path: Path, sets: list[str]) -> tuple[Path, PipelineSettings]:
     """The plan in a file, or in a folder's plan.toml, and the folder its recipes are in."""
-    file = path / PLAN if path.is_dir() else path
+    file = path / PIPELINE_FILE if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"{file}: no such plan")
-    return file.parent, resolve(Plan, load_recipe(file, sets))
+    return file.parent, resolve(PipelineSettings, load_recipe(file, sets))
 
 
-def steps(plan: Plan, recipes: Path, out: Path) -> list[Step]:
+def resolve_stages(plan: PipelineSettings, recipes: Path, out: Path) -> list[PipelineStage]:
     """The stages as commands. Two plans whose digests agree up to a stage agree on its result."""
-    found: list[Step] = []
+    found: list[PipelineStage] = []
     digest = ""
     for stage in plan.stages:
         recipe = recipes / stage.recipe
         sets, anywhere = (_sets(stage, place, plan.seed) for place in (out, "anywhere"))
         # Where a run lies decides nothing about how it ends.
         values = load_recipe(recipe, anywhere).values
-        parts = [digest, stage.name, stage.verb, values]
+        parts = [digest, stage.name, stage.command, values]
         if stage.model:
-            parts += [stage.model, stage.texts]
+            parts += [stage.model, stage.calibration_stages]
         told = json.dumps(parts, sort_keys=True, default=str)
         digest = sha256(told.encode()).hexdigest()[:16]
-        found.append(Step(stage, recipe, out / stage.name, sets, digest))
+        found.append(PipelineStage(stage, recipe, out / stage.name, sets, digest))
     return found
 
 
-def _sets(stage: StagePlan, out: Path | str, seed: int) -> tuple[str, ...]:
+def _sets(stage: StageSettings, out: Path | str, seed: int) -> tuple[str, ...]:
     told = {"{out}": str(out), "{seed}": str(seed)}  # other braces are TOML's tables
-    changes = [*stage.sets, "seed={seed}"]
+    changes = [*stage.overrides, "seed={seed}"]
     for name, value in told.items():
         changes = [change.replace(name, value) for change in changes]
     return tuple(changes)
 
 
-def done_before(out: Path) -> dict[str, str]:
+def finished_stages(out: Path) -> dict[str, str]:
     """Of each stage that was finished in this folder, its digest."""
     found: dict[str, str] = {}
-    for event in events(out):
+    for event in read_events(out):
         if event.get("kind") == "stage_done":
             found[event["stage"]] = event["digest"]
         elif event.get("kind") == "stage_undone":
@@ -163,10 +165,10 @@ def done_before(out: Path) -> dict[str, str]:
     return found
 
 
-def measured_before(out: Path) -> set[tuple[str, str]]:
+def finished_suites(out: Path) -> set[tuple[str, str]]:
     """Stages and skills that were measured since the stage was last finished."""
     found: set[tuple[str, str]] = set()
-    for event in events(out):
+    for event in read_events(out):
         if event.get("kind") == "skill":
             found.add((event["stage"], event["skill"]))
         elif event.get("kind") in ("stage_done", "stage_undone"):
@@ -174,7 +176,7 @@ def measured_before(out: Path) -> set[tuple[str, str]]:
     return found
 
 
-def events(out: Path) -> list[dict[str, Any]]:
+def read_events(out: Path) -> list[dict[str, Any]]:
     if not (out / EVENTS_FILE).is_file():
         return []
     return [record for record, _ in follow(out / EVENTS_FILE) if isinstance(record, dict)]

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from paddock.text import GlmVersion, Renderer, Tokenizer
 
 CACHE_BYTES = 1 << 28  # where nothing is said, on the CPU
-OF_FREE_MEMORY = 0.8  # likewise, on an accelerator, once the weights are there
+KV_CACHE_MEMORY_FRACTION = 0.8  # likewise, on an accelerator, once the weights are there
 # Prompt tokens of a step where nothing is said, for devices of at least so many bytes.
-STEP_TOKENS = ((60 << 30, 8192), (35 << 30, 4096), (0, 2048))
+PREFILL_TOKENS_BY_MEMORY = ((60 << 30, 8192), (35 << 30, 4096), (0, 2048))
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelFolder:
     """What a folder holds, before its weights are read."""
 
     folder: Path
@@ -30,7 +30,7 @@ class Model:
     renderer: "Renderer"
 
 
-def open_model(folder: Path, version: "GlmVersion | None") -> Model:
+def open_model_folder(folder: Path, version: "GlmVersion | None") -> ModelFolder:
     """Of a checkpoint, or of a run's newest one. Refuses what could not chat, before anything heavy
     is read."""
     from paddock.checkpoint import read_config
@@ -51,10 +51,10 @@ def open_model(folder: Path, version: "GlmVersion | None") -> Model:
         renderer = get_renderer(tokenizer, version=version)
     except ChatTemplateError as error:
         raise UserError(f"{error}; --template-version puts one of GLM-5's there") from None
-    return Model(folder, config, tokenizer, renderer)
+    return ModelFolder(folder, config, tokenizer, renderer)
 
 
-def devices(name: str | None, replicas: int) -> list[str]:
+def pick_devices(name: str | None, replicas: int) -> list[str]:
     """Where each replica runs: on the accelerators in turn, or on the CPU."""
     import torch
 
@@ -70,15 +70,15 @@ def devices(name: str | None, replicas: int) -> list[str]:
     return [f"{kind.type}:{i % torch.accelerator.device_count()}" for i in range(replicas)]
 
 
-def precision(folder: Path, device: str, said: str | None) -> str:
+def pick_dtype(folder: Path, device: str, said: str | None) -> str:
     """float32 on the CPU; on an accelerator what the folder was stored in."""
     stored = _json(folder / "config.json")
     half = "bfloat16" in (stored.get("dtype"), stored.get("torch_dtype"))
     return said or ("bfloat16" if half and device != "cpu" else "float32")
 
 
-def engines_for(
-    model: Model, places: list[str], dtype: str, settings: "EngineSettings", *, fits: bool
+def load_engines(
+    model: ModelFolder, places: list[str], dtype: str, settings: "EngineSettings", *, fits: bool
 ) -> "list[Engine]":
     """One engine a place, each with its own copy of the weights. With `fits` the cache takes what
     memory there is, or on the CPU a fixed amount, but at least one request of full length."""
@@ -89,13 +89,17 @@ def engines_for(
     for i, place in enumerate(places):
         network = load_pretrained(model.folder, dtype, place)
         share = sum(1 for other in places[i:] if other == place)
-        chosen = sized(model, place, network, settings, share) if fits else settings
+        chosen = fit_kv_cache(model, place, network, settings, share) if fits else settings
         found.append(Engine(network, model.tokenizer, chosen))
     return found
 
 
-def sized(
-    model: Model, place: str, network: "Transformer", settings: "EngineSettings", share: int = 1
+def fit_kv_cache(
+    model: ModelFolder,
+    place: str,
+    network: "Transformer",
+    settings: "EngineSettings",
+    share: int = 1,
 ) -> "EngineSettings":
     """With a cache of what memory there is, shared with so many others that are still to come."""
     from paddock.engine.settings import kv_bytes_per_token
@@ -106,28 +110,28 @@ def sized(
     least = tokens * kv_bytes_per_token(settings, network.config, itemsize)
     cache = CACHE_BYTES
     if place != "cpu":
-        cache = int(_free_bytes(network.embed.weight.device) * OF_FREE_MEMORY / share)
+        cache = int(_free_bytes(network.embed.weight.device) * KV_CACHE_MEMORY_FRACTION / share)
         least = min(least, cache)
     return settings.model_copy(update={"kv_cache_bytes": max(cache, least)})
 
 
-def step_tokens(place: str) -> int:
+def default_prefill_tokens(place: str) -> int:
     """Prompt tokens to prefill in one step, by the device's memory: a larger chunk keeps a larger
     chip busy and takes more room for activations."""
     import torch
 
     if place == "cpu":
-        return tokens_for(0)
+        return prefill_tokens_for_memory(0)
     _, total = torch.accelerator.get_memory_info(torch.device(place))
-    return tokens_for(int(total))
+    return prefill_tokens_for_memory(int(total))
 
 
-def tokens_for(total_bytes: int) -> int:
+def prefill_tokens_for_memory(total_bytes: int) -> int:
     """
     >>> [tokens_for(gib << 30) for gib in (0, 24, 48, 80, 141)]
     [2048, 2048, 4096, 8192, 8192]
     """
-    return next(tokens for least, tokens in STEP_TOKENS if total_bytes >= least)
+    return next(tokens for least, tokens in PREFILL_TOKENS_BY_MEMORY if total_bytes >= least)
 
 
 def _free_bytes(device: "torch.device") -> int:
@@ -137,7 +141,7 @@ def _free_bytes(device: "torch.device") -> int:
     return int(free)
 
 
-def preferred(folder: Path) -> dict[str, Any]:
+def default_sampling(folder: Path) -> dict[str, Any]:
     """What generation_config.json says about sampling, of what a server can heed."""
     said = _json(folder / "generation_config.json")
     if said.get("do_sample") is False:

@@ -5,7 +5,7 @@ import socket
 from paddock.cli.errors import UserError
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A socket that nobody else has; it does not listen yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -18,7 +18,7 @@ def bound(host: str, port: int) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket) -> str:
+def socket_url(sock: socket.socket) -> str:
     """How to reach it from this machine."""
     host, port = sock.getsockname()[:2]
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from paddock.rl.trainer import UpdateMetrics
 
 # What the orchestrator may tell.
-LOUD = ("blocked", "group_dropped", "ratios", "stale", "stall", "task_aside", "task_back")
+PRINTED_EVENTS = ("blocked", "group_dropped", "ratios", "stale", "stall", "task_aside", "task_back")
 
 
-class Watcher:
+class RLProgress:
     """Writes every batch down, and shows it."""
 
     def __init__(self, journal: "Journal", settings: "RLSettings") -> None:
@@ -27,7 +27,7 @@ class Watcher:
         self._alerts: set[str] = set()  # that are going on
         self._said_at = 0.0
 
-    def __enter__(self) -> "Watcher":
+    def __enter__(self) -> "RLProgress":
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -35,16 +35,16 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def log_event(self, kind: str, **fields: Any) -> None:
         """What the orchestrator has to say."""
         self._journal.log_event(kind, **fields)
-        if kind in LOUD:
-            self.say(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in fields.items()))
+        if kind in PRINTED_EVENTS:
+            self.print(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in fields.items()))
 
-    def watch(self, moment: "UpdateMetrics") -> None:
+    def on_update(self, moment: "UpdateMetrics") -> None:
         self._journal.log_metrics(moment.update, **moment.metrics())
         self._warn(moment)
         cells = _cells(moment)
@@ -54,7 +54,7 @@ class Watcher:
             self._live.update(made)
         elif moment.update == moment.steps or time.monotonic() - self._said_at >= 5:
             self._said_at = time.monotonic()
-            self.say("  ".join(f"{name} {value}" for name, value in cells.items() if value))
+            self.print("  ".join(f"{name} {value}" for name, value in cells.items() if value))
 
     def _warn(self, moment: "UpdateMetrics") -> None:
         """Each alert once, until it has passed."""
@@ -63,7 +63,7 @@ class Watcher:
                 self._journal.log_event(
                     "alert", alert=alert.kind, what=alert.message, step=moment.update
                 )
-                self.say(f"alert: {alert.kind}: {alert.message}")
+                self.print(f"alert: {alert.kind}: {alert.message}")
         self._alerts = {alert.kind for alert in moment.alerts}
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paddock.cli.plan import Step
+    from paddock.launch.pipeline import PipelineStage
 
 
-class Forecast:
+class TimeEstimate:
     """Seconds that are left. `slower` is a first guess, until stages of this very run say better.
 
     >>> forecast = Forecast({"pretrain": 100, "sft": 50, "rl": 10}, slower=2.0)
@@ -25,26 +25,28 @@ class Forecast:
         self._took = self._measured = 0.0
 
     @property
-    def left(self) -> float:
+    def remaining_s(self) -> float:
         return sum(self._todo.values()) * self._slower
 
-    def ended(self, stage: str, took: float) -> None:
+    def stage_finished(self, stage: str, took: float) -> None:
         """A stage took so long here, measuring its skills included."""
         self._measured += self._todo.pop(stage)
         self._took += took
         self._slower = self._took / self._measured
 
 
-def forecast(every: Sequence["Step"], todo: Sequence["Step"]) -> Forecast | None:
+def estimate_time(
+    every: Sequence["PipelineStage"], todo: Sequence["PipelineStage"]
+) -> TimeEstimate | None:
     """For the stages that are still to do; None if the plan does not say how long they took."""
-    seconds = {step.stage.name: step.stage.seconds for step in todo}
+    seconds = {step.stage.name: step.stage.estimated_s for step in todo}
     known = {name: value for name, value in seconds.items() if value is not None}
     if not known or len(known) < len(seconds):
         return None
-    return Forecast(known, _slower(every[0]))
+    return TimeEstimate(known, _slower(every[0]))
 
 
-def _slower(step: "Step") -> float:
+def _slower(step: "PipelineStage") -> float:
     """This machine against the one where the plan was measured, by a few steps of its first stage;
     1 where that cannot be tried."""
     import torch
@@ -55,9 +57,9 @@ def _slower(step: "Step") -> float:
     from paddock.train.run import load_init_config, pick_device
     from paddock.train.step_timing import fits_in_memory, measure_step_time
 
-    if step.stage.verb != "train" or step.stage.seconds is None:
+    if step.stage.command != "train" or step.stage.estimated_s is None:
         return 1.0
-    settings = resolve(TrainSettings, load_recipe(step.recipe, step.sets))
+    settings = resolve(TrainSettings, load_recipe(step.recipe, step.overrides))
     if settings.init.checkpoint is not None and not Path(settings.init.checkpoint).exists():
         return 1.0
     config = load_init_config(settings)
@@ -68,4 +70,4 @@ def _slower(step: "Step") -> float:
     with torch.random.fork_rng():  # the run must not notice
         # Of three, a busy machine may hold up two.
         seconds = measure_step_time(settings, config, steps=15)
-    return settings.steps * seconds / step.stage.seconds
+    return settings.steps * seconds / step.stage.estimated_s

@@ -17,7 +17,7 @@ from paddock.records import Failure, Verdict
 
 
 @dataclass(slots=True)
-class Harvest:
+class DialogueFile:
     """The file of dialogues that were kept, and beside it what became of every answer.
 
     A dialogue is written before its answer is noted, each with one write. Whoever is killed
@@ -32,7 +32,7 @@ class Harvest:
 
     @classmethod
     @contextmanager
-    def opened(cls, out: Path, begun: dict[str, Any]) -> Iterator["Harvest"]:
+    def open(cls, out: Path, begun: dict[str, Any]) -> Iterator["DialogueFile"]:
         out.parent.mkdir(parents=True, exist_ok=True)
         notes = out.with_name(f"{out.name}.notes")
         with out.with_name(f"{out.name}.lock").open("ab") as lock:
@@ -82,7 +82,7 @@ class Harvest:
         self.kept_lines.append(line)
         self._note(name, "kept", verdict.reward)
 
-    def fail(self, name: str, failure: Failure) -> None:
+    def add_failure(self, name: str, failure: Failure) -> None:
         """An answer without a verdict. Unless the model is to blame it is not noted, so that it is
         asked for again when the command is called again."""
         if failure.is_policy_failure:

@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from paddock.cli.engines import devices
 from paddock.cli.errors import UserError
-from paddock.cli.numbers import size
+from paddock.cli.units import format_bytes
+from paddock.launch.engines import pick_devices
 from paddock.records import SamplingParams
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from paddock.model import ModelConfig, Transformer
     from paddock.rollout.client import InferenceClient
 
-KNOCK_S = 10.0  # for a server to say that it is well
+HEALTH_TIMEOUT_S = 10.0  # for a server to say that it is well
 # Ids that every tokenizer has: what a server that we know nothing about can read.
 COMMON_IDS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Workload:
     """What is asked. Prompts are random and differ, so that nothing of them is cached but what
     they are said to share."""
 
@@ -48,7 +48,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class RequestTiming:
     """One answered request."""
 
     first_s: float  # from asking to the first token
@@ -58,7 +58,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class LatencyPercentiles:
     """
     >>> Spread.of([0.004, 0.001, 0.003, 0.002])
     Spread(p50=2.0, p95=4.0, p99=4.0)
@@ -69,7 +69,7 @@ class Spread:
     p99: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Spread":
+    def of(cls, seconds: Sequence[float]) -> "LatencyPercentiles":
         """In milliseconds; each the least value that so large a share does not exceed."""
         ranked = sorted(seconds) or [0.0]
         at = {p: ranked[max(0, math.ceil(p / 100 * len(ranked)) - 1)] * 1e3 for p in (50, 95, 99)}
@@ -77,38 +77,38 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class ServingMetrics:
     """Of one run at one concurrency."""
 
-    at_once: int
+    max_concurrency: int
     requests: int
     prompt_tokens: int
     reply_tokens: int
     seconds: float
-    first_token_ms: Spread
-    between_tokens_ms: Spread
-    request_ms: Spread
+    ttft_ms: LatencyPercentiles
+    itl_ms: LatencyPercentiles
+    e2e_latency_ms: LatencyPercentiles
 
     @property
-    def reply_tokens_a_second(self) -> float:
+    def output_throughput(self) -> float:
         return self.reply_tokens / self.seconds
 
     @property
-    def tokens_a_second(self) -> float:
+    def total_token_throughput(self) -> float:
         return (self.prompt_tokens + self.reply_tokens) / self.seconds
 
 
-async def measure(
+async def run_workload(
     generate: "InferenceClient",
-    load: Load,
+    load: Workload,
     at_once: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Figures:
+) -> ServingMetrics:
     """After a round of requests that does not count."""
     warm = load.prompts(f"warm {at_once}")
     await asyncio.gather(*(_timed(generate, next(warm), load, clock) for _ in range(at_once)))
     prompts = load.prompts(f"timed {at_once}")
-    todo, found = iter(range(load.requests)), list[Timing]()
+    todo, found = iter(range(load.requests)), list[RequestTiming]()
 
     async def ask_on() -> None:
         for _ in todo:
@@ -116,21 +116,21 @@ async def measure(
 
     start = clock()
     await asyncio.gather(*(ask_on() for _ in range(at_once)))
-    return Figures(
-        at_once=at_once,
+    return ServingMetrics(
+        max_concurrency=at_once,
         requests=len(found),
         prompt_tokens=load.prompt * len(found),
         reply_tokens=sum(each.tokens for each in found),
         seconds=clock() - start,
-        first_token_ms=Spread.of([each.first_s for each in found]),
-        between_tokens_ms=Spread.of([gap for each in found for gap in each.gaps_s]),
-        request_ms=Spread.of([each.total_s for each in found]),
+        ttft_ms=LatencyPercentiles.of([each.first_s for each in found]),
+        itl_ms=LatencyPercentiles.of([gap for each in found for gap in each.gaps_s]),
+        e2e_latency_ms=LatencyPercentiles.of([each.total_s for each in found]),
     )
 
 
 async def _timed(
-    generate: "InferenceClient", prompt: tuple[int, ...], load: Load, clock: Callable[[], float]
-) -> Timing:
+    generate: "InferenceClient", prompt: tuple[int, ...], load: Workload, clock: Callable[[], float]
+) -> RequestTiming:
     """Tokens that come together, drafts that were kept, share the time they took."""
     from paddock.rollout.client import EngineUnavailableError, InferenceRequest
 
@@ -154,26 +154,26 @@ async def _timed(
     generate.end_session(ask.session_id)
     if first is None:
         raise UserError("an answer came without a token")
-    return Timing(first, tuple(gaps), last - start, tokens)
+    return RequestTiming(first, tuple(gaps), last - start, tokens)
 
 
 # --- who answers ----------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def server(url: str, key: str | None) -> AsyncIterator["InferenceClient"]:
+async def connect_server(url: str, key: str | None) -> AsyncIterator["InferenceClient"]:
     """Ours, or any that speaks SGLang's dialect."""
     from paddock.rollout.sglang_client import ServerClient, SGLangClient, connection_pool
 
     async with connection_pool() as http:
         there = ServerClient(url.rstrip("/").removesuffix("/v1"), http, key)
-        if not await there.check_health(KNOCK_S):
-            raise UserError(f"{url}: no server answers there within {KNOCK_S:g} s")
+        if not await there.check_health(HEALTH_TIMEOUT_S):
+            raise UserError(f"{url}: no server answers there within {HEALTH_TIMEOUT_S:g} s")
         yield SGLangClient(there)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class BenchmarkEngine:
     """An engine that is sized for a load, and what it serves."""
 
     generate: "InferenceClient"
@@ -183,9 +183,9 @@ class Opened:
     dtype: str
 
 
-def opened(
-    model: str, load: Load, at_once: int, *, mtp: int, device: str | None, dtype: str | None
-) -> Opened:
+def open_benchmark_engine(
+    model: str, load: Workload, at_once: int, *, mtp: int, device: str | None, dtype: str | None
+) -> BenchmarkEngine:
     """A checkpoint or a run by its folder, or a preset with fresh weights."""
     from paddock.engine import (
         ContextLengthExceededError,
@@ -197,7 +197,7 @@ def opened(
     )
     from paddock.rollout.client import InProcessClient
 
-    (place,) = devices(device, 1)
+    (place,) = pick_devices(device, 1)
     dtype = dtype or ("float32" if place == "cpu" else "bfloat16")
     network = _network(model, place, dtype)
     settings = EngineSettings(
@@ -216,7 +216,7 @@ def opened(
         rejection_errors=(InvalidRequestError,),
         engine_errors=(EngineError,),
     )
-    return Opened(generate, engine, network.config, place, dtype)
+    return BenchmarkEngine(generate, engine, network.config, place, dtype)
 
 
 def _network(model: str, place: str, dtype: str) -> "Transformer":
@@ -237,5 +237,7 @@ def _network(model: str, place: str, dtype: str) -> "Transformer":
     config = PRESETS[model]
     needed, free = 4 * count_parameters(config).total, free_memory_bytes(torch.device("cpu"))
     if needed > free:  # fresh weights are made in float32, in this machine's memory
-        raise UserError(f"{model}: fresh weights take {size(needed)}, {size(free)} are free")
+        raise UserError(
+            f"{model}: fresh weights take {format_bytes(needed)}, {format_bytes(free)} are free"
+        )
     return Transformer.from_config(config, seed=0).cast(getattr(torch, dtype)).to(place).eval()

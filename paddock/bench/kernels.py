@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paddock.cli.bench_cases import CASES, FORMS, Call, Tensors, size_for
+from paddock.bench.kernel_cases import CASES, PAIRED_CASES, Call, RandomInputs, layer_shape
 from paddock.cli.errors import UserError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SPAN_S = 0.002  # a timing lasts at least so long, in as many calls as that takes
-KERNELS = tuple(sorted({**CASES, **FORMS}))
+MIN_TIMING_S = 0.002  # a timing lasts at least so long, in as many calls as that takes
+KERNELS = tuple(sorted({**CASES, **PAIRED_CASES}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class KernelTiming:
     kernel: str
     replaces: str  # what the fast form stands in for
     plain_ms: float
@@ -35,7 +35,9 @@ class Figure:
         return None if self.fast_ms is None else self.plain_ms / self.fast_ms
 
 
-def figures(names: Sequence[str], device: "torch.device", repeats: int) -> Iterator[Figure]:
+def time_kernels(
+    names: Sequence[str], device: "torch.device", repeats: int
+) -> Iterator[KernelTiming]:
     """Of the kernels named, or of all; each as soon as it is known."""
     import torch
 
@@ -43,17 +45,17 @@ def figures(names: Sequence[str], device: "torch.device", repeats: int) -> Itera
         if name not in KERNELS:
             raise UserError(f"no kernel is called '{name}'; there are {', '.join(KERNELS)}")
     torch.manual_seed(0)
-    made = Tensors(device, size_for(device))
+    made = RandomInputs(device, layer_shape(device))
     for name in names or KERNELS:
         with torch.no_grad():
             yield _figure(name, made, repeats)
 
 
-def _figure(name: str, made: Tensors, repeats: int) -> Figure:
+def _figure(name: str, made: RandomInputs, repeats: int) -> KernelTiming:
     from paddock.kernels.dispatch import KERNELS, disable_kernels, has_triton
 
-    if name in FORMS:
-        replaces, case = FORMS[name]
+    if name in PAIRED_CASES:
+        replaces, case = PAIRED_CASES[name]
         return _compared(name, replaces, case(made), made.device, repeats)
     call = CASES[name](made)
 
@@ -63,27 +65,29 @@ def _figure(name: str, made: Tensors, repeats: int) -> Figure:
 
     if made.device.type == "cuda" and has_triton():
         return _compared(name, KERNELS[name], (plain, call), made.device, repeats)
-    (plain_ms,) = medians([plain], made.device, repeats)
+    (plain_ms,) = median_times([plain], made.device, repeats)
     missing = "triton" if made.device.type == "cuda" else "an NVIDIA GPU"
-    return Figure(
+    return KernelTiming(
         kernel=name, replaces=KERNELS[name], plain_ms=plain_ms, note=f"the twin needs {missing}"
     )
 
 
 def _compared(
     name: str, replaces: str, forms: tuple[Call, Call], device: "torch.device", repeats: int
-) -> Figure:
+) -> KernelTiming:
     plain, fast = forms
     apart = _apart(fast(), plain())
-    plain_ms, fast_ms = medians(forms, device, repeats)
-    return Figure(kernel=name, replaces=replaces, plain_ms=plain_ms, fast_ms=fast_ms, apart=apart)
+    plain_ms, fast_ms = median_times(forms, device, repeats)
+    return KernelTiming(
+        kernel=name, replaces=replaces, plain_ms=plain_ms, fast_ms=fast_ms, apart=apart
+    )
 
 
-def medians(calls: Sequence[Call], device: "torch.device", repeats: int) -> list[float]:
+def median_times(calls: Sequence[Call], device: "torch.device", repeats: int) -> list[float]:
     """Median milliseconds of each; they take turns, so that neighbours and heat treat all alike."""
     for call in calls:
         call()
-    many = [max(1, int(SPAN_S / max(1e-9, _seconds(call, 1, device)))) for call in calls]
+    many = [max(1, int(MIN_TIMING_S / max(1e-9, _seconds(call, 1, device)))) for call in calls]
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
         for call, count, taken in zip(calls, many, times, strict=True):

@@ -20,7 +20,7 @@ SHORTEST = 2  # tokens: one to read and one to say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amounts:
+class CalibrationBudget:
     calibrate: int  # tokens
     held_out: int  # tokens
     needles: int
@@ -31,32 +31,32 @@ def is_run(folder: Path) -> bool:
     return (folder / "recipe.toml").is_file()
 
 
-def passages_from(
-    texts: Sequence[Path], tokenizer: "Tokenizer", amounts: Amounts
+def load_calibration_texts(
+    texts: Sequence[Path], tokenizer: "Tokenizer", amounts: CalibrationBudget
 ) -> "list[CalibrationText]":
     """Of several runs and files, as much of each; needles of the first that knows any."""
     found: list[CalibrationText] = []
     for path in texts:
         asked = sum(1 for passage in found if passage.purpose == "needles")
-        share = Amounts(
+        share = CalibrationBudget(
             calibrate=-(-amounts.calibrate // len(texts)),
             held_out=-(-amounts.held_out // len(texts)),
             needles=max(0, amounts.needles - asked),
             length=amounts.length,
         )
-        read = passages_from_run if is_run(path) else passages_from_text
+        read = calibration_texts_from_run if is_run(path) else calibration_texts_from_files
         found += read(path, tokenizer, share)
     return sorted(found, key=lambda passage: passage.purpose)
 
 
-def passages_from_run(
-    folder: Path, tokenizer: "Tokenizer", amounts: Amounts
+def calibration_texts_from_run(
+    folder: Path, tokenizer: "Tokenizer", amounts: CalibrationBudget
 ) -> "list[CalibrationText]":
     """What a stage was trained on, what was held out of it, and needles of the kind it knows."""
     from paddock.data import LongContextSource
     from paddock.train.run import open_corpus
 
-    run = run_of(folder)
+    run = open_run(folder)
     corpus = open_corpus(run, tokenizer, lambda _: None)
     found = _from_split(corpus.split("train"), "calibrate", amounts.calibrate, amounts.length)
     found += _from_split(corpus.split("held_out"), "held_out", amounts.held_out, amounts.length)
@@ -69,7 +69,7 @@ def passages_from_run(
     return found
 
 
-def run_of(folder: Path) -> "TrainingRun":
+def open_run(folder: Path) -> "TrainingRun":
     """A run by its folder."""
     from paddock.config import ConfigError, load_recipe, resolve
     from paddock.train import TrainingRun, TrainSettings
@@ -104,8 +104,8 @@ def _from_split(
     return found
 
 
-def passages_from_text(
-    path: Path, tokenizer: "Tokenizer", amounts: Amounts
+def calibration_texts_from_files(
+    path: Path, tokenizer: "Tokenizer", amounts: CalibrationBudget
 ) -> "list[CalibrationText]":
     """Texts of a file or folder, some to calibrate and some to measure with, and needles hidden in
     them."""

@@ -7,7 +7,7 @@ from paddock.cli.errors import UserError
 POWERS = {"T": 4, "G": 3, "M": 2, "K": 1}  # of 1000 or 1024
 
 
-def count(value: int) -> str:
+def format_count(value: int) -> str:
     """
     >>> count(743_907_000_000), count(951_582_720), count(67_584)
     ('743.91 B', '951.58 M', '67,584')
@@ -15,7 +15,7 @@ def count(value: int) -> str:
     return _scaled(value, {"B": 1000**3, "M": 1000**2}) or f"{value:,}"
 
 
-def size(value: int) -> str:
+def format_bytes(value: int) -> str:
     """
     >>> size(14_394_851_328), size(512)
     ('13.41 GiB', '512 B')

@@ -8,10 +8,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.engines import Model, devices, open_model, precision, sized
 from paddock.cli.errors import UserError
-from paddock.cli.plan import SkillPlan
 from paddock.config import Recipe, load_recipe, resolve
+from paddock.launch.engines import (
+    ModelFolder,
+    fit_kv_cache,
+    open_model_folder,
+    pick_devices,
+    pick_dtype,
+)
+from paddock.launch.pipeline import SuiteSettings
 from paddock.records import Message, SamplingParams, Verdict, encode
 
 if TYPE_CHECKING:
@@ -25,11 +31,11 @@ if TYPE_CHECKING:
     from paddock.train import TrainSettings
 
 EXAMPLES = 2  # dialogues kept of a skill
-AT_ONCE = 64  # episodes
+MAX_CONCURRENCY = 64  # episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class SuiteResult:
     skill: str
     score: float
     error: float = 0.0
@@ -52,9 +58,9 @@ class Result:
         }
 
 
-def measure(
-    skills: list[SkillPlan], run: Path, *, seed: int, like: Path | None = None
-) -> Iterator[Result]:
+def run_suites(
+    skills: list[SuiteSettings], run: Path, *, seed: int, like: Path | None = None
+) -> Iterator[SuiteResult]:
     """Each skill of a run's newest checkpoint, in the precision of that run or of one `like` it.
     The weights are read once."""
     if not skills:
@@ -65,13 +71,13 @@ def measure(
             yield _read(skill, run, network)
     worlds = [skill for skill in skills if skill.kind == "world"]
     if worlds:
-        model = open_model(run, None)
-        with engine_of(model, network) as engine:
+        model = open_model_folder(run, None)
+        with open_eval_engine(model, network) as engine:
             for skill in worlds:
-                yield _result(skill.name, evaluated(model, engine, skill, seed))
+                yield _result(skill.name, run_env_suite(model, engine, skill, seed))
 
 
-def refuse_wrong(skills: Iterable[SkillPlan]) -> None:
+def validate_suites(skills: Iterable[SuiteSettings]) -> None:
     """A skill that cannot be measured is an error before the first stage, not after it."""
     from paddock.envs import load_env_settings
 
@@ -80,7 +86,7 @@ def refuse_wrong(skills: Iterable[SkillPlan]) -> None:
             if skill.kind == "needles":
                 _needle_source(skill)
             elif skill.kind == "world":
-                load_env_settings(skill.world, skill.settings)
+                load_env_settings(skill.env, skill.args)
         except ValueError as error:
             raise UserError(f"skill {skill.name!r}: {error}") from error
 
@@ -90,8 +96,8 @@ def _network_of(run: Path, dtype: str | None) -> "Transformer":
     from paddock.checkpoint.training_state import latest_model
 
     folder = latest_model(run)
-    (place,) = devices(None, 1)
-    return load_pretrained(folder, precision(folder, place, dtype), place)
+    (place,) = pick_devices(None, 1)
+    return load_pretrained(folder, pick_dtype(folder, place, dtype), place)
 
 
 def _trained_in(run: Path) -> str | None:
@@ -101,22 +107,24 @@ def _trained_in(run: Path) -> str | None:
     return values.get("machine", {}).get("dtype")  # type: ignore[no-any-return]
 
 
-def engine_of(
-    model: Model, network: "Transformer | None" = None, *, device: str | None = None
+def open_eval_engine(
+    model: ModelFolder, network: "Transformer | None" = None, *, device: str | None = None
 ) -> "Engine":
     """One engine for a model, sized for many short episodes; its weights are read unless given."""
     from paddock.checkpoint import load_pretrained
     from paddock.engine import Engine, EngineSettings
 
-    (place,) = devices(device, 1)
+    (place,) = pick_devices(device, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
-    settings = EngineSettings(max_running_requests=AT_ONCE, stop_token_ids=stops or None)
+    settings = EngineSettings(max_running_requests=MAX_CONCURRENCY, stop_token_ids=stops or None)
     if network is None:
-        network = load_pretrained(model.folder, precision(model.folder, place, None), place)
-    return Engine(network, model.tokenizer, sized(model, place, network, settings))
+        network = load_pretrained(model.folder, pick_dtype(model.folder, place, None), place)
+    return Engine(network, model.tokenizer, fit_kv_cache(model, place, network, settings))
 
 
-def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "EvalResult":
+def run_env_suite(
+    model: ModelFolder, engine: "Engine", skill: SuiteSettings, seed: int
+) -> "EvalResult":
     """The model in the skill's world, sampled at temperature 1 as in training."""
     from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
     from paddock.envs import make
@@ -132,12 +140,12 @@ def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "E
         rejection_errors=(InvalidRequestError,),
         engine_errors=(EngineError,),
     )
-    thinking = PRESERVED if skill.thinking else replace(PRESERVED, enable_thinking=False)
+    thinking = PRESERVED if skill.enable_thinking else replace(PRESERVED, enable_thinking=False)
     room = engine.capacity.context_length
     player = RolloutWorker(
         client=generate, renderer=model.renderer, thinking=thinking, context_length=room
     )
-    world = make(skill.world, skill.settings)
+    world = make(skill.env, skill.args)
 
     async def plays(task: "Task", attempt: int) -> "RolloutTrace":
         sampling = SamplingParams(seed=_seed(seed, task.id, attempt))
@@ -146,7 +154,9 @@ def evaluated(model: Model, engine: "Engine", skill: SkillPlan, seed: int) -> "E
 
     return asyncio.run(
         evaluate(
-            world, plays, EvalSettings(num_tasks=skill.tasks, rollouts_per_task=skill.attempts)
+            world,
+            plays,
+            EvalSettings(num_tasks=skill.num_tasks, rollouts_per_task=skill.rollouts_per_task),
         )
     )
 
@@ -155,9 +165,9 @@ def _seed(*words: object) -> int:
     return int.from_bytes(blake2b(repr(words).encode(), digest_size=4).digest(), "big") >> 1
 
 
-def _result(name: str, found: "EvalResult") -> Result:
+def _result(name: str, found: "EvalResult") -> SuiteResult:
     lost = sum(found.metrics.failures.values())
-    return Result(
+    return SuiteResult(
         skill=name,
         score=found.metrics.mean_reward,
         error=found.metrics.stderr,
@@ -179,24 +189,24 @@ def _plain(message: Message) -> dict[str, Any]:
     return {name: value for name, value in encode(message).items() if value}
 
 
-def _read(skill: SkillPlan, run: Path, network: "Transformer") -> Result:
+def _read(skill: SuiteSettings, run: Path, network: "Transformer") -> SuiteResult:
     """Skills of a network that need no conversation."""
     recipe = tomllib.loads((run / "recipe.toml").read_text())
     dense = recipe.get("stage") in ("pretrain", "midtrain", "warmup")
     return (_loss if skill.kind == "loss" else _needles)(skill, run, network, dense)
 
 
-def _text(skill: SkillPlan, run: Path) -> "tuple[TrainSettings, Tokenizer]":
+def _text(skill: SuiteSettings, run: Path) -> "tuple[TrainSettings, Tokenizer]":
     """What the stage named by the setting `text` was trained on, this run's unless said."""
     from paddock.data import Tokenizer
     from paddock.train import TrainSettings
 
-    folder = run.parent / str(skill.settings.get("text", run.name))
+    folder = run.parent / str(skill.args.get("text", run.name))
     settings = resolve(TrainSettings, load_recipe(folder / "recipe.toml"))
     return settings, Tokenizer.load(folder / "tokenizer")
 
 
-def _loss(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> Result:
+def _loss(skill: SuiteSettings, run: Path, network: "Transformer", dense: bool) -> SuiteResult:
     """Nats a token of text that was held out."""
     from paddock.data import Corpus, corpus_key
     from paddock.train.evaluate import validation_loss
@@ -204,14 +214,14 @@ def _loss(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> R
     settings, tokenizer = _text(skill, run)
     key = corpus_key(settings.corpus, tokenizer)
     corpus = Corpus(run.parent / "corpora" / key, tokenizer=tokenizer)
-    context, tokens = settings.dataloader.seq_len, 1000 * skill.tasks
+    context, tokens = settings.dataloader.seq_len, 1000 * skill.num_tasks
     loss = validation_loss(network, corpus, dense=dense, context=context, tokens=tokens)
     if loss is None:
         raise UserError(f"skill {skill.name!r}: nothing was held out of that text")
-    return Result(skill=skill.name, score=loss.nats, better="lower", told=f"{tokens:,} tokens")
+    return SuiteResult(skill=skill.name, score=loss.nats, better="lower", told=f"{tokens:,} tokens")
 
 
-def _needles(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -> Result:
+def _needles(skill: SuiteSettings, run: Path, network: "Transformer", dense: bool) -> SuiteResult:
     """The share of needles found in long documents."""
     from paddock.data import SourceContext
     from paddock.train.evaluate import needle_recall
@@ -221,14 +231,16 @@ def _needles(skill: SkillPlan, run: Path, network: "Transformer", dense: bool) -
     begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
     tasks = _needle_source(skill).tasks(reading)
     share = needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
-    error = (share * (1 - share) / skill.tasks) ** 0.5
-    return Result(skill=skill.name, score=share, error=error, told=f"{skill.tasks} needles")
+    error = (share * (1 - share) / skill.num_tasks) ** 0.5
+    return SuiteResult(
+        skill=skill.name, score=share, error=error, told=f"{skill.num_tasks} needles"
+    )
 
 
-def _needle_source(skill: SkillPlan) -> "LongContextSource":
+def _needle_source(skill: SuiteSettings) -> "LongContextSource":
     """The settings of such a skill are those of a longcontext source, and whose text it knows."""
     from paddock.data import LongContextSource
 
-    values = {key: value for key, value in skill.settings.items() if key != "text"}
-    values |= {"name": "needles", "count": skill.tasks, "held_out": True}
+    values = {key: value for key, value in skill.args.items() if key != "text"}
+    values |= {"name": "needles", "count": skill.num_tasks, "held_out": True}
     return resolve(LongContextSource, Recipe(values, {}))

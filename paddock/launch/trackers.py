@@ -28,7 +28,7 @@ class Tracker(StrEnum):
 
 
 @contextmanager
-def tracked(
+def open_tracker(
     tracker: Tracker | None, folder: Path, settings: dict[str, Any]
 ) -> "Iterator[Callable[[StepMetrics], None]]":
     """A watcher that copies every step's numbers to the tracker, which is closed at the end."""

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.bench_prepare import latent_prepare
+from paddock.bench.latent_prepare_case import latent_prepare
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 Call = Callable[[], "Tensor"]
-Two = tuple[Call, Call]  # the definition, and its quicker form
+ReferenceAndKernel = tuple[Call, Call]  # the definition, and its quicker form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class LayerShape:
     """One layer, as wide as a machine of this kind can bear."""
 
     tokens: int
@@ -44,26 +44,26 @@ class Size:
 
 
 SIZES = {
-    "accelerator": Size(
+    "accelerator": LayerShape(
         tokens=8192, hidden=2048, heads=16, latent=512, rope=64, keep=1024, experts=64, inner=768,
         vocab=32_768,
     ),
-    "cpu": Size(
+    "cpu": LayerShape(
         tokens=256, hidden=64, heads=4, latent=32, rope=8, keep=64, experts=8, inner=32, vocab=960,
     ),
 }  # fmt: skip
 
 
-def size_for(device: "torch.device") -> Size:
+def layer_shape(device: "torch.device") -> LayerShape:
     return SIZES["cpu" if device.type == "cpu" else "accelerator"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class RandomInputs:
     """Random inputs of one layer: bfloat16 on an accelerator, float32 on the CPU."""
 
     device: "torch.device"
-    size: Size
+    size: LayerShape
 
     def random(self, *shape: int, wide: bool = False) -> "Tensor":
         import torch
@@ -72,12 +72,12 @@ class Tensors:
         dtype = torch.bfloat16 if half else torch.float32
         return torch.randn(shape, device=self.device, dtype=dtype)
 
-    def below(self, limit: int, *shape: int) -> "Tensor":
+    def randint(self, limit: int, *shape: int) -> "Tensor":
         import torch
 
         return torch.randint(0, limit, shape, device=self.device)
 
-    def routed(self, tokens: int) -> "tuple[Tensor, Tensor]":
+    def random_routing(self, tokens: int) -> "tuple[Tensor, Tensor]":
         """Different experts for each token, and their weights."""
         import torch
 
@@ -86,7 +86,7 @@ class Tensors:
         weight_TK, expert_TK = score_TE.topk(size.active)
         return expert_TK.sort().values, weight_TK
 
-    def kept(self, queries: int, keys: int) -> "Tensor":
+    def random_topk_indices(self, queries: int, keys: int) -> "Tensor":
         """Different keys for each query, ascending; -1 where a query sees fewer."""
         import torch
 
@@ -99,7 +99,7 @@ class Tensors:
         return found_QK.masked_fill(found_QK == keys, -1).int()
 
 
-def _adamw(made: Tensors) -> Call:
+def _adamw(made: RandomInputs) -> Call:
     import torch
 
     from paddock.optim import AdamW
@@ -121,7 +121,7 @@ def _adamw(made: Tensors) -> Call:
 
 
 def _documents(
-    made: Tensors, heads: int, width: int, *, ragged: bool
+    made: RandomInputs, heads: int, width: int, *, ragged: bool
 ) -> "tuple[Tensor, Tensor, Tensor, list[Any]]":
     """Queries, keys and values of eight documents, each as long as the others or none."""
     from itertools import accumulate, pairwise
@@ -136,14 +136,14 @@ def _documents(
     return query, key, value, spans
 
 
-def _causal_attention(made: Tensors) -> Call:
+def _causal_attention(made: RandomInputs) -> Call:
     from paddock.kernels.dense_attention import dense_attention
 
     query, key, value, spans = _documents(made, made.size.heads, 128, ragged=True)
     return lambda: dense_attention(query, key, value, spans, scale=128**-0.5)
 
 
-def _index_kl(made: Tensors) -> Call:
+def _index_kl(made: RandomInputs) -> Call:
     from paddock.kernels.index_kl import IndexerInputs, IndexerTarget, index_kl
     from paddock.kernels.spans import Span
 
@@ -157,30 +157,30 @@ def _index_kl(made: Tensors) -> Call:
     return lambda: index_kl(index, attention, (Span(0, size.tokens, 0, size.tokens),))
 
 
-def _kept_attention(made: Tensors) -> Call:
+def _kept_attention(made: RandomInputs) -> Call:
     import torch
 
     from paddock.kernels.dense_attention import topk_masked_attention
 
     query, key, value, spans = _documents(made, made.size.heads, 128, ragged=False)
-    index_LK = made.kept(spans[0].queries, spans[0].keys)
+    index_LK = made.random_topk_indices(spans[0].queries, spans[0].keys)
     # Keys are counted over all documents.
     index_TK = torch.cat([torch.where(index_LK < 0, -1, index_LK + span.key) for span in spans])
     return lambda: topk_masked_attention(query, key, value, spans, index_TK.int(), scale=128**-0.5)
 
 
-def _expert_choice(made: Tensors) -> Call:
+def _expert_choice(made: RandomInputs) -> Call:
     from paddock.kernels.expert_topk import expert_topk
 
     score_TE = made.random(made.size.tokens, made.size.experts, wide=True)
     return lambda: expert_topk(score_TE, made.size.active)
 
 
-def _few_experts(made: Tensors) -> Call:
+def _few_experts(made: RandomInputs) -> Call:
     from paddock.kernels.fused_experts import fused_experts
 
     size, few = made.size, 4
-    expert_TK, weight_TK = made.routed(few)
+    expert_TK, weight_TK = made.random_routing(few)
     x_TD, down_EDF = (
         made.random(few, size.hidden),
         made.random(size.experts, size.hidden, size.inner),
@@ -189,19 +189,19 @@ def _few_experts(made: Tensors) -> Call:
     return lambda: fused_experts(x_TD, expert_TK, weight_TK, gate_up_EGD, down_EDF)
 
 
-def _grouped_gemm(made: Tensors) -> Call:
+def _grouped_gemm(made: RandomInputs) -> Call:
     from paddock.kernels.grouped_gemm import grouped_gemm
     from paddock.kernels.moe_permute import count_tokens_per_expert
 
     size = made.size
-    expert_TK, _ = made.routed(size.tokens)
+    expert_TK, _ = made.random_routing(size.tokens)
     counts_E = count_tokens_per_expert(expert_TK, size.experts)
     x_RD = made.random(size.tokens * size.active, size.hidden)
     weight_EFD = made.random(size.experts, 2 * size.inner, size.hidden)
     return lambda: grouped_gemm(x_RD, weight_EFD, counts_E)
 
 
-def _index_topk(made: Tensors) -> Call:
+def _index_topk(made: RandomInputs) -> Call:
     from paddock.kernels.topk import index_topk
 
     size = made.size
@@ -210,7 +210,7 @@ def _index_topk(made: Tensors) -> Call:
     return lambda: index_topk(query_THD, key_SD, weight_TH, 0, size.keep)
 
 
-def _latent_decode(made: Tensors) -> Call:
+def _latent_decode(made: RandomInputs) -> Call:
     import torch
 
     from paddock.kernels.block_table import BlockTable
@@ -229,7 +229,7 @@ def _latent_decode(made: Tensors) -> Call:
     return lambda: mla_paged_decode(query_BQHC, row_SC, table, visible_BQ, **how)  # type: ignore[arg-type]
 
 
-def _grouped_decode(made: Tensors) -> Call:
+def _grouped_decode(made: RandomInputs) -> Call:
     import torch
 
     from paddock.kernels.block_table import BlockTable
@@ -247,7 +247,7 @@ def _grouped_decode(made: Tensors) -> Call:
     )
 
 
-def _lm_loss(made: Tensors) -> Call:
+def _lm_loss(made: RandomInputs) -> Call:
     from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 
     size = made.size
@@ -255,15 +255,15 @@ def _lm_loss(made: Tensors) -> Call:
         made.random(size.tokens, size.hidden),
         made.random(size.vocab, size.hidden),
     )
-    target_T = made.below(size.vocab, size.tokens)
+    target_T = made.randint(size.vocab, size.tokens)
     return lambda: linear_cross_entropy(hidden_TD, head_VD, target_T)
 
 
-def _moe_permute(made: Tensors) -> Call:
+def _moe_permute(made: RandomInputs) -> Call:
     from paddock.kernels.moe_permute import permute, sort_by_expert, unpermute
 
     size = made.size
-    expert_TK, weight_TK = made.routed(size.tokens)
+    expert_TK, weight_TK = made.random_routing(size.tokens)
     x_TD = made.random(size.tokens, size.hidden)
 
     def there_and_back() -> "Tensor":
@@ -273,7 +273,7 @@ def _moe_permute(made: Tensors) -> Call:
     return there_and_back
 
 
-def _newton_schulz(made: Tensors) -> Call:
+def _newton_schulz(made: RandomInputs) -> Call:
     import torch
 
     from paddock.kernels.newton_schulz import newton_schulz
@@ -284,14 +284,14 @@ def _newton_schulz(made: Tensors) -> Call:
     return lambda: newton_schulz(update_EFD, dtype=dtype)
 
 
-def _norm(made: Tensors) -> Call:
+def _norm(made: RandomInputs) -> Call:
     from paddock.kernels.norm import rms_norm
 
     x_TD, weight_D = made.random(made.size.tokens, made.size.hidden), made.random(made.size.hidden)
     return lambda: rms_norm(x_TD, weight_D, 1e-5)
 
 
-def _rope(made: Tensors) -> Call:
+def _rope(made: RandomInputs) -> Call:
     from paddock.kernels.rope import rope_interleaved
 
     size, pairs = made.size, 32
@@ -301,7 +301,7 @@ def _rope(made: Tensors) -> Call:
     return lambda: rope_interleaved(x_THD, cos_TP, sin_TP)
 
 
-def _sparse_mla(made: Tensors) -> Call:
+def _sparse_mla(made: RandomInputs) -> Call:
     from paddock.kernels.sparse_mla import sparse_mla
 
     size = made.size
@@ -310,18 +310,18 @@ def _sparse_mla(made: Tensors) -> Call:
         made.random(queries, size.heads, width),
         made.random(size.tokens, width),
     )
-    index_TK = made.kept(queries, size.tokens)
+    index_TK = made.random_topk_indices(queries, size.tokens)
     return lambda: sparse_mla(query_THC, row_SC, index_TK, scale=width**-0.5, value=size.latent)
 
 
-def _swiglu(made: Tensors) -> Call:
+def _swiglu(made: RandomInputs) -> Call:
     from paddock.kernels.swiglu import silu_and_mul
 
     both_RG = made.random(made.size.tokens, 2 * made.size.inner)
     return lambda: silu_and_mul(both_RG)
 
 
-def _topk(made: Tensors) -> Call:
+def _topk(made: RandomInputs) -> Call:
     import torch
 
     from paddock.kernels.topk import topk
@@ -332,21 +332,21 @@ def _topk(made: Tensors) -> Call:
     return lambda: topk(score_TS, visible_T, size.keep)
 
 
-def _w4a8_gemm(made: Tensors) -> Call:
+def _w4a8_gemm(made: RandomInputs) -> Call:
     import torch
 
     from paddock.kernels.w4a8_gemm import PackedWeight, int_linear, pack_halves, quantize_per_token
 
     size = made.size
     rows = quantize_per_token(made.random(size.tokens, size.hidden))
-    integer_FD = (made.below(16, size.hidden, size.hidden) - 8).to(torch.int8)
+    integer_FD = (made.randint(16, size.hidden, size.hidden) - 8).to(torch.int8)
     scale_FG = torch.rand(size.hidden, 1, device=made.device) + 0.1
     weight = PackedWeight(pack_halves(integer_FD), scale_FG, packed=True)
     dtype = torch.float32 if made.device.type == "cpu" else torch.bfloat16
     return lambda: int_linear(rows, weight, dtype)
 
 
-def _wide_linear(made: Tensors) -> Call:
+def _wide_linear(made: RandomInputs) -> Call:
     from paddock.kernels.linear_fp32 import linear_fp32
 
     size = made.size
@@ -357,7 +357,7 @@ def _wide_linear(made: Tensors) -> Call:
     return lambda: linear_fp32(x_TD, weight_ED)
 
 
-def _gated_delta(made: Tensors) -> Two:
+def _gated_delta(made: RandomInputs) -> ReferenceAndKernel:
     """Two plain forms: token by token, and in chunks."""
     from paddock.kernels.gated_delta import chunk_gated_delta_rule, recurrent_gated_delta_rule
 
@@ -373,7 +373,7 @@ def _gated_delta(made: Tensors) -> Two:
 
 
 # Every switch of kernels.twins has a case here.
-CASES: dict[str, Callable[[Tensors], Call]] = {
+CASES: dict[str, Callable[[RandomInputs], Call]] = {
     "adamw": _adamw,
     "causal_attention": _causal_attention,
     "expert_choice": _expert_choice,
@@ -397,6 +397,6 @@ CASES: dict[str, Callable[[Tensors], Call]] = {
     "wide_linear": _wide_linear,
 }
 # Kernels whose quicker form runs wherever the plain one does.
-FORMS: dict[str, tuple[str, Callable[[Tensors], Two]]] = {
+PAIRED_CASES: dict[str, tuple[str, Callable[[RandomInputs], ReferenceAndKernel]]] = {
     "gated_delta": ("a recurrence, token by token", _gated_delta),
 }

@@ -12,7 +12,7 @@ ROWS = 2000  # of them at most while a run grows e times older
 Row = Callable[..., None]  # a line of a file: its name, its fields
 
 
-class Gauge:
+class EngineStatLogger:
     """Writes engine.jsonl: engines' numbers whenever somebody has looked at them anyway (once a
     second, and at every batch), ever more rarely as the run grows old: the file stays small."""
 
@@ -21,7 +21,7 @@ class Gauge:
         self._began = clock()
         self._next = self._began
 
-    def see(self, every: "Sequence[EngineStats]") -> None:
+    def log_stats(self, every: "Sequence[EngineStats]") -> None:
         now = self._clock()
         if now < self._next:
             return
@@ -29,12 +29,12 @@ class Gauge:
         self._row("engine", **_moment(every))
 
 
-NOW = (
+GAUGES = (
     *("running", "waiting", "running_tokens", "waiting_tokens", "retractions"),
     *("pages_total", "pages_used", "pages_cached", "pages_spare"),
     *("hit_tokens", "asked_tokens", "evicted_tokens"),
 )
-EVER = (
+COUNTERS = (
     *("requests", "failed", "prompt_tokens", "read_tokens", "generated_tokens"),
     *("thinking_tokens", "drafts_proposed", "drafts_accepted", "verify_steps"),
 )
@@ -47,8 +47,8 @@ def _moment(every: "Sequence[EngineStats]") -> dict[str, Any]:
         "page_tokens": every[0].page_size,
         "drafts_at": _drafted(every),
         "busy_s": round(sum(stats.counters.busy_s for stats in every), 3),
-        **{name: sum(getattr(stats, name) for stats in every) for name in NOW},
-        **{name: sum(getattr(stats.counters, name) for stats in every) for name in EVER},
+        **{name: sum(getattr(stats, name) for stats in every) for name in GAUGES},
+        **{name: sum(getattr(stats.counters, name) for stats in every) for name in COUNTERS},
     }
 
 

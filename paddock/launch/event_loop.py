@@ -24,7 +24,7 @@ _THREADS = "paddock-run"
 _left: list[str] = []  # what did not end in time, in this process
 
 
-def run(main: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
+def run_with_grace(main: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
     """As `asyncio.run`, but what is still running at the end is cancelled and waited for no longer
     than `grace_s`; whatever remains is logged by name and left behind."""
     runner = asyncio.Runner()
@@ -64,7 +64,7 @@ def _joined(deadline: float) -> list[str]:
     return [thread.name for thread in threads if thread.is_alive()]
 
 
-def to_the_end(command: Callable[[], object]) -> None:
+def run_and_exit(command: Callable[[], object]) -> None:
     """Call `command`, then end the process even if something was left behind that the interpreter
     would wait for."""
     try:

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.engines import Model, devices, engines_for, open_model
 from paddock.cli.errors import UserError
-from paddock.cli.rl_gauge import Gauge, Row
+from paddock.launch.engine_stats import EngineStatLogger, Row
+from paddock.launch.engines import ModelFolder, load_engines, open_model_folder, pick_devices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,34 +26,36 @@ if TYPE_CHECKING:
     from paddock.rollout.sglang_client import ServerClient
     from paddock.train.policy import PolicySample
 
-MOST_SESSIONS = 16384  # whose experts are kept
-TAKING_S = 10.0  # for a server that is alive to take new weights after all
+MAX_RECORDED_SESSIONS = 16384  # whose experts are kept
+WEIGHT_UPDATE_TIMEOUT_S = 10.0  # for a server that is alive to take new weights after all
 
 
 @dataclass(frozen=True, kw_only=True)
-class Samplers:
+class RolloutEngines:
     """What a run needs of whoever samples for it."""
 
     generate: "InferenceClient"
-    publish: "WeightPublisher"
-    context: int | None  # tokens of a prompt and its reply; None: the servers say
-    busy_s: Callable[[], float] | None = None  # worked so far, over all of them, divided by them
+    publish_weights: "WeightPublisher"
+    context_length: int | None  # tokens of a prompt and its reply; None: the servers say
+    engine_busy_s: Callable[[], float] | None = (
+        None  # worked so far, over all of them, divided by them
+    )
     pressure: "Callable[[], Awaitable[EngineLoad]] | None" = None
     engines: "tuple[Engine | SubprocessEngine, ...]" = ()  # embedded
 
 
-def unwritten(*_: Any, **__: Any) -> None:
+def discard_row(*_: Any, **__: Any) -> None:
     """Where nobody keeps rows."""
 
 
 @asynccontextmanager
-async def samplers(
-    settings: "RLSettings", model: Model, row: Row = unwritten
-) -> AsyncIterator[Samplers]:
+async def open_engines(
+    settings: "RLSettings", model: ModelFolder, row: Row = discard_row
+) -> AsyncIterator[RolloutEngines]:
     if settings.engines.urls:
         opened = _servers(settings.engines, model)
     else:
-        opened = _embedded(settings, model, Gauge(row))
+        opened = _embedded(settings, model, EngineStatLogger(row))
     async with opened as found:
         yield found
 
@@ -62,7 +64,9 @@ async def samplers(
 
 
 @asynccontextmanager
-async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> AsyncIterator[Samplers]:
+async def _embedded(
+    settings: "RLSettings", model: ModelFolder, gauge: EngineStatLogger
+) -> AsyncIterator[RolloutEngines]:
     from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
     from paddock.rollout.client import InProcessClient
     from paddock.rollout.concurrency import EngineLoad
@@ -93,7 +97,7 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
             if not asked.place:
                 raise
             raise TimeoutError(str(error)) from error  # another process takes its place
-        gauge.see(stats)
+        gauge.log_stats(stats)
         return EngineLoad(
             kv_cache_usage=max(s.kv_cache_usage for s in stats),
             waiting=max(s.waiting for s in stats),
@@ -102,7 +106,7 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
 
     def busy_s() -> float:
         stats = [engine.stats() for engine in engines]
-        gauge.see(stats)
+        gauge.log_stats(stats)
         return sum(s.counters.busy_s for s in stats) / len(stats)
 
     async with AsyncExitStack() as stack:
@@ -115,11 +119,11 @@ async def _embedded(settings: "RLSettings", model: Model, gauge: Gauge) -> Async
                 for i, (one, engine) in enumerate(zip(each, engines, strict=True))
             ]
             generate = await stack.enter_async_context(ReplicaPool(replicas, _patience(asked)))
-        yield Samplers(
+        yield RolloutEngines(
             generate=generate,
-            publish=_publisher(engines, asked),
-            context=engines[0].capacity.context_length,
-            busy_s=busy_s,
+            publish_weights=_publisher(engines, asked),
+            context_length=engines[0].capacity.context_length,
+            engine_busy_s=busy_s,
             pressure=pressure,
             engines=tuple(engines),
         )
@@ -142,29 +146,29 @@ async def _alive(engine: "Engine | SubprocessEngine", _: float) -> bool:
     return engine.gave_up or await engine.check_health()
 
 
-def _engines(model: Model, settings: "RLSettings", *, replicas: int) -> "list[Engine]":
-    places = devices(settings.compute.device, replicas)
+def _engines(model: ModelFolder, settings: "RLSettings", *, replicas: int) -> "list[Engine]":
+    places = pick_devices(settings.compute.device, replicas)
     dtype = settings.engines.dtype or settings.compute.dtype
-    return engines_for(model, places, dtype, _engine_settings(model, settings), fits=False)
+    return load_engines(model, places, dtype, _engine_settings(model, settings), fits=False)
 
 
-def _engines_apart(model: Model, settings: "RLSettings") -> "list[SubprocessEngine]":
+def _engines_apart(model: ModelFolder, settings: "RLSettings") -> "list[SubprocessEngine]":
     from paddock.engine import SubprocessEngine
 
     dtype = settings.engines.dtype or settings.compute.dtype
     chosen, found = _engine_settings(model, settings), []
-    for place in devices(settings.compute.device, settings.engines.replicas):
+    for place in pick_devices(settings.compute.device, settings.engines.replicas):
         found.append(SubprocessEngine(partial(_engine_at, model.folder, place, dtype, chosen)))
     return found
 
 
 def _engine_at(folder: Path, place: str, dtype: str, settings: "EngineSettings") -> "Engine":
     """In a process of its own."""
-    (engine,) = engines_for(open_model(folder, None), [place], dtype, settings, fits=False)
+    (engine,) = load_engines(open_model_folder(folder, None), [place], dtype, settings, fits=False)
     return engine
 
 
-def _engine_settings(model: Model, settings: "RLSettings") -> "EngineSettings":
+def _engine_settings(model: ModelFolder, settings: "RLSettings") -> "EngineSettings":
     from paddock.engine import EngineSettings
 
     asked = settings.engines
@@ -222,7 +226,7 @@ def _push(engine: "Engine | SubprocessEngine", asked: "RolloutEngineSettings") -
 
 
 @asynccontextmanager
-async def held(engine: "Engine | SubprocessEngine") -> AsyncIterator[None]:
+async def paused(engine: "Engine | SubprocessEngine") -> AsyncIterator[None]:
     """Within, the engine begins nothing: what is asked meanwhile is begun together."""
     from paddock.engine import EngineError
     from paddock.rollout.client import EngineUnavailableError
@@ -252,7 +256,9 @@ async def _answering(server: "ServerClient", setting: str) -> None:
 
 
 @asynccontextmanager
-async def _servers(asked: "RolloutEngineSettings", model: Model) -> AsyncIterator[Samplers]:
+async def _servers(
+    asked: "RolloutEngineSettings", model: ModelFolder
+) -> AsyncIterator[RolloutEngines]:
     """Servers that are there already, ours or any that speaks SGLang's dialect."""
     from paddock.checkpoint.safetensors_folder import CheckpointError
     from paddock.checkpoint.weight_sync import serialize_update
@@ -283,7 +289,7 @@ async def _servers(asked: "RolloutEngineSettings", model: Model) -> AsyncIterato
             wrong = await weights.update_weights(
                 [serialize_update(each) for each in parcels], version
             )
-            deadline = loop.time() + TAKING_S
+            deadline = loop.time() + WEIGHT_UPDATE_TIMEOUT_S
             while left := {url: why for url, why in wrong.items() if url in fleet.live_replicas}:
                 if loop.time() > deadline:
                     url, why = next(iter(left.items()))
@@ -298,15 +304,15 @@ async def _servers(asked: "RolloutEngineSettings", model: Model) -> AsyncIterato
 
         async with ReplicaPool(replicas, _patience(asked), admit=weights.sync_replica) as fleet:
             weights.await_replica = fleet.while_alive
-            yield Samplers(generate=fleet, publish=publish, context=context)
+            yield RolloutEngines(generate=fleet, publish_weights=publish, context_length=context)
 
 
 # --- teachers -------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def teachers(
-    settings: "RLSettings", model: Model
+async def open_teachers(
+    settings: "RLSettings", model: ModelFolder
 ) -> AsyncIterator[dict[str, "LogprobScorer"]]:
     """Whoever scores for the run, by name."""
     from paddock.rollout.sglang_client import HttpLogprobScorer, ServerClient, connection_pool
@@ -321,19 +327,19 @@ async def teachers(
                 found[name] = HttpLogprobScorer(server)
                 continue
             assert teacher.checkpoint is not None
-            theirs = open_model(Path(teacher.checkpoint), settings.chat_template)
+            theirs = open_model_folder(Path(teacher.checkpoint), settings.chat_template)
             if theirs.tokenizer.files["tokenizer.json"] != model.tokenizer.files["tokenizer.json"]:
                 raise UserError(
                     f"'teachers.{name}': {teacher.checkpoint} has another tokenizer than the student"
                 )
             (engine,) = _engines(theirs, settings, replicas=1)
             stack.callback(engine.close)
-            found[name] = EngineScore(engine)
+            found[name] = EngineTeacher(engine)
         yield found
 
 
 @dataclass(frozen=True)
-class EngineScore:
+class EngineTeacher:
     """A teacher in this process."""
 
     engine: "Engine"
@@ -354,33 +360,35 @@ class EngineScore:
 # --- experts --------------------------------------------------------------------------------------
 
 
-class Experts:
+class RoutingRecorder:
     """Keeps what the engine routed, session by session, until the trainer asks for it."""
 
     def __init__(self, generate: "InferenceClient") -> None:
         self._generate = generate
         self._kept: dict[str, tuple[tuple[int, ...], NDArray[Any]]] = {}
 
-    async def respond(self, ask: "InferenceRequest") -> "RequestOutputLike":
+    async def generate(self, ask: "InferenceRequest") -> "RequestOutputLike":
         answer = await self._generate.generate(replace(ask, return_routing=True))
         replay = getattr(answer, "replay", None)
         if replay is not None and replay.expert_TLK is not None:
             read = (*ask.token_ids, *answer.completion.token_ids)
             self._kept[ask.session_id] = (tuple(read), replay.expert_TLK)
-            if len(self._kept) > MOST_SESSIONS:  # groups that were not trained leave theirs behind
+            if (
+                len(self._kept) > MAX_RECORDED_SESSIONS
+            ):  # groups that were not trained leave theirs behind
                 del self._kept[next(iter(self._kept))]
         return answer
 
     def stream(self, ask: "InferenceRequest") -> Any:
         return self._generate.stream(ask)
 
-    def end(self, session: str) -> None:
+    def end_session(self, session: str) -> None:
         self._generate.end_session(session)
 
-    def trouble(self) -> str:
+    def unavailable_reason(self) -> str:
         return self._generate.unavailable_reason()
 
-    def with_experts(self, lessons: "Sequence[PolicySample]") -> "list[PolicySample]":
+    def add_routing(self, lessons: "Sequence[PolicySample]") -> "list[PolicySample]":
         """The lessons with the experts of their tokens, where the last reply of their session
         knows them; what was recorded by an earlier process, or rewritten since, goes without."""
         found = []

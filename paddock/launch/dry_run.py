@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.cli.errors import UserError
-from paddock.cli.numbers import count
+from paddock.cli.units import format_count
 
 if TYPE_CHECKING:
-    from paddock.cli.plan import ClusterPlan, Plan, Step
     from paddock.config import RequiredFile
+    from paddock.launch.pipeline import PipelineSettings, PipelineStage, ResourceSettings
     from paddock.rl.settings import RLSettings
     from paddock.train import TrainSettings
 
@@ -19,51 +19,49 @@ CHECKPOINT = "a checkpoint, or a run's folder: config.json, *.safetensors, token
 TOKENIZER = "a tokenizer: tokenizer.json"
 
 
-def described(step: "Step", cluster: "ClusterPlan | None") -> Iterator[str]:
+def describe_stage(step: "PipelineStage", cluster: "ResourceSettings | None") -> Iterator[str]:
     """What a stage costs, in lines; a UserError says what cannot be."""
-    if step.stage.verb == "train":
+    if step.stage.command == "train":
         yield _trained(step, cluster)
-    elif step.stage.verb in ("rl", "distill"):
+    elif step.stage.command in ("rl", "distill"):
         yield _reinforced(step)
 
 
-def _trained(step: "Step", cluster: "ClusterPlan | None") -> str:
+def _trained(step: "PipelineStage", cluster: "ResourceSettings | None") -> str:
     from paddock.config import load_recipe, resolve
     from paddock.train import TrainSettings
     from paddock.train.estimate import estimate_training
     from paddock.train.run import load_init_config
 
-    settings = resolve(TrainSettings, load_recipe(step.recipe, step.sets))
+    settings = resolve(TrainSettings, load_recipe(step.recipe, step.overrides))
     start = settings.init
     if start.checkpoint is not None and start.like is None and not Path(start.checkpoint).exists():
-        return (
-            f"{count(settings.steps)} steps; its memory is known once {start.checkpoint} is there"
-        )
+        return f"{format_count(settings.steps)} steps; its memory is known once {start.checkpoint} is there"
     planned = estimate_training(settings, load_init_config(settings))
     shape = settings.parallel
     layout = f"data {shape.data} x expert {shape.expert} x context {shape.context}"
-    told = f"{count(planned.tokens)} tokens, {count(planned.parameters)} parameters"
+    told = f"{format_count(planned.tokens)} tokens, {format_count(planned.parameters)} parameters"
     if cluster is None:
         return f"{told}, {planned.rank_bytes / GIB:,.1f} GiB"
-    if planned.ranks > cluster.chips:
+    if planned.ranks > cluster.accelerators:
         raise UserError(
             f"stage {step.stage.name!r} wants {planned.ranks} chips ({layout}), "
-            f"{cluster.name} has {cluster.chips}"
+            f"{cluster.name} has {cluster.accelerators}"
         )
-    if planned.rank_bytes > cluster.gib * GIB:
+    if planned.rank_bytes > cluster.accelerator_memory_gib * GIB:
         raise UserError(
             f"stage {step.stage.name!r} needs {planned.rank_bytes / GIB:,.1f} GiB a chip "
-            f"({layout}), {cluster.name} has {cluster.gib:g}"
+            f"({layout}), {cluster.name} has {cluster.accelerator_memory_gib:g}"
         )
     return (
-        f"{told}, {planned.ranks} of {cluster.chips} chips ({layout}), "
-        f"{planned.rank_bytes / GIB:,.1f} of {cluster.gib:g} GiB each"
+        f"{told}, {planned.ranks} of {cluster.accelerators} chips ({layout}), "
+        f"{planned.rank_bytes / GIB:,.1f} of {cluster.accelerator_memory_gib:g} GiB each"
     )
 
 
-def _reinforced(step: "Step") -> str:
+def _reinforced(step: "PipelineStage") -> str:
     settings = _rl_settings(step)
-    open_environments(settings, f"stage {step.stage.name!r}, ")
+    check_environments(settings, f"stage {step.stage.name!r}, ")
     pace = settings.rollout
     kind = "synchronous" if pace.is_synchronous else f"stale by {pace.max_staleness} at most"
     tasks = ", ".join(
@@ -72,18 +70,18 @@ def _reinforced(step: "Step") -> str:
     return f"{settings.steps} updates of {pace.groups_per_batch} groups, {kind}: {tasks}"
 
 
-def _rl_settings(step: "Step") -> "RLSettings":
+def _rl_settings(step: "PipelineStage") -> "RLSettings":
     from paddock.config import load_recipe, resolve
     from paddock.rl.settings import RLSettings
     from paddock.rl.stages import with_stage_defaults
 
-    return resolve(RLSettings, with_stage_defaults(load_recipe(step.recipe, step.sets)))
+    return resolve(RLSettings, with_stage_defaults(load_recipe(step.recipe, step.overrides)))
 
 
 # --- environments and data ------------------------------------------------------------------------
 
 
-def open_environments(settings: "RLSettings", where: str = "") -> None:
+def check_environments(settings: "RLSettings", where: str = "") -> None:
     """Open every task's environment and its rewards, as far as its data is there; a UserError
     says what is wrong with which."""
     for name, task in settings.tasks.items():
@@ -103,7 +101,7 @@ def _open(env: str, args: Mapping[str, Any], where: str) -> None:
         raise UserError(f"{where}: {error}") from error
 
 
-def rl_data(settings: "RLSettings") -> "Iterator[RequiredFile]":
+def rl_data_files(settings: "RLSettings") -> "Iterator[RequiredFile]":
     """The files and folders that an RL stage reads."""
     from paddock.config import RequiredFile
     from paddock.envs import load_env_settings
@@ -129,36 +127,36 @@ def _train_data(settings: "TrainSettings") -> "Iterator[RequiredFile]":
         yield from source.data_files()
 
 
-def _stage_data(step: "Step") -> "Iterator[RequiredFile]":
+def _stage_data(step: "PipelineStage") -> "Iterator[RequiredFile]":
     from paddock.config import load_recipe, resolve
     from paddock.train import TrainSettings
 
-    if step.stage.verb == "train":
-        yield from _train_data(resolve(TrainSettings, load_recipe(step.recipe, step.sets)))
-    elif step.stage.verb in ("rl", "distill"):
-        yield from rl_data(_rl_settings(step))
+    if step.stage.command == "train":
+        yield from _train_data(resolve(TrainSettings, load_recipe(step.recipe, step.overrides)))
+    elif step.stage.command in ("rl", "distill"):
+        yield from rl_data_files(_rl_settings(step))
 
 
-def _skill_data(plan: "Plan") -> "Iterator[tuple[str, RequiredFile]]":
+def _skill_data(plan: "PipelineSettings") -> "Iterator[tuple[str, RequiredFile]]":
     from paddock.envs import load_env_settings
 
-    for skill in plan.skills:
+    for skill in plan.suites:
         if skill.kind == "world":
-            for file in load_env_settings(skill.world, skill.settings).data_files():
+            for file in load_env_settings(skill.env, skill.args).data_files():
                 yield f"skill {skill.name}", file
 
 
-def missing_data(plan: "Plan", todo: "Iterable[Step]") -> list[str]:
+def missing_pipeline_data(plan: "PipelineSettings", todo: "Iterable[PipelineStage]") -> list[str]:
     """In lines, what the stages and skills of a plan read that neither is there nor is made by an
     earlier stage."""
     todo = tuple(todo)
     made = {step.out for step in todo}
     read = [(step.stage.name, file) for step in todo for file in _stage_data(step)]
     every = [*read, *_skill_data(plan)]
-    return missing((who, file) for who, file in every if Path(file.path) not in made)
+    return missing_files((who, file) for who, file in every if Path(file.path) not in made)
 
 
-def missing(read: "Iterable[tuple[str, RequiredFile]]") -> list[str]:
+def missing_files(read: "Iterable[tuple[str, RequiredFile]]") -> list[str]:
     """In lines, which of the files that somebody reads are not there."""
     wanted: dict[RequiredFile, list[str]] = {}
     for who, file in read:

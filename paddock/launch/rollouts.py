@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.cli.errors import UserError
-from paddock.cli.rl_engines import Experts, Samplers, held, samplers, unwritten
-from paddock.cli.rl_gauge import Row
 from paddock.journal import LEDGER_FILE
+from paddock.launch.engine_stats import Row
+from paddock.launch.rollout_engines import (
+    RolloutEngines,
+    RoutingRecorder,
+    discard_row,
+    open_engines,
+    paused,
+)
 
 if TYPE_CHECKING:
     from paddock.checkpoint.weight_sync import WeightPublisher
-    from paddock.cli.engines import Model
     from paddock.journal import TokenTrainRecord
+    from paddock.launch.engines import ModelFolder
     from paddock.records import SamplingParams, Trajectory
     from paddock.rl.batch_source import BatchSource, RolloutBatch
     from paddock.rl.group_filter import GroupFilter
@@ -30,27 +36,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fed:
-    queue: "BatchSource"
-    publish: "WeightPublisher"
-    begin: Callable[[int], None]  # after so many updates, once engines have the weights
-    busy_s: Callable[[], float] | None = None
-    experts: "Callable[[Sequence[PolicySample]], list[PolicySample]]" = list
-    remember: "Callable[[Mapping[tuple[str, int], TokenTrainRecord]], None]" = unwritten
+class RolloutSource:
+    batches: "BatchSource"
+    publish_weights: "WeightPublisher"
+    start: Callable[[int], None]  # after so many updates, once engines have the weights
+    engine_busy_s: Callable[[], float] | None = None
+    add_routing: "Callable[[Sequence[PolicySample]], list[PolicySample]]" = list
+    record_token_stats: "Callable[[Mapping[tuple[str, int], TokenTrainRecord]], None]" = discard_row
 
 
 # --- live -----------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def rolled_out(
+async def open_rollouts(
     settings: "RLSettings",
     folder: Path,
-    model: "Model",
+    model: "ModelFolder",
     sifter: "GroupFilter",
     tell: "LogEvent",
     row: Row,
-) -> AsyncIterator[Fed]:
+) -> AsyncIterator[RolloutSource]:
     """Engines, worlds and the orchestrator between them. `row` gets a line for every rollout, and
     the engines' numbers now and then."""
     from paddock.journal import Ledger
@@ -59,11 +65,11 @@ async def rolled_out(
     from paddock.rollout.watchdog import EventLoopWatchdog
 
     async with AsyncExitStack() as stack:
-        sampling = await stack.enter_async_context(samplers(settings, model, row))
+        sampling = await stack.enter_async_context(open_engines(settings, model, row))
         generate, experts, waves = _generate(settings, sampling)
         works = _works(settings, model, generate, sampling, sifter)
         works = {
-            name: replace(work, rollout_fn=timed(work.rollout_fn, row))
+            name: replace(work, rollout_fn=with_timing_row(work.rollout_fn, row))
             for name, work in works.items()
         }
         ledger = stack.enter_context(Ledger(folder / LEDGER_FILE))
@@ -78,19 +84,19 @@ async def rolled_out(
         )
         await stack.enter_async_context(collector)
         stack.enter_context(EventLoopWatchdog(tell))
-        yield Fed(
-            queue=collector,
-            publish=sampling.publish,
-            begin=collector.resume,
-            busy_s=sampling.busy_s,
-            experts=list if experts is None else experts.with_experts,
-            remember=ledger.record_token_stats,
+        yield RolloutSource(
+            batches=collector,
+            publish_weights=sampling.publish_weights,
+            start=collector.resume,
+            engine_busy_s=sampling.engine_busy_s,
+            add_routing=list if experts is None else experts.add_routing,
+            record_token_stats=ledger.record_token_stats,
         )
 
 
 def _generate(
-    settings: "RLSettings", sampling: Samplers
-) -> "tuple[InferenceClient, Experts | None, RequestBarrier | None]":
+    settings: "RLSettings", sampling: RolloutEngines
+) -> "tuple[InferenceClient, RoutingRecorder | None, RequestBarrier | None]":
     """Whoever samples, with what the settings want around it."""
     from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 
@@ -98,20 +104,20 @@ def _generate(
     if settings.routing_replay != "no":
         if not sampling.engines:
             raise UserError("'replay_experts' needs embedded engines: leave 'engines.urls' out")
-        generate = experts = Experts(generate)
+        generate = experts = RoutingRecorder(generate)
     if settings.rollout.deterministic:
         if len(sampling.engines) != 1:
             raise UserError("'pace.lockstep' needs one embedded engine")
-        waves = RequestBarrier(partial(held, sampling.engines[0]))
+        waves = RequestBarrier(partial(paused, sampling.engines[0]))
         generate = DeterministicClient(generate, waves)
     return generate, experts, waves
 
 
 def _works(
     settings: "RLSettings",
-    model: "Model",
+    model: "ModelFolder",
     generate: "InferenceClient",
-    sampling: Samplers,
+    sampling: RolloutEngines,
     sifter: "GroupFilter",
 ) -> "dict[str, TaskSpec]":
     """Every task of the run, with its world opened."""
@@ -130,7 +136,9 @@ def _works(
             client=generate,
             renderer=model.renderer,
             thinking=ThinkingKwargs(clear_thinking=False, enable_thinking=task.enable_thinking),
-            context_length=None if sampling.context is None else sampling.context - spare,
+            context_length=None
+            if sampling.context_length is None
+            else sampling.context_length - spare,
         )
         wanted = SamplingParams(
             temperature=how.temperature,
@@ -164,7 +172,9 @@ async def _attempt(
     return found
 
 
-def timed(attempt: "RolloutFn", row: Row, clock: Callable[[], float] = time.time) -> "RolloutFn":
+def with_timing_row(
+    attempt: "RolloutFn", row: Row, clock: Callable[[], float] = time.time
+) -> "RolloutFn":
     """The same attempt, with a line of rollouts.jsonl when it ends, however it ends."""
 
     async def told(given: "RolloutSpec") -> "Sequence[Trajectory]":
@@ -201,7 +211,9 @@ def _ended(branches: "Sequence[Trajectory]") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def replayed(run: Path, sifter: "GroupFilter", updates: int) -> AsyncIterator[Fed]:
+async def open_replay(
+    run: Path, sifter: "GroupFilter", updates: int
+) -> AsyncIterator[RolloutSource]:
     """The batches that a run trained, again; nobody samples, and weights go nowhere."""
     from paddock.rl.batch_source import LedgerBatchSource
 
@@ -212,40 +224,40 @@ async def replayed(run: Path, sifter: "GroupFilter", updates: int) -> AsyncItera
     def publish(parcels: "Any") -> None:
         pass
 
-    yield Fed(
-        queue=Retold(LedgerBatchSource(ledger, first=updates), sifter),
-        publish=publish,
-        begin=lambda _: None,
+    yield RolloutSource(
+        batches=ReplayedBatches(LedgerBatchSource(ledger, first=updates), sifter),
+        publish_weights=publish,
+        start=lambda _: None,
     )
 
 
 @dataclass(frozen=True)
-class Retold:
+class ReplayedBatches:
     """A queue whose groups were judged when they were made: judged again, for the record."""
 
     queue: "BatchSource"
-    sifter: "GroupFilter"
+    group_filter: "GroupFilter"
 
     async def next_batch(self) -> "RolloutBatch | None":
         batch = await self.queue.next_batch()
         for group in batch.groups if batch is not None else ():
-            self.sifter(group)
+            self.group_filter(group)
         return batch
 
-    async def watch(self, work: Awaitable[Any]) -> Any:
+    async def await_or_fail(self, work: Awaitable[Any]) -> Any:
         return await self.queue.await_or_fail(work)
 
-    def trained(self, batch: "RolloutBatch") -> None:
+    def mark_trained(self, batch: "RolloutBatch") -> None:
         self.queue.mark_trained(batch)
 
-    async def border(self) -> None:
+    async def wait_quiescent(self) -> None:
         await self.queue.wait_quiescent()
 
-    def checkpointed(self, updates: int, name: str) -> None:
+    def mark_checkpointed(self, updates: int, name: str) -> None:
         self.queue.mark_checkpointed(updates, name)
 
-    def pushed(self, version: int) -> None:
+    def mark_published(self, version: int) -> None:
         self.queue.mark_published(version)
 
-    def complete(self) -> None:
+    def finish(self) -> None:
         self.queue.finish()
