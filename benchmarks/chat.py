@@ -292,7 +292,7 @@ def _tuned(runs: Path, dialogues: int, top_p: float, seed: int) -> list[Claim]:
         "sft": ("nano/sft.toml", "sparse")
     }
     for stage, (recipe, parent) in chain.items():
-        trained(recipe, folder[stage], f"seed={seed}", f"start.folder={folder[parent]}")
+        trained(recipe, folder[stage], f"seed={seed}", f"init.checkpoint={folder[parent]}")
     return claims_of(measured(folder["sft"], dialogues, top_p), f"seed {seed}")
 
 

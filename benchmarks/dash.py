@@ -6,9 +6,9 @@
 `demo` makes paddock/dashboard/demo anew from real runs: the first with its ledger (of its newest
 groups the tokens too), the others with their numbers alone. The bundled ones were made by
 
-    paddock rl recipes/nano/agentic.toml --out agentic-0 --set start.folder=sft --set seed=0 \\
-        --set steps=6 --set pace.pipeline_depth=0 --set pace.max_staleness=0 \\
-        --set engines.mtp_steps=2 --set tasks.tools.attempt_s=3
+    paddock rl recipes/nano/agentic.toml --out agentic-0 --set init.checkpoint=sft --set seed=0 \\
+        --set steps=6 --set rollout.pipeline_depth=0 --set rollout.max_staleness=0 \\
+        --set engines.num_speculative_tokens=2 --set tasks.tools.attempt_timeout_s=3
 
 and the same with seed 1, from nano's fine-tuned model.
 """

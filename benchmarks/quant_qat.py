@@ -51,7 +51,7 @@ def qat_claims(stories: Sequence[Story], runs: Path) -> list[Claim]:
 def arms(story: Story, home: Path) -> dict[str, Path]:
     """A fine-tuned model, what quantizing makes of it, and one that was trained as integers."""
     base = story.stage("sparse").resolve()
-    start = (f"seed={settings_of(base).seed}", f"start.folder={base}")
+    start = (f"seed={settings_of(base).seed}", f"init.checkpoint={base}")
     plain = trained("nano/sft.toml", home / "plain", *start)
     aware = trained("nano/sft.toml", home / "aware", *start, f"fake_quant={INT4}")
     passages = Story(home).text(AMOUNTS, "plain")

@@ -200,7 +200,7 @@ def _raised(runs: Path, seed: int) -> list[Claim]:
     trained("nano/pretrain.toml", folder["pretrain"], f"seed={seed}")
     born, figures = figures_of(folder["pretrain"], context=128), {}
     for stage, (recipe, parent) in CHAIN.items():
-        trained(recipe, folder[stage], f"seed={seed}", f"start.folder={folder[parent]}")
+        trained(recipe, folder[stage], f"seed={seed}", f"init.checkpoint={folder[parent]}")
         figures[stage] = figures_of(folder[stage], context=512)
     corpus, tokenizer = corpus_of(folder["pretrain"])
     entropy = unigram_entropy(corpus, tokenizer.vocab_size)

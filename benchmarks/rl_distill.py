@@ -16,26 +16,26 @@ from benchmarks.table import Claim, print_claims
 
 # Four times the rate of the story: the rules are learnt all the same, the chains are lost. (Eight
 # times the rate loses the rules too.)
-FORGETS = ("optim.lr=2e-3", "steps=30", "goal=9.9")
+FORGETS = ("optim.lr=2e-3", "steps=30", "stop_at_reward=9.9")
 RECIPE = """
 extends = "{rl}"
 stage = "distill"
 steps = 24
-[start]
-folder = "{second}"
-[pace]
-batch_groups = 80
+[init]
+checkpoint = "{second}"
+[rollout]
+groups_per_batch = 80
 [loss]
 teacher_clip = 5.0
 [teachers.chains]
-folder = "{first}"
+checkpoint = "{first}"
 [teachers.rules]
-folder = "{second}"
+checkpoint = "{second}"
 [tasks.chain]
-world = "nano-chain"
+env = "nano-chain"
 teacher = "chains"
 [tasks.rules]
-world = "nano-rules"
+env = "nano-rules"
 teacher = "rules"
 """
 
@@ -54,7 +54,7 @@ def claims(
 ) -> list[Claim]:
     out.mkdir(parents=True, exist_ok=True)
     second, last = out / "second", out / "distilled"
-    sets = [f"start.folder={first.resolve()}", *FORGETS]
+    sets = [f"init.checkpoint={first.resolve()}", *FORGETS]
     words = [word for each in sets for word in ("--set", each)]
     paddock("rl", "recipes/nano/general.toml", "--out", str(second), *words)
     recipe = out / "distill.toml"

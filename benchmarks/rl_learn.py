@@ -30,16 +30,16 @@ GOAL = 0.95  # mean reward of three batches in a row, at which a run ends
 TASKS = 200
 MINUTES = 5
 
-FRESH = ("pace.pipeline_depth=0", "pace.max_staleness=0")
-STALE = ("pace.pipeline_depth=2", "pace.max_staleness=4")
+FRESH = ("rollout.pipeline_depth=0", "rollout.max_staleness=0")
+STALE = ("rollout.pipeline_depth=2", "rollout.max_staleness=4")
 # However fast the engine is, nobody gets new weights before eight updates are done; and these are
 # twice as large, or even so stale a policy would still be nearly the one that learns.
 VERY_STALE = (
     "optim.lr=1e-3",
-    "pace.pipeline_depth=4",
-    "pace.max_staleness=16",
-    "pace.publish_every=8",
-    "keep.every=8",
+    "rollout.pipeline_depth=4",
+    "rollout.max_staleness=16",
+    "rollout.sync_weights_every=8",
+    "checkpoint.every=8",
 )
 ARMS: dict[str, tuple[str, ...]] = {
     "sync": FRESH,
@@ -96,7 +96,7 @@ def tuned(base: Path, seed: int, out: Path) -> Path:
     recipe.write_text(said.replace('"base.toml"', f'"{TUNING.with_name("base.toml").resolve()}"'))
     paddock(
         *("train", str(recipe), "--out", str(folder)),
-        *("--set", f"start.folder={base}", "--set", f"seed={seed}"),
+        *("--set", f"init.checkpoint={base}", "--set", f"seed={seed}"),
     )
     return folder
 
@@ -106,11 +106,11 @@ def run(arm: str, seed: int, start: Path, out: Path) -> Outcome:
     noted = folder / "outcome.json"
     if not noted.is_file():
         sets = [
-            f"start.folder={start}",
+            f"init.checkpoint={start}",
             f"seed={seed}",
             f"steps={UPDATES}",
-            f"goal={GOAL}",
-            f"tasks.tools.settings.{KINDS}",
+            f"stop_at_reward={GOAL}",
+            f"tasks.tools.args.{KINDS}",
             *ARMS[arm],
         ]
         before, began, used = held_out(start), time.perf_counter(), cpu_s()

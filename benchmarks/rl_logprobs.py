@@ -45,9 +45,9 @@ def learner_in(folder: Path, network: Transformer) -> Learner:
         {
             "stage": "reasoning",
             "steps": UPDATES,
-            "start": {"folder": str(folder / "start")},
-            "tasks": {"words": {"world": "none", "group_size": 2}},
-            "optim": {"lr": 1e-3, "schedule": "constant", "warmup": 0.0},
+            "init": {"checkpoint": str(folder / "start")},
+            "tasks": {"words": {"env": "none", "group_size": 2}},
+            "optim": {"lr": 1e-3, "schedule": "constant", "warmup_ratio": 0.0},
         }
     )
     return open_learner(settings, folder / "not-finite.npz")

@@ -161,20 +161,20 @@ def _settings(folder: Path, steps: int, ahead: int) -> dict:
     return {
         "stage": "reasoning",
         "steps": steps,
-        "start": {"folder": str(folder)},
-        "tasks": {"even": {"world": "none", "group_size": GROUP}},
-        "pace": {"batch_groups": PROMPTS, "pipeline_depth": ahead, "max_staleness": ahead},
-        "loss": {"kind": "icepop", "per": "token"},
+        "init": {"checkpoint": str(folder)},
+        "tasks": {"even": {"env": "none", "group_size": GROUP}},
+        "rollout": {"groups_per_batch": PROMPTS, "pipeline_depth": ahead, "max_staleness": ahead},
+        "loss": {"kind": "icepop", "aggregate": "token"},
         "optim": {
-            "kind": "adamw",
+            "type": "adamw",
             "lr": LR,
             "schedule": "constant",
-            "warmup": 0.0,
+            "warmup_ratio": 0.0,
             "weight_decay": 0.0,
             "betas": [0.9, 0.98],
         },
-        "machine": {"device": "cpu"},
-        "keep": {"every": 10_000},
+        "compute": {"device": "cpu"},
+        "checkpoint": {"every": 10_000},
     }
 
 

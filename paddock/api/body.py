@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from paddock.api.errors import ApiError
 from paddock.text.tool_arguments import to_json_value
 
-_B = TypeVar("_B", bound="Body")
+_B = TypeVar("_B", bound="RequestBody")
 
 
 class RequestBody(BaseModel):
@@ -28,9 +28,9 @@ def parse_json(data: bytes) -> Any:
     """The value that a body spells. Halves of surrogate pairs, which some clients send when they
     cut a text, are mended.
 
-    >>> json_from(b'{"a": [1, 2.5]}')
+    >>> parse_json(b'{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
-    >>> json_from(b'{"a": NaN}')
+    >>> parse_json(b'{"a": NaN}')
     Traceback (most recent call last):
     paddock.api.errors.ApiError: the body is not JSON: NaN is no JSON number
     """
@@ -55,11 +55,11 @@ def _refuse(constant: str) -> None:
 def parse_body(kind: type[_B], value: Any) -> _B:
     """The body as `kind`, or an ApiError that names the first field that is wrong.
 
-    >>> class Small(Body):
+    >>> class Small(RequestBody):
     ...     size: int | None = None
-    >>> read(Small, {"size": 3, "other": "tolerated"}).size
+    >>> parse_body(Small, {"size": 3, "other": "tolerated"}).size
     3
-    >>> read(Small, {"size": "3"})
+    >>> parse_body(Small, {"size": "3"})
     Traceback (most recent call last):
     paddock.api.errors.ApiError: size: Input should be a valid integer
     """

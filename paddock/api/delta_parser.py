@@ -165,10 +165,10 @@ class DeltaParser:
 class HeldBackText:
     """Text passed on as soon as it cannot be the beginning of a text that ends the reply.
 
-    >>> held = Held(["END"])
-    >>> [held.feed([ContentText(text)]) for text in ("so E", "N", "x")]
+    >>> held = HeldBackText(["END"])
+    >>> [held.write_stdin([ContentDelta(text)]) for text in ("so E", "N", "x")]
     [[ContentText(text='so ')], [], [ContentText(text='ENx')]]
-    >>> held.finish([ContentText(" END.")], "END")
+    >>> held.finish_reason([ContentDelta(" END.")], "END")
     [ContentText(text=' ')]
     """
 

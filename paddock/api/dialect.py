@@ -79,7 +79,7 @@ ANTHROPIC = ApiProtocol(
 def protocol_for_path(path: str) -> ApiProtocol:
     """In which words a path answers, even if there is nothing at it.
 
-    >>> dialect_of("/v1/messages").name, dialect_of("/sessions/7/v1/responses").name
+    >>> protocol_for_path("/v1/messages").sample_id, protocol_for_path("/sessions/7/v1/responses").sample_id
     ('anthropic', 'responses')
     """
     for part, dialect in (

@@ -26,9 +26,9 @@ class ApiError(ValueError):
     """A request that cannot be answered. `param` is the field at fault, `code` a word that clients
     look for, such as context_length_exceeded.
 
-    >>> openai(ApiError("temperature: -1 is not at least 0", param="temperature"))["error"]["type"]
+    >>> openai_error(ApiError("temperature: -1 is not at least 0", param="temperature"))["error"]["type"]
     'invalid_request_error'
-    >>> anthropic(ApiError("no such key", status=401))["error"]["type"]
+    >>> anthropic_error(ApiError("no such key", status=401))["error"]["type"]
     'authentication_error'
     """
 

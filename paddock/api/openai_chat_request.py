@@ -164,7 +164,7 @@ def parse_tool_choice(
     """The tools that the model is shown, whether it must call one, and which.
 
     >>> look = ToolSpec(name="look", description="", parameters={})
-    >>> choice_of("none", (look,)), choice_of({"type": "function", "name": "look"}, (look,))[1:]
+    >>> parse_tool_choice("none", (look,)), parse_tool_choice({"type": "function", "name": "look"}, (look,))[1:]
     (((), False, None), (True, 'look'))
     """
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":

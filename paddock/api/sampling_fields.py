@@ -91,7 +91,7 @@ def make_sampling_params(
 ) -> SamplingParams:
     """A Sampling, or an ApiError in the client's own words.
 
-    >>> checked(max_new_tokens=-1)
+    >>> make_sampling_params(max_new_tokens=-1)
     Traceback (most recent call last):
     paddock.api.errors.ApiError: max_tokens: -1 is less than 1
     """
@@ -111,7 +111,7 @@ def check_id_count(ids: Sized, name: str) -> None:
 
 def parse_logit_bias(said: Mapping[str, float] | None) -> tuple[LogitBias, ...]:
     """
-    >>> biases_from({"7": -100})
+    >>> parse_logit_bias({"7": -100})
     (Bias(token_id=7, amount=-100.0),)
     """
     found = []
@@ -144,7 +144,7 @@ def parse_response_format(
 ) -> Grammar | None:
     """OpenAI's `response_format`, or `text.format` of the Responses API.
 
-    >>> grammar_from({"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}).text
+    >>> parse_response_format({"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}).text
     '{"type": "null"}'
     """
     kind = (form or {}).get("type")

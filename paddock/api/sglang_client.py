@@ -21,7 +21,7 @@ def to_sglang_sampling_params(sampling: SamplingParams) -> dict[str, Any]:
     """`sampling_params`; reading them back gives the same Sampling. `max_new_tokens` must be said:
     servers have small defaults of their own.
 
-    >>> params(Sampling(max_new_tokens=5, top_k=3, seed=1))["sampling_seed"]
+    >>> to_sglang_sampling_params(SamplingParams(max_new_tokens=5, top_k=3, seed=1))["sampling_seed"]
     1
     """
     if sampling.max_new_tokens is None:
@@ -106,9 +106,9 @@ def parse_generate_output(payload: Any, before: GenerateOutput | None = None) ->
 def parse_weight_version(label: object) -> int:
     """The number of a version. Servers that were never given weights call theirs "default".
 
-    >>> version_number("7"), version_number("step-12"), version_number("default")
+    >>> parse_weight_version("7"), parse_weight_version("step-12"), parse_weight_version("default")
     (7, 12, 0)
-    >>> version_number("latest")
+    >>> parse_weight_version("latest")
     Traceback (most recent call last):
     paddock.api.errors.ApiError: weight_version: 'latest' carries no number
     """

@@ -54,7 +54,7 @@ def from_thinking_field(
 ) -> ThinkingOptions:
     """`{"type": "enabled" | "disabled" | "adaptive", ...}`, of z.ai and Anthropic.
 
-    >>> from_type({"type": "enabled", "budget_tokens": 2000}).budget
+    >>> from_thinking_field({"type": "enabled", "budget_tokens": 2000}).budget
     2000
     """
     if said is None:

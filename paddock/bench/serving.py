@@ -60,7 +60,7 @@ class RequestTiming:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyPercentiles:
     """
-    >>> Spread.of([0.004, 0.001, 0.003, 0.002])
+    >>> LatencyPercentiles.of([0.004, 0.001, 0.003, 0.002])
     Spread(p50=2.0, p95=4.0, p99=4.0)
     """
 

@@ -39,7 +39,7 @@ def checksum_header(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def read_checksums(found: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     """By tensor, what the header of a file with these tensors says; nothing if it has none.
 
-    >>> checksums(header({"b": torch.zeros(3), "a": torch.ones(1)}), ["b", "a"])["b"]
+    >>> read_checksums(checksum_header({"b": torch.zeros(3), "a": torch.ones(1)}), ["b", "a"])["b"]
     '61db2997'
     """
     text = found.get(KEY, "")

@@ -90,7 +90,7 @@ def _places(network: Transformer, state: Mapping[str, Tensor]) -> dict[str, Tens
 def tensor_digest(tensor: Tensor) -> str:
     """Of dtype, shape and bytes.
 
-    >>> checksum(torch.zeros(2)) == checksum(torch.zeros(2, 1))
+    >>> tensor_digest(torch.zeros(2)) == tensor_digest(torch.zeros(2, 1))
     False
     """
     found = blake2b(f"{tensor.dtype} {tuple(tensor.shape)} ".encode(), digest_size=16)

@@ -140,9 +140,9 @@ class ChatLoop:
         shown = ReplyPrinter(sys.stdout.isatty())
         for delta in self._deltas(prompt):
             shown.print_events(parser.feed(delta.token_ids))
-            if delta.answer is not None:
-                shown.print_events(parser.finish(delta.answer.completion.finish))
-                shown.finish(delta.answer)
+            if delta.output is not None:
+                shown.print_events(parser.finish(delta.output.completion.finish))
+                shown.finish(delta.output)
         return parser.result.message
 
     def _deltas(self, prompt: tuple[int, ...]) -> Iterator[Any]:
@@ -160,7 +160,7 @@ class ChatLoop:
                 continue
             if isinstance(delta, EngineError):
                 raise delta
-            answered = delta.answer is not None
+            answered = delta.output is not None
             yield delta
 
 

@@ -83,7 +83,7 @@ def check(
         transient=True,
         disable=not stderr.is_terminal,
     ):
-        scaled = f"{piece.released}_scale_inv" in tensors.names  # float8, multiplied out
+        scaled = f"{piece.released_name}_scale_inv" in tensors.names  # float8, multiplied out
         dtypes["float8" if scaled else str(tensor.dtype).removeprefix("torch.")] += 1
     absent = "in config.json, but not in the files" if promised.mtp else "none"
     typer.echo(f"family   {config.family}")

@@ -9,7 +9,7 @@ POWERS = {"T": 4, "G": 3, "M": 2, "K": 1}  # of 1000 or 1024
 
 def format_count(value: int) -> str:
     """
-    >>> count(743_907_000_000), count(951_582_720), count(67_584)
+    >>> format_count(743_907_000_000), format_count(951_582_720), format_count(67_584)
     ('743.91 B', '951.58 M', '67,584')
     """
     return _scaled(value, {"B": 1000**3, "M": 1000**2}) or f"{value:,}"
@@ -17,7 +17,7 @@ def format_count(value: int) -> str:
 
 def format_bytes(value: int) -> str:
     """
-    >>> size(14_394_851_328), size(512)
+    >>> format_bytes(14_394_851_328), format_bytes(512)
     ('13.41 GiB', '512 B')
     """
     return _scaled(value, {f"{unit}iB": 1024**n for unit, n in POWERS.items()}) or f"{value} B"

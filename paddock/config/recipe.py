@@ -41,7 +41,7 @@ def load_recipe(path: str | Path, sets: Sequence[str] = ()) -> Recipe:
 def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     """Overrides alone, as one table; of two that speak of the same key the last counts.
 
-    >>> parse_sets(["config.terms=3", "config.digits=2", "config.terms=4"])
+    >>> parse_overrides(["config.terms=3", "config.digits=2", "config.terms=4"])
     {'config': {'terms': 4, 'digits': 2}}
     """
     values: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
 def parse_override(text: str) -> dict[str, Any]:
     """An override as a nested table. What is not a TOML value is text.
 
-    >>> parse_set("optim.lr=3e-4"), parse_set("model=nano"), parse_set('tag="true"')
+    >>> parse_override("optim.lr=3e-4"), parse_override("model=nano"), parse_override('tag="true"')
     ({'optim': {'lr': 0.0003}}, {'model': 'nano'}, {'tag': 'true'})
     """
     key, equals, value = text.partition("=")

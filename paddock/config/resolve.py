@@ -37,9 +37,9 @@ _WANTED = {
 def resolve(cls: type[_S], recipe: Recipe) -> _S:
     """The settings that the recipe describes.
 
-    >>> class Optim(Settings):
+    >>> class Optim(BaseSettings):
     ...     lr: float = 3e-4
-    >>> class Run(Settings):
+    >>> class Run(BaseSettings):
     ...     optim: Optim = Optim()
     >>> resolve(Run, Recipe({"optim": {"lr": 1}}, {})).optim.lr
     1.0

@@ -18,7 +18,7 @@ class BaseSettings(BaseModel):
     except a whole number given for a float. TOML has no null: None is said by leaving a key out, so
     it must be the default, and nothing inside a list or table can be None.
 
-    >>> class Decay(Settings):
+    >>> class Decay(BaseSettings):
     ...     start: int | None = 100
     Traceback (most recent call last):
     TypeError: Decay.start may be None, so None must be its default

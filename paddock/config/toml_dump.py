@@ -13,14 +13,14 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def dump_toml(settings: BaseSettings) -> str:
     """A recipe that resolves to settings equal to these, defaults written out.
 
-    >>> class Optim(Settings):
+    >>> class Optim(BaseSettings):
     ...     lr: float = 3e-4
     ...     betas: tuple[float, ...] = (0.9, 0.95)
-    >>> class Run(Settings):
+    >>> class Run(BaseSettings):
     ...     name: str = "nano"
     ...     resume_from: str | None = None
     ...     optim: Optim = Optim()
-    >>> print(dump(Run()), end="")
+    >>> print(dump_toml(Run()), end="")
     name = "nano"
     <BLANKLINE>
     [optim]
@@ -52,7 +52,7 @@ def format_toml_value(value: object) -> str:
 
 def format_toml_key(path: tuple[str, ...]) -> str:
     """
-    >>> toml_key(("mix", "math v1.2"))
+    >>> format_toml_key(("mix", "math v1.2"))
     'mix."math v1.2"'
     """
     return ".".join(key if _BARE_KEY.fullmatch(key) else format_toml_value(key) for key in path)

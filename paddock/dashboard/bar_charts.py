@@ -56,7 +56,7 @@ def _around(values: Sequence[float]) -> tuple[float, ...]:
 def format_mean_std(values: Sequence[float]) -> str:
     """Mean and standard deviation, both to the second digit of the deviation.
 
-    >>> mean_text([0.573, 0.615, 0.575]), mean_text([2.0]), mean_text([1.0, float("nan")])
+    >>> format_mean_std([0.573, 0.615, 0.575]), format_mean_std([2.0]), format_mean_std([1.0, float("nan")])
     ('0.588 ± 0.024', '2', '1 (1 of 2 not finite)')
     """
     finite = [value for value in values if isfinite(value)]

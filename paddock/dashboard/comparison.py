@@ -96,7 +96,7 @@ def comparison_notes(arms: Arms) -> Iterator[str]:
             yield f"the runs of {name} differ in {', '.join(sorted(changed))}"
 
 
-MAY_DIFFER_IN_ARM = {"seed", "start.folder"}  # runs of one arm may differ in these
+MAY_DIFFER_IN_ARM = {"seed", "init.checkpoint"}  # runs of one arm may differ in these
 
 
 def significance_table(finals: Mapping[str, Sequence[float]]) -> Html:

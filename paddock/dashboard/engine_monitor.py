@@ -43,7 +43,7 @@ def parse_metrics(text: str) -> dict[str, float]:
     """Gauges and counters of a page of metrics, summed over replicas, without their prefix. Shares
     and lengths are averaged: their sum means nothing.
 
-    >>> numbers('# TYPE a:token_usage gauge\\na:token_usage{r="0"} 0.5\\n'
+    >>> parse_metrics('# TYPE a:token_usage gauge\\na:token_usage{r="0"} 0.5\\n'
     ...         'a:token_usage{r="1"} 0.3\\n# TYPE a:num_queue_reqs gauge\\na:num_queue_reqs 2\\n')
     {'token_usage': 0.4, 'num_queue_reqs': 2}
     """

@@ -105,7 +105,7 @@ def lanes(spans: Sequence[Span]) -> list[int]:
 def concurrency_over_time(spans: Sequence[Span]) -> list[tuple[float, int]]:
     """How many run from each moment on at which that changes.
 
-    >>> running([(0, 5), (1, 2)])
+    >>> concurrency_over_time([(0, 5), (1, 2)])
     [(0, 1), (1, 2), (2, 1), (5, 0)]
     """
     changes: dict[float, int] = {}
@@ -122,7 +122,7 @@ def concurrency_over_time(spans: Sequence[Span]) -> list[tuple[float, int]]:
 def idle_spans(spans: Sequence[Span]) -> list[Span]:
     """When none ran, between the first and the last.
 
-    >>> gaps([(0, 2), (1, 3), (5, 6)])
+    >>> idle_spans([(0, 2), (1, 3), (5, 6)])
     [(3, 5)]
     """
     found: list[Span] = []

@@ -73,7 +73,7 @@ def parse_messages(
     >>> words = ["<|user|>", "hi", "<|assistant|>", "<think>", "hm", "</think>", "yes", "<|user|>"]
     >>> added = [word[0] == "<" for word in words]
     >>> [(m.role, [(p.kind, p.text) for p in m.parts])
-    ...  for m in conversation(words, added, [False] * 4 + [True] * 4)]
+    ...  for m in parse_messages(words, added, [False] * 4 + [True] * 4)]
     [('user', [('text', 'hi')]), ('assistant', [('thinking', 'hm'), ('text', 'yes')])]
     """
     known = any(is_added and piece in ROLES for piece, is_added in zip(pieces, added, strict=True))

@@ -74,7 +74,7 @@ def final_value(curve: MetricSeries) -> tuple[float, str]:
     """Where a curve ends, and what that means: one step's loss is too noisy to compare, so the last
     hundredth of many points is averaged; one measured now and then stands for itself.
 
-    >>> final(Series(name="a", x=range(200), y=[9.0] * 198 + [1.0, 2.0]))
+    >>> final_value(MetricSeries(name="a", x=range(200), y=[9.0] * 198 + [1.0, 2.0]))
     (1.5, 'mean of the last 2 steps')
     """
     points = 1 if curve.marks else round(smoothing_window(len(curve.y)))
@@ -85,7 +85,7 @@ def final_value(curve: MetricSeries) -> tuple[float, str]:
 def first_and_last(curve: MetricSeries) -> tuple[float, float]:
     """Where a noisy curve begins and ends: means of its first and last twentieth.
 
-    >>> ends(Series(name="a", x=range(40), y=[0.0, 0.2, *[0.5] * 36, 0.8, 1.0]))
+    >>> first_and_last(MetricSeries(name="a", x=range(40), y=[0.0, 0.2, *[0.5] * 36, 0.8, 1.0]))
     (0.1, 0.9)
     """
     points = max(1, round(len(curve.y) / 20))
@@ -103,9 +103,9 @@ def chart(
 
 def starts_late(curves: list[MetricSeries]) -> bool:
     """
-    >>> begins_late([Series(name="a", x=[1, 2, 100], y=[0, 0, 0])])
+    >>> starts_late([MetricSeries(name="a", x=[1, 2, 100], y=[0, 0, 0])])
     False
-    >>> begins_late([Series(name="b", x=[50, 100], y=[0, 0]), Series(name="c", x=[], y=[])])
+    >>> starts_late([MetricSeries(name="b", x=[50, 100], y=[0, 0]), MetricSeries(name="c", x=[], y=[])])
     True
     """
     drawn = [curve.x for curve in curves if curve.x]

@@ -23,7 +23,7 @@ class PrefixTreeNode:
 
 def build_prefix_tree(sequences: Sequence[Sequence[int]]) -> PrefixTreeNode:
     """
-    >>> root = tree([(1, 2, 3), (1, 2, 4), (1, 2, 4, 5)])
+    >>> root = build_prefix_tree([(1, 2, 3), (1, 2, 4), (1, 2, 4, 5)])
     >>> root.children[1].edge, root.children[1].attempts, list(root.children[1].children)
     ((1, 2), 3, [3, 4])
     """

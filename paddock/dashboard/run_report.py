@@ -64,7 +64,7 @@ def run_report(run: RunView, now: float) -> Iterator[Html]:
 
 def summary_text(run: RunView) -> str:
     flat = flatten(run.recipe)
-    origin = flat.get("start.preset") or flat.get("start.folder") or "unknown"
+    origin = flat.get("init.preset") or flat.get("init.checkpoint") or "unknown"
     planned = run.steps_planned
     done = f"Step {run.steps_done:,}" + (f" of {planned:,}" if planned else "")
     parts = [f"Stage {flat.get('stage', 'unknown')}", f"from {origin}"]
@@ -264,14 +264,14 @@ def _moment(seconds: float) -> str:
 
 SETTINGS = (
     "stage",
-    "start.preset",
-    "start.folder",
+    "init.preset",
+    "init.checkpoint",
     "steps",
     "seed",
-    "stream.context",
-    "stream.batch_tokens",
-    "optim.kind",
-    "optim.split",
+    "dataloader.seq_len",
+    "dataloader.batch_tokens",
+    "optim.type",
+    "optim.muon_split",
     "optim.lr",
     "optim.schedule",
     "optim.weight_decay",
@@ -293,7 +293,7 @@ def recipe_section(run: RunView) -> Html:
 
 def flatten(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """
-    >>> flattened({"steps": 9, "optim": {"lr": 0.1}})
+    >>> flatten({"steps": 9, "optim": {"lr": 0.1}})
     {'steps': 9, 'optim.lr': 0.1}
     """
     found: dict[str, Any] = {}

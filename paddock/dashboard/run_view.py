@@ -278,7 +278,7 @@ def parse_number_or_none(value: object) -> float | None:
     """What a journal means by a number: also the text that stands for one that is not finite. One
     too large or too small to draw beside others is infinite or zero.
 
-    >>> number(0.5), number("NaN"), number(-1e300), number(10**400), number(True), number("x")
+    >>> parse_number_or_none(0.5), parse_number_or_none("NaN"), parse_number_or_none(-1e300), parse_number_or_none(10**400), parse_number_or_none(True), parse_number_or_none("x")
     (0.5, nan, -inf, inf, None, None)
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):

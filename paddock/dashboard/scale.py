@@ -17,7 +17,7 @@ class AxisScale:
 
     def at(self, value: float) -> float:
         """
-        >>> Scale(0, 4).at(1), Scale(1, 100, log=True).at(10)
+        >>> AxisScale(0, 4).at(1), AxisScale(1, 100, log=True).at(10)
         (0.25, 0.5)
         """
         if self.log:
@@ -28,7 +28,7 @@ class AxisScale:
         """At most `most` round values within the scale, equally far apart, or the ones, twos and
         fives of every decade of a logarithmic scale.
 
-        >>> Scale(0.3, 2.6).ticks(6), Scale(0.4, 60, log=True).ticks()
+        >>> AxisScale(0.3, 2.6).ticks(6), AxisScale(0.4, 60, log=True).ticks()
         ([0.5, 1.0, 1.5, 2.0, 2.5], [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0])
         """
         if not self.log:
@@ -63,9 +63,9 @@ def fit_scale(
     """A scale that holds every finite value (every positive one, if logarithmic), with `pad` of its
     length free on both sides; never below zero where no value is. One value stands in the middle.
 
-    >>> scale_of([2.0, 4.0, float("nan")], pad=0.1)
+    >>> fit_scale([2.0, 4.0, float("nan")], pad=0.1)
     Scale(low=1.8, high=4.2, log=False)
-    >>> scale_of([0.0, 10.0], pad=0.1), scale_of([3.0])
+    >>> fit_scale([0.0, 10.0], pad=0.1), fit_scale([3.0])
     (Scale(low=0.0, high=11.0, log=False), Scale(low=1.5, high=4.5, log=False))
     """
     found = [value for value in values if isfinite(value) and (value > 0 or not log)]
@@ -88,7 +88,7 @@ def fit_scale(
 def tick_labels(ticks: list[float]) -> list[str]:
     """Ticks of one axis, alike in unit and decimals.
 
-    >>> labels([0.0, 0.5, 1.0]), labels([0.0, 5e5, 1e6, 1.5e6]), labels([0.0, 1e-4, 2e-4])
+    >>> tick_labels([0.0, 0.5, 1.0]), tick_labels([0.0, 5e5, 1e6, 1.5e6]), tick_labels([0.0, 1e-4, 2e-4])
     (['0', '0.5', '1'], ['0', '0.5M', '1M', '1.5M'], ['0', '1e-4', '2e-4'])
     """
     largest = max((abs(tick) for tick in ticks), default=0)
@@ -113,9 +113,9 @@ def _power(value: float) -> str:
 def format_number(value: float, digits: int = 4) -> str:
     """A number in running text.
 
-    >>> short(0.62767), short(1_277_184), short(512), short(15_000), short(3e-05), short(2.0)
+    >>> format_number(0.62767), format_number(1_277_184), format_number(512), format_number(15_000), format_number(3e-05), format_number(2.0)
     ('0.6277', '1.277M', '512', '15K', '3e-5', '2')
-    >>> short(float("nan"))
+    >>> format_number(float("nan"))
     'NaN'
     """
     if not isfinite(value):
@@ -128,7 +128,7 @@ def format_number(value: float, digits: int = 4) -> str:
 
 def format_duration(seconds: float) -> str:
     """
-    >>> span(4.2), span(441), span(12_000), span(200_000)
+    >>> format_duration(4.2), format_duration(441), format_duration(12_000), format_duration(200_000)
     ('4.2 s', '7 min 21 s', '3 h 20 min', '2 d 7 h')
     """
     whole = int(seconds)
@@ -144,7 +144,7 @@ def format_duration(seconds: float) -> str:
 
 def format_bytes(value: float) -> str:
     """
-    >>> size(512), size(1_500_000), size(14_394_851_328)
+    >>> format_bytes(512), format_bytes(1_500_000), format_bytes(14_394_851_328)
     ('512 B', '1.43 MiB', '13.4 GiB')
     """
     for unit, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):

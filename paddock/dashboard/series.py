@@ -28,9 +28,9 @@ def smooth_ema(values: Sequence[float], points: float) -> list[float]:
     """Exponential moving average over about `points` points, unbiased from the first one on. It
     looks back only: a curve never turns before its values do.
 
-    >>> smoothed([4.0, 8.0], points=3)
+    >>> smooth_ema([4.0, 8.0], points=3)
     [4.0, 6.666666666666667]
-    >>> smoothed([5.0, float("nan"), 5.0], points=9)
+    >>> smooth_ema([5.0, float("nan"), 5.0], points=9)
     [5.0, nan, 5.0]
     """
     keep = 1 - 2 / (points + 1)
@@ -48,7 +48,7 @@ def downsample(x: Sequence[float], y: Sequence[float], columns: int) -> list[int
     first, lowest, highest, last and first that is not finite, so that neither a spike nor a gap is
     lost. All of them while they are few. `x` must not descend.
 
-    >>> thinned([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 1, 9, 1, 1, 1, 1, 0, 1, 1], columns=2)
+    >>> downsample([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 1, 9, 1, 1, 1, 1, 0, 1, 1], columns=2)
     [0, 2, 4, 5, 7, 8, 9]
     """
     if len(x) <= 4 * columns:
@@ -69,9 +69,9 @@ def average_runs(name: str, runs: Sequence[MetricSeries]) -> MetricSeries:
     """The mean of several runs at the steps that all of them reached, within the band from the
     lowest to the highest. A mean over fewer runs would jump where one of them stops.
 
-    >>> a = Series(name="0", x=[10, 20, 30], y=[4.0, 2.0, 1.0], step=[1, 2, 3])
-    >>> b = Series(name="1", x=[12, 22], y=[6.0, 3.0], step=[1, 2])
-    >>> both = averaged("arm", [a, b])
+    >>> a = MetricSeries(name="0", x=[10, 20, 30], y=[4.0, 2.0, 1.0], step=[1, 2, 3])
+    >>> b = MetricSeries(name="1", x=[12, 22], y=[6.0, 3.0], step=[1, 2])
+    >>> both = average_runs("arm", [a, b])
     >>> both.x, both.y, both.low, both.high
     ([11.0, 21.0], [5.0, 2.5], [4.0, 2.0], [6.0, 3.0])
     """

@@ -64,9 +64,9 @@ def parse_dialogue(
 
     >>> asked = {"from": "human", "value": "Hi"}
     >>> said = {"from": "gpt", "value": "<think>Hm.</think>Hello."}
-    >>> dialogue_from({"conversations": [asked, said]}).messages[1].reasoning
+    >>> parse_dialogue({"conversations": [asked, said]}).message_indices[1].reasoning
     'Hm.'
-    >>> dialogue_from({"prompt": "Hi"})
+    >>> parse_dialogue({"prompt": "Hi"})
     Traceback (most recent call last):
     ValueError: neither 'messages' (OpenAI) nor 'conversations' (ShareGPT) is a list
     """
@@ -111,7 +111,7 @@ def dialogue_to_json(dialogue: Dialogue) -> dict[str, Any]:
     }
     for i, spans in marks.items():
         found["messages"][i]["untrained"] = [
-            {"part": span.part, "start": span.start, "end": span.end} for span in spans
+            {"part": span.part, "init": span.start, "end": span.end} for span in spans
         ]
     if dialogue.tools:
         found["tools"] = [tool_to_openai(tool) for tool in dialogue.tools]

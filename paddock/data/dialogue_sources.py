@@ -176,10 +176,10 @@ class SolverDemonstrator:
 
     def __init__(self, world: Any) -> None:
         self.name, self._world = world.name, world
-        self.size, self.task, self.make_env = world.size, world.task, world.open
+        self.size, self.task, self.make_env = world.size, world.task, world.make_env
 
     def demonstrate(self, task: Task, manner: DemonstrationStyle, chance: Random) -> Dialogue:  # noqa: ARG002
-        env = self._world.open(task)
+        env = self._world.make_env(task)
         episode = asyncio.run(run_rollout(env, self._world.solver(task)))
         if not isinstance(episode.outcome, Verdict) or episode.outcome.reward < 1:
             raise DataError(f"{task.id}: its solver ends with {episode.outcome}")

@@ -70,7 +70,7 @@ class LongContextExample:
     def score(self, reply: str) -> float:
         """The share of answers that the reply holds.
 
-        >>> LongTask(text="", question="", answers=("12", "90")).score("It is 12, I think.")
+        >>> LongContextExample(text="", question="", answers=("12", "90")).metrics("It is 12, I think.")
         0.5
         """
         return sum(answer in reply for answer in self.answers) / len(self.answers)
@@ -144,7 +144,7 @@ class Haystack:
 def split_into_chunks(text: str) -> list[str]:
     """A text in bits of a few lines, or of a part of a line that is long.
 
-    >>> chunked("one two\\n\\nthree\\n" + "four " * 47 + "five")[0]
+    >>> split_into_chunks("one two\\n\\nthree\\n" + "four " * 47 + "five")[0]
     'one two\\nthree'
     """
     chunks: list[str] = []

@@ -53,7 +53,7 @@ class DocumentSpan:
     def split_at(self, room: int) -> tuple["DocumentSpan", "DocumentSpan | None"]:
         """At most `room` tokens, and what is left.
 
-        >>> Piece("code", 7, 0, 5).cut(3)[1]
+        >>> DocumentSpan("code", 7, 0, 5).split_at(3)[1]
         Piece(source='code', document=7, start=3, stop=5)
         """
         if len(self) <= room:

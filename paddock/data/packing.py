@@ -120,8 +120,8 @@ PACKERS: dict[
 def shard_rows(rows: Sequence[Row], *, rank: int, world: int) -> list[Row]:
     """The rows of one rank: all ranks together have each row once, and about as many tokens.
 
-    >>> row = lambda size: [Piece("code", size, 0, size)]
-    >>> [[len(r[0]) for r in share([row(5), row(2), row(3)], rank=i, world=2)] for i in (0, 1)]
+    >>> row = lambda size: [DocumentSpan("code", size, 0, size)]
+    >>> [[len(r[0]) for r in shard_rows([row(5), row(2), row(3)], rank=i, world=2)] for i in (0, 1)]
     [[5], [2, 3]]
     """
     sizes = [sum(map(len, row)) for row in rows]

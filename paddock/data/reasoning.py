@@ -80,7 +80,7 @@ def make_records(chance: Random, *, held_out: bool = False) -> str:
 def make_key_values(chance: Random, keys: int, *, held_out: bool = False) -> dict[str, str]:
     """So many keys, each with a value of one word.
 
-    >>> store(Random(4), 2)
+    >>> make_key_values(Random(4), 2)
     {'beet': 'rose', 'sage': '6'}
     """
     return {name: _value(chance, name, held_out=held_out) for name in chance.sample(KEYS, keys)}

@@ -12,7 +12,7 @@ _ROUNDS = 6
 def derive_seed(*parts: object) -> int:
     """64 bits that stand for these values.
 
-    >>> key("code", 0) != key("code", 1)
+    >>> derive_seed("code", 0) != derive_seed("code", 1)
     True
     """
     text = "\0".join(map(str, parts))
@@ -30,7 +30,7 @@ def permute_index(position: int, count: int, stream: int) -> int:
     A Feistel network over the next power of two, walked until it lands below `count`: a corpus of
     any size is reshuffled every epoch without ever holding a permutation.
 
-    >>> sorted(shuffled(i, 7, stream=5) for i in range(7))
+    >>> sorted(permute_index(i, 7, stream=5) for i in range(7))
     [0, 1, 2, 3, 4, 5, 6]
     """
     assert 0 <= position < count, (position, count)

@@ -36,7 +36,7 @@ def restrict_to_valid_json(text: str) -> str:
     """A printed grammar whose JSON every client can read, and which the library reads as it was
     meant: it prints a character as \\xdf and reads as many digits as follow.
 
-    >>> print(sound_json(r'characters ::= (([^\\"\\\\\\r\\n]))'))
+    >>> print(restrict_to_valid_json(r'characters ::= (([^\\"\\\\\\r\\n]))'))
     characters ::= (([^\\0-\\U0000001f\\"\\\\\\r\\n]))
     """
     text = _SHORT.sub(lambda found: found[1] or rf"\U{found[2] or found[3]:0>8}", text)
@@ -295,7 +295,7 @@ def merge_ranges(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 def invert_ranges(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """All other characters.
 
-    >>> inverted(((0, 9), (12, 0x10FFFF)))
+    >>> invert_ranges(((0, 9), (12, 0x10FFFF)))
     ((10, 11),)
     """
     found, start = [], 0

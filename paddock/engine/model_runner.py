@@ -135,7 +135,7 @@ class ModelRunner:
         ask = AuxRequest(routing_and_topk=self.decisions is not None)
         output = self.network(copy_to_device_async(token_T, self.device), layout, memory, ask)
         if self.decisions is not None:
-            self.decisions.capture(output.notes, layout, slot_T)
+            self.decisions.capture(output.aux, layout, slot_T)
 
         def read(next_T: np.ndarray) -> Tensor:
             step = self.network.make_context(layout, memory)

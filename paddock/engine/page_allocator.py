@@ -14,11 +14,11 @@ class OutOfPagesError(Exception):
 class PageAllocator:
     """How many hold each page. A page is free when nobody does.
 
-    >>> pages = Pages(3)
-    >>> taken = pages.take(2)
-    >>> pages.hold(taken[:1])
-    >>> pages.drop(taken)
-    >>> pages.free
+    >>> pages = PageAllocator(3)
+    >>> taken = pages.allocate(2)
+    >>> pages.incref(taken[:1])
+    >>> pages.decref(taken)
+    >>> pages.num_free
     2
     """
 

@@ -28,8 +28,8 @@ class Histogram:
 
     >>> waits = Histogram((1.0, 2.0))
     >>> for seconds in (0.5, 1.0, 9.0):
-    ...     waits.add(seconds)
-    >>> waits.counts, waits.sum
+    ...     waits.observe_draft(seconds)
+    >>> waits.counts_by_reason, waits.sum
     ([2, 0, 1], 10.5)
     """
 
@@ -52,10 +52,10 @@ class Histogram:
 class SpecDecodingStats:
     """How many drafts were made and kept at each position, the next token's first.
 
-    >>> drafts = Drafts()
-    >>> drafts.add(made=3, kept=1)
-    >>> drafts.add(made=2, kept=2)
-    >>> drafts.at
+    >>> drafts = SpecDecodingStats()
+    >>> drafts.observe_draft(made=3, kept=1)
+    >>> drafts.observe_draft(made=2, kept=2)
+    >>> drafts.per_position
     [(2, 2), (2, 1), (1, 0)]
     """
 

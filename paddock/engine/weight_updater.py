@@ -282,10 +282,10 @@ class WeightVersionLabels:
     A number keeps itself where it can; any other name gets the next number. The same name means the
     same version, so that buckets may repeat it.
 
-    >>> labels = Labels()
-    >>> labels.number("7", newest=3), labels.number("default", newest=7), labels.label(8)
+    >>> labels = WeightVersionLabels()
+    >>> labels.version_of("7", newest=3), labels.version_of("default", newest=7), labels.label_of(8)
     (7, 8, 'default')
-    >>> labels.number(None, newest=8), labels.label(9), labels.number("007", newest=9)
+    >>> labels.version_of(None, newest=8), labels.label_of(9), labels.version_of("007", newest=9)
     (9, '9', 10)
     """
 

@@ -24,11 +24,11 @@ def extract_boxed_answer(text: str) -> str | None:
     r"""What stands in the last box whose braces balance; where there is none, the number in the
     last box without any.
 
-    >>> boxed(r"first \boxed{1}, so \boxed{\frac{1}{2}}.")
+    >>> extract_boxed_answer(r"first \extract_boxed_answer{1}, so \extract_boxed_answer{\frac{1}{2}}.")
     '\\frac{1}{2}'
-    >>> boxed(r"the answer is $\boxed 2$.")
+    >>> extract_boxed_answer(r"the answer is $\extract_boxed_answer 2$.")
     '2'
-    >>> boxed(r"\boxed{1} and \boxed{never closed")
+    >>> extract_boxed_answer(r"\extract_boxed_answer{1} and \extract_boxed_answer{never closed")
     '1'
     """
     open_braces: list[int | None] = []  # where the box of each begins; None: it is no box
@@ -47,7 +47,7 @@ def extract_boxed_answer(text: str) -> str | None:
 def extract_tagged_answer(text: str) -> str | None:
     """What stands between the last pair of answer tags.
 
-    >>> tagged("<answer>no</answer> I mean <answer> yes </answer>")
+    >>> extract_tagged_answer("<answer>no</answer> I mean <answer> yes </answer>")
     'yes'
     """
     # By search from the end: a pattern would take time quadratic in the tags left open.
@@ -59,7 +59,7 @@ def extract_tagged_answer(text: str) -> str | None:
 def extract_last_number(text: str) -> str | None:
     """The last number of a text, signs of money and thousands kept.
 
-    >>> last_number("3 eggs at $2 make $1,206.50 a day.")
+    >>> extract_last_number("3 eggs at $2 make $1,206.50 a day.")
     '$1,206.50'
     """
     found = _NUMBER.findall(text)
@@ -77,7 +77,7 @@ def extract_number(text: str) -> str | None:
 def extract_last_line(text: str) -> str | None:
     """The last line that is not empty, without an "Answer:" before it.
 
-    >>> last_line("Well.\\nAnswer: oak, elm\\n")
+    >>> extract_last_line("Well.\\nAnswer: oak, elm\\n")
     'oak, elm'
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -87,7 +87,7 @@ def extract_last_line(text: str) -> str | None:
 def extract_code(text: str) -> str | None:
     """What stands in the last closed fence; a reply without a fence is code as it is.
 
-    >>> code("So:\\n```python\\nx = 1\\n```\\nDone."), code("    return 1")
+    >>> extract_code("So:\\n```python\\nx = 1\\n```\\nDone."), extract_code("    return 1")
     ('x = 1\\n', '    return 1')
     """
     if "```" not in text:
@@ -137,9 +137,9 @@ _LONGEST = 200  # characters; nothing plainly numeric is longer, and huge number
 def parse_number(text: str) -> Fraction | None:
     r"""The number that a text plainly is; None if it is anything else.
 
-    >>> [value(said) for said in ("1,234", "$0.50", r"-\frac{1}{2}", "6/4.", "x + 1", "1/0")]
+    >>> [parse_number(said) for said in ("1,234", "$0.50", r"-\frac{1}{2}", "6/4.", "x + 1", "1/0")]
     [Fraction(1234, 1), Fraction(1, 2), Fraction(-1, 2), Fraction(3, 2), None, None]
-    >>> value("-1 3/4") == value(r"-1\frac{3}{4}") == Fraction(-7, 4)
+    >>> parse_number("-1 3/4") == parse_number(r"-1\frac{3}{4}") == Fraction(-7, 4)
     True
     """
     if len(text) > _LONGEST:
@@ -163,7 +163,7 @@ def parse_number(text: str) -> Fraction | None:
 def normalize_answer(text: str) -> str:
     r"""A text with what does not change its meaning taken out, to compare by letters.
 
-    >>> plain(r" \text{Oak} ,  \left(1,2\right) ."), plain(r"\dfrac12")
+    >>> normalize_answer(r" \text{Oak} ,  \left(1,2\right) ."), normalize_answer(r"\dfrac12")
     ('oak,(1,2)', '\\frac12')
     """
     text = re.sub(r"\\(?:text|mathrm|textbf|mbox)\{([^{}]*)\}", r"\1", text)

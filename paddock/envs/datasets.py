@@ -42,7 +42,7 @@ class QADataset(Protocol):
 def assign_split(text: str) -> Split:
     """The split to which a text belongs, for ever.
 
-    >>> {split_of(f"What is {i} + {i}?") for i in range(30)} == {"train", "test"}
+    >>> {assign_split(f"What is {i} + {i}?") for i in range(30)} == {"train", "test"}
     True
     """
     digest = blake2b(text.encode(), digest_size=4).digest()

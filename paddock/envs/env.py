@@ -102,7 +102,7 @@ def scripted_policy(*replies: Message) -> Policy:
 class RolloutFailed(Exception):
     """An attempt that cannot go on, for a reason known where it is raised.
 
-    >>> Stopped("policy", "context", "no room for another turn").failure.policy_is_to_blame
+    >>> RolloutFailed("policy", "context", "no room for another turn").failure.is_policy_failure
     True
     """
 
@@ -248,7 +248,7 @@ def _are_messages(answers: object) -> bool:
 def truncate_message(message: Message, most: int) -> Message:
     """A message of at most `most` bytes, beginning and end kept, and said so where it was cut.
 
-    >>> cut(Message(role="user", content="x" * 100), 50).content
+    >>> truncate_message(Message(role="user", content="x" * 100), 50).content
     'xxxxxxxxxxx\\n... 78 bytes left out ...\\nxxxxxxxxxxx'
     """
     message = _writable(message)
@@ -271,7 +271,7 @@ def _writable(message: Message) -> Message:
 def describe_error(error: BaseException) -> str:
     """An error as one line of a reason.
 
-    >>> said(KeyError("colour")), said(SystemExit())
+    >>> describe_error(KeyError("colour")), describe_error(SystemExit())
     ("KeyError: 'colour'", 'SystemExit')
     """
     text = replace_lone_surrogates(str(error))

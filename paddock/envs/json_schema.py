@@ -23,7 +23,7 @@ _SAID_ONLY = {"title", "description", "default", "examples", "$schema", "$id", "
 def unsupported_keywords(schema: Any) -> list[str]:
     """The keywords of a schema that are not checked here, so that whoever relies on them is told.
 
-    >>> unknown_words({"type": "array", "items": {"oneOf": []}})
+    >>> unsupported_keywords({"type": "array", "items": {"oneOf": []}})
     ['oneOf']
     """
     if not isinstance(schema, Mapping):
@@ -37,7 +37,7 @@ def unsupported_keywords(schema: Any) -> list[str]:
 def find_violation(value: Any, schema: Any, where: str) -> str | None:
     """What is wrong with a value, its place named from `where` on; None: nothing.
 
-    >>> complaint({"n": [1, "2"]}, {"properties": {"n": {"items": {"type": "integer"}}}}, "it")
+    >>> find_violation({"n": [1, "2"]}, {"properties": {"n": {"items": {"type": "integer"}}}}, "it")
     "it.n[1] is '2', not of type integer"
     """
     return next(_complaints(value, schema, where), None)

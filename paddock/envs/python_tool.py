@@ -53,7 +53,7 @@ def make_python_tool(settings: PythonToolSettings) -> ToolsFactory:
 
 def _shown(reply: PythonResult) -> str:
     """
-    >>> _shown(PythonReply(output="1\\n", error="NameError: x"))
+    >>> _shown(PythonResult(output="1\\n", error="NameError: x"))
     '1\\nNameError: x'
     """
     said = [text.rstrip("\n") for text in (reply.output, reply.error) if text]

@@ -49,9 +49,9 @@ def validate_arguments(arguments: JsonObject, spec: ToolSpec) -> dict[str, Any]:
 
     >>> spec = ToolSpec(name="look", description="", parameters={"type": "object",
     ...     "properties": {"key": {"type": "string"}}, "required": ["key"]})
-    >>> checked({"key": "oak"}, spec)
+    >>> validate_arguments({"key": "oak"}, spec)
     {'key': 'oak'}
-    >>> checked({"keys": "oak"}, spec)
+    >>> validate_arguments({"keys": "oak"}, spec)
     Traceback (most recent call last):
     paddock.envs.tools.ToolRefused: look: unknown argument 'keys'; it takes key
     """

@@ -90,7 +90,7 @@ def failure_reason(episode: RolloutTrace) -> str:
 def pass_at_k(k: int, attempts: int, solved: int) -> float:
     """The chance that k of these attempts, chosen at random, hold one that solved its task.
 
-    >>> pass_at(1, 4, 1), pass_at(4, 4, 1), pass_at(2, 4, 0)
+    >>> pass_at_k(1, 4, 1), pass_at_k(4, 4, 1), pass_at_k(2, 4, 0)
     (0.25, 1.0, 0.0)
     """
     return 1.0 - comb(attempts - solved, k) / comb(attempts, k)

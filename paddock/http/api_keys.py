@@ -7,7 +7,7 @@ from hmac import compare_digest
 def api_key_from_headers(headers: Mapping[str, str]) -> str | None:
     """The key of a request: as OpenAI's clients send it, or else as Anthropic's do.
 
-    >>> sent_key({"authorization": "Bearer a"}), sent_key({"x-api-key": "b"}), sent_key({})
+    >>> api_key_from_headers({"authorization": "Bearer a"}), api_key_from_headers({"x-api-key": "b"}), api_key_from_headers({})
     ('a', 'b', None)
     """
     scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -17,7 +17,7 @@ def api_key_from_headers(headers: Mapping[str, str]) -> str | None:
 def has_api_key(headers: Mapping[str, str], key: str | None) -> bool:
     """Whether a request was sent with this key, compared in constant time. None matches nothing.
 
-    >>> has_key({"x-api-key": "b"}, "b"), has_key({}, "b"), has_key({"x-api-key": "b"}, None)
+    >>> has_api_key({"x-api-key": "b"}, "b"), has_api_key({}, "b"), has_api_key({"x-api-key": "b"}, None)
     (True, False, False)
     """
     sent = api_key_from_headers(headers)

@@ -15,9 +15,9 @@ def is_allowed_host(host: str | None, own: Collection[str] = ()) -> bool:
     """Whether a Host header is localhost, an IP address or one of our `own` names. Any other name
     may have been pointed here by its owner; an address cannot be.
 
-    >>> [names_this_machine(host) for host in ("127.0.0.1:8001", "[::1]:9", "localhost", "a.b")]
+    >>> [is_allowed_host(host) for host in ("127.0.0.1:8001", "[::1]:9", "localhost", "a.b")]
     [True, True, True, False]
-    >>> names_this_machine("box.lan:80", ["Box.lan"]), names_this_machine("[")
+    >>> is_allowed_host("box.lan:80", ["Box.lan"]), is_allowed_host("[")
     (True, False)
     """
     try:

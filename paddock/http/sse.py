@@ -33,7 +33,7 @@ def json_bytes(value: Any) -> bytes:
 def encode_event(payload: dict[str, Any], *, named: bool = False) -> bytes:
     """One event; `named` also puts its type on a line of its own.
 
-    >>> event({"type": "ping"}, named=True)
+    >>> encode_event({"type": "ping"}, named=True)
     b'event: ping\\ndata: {"type":"ping"}\\n\\n'
     """
     name = b"event: " + str(payload["type"]).encode() + b"\n" if named else b""

@@ -29,8 +29,8 @@ class Journal:
     >>> from tempfile import TemporaryDirectory
     >>> from paddock.journal import follow
     >>> with TemporaryDirectory() as folder, Journal(folder, clock=lambda: 9.5) as journal:
-    ...     journal.metric(3, loss=2.5, grad_norm=float("inf"))
-    ...     journal.event("weights", version=4)
+    ...     journal.log_metrics(3, loss=2.5, grad_norm=float("inf"))
+    ...     journal.log_event("weights", version=4)
     ...     [record for record, _ in follow(f"{folder}/metrics.jsonl")]
     ...     [record for record, _ in follow(f"{folder}/events.jsonl")]
     [{'time': 9.5, 'step': 3, 'loss': 2.5, 'grad_norm': 'Infinity'}]

@@ -136,12 +136,12 @@ class Ledger:
     """One writer at a time; the lock of the run folder's journal sees to that. Readers come and go.
 
     >>> ledger = Ledger(":memory:")
-    >>> ledger.issue([Entry(ordinal=0, task="sums", number=0, size=4, issued=0)])
-    >>> ledger.end(0, "failed", "4 of 4 attempts: world at start")
-    >>> ledger.end(0, "finished")
+    >>> ledger.issue([GroupRecord(ordinal=0, task="sums", number=0, size=4, issued=0)])
+    >>> ledger.end_group(0, "failed", "4 of 4 attempts: world at start")
+    >>> ledger.end_group(0, "finished")
     Traceback (most recent call last):
     paddock.journal.sqlite.LedgerError: group 0 is not in flight, so it cannot become finished
-    >>> ledger.balance()
+    >>> ledger.group_counts()
     Balance(issued=1, trained=0, filtered=0, failed=1, in_flight=0)
     """
 

@@ -39,7 +39,7 @@ def pack_rollout(branches: Sequence[Trajectory]) -> bytes:
     >>> attempt = Trajectory(task_id="sums/17", group_id="g", session_id="s",
     ...                      turns=(Turn(added_ids=(1, 7), completion=answer),),
     ...                      outcome=Verdict(reward=1.0))
-    >>> unpack(pack([attempt])) == (attempt,)
+    >>> unpack_rollout(pack_rollout([attempt])) == (attempt,)
     True
     """
     turns = [turn for branch in branches for turn in branch.turns]

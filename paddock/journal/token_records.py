@@ -28,8 +28,8 @@ INSERT_TOKEN_RECORD = "INSERT OR REPLACE INTO lessons VALUES (?, ?, ?, ?)"
 class TokenTrainRecord:
     """Columns for the trained tokens of one branch, in half precision: they are for eyes.
 
-    >>> row = Taught(update=3, log_ratio=(0.0, -0.5), advantage=(1.0, 1.0), kept=(True, False))
-    >>> Taught.unpack(3, row.pack()) == row
+    >>> row = TokenTrainRecord(update=3, log_ratio=(0.0, -0.5), advantage=(1.0, 1.0), kept=(True, False))
+    >>> TokenTrainRecord.unpack(3, row.pack()) == row
     True
     """
 

@@ -16,7 +16,7 @@ class BlockTable:
 
     Behind a sequence's last key the table may name any page there is: nobody looks.
 
-    >>> Pages(torch.tensor([[2, 0]]), size=3).slot_BM
+    >>> BlockTable(torch.tensor([[2, 0]]), size=3).slot_BM
     tensor([[6, 7, 8, 0, 1, 2]])
     """
 

@@ -52,8 +52,8 @@ def can_use_kernel(name: str, *tensors: Tensor) -> bool:
 def is_enabled(name: str) -> bool:
     """Whether the switch `name` is on.
 
-    >>> with without("norm"):
-    ...     allowed("norm"), allowed("rope")
+    >>> with disable_kernels("norm"):
+    ...     is_enabled("norm"), is_enabled("rope")
     (False, True)
     """
     return _known((name,)).isdisjoint(_off)

@@ -128,7 +128,7 @@ def default_prefill_tokens(place: str) -> int:
 
 def prefill_tokens_for_memory(total_bytes: int) -> int:
     """
-    >>> [tokens_for(gib << 30) for gib in (0, 24, 48, 80, 141)]
+    >>> [prefill_tokens_for_memory(gib << 30) for gib in (0, 24, 48, 80, 141)]
     [2048, 2048, 4096, 8192, 8192]
     """
     return next(tokens for least, tokens in PREFILL_TOKENS_BY_MEMORY if total_bytes >= least)

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 class TimeEstimate:
     """Seconds that are left. `slower` is a first guess, until stages of this very run say better.
 
-    >>> forecast = Forecast({"pretrain": 100, "sft": 50, "rl": 10}, slower=2.0)
-    >>> forecast.left
+    >>> estimate_time = TimeEstimate({"pretrain": 100, "sft": 50, "rl": 10}, slower=2.0)
+    >>> estimate_time.remaining_s
     320.0
-    >>> forecast.ended("pretrain", 300.0)
-    >>> forecast.left
+    >>> estimate_time.stage_finished("pretrain", 300.0)
+    >>> estimate_time.remaining_s
     180.0
     """
 

@@ -369,7 +369,7 @@ class RoutingRecorder:
 
     async def generate(self, ask: "InferenceRequest") -> "RequestOutputLike":
         answer = await self._generate.generate(replace(ask, return_routing=True))
-        replay = getattr(answer, "replay", None)
+        replay = getattr(answer, "routing", None)
         if replay is not None and replay.expert_TLK is not None:
             read = (*ask.token_ids, *answer.completion.token_ids)
             self._kept[ask.session_id] = (tuple(read), replay.expert_TLK)

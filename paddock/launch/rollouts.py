@@ -107,7 +107,7 @@ def _generate(
         generate = experts = RoutingRecorder(generate)
     if settings.rollout.deterministic:
         if len(sampling.engines) != 1:
-            raise UserError("'pace.lockstep' needs one embedded engine")
+            raise UserError("'rollout.deterministic' needs one embedded engine")
         waves = RequestBarrier(partial(paused, sampling.engines[0]))
         generate = DeterministicClient(generate, waves)
     return generate, experts, waves

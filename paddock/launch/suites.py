@@ -218,7 +218,7 @@ def _loss(skill: SuiteSettings, run: Path, network: "Transformer", dense: bool) 
     loss = validation_loss(network, corpus, dense=dense, context=context, tokens=tokens)
     if loss is None:
         raise UserError(f"skill {skill.name!r}: nothing was held out of that text")
-    return SuiteResult(skill=skill.name, score=loss.nats, better="lower", told=f"{tokens:,} tokens")
+    return SuiteResult(skill=skill.name, score=loss.loss, better="lower", told=f"{tokens:,} tokens")
 
 
 def _needles(skill: SuiteSettings, run: Path, network: "Transformer", dense: bool) -> SuiteResult:

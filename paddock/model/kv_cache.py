@@ -94,8 +94,8 @@ class AttentionMetadata:
         """Whole documents, each of which begins as an earlier one does: `shared` are that one's
         number and how many tokens they have in common, none for a document of its own.
 
-        >>> layout = Layout.branching([3, 4], [(0, 0), (0, 2)])
-        >>> layout.position_T.tolist(), layout.slot_S.tolist()
+        >>> layout = AttentionMetadata.with_shared_prefixes([3, 4], [(0, 0), (0, 2)])
+        >>> layout.position_T.tolist(), layout.kv_slot_S.tolist()
         ([0, 1, 2, 2, 3], [0, 1, 2, 0, 1, 3, 4])
         """
         whole = cls.packed(lengths)
@@ -119,8 +119,8 @@ class AttentionMetadata:
     def shard(self, cut: ContextShard) -> "AttentionMetadata":
         """This rank's part of a packed row.
 
-        >>> from paddock.parallel import SOLO
-        >>> Layout.packed([3, 4]).piece(Cut(SOLO, 7)).documents
+        >>> from paddock.parallel import SINGLE_RANK
+        >>> AttentionMetadata.packed_rollouts([3, 4]).shard(ContextShard(SINGLE_RANK, 7)).documents_per_source
         (slice(0, 3, None), slice(3, 7, None))
         """
         here, spans, ends = cut.local_slice, [], []

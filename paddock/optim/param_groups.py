@@ -28,12 +28,12 @@ PARAM_GROUP_OPTIONS: Mapping[str, ParamGroupOptions] = MappingProxyType(
 def block_rows(role: ParameterRole, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The heights whose repetition makes up the rows of a parameter of this shape.
 
-    >>> from paddock.records import Split
-    >>> block_rows(ParameterRole("matrix", Split(heads=64, rows=(192, 256))), (28672, 512))
+    >>> from paddock.records import MuonSplit
+    >>> block_rows(ParameterRole("matrix", MuonSplit(heads=64, rows=(192, 256))), (28672, 512))
     (192, 256)
     >>> block_rows(ParameterRole("matrix"), (256, 6144, 2048))
     (6144,)
-    >>> block_rows(ParameterRole("matrix", Split(heads=3, rows=(4,))), (16, 8))
+    >>> block_rows(ParameterRole("matrix", MuonSplit(heads=3, rows=(4,))), (16, 8))
     Traceback (most recent call last):
     ValueError: 3 times (4,) is 12 rows, but the shape is (16, 8)
     """

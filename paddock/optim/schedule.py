@@ -29,7 +29,7 @@ class ConstantSchedule:
 class LinearSchedule:
     """0 to 1 over `warmup`, 1 for `flat` more, then straight down to `final` at `end`.
 
-    >>> Linear(end=100, final=0.25).at(50)
+    >>> LinearSchedule(end=100, final=0.25).at(50)
     0.625
     """
 
@@ -66,7 +66,7 @@ class CosineSchedule:
 class LinearRampSchedule:
     """From `first` at 0 in a straight line to `last` at `end`: batch-size warm-up.
 
-    >>> round(Rise(first=16e6, last=64e6, end=500e9).at(250e9))
+    >>> round(LinearRampSchedule(first=16e6, last=64e6, end=500e9).at(250e9))
     40000000
     """
 
@@ -82,7 +82,7 @@ class LinearRampSchedule:
 class PiecewiseConstantSchedule:
     """`values[0]` before `edges[0]`, then `values[1]` before `edges[1]`, ..., at last `values[-1]`.
 
-    >>> router_bias_rate = Stairs(values=(0.001, 0.0), edges=(15e12,))
+    >>> router_bias_rate = PiecewiseConstantSchedule(values=(0.001, 0.0), edges=(15e12,))
     >>> router_bias_rate.at(15e12)
     0.0
     """

@@ -82,7 +82,7 @@ class OptimizerOwners:
 def assign_balanced(costs: Sequence[float], ranks: int) -> list[int]:
     """A rank for each cost: the dearest first, each to the rank that has least to do.
 
-    >>> balanced([1.0, 5.0, 4.0, 2.0], 2)
+    >>> assign_balanced([1.0, 5.0, 4.0, 2.0], 2)
     [0, 0, 1, 1]
     """
     loads = [(0.0, rank) for rank in range(ranks)]

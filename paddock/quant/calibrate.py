@@ -306,7 +306,7 @@ class _Trial:
         x_XND = _rounded(self.rows_XND / scale_X1D)
         total_X = torch.zeros_like(scale_XD[..., 0], dtype=torch.float64)
         for weight, wanted, size_X in zip(self._weights, self._exact, self._size, strict=True):
-            out = x_XND @ quantize(weight * scale_X1D, self._grid, x_XND).weight_XFD.mT
+            out = x_XND @ quantize(weight * scale_X1D, self._grid, x_XND).dequantized_XFD.mT
             total_X += _energy(out - wanted) / size_X
         return total_X
 

@@ -66,8 +66,8 @@ class CalibrationBatch:
 def make_batches(passages: Sequence[CalibrationText], most: int) -> list[CalibrationBatch]:
     """At most so many tokens at a time, or one passage that is longer.
 
-    >>> texts = [Passage(ids=(0,) * n, purpose="held_out") for n in (3, 3, 9, 1)]
-    >>> [len(batch.token_T) for batch in batches_of(texts, 6)]
+    >>> texts = [CalibrationText(ids=(0,) * n, purpose="held_out") for n in (3, 3, 9, 1)]
+    >>> [len(batch.token_T) for batch in make_batches(texts, 6)]
     [6, 9, 1]
     """
     made: list[list[CalibrationText]] = []

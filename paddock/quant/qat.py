@@ -41,7 +41,7 @@ def fake_quantize(weight: Tensor, grid: QuantizationArgs) -> Tensor:
     taken for the weight's own.
 
     >>> weight = torch.tensor([[0.7, -0.34, 0.04]], requires_grad=True)
-    >>> fake_quantized(weight, Grid(bits=4)).sum().backward()
+    >>> fake_quantize(weight, QuantizationArgs(bits=4)).sum().backward()
     >>> weight.grad
     tensor([[1., 1., 1.]])
     """
@@ -51,7 +51,7 @@ def fake_quantize(weight: Tensor, grid: QuantizationArgs) -> Tensor:
 class _Straight(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, grid: QuantizationArgs) -> Tensor:  # noqa: ARG004
-        return quantize(weight, grid).weight_XFD.to(weight.dtype)
+        return quantize(weight, grid).dequantized_XFD.to(weight.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004

@@ -48,8 +48,8 @@ class Rotation:
     a cosine transform of the size's odd part.
 
     >>> x = torch.randn(3, 56, dtype=torch.float64)
-    >>> turn = Turn.of(56, torch.Generator().manual_seed(0))
-    >>> torch.allclose(turn.back(turn.turned(x)), x)
+    >>> turn = Rotation.of(56, torch.Generator().manual_seed(0))
+    >>> torch.allclose(turn.inverse(turn.apply(x)), x)
     True
     """
 

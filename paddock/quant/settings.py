@@ -49,7 +49,7 @@ class QuantSettings(BaseSettings):
         return QuantizationArgs(bits=8)
 
 
-RTN = {"rotate": False, "smooth": False, "awq": False, "refinements": 0}
+RTN = {"rotate": False, "smooth": False, "awq": False, "ssz_iterations": 0}
 
 RECIPES = {
     "w4a8": QuantSettings(),

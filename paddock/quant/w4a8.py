@@ -32,7 +32,7 @@ class QuantizationArgs:
     def qmax(self) -> int:
         """The largest integer, and the smallest: symmetric, -8 is left unused.
 
-        >>> Grid(bits=4).limit, Grid(bits=8).limit
+        >>> QuantizationArgs(bits=4).qmax, QuantizationArgs(bits=8).qmax
         (7, 127)
         """
         return 2 ** (self.bits - 1) - 1
@@ -75,7 +75,7 @@ def quantize(
     Refining scales takes `rows_XND`, inputs that each matrix [F, D] will meet: what then counts is
     how far outputs are, and without them how far weights are.
 
-    >>> found = quantize(torch.tensor([[0.7, -0.34, 0.05]]), Grid(bits=4))
+    >>> found = quantize(torch.tensor([[0.7, -0.34, 0.05]]), QuantizationArgs(bits=4))
     >>> found.integer_XFD.tolist()
     [[7, -3, 0]]
     """

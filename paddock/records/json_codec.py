@@ -166,7 +166,7 @@ def _either(hints: tuple[Any, ...], value: Any, path: str) -> Any:
 def replace_lone_surrogates(text: str) -> str:
     """The text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot.
 
-    >>> mended("\\ud83d\\ude00 \\ud800") == "\U0001f600 \ufffd"
+    >>> replace_lone_surrogates("\\ud83d\\ude00 \\ud800") == "\U0001f600 \ufffd"
     True
     """
     if text.isascii():

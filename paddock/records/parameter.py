@@ -10,9 +10,9 @@ ParameterKind = Literal["matrix", "vector", "embedding", "head", "router"]
 class MuonSplit:
     """Rows of a matrix that Muon orthogonalizes apart: a block per entry of `rows`, `heads` times.
 
-    >>> kv_up = Split(heads=64, rows=(192, 256))  # each head's keys, then its values
-    >>> gate_and_up = Split(rows=(2048, 2048))
-    >>> kv_up.height
+    >>> kv_up = MuonSplit(heads=64, rows=(192, 256))  # each head's keys, then its values
+    >>> gate_and_up = MuonSplit(rows=(2048, 2048))
+    >>> kv_up.num_rows
     28672
     """
 

@@ -53,9 +53,9 @@ class SamplingParams:
     log-probability reported of a token ignores all of this but the temperature (1 when greedy), so
     that a trainer can reproduce it from the weights alone.
 
-    >>> Sampling(temperature=0.0).greedy
+    >>> SamplingParams(temperature=0.0).is_greedy
     True
-    >>> Sampling(top_p=0.0)
+    >>> SamplingParams(top_p=0.0)
     Traceback (most recent call last):
     ValueError: top_p: 0.0 is not in (0, 1]
     """

@@ -79,7 +79,7 @@ class Failure:
     infrastructure  an engine, the network or a machine was lost
     time            the clock ran out, and nobody knows through whose slowness
 
-    >>> Failure(kind="world", where="sandbox.start", what="disk full").policy_is_to_blame
+    >>> Failure(kind="world", where="sandbox.start", what="disk full").is_policy_failure
     False
     """
 

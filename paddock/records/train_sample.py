@@ -8,9 +8,9 @@ from math import isfinite
 class TrainSample:
     """Tokens of one trajectory with what the rollout policy thought of them and what they earned.
 
-    >>> s = Sample(id="s1/0", tokens=(7, 8, 9), logprobs=(0.0, -0.1, -0.4),
+    >>> s = TrainSample(id="s1/0", tokens=(7, 8, 9), logprobs=(0.0, -0.1, -0.4),
     ...            trained=(False, True, True), advantages=(0.0, 0.5, 0.5), oldest_version=3)
-    >>> s.lag(now=5)
+    >>> s.staleness(now=5)
     2
     """
 

@@ -36,7 +36,7 @@ class Completion:
     ...                     versions=(Segment(3, 2), Segment(4, 1)), forced=(1,))
     >>> answer.token_versions
     (3, 3, 4)
-    >>> answer.sampled
+    >>> answer.num_sampled_tokens
     (True, False, True)
     """
 
@@ -105,7 +105,7 @@ class Trajectory:
     ...                      outcome=Verdict(reward=1.0))
     >>> attempt.token_ids, attempt.logprobs
     ((1, 7, 8, 9), (0.0, 0.0, -0.1, -0.4))
-    >>> attempt.trained, attempt.oldest_version
+    >>> attempt.loss_mask, attempt.oldest_version
     ((False, False, True, True), 3)
     """
 

@@ -46,9 +46,9 @@ def pad_group(valid: Sequence[_A], size: int) -> list[_A] | None:
     """A group of `size` again, after some attempts failed through no fault of the policy: valid
     ones are repeated in turn if they are more than half of it, else there is no group (None).
 
-    >>> completed(["a", "b", "c"], 5)
+    >>> pad_group(["a", "b", "c"], 5)
     ['a', 'b', 'c', 'a', 'b']
-    >>> completed(["a", "b"], 4) is None
+    >>> pad_group(["a", "b"], 4) is None
     True
     """
     if 2 * len(valid) <= size:
@@ -64,7 +64,7 @@ def gae(
     `value_T[t]` is the critic's opinion before token t; behind the last token the attempt is over
     and worth nothing more. With `trace` 1 and `discount` 1 it is the return minus the value.
 
-    >>> generalized_advantages([0.0, 1.0], [0.5, 0.75], discount=1.0, trace=1.0)
+    >>> gae([0.0, 1.0], [0.5, 0.75], discount=1.0, trace=1.0)
     [0.5, 0.25]
     """
     found: list[float] = []

@@ -26,8 +26,8 @@ class HealthSignals:
 
 def check_alerts(pulse: HealthSignals, limits: AlertSettings) -> Iterator[Alert]:
     """
-    >>> sick = Pulse(entropy=0.001, gap=0.2, masked=0.0, judged=10, flat=10)
-    >>> [alert.kind for alert in alerts(sick, AlertSettings())]
+    >>> sick = HealthSignals(entropy=0.001, gap=0.2, masked=0.0, judged=10, flat=10)
+    >>> [alert.kind for alert in check_alerts(sick, AlertSettings())]
     ['entropy collapse', 'log-prob drift', 'zero-variance flood']
     """
     if pulse.entropy < limits.entropy_below:

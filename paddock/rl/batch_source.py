@@ -55,7 +55,7 @@ class SerializedGroup:
     """A group that is still bytes."""
 
     record: GroupRecord
-    rollouts: Sequence[num_bytes]
+    rollouts: Sequence[bytes]
 
     @property
     def num_bytes(self) -> int:

@@ -119,12 +119,12 @@ def token_loss_weights(
               attempt of its own
 
     >>> def sample(name, count):
-    ...     return Sample(id=name, tokens=(7,) * (count + 1), logprobs=(0.0,) * (count + 1),
+    ...     return TrainSample(id=name, tokens=(7,) * (count + 1), logprobs=(0.0,) * (count + 1),
     ...                   trained=(False, *[True] * count), advantages=(0.0,) * (count + 1),
     ...                   oldest_version=0)
-    >>> token_weights([sample("a/0", 1), sample("b/0", 3)], per="token")
+    >>> token_loss_weights([sample("a/0", 1), sample("b/0", 3)], per="token")
     [0.25, 0.25]
-    >>> token_weights([sample("a/0", 1), sample("b/0", 1), sample("b/1", 3)], per="sequence")
+    >>> token_loss_weights([sample("a/0", 1), sample("b/0", 1), sample("b/1", 3)], per="sequence")
     [0.5, 0.125, 0.125]
     """
     tokens = {sample.id: sum(sample.loss_mask) for sample in samples}

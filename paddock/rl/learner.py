@@ -55,7 +55,7 @@ class _Steps:
     """What a step must know of an RL run's settings."""
 
     optim: OptimSettings
-    machine: ComputeSettings
+    compute: ComputeSettings
     loss: AuxLossSettings
 
 

@@ -40,7 +40,7 @@ def importance_ratio(logp_N: Tensor, other_N: Tensor) -> Tensor:
 def icepop_weight(ratio_N: Tensor, *, beta: float) -> Tensor:
     """IcePop's weight: the ratio where 1/beta <= ratio <= beta, else 0. Closed, unlike `window`.
 
-    >>> pop(torch.tensor([0.4, 0.5, 2.0, 2.1]), beta=2.0).tolist()
+    >>> icepop_weight(torch.tensor([0.4, 0.5, 2.0, 2.1]), beta=2.0).tolist()
     [0.0, 0.5, 2.0, 0.0]
     """
     kept_N = (ratio_N >= 1 / beta) & (ratio_N <= beta)
@@ -50,7 +50,7 @@ def icepop_weight(ratio_N: Tensor, *, beta: float) -> Tensor:
 def double_sided_weight(ratio_N: Tensor, *, below: float, above: float) -> Tensor:
     """The ratio where 1 - below < ratio < 1 + above, else 0, whatever the sign of the advantage.
 
-    >>> window(torch.tensor([0.5, 0.75, 1.75, 2.0]), below=0.5, above=1.0).tolist()
+    >>> double_sided_weight(torch.tensor([0.5, 0.75, 1.75, 2.0]), below=0.5, above=1.0).tolist()
     [0.0, 0.75, 1.75, 0.0]
     """
     kept_N = (ratio_N > 1 - below) & (ratio_N < 1 + above)

@@ -187,17 +187,17 @@ def _complaints(s: RLSettings) -> Iterator[str]:
     elif not any(task.ratio for task in s.tasks.values()):
         yield "every one of the 'tasks' has the 'ratio' 0: there is nothing to train on"
     if s.init.checkpoint is None:
-        yield "'start.folder' is missing: RL goes on from a model that can already chat"
+        yield "'init.checkpoint' is missing: RL goes on from a model that can already chat"
     for name, task in s.tasks.items():
         yield from _complaints_of(name, task, s)
     if s.steps % s.rollout.updates_per_batch:
         yield (
-            f"'steps' {s.steps} are no whole batches of 'pace.updates_per_batch' "
+            f"'steps' {s.steps} are no whole batches of 'rollout.updates_per_batch' "
             f"{s.rollout.updates_per_batch}"
         )
     if s.checkpoint.every % s.rollout.sync_weights_every:
         yield (
-            f"'keep.every' {s.checkpoint.every} must be a multiple of 'pace.publish_every' "
+            f"'checkpoint.every' {s.checkpoint.every} must be a multiple of 'rollout.sync_weights_every' "
             f"{s.rollout.sync_weights_every}: engines go on from a checkpoint's weights"
         )
 
@@ -214,4 +214,4 @@ def _complaints_of(name: str, task: RLTaskSettings, s: RLSettings) -> Iterator[s
     if task.group_size == 1 and task.teacher is None:
         yield f"'tasks.{name}.group_size' is 1 and there is no teacher: nothing to compare with"
     if task.teacher is not None and not s.credit_for(name).keep_zero_variance:
-        yield f"'tasks.{name}' has a teacher, so its 'credit.keep_flat' must be true"
+        yield f"'tasks.{name}' has a teacher, so its 'credit.keep_zero_variance' must be true"

@@ -113,7 +113,7 @@ def target_reached(recent: Sequence[float], settings: RLSettings) -> bool:
 def crosses_multiple(updates: int, done: int, every: int) -> bool:
     """Whether the last `done` updates passed a multiple of `every`.
 
-    >>> [n for n in range(2, 13, 2) if crossed(n, 2, 4)]
+    >>> [n for n in range(2, 13, 2) if crosses_multiple(n, 2, 4)]
     [4, 8, 12]
     """
     return updates // every > (updates - done) // every

@@ -56,8 +56,8 @@ def batches_until_stale(pace: RolloutSettings, since: int, update: int) -> int:
     """How many batches, the one whose first update is `update` included, may still train what
     version `since` has sampled. The last update of a batch is within the bound too.
 
-    >>> pace = Pace(max_staleness=5, updates_per_batch=2)
-    >>> [batches_left(pace, since=10, update=n) for n in (10, 12, 14, 16)]
+    >>> pace = RolloutSettings(max_staleness=5, updates_per_batch=2)
+    >>> [batches_until_stale(pace, since=10, update=n) for n in (10, 12, 14, 16)]
     [3, 2, 1, 0]
     """
     last_first = since + pace.max_staleness - (pace.updates_per_batch - 1)

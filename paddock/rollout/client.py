@@ -195,7 +195,7 @@ def turn_seed(seed: int | None, turn: int) -> int | None:
 def as_int32_array(ids: Sequence[int]) -> "array[int]":
     """Token ids, four bytes each; an array is not copied.
 
-    >>> int32((1, 2)).itemsize
+    >>> as_int32_array((1, 2)).itemsize
     4
     """
     return ids if isinstance(ids, array) else array("i", ids)

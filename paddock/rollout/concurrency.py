@@ -23,11 +23,11 @@ class AdaptiveConcurrencyLimit:
     A retreat is followed by a rest of some looks: attempts end slowly, and the crowd that caused it
     is still there at the next one.
 
-    >>> limit = Limit(least=8, most=64)
-    >>> limit.look(Pressure(used=0.3), full=True)
+    >>> limit = AdaptiveConcurrencyLimit(least=8, most=64)
+    >>> limit.update(EngineLoad(used=0.3), full=True)
     >>> limit.value
     12
-    >>> limit.look(Pressure(used=0.99, waiting=3), full=True)
+    >>> limit.update(EngineLoad(used=0.99, waiting=3), full=True)
     >>> limit.value
     9
     """

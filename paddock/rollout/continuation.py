@@ -46,7 +46,7 @@ def concat_completions(one: Completion, other: Completion) -> Completion:
 
     >>> part = Completion(token_ids=(5,), logprobs=(-1.0,), versions=(Segment(3, 1),),
     ...                   finish="abort", forced=(0,))
-    >>> joined(part, part).versions, joined(part, part).forced
+    >>> concat_completions(part, part).versions, concat_completions(part, part).forced
     ((Segment(version=3, tokens=2),), (0, 1))
     """
     versions = list(one.versions)

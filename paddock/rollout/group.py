@@ -66,9 +66,9 @@ def group_failure_reason(outcomes: Sequence[Outcome]) -> str:
 
     >>> from paddock.records import Verdict
     >>> full = Failure(kind="world", where="start", what="disk full")
-    >>> why_failed([Verdict(reward=0.0), full, full, Verdict(reward=1.0)])
+    >>> group_failure_reason([Verdict(reward=0.0), full, full, Verdict(reward=1.0)])
     '2 of 4 attempts failed: world at start (2)'
-    >>> why_failed([Verdict(reward=0.0), full, Verdict(reward=1.0)])
+    >>> group_failure_reason([Verdict(reward=0.0), full, Verdict(reward=1.0)])
     ''
     """
     lost = Counter(

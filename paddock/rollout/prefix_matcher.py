@@ -53,9 +53,9 @@ MATCHERS = {matcher.name: matcher for matcher in (STRICT, LOOSE)}
 def chain_digest(value: Any, before: Digest = b"") -> Digest:
     """Of a JSON value and, in a chain, of all that came before it.
 
-    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}), digest([1]) == digest(["1"])
+    >>> chain_digest({"a": 1, "b": 2}) == chain_digest({"b": 2, "a": 1}), chain_digest([1]) == chain_digest(["1"])
     (True, False)
-    >>> digest([10**30]) == digest([10**30 + 1])
+    >>> chain_digest([10**30]) == chain_digest([10**30 + 1])
     False
     """
     try:
@@ -69,7 +69,7 @@ def prefix_digests(raw: Sequence[Any], length: int) -> tuple[Digest, Digest] | N
     """Of JSON values, the first `length` of them and all; None if they cannot be written. One call
     may count as first what was all in another.
 
-    >>> digests([{"a": 1}, 2, 3], 2)[0] == digests([{"a": 1}, 2], 1)[1]
+    >>> prefix_digests([{"a": 1}, 2, 3], 2)[0] == prefix_digests([{"a": 1}, 2], 1)[1]
     True
     """
     try:
@@ -108,7 +108,7 @@ def merge_assistant_messages(messages: Sequence[Message]) -> list[MergedMessage]
     several (words, a call, more words).
 
     >>> said = [Message(role="assistant", content=text) for text in ("a", "b")]
-    >>> [(entry.message.content, entry.end) for entry in entries(said)]
+    >>> [(entry.abort_reason.content, entry.end) for entry in merge_assistant_messages(said)]
     [('ab', 2)]
     """
     found: list[MergedMessage] = []
@@ -126,7 +126,7 @@ def split_reasoning(message: Message) -> Message:
     """A reply whose thoughts stand inside its content, where some clients are told them and others
     put them, with the thoughts apart.
 
-    >>> said = parted(Message(role="assistant", content="<think>hm</think>so"))
+    >>> said = split_reasoning(Message(role="assistant", content="<think>hm</think>so"))
     >>> said.reasoning, said.content
     ('hm', 'so')
     """

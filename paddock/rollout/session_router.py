@@ -29,7 +29,7 @@ class NoRankAvailableError(Exception):
 def rendezvous_hash(session: str, rank: str) -> float:
     """A number in (0, 1), the same everywhere and always.
 
-    >>> draw("s1", "a") == draw("s1", "a"), draw("s1", "2a") == draw("s12", "a")
+    >>> rendezvous_hash("s1", "a") == rendezvous_hash("s1", "a"), rendezvous_hash("s1", "2a") == rendezvous_hash("s12", "a")
     (True, False)
     """
     name = f"{len(session)}:{session}:{rank}".encode()
@@ -45,8 +45,8 @@ def rendezvous_scores(session: str, weights: Mapping[str, float]) -> dict[str, f
 def ranks_by_preference(session: str, weights: Mapping[str, float]) -> list[str]:
     """The ranks, the session's favourite first.
 
-    >>> before = preference("s1", {"a": 1.0, "b": 1.0, "c": 1.0})
-    >>> preference("s1", {rank: 1.0 for rank in before[1:]}) == before[1:]
+    >>> before = ranks_by_preference("s1", {"a": 1.0, "b": 1.0, "c": 1.0})
+    >>> ranks_by_preference("s1", {rank: 1.0 for rank in before[1:]}) == before[1:]
     True
     """
     found = rendezvous_scores(session, weights)

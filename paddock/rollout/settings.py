@@ -16,9 +16,9 @@ class RolloutSettings(BaseSettings):
     when the weights that sampled it were published. `max_staleness` is a bound that nothing passes;
     `pipeline_depth` says how much work is begun ahead and thereby how stale tokens usually are.
 
-    >>> Pace(pipeline_depth=0, max_staleness=0).synchronous
+    >>> RolloutSettings(pipeline_depth=0, max_staleness=0).is_synchronous
     True
-    >>> Pace(publish_every=4, max_staleness=2)
+    >>> RolloutSettings(publish_every=4, max_staleness=2)
     Traceback (most recent call last):
     pydantic_core._pydantic_core.ValidationError: 1 validation error for Pace
       Value error, 'max_staleness' 2 is less than 3, what even fresh tokens reach when weights are \

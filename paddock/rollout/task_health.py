@@ -16,8 +16,8 @@ class RunAbortedError(ValueError):
 class TaskHealthMonitor:
     """Counts what each task's groups came to, and says when a budget is spent.
 
-    >>> health = Health({"sums": TaskSettings(failure_budget=2)})
-    >>> health.ended("sums", "failed", "world at start"), health.ended("sums", "failed", "the same")
+    >>> health = TaskHealthMonitor({"sums": TaskSettings(failure_budget=2)})
+    >>> health.record_group("sums", "failed", "world at start"), health.record_group("sums", "failed", "the same")
     ('', '2 groups in a row failed, the last: the same')
     """
 

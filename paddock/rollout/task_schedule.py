@@ -12,7 +12,7 @@ from paddock.records.sampling_params import MAX_SEED
 class RolloutSpec:
     """One attempt to be made. The same run gives the same assignments, whatever becomes of them.
 
-    >>> Assignment.of("sums", 17, 3, seed=1).session_id
+    >>> RolloutSpec.derive("sums", 17, 3, seed=1).session_id
     'sums-17-3'
     """
 
@@ -50,7 +50,7 @@ def next_task(
 
     >>> weights, taken = {"math": 0.5, "code": 0.25, "search": 0.25}, {}
     >>> for _ in range(8):
-    ...     task = next_seat(weights, taken, weights)
+    ...     task = next_task(weights, taken, weights)
     ...     taken[task] = taken.get(task, 0) + 1
     >>> taken
     {'math': 4, 'code': 2, 'search': 2}
@@ -68,7 +68,7 @@ def next_task(
 def next_tasks(weights: Mapping[str, float], taken: Mapping[str, int], count: int) -> Sequence[str]:
     """The next seats in a row.
 
-    >>> seats({"a": 2.0, "b": 1.0}, {}, 6)
+    >>> next_tasks({"a": 2.0, "b": 1.0}, {}, 6)
     ('a', 'b', 'a', 'a', 'b', 'a')
     """
     return _seats(tuple(weights.items()), tuple(sorted(taken.items())), count)

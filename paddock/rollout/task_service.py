@@ -110,12 +110,12 @@ class TaskServiceRegistry:
     """Who offers which task. Whoever is silent for three heartbeats is not there any more.
 
     >>> now = 0.0
-    >>> registry = Registry(clock=lambda: now)
+    >>> registry = TaskServiceRegistry(clock=lambda: now)
     >>> registry.register("swe", "http://10.0.0.7:9000")
-    >>> registry.offering("swe")
+    >>> registry.services_for("swe")
     ('http://10.0.0.7:9000',)
     >>> now = 5.0
-    >>> registry.offering("swe")
+    >>> registry.services_for("swe")
     ()
     """
 
@@ -219,9 +219,9 @@ class RemoteRollout:
 def parse_outcome(value: Any) -> Outcome:
     """What a service answered.
 
-    >>> outcome_from({"outcome": {"reward": 1}})
+    >>> parse_outcome({"outcome": {"reward": 1}})
     Verdict(reward=1.0, parts={}, note='')
-    >>> outcome_from({"outcome": {"reward": None}}).what
+    >>> parse_outcome({"outcome": {"reward": None}}).what
     'an answer that is no outcome: Verdict.reward: expected float, got None'
     """
     said = value.get("outcome") if isinstance(value, dict) else None

@@ -104,12 +104,12 @@ class BubblewrapSandbox(SupervisedSandbox):
             self._info, info = os.pipe()
             self._complaints, said = os.pipe()
             settings = supervisor_settings(self.settings, doors, grouped=self._group is not None)
-            inside, runner = guest_command("runner", settings)
+            inside, runner = guest_command("supervisor", settings)
             copied = self.settings.writable_root and _can_copy()
             layers = [snapshot.place for snapshot in self.base]
             plan = launch_config(self.settings, layers, lent(info), copied=copied)
             plan["bwrap"] += ["--", *inside]
-            argv, launch = guest_command("launch", plan)
+            argv, launch = guest_command("bubblewrap_launcher", plan)
             self._process = subprocess.Popen(
                 argv,
                 stdin=line.fileno(),
@@ -339,7 +339,7 @@ def unavailable_reason(*, writable_system: bool = False) -> str | None:
     with open(os.devnull, "wb") as info:
         plan = launch_config(SandboxSettings(), [], info.fileno(), copied=writable_system)
         plan["bwrap"] += ["--", "true"]
-        argv, launch = guest_command("launch", plan)
+        argv, launch = guest_command("bubblewrap_launcher", plan)
         try:
             done = subprocess.run(
                 argv, capture_output=True, text=True, pass_fds=[info.fileno(), launch],

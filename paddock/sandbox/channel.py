@@ -26,7 +26,7 @@ class HeadTailOutput:
 
     def text(self) -> bytes:
         """
-        >>> Written(bytearray(b"abc"), b"xyz", 20).joined()
+        >>> HeadTailOutput(bytearray(b"abc"), b"xyz", 20).text()
         b'abc\\n... 20 bytes left out ...\\nxyz'
         """
         gap = f"\n... {self.lost} bytes left out ...\n".encode() if self.lost else b""

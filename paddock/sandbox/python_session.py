@@ -9,7 +9,7 @@ from paddock.sandbox.channel import GRACE_S
 from paddock.sandbox.python_repl import LENGTH
 from paddock.sandbox.sandbox import Sandbox, SandboxError, SandboxProcess
 
-INSIDE = Path(__file__).with_name("python_inside.py")
+INSIDE = Path(__file__).with_name("python_repl.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,10 +29,10 @@ class SnapshotFilter:
     def excludes(self, path: str, *, link: bool = False) -> bool:
         """Whether a path is left out.
 
-        >>> keep = Keep(without=("usr", "home/*/.*"), spared=("usr/src/app",))
-        >>> [keep.drops(path) for path in ("usr/bin/ls", "usr/src/app/x", "home/me/.a", "home/me")]
+        >>> keep = SnapshotFilter(without=("usr", "home/*/.*"), spared=("usr/src/app",))
+        >>> [keep.excludes(path) for path in ("usr/bin/ls", "usr/src/app/x", "home/me/.a", "home/me")]
         [True, False, True, False]
-        >>> keep.drops("home", link=True), keep.drops("usr/src")
+        >>> keep.excludes("home", link=True), keep.excludes("usr/src")
         (True, False)
         """
         parts = path.split("/")

@@ -41,7 +41,7 @@ module.main(told)
 
 def guest_command(name: str, told: Mapping[str, Any]) -> tuple[list[str], int]:
     """How `main` of a file of this folder is run as a program of its own, and the descriptor that
-    it must inherit. The file may need `kernel` and `processes`. Compiled here: it starts sooner."""
+    it must inherit. The file may need `syscalls` and `processes`. Compiled here: it starts sooner."""
     fd = os.memfd_create(name)
     with open(fd, "wb", closefd=False) as file:
         marshal.dump((_codes(name), dict(told)), file)
@@ -51,7 +51,7 @@ def guest_command(name: str, told: Mapping[str, Any]) -> tuple[list[str], int]:
 
 @functools.cache
 def _codes(name: str) -> tuple[tuple[str, CodeType], ...]:
-    texts = {each: (HERE / f"{each}.py").read_text() for each in ("kernel", "processes", name)}
+    texts = {each: (HERE / f"{each}.py").read_text() for each in ("syscalls", "processes", name)}
     return tuple((each, compile(text, f"{each}.py", "exec")) for each, text in texts.items())
 
 
@@ -70,7 +70,7 @@ def rlimits(limits: ResourceLimits, *, grouped: bool) -> dict[str, int]:
 
 def shell_argv(command: Command, shell: str) -> list[str]:
     """
-    >>> argv("ls | wc", "/bin/sh"), argv(("ls", "-l"), "/bin/sh")
+    >>> shell_argv("ls | wc", "/bin/sh"), shell_argv(("ls", "-l"), "/bin/sh")
     (['/bin/sh', '-c', 'ls | wc'], ['ls', '-l'])
     """
     return [shell, "-c", command] if isinstance(command, str) else list(command)

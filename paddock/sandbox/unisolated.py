@@ -52,7 +52,7 @@ class UnisolatedSandbox(SupervisedSandbox):
             "tail": half,
         }
         del settings["rlimits"]["NPROC"]  # it would count all of the user's processes
-        argv, fd = guest_command("runner", settings)
+        argv, fd = guest_command("supervisor", settings)
         ours, theirs = socket.socketpair()
         with theirs, open(fd, "rb"):
             self._process = subprocess.Popen(argv, stdin=theirs.fileno(), pass_fds=[fd], env=ENV)

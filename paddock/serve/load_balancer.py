@@ -17,7 +17,7 @@ from paddock.engine import Engine
 def rendezvous_order(session: str, replicas: int) -> list[int]:
     """The replicas, the session's favourite first. Losing the last replica moves only its sessions.
 
-    >>> preference("a", 3) == preference("a", 3), sorted(preference("a", 3))
+    >>> rendezvous_order("a", 3) == rendezvous_order("a", 3), sorted(rendezvous_order("a", 3))
     (True, [0, 1, 2])
     """
 
@@ -31,7 +31,7 @@ def is_overloaded(load: int, least: int, *, room: int) -> bool:
     """Whether a replica with `load` requests, of which it can run `room` at once, has so many more
     than the least busy that its cache is not worth the wait.
 
-    >>> overloaded(40, 0, room=32), overloaded(31, 0, room=32), overloaded(40, 30, room=32)
+    >>> is_overloaded(40, 0, room=32), is_overloaded(31, 0, room=32), is_overloaded(40, 30, room=32)
     (True, False, False)
     """
     return load >= max(room, 2 * least)

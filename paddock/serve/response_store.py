@@ -23,9 +23,9 @@ class ResponseStore:
     """The newest `most` responses that are younger than `seconds`, in `most_bytes` together.
 
     >>> now = 0.0
-    >>> kept = KeptResponses(most=2, seconds=60, most_bytes=1000, clock=lambda: now)
+    >>> kept = ResponseStore(most=2, seconds=60, most_bytes=1000, clock=lambda: now)
     >>> for name in ("a", "b", "c"):
-    ...     kept.put({"id": name}, (), "s")
+    ...     kept.add_validated({"id": name}, (), "s")
     >>> [kept.get(name) is not None for name in ("a", "b", "c")]
     [False, True, True]
     >>> now = 61.0

@@ -62,10 +62,10 @@ class ApiKeys:
     def allows(self, shown: str | None, *, control: bool) -> bool:
         """Compared in constant time.
 
-        >>> keys = Keys(api="a", admin="b")
-        >>> keys.admits("a", control=False), keys.admits("a", control=True)
+        >>> keys = ApiKeys(api="a", admin="b")
+        >>> keys.allows("a", control=False), keys.allows("a", control=True)
         (True, False)
-        >>> keys.admits("b", control=True), Keys().admits(None, control=True)
+        >>> keys.allows("b", control=True), ApiKeys().allows(None, control=True)
         (True, True)
         """
         needed = [self.admin or self.api] if control else [self.api, self.admin]

@@ -40,7 +40,7 @@ class ThinkingKwargs:
     message comes. With `clear_thinking=False` they are preserved for good. `enable_thinking=False`
     turns thinking off for the next reply and leaves the past alone.
 
-    >>> Thinking(enable_thinking=False).said
+    >>> ThinkingKwargs(enable_thinking=False).as_kwargs
     {'enable_thinking': False}
     """
 
@@ -103,7 +103,7 @@ def ignored_thinking_kwargs(version: GlmVersion, thinking: ThinkingKwargs) -> di
     """What of `thinking` GLM-5's template passes over, each with the reason, so that whoever
     takes requests can warn.
 
-    >>> ignored("5.2", Thinking(enable_thinking=True, reasoning_effort="low"))
+    >>> ignored_thinking_kwargs("5.2", ThinkingKwargs(enable_thinking=True, reasoning_effort="low"))
     {'reasoning_effort': "GLM-5.2 knows high and max: 'low' means max"}
     """
     rules, said = GLM_TEMPLATE_VARIANTS[version], thinking.as_kwargs

@@ -34,11 +34,11 @@ def parse_messages(raw: Sequence[Mapping[str, Any]], *, first: int = 0) -> tuple
     answer the calls in their order.
 
     >>> call = {"function": {"name": "look", "arguments": '{"far": 2}'}}
-    >>> ask, answer = messages_from([{"role": "assistant", "content": None, "tool_calls": [call]},
+    >>> ask, answer = parse_messages([{"role": "assistant", "content": None, "tool_calls": [call]},
     ...                              {"role": "tool", "content": "sky"}])
     >>> ask.content, ask.tool_calls[0].arguments["far"], answer.tool_call_id
     ('', 2, 'call_0_0')
-    >>> messages_from([{"role": "user", "content": [{"type": "image_url"}]}])
+    >>> parse_messages([{"role": "user", "content": [{"type": "image_url"}]}])
     Traceback (most recent call last):
     paddock.text.messages.MessageError: messages[0].content[0]: no text but image_url
     """
@@ -64,7 +64,7 @@ class LazyMessages(Sequence[Message]):
     again only if somebody looks at them. What comes after them begins with a reply.
 
     >>> raw = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-    >>> talk = Conversation(raw, known=1)
+    >>> talk = LazyMessages(raw, known=1)
     >>> len(talk), talk[1].content, [message.role for message in talk]
     (2, 'Ho', ['user', 'assistant'])
     """
@@ -100,7 +100,7 @@ def parse_tools(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]
     """The tools of a request, in their {"type": "function", "function": ...} wrapper or bare. Other
     fields than name, description and parameters (or Anthropic's `input_schema`) are left out.
 
-    >>> tools_from([{"type": "function", "function": {"name": "look"}}])
+    >>> parse_tools([{"type": "function", "function": {"name": "look"}}])
     (ToolSpec(name='look', description='', parameters={}),)
     """
     found = []

@@ -9,7 +9,7 @@ from typing import Self
 class SpecialToken(StrEnum):
     """GLM-5's added tokens, in the order of the released vocabulary, whose end they are.
 
-    >>> Special.USER.value, list(Special).index(Special.USER)
+    >>> SpecialToken.USER.value, list(SpecialToken).index(SpecialToken.USER)
     ('<|user|>', 7)
     """
 
@@ -75,10 +75,10 @@ class MissingTokenError(ValueError):
 class SpecialTokenIds:
     """The ids of GLM-5's added tokens in one tokenizer, which need not have them all.
 
-    >>> specials = Specials({Special.ENDOFTEXT: 300, Special.USER: 301}, tokenizer="tiny")
-    >>> specials[Special.USER], specials.stops
+    >>> specials = SpecialTokenIds({SpecialToken.ENDOFTEXT: 300, SpecialToken.USER: 301}, tokenizer="tiny")
+    >>> specials[SpecialToken.USER], specials.stop_token_ids
     (301, (300, 301))
-    >>> specials[Special.SOP]
+    >>> specials[SpecialToken.SOP]
     Traceback (most recent call last):
     paddock.text.special_tokens.MissingToken: tokenizer 'tiny' has no token <sop>
     """

@@ -41,7 +41,7 @@ def parse_arguments(given: object) -> JsonObject:
     """Arguments as clients send them: an object, or JSON text, or nothing. What is neither an
     object nor spells one is kept as text under the key RAW, so that history can be shown.
 
-    >>> arguments_from('{"city": "Oslo"}'), arguments_from(""), arguments_from('{"city": ')
+    >>> parse_arguments('{"city": "Oslo"}'), parse_arguments(""), parse_arguments('{"city": ')
     ({'city': 'Oslo'}, {}, {'arguments': '{"city": '})
     """
     if given is None or (isinstance(given, str) and not given.strip()):
@@ -72,7 +72,7 @@ def allowed_json_types(parameters: JsonObject, key: str) -> frozenset[str]:
     """The JSON types that a tool's schema allows the argument `key`; empty if it does not say.
 
     >>> schema = {"properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
-    >>> sorted(kinds_of(schema, "n")), kinds_of(schema, "m")
+    >>> sorted(allowed_json_types(schema, "n")), allowed_json_types(schema, "m")
     (['integer', 'null'], frozenset())
     """
     properties = parameters.get("properties")
@@ -88,9 +88,9 @@ def coerce_argument(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
     Text that may only be a string is never looked into. Else it is JSON, or a Python literal where
     the schema asks for something, if that gives an allowed type; or the text itself.
 
-    >>> typed("5", frozenset({"integer"})), typed("5", frozenset({"string"}))
+    >>> coerce_argument("5", frozenset({"integer"})), coerce_argument("5", frozenset({"string"}))
     ((5, True), ('5', True))
-    >>> typed("five", frozenset({"integer"})), typed("{'a': None}", frozenset({"object"}))
+    >>> coerce_argument("five", frozenset({"integer"})), coerce_argument("{'a': None}", frozenset({"object"}))
     (('five', False), ({'a': None}, True))
     """
     others = kinds - {"string"}

@@ -263,7 +263,7 @@ def trace_layers(network: Transformer, token_T: Tensor) -> list[LayerTrace]:
     """Where every layer looks in one document, and whom it asks; layers that do neither are left
     out. A layer without an indexer shares the choice of another, and has none of its own."""
     layout = AttentionMetadata.packed([len(token_T)], token_T.device)
-    notes = network(token_T, layout, ask=AuxRequest(routing_and_topk=True)).notes
+    notes = network(token_T, layout, ask=AuxRequest(routing_and_topk=True)).aux
     found = []
     for number, (layer, note) in enumerate(zip(network.layers, notes, strict=True)):
         assert isinstance(layer, DecoderLayer)
@@ -272,5 +272,5 @@ def trace_layers(network: Transformer, token_T: Tensor) -> list[LayerTrace]:
         topk = attention.topk if isinstance(attention, DSA) else 0
         selection = note.selection if chooses else None
         if selection is not None or note.load_E is not None:
-            found.append(LayerTrace(number, selection, topk, note.load_E))
+            found.append(LayerTrace(number, selection, topk, note.expert_load_E))
     return found

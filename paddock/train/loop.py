@@ -111,7 +111,7 @@ def run_metadata(settings: TrainSettings, trainer: Trainer, mesh: Mesh) -> dict[
     chip = platform.machine() if module is None else module.get_device_name(device)
     peak = peak_flops(device)
     return {
-        "machine": {
+        "compute": {
             "device": str(device),
             "chip": chip,
             "ranks": ranks,

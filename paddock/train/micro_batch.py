@@ -55,9 +55,9 @@ class MicroBatch:
     def targets(self, ahead: int) -> Tensor:
         """The token `ahead` places on, or IGNORED where the document ends or it does not count.
 
-        >>> batch = TokenBatch(torch.tensor([5, 6, 7, 8]), torch.tensor([False, True, True, True]),
-        ...                    Layout.packed([3, 1]))
-        >>> batch.targets(1).tolist()
+        >>> batch = MicroBatch(torch.tensor([5, 6, 7, 8]), torch.tensor([False, True, True, True]),
+        ...                    AttentionMetadata.packed_rollouts([3, 1]))
+        >>> batch.num_targets(1).tolist()
         [6, 7, -100, -100]
         """
         counted_S = torch.where(self.loss_mask_S, self.token_S, IGNORE_INDEX)
@@ -175,7 +175,7 @@ def find_shared_prefixes(
     that is not worth it.
 
     >>> row_SX = np.array([[5], [6], [7], [5], [6], [8], [9], [5], [6], [8]], np.int32)
-    >>> branches(row_SX, (3, 4, 3), torch.device("cpu")).slot_S.tolist()
+    >>> find_shared_prefixes(row_SX, (3, 4, 3), torch.device("cpu")).kv_slot_S.tolist()
     [0, 1, 2, 0, 1, 3, 4, 0, 1, 5]
     """
     documents = np.split(row_SX, np.cumsum(lengths)[:-1])

@@ -55,7 +55,7 @@ class LanguageModelObjective:
         self, network: Transformer, batch: MicroBatch, counts: TokenCounts, progress: float
     ) -> Losses:
         output = network(batch.token_T, batch.attn_metadata, ask=self.stage.aux_request)
-        notes = list(output.notes)
+        notes = list(output.aux)
         weights = {
             "loss": 1.0,
             "mtp": self.loss.mtp_coef
@@ -79,7 +79,7 @@ class LanguageModelObjective:
         if indexers := _present(n.indexer_loss for n in notes):
             parts["indexer"] = sum_tensors(indexers) / counts.tokens
         total = sum_tensors([weights[name] * part for name, part in parts.items()])
-        loads = tuple(_present(n.load_E for n in notes)) if self.stage.language else ()
+        loads = tuple(_present(n.expert_load_E for n in notes)) if self.stage.language else ()
         return Losses(total, {name: part.detach() for name, part in parts.items()}, loads)
 
     def _look_ahead(

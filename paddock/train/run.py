@@ -184,7 +184,7 @@ def load_fake_quant(name: str | None) -> FakeQuant:
 def check_parallel(config: ModelConfig, parallel: ParallelSettings) -> None:
     """Only what this network's layers cannot do; that the ranks are there is the mesh's business.
 
-    >>> refuse_impossible(preset("nano"), ParallelSettings(expert=7))
+    >>> check_parallel(preset("nano"), ParallelSettings(expert=7))
     Traceback (most recent call last):
     paddock.train.trainer.TrainingError: 'parallel.expert' 7: 8 experts cannot be split evenly
     """
@@ -208,7 +208,7 @@ def init_device(machine: ComputeSettings) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
         why = str(error).splitlines()[0]
-        raise TrainingError(f"'machine.device' '{machine.device}': {why}") from None
+        raise TrainingError(f"'compute.device' '{machine.device}': {why}") from None
     return device
 
 

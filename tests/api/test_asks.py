@@ -98,7 +98,7 @@ def test_both_names_of_the_length():
 )
 def test_the_ways_to_ask_for_thinking(said, expected, budget):
     ask = chat_of(**said)
-    assert ask.thinking.said == expected
+    assert ask.thinking.as_kwargs == expected
     assert ask.sampling.thinking_budget == budget
 
 

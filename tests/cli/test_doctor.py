@@ -57,8 +57,8 @@ def test_every_layer_of_a_sandbox_is_listed(monkeypatch):
 @pytest.mark.usefixtures("_looked_at_anew")
 def test_a_missing_layer_says_what_is_lost(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cgroups, "parents", lambda: ())
-    monkeypatch.setattr(seccomp, "problem", lambda: "this kernel was built without it")
+    monkeypatch.setattr(cgroups, "find_cgroup_parents", lambda: ())
+    monkeypatch.setattr(seccomp, "unavailable_reason", lambda: "this kernel was built without it")
     told = CliRunner().invoke(app, ["doctor"]).stdout
     for lost in ("code inside reaches all of the kernel", "memory is limited per process",
                  "a sandbox may keep every core busy", "no sandbox but a container"):  # fmt: skip

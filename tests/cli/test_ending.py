@@ -9,12 +9,12 @@ from threading import Event
 
 import pytest
 
-from paddock.cli import ending
+from paddock.launch import event_loop
 
 ROOT = Path(__file__).parents[2]
 STUBBORN = """
 import asyncio, time
-from paddock.launch.event_loop import run, to_the_end
+from paddock.launch.event_loop import run_with_grace, run_and_exit
 
 async def swallow():
     while True:
@@ -29,11 +29,11 @@ async def main():
     await asyncio.sleep(0)
 
 def command():
-    run(main(), grace_s=0.2)
+    run_with_grace(main(), grace_s=0.2)
     print("done")
     {then}
 
-to_the_end(command)
+run_and_exit(command)
 """
 
 
@@ -42,7 +42,7 @@ _tasks = []
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):
-    monkeypatch.setattr(ending, "_left", [])
+    monkeypatch.setattr(event_loop, "_left", [])
 
 
 def begin(work, **more):
@@ -63,7 +63,7 @@ def test_what_swallows_its_cancellation_is_left_behind_by_name(caplog):
         await begun.wait()
         return 7
 
-    assert ending.run_with_grace(main(), grace_s=0.05) == 7
+    assert event_loop.run_with_grace(main(), grace_s=0.05) == 7
     assert "vault-3-1" in caplog.text
 
 
@@ -80,7 +80,7 @@ def test_whoever_needs_a_moment_to_let_go_has_it(caplog):
         begin(careful())
         await asyncio.sleep(0)
 
-    ending.run_with_grace(main(), grace_s=60)
+    event_loop.run_with_grace(main(), grace_s=60)
     assert closed == ["a container"] and not caplog.text
 
 
@@ -97,7 +97,7 @@ def test_what_goes_wrong_is_raised_and_others_leave_too():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        ending.run_with_grace(main(), grace_s=60)
+        event_loop.run_with_grace(main(), grace_s=60)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ bwrap = pytest.mark.parametrize("backend", BWRAP)
 
 @pytest.fixture(autouse=True)
 def _a_cache_of_our_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(rootfs, "cache", lambda: tmp_path / "cache" / "sandbox")
+    monkeypatch.setattr(rootfs, "cache_dir", lambda: tmp_path / "cache_dir" / "sandbox")
 
 
 def paddock(*words, typed=None):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
-from paddock.cli import engines, skills
+from paddock.launch import engines, suites
 from paddock.cli.__main__ import app
 from paddock.cli.quantize import paired_difference
 from paddock.config import ConfigError
@@ -26,7 +26,7 @@ from tests.cli.plans import plan_in
 from tests.quant.elsewhere import ELSEWHERE, Pretending
 from tests.train.tiny import network_folder, run_in, settings
 
-QUICK = ["--set", "alphas=2", "--set", "rows=16"]
+QUICK = ["--set", "n_grid=2", "--set", "calibration_rows=16"]
 LITTLE = ["--tokens", "300", "--measure", "200", "--needles", "0", "--length", "64"]
 
 
@@ -61,7 +61,7 @@ def test_a_run_is_quantized_with_its_own_text_and_reported(run, tmp_path):
 
 def test_it_runs_where_there_is_an_accelerator(run, tmp_path, monkeypatch):
     """Unless it is told where."""
-    monkeypatch.setattr(engines, "devices", lambda name, _: [name or str(ELSEWHERE)])
+    monkeypatch.setattr(engines, "pick_devices", lambda name, _: [name or str(ELSEWHERE)])
     with Pretending():
         found = quantize(run, tmp_path / "there", *QUICK, *LITTLE)
     assert found.exit_code == 0, found.output
@@ -199,9 +199,9 @@ def test_a_folder_is_never_quantized_twice(run, tmp_path):
 
 
 def test_a_dry_run_prints_the_recipe(run, tmp_path):
-    found = quantize(run, tmp_path / "out", "--dry-run", "--set", "expert_group=16")
+    found = quantize(run, tmp_path / "out", "--dry-run", "--set", "expert_group_size=16")
     assert found.exit_code == 0
-    assert "expert_group = 16" in found.output
+    assert "expert_group_size = 16" in found.output
     assert not (tmp_path / "out").exists()
 
 
@@ -212,30 +212,30 @@ recipe = "first.toml"
 
 [[stages]]
 name = "small"
-verb = "quantize"
+command = "quantize"
 recipe = "small.toml"
-about = "a quarter of the memory"
+description = "a quarter of the memory"
 model = "first"
-texts = ["first", "first"]
+calibration_stages = ["first", "first"]
 
-[[skills]]
+[[suites]]
 name = "loss"
 kind = "loss"
-settings = { text = "first" }
-tasks = 1
-since = "first"
+args = { corpus_stage = "first" }
+num_tasks = 1
+from_stage = "first"
 
-[[skills]]
+[[suites]]
 name = "chain"
-world = "nano-chain"
-tasks = 2
-since = "small"
+env = "nano-chain"
+num_tasks = 2
+from_stage = "small"
 """
 
 
 @pytest.fixture
 def plan(tmp_path):
-    return plan_in(tmp_path, PLAN, steps=2, small="alphas = 2\nrows = 16\n")
+    return plan_in(tmp_path, PLAN, steps=2, small="n_grid = 2\nrows = 16\n")
 
 
 def story_of(plan, *words):
@@ -250,8 +250,8 @@ def texts_of(*runs):
 
 
 def test_a_plan_may_end_in_integers(plan, monkeypatch):
-    read, opened = [], skills._network_of
-    monkeypatch.setattr(skills, "_network_of", lambda *how: read.append(how) or opened(*how))
+    read, opened = [], suites._network_of
+    monkeypatch.setattr(suites, "_network_of", lambda *how: read.append(how) or opened(*how))
     found = story_of(plan)
     assert found.exit_code == 0, found.output
     out = plan.parent / "run"
@@ -270,7 +270,7 @@ def test_a_plan_may_end_in_integers(plan, monkeypatch):
 
 def test_a_plan_stopped_behind_its_integers_goes_on(plan):
     """The folder is whole, but nobody wrote down that the stage was."""
-    (plan / "plan.toml").write_text(PLAN[: PLAN.rindex("[[skills]]")])
+    (plan / "plan.toml").write_text(PLAN[: PLAN.rindex("[[suites]]")])
     assert story_of(plan).exit_code == 0
     events = plan.parent / "run" / "events.jsonl"
     lines = [json.loads(line) for line in events.read_text().splitlines()]

@@ -24,20 +24,20 @@ PLAN = """
 [[stages]]
 name = "first"
 recipe = "first.toml"
-about = "from nothing"
+description = "from nothing"
 
 [[stages]]
 name = "second"
 recipe = "first.toml"
-about = "a little more"
-sets = ["start.folder={out}/first", "optim.lr=1e-4"]
+description = "a little more"
+overrides = ["init.checkpoint={out}/first", "optim.lr=1e-4"]
 
-[[skills]]
+[[suites]]
 name = "loss"
 kind = "loss"
-settings = { text = "first" }
-tasks = 1
-since = "first"
+args = { corpus_stage = "first" }
+num_tasks = 1
+from_stage = "first"
 """
 
 
@@ -115,8 +115,8 @@ def test_every_plan_of_ours_is_sound(name, tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("cluster.chips=4", "wants 2048 chips (data 256 x expert 8 x context 1)"),
-        ("cluster.gib=8", "GiB a chip"),
+        ("resources.accelerators=4", "wants 2048 chips (data 256 x expert 8 x context 1)"),
+        ("resources.accelerator_memory_gib=8", "GiB a chip"),
     ],
 )
 def test_a_plan_too_big_for_its_cluster_is_refused(change, complaint, tmp_path):
@@ -173,14 +173,14 @@ def test_a_dry_run_says_what_would_be_done_anew_and_throws_nothing_away(plan):
 
 
 def test_a_change_may_be_a_table_and_its_command_can_be_pasted(plan):
-    table = "stream.mixture.weights={chains = 1.0}"
+    table = "dataloader.mixture.weights={chains = 1.0}"
     text = PLAN.replace('"optim.lr=1e-4"', f'"{table}"')
     (plan / "plan.toml").write_text(text)
     recipes, wanted = load_pipeline(plan, [])
     _, second = resolve_stages(wanted, recipes, Path("my runs"))
-    assert second.overrides == ("start.folder=my runs/first", table, "seed=0")
+    assert second.overrides == ("init.checkpoint=my runs/first", table, "seed=0")
     words = shlex.split(second.command_line)
-    assert table in words and "start.folder=my runs/first" in words
+    assert table in words and "init.checkpoint=my runs/first" in words
 
 
 def test_a_plan_that_contradicts_itself_is_refused(plan):

@@ -216,11 +216,11 @@ def test_a_dialogue_that_was_written_but_not_noted_is_not_asked_for_again(tmp_pa
 WRITER = f"""
 import sys
 from pathlib import Path
-from paddock.launch.dialogue_file import Harvest
+from paddock.launch.dialogue_file import DialogueFile
 from paddock.records import Verdict
 from tests.killing import die_after
 
-with Harvest.opened(Path(sys.argv[1]), {BEGUN!r}) as harvest:
+with DialogueFile.opened(Path(sys.argv[1]), {BEGUN!r}) as harvest:
     die_after(int(sys.argv[2]))
     for k in range(400):
         if f"a#{{k}}" not in harvest.done:

@@ -55,7 +55,7 @@ def test_a_recipe_with_a_typo_is_refused_by_name_and_nothing_is_written(tmp_path
     found = paddock("train", tmp_path / "typo.toml", "--out", tmp_path / "run")
     assert found.returncode == 1
     assert "unknown setting 'optim.warmpu'" in found.stderr
-    assert "did you mean 'optim.warmup'?" in found.stderr
+    assert "did you mean 'optim.warmup_ratio'?" in found.stderr
     assert "Traceback" not in found.stderr
     assert not (tmp_path / "run").exists()
 

@@ -137,7 +137,7 @@ def test_a_neighbour_is_found_wherever_it_is(values, problem):
             {"optim": {"warmup_steps": -1}},
             "'optim.warmup_steps' must be greater than or equal to 0, got -1",
         ),
-        ({"optim": {"kind": "sgd"}}, "'optim.kind' must be 'muon' or 'adamw', got \"sgd\""),
+        ({"optim": {"type": "sgd"}}, "'optim.type' must be 'muon' or 'adamw', got \"sgd\""),
         ({"stages": [{}]}, "missing setting 'stages[0].tokens'"),
         (
             {"optim": {"warmup_steps": 200}},

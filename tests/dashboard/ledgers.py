@@ -114,7 +114,7 @@ def _fate(words: Tokenizer, number: int, member: int) -> Trajectory:
 
 
 def _taught(words: Tokenizer, member: int) -> TokenTrainRecord:
-    count = sum(attempt(words, 0, member, Verdict(reward=0.0)).trained)
+    count = sum(attempt(words, 0, member, Verdict(reward=0.0)).loss_mask)
     return TokenTrainRecord(
         update=0,
         log_ratio=[0.25 if i % 2 else -0.5 for i in range(count)],

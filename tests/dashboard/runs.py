@@ -10,7 +10,7 @@ from paddock.journal import Journal
 RECIPE = """stage = "pretrain"
 steps = {steps}
 seed = {seed}
-[start]
+[init]
 preset = "nano"
 [optim]
 lr = {lr}

@@ -156,7 +156,7 @@ def test_speed_leaves_out_steps_that_evaluate(tmp_path):
     assert (found.x, found.y) == ([100, 300, 400], [200, 200, 200])
 
 
-@pytest.mark.parametrize("text", ["start = 3\nmachine = 4\nsteps = 'x'", "stage = ", "[[["])
+@pytest.mark.parametrize("text", ["init = 3\nmachine = 4\nsteps = 'x'", "stage = ", "[[["])
 def test_an_odd_recipe_does_not_hide_the_run(tmp_path, text):
     run = write_run(tmp_path / "run", [3.0, 2.0])
     (run / "recipe.toml").write_text(text)
@@ -265,7 +265,7 @@ def test_evaluations_are_tables(tmp_path):
 
 
 def test_utilisation_and_memory_come_from_what_was_written_down(tmp_path):
-    facts = {"flops_token": 6e9, "peak_flops": 4e12, "machine": {"chip": "H200"}}
+    facts = {"flops_token": 6e9, "peak_flops": 4e12, "compute": {"chip": "H200"}}
     run = write_run(tmp_path / "run", [2.0, 1.0], facts=facts, steps=3)
     with Journal(run) as journal:
         journal.log_metrics(3, loss=1.0, tokens=100, seconds=0.5, memory_bytes=3 * 2**30)

@@ -37,12 +37,12 @@ from tests.data.tiny import byte_tokenizer
 
 
 def chain(**changes):
-    return DemonstrationSource(**({"name": "c", "world": "nano-chain", "count": 200} | changes))
+    return DemonstrationSource(**({"name": "c", "env": "nano-chain", "count": 200} | changes))
 
 
 def tools(**changes):
     kinds = {"kinds": ["follow", "plus", "file", "search"]}
-    defaults = {"name": "t", "world": "nano-tools", "changes": kinds, "count": 200}
+    defaults = {"name": "t", "world": "nano-tools", "args": kinds, "count": 200}
     return DemonstrationSource(**(defaults | changes))
 
 
@@ -58,7 +58,7 @@ def said(i, **more):
 
 
 def ids_of(documents, number):
-    return documents.ids(number, 0, documents.length(number)).tolist()
+    return documents.token_ids(number, 0, documents.length(number)).tolist()
 
 
 # --- demonstrations -------------------------------------------------------------------------------
@@ -261,21 +261,21 @@ def test_batches_train_what_the_lessons_say(tmp_path, mode):
         r.token_ids: r.loss_mask for d in source.dialogues() for r in tokenize_dialogue(d, renderer)
     }
     most = max(map(len, rows))
-    stream = batches(corpus, mode, context=most, batch_tokens=3 * most, whole=True)
+    stream = batches(corpus, mode, seq_len=most, batch_tokens=3 * most, drop_overlong=True)
     for _ in range(10):
-        batch = stream.next()
+        batch = stream.next_batch()
         ends = np.cumsum(batch.lengths)
         for end, length in zip(ends, batch.lengths, strict=True):
             ids = tuple(batch.token_T[end - length : end].tolist())
             assert batch.loss_mask_T[end - length : end].tolist() == list(rows[ids])
-        assert batch.targets == batch.loss_mask_T.sum() > 0
+        assert batch.num_targets == batch.loss_mask_T.sum() > 0
         assert batch.loss_weight_T is None
 
 
 def test_weights_reach_the_batch(tmp_path):
     source = write(tmp_path, *[said(i, weight=0.25) for i in range(30)])
     corpus = prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path / "cache")
-    assert set(batches(corpus).next().loss_weight_T.tolist()) == {0.25}
+    assert set(batches(corpus).next_batch().loss_weight_T.tolist()) == {0.25}
 
 
 def test_half_a_dialogue_is_left_out_where_rows_must_be_whole(tmp_path):
@@ -284,12 +284,12 @@ def test_half_a_dialogue_is_left_out_where_rows_must_be_whole(tmp_path):
         CorpusSettings(sources=(source,), held_out_fraction=0), byte_tokenizer(), tmp_path / "cache"
     )
     stream = batches(corpus, whole=True)
-    lengths = {length for _ in range(4) for length in stream.next().lengths}
+    lengths = {length for _ in range(4) for length in stream.next_batch().lengths}
     assert len(lengths) == 1 and stream.counts["left_out"] > 0
-    cut = {length for _ in range(4) for length in batches(corpus).next().lengths}
+    cut = {length for _ in range(4) for length in batches(corpus).next_batch().lengths}
     assert 128 in cut
     with pytest.raises(DataError, match="no document is as short as a row of 16 tokens"):
-        batches(corpus, whole=True, context=16).next()
+        batches(corpus, whole=True, context=16).next_batch()
 
 
 def test_a_stream_of_dialogues_goes_on_where_it_stood(tmp_path):
@@ -297,9 +297,9 @@ def test_a_stream_of_dialogues_goes_on_where_it_stood(tmp_path):
     corpus = prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
     one, two = batches(corpus, whole=True), batches(corpus, whole=True)
     for _ in range(3):
-        one.next()
-    two.restore(json.loads(json.dumps(one.state())))
-    left, right = one.next(), two.next()
+        one.next_batch()
+    two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    left, right = one.next_batch(), two.next_batch()
     assert left.token_T.tolist() == right.token_T.tolist()
     assert left.loss_mask_T.tolist() == right.loss_mask_T.tolist()
 
@@ -319,8 +319,8 @@ def test_sources_mix_by_weights_that_change(tmp_path):
         unit="documents", weights={"c": ((0.0, 1.0), (1.0, 0.0)), "d": ((0.0, 0.0), (1.0, 1.0))}
     )
     stream = batches(corpus, mixture=mixture)
-    early = Counter(s for _ in range(8) for s in stream.next(progress=0.0).sources)
-    late = Counter(s for _ in range(8) for s in stream.next(progress=1.0).sources)
+    early = Counter(s for _ in range(8) for s in stream.next_batch(progress=0.0).sources)
+    late = Counter(s for _ in range(8) for s in stream.next_batch(progress=1.0).sources)
     # What was drawn early and did not fit waits for the next batch.
     assert set(early) == {"c"} and late["d"] > 10 * late["c"]
 

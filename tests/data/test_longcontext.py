@@ -67,7 +67,7 @@ def material():
 def test_documents_are_nearly_as_long_as_asked_and_never_longer(material, task, tokens):
     for seed in range(5):
         made = made_by(task, material, seed, tokens)
-        assert 0.85 * tokens < words(made.document()) <= tokens
+        assert 0.85 * tokens < words(made.to_text()) <= tokens
         assert made.score(" ".join(made.answers)) == 1.0
         assert made.score("") == 0.0
 
@@ -116,8 +116,8 @@ def test_needles_answer_the_question_and_the_others_do_not(material, hidden, ans
     said = re.findall(r"The number of (\w+) is (\d{6})\.", made.text)
     asked = set(re.findall(r"\w+", made.question)) & set(KEYS)
     assert sorted(v for name, v in said if name in asked) == sorted(made.answers)
-    assert len(made.answers) == answers and len(asked) == hidden.keys
-    assert len(said) == (hidden.keys + hidden.distractors) * hidden.values
+    assert len(made.answers) == answers and len(asked) == hidden.num_keys
+    assert len(said) == (hidden.num_keys + hidden.distractors) * hidden.num_values
 
 
 def test_needles_said_more_than_once_say_the_same_every_time(material):

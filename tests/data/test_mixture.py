@@ -21,7 +21,7 @@ def documents(tmp_path_factory):
 
 
 def drawn(mixture, count, progress=0.0):
-    return [mixture.draw(progress) for _ in range(count)]
+    return [mixture.next_document(progress) for _ in range(count)]
 
 
 def shares(pieces, size):

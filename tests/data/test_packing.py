@@ -34,7 +34,7 @@ def batches(pack, lengths, shape, number):
     draw = endless(lengths)
     for _ in range(number):
         found.append(pack(draw, waiting, shape))
-        waiting = found[-1].waiting
+        waiting = found[-1].carried_over
     return found
 
 
@@ -51,7 +51,7 @@ def covered(pieces):
 def test_every_token_comes_exactly_once(pack, lengths):
     found = batches(pack, lengths, PackingLimits(seq_len=16, tokens=64), 5)
     pieces = [piece for batch in found for row in batch.rows for piece in row]
-    tokens = covered([*pieces, *found[-1].waiting])
+    tokens = covered([*pieces, *found[-1].carried_over])
     assert all(tokens[d] == list(range(lengths[d % len(lengths)])) for d in tokens)
     assert sorted(tokens) == list(range(len(tokens)))
 
@@ -104,7 +104,7 @@ def test_best_fit_wastes_little():
 def test_best_fit_lets_nothing_wait_for_ever():
     lengths = [9] * 10 + [5] * 3  # a row of twelve takes one nine and no five beside it
     found = batches(pack_best_fit, lengths, PackingLimits(seq_len=12, tokens=48), 60)
-    waiting = [piece.document for piece in found[-1].waiting]
+    waiting = [piece.document for piece in found[-1].carried_over]
     assert max(waiting) - min(waiting) < 30 < max(waiting)
 
 

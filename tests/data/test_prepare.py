@@ -41,7 +41,7 @@ def story(i):
 
 def decoded(documents):
     for number in range(len(documents)):
-        yield documents.ids(number, 0, documents.length(number)).tolist()
+        yield documents.token_ids(number, 0, documents.length(number)).tolist()
 
 
 def texts_in(documents):
@@ -239,12 +239,12 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
     jsonl(tmp_path, [story(i) for i in range(3000)])
     code = """if True:
         import resource, sys
-        from paddock.data import CorpusSettings, JsonlSource, prepare
+        from paddock.data import CorpusSettings, JsonlSource, prepare_corpus
         from tests.data.tiny import byte_tokenizer
         source = JsonlSource(name="lines", path=sys.argv[1])
         tokenizer = byte_tokenizer()
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-        prepare(CorpusSettings(sources=(source,)), tokenizer, sys.argv[2])
+        prepare_corpus(CorpusSettings(sources=(source,)), tokenizer, sys.argv[2])
     """
     cache = tmp_path / "cache"
     command = [sys.executable, "-c", code, str(tmp_path / "lines.jsonl"), str(cache)]
@@ -262,7 +262,7 @@ def test_generated_sources_are_the_same_made_one_by_one_or_apart(tmp_path, monke
     stories = jsonl(tmp_path, [story(i) for i in range(40)])
     settings = CorpusSettings(sources=(stories, *generated(60)), held_out_fraction=0.1)
     assert not parallel.sources_to_parallelize(settings.sources, 2)
-    monkeypatch.setattr(parallel, "WORTH", 100)
+    monkeypatch.setattr(parallel, "MIN_PARALLEL_DOCUMENTS", 100)
     assert len(parallel.sources_to_parallelize(settings.sources, 2)) == 3
     told = {"alone": {}, "apart": {}}
     alone, together = (
@@ -288,9 +288,9 @@ def files_below(folder):
 
 
 def test_what_a_source_made_apart_refuses_is_said_and_nothing_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "WORTH", 1)
+    monkeypatch.setattr(parallel, "MIN_PARALLEL_DOCUMENTS", 1)
     silent = DialogueSource(name="silent", path=str(tmp_path / "nobody.jsonl"))
-    monkeypatch.setattr(type(silent), "generated", True)
+    monkeypatch.setattr(type(silent), "is_generated", True)
     settings = CorpusSettings(sources=(*generated(20), silent))
     with pytest.raises(DataError, match=r"nobody\.jsonl"):
         prepare_corpus(settings, byte_tokenizer(), tmp_path / "root", processes=2)
@@ -301,7 +301,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from threading import Thread
-from paddock.data import CorpusSettings, ReasoningSource, prepare
+from paddock.data import CorpusSettings, ReasoningSource, prepare_corpus
 from paddock.data.dialogue_sources import DialogueSource
 from paddock.data.prepare import parallel
 from tests.data.tiny import byte_tokenizer
@@ -318,7 +318,7 @@ if __name__ == "__main__":
         ReasoningSource(name=f, family=f, count=50_000_000) for f in ("facts", "chains")
     )
     Thread(target=watch).start()
-    prepare(CorpusSettings(sources=sources), byte_tokenizer(), sys.argv[1], processes=2)
+    prepare_corpus(CorpusSettings(sources=sources), byte_tokenizer(), sys.argv[1], processes=2)
 """
 
 

@@ -48,12 +48,12 @@ def spans(batch):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_is_spans_of_one_document_each(documents, mode):
-    batch = stream(documents, mode).next()
+    batch = stream(documents, mode).next_batch()
     assert sum(batch.lengths) == len(batch.token_T) <= 256
     assert batch.token_T.dtype == np.int32
     starts = np.cumsum([0, *batch.lengths[:-1]])
     assert (np.flatnonzero(~batch.loss_mask_T) == starts).all()
-    assert batch.targets == batch.loss_mask_T.sum()
+    assert batch.num_targets == batch.loss_mask_T.sum()
     for span in spans(batch):  # tokens of a document are consecutive numbers here
         assert list(span) == list(range(span[0], span[0] + len(span)))
     assert sum(batch.tokens_by_source().values()) == len(batch.token_T)
@@ -66,21 +66,21 @@ def test_a_restored_stream_goes_on_as_if_never_stopped(documents, mode, before, 
     whole = stream(documents, mode, seed=seed)
     steps = [i / 20 for i in range(before + after)]
     for progress in steps[:before]:
-        whole.next(progress=progress)
-    state = json.loads(json.dumps(whole.state()))
-    expected = [said(whole.next(progress=p)) for p in steps[before:]]
+        whole.next_batch(progress=progress)
+    state = json.loads(json.dumps(whole.state_dict()))
+    expected = [said(whole.next_batch(progress=p)) for p in steps[before:]]
     resumed = stream(documents, mode, seed=seed)
-    resumed.next(progress=0.5)
-    resumed.restore(state)
-    assert [said(resumed.next(progress=p)) for p in steps[before:]] == expected
-    assert resumed.state() == whole.state()
+    resumed.next_batch(progress=0.5)
+    resumed.load_state_dict(state)
+    assert [said(resumed.next_batch(progress=p)) for p in steps[before:]] == expected
+    assert resumed.state_dict() == whole.state_dict()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_another_process_goes_on_with_the_same_batches(documents, mode, tmp_path):
     here = stream(documents, mode)
     for _ in range(3):
-        here.next()
+        here.next_batch()
     code = """if True:
         import json, sys
         from pathlib import Path
@@ -90,9 +90,9 @@ def test_another_process_goes_on_with_the_same_batches(documents, mode, tmp_path
         there.restore(json.loads(sys.argv[3]))
         print(json.dumps([said(there.next()) for _ in range(3)]))
     """
-    command = [sys.executable, "-c", code, str(tmp_path), mode, json.dumps(here.state())]
+    command = [sys.executable, "-c", code, str(tmp_path), mode, json.dumps(here.state_dict())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    expected = json.loads(json.dumps([said(here.next()) for _ in range(3)]))
+    expected = json.loads(json.dumps([said(here.next_batch()) for _ in range(3)]))
     assert json.loads(done.stdout) == expected
 
 
@@ -102,42 +102,42 @@ def test_a_global_batch_is_the_same_for_any_number_of_ranks(documents, mode, wor
     alone = stream(documents, mode)
     ranks = [stream(documents, mode, rank=rank, world=world) for rank in range(world)]
     for _ in range(5):
-        whole, parts = alone.next(), [rank.next() for rank in ranks]
+        whole, parts = alone.next_batch(), [rank.next_batch() for rank in ranks]
         assert sorted(spans(whole)) == sorted(span for part in parts for span in spans(part))
         assert all(part.lengths for part in parts)
-        assert {part.targets for part in parts} == {whole.targets}
-        assert sum(int(part.loss_mask_T.sum()) for part in parts) == whole.targets
-    assert all(rank.state() == alone.state() for rank in ranks)
+        assert {part.num_targets for part in parts} == {whole.num_targets}
+        assert sum(int(part.loss_mask_T.sum()) for part in parts) == whole.num_targets
+    assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
 
 
 def test_a_position_taken_on_four_ranks_serves_two(documents):
     four = stream(documents, "best_fit", rank=3, world=4)
-    four.next()
+    four.next_batch()
     two = [stream(documents, "best_fit", rank=rank, world=2) for rank in range(2)]
     for rank in two:
-        rank.restore(four.state())
+        rank.load_state_dict(four.state_dict())
     alone = stream(documents, "best_fit")
-    alone.next()
-    assert sorted(spans(alone.next())) == sorted(s for rank in two for s in spans(rank.next()))
+    alone.next_batch()
+    assert sorted(spans(alone.next_batch())) == sorted(s for rank in two for s in spans(rank.next_batch()))
 
 
 def test_batches_may_grow(documents):
     growing = stream(documents, "truncate")
-    assert [len(growing.next(tokens=64 * n).token_T) for n in (1, 2, 8)] == [64, 128, 512]
+    assert [len(growing.next_batch(tokens=64 * n).token_T) for n in (1, 2, 8)] == [64, 128, 512]
     with pytest.raises(DataError, match="batch_tokens: 100 are no whole rows of 64"):
-        growing.next(tokens=100)
+        growing.next_batch(tokens=100)
 
 
 def test_ranks_that_would_get_nothing_are_refused(documents):
     with pytest.raises(DataError, match="256 are too few for 5 ranks with a context of 64"):
-        stream(documents, "rows", world=5).next()
+        stream(documents, "rows", world=5).next_batch()
 
 
 def test_what_was_cut_is_counted(documents):
     rows, fitted = stream(documents, "rows"), stream(documents, "best_fit")
     for _ in range(20):
-        rows.next()
-        fitted.next()
+        rows.next_batch()
+        fitted.next_batch()
     assert rows.counts["cut_tokens"] > 0 == rows.counts["split_documents"]
     assert fitted.counts["split_documents"] > 0 == fitted.counts["cut_tokens"]
 
@@ -166,7 +166,7 @@ def test_weights_are_shares_of_the_tokens_that_are_used(tmp_path, mode):
 def test_a_position_in_another_stream_is_refused(documents, change, complaint):
     here = stream(documents, "rows")
     with pytest.raises(DataError, match=complaint):
-        here.restore({**here.state(), **change})
+        here.load_state_dict({**here.state_dict(), **change})
 
 
 def test_settings_that_fill_no_batch_are_refused():

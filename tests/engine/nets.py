@@ -112,7 +112,7 @@ def answers_at_once(serving: Engine, requests: list[Request]) -> list[RequestOut
     for request, inbox in zip(requests, inboxes, strict=True):
         serving.submit(request, inbox.put)
     serving.resume()
-    return [inbox.get().answer for inbox in inboxes]
+    return [inbox.get().output for inbox in inboxes]
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def frozen_once_begun(serving: Engine, count: int = 1) -> Iterator[None]:
             if len(begun) < count:
                 begun.add(id(deliver))
                 serving._worker.paused = len(begun) == count
-            if streamed or isinstance(delta, Exception) or delta.answer is not None:
+            if streamed or isinstance(delta, Exception) or delta.output is not None:
                 deliver(delta)
 
         return submit(request, freeze, streamed=True, **more)

@@ -47,7 +47,7 @@ def assert_untouched(serving, reload):
     """Bit for bit the old weights; what they had read is still there too."""
     assert reload.checksums() == sums("old")
     assert serving.version == 0
-    assert_greedy(network("sparse"), PROMPT, serving.answer(greedy(PROMPT)).completion)
+    assert_greedy(network("sparse"), PROMPT, serving.generate_output(greedy(PROMPT)).completion)
 
 
 @cache
@@ -58,7 +58,7 @@ def cold():
 
 
 def assert_new(serving):
-    for answer, expected in zip(serving.answers(map(greedy, PROMPTS)), cold(), strict=True):
+    for answer, expected in zip(serving.generate_outputs(map(greedy, PROMPTS)), cold(), strict=True):
         done = answer.completion
         assert done.token_ids == expected.token_ids
         assert done.logprobs == pytest.approx(expected.logprobs, abs=1e-5)

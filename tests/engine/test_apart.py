@@ -61,7 +61,7 @@ def sampled(prompt, seed, count=12):
 
 
 async def everything(found, requests):
-    return await asyncio.gather(*map(found.respond, requests))
+    return await asyncio.gather(*map(found.async_generate, requests))
 
 
 async def deltas(found, request):
@@ -91,21 +91,21 @@ def test_it_says_what_an_engine_here_says(apart):
 def test_a_stream_comes_piece_by_piece(apart):
     every = asyncio.run(deltas(apart, sampled(PROMPTS[0], 0)))
     assert len(every) > 3
-    done = every[-1].answer.completion
+    done = every[-1].output.completion
     assert tuple(i for delta in every for i in delta.token_ids) == done.token_ids
-    assert all(delta.answer is None for delta in every[:-1])
+    assert all(delta.output is None for delta in every[:-1])
 
 
 def test_what_no_engine_could_answer_is_refused_with_the_numbers(apart):
     with pytest.raises(InvalidRequestError, match="token id 100000, outside"):
-        asyncio.run(apart.respond(sampled((1, 100000), 0)))
+        asyncio.run(apart.async_generate(sampled((1, 100000), 0)))
     assert asyncio.run(apart.check_health())
 
 
 def test_whoever_goes_away_leaves_nothing_behind(apart):
     async def leave():
         await asyncio.to_thread(apart.pause, "in_place")  # or it may be answered before
-        asking = asyncio.create_task(apart.respond(sampled(PROMPTS[0], 0, count=80)))
+        asking = asyncio.create_task(apart.async_generate(sampled(PROMPTS[0], 0, count=80)))
         await until_async(lambda: apart.stats().waiting)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -125,9 +125,9 @@ def test_whoever_loses_patience_or_fails_does_not_make_it_deaf(apart):
         await asyncio.sleep(0)
         beat.cancel()  # before the answer is there
         await asyncio.gather(beat, return_exceptions=True)
-        apart.submit(sampled(PROMPTS[0], 0), lambda delta: {}["nobody takes it"], stream=True)
+        apart.submit(sampled(PROMPTS[0], 0), lambda delta: {}["nobody takes it"], streamed=True)
         async with asyncio.timeout(60):
-            answer = await apart.respond(sampled(PROMPTS[1], 1))
+            answer = await apart.async_generate(sampled(PROMPTS[1], 1))
             return len(answer.completion.token_ids), await apart.check_health()
 
     assert asyncio.run(main()) == (12, True)
@@ -136,7 +136,7 @@ def test_whoever_loses_patience_or_fails_does_not_make_it_deaf(apart):
 def test_while_paused_it_begins_nothing(apart):
     async def paused():
         await asyncio.to_thread(apart.pause, "in_place")
-        asking = asyncio.create_task(apart.respond(sampled(PROMPTS[0], 0)))
+        asking = asyncio.create_task(apart.async_generate(sampled(PROMPTS[0], 0)))
         done, _ = await asyncio.wait([asking], timeout=0.3)
         assert not done
         await asyncio.to_thread(apart.resume)
@@ -149,13 +149,13 @@ def test_new_weights_serve_and_damaged_ones_do_not(mortal):
     requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
     half = dict(list(tensors().items())[::2])
     with pytest.raises(CheckpointError, match="is missing"):
-        mortal.publish([WeightUpdate(7, half)])
+        mortal.update_weights([WeightUpdate(7, half)])
     broken = tensors() | {HEAD: tensors()[HEAD].detach().clone().fill_(float("nan"))}
     with pytest.raises(CheckpointError, match=HEAD):
-        mortal.publish([WeightUpdate(7, broken)])
+        mortal.update_weights([WeightUpdate(7, broken)])
     assert mortal.stats().version == 0
     assert_same(asyncio.run(everything(mortal, requests)), asked(version=0))
-    mortal.publish([WeightUpdate(7, tensors())], verify=True)
+    mortal.update_weights([WeightUpdate(7, tensors())], verify=True)
     assert mortal.stats().version == 7
     assert_same(asyncio.run(everything(mortal, requests)), asked(version=7))
 
@@ -163,7 +163,7 @@ def test_new_weights_serve_and_damaged_ones_do_not(mortal):
 def test_what_was_sent_does_not_change_with_the_trainer(mortal):
     """The trainer goes on writing where it wrote what it handed over."""
     live = {name: tensor.detach().clone() for name, tensor in tensors().items()}
-    mortal.publish([WeightUpdate(7, live)])
+    mortal.update_weights([WeightUpdate(7, live)])
     for tensor in live.values():
         tensor.fill_(float("nan"))
     requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
@@ -185,7 +185,7 @@ def test_a_killed_process_is_noticed_at_once_and_followed_by_another(mortal):
     async def killed():
         await asyncio.to_thread(mortal.pause, "in_place")  # or some may be answered before
         asking = [
-            asyncio.create_task(mortal.respond(sampled(prompt, i, count=80)))
+            asyncio.create_task(mortal.async_generate(sampled(prompt, i, count=80)))
             for i, prompt in enumerate(PROMPTS)
         ]
         await until_async(lambda: mortal.stats().waiting == len(PROMPTS))
@@ -193,19 +193,19 @@ def test_a_killed_process_is_noticed_at_once_and_followed_by_another(mortal):
         async with asyncio.timeout(PATIENCE_S):
             return await asyncio.gather(*asking, return_exceptions=True)
 
-    mortal.publish([WeightUpdate(7, tensors())])
+    mortal.update_weights([WeightUpdate(7, tensors())])
     first = mortal.pid
     outcomes = asyncio.run(killed())
     assert all(isinstance(outcome, EngineError) for outcome in outcomes)
     assert "was killed by SIGKILL" in str(outcomes[0])
     assert not mortal.healthy
     assert not asyncio.run(mortal.check_health())
-    mortal.publish([WeightUpdate(8, tensors())])  # kept for whoever follows
+    mortal.update_weights([WeightUpdate(8, tensors())])  # kept for whoever follows
     mortal.restart_async()
     mortal._reviving.join()
     assert mortal.healthy and mortal.pid != first
     assert mortal.stats().version == 8
-    answer = asyncio.run(mortal.respond(sampled(PROMPTS[0], 0)))
+    answer = asyncio.run(mortal.async_generate(sampled(PROMPTS[0], 0)))
     assert [segment.version for segment in answer.completion.versions] == [8]
 
 

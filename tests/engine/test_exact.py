@@ -130,7 +130,7 @@ def test_new_weights_that_are_the_old_ones_change_nothing(mode, steps):
 
     async def main(serving):
         async def reply(prompt):
-            return [delta async for delta in serving.stream(greedy(prompt, COUNT))][-1].answer
+            return [delta async for delta in serving.stream(greedy(prompt, COUNT))][-1].output
 
         tasks = [asyncio.create_task(reply(prompt)) for prompt in FEW]
         for version in range(1, 5):

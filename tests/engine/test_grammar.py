@@ -53,11 +53,11 @@ def test_every_reply_matches(steps, stops):
     tag = Grammar("structural_tag", json.dumps(TAG))
     with serving(mtp_steps=steps, stop_ids=stops) as engine:
         ask = [asking(g, seed) for seed in range(5) for g in (regex, schema, ebnf, tag)]
-        answers = engine.answers(ask)
+        answers = engine.generate_outputs(ask)
         for request, answer in zip(ask, answers, strict=True):
             if answer.completion.finish == "length":
                 continue  # cut off: nothing to check
-            match request.sampling.grammar.kind:
+            match request.sampling_params.grammar.kind:
                 case "regex":
                     assert re.fullmatch(REGEX, said(answer))
                 case "json_schema":
@@ -79,7 +79,7 @@ def test_drafts_do_not_change_what_a_grammar_lets_through():
     replies = []
     for steps in (0, 1, 4):
         with serving(mtp_steps=steps, stop_ids=(STOP,)) as engine:
-            replies.append([a.completion.token_ids for a in engine.answers(ask)])
+            replies.append([a.completion.token_ids for a in engine.generate_outputs(ask)])
     assert replies[0] == replies[1] == replies[2]
 
 
@@ -97,7 +97,7 @@ def test_the_grammar_begins_where_thinking_ends(steps):
             )
             for seed in range(8)
         ]
-        for answer in engine.answers(ask):
+        for answer in engine.generate_outputs(ask):
             reply = answer.completion.token_ids
             close = reply.index(specials[SpecialToken.THINK_CLOSE])
             assert close <= 4
@@ -109,7 +109,7 @@ def test_the_grammar_begins_where_thinking_ends(steps):
 def test_a_grammar_that_has_ended_ends_the_reply_even_early():
     with serving(stop_ids=(STOP,)) as engine:
         ask = asking(Grammar("regex", "abc"), 0, min_new_tokens=20)
-        answer = engine.answer(ask)
+        answer = engine.generate_output(ask)
         assert said(answer) == "abc"
         assert answer.completion.finish == "stop"
 
@@ -118,7 +118,7 @@ def test_roles_cannot_be_spelled():
     mute = {tokenizer().special_token_ids[token] for token in SpecialToken if token.is_special}
     with serving(stop_ids=(STOP,)) as engine:
         ask = [asking(Grammar("regex", r"[^x]{12}"), seed, temperature=3.0) for seed in range(8)]
-        for answer in engine.answers(ask):
+        for answer in engine.generate_outputs(ask):
             assert not mute & {t for t in answer.completion.token_ids if t != STOP}
 
 
@@ -128,7 +128,7 @@ def test_roles_cannot_be_spelled():
 def test_what_is_no_grammar_is_refused(grammar):
     with serving() as engine:
         with pytest.raises(InvalidRequestError, match="is no grammar") as refused:
-            engine.answer(asking(grammar, 0))
+            engine.generate_output(asking(grammar, 0))
         assert ".cc" not in str(refused.value), "no path of the library's build"
         assert engine.generate(ids("hello"), SamplingParams(max_new_tokens=2)).finish == "length"
         assert engine.audit() == []
@@ -141,8 +141,8 @@ def test_what_is_no_grammar_is_refused(grammar):
 def test_a_language_without_words_is_refused(grammar, stops):
     with serving(stop_ids=stops) as engine:
         with pytest.raises(InvalidRequestError, match="allows no reply"):
-            engine.answer(asking(grammar, 0))
-        empty = engine.answer(asking(Grammar("regex", "a?"), 0))  # the empty word is one
+            engine.generate_output(asking(grammar, 0))
+        empty = engine.generate_output(asking(Grammar("regex", "a?"), 0))  # the empty word is one
         assert said(empty) in ("", "a")
 
 
@@ -160,8 +160,8 @@ def test_a_grammar_that_explodes_is_refused_and_holds_up_nobody():
     with serving(stop_ids=(STOP,), grammar_s=2.0, grammar_bytes=1 << 28) as engine:
         for _ in range(2):  # the second time without a try
             with pytest.raises(InvalidRequestError, match=r"takes (more than 2 s|too long)|memory"):
-                engine.answer(asking(EXPLODING, 0))
-        assert said(engine.answer(asking(Grammar("regex", "abc"), 0))) == "abc"
+                engine.generate_output(asking(EXPLODING, 0))
+        assert said(engine.generate_output(asking(Grammar("regex", "abc"), 0))) == "abc"
         assert engine.audit() == []
 
 
@@ -171,7 +171,7 @@ def test_compiling_ends_when_the_client_has_left():
         Timer(0.3, left.set).start()
         with pytest.raises(InvalidRequestError, match="disconnected"):
             engine.submit(asking(EXPLODING, 0), lambda _: None, cancelled=left)
-        assert said(engine.answer(asking(Grammar("regex", "abc"), 0))) == "abc"
+        assert said(engine.generate_output(asking(Grammar("regex", "abc"), 0))) == "abc"
 
 
 def test_more_grammars_than_may_wait_find_the_engine_full(monkeypatch):
@@ -183,7 +183,7 @@ def test_more_grammars_than_may_wait_find_the_engine_full(monkeypatch):
         with pytest.raises(
             EngineQueueFullError, match="0 grammars are waiting to be compiled already"
         ):
-            engine.answer(asking(Grammar("regex", "full"), 0))
+            engine.generate_output(asking(Grammar("regex", "full"), 0))
         monkeypatch.rollback()
         assert said(engine.answer(asking(Grammar("regex", "full"), 0))) == "full"
         assert engine.audit() == []
@@ -193,7 +193,7 @@ def test_a_long_grammar_is_refused_unread():
     long = Grammar("ebnf", f'root ::= "{"a" * 99}"')
     refused = pytest.raises(InvalidRequestError, match="has 110 bytes, more than 64")
     with serving(grammar_text_bytes=64) as engine, refused:
-        engine.answer(asking(long, 0))
+        engine.generate_output(asking(long, 0))
 
 
 def test_the_cache_of_grammars_is_bounded():
@@ -210,7 +210,7 @@ def test_json_strings_hold_no_raw_control_characters(limits):
     schema = Grammar("json_schema", json.dumps({"type": "string", **limits}))
     with serving(stop_ids=(STOP,)) as engine:
         ask = [asking(schema, seed, temperature=50.0) for seed in range(40)]
-        texts = [said(answer) for answer in engine.answers(ask)]
+        texts = [said(answer) for answer in engine.generate_outputs(ask)]
     assert not [text for text in texts if any(ord(char) < 32 for char in text.strip())]
 
 
@@ -220,7 +220,7 @@ def test_json_strings_hold_no_raw_control_characters(limits):
 def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
     schema = Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern}))
     with serving(stop_ids=(STOP,)) as engine:
-        answers = engine.answers([asking(schema, seed, temperature=50.0) for seed in range(10)])
+        answers = engine.generate_outputs([asking(schema, seed, temperature=50.0) for seed in range(10)])
         texts = [said(answer) for answer in answers if answer.completion.finish == "stop"]
     assert texts and all(re.search(pattern, json.loads(text)) for text in texts)
 

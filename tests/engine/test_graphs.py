@@ -122,7 +122,7 @@ def test_only_decoding_is_recorded():
         for length in (5, 9, 14):
             for _ in range(2):  # the second time behind what was kept of the first
                 serving.generate_output(greedy(tuple(range(length)), 4))
-        assert {size.queries for size in graphs_of(serving)._inputs} == {1}
+        assert {size.query_len for size in graphs_of(serving)._inputs} == {1}
 
 
 class Ticking:
@@ -135,15 +135,15 @@ class Ticking:
         return self.now
 
     def around(self, runner):
-        run = runner.run
+        run = runner.execute_step
 
         def timed(plan, *rest):
-            reads = plan.reads
+            reads = plan.has_prefill
             self.reading.append(reads)
             self.now += 0.030 if reads else 0.001
             return run(plan, *rest)
 
-        runner.run = timed
+        runner.execute_step = timed
 
 
 @pytest.mark.parametrize(("gather_s", "reads"), [(0.05, 2), (0.01, 4), (0.0, 7)])
@@ -160,11 +160,11 @@ def test_prompts_wait_to_be_read_together_while_others_decode(gather_s, reads):
             step = len(clock.reading)
             if step % 5 == 0 and step <= 5 * len(later):
                 serving.submit(greedy(later[step // 5 - 1], 2), answers.put)
-            if delta.answer is not None:
+            if delta.output is not None:
                 answers.put(delta)
 
         serving.submit(greedy(PROMPTS[0], 60), deliver, streamed=True)
-        found = [answers.get(timeout=60).answer.completion for _ in range(7)]
+        found = [answers.get(timeout=60).output.completion for _ in range(7)]
         assert serving.audit() == []
     lengths = sorted(len(done.token_ids) for done in found)
     assert lengths == [2] * 6 + [60]
@@ -208,7 +208,7 @@ def graphs(**settings):
 )
 def test_sizes_are_few(sequences, longest, size):
     past_B = np.full(sequences, longest - 1)
-    assert graphs(max_running=6).size(UniformDecodeBatch(np.arange(sequences), past_B, 1)) == size
+    assert graphs(max_running_requests=6).key_for(UniformDecodeBatch(np.arange(sequences), past_B, 1)) == size
 
 
 def test_what_is_missing_is_the_first_again():

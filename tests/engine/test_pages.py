@@ -103,7 +103,7 @@ def filled(*texts):
 
 def test_the_longest_unused_goes_first():
     radix = filled([1, 1, 2, 2], [3, 3], [1, 1, 4, 4])
-    radix.pages.decref(radix.match(0, [1, 1, 2, 2], 4))
+    radix.pages.decref(radix.match_prefix(0, [1, 1, 2, 2], 4))
     radix.evict(2)
     assert radix.matched_tokens(0, [3, 3], 2) == 0
     assert radix.matched_tokens(0, [1, 1, 4, 4], 4) == 2

@@ -41,7 +41,7 @@ def prepared(monkeypatch):
         count.append(self.layer)
         return plain(self, *args, **kwargs)
 
-    monkeypatch.setattr(MLA, "prepared", counted)
+    monkeypatch.setattr(MLA, "prepare_decode", counted)
     return count
 
 
@@ -80,7 +80,7 @@ def test_drafts_are_prepared_too(prepared):
 
 
 def test_a_cpu_takes_the_operations_one_by_one(monkeypatch):
-    monkeypatch.setattr(MLA, "prepared", None)
+    monkeypatch.setattr(MLA, "prepare_decode", None)
     with engine(network("sparse")) as serving:
         assert len(serving.generate_output(greedy(PROMPTS[0], COUNT)).completion.token_ids) == COUNT
 
@@ -112,11 +112,11 @@ def test_a_layer_prepares_what_it_projects_bit_for_bit(kind):
     spans = tuple(Span(b, 1, 0, int(p) + 1) for b, p in enumerate(position_T))
     layout, x_TD = AttentionMetadata(position_T, spans, decode_batch=batch), torch.randn(3, 32)
     one, other = (Storage(torch.tensor([5, 0, 39]), row=20, index=8) for _ in range(2))
-    step = own.step(layout, one)
+    step = own.make_context(layout, one)
     projected = attention.project(x_TD, step)
     one.extend(0, "row", projected.row_TC)
     index = attention.index_new_tokens(x_TD, projected, step)
-    found = attention.prepare_decode(x_TD, own.step(layout, other), tasks_to_issue=True)
+    found = attention.prepare_decode(x_TD, own.step(layout, other), wanted=True)
     for stream in ("row", "index"):
         assert torch.equal(one.stored[stream], other.stored[stream])
     assert torch.equal(found.index.query_THD, index.query_THD)

@@ -41,11 +41,11 @@ def serving():
 
 def from_disk(reload, folder, mode):
     save_pretrained(other(), folder)
-    reload.from_disk(str(folder), version=7, mode=mode)
+    reload.update_from_disk(str(folder), version=7, mode=mode)
 
 
 def from_bytes(reload, _, mode):
-    reload.from_tensors([packed(names) for names in buckets(2)], version=7, mode=mode)
+    reload.update_from_tensor([packed(names) for names in buckets(2)], version=7, mode=mode)
 
 
 def from_network(reload, _, mode):
@@ -66,8 +66,8 @@ def while_running(serving, change):
         async def reply(i):
             async for delta in serving.stream(greedy(PROMPTS[i], 24)):
                 begun[i].set()
-                if delta.answer is not None:
-                    return delta.answer
+                if delta.output is not None:
+                    return delta.output
 
         tasks = [asyncio.create_task(reply(i)) for i in range(len(PROMPTS))]
         for event in begun:
@@ -157,11 +157,11 @@ WRONG = {
 @pytest.mark.parametrize("why", WRONG)
 def test_wrong_tensors_change_nothing_and_cost_no_cached_page(serving, why):
     reload, first = EngineWeightUpdater(serving), "model.embed_tokens.weight"
-    serving.answer(greedy(PROMPT))
+    serving.generate_output(greedy(PROMPT))
     with pytest.raises(CheckpointError, match=why):
         reload.update_from_tensor([packed([first]), WRONG[why]()], version=7, mode="abort")
     assert_untouched(serving, reload)
-    assert serving.answer(greedy(PROMPT)).cached_tokens == 16
+    assert serving.generate_output(greedy(PROMPT)).cached_tokens == 16
     assert reload.last_update is None
 
 
@@ -239,7 +239,7 @@ def test_a_trainer_may_gather_every_parcel_in_the_same_memory(serving):
 @pytest.mark.parametrize("mtp", [True, False])
 def test_buckets_that_come_while_the_engine_pauses_make_one_version(serving, mtp):
     reload = EngineWeightUpdater(serving)
-    serving.answers(map(greedy, PROMPTS))
+    serving.generate_outputs(map(greedy, PROMPTS))
     serving.pause("retract")
     for names in buckets(4, mtp=mtp):
         reload.update_from_tensor([packed(names)], version=7, mode="in_place")
@@ -272,7 +272,7 @@ def test_what_was_served_is_not_taken_back(serving):
     serving.pause("abort")
     reload.update_from_tensor([packed([HEAD])], version=7, mode="in_place")
     serving.resume()
-    serving.answer(greedy(PROMPT))
+    serving.generate_output(greedy(PROMPT))
     serving.pause("abort")
     with pytest.raises(CheckpointError) as refused:
         reload.update_from_tensor([WRONG["pickle"]()], version=8, mode="in_place")

@@ -64,7 +64,7 @@ def test_a_trainer_broadcasts_to_two_replicas(serving):
         both = [EngineWeightUpdater(each, timeout_s=60) for each in (serving, twin)]
         in_threads(*(partial(r.init_group, Group(port, i, 3)) for i, r in enumerate(both, start=1)))
         for each in (serving, twin):
-            each.answers(map(greedy, PROMPTS))
+            each.generate_outputs(map(greedy, PROMPTS))
             each.pause("abort")
             while not each.flush_cache():
                 pass

@@ -19,11 +19,11 @@ def chosen(net, token_ids):
         ask=AuxRequest(routing_and_topk=True),
     )
     experts, kept = [], []
-    for note in output.notes:
+    for note in output.aux:
         if note.experts_TK is not None:
             experts.append(note.experts_TK.numpy())
     indexer = net.config.indexer
-    for layer, note in enumerate(output.notes):
+    for layer, note in enumerate(output.aux):
         if not net.config.has_indexer(layer):
             continue
         rows = np.full((len(token_ids), indexer.topk), -1)

@@ -111,11 +111,11 @@ def test_a_stop_text_may_begin_with_the_blank_that_a_reply_begins_with():
 def test_a_stop_text_ends_the_reply(steps):
     prompt = ids("hello")
     with serving(mtp_steps=steps) as engine:
-        whole = engine.answer(greedy(prompt, 20)).completion.token_ids
+        whole = engine.generate_output(greedy(prompt, 20)).completion.token_ids
         text = tokenizer().decode(whole[3:5])
         sampling = SamplingParams(temperature=0.0, max_new_tokens=20, stop=(text, "never said"))
-        answer = engine.answer(Request(token_ids=prompt, sampling_params=sampling))
-        assert answer.matched == text
+        answer = engine.generate_output(Request(token_ids=prompt, sampling_params=sampling))
+        assert answer.matched_stop == text
         assert whole[: len(answer.completion.token_ids)] == answer.completion.token_ids
         assert text in tokenizer().decode(answer.completion.token_ids)
         assert text not in tokenizer().decode(answer.completion.token_ids[:-1])
@@ -155,7 +155,7 @@ def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
         temperature=0.0, max_new_tokens=9, thinking_budget=budget, logit_bias=keep_thinking
     )
     with serving(mtp_steps=steps) as engine:
-        answer = engine.answer(Request(token_ids=prompt, sampling_params=sampling))
+        answer = engine.generate_output(Request(token_ids=prompt, sampling_params=sampling))
     reply = answer.completion
     assert reply.token_ids.index(specials[CLOSE]) == budget
     assert reply.forced == (budget,)
@@ -184,7 +184,7 @@ def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
     )
     prompt = ids("<|user|>hi<|assistant|><think><tool_call>he")
     with serving(mtp_steps=steps) as engine:
-        answer = engine.answer(Request(token_ids=prompt, sampling_params=sampling))
+        answer = engine.generate_output(Request(token_ids=prompt, sampling_params=sampling))
     assert answer.completion.forced == ()
     assert answer.reasoning_tokens == 0
     thinking = ThinkingBudget.from_prompt(ids("<think>"), specials, budget=2)
@@ -255,11 +255,11 @@ def test_deltas_add_up_to_the_answer():
 
     with engine(network("counting"), mtp_steps=2) as streaming:
         deltas = asyncio.run(main(streaming))
-    answer = deltas[-1].answer
-    assert all(delta.answer is None for delta in deltas[:-1])
+    answer = deltas[-1].output
+    assert all(delta.output is None for delta in deltas[:-1])
     assert tuple(t for d in deltas for t in d.token_ids) == answer.completion.token_ids
     assert tuple(x for d in deltas for x in d.logprobs) == answer.completion.logprobs
-    assert tuple(x for d in deltas for x in d.top) == answer.top
+    assert tuple(x for d in deltas for x in d.top_logprobs) == answer.top_logprobs
     assert len(deltas) == answer.verify_steps
 
 
@@ -384,7 +384,7 @@ def test_a_closed_engine_answers_nothing_and_hangs_nobody():
     got = []
     closed.submit(greedy((1, 2), 4), got.append)
     closed.close()
-    assert got[0].answer.completion.finish == "abort"
+    assert got[0].output.completion.finish == "abort"
     with pytest.raises(EngineError, match="closed"):
         closed.generate_output(greedy((1, 2), 4))
     with pytest.raises(EngineError, match="closed"):

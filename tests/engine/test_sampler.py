@@ -81,7 +81,7 @@ def test_places_of_one_reply_are_drawn_independently():
     logits_NV = torch.zeros(8000, VOCAB)
     draw = sampler(1)
     index_N = np.arange(8000)
-    token_N = draw.draw(logits_NV, np.zeros(8000, int), index_N)
+    token_N = draw.gumbel_argmax(logits_NV, np.zeros(8000, int), index_N)
     pair = token_N[0::2] * VOCAB + token_N[1::2]
     assert_drawn_from(pair.bincount(minlength=VOCAB**2), np.full(VOCAB**2, VOCAB**-2.0))
 

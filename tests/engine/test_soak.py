@@ -38,18 +38,18 @@ async def client(serving, chance, count):
             case 0:  # leaves early
                 leave = chance.randrange(4)
                 async for delta in serving.stream(request):
-                    if delta.answer is not None or not (leave := leave - 1):
+                    if delta.output is not None or not (leave := leave - 1):
                         break
             case 1:  # is cancelled
-                task = asyncio.create_task(serving.respond(request))
+                task = asyncio.create_task(serving.async_generate(request))
                 await asyncio.sleep(chance.random() * 0.02)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             case 2:  # asks for too much
                 with pytest.raises(InvalidRequestError):
-                    await serving.respond(Request(token_ids=(1,) * 200))
+                    await serving.async_generate(Request(token_ids=(1,) * 200))
             case _:
-                answer = await serving.respond(request)
+                answer = await serving.async_generate(request)
                 assert answer.completion.token_ids or answer.completion.finish == "abort"
 
 

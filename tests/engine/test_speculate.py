@@ -20,7 +20,7 @@ def guessed(monkeypatch):
         for sequence in sequences:
             seen[tuple(sequence.tokens)] = sequence.drafts[0]
 
-    monkeypatch.setattr(Drafter, "guess", record)
+    monkeypatch.setattr(Drafter, "propose", record)
     return seen
 
 

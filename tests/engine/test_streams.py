@@ -38,8 +38,8 @@ def test_deltas_make_the_reply(serving):
         return await asyncio.gather(*(heard(serving, prompt) for prompt in PROMPTS))
 
     for prompt, deltas in zip(PROMPTS, asyncio.run(main()), strict=True):
-        answer = deltas[-1].answer
-        assert [delta.answer for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+        answer = deltas[-1].output
+        assert [delta.output for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
         assert sum((d.token_ids for d in deltas), ()) == answer.completion.token_ids
         assert sum((d.logprobs for d in deltas), ()) == answer.completion.logprobs
         assert len(deltas) > 3
@@ -56,15 +56,15 @@ def test_a_pause_keeps_nothing_back(serving):
             async for delta in serving.stream(greedy(PROMPTS[0], 80)):
                 tokens.extend(delta.token_ids)
                 first.set()
-            return delta.answer
+            return delta.output
 
         with frozen_once_begun(serving):
             task = asyncio.create_task(listen())
             await first.wait()
             await asyncio.to_thread(serving.pause, "in_place")
-            (sequence,) = serving._worker.live.values()
-            await until_async(lambda: len(tokens) == sequence.written)
-            assert sequence.written < 80
+            (sequence,) = serving._worker.requests.values()
+            await until_async(lambda: len(tokens) == sequence.num_generated)
+            assert sequence.num_generated < 80
         answer = await task
         assert tuple(tokens) == answer.completion.token_ids
 
@@ -77,10 +77,10 @@ def test_an_abort_comes_behind_what_was_said(serving):
         tokens = []
         async for delta in serving.stream(greedy(PROMPTS[0], 100, id="one")):
             tokens.extend(delta.token_ids)
-            if delta.answer is None:
+            if delta.output is None:
                 serving.abort("one")
-        assert delta.answer.completion.finish == "abort"
-        assert tuple(tokens) == delta.answer.completion.token_ids
+        assert delta.output.completion.finish == "abort"
+        assert tuple(tokens) == delta.output.completion.token_ids
 
     for _ in range(3):
         asyncio.run(main())
@@ -95,7 +95,7 @@ def test_a_busy_loop_is_woken_once_for_all_replies(serving, monkeypatch):
             loop, "call_soon_threadsafe", lambda *args: woken.append(args) or wake(*args)
         )
         serving.pause("retract")
-        tasks = [asyncio.create_task(serving.respond(greedy(p, COUNT))) for p in PROMPTS]
+        tasks = [asyncio.create_task(serving.async_generate(greedy(p, COUNT))) for p in PROMPTS]
         await asyncio.sleep(0)  # all have asked
         serving.resume()
         until(lambda: serving.stats().counters.finished == len(PROMPTS))  # the loop is busy
@@ -156,8 +156,8 @@ def test_an_aborted_request_keeps_what_it_wrote():
         seen.extend(delta.token_ids)
         if len(seen) == 3:
             streaming.abort("long")
-        if delta.answer is not None:
-            done.put(delta.answer)
+        if delta.output is not None:
+            done.put(delta.output)
 
     with engine(network("sparse")) as streaming:
         streaming.submit(greedy(PROMPTS[0], 80, id="long"), deliver, streamed=True)

@@ -42,8 +42,8 @@ def swapped(mode, *, steps=0, prompts=PROMPTS, count=60):
         async def reply(i):
             async for delta in serving.stream(greedy(prompts[i], count)):
                 begun[i].set()
-                if delta.answer is not None:
-                    return delta.answer
+                if delta.output is not None:
+                    return delta.output
 
         with frozen_once_begun(serving, len(prompts)):
             tasks = [asyncio.create_task(reply(i)) for i in range(len(prompts))]
@@ -107,7 +107,7 @@ def test_a_prompt_that_is_read_anew_is_scored_anew():
         request = greedy(prompt, 1, id="scored", prompt_logprobs_from=0, top_logprobs=1)
         serving.submit(request, scored.put)
         serving.resume()
-        answer = scored.get().answer
+        answer = scored.get().output
     assert answer.preemptions == 1
     got = torch.tensor(answer.prompt_logprobs[1:])
     torch.testing.assert_close(got, logprobs_of(other(), prompt[:1], prompt[1:]), atol=1e-5, rtol=0)
@@ -129,7 +129,7 @@ def test_requests_in_place_go_on_with_the_rows_they_have(steps):
         assert sum(answer.preemptions for answer in answers) == 0
         # Whoever comes now, even with a text that was just written, is answered by the new weights.
         again = [p + a.completion.token_ids for p, a in zip(PROMPTS, answers, strict=True)]
-        for prompt, answer in zip(again, serving.answers(map(greedy, again)), strict=True):
+        for prompt, answer in zip(again, serving.generate_outputs(map(greedy, again)), strict=True):
             assert_greedy(other(), prompt, answer.completion)
         assert serving.audit() == []
 
@@ -141,7 +141,7 @@ def test_aborted_requests_keep_what_the_old_weights_wrote():
         for prompt, answer in zip(PROMPTS, answers, strict=True):
             assert_greedy(network("sparse"), prompt, answer.completion)
             assert [s.version for s in answer.completion.versions] == [0]
-        for prompt, answer in zip(PROMPTS, serving.answers(map(greedy, PROMPTS)), strict=True):
+        for prompt, answer in zip(PROMPTS, serving.generate_outputs(map(greedy, PROMPTS)), strict=True):
             assert_greedy(other(), prompt, answer.completion)
             assert [s.version for s in answer.completion.versions] == [1]
         assert serving.audit() == []
@@ -175,8 +175,8 @@ def test_a_pause_changes_no_reply(mode):
         async def reply(prompt):
             async for delta in serving.stream(greedy(prompt, 60)):
                 begun.set()
-                if delta.answer is not None:
-                    return delta.answer
+                if delta.output is not None:
+                    return delta.output
 
         with frozen_once_begun(serving):
             tasks = [asyncio.create_task(reply(prompt)) for prompt in PROMPTS]
@@ -201,7 +201,7 @@ def test_a_pause_may_end_everything():
         for prompt in PROMPTS:
             serving.submit(greedy(prompt), got.append)
         serving.pause("abort")
-        assert [delta.answer.completion.finish for delta in got] == ["abort"] * len(PROMPTS)
+        assert [delta.output.completion.finish for delta in got] == ["abort"] * len(PROMPTS)
         serving.resume()
         assert serving.generate_output(greedy((1, 2))).completion.finish == "length"
 

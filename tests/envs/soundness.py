@@ -30,7 +30,7 @@ def outcomes(world, tasks, player_of, at_once=8):
 
         async def attempt(task):
             async with gate:
-                episode = await run_rollout(world.open(task), player_of(task))
+                episode = await run_rollout(world.make_env(task), player_of(task))
             assert not episode.leak, episode.leak
             return episode.outcome
 

@@ -31,7 +31,7 @@ boxed = pytest.mark.skipif(bool(WHY), reason=WHY or "there is a sandbox")
 @pytest.mark.parametrize(("level", "count"), [(1, 14), (3, 14)])
 def test_functions_are_sound_in_the_sandbox(level, count):
     world = make("code", {"level": level})
-    check_sound(world, count, [lambda task: world.saying(world.problem(task).near[0])])
+    check_sound(world, count, [lambda task: world.scripted_answer(world.example_of(task).near[0])])
 
 
 def test_every_hidden_test_agrees_with_the_solution_and_tells_it_from_shorter_ones():
@@ -39,7 +39,7 @@ def test_every_hidden_test_agrees_with_the_solution_and_tells_it_from_shorter_on
     for level in (1, 2, 4, 5):
         world = make("code", {"level": level})
         for index in range(50):
-            problem = world.problem(world.task(index))
+            problem = world.example_of(world.task(index))
             assert fails(problem.answer, problem) == 0
             assert min(fails(near, problem) for near in problem.near) > 0
 
@@ -55,7 +55,7 @@ def test_level_moves_how_often_the_first_two_steps_are_enough():
     rates = []
     for level in (1, 2, 3, 5):
         world = make("code", {"level": level})
-        problems = [world.problem(world.task(index)) for index in range(100)]
+        problems = [world.example_of(world.task(index)) for index in range(100)]
         short = [
             "\n".join([*problem.answer.split("\n")[:3], "    return x"]) for problem in problems
         ]
@@ -131,8 +131,8 @@ CHEATS = {
 def test_a_program_cannot_talk_itself_through(cheat):
     world = make("code", {"level": 3})
     task = world.task(0)
-    name = HiddenTests.from_example(world.problem(task)).entry
-    (found,) = outcomes(world, [task], lambda t: world.saying(CHEATS[cheat].format(name=name)))
+    name = HiddenTests.from_example(world.example_of(task)).entry
+    (found,) = outcomes(world, [task], lambda t: world.scripted_answer(CHEATS[cheat].format(name=name)))
     assert found.reward == 0
     assert found.parts["formed"] == 1
     assert found.note
@@ -154,7 +154,7 @@ for each in gc.get_objects():
 def test_a_forged_report_is_worth_nothing_where_the_share_counts(tmp_path):
     world = make("code", {"level": 3, "partly": True})
     task = world.task(0)
-    assert rewards(world, [task], lambda t: world.saying(FORGED)) == [0.0]
+    assert rewards(world, [task], lambda t: world.scripted_answer(FORGED)) == [0.0]
 
 
 EQUAL = "class Yes:\n    __eq__ = __le__ = __ge__ = lambda a, b: True\n    __hash__ = None\n"
@@ -178,7 +178,7 @@ NUMBERS = {
 def test_what_a_function_of_a_file_returns_is_compared_by_its_value(tmp_path, answer):
     world = make("code-file", {"test": write(tmp_path / "a", NUMBERS), "partly": True})
     task = world.task(0, "test")
-    assert rewards(world, [task], lambda t: world.saying(answer)) == [0.0]
+    assert rewards(world, [task], lambda t: world.scripted_answer(answer)) == [0.0]
 
 
 @boxed
@@ -213,7 +213,7 @@ def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
 @boxed
 def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
     world = make("code", {"test_seconds": 1.0})
-    (found,) = outcomes(world, [world.task(0)], lambda task: world.saying("while True: pass"))
+    (found,) = outcomes(world, [world.task(0)], lambda task: world.scripted_answer("while True: pass"))
     assert found.reward == 0
     assert found.note == "correct: over 1 s"
 
@@ -222,9 +222,9 @@ def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
 def test_a_function_cannot_replace_the_judge_of_the_next_test():
     world = make("code", {"level": 3, "partly": True})
     task = world.task(0)
-    name = HiddenTests.from_example(world.problem(task)).entry
+    name = HiddenTests.from_example(world.example_of(task)).entry
     answer = f"def {name}(x):\n    globals()['same'] = lambda *rest: True"
-    assert rewards(world, [task], lambda t: world.saying(answer)) == [0.0]
+    assert rewards(world, [task], lambda t: world.scripted_answer(answer)) == [0.0]
 
 
 @boxed
@@ -309,7 +309,7 @@ def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
     world = make("code-file", {"test": write(tmp_path / "a", HUMANEVAL)})
     task = world.task(0, "test")
     for answer in ("    return helper(math.sqrt(x))", "def root(x):\n    return math.sqrt(x)"):
-        assert rewards(world, [task], lambda t, a=answer: world.saying(a)) == [1.0]
+        assert rewards(world, [task], lambda t, a=answer: world.scripted_answer(a)) == [1.0]
         assert rewards(world, [task], lambda t, a=answer: says(a)) == [1.0]
 
 

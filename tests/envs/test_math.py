@@ -28,9 +28,9 @@ def test_every_near_answer_is_wrong():
     world = make("math", {"level": 3})
     for index in range(200):
         task = world.task(index)
-        problem = world.problem(task)
+        problem = world.example_of(task)
         assert len(problem.near) >= 2
-        assert max(rewards(world, [task], lambda t, p=problem: world.saying(p.near[-1]))) == 0
+        assert max(rewards(world, [task], lambda t, p=problem: world.scripted_answer(p.near[-1]))) == 0
 
 
 def test_tasks_are_reproducible_distinct_and_split():
@@ -121,7 +121,7 @@ def test_both_layouts_are_read(tmp_path):
     world = make("math-file", {"test": test, "train": train, "checker": "plain"})
     assert world.size("test") == 3
     assert world.size("train") == 1, "what is asked in the test is not trained on"
-    answers = [world.problem(world.task(index, "test")).answer for index in range(3)]
+    answers = [world.example_of(world.task(index, "test")).answer for index in range(3)]
     assert answers == ["4", "\\frac{1}{2}", "(x+1)^2"]
     check_sound(world, 3, split="test")
 

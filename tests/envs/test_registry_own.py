@@ -7,20 +7,20 @@ import pytest
 from paddock.envs import EnvError, make
 
 OWN = """
-from paddock.envs import WorldSettings
-from paddock.envs.nano.chain import ChainSettings
+from paddock.envs import EnvSettings
+from paddock.envs.nano.chain import NanoChainSettings
 
-class Mine(ChainSettings):
+class Mine(NanoChainSettings):
     pass
 
 class Other:
     pass
 
-class Torn(WorldSettings):
+class Torn(EnvSettings):
     def world(self):
         raise KeyError("colour")
 
-class Leaving(WorldSettings):
+class Leaving(EnvSettings):
     def world(self):
         raise SystemExit(0)
 """

@@ -187,7 +187,7 @@ def region():
 def test_questions_are_sound(region):
     assert region.size("train") >= 150
     nears = [
-        lambda task, n=n: region.scripted_answer(region.problem(task).near[n]) for n in (0, -1)
+        lambda task, n=n: region.scripted_answer(region.example_of(task).near[n]) for n in (0, -1)
     ]
     check_sound(region, 150, nears)
     check_sound(region, 30, split="test")
@@ -195,7 +195,7 @@ def test_questions_are_sound(region):
 
 def test_what_the_solver_says_it_has_read(region):
     task = region.task(0)
-    episode = asyncio.run(run_rollout(region.open(task), region.solver(task)))
+    episode = asyncio.run(run_rollout(region.make_env(task), region.solver(task)))
     read = " ".join(m.content for m in episode.messages if m.role == "tool")
     assert set(region.question(task).facts) <= set(parse_facts(read))
 

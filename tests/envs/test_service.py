@@ -172,7 +172,7 @@ def worth(shop):
 @pytest.mark.parametrize(
     ("act", "credit", "stock"),
     [
-        (lambda shop: shop.cancelled("W1"), 1000, 3),
+        (lambda shop: shop.cancel("W1"), 1000, 3),
         (lambda shop: shop.return_goods("W1", "A", 1), 500, 2),
         (lambda shop: shop.return_goods("W1", "A", 2), 1000, 3),
         (lambda shop: shop.exchange("W1", "A", "B"), -400, 3),
@@ -190,8 +190,8 @@ def test_an_action_changes_a_copy_and_loses_nothing(act, credit, stock):
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (lambda shop: shop.cancelled("W2"), "there is no order 'W2'"),
-        (lambda shop: shop.cancelled("W1").cancelled("W1"), "cancelled already"),
+        (lambda shop: shop.cancel("W2"), "there is no order 'W2'"),
+        (lambda shop: shop.cancel("W1").cancel("W1"), "cancelled already"),
         (lambda shop: shop.return_goods("W1", "A", 3), "has 2 of A, not 3"),
         (lambda shop: shop.return_goods("W1", "B", 1), "has no 'B'"),
         (lambda shop: shop.exchange("W1", "A", "Z"), "there is no product 'Z'"),

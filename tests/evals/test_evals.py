@@ -84,7 +84,7 @@ def evaluated(world, right, **options):
         said = str(number) if right(number, attempt) else "no"
         return Message(role="assistant", content=said)
 
-    settings = EvalSettings(**{"tasks": 20} | options)
+    settings = EvalSettings(**{"num_tasks": 20} | options)
     return asyncio.run(evaluate(world, plays(world, reply), settings))
 
 
@@ -104,12 +104,12 @@ def test_a_finite_world_is_asked_once_for_each_task():
 
 def test_no_more_play_at_once_than_allowed():
     world = Counting()
-    evaluated(world, lambda *_: True, at_once=3)
+    evaluated(world, lambda *_: True, max_concurrent=3)
     assert world.most == 3
 
 
 def test_several_attempts_give_pass_at_k():
-    found = evaluated(Counting(), lambda number, attempt: attempt == number % 4, attempts=4)
+    found = evaluated(Counting(), lambda number, attempt: attempt == number % 4, rollouts_per_task=4)
     assert found.score.mean == 0.25
     assert found.score.pass_at_k == {1: 0.25, 2: 0.5, 4: 1.0}
     assert found.score.error == 0.0  # every task is solved equally often

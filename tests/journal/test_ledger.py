@@ -39,12 +39,12 @@ def finished(ledger, ordinal, *versions, issued=0):
     """A group of two attempts, by these versions."""
     ledger.issue([entry(ordinal, issued=issued)])
     for member in range(2):
-        ledger.attempt(ordinal, member, attempt(ordinal, member, *versions))
-    ledger.end(ordinal, "finished")
+        ledger.record_rollout(ordinal, member, attempt(ordinal, member, *versions))
+    ledger.end_group(ordinal, "finished")
 
 
 def statuses(ledger):
-    return {e.ordinal: e.status for e in ledger.entries()}
+    return {e.ordinal: e.status for e in ledger.groups()}
 
 
 @pytest.fixture
@@ -55,12 +55,12 @@ def ledger(tmp_path):
 
 def test_a_group_ends_once(ledger):
     finished(ledger, 0, 0)
-    ledger.train(0, 1, [0])
+    ledger.record_update(0, 1, [0])
     for status in ("finished", "filtered", "failed"):
         with pytest.raises(LedgerError, match=f"group 0 is not in flight.* become {status}"):
-            ledger.end(0, status, "why")
+            ledger.end_group(0, status, "why")
     with pytest.raises(LedgerError, match="group 0 is not finished: it cannot be trained"):
-        ledger.train(1, 2, [0])
+        ledger.record_update(1, 2, [0])
     assert statuses(ledger) == {0: "trained"}
 
 
@@ -68,7 +68,7 @@ def test_a_batch_is_trained_whole_or_not_at_all(ledger):
     finished(ledger, 0, 0)
     ledger.issue([entry(1)])
     with pytest.raises(LedgerError, match="group 1 is not finished"):
-        ledger.train(0, 1, [0, 1])
+        ledger.record_update(0, 1, [0, 1])
     assert statuses(ledger) == {0: "finished", 1: "in flight"}
     assert ledger.batches() == []
 
@@ -76,87 +76,87 @@ def test_a_batch_is_trained_whole_or_not_at_all(ledger):
 def test_an_ending_without_a_reason_is_refused(ledger):
     ledger.issue([entry(0)])
     with pytest.raises(sqlite3.IntegrityError):
-        ledger.end(0, "failed")
+        ledger.end_group(0, "failed")
 
 
 def test_a_number_is_given_once(ledger):
     ledger.issue([entry(0, number=3)])
     with pytest.raises(sqlite3.IntegrityError):
         ledger.issue([entry(1, number=4), entry(2, number=3)])
-    assert [e.number for e in ledger.entries()] == [3]
+    assert [e.number for e in ledger.groups()] == [3]
 
 
 def test_a_lost_group_shows_in_the_balance(ledger, tmp_path):
     for ordinal in range(4):
         ledger.issue([entry(ordinal)])
-    assert ledger.balance().holds
+    assert ledger.group_counts().is_consistent
     with sqlite3.connect(tmp_path / "ledger.sqlite") as other:
         other.execute("DELETE FROM groups WHERE ordinal = 2")
-    assert not ledger.balance().holds
+    assert not ledger.group_counts().is_consistent
 
 
 def test_attempts_come_back_as_they_were(ledger):
     ledger.issue([entry(0)])
     failure = Failure(kind="grader", where="grade", what="no such file")
     whole, broken = attempt(0, 0, 3, 3, 4), attempt(0, 1, 3, outcome=failure)
-    ledger.attempt(0, 1, broken)
-    ledger.attempt(0, 0, whole)
-    assert ledger.attempts(0) == {0: whole, 1: broken}
-    assert ledger.failures() == {("sums", "grader", "grade"): 1}
+    ledger.record_rollout(0, 1, broken)
+    ledger.record_rollout(0, 0, whole)
+    assert ledger.rollouts(0) == {0: whole, 1: broken}
+    assert ledger.failure_counts() == {("sums", "grader", "grade"): 1}
     with pytest.raises(sqlite3.IntegrityError):
-        ledger.attempt(0, 0, whole)
+        ledger.record_rollout(0, 0, whole)
 
 
 def test_back_to_a_checkpoint_what_was_trained_later_is_finished_again(ledger):
     for ordinal, version in enumerate((0, 0, 1, 2)):
         finished(ledger, ordinal, version, issued=version)
-        ledger.train(ordinal, ordinal + 1, [ordinal])
+        ledger.record_update(ordinal, ordinal + 1, [ordinal])
     ledger.rewind(2, whole=False)
     assert statuses(ledger) == {0: "trained", 1: "trained", 2: "finished", 3: "finished"}
     assert [update for update, _, _ in ledger.batches()] == [0, 1]
-    ledger.train(2, 3, [3])
+    ledger.record_update(2, 3, [3])
 
 
 def test_what_lost_weights_sampled_is_made_again(ledger):
     """Weights after update 2 are lost: version 3 will be another."""
     finished(ledger, 0, 1, 2)
     ledger.issue([entry(1)])
-    ledger.attempt(1, 0, attempt(1, 0, 2))
-    ledger.attempt(1, 1, attempt(1, 1, 2, 3))
-    ledger.end(1, "finished")
+    ledger.record_rollout(1, 0, attempt(1, 0, 2))
+    ledger.record_rollout(1, 1, attempt(1, 1, 2, 3))
+    ledger.end_group(1, "finished")
     ledger.issue([entry(2)])
-    ledger.attempt(2, 0, attempt(2, 0, 3))
+    ledger.record_rollout(2, 0, attempt(2, 0, 3))
     ledger.issue([entry(3)])
-    ledger.attempt(3, 0, attempt(3, 0, 3))
-    ledger.end(3, "failed", "it was bad")
+    ledger.record_rollout(3, 0, attempt(3, 0, 3))
+    ledger.end_group(3, "failed", "it was bad")
     for update, groups in enumerate([[0], [], [], [1]]):
-        ledger.train(update, update + 1, groups)
+        ledger.record_update(update, update + 1, groups)
     ledger.rewind(2, whole=False)
     assert statuses(ledger) == {0: "trained", 1: "in flight", 2: "in flight", 3: "failed"}
-    assert list(ledger.attempts(1)) == [0]
-    assert list(ledger.attempts(2)) == []
+    assert list(ledger.rollouts(1)) == [0]
+    assert list(ledger.rollouts(2)) == []
 
 
 def test_a_whole_rewind_leaves_nothing_of_what_came_after(ledger):
     finished(ledger, 0, 0, issued=0)
     finished(ledger, 1, 0, issued=0)
-    ledger.train(0, 1, [0])
-    ledger.share(TaskWeights(since=1, weights={"sums": 0.0}, why="ill", asked=False), now=0)
+    ledger.record_update(0, 1, [0])
+    ledger.record_task_weights(TaskWeights(since=1, weights={"sums": 0.0}, why="ill", asked=False), now=0)
     finished(ledger, 2, 1, issued=1)
     ledger.issue([entry(3, issued=1)])
-    ledger.end(3, "failed", "it was bad")
-    ledger.share(TaskWeights(since=2, weights={"sums": 1.0}, why="well again", asked=False), now=1)
-    ledger.share(TaskWeights(since=2, weights={"sums": 3.0}, why="asked", asked=True), now=1)
-    ledger.train(1, 2, [1])
+    ledger.end_group(3, "failed", "it was bad")
+    ledger.record_task_weights(TaskWeights(since=2, weights={"sums": 1.0}, why="well again", asked=False), now=1)
+    ledger.record_task_weights(TaskWeights(since=2, weights={"sums": 3.0}, why="asked", asked=True), now=1)
+    ledger.record_update(1, 2, [1])
     ledger.rewind(1, whole=True)
     assert statuses(ledger) == {0: "trained", 1: "finished"}
-    assert [row.why for row in ledger.shares()] == ["ill", "asked"]
-    assert ledger.balance().holds
+    assert [row.why for row in ledger.task_weights()] == ["ill", "asked"]
+    assert ledger.group_counts().is_consistent
 
 
 def test_checkpoints_are_known_until_they_are_taken_back(ledger):
     for update in range(3):
-        ledger.train(update, update + 1, [])
+        ledger.record_update(update, update + 1, [])
         ledger.record_checkpoint(update + 1, f"step-{update + 1}")
     assert ledger.checkpoints() == {1: "step-1", 2: "step-2", 3: "step-3"}
     ledger.rewind(2, whole=False)
@@ -166,12 +166,12 @@ def test_checkpoints_are_known_until_they_are_taken_back(ledger):
 def test_tokens_can_be_forgotten_and_how_it_ended_not(ledger):
     for ordinal in range(2):
         finished(ledger, ordinal, 0)
-        ledger.train(ordinal, ordinal + 1, [ordinal])
-    ledger.forget(1)
+        ledger.record_update(ordinal, ordinal + 1, [ordinal])
+    ledger.drop_tokens(1)
     with pytest.raises(LedgerError, match="tokens of group 0 were dropped"):
-        ledger.attempts(0)
-    assert len(ledger.attempts(1)) == 2
-    assert ledger.balance().trained == 2
+        ledger.rollouts(0)
+    assert len(ledger.rollouts(1)) == 2
+    assert ledger.group_counts().trained == 2
 
 
 def test_a_ledger_of_another_format_is_refused(tmp_path):
@@ -236,17 +236,17 @@ def test_a_damaged_view_is_told_too(whole, tmp_path):
 @pytest.mark.parametrize("at", [0, 5, 40, -1])
 def test_damaged_tokens_are_told_with_their_group(ledger, tmp_path, at):
     finished(ledger, 7, 0)
-    packed = bytearray(ledger.packed(7)[1])
+    packed = bytearray(ledger.packed_rollouts(7)[1])
     packed[at] ^= 0x10
     with sqlite3.connect(tmp_path / "ledger.sqlite") as other:
         other.execute("UPDATE attempts SET packed = ? WHERE member = 1", (bytes(packed),))
     with pytest.raises(LedgerError, match=r"of group 7 |in format 17"):
-        ledger.attempts(7)
+        ledger.rollouts(7)
 
 
 def fill(ledger):
     for ordinal in range(1, 100):
-        with ledger.together():
+        with ledger.transaction():
             finished(ledger, ordinal, *range(500))
 
 
@@ -259,8 +259,8 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(ledger):
             fill(ledger)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert all(len(ledger.attempts(e.ordinal)) == 2 for e in ledger.entries())
-    ledger.train(0, 1, [0])  # there is room again
+    assert all(len(ledger.rollouts(e.ordinal)) == 2 for e in ledger.groups())
+    ledger.record_update(0, 1, [0])  # there is room again
     assert statuses(ledger)[0] == "trained"
 
 
@@ -272,7 +272,7 @@ def test_a_full_database_is_told(ledger):
 
 def test_others_can_read_meanwhile(ledger, tmp_path):
     finished(ledger, 0, 0)
-    with ledger.together():
+    with ledger.transaction():
         ledger.issue([entry(1)])
         with Ledger(tmp_path / "ledger.sqlite") as reader:
             assert reader.group_counts().issued == 1

@@ -16,10 +16,10 @@ from tests.journal.test_ledger import attempt
 
 WRITER = """
 import sys
-from paddock.journal import Entry, Ledger
+from paddock.journal import GroupRecord, Ledger
 ledger = Ledger(sys.argv[1])
 for ordinal in range(40):
-    ledger.issue([Entry(ordinal=ordinal, task="sums", number=ordinal, size=1, issued=0)])
+    ledger.issue([GroupRecord(ordinal=ordinal, task="sums", number=ordinal, size=1, issued=0)])
 print("written", flush=True)
 sys.stdin.read()
 """

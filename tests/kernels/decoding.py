@@ -64,7 +64,7 @@ def exact(inputs):
     return (
         query.double().cpu(),
         row.double().cpu(),
-        BlockTable(pages.page_BP.cpu(), pages.size),
+        BlockTable(pages.page_BP.cpu(), pages.page_size),
         shown.cpu(),
     )
 

@@ -335,13 +335,13 @@ def a_network_that_uses_them_all():
     """Each twin at its place in the network: every op is told that its twin suits."""
     from paddock.kernels import (
         dense_attention,
-        expert_choice,
-        lm_loss,
+        expert_topk,
+        linear_cross_entropy,
         moe_permute,
         norm,
         rope,
         swiglu,
-        wide_linear,
+        linear_fp32,
     )
     from paddock.model import AttentionMetadata
     from paddock.model.config import IndexerSettings
@@ -354,7 +354,7 @@ def a_network_that_uses_them_all():
 
     dense_attention.packed.suits = always("attention")
     moe_permute.fused.sorts, moe_permute.fused.moves = always("sort"), always("move")
-    for op in (expert_choice, lm_loss, norm, rope, swiglu, wide_linear):
+    for op in (expert_topk, linear_cross_entropy, norm, rope, swiglu, linear_fp32):
         op.fused.suits = always(op.__name__)
     indexer = IndexerSettings(heads=2, dim=8, topk=8, layers=("full",) * 2)
     config = latent_config(attention=("dsa",) * 2, mlp=("dense", "moe"), indexer=indexer, mtp=None)
@@ -362,7 +362,7 @@ def a_network_that_uses_them_all():
 
     def gradients(network):
         hidden_TD = network(token_T, layout).hidden_TD
-        found = lm_loss.linear_cross_entropy(hidden_TD, network.head.weight, token_T)
+        found = linear_cross_entropy.linear_cross_entropy(hidden_TD, network.head.weight, token_T)
         found.sum().backward()
         grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
         return found, grads
@@ -371,7 +371,7 @@ def a_network_that_uses_them_all():
     assert len(used) == 9, used
     dense_attention.packed.suits = lambda *_: False
     moe_permute.fused.sorts = moe_permute.fused.moves = lambda *_: False
-    for op in (expert_choice, lm_loss, norm, rope, swiglu, wide_linear):
+    for op in (expert_topk, linear_cross_entropy, norm, rope, swiglu, linear_fp32):
         op.fused.suits = lambda *_: False
     exact, exact_grads = gradients(born(config).double())
     assert grads.keys() == exact_grads.keys()

@@ -92,8 +92,8 @@ class Prepare:
         """What `twin` makes of them, by name; what is not asked for is not there."""
         latent, row, key, angles, slot, queries, index = inputs
         with torch.no_grad():
-            found = {"latent": twin.store_latents(latent, row, key, angles, slot)}
-            opinion = twin.turn_queries(queries, angles, index)
+            found = {"latent": twin.norm_rope_and_cache(latent, row, key, angles, slot)}
+            opinion = twin.rotate_queries(queries, angles, index)
         found |= {"rows": row.stored_SC, "absorbed": queries.absorbed_THC}
         if key is not None:
             found |= {"keys": key.stored_SD, "index": opinion[0], "weights": opinion[1]}

@@ -153,7 +153,7 @@ def table_scored(table: Table, dtype: torch.dtype = torch.float32, device: str =
     from paddock.kernels.index_scores.triton import table_scores
 
     query, keys, weight, pages, visible = table.inputs(dtype, device)
-    width = -(-pages.columns // WIDTH) * WIDTH
+    width = -(-pages.max_keys // WIDTH) * WIDTH
     out = torch.full((len(query), width), float("nan"), device=device)
     table_scores(query, keys, weight, pages, visible.int(), table.k, out)
     return out

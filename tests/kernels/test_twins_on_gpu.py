@@ -5,14 +5,14 @@ import torch
 
 from paddock.kernels import (
     dense_attention,
-    expert_choice,
-    lm_loss,
+    expert_topk,
+    linear_cross_entropy,
     moe_permute,
     norm,
     rope,
     swiglu,
-    twins,
-    wide_linear,
+    dispatch,
+    linear_fp32,
 )
 from paddock.kernels.topk import topk_indices
 from paddock.model import AttentionMetadata
@@ -134,8 +134,8 @@ def test_the_gated_activation():
 def test_experts_and_their_rows(experts, k):
     torch.manual_seed(0)
     score = torch.randn(3000, experts, device="cuda").mul(3).round()
-    assert expert_choice.fused.suits(score, k)
-    expert = expert_choice.expert_topk(score, k)
+    assert expert_topk.fused.suits(score, k)
+    expert = expert_topk.expert_topk(score, k)
     assert torch.equal(expert.cpu(), topk_indices(score.cpu(), k))
     assert moe_permute.fused.sorts(expert, experts)
     order = moe_permute.sort_by_expert(expert, experts)
@@ -159,8 +159,8 @@ def test_experts_and_their_rows(experts, k):
 def test_a_wide_linear_map():
     torch.manual_seed(0)
     x, weight = leaf(500, 256), leaf(32, 256)
-    assert wide_linear.fused.suits(x, weight)
-    out, dx, dweight = distances(wide_linear.linear_fp32, (x, weight))
+    assert linear_fp32.fused.suits(x, weight)
+    out, dx, dweight = distances(linear_fp32.linear_fp32, (x, weight))
     assert out < 1e-6
     assert max(dx, dweight) < 5e-3
 
@@ -169,8 +169,8 @@ def test_a_wide_linear_map_with_exact_weights():
     torch.manual_seed(0)
     x = leaf(500, 256)
     weight = torch.randn(16, 256, device="cuda", requires_grad=True)
-    assert wide_linear.fused.suits(x, weight)
-    out, dx, dweight = distances(wide_linear.linear_fp32, (x, weight))
+    assert linear_fp32.fused.suits(x, weight)
+    out, dx, dweight = distances(linear_fp32.linear_fp32, (x, weight))
     assert out < 1e-5  # a bfloat16 weight alone would be 2e-3 away
     assert max(dx, dweight) < 5e-3
 
@@ -181,9 +181,9 @@ def test_the_loss(ignored):
     hidden, head = leaf(500, 64), leaf(5000, 64, scale=0.2)
     target = torch.randint(0, 5000, (500,), device="cuda")
     target[:ignored] = -100
-    assert lm_loss.fused.suits(hidden, head)
+    assert linear_cross_entropy.fused.suits(hidden, head)
     loss, dhidden, dhead = distances(
-        lambda h, w: lm_loss.linear_cross_entropy(h, w, target, chunk_bytes=4 * 5000 * 130),
+        lambda h, w: linear_cross_entropy.linear_cross_entropy(h, w, target, chunk_bytes=4 * 5000 * 130),
         (hidden, head),
     )
     assert loss < 1e-5
@@ -222,7 +222,7 @@ def test_a_network_is_as_near_the_truth_with_every_twin_as_without():
     def run():
         network.zero_grad()
         hidden_TD = network(token_T, layout).hidden_TD
-        loss_T = lm_loss.linear_cross_entropy(hidden_TD, network.head.weight, token_T)
+        loss_T = linear_cross_entropy.linear_cross_entropy(hidden_TD, network.head.weight, token_T)
         loss_T.mean().backward()
         grads = [p.grad.double() for p in network.parameters() if p.grad is not None]
         return loss_T.detach(), grads
@@ -233,7 +233,7 @@ def test_a_network_is_as_near_the_truth_with_every_twin_as_without():
     loss_T, grads = run()
     again_T, _ = run()
     assert torch.equal(loss_T, again_T)
-    with twins.disable_kernels(*twins.KERNELS):
+    with dispatch.disable_kernels(*dispatch.KERNELS):
         plain_T, plain = run()
         network.cast(torch.float64)
         true_T, true = run()

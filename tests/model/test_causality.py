@@ -44,7 +44,7 @@ def test_exact_ties_really_happen():
     attention = network.layers[0].attention
     step = network.make_context(layout_of(token_T))
     x_TD = network.layers[0].attention_norm(network.embed(token_T))
-    index = attention.index(x_TD, attention.project(x_TD, step), step)
+    index = attention.index_inputs(x_TD, attention.project(x_TD, step), step)
     match = torch.einsum("thd,sd->ths", index.query_THD, index.key_SD).relu()
     assert (match.sum(1) == 0).float().mean() > 0.05
 

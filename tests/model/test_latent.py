@@ -27,7 +27,7 @@ def test_absorbed_equals_expanded(geometry):
         expanded = attention.attend_expanded(query_THD, projected.row_TC, spans)
         from paddock.kernels.mla_decode import mla_decode
 
-        absorbed = attention.emit(
+        absorbed = attention.project_values(
             mla_decode(
                 attention.absorb(query_THD),
                 projected.row_TC,
@@ -62,7 +62,7 @@ def test_the_sparse_kernel_given_every_key_is_dense_attention():
     step = born(latent_config()).make_context(AttentionMetadata.packed([20]))
     projected = attention.project(torch.randn(20, 32), step)
     everything = torch.tensor([[*range(t + 1)] + [-1] * (19 - t) for t in range(20)]).int()
-    sparse = attention.sparse(projected.query_THD, projected.row_TC, everything)
+    sparse = attention.attend_sparse(projected.query_THD, projected.row_TC, everything)
     dense = attention.attend_expanded(projected.query_THD, projected.row_TC, (Span(0, 20, 0, 20),))
     torch.testing.assert_close(sparse, dense, atol=1e-5, rtol=1e-5)
 
@@ -75,7 +75,7 @@ def test_a_shared_layer_attends_to_what_the_layer_below_chose():
     network = born(latent_config(indexer={"heads": 2, "dim": 8, "topk": 8, "layers": kinds}))
     notes = network(
         tokens(40), AttentionMetadata.packed([40]), ask=AuxRequest(routing_and_topk=True)
-    ).notes
+    ).aux
     chosen = [note.selection.index_QK for note in notes]
     assert torch.equal(chosen[0], chosen[1])
     assert torch.equal(chosen[0], chosen[2])
@@ -112,7 +112,7 @@ def test_masking_and_gathering_are_the_same_attention(monkeypatch):
     )  # behind a past
     with torch.no_grad():
         masked = network.logits(token_T)
-        monkeypatch.setattr("paddock.model.attention.dsa.MASKED_UP_TO", 0)
+        monkeypatch.setattr("paddock.model.attention.dsa.MASKED_UP_TO_TOPKS", 0)
         gathered = network.logits(token_T)
     assert not torch.equal(masked, gathered)  # another way to the same
     torch.testing.assert_close(masked, gathered, atol=1e-5, rtol=1e-5)

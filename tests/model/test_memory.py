@@ -104,7 +104,7 @@ def test_rows_may_lie_anywhere_in_storage():
 def test_an_indexer_is_asked_only_where_someone_sees_more_than_it_keeps(length, asked, monkeypatch):
     calls, queries = [], Indexer.compute_queries
     monkeypatch.setattr(
-        Indexer, "queries", lambda self, *given: calls.append(self) or queries(self, *given)
+        Indexer, "compute_queries", lambda self, *given: calls.append(self) or queries(self, *given)
     )
     token_T, layout = tokens(length), AttentionMetadata.packed([length])
     found = NETWORKS["sparse"](token_T, layout)

@@ -57,7 +57,7 @@ def write_again(run):
         tokenizer = open_run_tokenizer(run, quiet)
         trainer = build_trainer(run, tokenizer, mesh)
         corpus = open_corpus(run, tokenizer, quiet)
-        stream = PackedDataLoader(corpus.split("train"), run.settings.stream)
+        stream = PackedDataLoader(corpus.split("train"), run.settings.dataloader)
         load_checkpoint(run, trainer, stream)
         save_checkpoint(run, trainer, stream, tokenizer, 99)
 

@@ -24,7 +24,7 @@ BASE = {
     "steps": 3,
     "corpus": CHAINS,
     "optim": OptimSettings(lr=3e-3, warmup_ratio=0.1),
-    "evaluate": ValidationSettings(every=2, tokens=500),
+    "validation": ValidationSettings(every=2, tokens=500),
 }
 VARIANTS = {
     "sparse": {"stage": "sparse"},
@@ -70,7 +70,7 @@ def raised(tmp_path_factory):
     runs, by_ranks = {}, defaultdict(list)
     for variant, sizes in [*((variant, {}) for variant in VARIANTS), *CASES]:
         for dtype in APART:
-            chosen = {**BASE, "stream": stream, **VARIANTS[variant]}
+            chosen = {**BASE, "dataloader": stream, **VARIANTS[variant]}
             machine = chosen.pop("machine", ComputeSettings())
             chosen["machine"] = machine.model_copy(update={"dtype": dtype})
             chosen["steps"] = 2 if dtype == "bfloat16" else chosen["steps"]

@@ -22,7 +22,7 @@ def watched(network, layer, settings):
     """A layer that has read text, and what it gave back."""
     device = network.embed.weight.device
     token_T, layout = tokens(120).to(device), AttentionMetadata.packed([60, 60], device)
-    step, x_TD = network.step(layout), network.embed(token_T)
+    step, x_TD = network.make_context(layout), network.embed(token_T)
     block = network.layers[layer]
     watch = ActivationObserver(block, settings, batches=1)
     with watch.observe():

@@ -62,7 +62,7 @@ def test_a_turned_network_says_the_same(name):
     torch.testing.assert_close(
         turned.head(after.hidden_TD), plain.head(before.hidden_TD), atol=1e-4, rtol=0
     )
-    for one, other in zip(before.notes, after.notes, strict=True):
+    for one, other in zip(before.aux, after.aux, strict=True):
         if one.selection is not None:
             assert torch.equal(one.selection.index_QK, other.selection.index_QK)
         if one.experts_TK is not None:
@@ -70,7 +70,7 @@ def test_a_turned_network_says_the_same(name):
     if plain.mtp is None:
         return
     ahead = [
-        list(n.mtp_forward(out.hidden_TD, token_T, n.step(layout), 3))
+        list(n.mtp_forward(out.hidden_TD, token_T, n.make_context(layout), 3))
         for n, out in ((plain, before), (turned, after))
     ]
     for (one_TD, _), (other_TD, _) in zip(*ahead, strict=True):
@@ -110,7 +110,7 @@ def test_a_silenced_channel_leaves_the_trunk_exact_and_drafts_finite():
     token_T, layout = tokens(30), AttentionMetadata.packed([30])
     out = turned(token_T, layout)
     torch.testing.assert_close(turned.head(out.hidden_TD), plain.logits(token_T), atol=1e-4, rtol=0)
-    ((state_TD, _),) = turned.mtp_forward(out.hidden_TD, token_T, turned.step(layout), 1)
+    ((state_TD, _),) = turned.mtp_forward(out.hidden_TD, token_T, turned.make_context(layout), 1)
     assert state_TD.isfinite().all()
 
 

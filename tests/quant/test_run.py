@@ -18,7 +18,7 @@ from paddock.quant import (
     QuantSettings,
     quantize,
     quantize_folder,
-    workshop,
+    layer_quantizer,
 )
 from paddock.quant import calibration_data as streaming
 from paddock.quant import run as running
@@ -233,7 +233,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, target, stopped
 def test_a_run_that_was_killed_while_it_tidied_up_loses_nothing(
     source, target, step, tmp_path, monkeypatch
 ):
-    owner = {"rmtree": workshop.shutil, "unlink": workshop.Path}[step]
+    owner = {"rmtree": layer_quantizer.shutil, "unlink": layer_quantizer.Path}[step]
     done, tidied = getattr(owner, step), ("streams", "progress.json")
 
     def kill(path, *others, **options):

@@ -23,7 +23,7 @@ def matrix(rows=6, columns=64, seed=0):
 def test_a_number_is_never_further_than_half_a_step_away(grid):
     weight = matrix()
     found = quantize(weight, grid)
-    assert int(found.integer_XFD.abs().max()) == grid.limit
+    assert int(found.integer_XFD.abs().max()) == grid.qmax
     step = found.scale_XFG.repeat_interleave(64 // found.scale_XFG.shape[1], -1)
     assert ((found.dequantized_XFD - weight).abs() <= step / 2 * (1 + 1e-5)).all()
 

@@ -19,7 +19,7 @@ def test_a_dialogue_survives_the_wire():
         ({"message": 2}, r"untrained\[0\]: message 2 of 2 is not there"),
         ({"message": 0}, "message 0 is of the user, no reply"),
         ({"message": 1, "part": "content", "end": 9}, "ends at 9, but the content ends at 5"),
-        ({"message": 1, "part": "reasoning", "start": 4}, "ends at 4, but the reasoning ends at 3"),
+        ({"message": 1, "part": "reasoning", "init": 4}, "ends at 4, but the reasoning ends at 3"),
         ({"message": 1, "part": "calls", "end": 2}, "ends at 2, but the calls ends at 1"),
     ],
 )

@@ -12,18 +12,18 @@ def settings(start, **changes):
     defaults = {
         "stage": "reasoning",
         "steps": 100,
-        "start": {"folder": str(start)},
-        "tasks": {"even": {"world": "even", "group_size": 2}},
-        "pace": {"batch_groups": 4, "pipeline_depth": 0, "max_staleness": 0},
+        "init": {"checkpoint": str(start)},
+        "tasks": {"even": {"env": "even", "group_size": 2}},
+        "rollout": {"groups_per_batch": 4, "pipeline_depth": 0, "max_staleness": 0},
         "optim": {
             "lr": 3e-3,
             "schedule": "constant",
-            "warmup": 0.0,
+            "warmup_ratio": 0.0,
             "weight_decay": 0.0,
-            "kind": "muon",
+            "type": "muon",
         },
-        "machine": {"device": "cpu"},
-        "keep": {"every": 2},
+        "compute": {"device": "cpu"},
+        "checkpoint": {"every": 2},
     }
     return RLSettings.model_validate_json(_json(_merged(defaults, changes)))
 

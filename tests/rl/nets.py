@@ -41,7 +41,7 @@ def rolled(engine, asked, *, size=2, temperature=1.0, tokens=20, turns=2, seed=0
     context = [list(p) for p in asked for _ in range(size)]
     added = [tuple(c) for c in context]
     for turn in range(turns):
-        answers = engine.answers(
+        answers = engine.generate_outputs(
             Request(
                 token_ids=tuple(c),
                 sampling_params=SamplingParams(

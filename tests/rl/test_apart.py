@@ -19,7 +19,7 @@ def test_apart_or_not_the_weights_are_the_same_bit_for_bit(start, tmp_path, monk
     hashes, found = Hashes(monkeypatch), {}
     recipe = recipe_in(tmp_path, start)
     for apart in ("false", "true"):
-        sets = [*LOCKSTEP, *ONE_STEP_OFF, "steps=3", f"engines.apart={apart}"]
+        sets = [*LOCKSTEP, *ONE_STEP_OFF, "steps=3", f"engines.place={apart}"]
         run_rl(recipe, tmp_path / apart, sets)
         found[apart] = hashes.take()
     assert found["true"] == found["false"]
@@ -60,7 +60,7 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
     monkeypatch.setattr(ReplicaPool, "_bury", buried)
     waker = Thread(target=go_on, daemon=True)
     waker.start()
-    sets = [*ONE_STEP_OFF, "steps=2", "engines.apart=true", "credit.keep_flat=true"]
+    sets = [*ONE_STEP_OFF, "steps=2", "engines.place=true", "credit.keep_zero_variance=true"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     waker.join()
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
@@ -69,8 +69,8 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
 
 def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp_path, monkeypatch):
     stopping = Stopping(monkeypatch)
-    monkeypatch.setattr("paddock.engine.subprocess_engine.LEAVING_S", 0.5)
-    sets = ["engines.apart=true", "engines.unreachable_timeout_s=1"]
+    monkeypatch.setattr("paddock.engine.subprocess_engine.EXIT_TIMEOUT_S", 0.5)
+    sets = ["engines.place=true", "engines.unreachable_timeout_s=1"]
     why = r"no engine has answered for 1 s: engine-0: \d+ heartbeats missed"
     with pytest.raises(RunAbortedError, match=why):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
@@ -83,8 +83,12 @@ def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
 ):
     """Attempts run out of time long before the engine is given up."""
     stopping = Stopping(monkeypatch)
-    monkeypatch.setattr("paddock.engine.subprocess_engine.LEAVING_S", 0.5)
-    sets = ["engines.apart=true", "tasks.vault.attempt_s=1", "tasks.vault.failure_budget=1"]
+    monkeypatch.setattr("paddock.engine.subprocess_engine.EXIT_TIMEOUT_S", 0.5)
+    sets = [
+        "engines.place=true",
+        "tasks.vault.attempt_timeout_s=1",
+        "tasks.vault.max_consecutive_failed=1",
+    ]
     with pytest.raises(RunAbortedError, match=r"1 groups in a row failed.* time at attempt"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with pytest.raises(ProcessLookupError):
@@ -110,7 +114,7 @@ def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypat
 
     monkeypatch.setattr(SubprocessEngine, "submit", seen)
     monkeypatch.setattr(SubprocessEngine, "_begin", counted)
-    sets = [*ONE_STEP_OFF, "steps=5", "engines.apart=true", "credit.keep_flat=true"]
+    sets = [*ONE_STEP_OFF, "steps=5", "engines.place=true", "credit.keep_zero_variance=true"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     assert len(born) == 2 and killed == born[:1]
     assert sorted(numbers(tmp_path / "run")) == [1, 2, 3, 4, 5]

@@ -22,8 +22,8 @@ def check_schedule(n):
         assert len(batch.groups) == pace.groups_per_batch
         found = lags(batch, pace)
         assert min(found) >= 0 and max(found) <= pace.max_staleness, (n, pace)
-    balance = ledger.balance()
-    assert balance.holds, (n, balance)
+    balance = ledger.group_counts()
+    assert balance.is_consistent, (n, balance)
     assert balance.trained == 4 * pace.groups_per_batch
     assert pace.on_stale == "drop" or balance.filtered == 0, (n, balance)
     ledger.close()
@@ -115,8 +115,8 @@ def slow_and_fast(bound_by, *, batches=40):
     trained = [group.number for batch in learner.batches for group in batch.groups]
     old = [n for n in trained if n < batches * 5 - 5 * (pace.pipeline_depth + 1)]
     slow = sum(n % 5 == 0 for n in old)
-    assert ledger.balance().holds
-    return slow, len(old) - slow, ledger.balance(), took
+    assert ledger.group_counts().is_consistent
+    return slow, len(old) - slow, ledger.group_counts(), took
 
 
 def test_waiting_trains_slow_problems_as_often_as_fast_ones_and_discards_nothing():
@@ -137,19 +137,19 @@ def test_what_is_dropped_is_exactly_what_is_too_old_and_is_refilled(n):
     (learner, ledger), _ = run(learn(engine, pace, batches=8, tasks=tasks, step_s=step_s))
     assert [len(batch.groups) for batch in learner.batches] == [pace.groups_per_batch] * 8
     last = learner.batches[-1].update + pace.updates_per_batch - 1
-    for entry in ledger.entries("filtered"):
+    for entry in ledger.groups("filtered"):
         assert entry.reason.startswith("stale"), entry
-        if len(ledger.attempts(entry.ordinal)) == entry.size:
+        if len(ledger.rollouts(entry.ordinal)) == entry.size:
             assert last - oldest(ledger, entry) > pace.max_staleness
-    for entry in ledger.entries("finished"):
+    for entry in ledger.groups("finished"):
         assert last - oldest(ledger, entry) <= pace.max_staleness
-    balance = ledger.balance()
+    balance = ledger.group_counts()
     assert balance.issued == balance.trained + balance.filtered + balance.in_flight
-    assert balance.filtered == len(ledger.entries("filtered"))
+    assert balance.filtered == len(ledger.groups("filtered"))
 
 
 def oldest(ledger, entry):
-    tokens = [t for attempt in ledger.attempts(entry.ordinal).values() for t in sampled_of(attempt)]
+    tokens = [t for attempt in ledger.rollouts(entry.ordinal).values() for t in sampled_of(attempt)]
     return min(tokens) // BASE
 
 
@@ -164,7 +164,7 @@ def test_new_weights_reach_attempts_that_are_under_way():
     mixed = 0
     for batch in learner.batches:
         for group in batch.groups:
-            for attempt in group.attempts:
+            for attempt in group.rollouts:
                 versions = [token // BASE for token in sampled_of(attempt)]
                 assert versions == sorted(versions)
                 mixed += len(set(versions)) > 1
@@ -202,7 +202,7 @@ def test_an_engine_that_serves_old_weights_is_found_out():
     )
     (learner, ledger), _ = run(main)
     assert max(max(lags(batch, pace)) for batch in learner.batches) <= 1
-    assert "stale" in told and ledger.balance().filtered == told.count("stale")
+    assert "stale" in told and ledger.group_counts().filtered == told.count("stale")
 
 
 def test_an_engine_that_takes_no_weights_at_all_ends_the_run():
@@ -222,7 +222,7 @@ def test_batches_carry_what_the_engine_wrote():
     (learner, ledger), _ = run(learn(engine, RolloutSettings(groups_per_batch=2), batches=3))
     for batch in learner.batches:
         for group in batch.groups:
-            for member, attempt in enumerate(group.attempts):
+            for member, attempt in enumerate(group.rollouts):
                 given = RolloutSpec.derive(group.task, group.number, member, seed=0)
                 for place, token in enumerate(sampled_of(attempt)):
                     version = token // BASE

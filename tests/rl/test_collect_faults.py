@@ -30,10 +30,10 @@ def test_every_kind_of_failure_has_its_own_reason_and_no_reward(kind):
             assert sum(outcome == failure for outcome in group.outcomes) <= 1
     partly = sum(failure in g.outcomes for b in learner.batches for g in b.groups)
     assert partly > 3
-    reasons = {entry.reason for entry in ledger.entries("failed")}
+    reasons = {entry.reason for entry in ledger.groups("failed")}
     expected = {f"{n} of 4 attempts failed: {kind} at {failure.where} ({n})" for n in (2, 3, 4)}
     assert reasons and reasons <= expected
-    assert set(ledger.failures()) == {("sums", kind, failure.where)}
+    assert set(ledger.failure_counts()) == {("sums", kind, failure.where)}
 
 
 def test_an_attempt_that_never_ends_is_a_failure_of_time():

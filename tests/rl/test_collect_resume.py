@@ -51,7 +51,7 @@ class _Mortal:
 
     def check(self):
         base, self._ledger._base = self._ledger._base, self._real
-        assert self._ledger.balance().holds
+        assert self._ledger.group_counts().is_consistent
         self._ledger._base = base
 
     def __getattr__(self, name):
@@ -143,7 +143,7 @@ def check_tokens(disk, ledger, pace, learner):
     assert weights[-1] == learner.weights
     for update, until, entries in ledger.batches():
         for entry in entries:
-            for member, attempt in ledger.attempts(entry.ordinal).items():
+            for member, attempt in ledger.rollouts(entry.ordinal).items():
                 given = RolloutSpec.derive(entry.task, entry.number, member, seed=5)
                 ids = [t for b in attempt for turn in b.turns for t in turn.completion.token_ids]
                 for place, token in enumerate(ids):
@@ -336,7 +336,7 @@ def test_a_conductor_that_is_killed_again_and_again_ends_with_the_same_weights(t
 
 def poison(ledger, ordinal):
     """Make a group's first attempt what a grader without a range once wrote."""
-    branches = ledger.attempts(ordinal)[0]
+    branches = ledger.rollouts(ordinal)[0]
     for branch in branches:
         object.__setattr__(branch.outcome, "reward", 1e308)
     ledger._base.execute(

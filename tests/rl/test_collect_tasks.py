@@ -70,7 +70,7 @@ def test_other_ratios_hold_from_the_next_batch_on(depth):
     # What was begun for the others is not thrown away: it is trained before it is too old.
     assert after[10]["fast"] == 10
     assert all(batch == {"fast": 10} for batch in after[20:])
-    assert ledger.balance().filtered == 0
+    assert ledger.group_counts().filtered == 0
 
 
 def test_ratios_of_tasks_that_do_not_exist_are_refused():
@@ -120,9 +120,9 @@ def test_a_task_that_is_down_is_set_aside_and_tried_again():
     assert abs(late["slow"] / late.total() - 0.2) < 0.02
     why = "groups in a row failed, the last: 2 of 2 attempts failed: infrastructure at engine (2)"
     failed = sum(aside.failed.values())
-    assert aside.aside == f"{failed} {why}"
+    assert aside.disabled_reason == f"{failed} {why}"
     assert failed > 4  # it was tried again meanwhile
-    assert back.aside == ""
+    assert back.disabled_reason == ""
     assert [kind for kind, _ in told] == ["task_aside", "task_back"]
 
 

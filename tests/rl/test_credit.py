@@ -108,13 +108,13 @@ def test_a_critic_takes_the_place_of_the_group():
             self.table = {}
 
         def values(self, samples):
-            return [[self.table.get(p, 0.0) for p in range(len(s.tokens))] for s in samples]
+            return [[self.table.get(p, 0.0) for p in range(len(s.token_ids))] for s in samples]
 
         def learn(self, samples, returns):
             error = 0.0
             for sample, found in zip(samples, returns, strict=True):
                 for place, value in enumerate(found):
-                    if sample.trained[place]:
+                    if sample.loss_mask[place]:
                         off = value - self.table.get(place, 0.0)
                         self.table[place] = self.table.get(place, 0.0) + 0.5 * off
                         error += off * off

@@ -15,33 +15,33 @@ from tests.rl.vault_runs import numbers, recipe_in
 RECIPE = """
 stage = "distill"
 steps = 12
-[start]
-folder = "{start}"
+[init]
+checkpoint = "{start}"
 [teachers.opener]
-folder = "TEACHER"
+checkpoint = "TEACHER"
 [tasks.vault]
-world = "vault"
+env = "vault"
 teacher = "opener"
-[pace]
-batch_groups = 64
-lockstep = true
+[rollout]
+groups_per_batch = 64
+deterministic = true
 order = "in_order"
 [loss]
-per = "token"
+aggregate = "token"
 [sampling]
 max_new_tokens = 24
 [optim]
 lr = 2e-3
 weight_decay = 0.0
-[machine]
+[compute]
 device = "cpu"
 [engines]
-cache_bytes = 8388608
+kv_cache_bytes = 8388608
 """
 
 
 def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
-    made = learner(tmp_path, network(), credit={"keep_flat": True})
+    made = learner(tmp_path, network(), credit={"keep_zero_variance": True})
     groups = lessons(rolled_by(network()), made.settings)
     every = [each for group in groups for each in group]
     with engine_for(network(seed=9)) as engine:
@@ -53,7 +53,7 @@ def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
                 {"wise": EngineTeacher(engine)},
             )
         )
-    other = learner(tmp_path / "other", network(seed=9), credit={"keep_flat": True})
+    other = learner(tmp_path / "other", network(seed=9), credit={"keep_zero_variance": True})
     batch = pack_samples(found)
     expected = compute_logprobs(other.trainer.network, batch)
     gap = np.abs(batch.columns["teacher"] - expected)[batch.loss_mask_T]

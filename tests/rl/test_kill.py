@@ -41,14 +41,15 @@ CLING = """
 import asyncio
 from contextlib import suppress
 from functools import partial
-from paddock.cli import ending, rl
+from paddock.cli import rl
+from paddock.launch import event_loop
 from tests.rl.vault import VaultEnv
 async def cling(env):
     while int(env.task.id.rsplit("/", 1)[1]) >= 2:  # behind the first batch
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
 VaultEnv.start = cling
-rl.run = partial(ending.run, grace_s=0.5)
+rl.run = partial(event_loop.run, grace_s=0.5)
 """
 BREAK = """
 from paddock.rl.learner import Learner
@@ -97,7 +98,11 @@ def test_kill_minus_nine_changes_no_bit_in_lock_step(start, tmp_path):
 @pytest.mark.slow
 def test_running_free_nothing_is_skipped_and_nothing_trained_twice(start, tmp_path):
     recipe, chance, out = recipe_in(tmp_path, start), Random(3), tmp_path / "free"
-    sets = ["pace.max_staleness=2", "tasks.vault.settings.delay_s=0.3", "credit.keep_flat=true"]
+    sets = [
+        "rollout.max_staleness=2",
+        "tasks.vault.args.delay_s=0.3",
+        "credit.keep_zero_variance=true",
+    ]
     killed_after(recipe, out, *sets, updates=2, chance=chance)
     finished(begun(recipe, out, *sets))
     with Ledger(out / LEDGER_FILE) as ledger:
@@ -115,7 +120,7 @@ def test_running_free_nothing_is_skipped_and_nothing_trained_twice(start, tmp_pa
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_run_goes_on(start, tmp_path):
     recipe, out = recipe_in(tmp_path, start), tmp_path / "run"
-    process = begun(recipe, out, "tasks.vault.settings.delay_s=0.3", "steps=40")
+    process = begun(recipe, out, "tasks.vault.args.delay_s=0.3", "steps=40")
     while not (out / "metrics.jsonl").is_file() or not numbers(out):
         assert process.poll() is None, process.communicate()[1].decode()
         time.sleep(0.01)
@@ -123,14 +128,14 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on(start, tmp_path):
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said.decode()
     assert "Traceback" not in said.decode()
-    finished(begun(recipe, out, "tasks.vault.settings.delay_s=0.3", "steps=40"))
+    finished(begun(recipe, out, "tasks.vault.args.delay_s=0.3", "steps=40"))
     with Ledger(out / LEDGER_FILE) as ledger:
         assert ledger.group_counts().is_consistent
 
 
 @pytest.mark.slow
 def test_attempts_that_swallow_their_cancellation_do_not_keep_the_process(start, tmp_path):
-    sets = ["goal=0.0", "goal_batches=1", *ONE_STEP_OFF, "credit.keep_flat=true"]
+    sets = ["stop_at_reward=0.0", "stop_window=1", *ONE_STEP_OFF, "credit.keep_zero_variance=true"]
     process = begun(recipe_in(tmp_path, start), tmp_path / "run", *sets, first=CLING)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said.decode()

@@ -39,7 +39,7 @@ def test_log_probs_agree_after_many_updates_however_sampled(tmp_path, temperatur
                 groups = rolled(ways["batched"], asked, temperature=temperature, seed=update)
                 worst, tokens = gap(made, groups)
                 assert tokens > 20 and worst < 1e-5, update
-            made.study(lessons(groups, made.settings))
+            made.train(lessons(groups, made.settings))
         after = weight_digests(made.trainer.network)
         moved = [name for name in after if after[name] != before[name]]
         assert len(moved) > 20
@@ -63,7 +63,7 @@ def batch_of(made, seed=0, count=4, **changes):
 
 
 def test_learning_raises_what_is_rewarded(tmp_path):
-    made = learner(tmp_path, network(), credit={"baseline": "std"}, optim={"lr": 1e-2})
+    made = learner(tmp_path, network(), credit={"advantage_norm": "std"}, optim={"lr": 1e-2})
     rewards = []
     with engine_for(network()) as engine:
         reload = EngineWeightUpdater(engine)
@@ -72,14 +72,14 @@ def test_learning_raises_what_is_rewarded(tmp_path):
                 engine, prompts(6, seed=update), size=4, turns=1, tokens=10, seed=update
             )
             rewards.append(np.mean([a[0].outcome.reward for g in groups for a in g]))
-            made.study(lessons(groups, made.settings))
+            made.train(lessons(groups, made.settings))
             reload.weight_publisher()(made.weights())
     assert np.mean(rewards[:2]) < 0.65
     assert np.mean(rewards[-2:]) > 0.9
 
 
 def test_every_shipped_token_is_in_the_gradient_exactly_once(tmp_path, monkeypatch):
-    made = learner(tmp_path, network(), machine={"micro_tokens": 64})
+    made = learner(tmp_path, network(), machine={"micro_batch_tokens": 64})
     shipped = lessons(batch_of(made), made.settings)
     made.study(shipped)
     seen = made.objective.token_stats.seen.tolist()
@@ -104,7 +104,7 @@ def test_every_shipped_token_is_in_the_gradient_exactly_once(tmp_path, monkeypat
 
 def test_micro_batches_change_nothing_but_rounding(tmp_path):
     whole = learner(tmp_path / "a", network())
-    parts = learner(tmp_path / "b", network(), machine={"micro_tokens": 50})
+    parts = learner(tmp_path / "b", network(), machine={"micro_batch_tokens": 50})
     groups = batch_of(whole)
     reports = [
         made.study(lessons(groups, made.settings)).step_outputs[0] for made in (whole, parts)
@@ -118,7 +118,7 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path):
 def test_on_policy_nothing_is_masked_and_the_gap_is_rounding(tmp_path):
     for kind in ("icepop", "double_sided", "ppo", "tis"):
         made = learner(tmp_path / kind, network(), loss={"kind": kind})
-        parts = made.study(lessons(batch_of(made), made.settings)).step_outputs[0].parts
+        parts = made.train(lessons(batch_of(made), made.settings)).step_outputs[0].losses
         assert parts["masked"] == 0.0
         assert parts["gap"] < 1e-6
         assert 1.0 < parts["entropy"] < 4.0
@@ -128,7 +128,7 @@ def test_the_loss_of_a_batch_is_equation_1(tmp_path):
     """One group, against the formula written down in plain Python."""
     from tests.rl import golden
 
-    made = learner(tmp_path, network(), loss={"kind": "icepop", "per": "sequence"})
+    made = learner(tmp_path, network(), loss={"kind": "icepop", "aggregate": "sequence"})
     (group,) = lessons(batch_of(made, count=1, size=3), made.settings)
     with torch.no_grad():
         for parameter in made.trainer.network.parameters():
@@ -137,7 +137,7 @@ def test_the_loss_of_a_batch_is_equation_1(tmp_path):
     logp = compute_logprobs(made.trainer.network, batch)
     rows, start = [], 0
     for lesson in group:
-        here = slice(start, start + len(lesson.sample.tokens))
+        here = slice(start, start + len(lesson.sample.token_ids))
         start = here.stop
         rows.append(
             [
@@ -146,16 +146,16 @@ def test_the_loss_of_a_batch_is_equation_1(tmp_path):
                     logp[here],
                     lesson.sample.logprobs,
                     lesson.sample.advantages,
-                    lesson.sample.trained,
+                    lesson.sample.loss_mask,
                     strict=True,
                 )
                 if t
             ]
         )
     expected = golden.equation_1(rows, beta=2.0, below=0.2, above=0.28)
-    report = made.study([group]).step_outputs[0]
-    assert report.parts["masked"] > 0
-    assert report.parts["policy_loss"] == pytest.approx(expected, abs=1e-6)
+    report = made.train([group]).step_outputs[0]
+    assert report.losses["masked"] > 0
+    assert report.losses["policy_loss"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_later_updates_of_a_batch_remember_its_beginning(tmp_path):
@@ -179,11 +179,11 @@ def test_a_learner_restored_goes_on_bit_for_bit(tmp_path):
             batches = [batch_of(made, seed=i) for i in range(4)]
         found = []
         for number, groups in enumerate(batches):
-            made.study(lessons(groups, made.settings))
+            made.train(lessons(groups, made.settings))
             if number % 2:
                 made.reset_optimizer()
             found.append(weight_digests(made.trainer.network))
-            made.save(tmp_path / name / "checkpoints", extra_files={})
+            made.save(tmp_path / name / "checkpoints", beside={})
             if number == cut:
                 made = learner(tmp_path / name / "again", network())
                 assert made.restore(tmp_path / name / "checkpoints")
@@ -200,7 +200,7 @@ def test_experts_are_replayed_or_compared(tmp_path):
 
     other = network(seed=5)
     with engine_for(network(), replay=True) as engine:
-        answer = engine.answer(
+        answer = engine.generate_output(
             Request(
                 token_ids=prompts(1)[0],
                 sampling_params=SamplingParams(max_new_tokens=24, seed=1, ignore_eos=True),

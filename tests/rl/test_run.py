@@ -87,12 +87,12 @@ def test_bound_zero_is_the_synchronous_loop_bit_for_bit(start, tmp_path, monkeyp
     recipe = recipe_in(tmp_path, start)
     # With every group kept: a group that is issued in place of another begins in the middle of a
     # wave, and what an engine computes together decides how it rounds.
-    kept = [*LOCKSTEP, "credit.keep_flat=true"]
+    kept = [*LOCKSTEP, "credit.keep_zero_variance=true"]
     asyncio.run(by_hand(settings_of(recipe, *kept, *SYNCHRONOUS), start, 3))
     expected = hashes.take()
     assert len({str(found) for found in expected.values()}) == 3
     for depth in (0, 2):
-        sets = [*kept, "steps=3", "pace.max_staleness=0", f"pace.pipeline_depth={depth}"]
+        sets = [*kept, "steps=3", "rollout.max_staleness=0", f"rollout.pipeline_depth={depth}"]
         run_rl(recipe, tmp_path / f"depth{depth}", sets)
         assert hashes.take() == expected
 
@@ -217,14 +217,14 @@ def test_a_bug_ends_the_run_with_its_traceback(start, tmp_path, monkeypatch):
 
 
 def test_a_world_that_always_fails_ends_the_run_with_the_reason(start, tmp_path):
-    sets = ["tasks.vault.settings.breaks=1.0", "tasks.vault.failure_budget=3"]
+    sets = ["tasks.vault.args.breaks=1.0", "tasks.vault.max_consecutive_failed=3"]
     with pytest.raises(ValueError, match="groups in a row failed"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
 
 
 @pytest.mark.parametrize("where", ["task", "open", "grade"])
 def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_path, where):
-    sets = [f"tasks.vault.settings.exits={where}", "tasks.vault.failure_budget=2"]
+    sets = [f"tasks.vault.args.exits={where}", "tasks.vault.max_consecutive_failed=2"]
     kind = "grader" if where == "grade" else "world"
     with pytest.raises(RunAbortedError, match=rf"2 groups in a row failed.*{kind} at {where}"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
@@ -240,7 +240,7 @@ def test_sys_exit_where_nobody_can_catch_it_is_an_error_and_no_success(start, tm
 
 
 def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):
-    sets = ["tasks.vault.settings.breaks=0.2", "steps=2", "tasks.vault.failure_budget=100"]
+    sets = ["tasks.vault.args.breaks=0.2", "steps=2", "tasks.vault.max_consecutive_failed=100"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", [*sets, *SYNCHRONOUS])
     failed = sum(line.get("failed_world", 0) for line in numbers(tmp_path / "run").values())
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
@@ -251,14 +251,14 @@ def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):
 
 
 def test_experts_of_every_trained_token_are_compared(start, tmp_path):
-    sets = ["steps=2", *SYNCHRONOUS, "replay_experts=compare"]
+    sets = ["steps=2", *SYNCHRONOUS, "routing_replay=compare"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     found = [line["routed_apart"] for line in numbers(tmp_path / "run").values()]
     assert found == [0.0, 0.0]  # present, and the same network chooses the same
 
 
 def test_a_run_that_has_reached_its_goal_is_over(start, tmp_path):
-    recipe, sets = recipe_in(tmp_path, start), ["steps=4", "goal=0.01", "goal_batches=2"]
+    recipe, sets = recipe_in(tmp_path, start), ["steps=4", "stop_at_reward=0.01", "stop_window=2"]
     for _ in range(2):
         run_rl(recipe, tmp_path / "run", [*sets, *SYNCHRONOUS])
         assert [e["step"] for e in events(tmp_path / "run", "finished")][-1] == 2
@@ -268,9 +268,9 @@ def test_a_run_that_has_reached_its_goal_is_over(start, tmp_path):
 def test_of_a_complete_run_nothing_is_in_flight(start, tmp_path):
     """It reaches its goal with the next batch begun; called again, it says the same."""
     recipe, out = recipe_in(tmp_path, start), tmp_path / "run"
-    sets = ["steps=4", "goal=0.01", "goal_batches=1", "pace.pipeline_depth=2"]
+    sets = ["steps=4", "stop_at_reward=0.01", "stop_window=1", "rollout.pipeline_depth=2"]
     for _ in range(2):
-        run_rl(recipe, out, [*sets, "pace.max_staleness=2", "credit.keep_flat=true"])
+        run_rl(recipe, out, [*sets, "rollout.max_staleness=2", "credit.keep_zero_variance=true"])
         with LedgerView(out / LEDGER_FILE) as ledger:
             found = rollout_overview(ledger, RolloutQuery(status="filtered"))
         assert found["balance"]["in_flight"] == 0

@@ -13,18 +13,18 @@ from tests.serve.live import serving
 TAUGHT = """
 stage = "distill"
 steps = 2
-[start]
-folder = "{start}"
+[init]
+checkpoint = "{start}"
 [teachers.far]
 url = "URL"
 [tasks.vault]
-world = "vault"
+env = "vault"
 teacher = "far"
-[pace]
-batch_groups = 4
+[rollout]
+groups_per_batch = 4
 [sampling]
 max_new_tokens = 24
-[machine]
+[compute]
 device = "cpu"
 """
 

@@ -10,8 +10,8 @@ from paddock.rl.stages import STAGE_DEFAULTS, with_stage_defaults
 LEAST = {
     "stage": "agentic",
     "steps": 8,
-    "start": {"folder": "runs/nano/sft"},
-    "tasks": {"tools": {"world": "nano-tools"}},
+    "init": {"checkpoint": "runs/nano/sft"},
+    "tasks": {"tools": {"env": "nano-tools"}},
 }
 
 
@@ -44,7 +44,7 @@ def test_a_stage_says_what_the_paper_says(stage):
 
 def test_distillation_has_one_attempt_a_prompt():
     task = {"tools": {"world": "nano-tools", "teacher": "old"}}
-    found = settings(stage="distill", tasks=task, teachers={"old": {"folder": "x"}})
+    found = settings(stage="distill", tasks=task, teachers={"old": {"checkpoint": "x"}})
     assert found.tasks["tools"].group_size == 1
     assert found.pace.groups_per_batch == 1024
     assert found.credit.keep_zero_variance
@@ -52,18 +52,18 @@ def test_distillation_has_one_attempt_a_prompt():
 
 def test_a_recipe_differs_from_its_stage_where_it_says_so():
     task = {"tools": {"world": "nano-tools", "group_size": 4}}
-    found = settings(loss={"below": 0.3}, tasks=task)
+    found = settings(loss={"clip_low": 0.3}, tasks=task)
     assert (found.loss.kind, found.loss.below, found.loss.above) == ("double_sided", 0.3, 1.0)
     assert found.tasks["tools"].group_size == 4
 
 
 def test_a_resolved_recipe_resolves_to_itself(tmp_path):
-    found = settings(loss={"below": 0.3})
+    found = settings(loss={"clip_low": 0.3})
     (tmp_path / "recipe.toml").write_text(dump_toml(found))
     assert resolve(RLSettings, with_stage_defaults(load_recipe(tmp_path / "recipe.toml"))) == found
 
 
-TEACHER = {"teachers": {"old": {"folder": "x"}}}
+TEACHER = {"teachers": {"old": {"checkpoint": "x"}}}
 TAUGHT = {"tools": {"teacher": "old"}}
 
 
@@ -73,36 +73,45 @@ TAUGHT = {"tools": {"teacher": "old"}}
         ({"stage": "agentc"}, "'agentc'; there are reasoning, agentic, general, distill"),
         ({"steps": 0}, "'steps' must be greater than 0"),
         ({"step": 4}, "unknown setting 'step'; did you mean 'steps'?"),
-        ({"loss": {"bellow": 0.1}}, "did you mean 'loss.below'?"),
-        ({"loss": {"below": 1.5}}, "'loss.below' must be less than or equal to 1"),
-        ({"loss": {"beta": 0.5}}, "'loss.beta' must be greater than 1"),
+        ({"loss": {"bellow": 0.1}}, "did you mean 'loss.clip_low'?"),
+        ({"loss": {"clip_low": 1.5}}, "'loss.clip_low' must be less than or equal to 1"),
+        ({"loss": {"icepop_beta": 0.5}}, "'loss.icepop_beta' must be greater than 1"),
         ({"loss": {"kind": "grpo"}}, "'loss.kind' must be"),
-        ({"credit": {"baseline": "median"}}, "'credit.baseline' must be"),
-        ({"credit": {"truncated": "drop"}}, "'credit.truncated' must be"),
+        ({"credit": {"advantage_norm": "median"}}, "'credit.advantage_norm' must be"),
+        ({"credit": {"on_truncated": "drop"}}, "'credit.on_truncated' must be"),
         (
-            {"pace": {"max_staleness": -1}},
-            "'pace.max_staleness' must be greater than or equal to 0",
+            {"rollout": {"max_staleness": -1}},
+            "'rollout.max_staleness' must be greater than or equal to 0",
         ),
-        ({"pace": {"batch_groups": 0}}, "'pace.batch_groups' must be greater than 0"),
-        ({"pace": {"publish_every": 9}}, "'max_staleness' 4 is less than 8"),
-        ({"pace": {"lockstep": True}}, "'lockstep' needs order"),
-        ({"pace": {"updates_per_batch": 3, "max_staleness": 5}}, "'steps' 8 are no whole batches"),
-        ({"pace": {"publish_every": 4}, "keep": {"every": 6}}, "must be a multiple of"),
+        ({"rollout": {"groups_per_batch": 0}}, "'rollout.groups_per_batch' must be greater than 0"),
+        ({"rollout": {"sync_weights_every": 9}}, "'max_staleness' 4 is less than 8"),
+        ({"rollout": {"deterministic": True}}, "'lockstep' needs order"),
+        (
+            {"rollout": {"updates_per_batch": 3, "max_staleness": 5}},
+            "'steps' 8 are no whole batches",
+        ),
+        (
+            {"rollout": {"sync_weights_every": 4}, "checkpoint": {"every": 6}},
+            "must be a multiple of",
+        ),
         ({"tasks": {"tools": None}}, "there are no 'tasks'"),
         ({"tasks": {"tools": {"ratio": 0}}}, "every one of the 'tasks' has the 'ratio' 0"),
         ({"tasks": {"tools": {"ratio": inf}}}, "'tasks.tools.ratio' must be a finite number"),
         ({"sampling": {"temperature": inf}}, "'sampling.temperature' must be a finite number"),
-        ({"credit": {"reward": {"policy_failure": nan}}}, "must be a finite number, got nan"),
-        ({"goal": nan}, "'goal' must be a finite number"),
-        ({"tasks": {"tools": {"wrld": "x"}}}, "did you mean 'tasks.tools.world'?"),
+        (
+            {"credit": {"reward": {"policy_failure_reward": nan}}},
+            "must be a finite number, got nan",
+        ),
+        ({"stop_at_reward": nan}, "'goal' must be a finite number"),
+        ({"tasks": {"tools": {"wrld": "x"}}}, "did you mean 'tasks.tools.env'?"),
         ({"tasks": {"tools": {"group_size": 1}}}, "nothing to compare with"),
         ({"tasks": {"tools": {"teacher": "old"}}}, "no teacher 'old'; there are none"),
-        ({"tasks": TAUGHT, **TEACHER}, "its 'credit.keep_flat' must be true"),
+        ({"tasks": TAUGHT, **TEACHER}, "its 'credit.keep_zero_variance' must be true"),
         (
             {
                 "tasks": TAUGHT,
                 **TEACHER,
-                "credit": {"keep_flat": True},
+                "credit": {"keep_zero_variance": True},
                 "sampling": {"temperature": 0.5},
             },
             "scores at temperature 1, but samples at 0.5",
@@ -110,7 +119,10 @@ TAUGHT = {"tools": {"teacher": "old"}}
         ({"teachers": {"old": {}}}, "name either a 'folder' or a 'url'"),
         ({"sampling": {"temperature": 0.0}}, "'sampling.temperature' must be greater than 0"),
         ({"optim": {"lr": "fast"}}, "'optim.lr' must be a number"),
-        ({"start": {"preset": "nano", "folder": None}}, "RL goes on from a model that can already"),
+        (
+            {"init": {"preset": "nano", "checkpoint": None}},
+            "RL goes on from a model that can already",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name(changes, said):

@@ -33,7 +33,9 @@ def batch_of(made, **changes):
 def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
     tmp_path, micro_tokens
 ):
-    made = learner(tmp_path, network(), machine={"micro_tokens": micro_tokens}, optim={"lr": 3e-2})
+    made = learner(
+        tmp_path, network(), machine={"micro_batch_tokens": micro_tokens}, optim={"lr": 3e-2}
+    )
     every = lessons(batch_of(made), made.settings)
     made.study(every)  # the first: trainer and sampler are still one
     flat = [lesson for group in every for lesson in group]
@@ -57,11 +59,13 @@ def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
 
 
 def test_what_the_loss_does_not_trust_is_marked(tmp_path):
-    made = learner(tmp_path, network(), loss={"kind": "double_sided", "below": 1e-9, "above": 1e-9})
+    made = learner(
+        tmp_path, network(), loss={"kind": "double_sided", "clip_low": 1e-9, "clip_high": 1e-9}
+    )
     every = lessons(batch_of(made), made.settings)
-    made.study(every)
-    study = made.study(every)
-    kept = [kept for row in study.taught.values() for kept in row.kept]
+    made.train(every)
+    study = made.train(every)
+    kept = [kept for row in study.token_records.values() for kept in row.kept]
     assert not all(kept)
     assert 1 - np.mean(kept) == pytest.approx(study.mean("masked"))
 
@@ -173,7 +177,7 @@ def test_what_is_written_of_a_network_is_what_its_layers_chose():
     token_T = torch.tensor(ids[:LEAST])
     notes = net(
         token_T, AttentionMetadata.packed([len(token_T)]), ask=AuxRequest(routing_and_topk=True)
-    ).notes
+    ).aux
     assert "".join(row["pieces"]) == words.decode(token_T.tolist())
     assert [look["layer"] for look in row["indexer"]] == [0, 1]
     for look in row["indexer"]:
@@ -187,5 +191,5 @@ def test_what_is_written_of_a_network_is_what_its_layers_chose():
             assert np.flatnonzero(kept_T).tolist() == sorted(k for k in of_query[query] if k >= 0)
     (experts,) = row["experts"]
     assert experts["layer"] == 1
-    assert experts["load"] == notes[1].load_E.tolist()
+    assert experts["load"] == notes[1].expert_load_E.tolist()
     assert len(row["acceptance"]) == 3

@@ -167,7 +167,7 @@ def schooled(
 
 def _step(network, optimizer, rows):
     token_T = torch.tensor([token for row in rows for token in row.token_ids])
-    learned_T = torch.tensor([flag for row in rows for flag in row.trained])
+    learned_T = torch.tensor([flag for row in rows for flag in row.loss_mask])
     layout = AttentionMetadata.packed([len(row.token_ids) for row in rows])
     places_A = learned_T.roll(-1).nonzero().squeeze(1)
     hidden_TD = network(token_T, layout).hidden_TD

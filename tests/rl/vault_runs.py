@@ -13,30 +13,30 @@ from paddock.rl.stages import with_stage_defaults
 RECIPE = """
 stage = "agentic"
 steps = 4
-[start]
-folder = "{start}"
+[init]
+checkpoint = "{start}"
 [tasks.vault]
-world = "vault"
+env = "vault"
 group_size = 4
-[pace]
-batch_groups = 2
+[rollout]
+groups_per_batch = 2
 [sampling]
 max_new_tokens = 24
 [optim]
-kind = "muon"
+type = "muon"
 lr = 2e-3
 weight_decay = 0.0
-[machine]
+[compute]
 device = "cpu"
 [engines]
-cache_bytes = 8388608
-[keep]
+kv_cache_bytes = 8388608
+[checkpoint]
 every = 1
-last = 100
+keep_last = 100
 """
-LOCKSTEP = ("pace.lockstep=true", "pace.order=in_order")
-SYNCHRONOUS = ("pace.pipeline_depth=0", "pace.max_staleness=0")
-ONE_STEP_OFF = ("pace.pipeline_depth=1", "pace.max_staleness=1")
+LOCKSTEP = ("rollout.deterministic=true", "rollout.order=in_order")
+SYNCHRONOUS = ("rollout.pipeline_depth=0", "rollout.max_staleness=0")
+ONE_STEP_OFF = ("rollout.pipeline_depth=1", "rollout.max_staleness=1")
 
 
 def register():
@@ -67,7 +67,7 @@ class Hashes:
             self.after[learner.updates] = weight_digests(learner.trainer.network)
             return found
 
-        monkeypatch.setattr(Learner, "study", recorded)
+        monkeypatch.setattr(Learner, "train", recorded)
 
     def take(self):
         found, self.after = self.after, {}

@@ -18,7 +18,7 @@ def user(said="Go on."):
 
 def say(session, messages, ids, *, thinking=PRESERVED, tools=SPEC, **more):
     """One turn, recorded: what was asked, what was answered."""
-    opening = session.begin(messages, tools=tools, thinking=thinking)
+    opening = session.begin_turn(messages, tools=tools, thinking=thinking)
     done = completion(ids, **more)
     parsed = parse_completion(
         tokenizer(), ids, finish=done.finish, tools=tools, prompt=opening.prompt
@@ -45,7 +45,7 @@ CALL_OF_NOW = (SpecialToken.TOOL_CALL_OPEN, "now", SpecialToken.TOOL_CALL_CLOSE)
 
 def assert_each_token_trained_once(session):
     every = session.trajectories(**JUDGED)
-    assert sum(sum(t.trained) for t in every) == sum(
+    assert sum(sum(t.loss_mask) for t in every) == sum(
         sum(node.completion().sampled) for node in session.tree.nodes
     )
     for found in every:

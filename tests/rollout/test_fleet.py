@@ -53,14 +53,14 @@ class Fake(NonStreamingClient):
 
     async def generate(self, ask):
         *_, last = [delta async for delta in self.stream(ask)]
-        return last.answer
+        return last.output
 
     async def stream(self, ask):
         self.asks.append(ask)
         self.open += 1
         try:
             ids, said = list(ask.token_ids), []
-            for i in range(ask.sampling.max_new_tokens):
+            for i in range(ask.sampling_params.max_new_tokens):
                 await asyncio.sleep(0)
                 if self.breaks_at == i and self.finish == "lost":
                     self.up = False
@@ -74,7 +74,7 @@ class Fake(NonStreamingClient):
                     return
                 said.append(next_token(ids))
                 ids.append(said[-1])
-                if len(said) < ask.sampling.max_new_tokens:
+                if len(said) < ask.sampling_params.max_new_tokens:
                     yield OutputDelta(token_ids=said[-1:], logprobs=(-0.5,), version=self.version)
             yield self._last(said[-1:], said, ask, "length")
         finally:
@@ -117,7 +117,7 @@ async def gathered(fleet, question):
     async for delta in fleet.stream(question):
         assert answer is None, "nothing follows the answer"
         ids += delta.token_ids
-        answer = delta.answer
+        answer = delta.output
     assert tuple(ids) == answer.completion.token_ids
     return answer
 
@@ -144,8 +144,8 @@ def test_a_reply_that_breaks_off_is_whole_in_the_end(streamed, finish, at):
                 other = next(fake for fake in fakes if fake.name != first)
                 (rest,) = other.asks
                 assert tuple(rest.token_ids) == (1, 2, 3, *expected((1, 2, 3), kept))
-                assert rest.sampling.max_new_tokens == 20 - kept
-                assert rest.sampling.seed != SAMPLING.seed
+                assert rest.sampling_params.max_new_tokens == 20 - kept
+                assert rest.sampling_params.seed != SAMPLING.seed
         assert all(fake.open == 0 for fake in fakes)
 
     asyncio.run(run())
@@ -394,11 +394,11 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
         ids = (int(session[1:]), *ids)
         for turn in range(4):
             sampling = SamplingParams(max_new_tokens=6, temperature=1.0, seed=turn)
-            answer = await fleet.respond(ask(session, ids, sampling))
+            answer = await fleet.generate(ask(session, ids, sampling))
             turns.append((answer.cached_tokens, max(0, before - 1)))
             ids += (*answer.completion.token_ids, 7, 8)
             before = len(ids) - 2
-        fleet.end(session)
+        fleet.end_session(session)
         return turns
 
     async def _well(_patience_s):

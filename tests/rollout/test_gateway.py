@@ -122,7 +122,7 @@ def _in_process(engine, kind=InProcessClient):
         Request,
         overlong_errors=(ContextLengthExceededError,),
         rejection_errors=(InvalidRequestError,),
-        failures=(EngineError,),
+        engine_errors=(EngineError,),
     )
 
 
@@ -135,7 +135,7 @@ def real(engine):
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)
 def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, stream):
     words = get_renderer(engine.tokenizer)
-    with gateway(real, words, GREEDY, room=engine.capacity.context) as (url, sessions):
+    with gateway(real, words, GREEDY, room=engine.capacity.context_length) as (url, sessions):
         door = opened(url, "s")
         agent = AGENTS[name](door, stream=stream, tools=[TOOL])
         agent.say("Weather in Oslo?")
@@ -144,7 +144,7 @@ def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, 
         assert agent.turn() == []
         assert HTTP.get(door.url, headers=door.headers).json()["turns"] == 2
         (node, last) = sessions["s"].session.tree.nodes
-        assert last.said()[1].content == "12 C in Oslo."
+        assert last.messages()[1].content == "12 C in Oslo."
         assert last.parent is node
         again = engine.generate(last.token_ids()[: -len(last.ids)], SamplingParams(temperature=0.0))
         assert list(again.token_ids) == last.ids.tolist()
@@ -167,11 +167,11 @@ class Freezing(InProcessClient):
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_turn_whose_client_left_in_the_middle_is_not_recorded(engine, name):
     words, slow = get_renderer(engine.tokenizer), _in_process(engine, Freezing)
-    with gateway(slow, words, GREEDY, room=engine.capacity.context) as (url, sessions):
+    with gateway(slow, words, GREEDY, room=engine.capacity.context_length) as (url, sessions):
         door = opened(url, "s")
         agent = AGENTS[name](door, stream=False, tools=[TOOL])
         agent.say("Weather in Oslo?")
-        body = {"model": "m", "stream": True, "max_tokens": 400}
+        body = {"model": "m", "dataloader": True, "max_tokens": 400}
         path = {"chat": "chat/completions"}.get(name, name)
         said = {"input": agent.items} if name == "responses" else {"messages": agent.messages}
         asked = {"json": body | said, "headers": door.headers}

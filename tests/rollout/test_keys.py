@@ -169,7 +169,7 @@ def test_an_agent_that_meddles_with_other_sessions_changes_nothing():
             async with served(service) as where:
                 registry.register("a", where)
                 registry.register("b", where)
-                registry.patience_s = 1e6
+                registry.expires_after_s = 1e6
                 works = {task: TaskSpec(attempt, TaskSettings(group_size=2)) for task in ("a", "b")}
                 pace = RolloutSettings(groups_per_batch=2, pipeline_depth=1, max_staleness=2)
                 ledger = Ledger(":memory:")
@@ -180,9 +180,9 @@ def test_an_agent_that_meddles_with_other_sessions_changes_nothing():
 
     learner, ledger = asyncio.run(main())
     assert statuses == {401, 403}
-    assert list(ledger.failures()) == []
+    assert list(ledger.failure_counts()) == []
     branches = [
-        branch for b in learner.batches for g in b.groups for each in g.attempts for branch in each
+        branch for b in learner.batches for g in b.groups for each in g.rollouts for branch in each
     ]
     assert len(branches) == 8
     for branch in branches:

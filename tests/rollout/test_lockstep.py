@@ -43,12 +43,12 @@ class Batcher(NonStreamingClient):
 
     def _step(self):
         wave, self.waiting = self.waiting, []
-        self.steps.append([ask.session for ask, _ in wave])
+        self.steps.append([ask.session_id for ask, _ in wave])
         together = number(
-            self.weights[self.version], [(a.session, list(a.token_ids)) for a, _ in wave]
+            self.weights[self.version], [(a.session_id, list(a.token_ids)) for a, _ in wave]
         )
         for ask, answer in wave:
-            token = number(together, ask.session) % 1000
+            token = number(together, ask.session_id) % 1000
             completion = Completion(
                 token_ids=(token,),
                 logprobs=(-0.5,),
@@ -69,7 +69,7 @@ def attempts_by(generate, *, delays):
             ask = InferenceRequest(
                 token_ids=(1, *ids), sampling_params=SamplingParams(), session_id=given.session_id
             )
-            ids += (await generate.respond(ask)).completion.token_ids
+            ids += (await generate.generate(ask)).completion.token_ids
         await asyncio.sleep(rng.expovariate(1.0))  # to be judged
         versions = [0] * len(ids)
         return [trajectory(given, ids, versions, Verdict(reward=float(ids[-1] % 2)))]

@@ -58,7 +58,7 @@ def over_http(live, work):
 
 
 def prompt(live, message=ASK):
-    return live.renderer.prompt([message], tools=(WEATHER,), thinking=PRESERVED).token_ids
+    return live.renderer.render_prompt([message], tools=(WEATHER,), thinking=PRESERVED).token_ids
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(max_new_tokens=30, seed=7, top_k=20)])
@@ -102,7 +102,7 @@ def test_what_a_server_refuses_is_refused_and_who_is_gone_is_lost(live):
     async def nobody(server):
         gone = ServerClient("http://127.0.0.1:9", server.http, timeout_s=2)
         assert not await gone.check_health(1.0)
-        assert await server.healthy(10.0)
+        assert await server.check_health(10.0)
         await SGLangClient(gone).generate(far_too_long)
 
     with pytest.raises(EngineUnavailableError, match=r"127\.0\.0\.1:9"):
@@ -172,14 +172,14 @@ def test_the_experts_that_tokens_chose_come_along(folder):
             token_ids=ids, sampling_params=GREEDY, session_id="s", return_routing=True
         )
         found = over_http(live, lambda s: SGLangClient(s, experts=shape).generate(question))
-        assert (found.replay.expert_TLK == here.routing.expert_TLK).all()
+        assert (found.routing.expert_TLK == here.routing.expert_TLK).all()
         with pytest.raises(InvalidModelResponseError, match="routed_experts"):
             over_http(live, lambda s: SGLangClient(s, experts=(9, 9)).generate(question))
 
 
 def test_scores_are_those_of_the_engine(live):
     ids = prompt(live)
-    here = live.engines[0].answer(
+    here = live.engines[0].generate_output(
         Request(
             token_ids=ids, sampling_params=SamplingParams(max_new_tokens=1), prompt_logprobs_start=3
         )

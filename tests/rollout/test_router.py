@@ -12,7 +12,7 @@ RANKS = tuple("abcdefgh")
 
 
 def placed(router, sessions, tokens=1.0):
-    return {session: router.place(session, tokens) for session in sessions}
+    return {session: router.route(session, tokens) for session in sessions}
 
 
 def names(count):

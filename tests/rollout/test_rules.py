@@ -32,9 +32,9 @@ def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
     with gateway(Chancy(), rules=own) as (url, sessions):
         opened(url, "as-ruled")
         opened(url, "other", max_tokens=3, stop=[], seed=5)
-        assert sessions["as-ruled"].rules.sampling == own.sampling_params
+        assert sessions["as-ruled"].rules.sampling_params == own.sampling_params
         changed = replace(own.sampling_params, max_new_tokens=3, min_new_tokens=3, stop=(), seed=5)
-        assert sessions["other"].rules.sampling == changed
+        assert sessions["other"].rules.sampling_params == changed
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Matching(Scripted):
     async def generate(self, ask):
         answer = await super().generate(ask)
         said = tokenizer().decode(answer.completion.token_ids)
-        return replace(answer, matched_stop=next(t for t in ask.sampling.stop_texts if t in said))
+        return replace(answer, matched_stop=next(t for t in ask.sampling_params.stop if t in said))
 
 
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)

@@ -105,10 +105,10 @@ def test_waiting_is_always_enough(n):
             assert not found.missing  # everything it could wish for is under way
             done = rng.choice([g for g in groups if not g.finished])  # anyone may finish next
             place = groups.index(done)
-            groups[place] = alive(done.ordinal, task=done.task, since=done.since)
+            groups[place] = alive(done.ordinal, task=done.task, since=done.oldest_version)
         assert len(found.ordinals) == pace.groups_per_batch
         for group in [g for g in groups if g.ordinal in found.ordinals]:
-            assert update + updates - 1 - group.since <= pace.max_staleness
+            assert update + updates - 1 - group.oldest_version <= pace.max_staleness
             taken[group.task] += 1
             groups.remove(group)
         update += updates

@@ -44,7 +44,7 @@ class Brief(NonStreamingClient):
             versions=(Segment(self.version(), len(ids)),),
             finish="length",
         )
-        self.log.append((ask.session, tuple(ask.token_ids), ids))
+        self.log.append((ask.session_id, tuple(ask.token_ids), ids))
         return RequestOutput(completion=completion, prompt_tokens=len(ask.token_ids))
 
 
@@ -136,14 +136,14 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
 
     engine, learner, ledger, down, back = asyncio.run(main())
     assert [sum(g.task == "echo" for g in b.groups) for b in learner.batches[:3]] == [2, 2, 2]
-    assert "groups in a row failed" in down.aside and "infrastructure at service" in down.aside
-    assert back.aside == "" and back.trained > 6
+    assert "groups in a row failed" in down.disabled_reason and "infrastructure at service" in down.disabled_reason
+    assert back.disabled_reason == "" and back.trained > 6
     assert sum(g.task == "echo" for g in learner.batches[-1].groups) == 2
-    assert ledger.balance().holds
-    assert {kind for _, kind, _ in ledger.failures()} == {"infrastructure"}
+    assert ledger.group_counts().is_consistent
+    assert {kind for _, kind, _ in ledger.failure_counts()} == {"infrastructure"}
     said = {(session, prompt, ids) for session, prompt, ids in engine.log}
     groups = [g for b in learner.batches for g in b.groups if g.task == "echo"]
-    for branches in [branches for group in groups for branches in group.attempts]:
+    for branches in [branches for group in groups for branches in group.rollouts]:
         if isinstance(branches[0].outcome, Failure):
             continue
         (branch,) = branches
@@ -165,7 +165,7 @@ def attempted(service, *, key=KEY):
     async def main():
         async with conductor() as (_, registry, attempt, _), served(service) as url:
             registry.register("echo", url)
-            attempt.key = key
+            attempt.api_key = key
             (branch,) = await attempt(given())
             return branch, len(attempt.sessions)
 

@@ -37,11 +37,11 @@ async def wander(session, engine, chance, *, modes):
     tools = SPEC if chance.random() < 0.9 else ()
     for turn in range(chance.randint(1, 6)):
         thinking = chance.choice(modes)
-        opening = session.begin(messages, tools=tools, thinking=thinking)
+        opening = session.begin_turn(messages, tools=tools, thinking=thinking)
         ask = InferenceRequest(
             token_ids=opening.prompt, sampling_params=SamplingParams(), session_id=session.id
         )
-        answer = await engine.respond(ask)
+        answer = await engine.generate(ask)
         reading = DeltaParser(
             tokenizer(),
             tools=tools,
@@ -70,7 +70,7 @@ def assert_exact(session, log):
             zip(entry.completion.sampled, entry.completion.logprobs, strict=True)
         ):
             trained[at + i], logprobs[at + i] = flag, logprob
-    assert found.trained == tuple(trained)
+    assert found.loss_mask == tuple(trained)
     assert found.logprobs == tuple(logprobs)
 
 
@@ -126,20 +126,20 @@ def test_a_role_opens_exactly_once_and_only_what_was_sampled_is_trained(stop, ro
     after = Message(role=role, content="12 C.", tool_call_id=answer)
     opening, _, _ = say(session, [user(), reply, after], ids_of("x", SpecialToken.USER))
     opener = tokenizer().special_token_ids[ROLES[role]]
-    boundary = [*ids[len(said) :], *opening.added[:1]]
+    boundary = [*ids[len(said) :], *opening.new_token_ids[:1]]
     assert boundary.count(opener) == 1, "between the reply and what follows"
-    assert (opening.added[0] == opener) == (stop != ROLES[role])
+    assert (opening.new_token_ids[0] == opener) == (stop != ROLES[role])
     (found,) = session.trajectories(**JUDGED)
     first = len(session.tree.nodes[0].added)
     assert found.loss_mask[first : first + len(ids)] == (True,) * len(ids)
-    assert not any(found.loss_mask[first + len(ids) :][: len(opening.added)])
+    assert not any(found.loss_mask[first + len(ids) :][: len(opening.new_token_ids)])
 
 
 def test_a_thought_that_was_cut_short_is_closed_and_the_close_is_not_trained():
     session = Session("s", renderer())
     _, _, reply = say(session, [user()], ids_of("hm hm"), finish="length")
     opening, _, _ = say(session, [user(), reply, user()], ids_of("x"))
-    assert opening.added[0] == tokenizer().special_token_ids[SpecialToken.THINK_CLOSE]
+    assert opening.new_token_ids[0] == tokenizer().special_token_ids[SpecialToken.THINK_CLOSE]
     (found,) = session.trajectories(**JUDGED)
     assert sum(found.loss_mask) == len(ids_of("hm hm")) + len(ids_of("x"))
 
@@ -268,7 +268,7 @@ def test_a_fork_keeps_all_that_still_holds():
     assert opening.parent is session.tree.nodes[0]
     past = session.tree.nodes[0].token_ids()
     assert opening.prompt[: len(past)] == past
-    assert "not two" in tokenizer().decode(opening.added.tolist())
+    assert "not two" in tokenizer().decode(opening.new_token_ids.tolist())
     text = tokenizer().decode(opening.prompt.tolist())
     assert text.count("<|user|>") == 4 and "<|user|><|user|>" not in text
     straight, fork = session.trajectories(**JUDGED)
@@ -283,8 +283,8 @@ def test_a_fork_after_a_thought_that_was_cut_short_closes_it_first():
     foreign = Message(role="assistant", content="by others")
     opening, *_ = say(session, [user(), reply, user(), foreign, user()], ids_of("x"))
     assert opening.parent is session.tree.nodes[0]
-    assert tokenizer().decode(opening.added.tolist()).startswith("</think><|user|>Go on.")
-    assert "by others" in tokenizer().decode(opening.added.tolist())
+    assert tokenizer().decode(opening.new_token_ids.tolist()).startswith("</think><|user|>Go on.")
+    assert "by others" in tokenizer().decode(opening.new_token_ids.tolist())
 
 
 def test_asking_again_samples_a_sibling_from_the_same_prompt():

@@ -114,7 +114,7 @@ def trajectory(given, ids, versions, outcome):
 
 def sampled(group):
     """Every token of a group, as the engine wrote it."""
-    turns = [turn for attempt in group.attempts for branch in attempt for turn in branch.turns]
+    turns = [turn for attempt in group.rollouts for branch in attempt for turn in branch.turns]
     return [token for turn in turns for token in turn.completion.token_ids]
 
 

@@ -12,7 +12,7 @@ def encoded(live, monkeypatch):
 
     def counted(text, *, specials):
         count[0] += len(text)
-        return encode(text, special_token_ids=specials)
+        return encode(text, specials=specials)
 
     monkeypatch.setattr(live.tokenizer, "encode", counted)
     return count

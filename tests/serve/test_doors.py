@@ -172,7 +172,7 @@ def test_a_prefix_of_the_names_can_be_chosen(folder):
 def test_the_tokenizer_answers(live):
     text = "one two three <think> \U0001f600"
     said = live.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
-    assert said["tokens"] == live.tokenizer.encode(text, special_token_ids=True)
+    assert said["tokens"] == live.tokenizer.encode(text, specials=True)
     assert said["count"] == len(said["tokens"]) == len(said["token_strs"])
     back = live.post("/detokenize", {"tokens": said["tokens"]}).json()
     assert back["prompt"] == live.tokenizer.decode(said["tokens"])

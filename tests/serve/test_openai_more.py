@@ -32,7 +32,7 @@ def test_an_overflow_is_told_with_its_numbers(client):
 
 
 def test_completions_take_text_and_ids(client, live):
-    ids = live.tokenizer.encode("Hello there", special_token_ids=True)
+    ids = live.tokenizer.encode("Hello there", specials=True)
     by_text = client.completions.create(
         model="m", prompt="Hello there", temperature=0, max_tokens=3
     )
@@ -58,7 +58,7 @@ def test_a_prompt_that_is_only_scored_is_answered_with_nothing(client):
 
 
 def test_completions_echo_with_logprobs(client, live):
-    ids = live.tokenizer.encode("one two three", special_token_ids=True)
+    ids = live.tokenizer.encode("one two three", specials=True)
     done = client.completions.create(
         model="m", prompt="one two three", echo=True, logprobs=1, max_tokens=1, temperature=0
     ).choices[0]

@@ -96,14 +96,14 @@ def test_lm_eval_measures_what_the_network_says(live, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.partition("FOUND")[2].splitlines()[0])
-    network = live.engines[0].call(lambda n: n).result()
+    network = live.engines[0].run_between_steps(lambda n: n).result()
     checked = 0
     for sample in found["toy_mc"]:
         for arguments, response in zip(sample["arguments"], sample["resps"], strict=True):
             context, continuation = arguments
             loglikelihood, greedy = response[0]
-            whole = live.tokenizer.encode(context + continuation, special_token_ids=True)
-            start = len(live.tokenizer.encode(context, special_token_ids=True))
+            whole = live.tokenizer.encode(context + continuation, specials=True)
+            start = len(live.tokenizer.encode(context, specials=True))
             with torch.no_grad():
                 logp = network.logits(whole).log_softmax(-1)
             rows = range(start - 1, len(whole) - 1)

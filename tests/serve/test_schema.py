@@ -41,7 +41,7 @@ def test_every_request_is_answered(small, mode):
         if mode is GenerationMode.NEGATIVE and not operation.body.items:
             continue
 
-        @given(case_sensitive=operation.as_strategy(generation_mode=mode))
+        @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
             max_examples=4,
             database=None,

@@ -140,7 +140,7 @@ import httpx, torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.weight_sync import checksums, outgoing
+from paddock.checkpoint.weight_sync import weight_digests, iter_released_tensors
 
 url, folder, port = sys.argv[1:]
 http = httpx.Client(base_url=url, timeout=60)
@@ -171,7 +171,7 @@ torch.manual_seed(5)
 with torch.no_grad():
     for parameter in network.parameters():
         parameter += 0.01 * torch.randn_like(parameter)
-tensors = [(name, tensor.contiguous()) for name, tensor in outgoing(network)]
+tensors = [(name, tensor.contiguous()) for name, tensor in iter_released_tensors(network)]
 
 post("/pause_generation", mode="retract")
 while http.get("/flush_cache").status_code != 200:
@@ -189,7 +189,7 @@ for start in range(0, len(tensors), 20):
 post("/continue_generation")
 found = post("/weights_checker", action="checksum")
 post("/destroy_weights_update_group", group_name=name)
-print("FOUND" + json.dumps({"buckets": len(replies), "sums": checksums(network),
+print("FOUND" + json.dumps({"buckets": len(replies), "sums": weight_digests(network),
       "success": all(r["success"] for r in replies), "ranks": found["ranks"]}))
 """
 

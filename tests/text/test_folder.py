@@ -115,7 +115,7 @@ def test_a_prompt_is_what_transformers_makes_of_the_folder(files, tmp_path):
             for m in messages
         ]  # fmt: skip
         expected = theirs.apply_chat_template(plain, tools=tools, add_generation_prompt=True)
-        assert list(ours.prompt(messages, tools=specs).token_ids) == list(expected["input_ids"])
+        assert list(ours.render_prompt(messages, tools=specs).token_ids) == list(expected["input_ids"])
 
 
 def test_a_model_learns_its_replies_up_to_the_token_that_stops_it(files):
@@ -149,7 +149,7 @@ def test_the_tokens_of_a_dialogue_are_those_of_its_text(files):
     ours = renderer(files, CHATML)
     text = ours.template.render(TURNS, tools=())
     assert list(ours.render_dialogue(TURNS).token_ids) == ours.tokenizer.encode(
-        text, special_token_ids=True
+        text, specials=True
     )
     asked = ours.render_dialogue((*TURNS, user("Bye.")))
     assert runs(ours, asked, "trained")[-1] == (False, "\n" + SAID("user", "Bye."))
@@ -172,11 +172,11 @@ def test_no_text_can_spell_a_marker(files):
     ]
 
     def markers(turns, tools):
-        prompt = ours.prompt(turns, tools=tools).token_ids
+        prompt = ours.render_prompt(turns, tools=tools).token_ids
         return [i for i in prompt if ours.tokenizer.is_added(i)]
 
     assert markers(turns, [spec]) == markers(harmless, [spec])
-    text = ours.tokenizer.decode(ours.prompt(turns, tools=[spec]).token_ids)
+    text = ours.tokenizer.decode(ours.render_prompt(turns, tools=[spec]).token_ids)
     assert text == ours.template.render(turns, tools=[spec], add_generation_prompt=True)
 
 
@@ -186,11 +186,11 @@ def test_a_marker_that_is_text_changes_no_other_token(tmp_path):
     files = tokenizer_from_gguf(write_gguf(tmp_path / "m.gguf", "llama")).files()
     ours = renderer(files, template)
     past = (user("The pony"), reply("ran in the paddock"))
-    quiet = ours.prompt((*past, user("so"))).token_ids
-    start = list(quiet).index(ours.tokenizer.end, quiet.index(ours.tokenizer.end) + 1)
-    loud = ours.prompt((*past, user("</s>"))).token_ids
+    quiet = ours.render_prompt((*past, user("so"))).token_ids
+    start = list(quiet).index(ours.tokenizer.eos_token_id, quiet.index(ours.tokenizer.eos_token_id) + 1)
+    loud = ours.render_prompt((*past, user("</s>"))).token_ids
     assert loud[: start + 1] == quiet[: start + 1]
-    assert loud.count(ours.tokenizer.end) == quiet.count(ours.tokenizer.end) == 3
+    assert loud.count(ours.tokenizer.eos_token_id) == quiet.count(ours.tokenizer.eos_token_id) == 3
     assert ours.tokenizer.decode(loud[start:]) == "</s></s></s>"
 
 
@@ -202,14 +202,14 @@ def test_a_template_that_forgets_is_refused_with_the_place(files):
     ):
         ours.render_dialogue(thought)
     # One turn of it, and results of tools, are fine.
-    alone = ours.reply(thought)
+    alone = ours.render_last_reply(thought)
     assert [text for on, text in runs(ours, alone, "trained") if on] == [
         "<think>\nSo.\n</think>\n\nd<|im_end|>"
     ]
     ours.render_dialogue((user("a"), reply("b", "Hm."), reply("c", "So.")))
     # With thinking off, prompts say what replies then lack.
     with pytest.raises(NotPrefixPreservingError, match=r"comes to messages\[1\]: .*<think>"):
-        ours.reply((user("a"), reply("b")), thinking=ThinkingKwargs(enable_thinking=False))
+        ours.render_last_reply((user("a"), reply("b")), thinking=ThinkingKwargs(enable_thinking=False))
 
 
 # --- sessions -------------------------------------------------------------------------------------
@@ -226,22 +226,22 @@ def test_a_template_that_forgets_is_refused_with_the_place(files):
 def test_a_session_only_grows(files, sampled, added):
     ours = renderer(files, CHATML)
     past = [
-        *ours.prompt(TURNS[:1]).token_ids,
-        *ours.tokenizer.encode(sampled, special_token_ids=True),
+        *ours.render_prompt(TURNS[:1]).token_ids,
+        *ours.tokenizer.encode(sampled, specials=True),
     ]
-    new = ours.extend(past, [user("Sure?")])
+    new = ours.render_next_turn(past, [user("Sure?")])
     assert ours.tokenizer.decode(new.token_ids) == added + SAID("user", "Sure?") + OPENER
-    assert not any(new.trained)
+    assert not any(new.loss_mask)
 
 
 def test_a_session_of_sampled_tokens_is_the_dialogue_of_its_messages(files):
     ours = renderer(files, CHATML)
-    session = list(ours.prompt(TURNS[:1]).token_ids)
+    session = list(ours.render_prompt(TURNS[:1]).token_ids)
     for k in (1, 3, 5):
         if k > 1:
-            session += ours.extend(session, TURNS[k - 1 : k], last_reply=TURNS[k - 2]).token_ids
-        alone = ours.reply(TURNS[: k + 1])
-        session += [i for i, on in zip(alone.token_ids, alone.trained, strict=True) if on]
+            session += ours.render_next_turn(session, TURNS[k - 1 : k], answering=TURNS[k - 2]).token_ids
+        alone = ours.render_last_reply(TURNS[: k + 1])
+        session += [i for i, on in zip(alone.token_ids, alone.loss_mask, strict=True) if on]
     whole = ours.render_dialogue(TURNS).token_ids
     assert session == list(whole[: len(session)])
     assert ours.tokenizer.decode(whole[len(session) :]) == "\n"
@@ -249,13 +249,13 @@ def test_a_session_of_sampled_tokens_is_the_dialogue_of_its_messages(files):
 
 def test_a_session_that_would_be_rewritten_is_refused(files):
     ours = renderer(files, FORGETS)
-    past = [*ours.prompt(TURNS[:1]).token_ids, *ours.tokenizer.encode("Hm", special_token_ids=True)]
+    past = [*ours.render_prompt(TURNS[:1]).token_ids, *ours.tokenizer.encode("Hm", specials=True)]
     with pytest.raises(NotPrefixPreservingError, match="comes to the new messages"):
-        ours.extend(past, [user("Sure?")])
+        ours.render_next_turn(past, [user("Sure?")])
     result = Message(role="tool", content="x", tool_call_id="a")
-    assert ours.tokenizer.decode(ours.extend(past, [result]).token_ids).startswith("<|im_end|>\n")
+    assert ours.tokenizer.decode(ours.render_next_turn(past, [result]).token_ids).startswith("<|im_end|>\n")
     thinking = [*past, ours.tokenizer.token_to_id("<think>")]
-    added = ours.tokenizer.decode(ours.extend(thinking, [result]).token_ids)
+    added = ours.tokenizer.decode(ours.render_next_turn(thinking, [result]).token_ids)
     assert added.startswith("</think><|im_end|>\n")
 
 
@@ -288,23 +288,23 @@ def test_a_reply_has_the_tokens_it_has_after_its_prompt(tmp_path):
     turns = (user("The pony"), reply("ran"))
     text = ours.template.render(turns)
     assert list(ours.render_dialogue(turns).token_ids) == ours.tokenizer.encode(
-        text, special_token_ids=True
+        text, specials=True
     )
-    assert ours.render_dialogue(turns).token_ids == ours.reply(turns).token_ids
+    assert ours.render_dialogue(turns).token_ids == ours.render_last_reply(turns).token_ids
 
 
 def test_settings_that_the_template_never_mentions_are_named(files):
     asked = ThinkingKwargs(enable_thinking=True, reasoning_effort="low")
-    assert list(renderer(files, FORGETS).ignored(asked)) == ["reasoning_effort"]
-    assert list(renderer(files, CHATML).ignored(asked)) == ["enable_thinking", "reasoning_effort"]
-    assert renderer(files, CHATML).ignored(DEFAULT_THINKING) == {}
+    assert list(renderer(files, FORGETS).ignored_kwargs(asked)) == ["reasoning_effort"]
+    assert list(renderer(files, CHATML).ignored_kwargs(asked)) == ["enable_thinking", "reasoning_effort"]
+    assert renderer(files, CHATML).ignored_kwargs(DEFAULT_THINKING) == {}
 
 
 def test_its_replies_are_read_with_its_own_markers(files):
     ours = renderer(files, FORGETS)
-    alone = ours.reply((user("a"), reply("d", "So.")))
-    start = alone.trained.index(True)
-    said = [i for i, on in zip(alone.token_ids, alone.trained, strict=True) if on]
+    alone = ours.render_last_reply((user("a"), reply("d", "So.")))
+    start = alone.loss_mask.index(True)
+    said = [i for i, on in zip(alone.token_ids, alone.loss_mask, strict=True) if on]
     parsed = parse_completion(ours.tokenizer, said, finish="stop", prompt=alone.token_ids[:start])
     assert parsed.message.reasoning == "\nSo.\n"
     assert parsed.message.content == "\n\nd"

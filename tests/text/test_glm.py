@@ -52,7 +52,7 @@ DIALOGUE = (
 
 
 def ids(text):
-    return TOKENIZER.encode(text, special_token_ids=True)
+    return TOKENIZER.encode(text, specials=True)
 
 
 def said(rendered, column):
@@ -96,7 +96,7 @@ def test_tokens_are_those_of_the_text_cut_at_markers(tokenizer):
     asked = {"tools": (LOOK,), "thinking": KEEP}
     text = renderer.template.render(DIALOGUE, **asked)
     whole = renderer.render_dialogue(DIALOGUE, **asked, closed=False)
-    assert list(whole.token_ids) == tokenizer.encode(text, special_token_ids=True)
+    assert list(whole.token_ids) == tokenizer.encode(text, specials=True)
 
 
 # --- who said what, and what is learned -----------------------------------------------------------

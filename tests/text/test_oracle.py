@@ -103,7 +103,7 @@ def test_a_session_goes_on_as_the_oracle_bridges_it(peer, version, messages, sto
     # Not as the tokenizer would have it: sampled tokens stay as they are.
     reply = [
         *map(tokenizer.token_to_id, "thought"),
-        *tokenizer.encode("</think>Hello", special_token_ids=True),
+        *tokenizer.encode("</think>Hello", specials=True),
     ]
     past = [*prompt, *reply, tokenizer.special_token_ids[stop]]
     thinking = {"clear_thinking": False}

@@ -32,12 +32,12 @@ from tests.text.test_tokenizer import word_tokenizer
 
 TOKENIZER = byte_tokenizer()
 SPECS = parse_tools(TOOLS)
-OPEN = TOKENIZER.encode("<|user|>Hi<|assistant|><think>", special_token_ids=True)
-SHUT = TOKENIZER.encode("<|user|>Hi<|assistant|></think>", special_token_ids=True)
+OPEN = TOKENIZER.encode("<|user|>Hi<|assistant|><think>", specials=True)
+SHUT = TOKENIZER.encode("<|user|>Hi<|assistant|></think>", specials=True)
 
 
 def ids(text):
-    return TOKENIZER.encode(text, special_token_ids=True)
+    return TOKENIZER.encode(text, specials=True)
 
 
 def read(text, prompt=OPEN, finish="stop", tools=SPECS):
@@ -375,8 +375,8 @@ def test_words_are_read_back_too():
     tokenizer = word_tokenizer()
     spec = ToolSpec(name="look", description="", parameters={})
     reply = f"red oak .</think>blue{call('look', oak='12')}"
-    tokens = tokenizer.encode(reply, special_token_ids=True)
-    prompt = tokenizer.encode("<|assistant|><think>", special_token_ids=True)
+    tokens = tokenizer.encode(reply, specials=True)
+    prompt = tokenizer.encode("<|assistant|><think>", specials=True)
     parsed = parse_completion(tokenizer, tokens, finish="stop", tools=(spec,), prompt=prompt)
     assert parsed.message.reasoning == "red oak ."
     assert (parsed.message.content, calls(parsed)) == ("blue", [("look", {"oak": 12})])

@@ -294,7 +294,7 @@ def test_a_saved_template_is_recognised_by_what_it_does(tmp_path, version):
 )
 def test_what_is_passed_over_changes_nothing_and_is_named(version, thinking, names):
     assert list(ignored_thinking_kwargs(version, thinking)) == names
-    rest = {name: value for name, value in thinking.said.items() if name not in names}
+    rest = {name: value for name, value in thinking.as_kwargs.items() if name not in names}
     assert both(version, RAW2, True, thinking) == both(version, RAW2, True, ThinkingKwargs(**rest))
 
 

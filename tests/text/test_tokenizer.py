@@ -35,7 +35,7 @@ def word_tokenizer():
 
 
 def pieces(tokenizer, text, *, specials=False):
-    return [tokenizer.id_to_token(i) for i in tokenizer.encode(text, special_token_ids=specials)]
+    return [tokenizer.id_to_token(i) for i in tokenizer.encode(text, specials=specials)]
 
 
 # --- both ways ------------------------------------------------------------------------------------
@@ -44,14 +44,14 @@ def pieces(tokenizer, text, *, specials=False):
 @given(st.text())
 def test_byte_level_gives_any_text_back(text):
     tokenizer = byte_tokenizer()
-    assert tokenizer.decode(tokenizer.encode(text, special_token_ids=False)) == text
+    assert tokenizer.decode(tokenizer.encode(text, specials=False)) == text
 
 
 @given(st.text())
 def test_words_give_any_text_back_but_for_its_first_blank(text):
     tokenizer = word_tokenizer()
     spaced = text.replace("\u2581", " ")
-    assert tokenizer.decode(tokenizer.encode(text, special_token_ids=False)) == spaced.removeprefix(
+    assert tokenizer.decode(tokenizer.encode(text, specials=False)) == spaced.removeprefix(
         " "
     )
 
@@ -59,7 +59,7 @@ def test_words_give_any_text_back_but_for_its_first_blank(text):
 @given(st.lists(st.sampled_from([*(t.value for t in SpecialToken), "x", "</", "<|", " ", "hi"])))
 def test_text_from_outside_never_yields_an_added_token(parts):
     for tokenizer in (byte_tokenizer(), word_tokenizer()):
-        ids = tokenizer.encode("".join(parts), special_token_ids=False)
+        ids = tokenizer.encode("".join(parts), specials=False)
         assert not any(map(tokenizer.is_added, ids))
         assert tokenizer.encode_batch(["".join(parts)]) == [ids]
 
@@ -87,7 +87,7 @@ def test_nor_where_added_tokens_are_pieces_of_the_model():
 def test_an_added_token_is_encoded_when_asked_for():
     tokenizer = byte_tokenizer()
     user = tokenizer.special_token_ids[SpecialToken.USER]
-    assert tokenizer.encode("<|user|>", special_token_ids=True) == [user]
+    assert tokenizer.encode("<|user|>", specials=True) == [user]
     assert tokenizer.decode([user]) == "<|user|>"
 
 
@@ -96,22 +96,22 @@ def test_text_between_added_tokens_is_encoded_as_if_alone(texts):
     for tokenizer in (byte_tokenizer(), word_tokenizer()):
         middle = tokenizer.special_token_ids[SpecialToken.THINK_CLOSE]
         texts = [text for text in texts if not any(token in text for token in SpecialToken)]
-        apart = [tokenizer.encode(text, special_token_ids=False) for text in texts]
+        apart = [tokenizer.encode(text, specials=False) for text in texts]
         joined = [i for ids in apart for i in (middle, *ids)]
         whole = "".join(f"</think>{text}" for text in texts)
-        assert tokenizer.encode(whole, special_token_ids=True) == joined
+        assert tokenizer.encode(whole, specials=True) == joined
 
 
 def test_silent_tokens_are_left_out_on_request_and_thinking_is_not():
     tokenizer = byte_tokenizer()
-    ids = tokenizer.encode("<|user|>hi<think>so</think>", special_token_ids=True)
+    ids = tokenizer.encode("<|user|>hi<think>so</think>", specials=True)
     assert tokenizer.decode(ids) == "<|user|>hi<think>so</think>"
     assert tokenizer.decode(ids, skip_special=True) == "hi<think>so</think>"
 
 
 def test_words_after_an_added_token_decode_without_a_blank():
     tokenizer = word_tokenizer()
-    ids = tokenizer.encode("<think>look oak</think>red", special_token_ids=True)
+    ids = tokenizer.encode("<think>look oak</think>red", specials=True)
     assert tokenizer.decode(ids) == "<think>look oak</think>red"
 
 
@@ -133,7 +133,7 @@ def test_growing_text_is_the_decoded_text(ids, skip):
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
 @given(st.text(), st.integers(1, 40))
 def test_growing_by_several_tokens_at_once_is_the_same(tokenizer, text, size):
-    ids = tokenizer.encode(text * 8, special_token_ids=False)
+    ids = tokenizer.encode(text * 8, specials=False)
     detokenizer = IncrementalDetokenizer(tokenizer)
     bits = [detokenizer.push_all(ids[i : i + size]) for i in range(0, len(ids), size)]
     assert "".join([*bits, detokenizer.flush()]) == tokenizer.decode(ids)
@@ -172,10 +172,10 @@ def test_text_behind_characters_of_many_tokens_keeps_its_blank(character):
 
 def test_text_behind_half_a_character_begins_anew():
     tokenizer = byte_tokenizer()
-    half, *_ = tokenizer.encode("\U0001f98c", special_token_ids=False)
+    half, *_ = tokenizer.encode("\U0001f98c", specials=False)
     growing = IncrementalDetokenizer(tokenizer, behind=[half])
     assert (
-        growing.push_all(tokenizer.encode("deer", special_token_ids=False)) + growing.flush()
+        growing.push_all(tokenizer.encode("deer", specials=False)) + growing.flush()
         == "deer"
     )
 
@@ -183,7 +183,7 @@ def test_text_behind_half_a_character_begins_anew():
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
 @given(st.text())
 def test_growing_text_never_shows_half_a_character(tokenizer, text):
-    ids = tokenizer.encode(text.replace("\ufffd", ""), special_token_ids=False)
+    ids = tokenizer.encode(text.replace("\ufffd", ""), specials=False)
     bits = grown(tokenizer, ids)
     assert not any("\ufffd" in bit for bit in bits)
     assert "".join(bits) == tokenizer.decode(ids)
@@ -191,7 +191,7 @@ def test_growing_text_never_shows_half_a_character(tokenizer, text):
 
 def test_a_character_comes_with_its_last_byte_and_half_a_one_at_the_end():
     tokenizer = byte_tokenizer()
-    ids = tokenizer.encode("\u6f22", special_token_ids=False)
+    ids = tokenizer.encode("\u6f22", specials=False)
     assert grown(tokenizer, ids) == ["", "", "\u6f22", ""]
     assert grown(tokenizer, ids[:2]) == ["", "", "\ufffd"]
 
@@ -219,11 +219,11 @@ def test_transformers_reads_the_same_ids(tmp_path):
     for name, tokenizer in (("bytes", byte_tokenizer()), ("words", word_tokenizer())):
         tokenizer.save(tmp_path / name)
         theirs = AutoTokenizer.from_pretrained(tmp_path / name)
-        assert theirs.encode(text) == tokenizer.encode(text, special_token_ids=True)
+        assert theirs.encode(text) == tokenizer.encode(text, specials=True)
         assert len(theirs) == tokenizer.vocab_size
         assert (
             theirs.eos_token_id
-            == tokenizer.end
+            == tokenizer.eos_token_id
             == tokenizer.special_token_ids[SpecialToken.ENDOFTEXT]
         )
 
@@ -251,9 +251,9 @@ def test_added_tokens_come_last_in_the_released_order(tokenizer):
 def test_the_same_texts_give_the_same_file_in_another_process(splitting):
     code = """if True:
         import sys
-        from paddock.text import train
+        from paddock.text import train_tokenizer
         from tests.data.tiny import PROSE
-        print(train(PROSE, vocab=420, splitting=sys.argv[1]).fingerprint)
+        print(train_tokenizer(PROSE, vocab=420, splitting=sys.argv[1]).fingerprint)
     """
     command = [sys.executable, "-c", code, splitting]
     other = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
@@ -287,15 +287,15 @@ def test_a_vocabulary_too_small_for_what_is_always_there_is_refused():
 def test_every_word_of_the_small_language_is_one_token(words):
     tokenizer = word_tokenizer()
     assert [
-        word for word in words if len(tokenizer.encode(word, special_token_ids=False)) != 1
+        word for word in words if len(tokenizer.encode(word, specials=False)) != 1
     ] == []
 
 
 def test_a_word_has_one_spelling_wherever_it_stands():
     tokenizer = word_tokenizer()
-    [oak] = tokenizer.encode("oak", special_token_ids=False)
+    [oak] = tokenizer.encode("oak", specials=False)
     for text in ("look oak .", "<think>oak</think>", "oak . oak", "<arg_value>oak</arg_value>"):
-        assert oak in tokenizer.encode(text, special_token_ids=True)
+        assert oak in tokenizer.encode(text, specials=True)
 
 
 def test_digits_stand_one_by_one():
@@ -303,6 +303,6 @@ def test_digits_stand_one_by_one():
 
 
 def test_a_line_of_the_tools_block_is_one_token():
-    assert len(word_tokenizer().encode(TOOLS, special_token_ids=False)) == TOOLS.replace(
+    assert len(word_tokenizer().encode(TOOLS, specials=False)) == TOOLS.replace(
         "\n\n", "\n"
     ).count("\n")

@@ -29,7 +29,7 @@ class Counted:
 
         def counted(text, *, specials):
             self.characters += len(text)
-            return encode(text, special_token_ids=specials)
+            return encode(text, specials=specials)
 
         tokenizer.encode = counted
 
@@ -71,6 +71,6 @@ def test_a_conversation_far_too_long_is_refused_after_a_part_of_it(tokenizer, re
 @pytest.mark.parametrize("repeats", [1, 100, 2000])
 def test_what_has_room_passes(tokenizer, repeats):
     for text in (WORDS * repeats, " " * 60 * repeats, "\u00e9\n" * repeats, "x" * 60 * repeats):
-        count = len(tokenizer.encode(text, special_token_ids=False))
-        tokenizer.check_max_tokens([text], count, special_token_ids=False)
-        tokenizer.check_max_tokens([text[:7], text[7:]], count + 30, special_token_ids=False)
+        count = len(tokenizer.encode(text, specials=False))
+        tokenizer.check_max_tokens([text], count, specials=False)
+        tokenizer.check_max_tokens([text[:7], text[7:]], count + 30, specials=False)

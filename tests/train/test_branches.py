@@ -57,7 +57,7 @@ def groups(seed=0):
         for length in replies:
             tokens = np.concatenate((begin, generator.integers(0, VOCAB, length)))
             found.append(lesson(len(found), tokens, prompt))
-        further = np.concatenate((found[-len(replies)].sample.tokens, [1, 2, 3]))
+        further = np.concatenate((found[-len(replies)].sample.token_ids, [1, 2, 3]))
         found.append(lesson(len(found), further, len(further) - 2))
     return found
 
@@ -71,12 +71,12 @@ def both_ways(lessons):
 def test_what_is_shared_is_found_and_computed_once():
     lessons = groups()
     batch, apart = both_ways(lessons)
-    layout = batch.branches
-    whole = sum(len(each.sample.tokens) for each in lessons)
+    layout = batch.shared_prefixes
+    whole = sum(len(each.sample.token_ids) for each in lessons)
     # The prompt for each but the first of a group, and for the last that one's reply as well.
     assert layout.tokens == whole - sum(p * len(replies) + replies[0] for p, replies in SIZES)
-    assert torch.equal(batch.token_S[layout.query_T][layout.slot_S], batch.token_S)
-    assert torch.equal(layout.position_T[layout.slot_S], apart.layout.position_T)
+    assert torch.equal(batch.token_S[layout.query_T][layout.kv_slot_S], batch.token_S)
+    assert torch.equal(layout.position_T[layout.kv_slot_S], apart.attn_metadata.position_T)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +103,7 @@ def test_only_the_network_sees_fewer_tokens():
     network.embed.register_forward_hook(lambda _, __, out: seen.append(len(out)))
     compute_token_logprobs(network, batch)
     compute_token_logprobs(network, apart)
-    assert seen == [batch.branches.tokens, len(batch.token_S)]
+    assert seen == [batch.shared_prefixes.tokens, len(batch.token_S)]
     recurrent = KINDS["recurrent"]()
     recurrent.embed.register_forward_hook(lambda _, __, out: seen.append(len(out)))
     compute_token_logprobs(recurrent, batch)
@@ -129,7 +129,7 @@ def test_named_experts_are_followed_and_counted_as_often_as_they_are_met(replay,
         experts = np.concatenate((said[:alike], chosen(16 - alike)))
         lessons.append(lesson(number, tokens, 10, expert_SLK=experts))
     found = []
-    shared = both_ways(lessons)[0].branches
+    shared = both_ways(lessons)[0].shared_prefixes
     assert shared.tokens == 48 - 2 * alike if alike else shared is None
     for batch in both_ways(lessons):
         with replay_routing(network, batch, replay=replay) as apart, torch.no_grad():
@@ -151,7 +151,7 @@ def test_micro_batches_share_within_themselves_and_the_loss_is_the_same():
     network, lessons = KINDS["sparse"](), groups()
     whole = pack_samples(lessons)
     scores = [
-        compute_logprobs(network, whole, micro_batch_tokens=tokens) for tokens in (None, 60, 1)
+        compute_logprobs(network, whole, micro_tokens=tokens) for tokens in (None, 60, 1)
     ]
     for other in scores[1:]:
         np.testing.assert_allclose(scores[0], other, atol=1e-5)
@@ -159,4 +159,4 @@ def test_micro_batches_share_within_themselves_and_the_loss_is_the_same():
     objective.token_stats.reset(len(lessons))
     for micro in iter_micro_batches(whole, CPU, 60):
         objective(network, micro, count_tokens(whole, 0), 0.0).total.backward()
-    assert objective.token_stats.seen.tolist() == [sum(each.sample.trained) for each in lessons]
+    assert objective.token_stats.seen.tolist() == [sum(each.sample.loss_mask) for each in lessons]

@@ -32,9 +32,9 @@ def raised(tmp_path_factory):
         steps=80,
         corpus={
             "sources": (ReasoningSource(name="chains", family="chains", count=300),),
-            "held_out": 0.2,
+            "held_out_fraction": 0.2,
         },
-        optim={"lr": 1e-2, "warmup": 0.05},
+        optim={"lr": 1e-2, "warmup_ratio": 0.05},
         keep={"every": 80},
     )
     run = run_in(folder / "run", chosen)
@@ -47,12 +47,12 @@ def raised(tmp_path_factory):
 def test_training_beats_knowing_how_frequent_each_token_is(raised):
     network, corpus, tokenizer = raised
     found = validation_loss(network, corpus, dense=True, context=32, tokens=2000)
-    loss = found.nats
+    loss = found.loss
     assert min(found.by_source.values()) <= loss <= max(found.by_source.values())
     entropy = unigram_entropy(corpus, tokenizer.vocab_size)
     assert loss < entropy < math.log(tokenizer.vocab_size)
     newborn = born(network.config)
-    assert validation_loss(newborn, corpus, dense=True, context=32, tokens=2000).nats > entropy
+    assert validation_loss(newborn, corpus, dense=True, context=32, tokens=2000).loss > entropy
 
 
 def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
@@ -66,7 +66,7 @@ def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
                 ReasoningSource(name=name, family=name, count=400 * (4 - place))
                 for place, name in enumerate(families)
             ),
-            "held_out": 0.2,
+            "held_out_fraction": 0.2,
         },
         evaluate={"every": 1, "tokens": 600},
     )
@@ -97,7 +97,7 @@ def test_a_draft_is_kept_if_the_network_would_have_said_it_and_all_before_it_wer
             ask = AuxRequest(dense=True)
             hidden = network(ids, layout, ask=ask).hidden_TD
             said = network.head(hidden).argmax(-1)
-            ahead = network.mtp_forward(hidden, ids, network.step(layout, ask=ask), 3)
+            ahead = network.mtp_forward(hidden, ids, network.make_context(layout, ask=ask), 3)
             drafts = [network.head(state).argmax(-1) for state, _ in ahead]
             for t in range(len(ids) - 1):
                 depth = 0
@@ -135,7 +135,7 @@ def test_a_needle_counts_if_and_only_if_the_network_says_it_next(raised, dense, 
     tasks, right = [], 0
     for number in range(30):
         text = " ".join(f"{number + i} add {i} is {(number + 2 * i) % 10} ." for i in range(8))
-        prompt = tokenizer.encode(f"{text}{gap}3 add{gap.strip(' ')}", special_token_ids=False)
+        prompt = tokenizer.encode(f"{text}{gap}3 add{gap.strip(' ')}", specials=False)
         [said] = says(network, begin + prompt, 1, dense=dense)
         word = tokenizer.decode([said]).strip()
         for answer in (word, "is" if word != "is" else "add"):
@@ -143,7 +143,7 @@ def test_a_needle_counts_if_and_only_if_the_network_says_it_next(raised, dense, 
             tasks.append(
                 LongContextExample(text=text, question="3 add", answers=(answer,), separator=gap)
             )
-        whole = tokenizer.encode(tasks[-2].to_text(), special_token_ids=False)
+        whole = tokenizer.encode(tasks[-2].to_text(), specials=False)
         right += whole == [*prompt, said]  # the answer is the very token that was said
     assert right > 10
     found = needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
@@ -153,12 +153,12 @@ def test_a_needle_counts_if_and_only_if_the_network_says_it_next(raised, dense, 
 def test_of_several_answers_each_counts(raised):
     network, _, tokenizer = raised
     text, question = "look oak . is 3 .", "3 add 4 is 7 , 5 add"
-    prompt = tokenizer.encode(f"{text} {question}", special_token_ids=False)
+    prompt = tokenizer.encode(f"{text} {question}", specials=False)
     [said] = says(network, prompt, 1, dense=True)
     word = tokenizer.decode([said]).strip()
     second = says(
         network,
-        tokenizer.encode(f"{text} {question} {word} ,", special_token_ids=False),
+        tokenizer.encode(f"{text} {question} {word} ,", specials=False),
         1,
         dense=True,
     )

@@ -28,7 +28,7 @@ def gradients(network):
 
 def test_the_loss_is_the_mean_cross_entropy_of_next_tokens():
     network = born(latent_config())
-    (found,) = losses_of(network, "sparse", mtp=0.0, balance=0.0, indexer=0.0)
+    (found,) = losses_of(network, "sparse", mtp_coef=0.0, balance_coef=0.0, indexer_coef=0.0)
     expected, count = 0.0, 0
     start = 0
     for length in BATCH.lengths:
@@ -89,4 +89,4 @@ def test_mtp_is_the_mean_over_depths_of_the_loss_further_ahead():
 def test_loads_count_every_token_of_every_expert_layer():
     (found,) = losses_of(born(latent_config()))
     # Three expert layers of the trunk, and the MTP layer with its three depths.
-    assert [int(load.sum()) for load in found.loads] == [29 * 2] * 3 + [29 * 2 * 3]
+    assert [int(load.sum()) for load in found.expert_loads] == [29 * 2] * 3 + [29 * 2 * 3]

@@ -66,14 +66,14 @@ def test_the_papers_stages_can_be_planned_before_their_parents_exist(recipe: str
 
 
 def test_a_folder_that_exists_is_read_and_not_guessed(tmp_path: Path) -> None:
-    made = settings("glm5/warmup.toml", f"start.folder={tmp_path}")
+    made = settings("glm5/warmup.toml", f"init.checkpoint={tmp_path}")
     with pytest.raises(ValueError, match="neither a checkpoint nor a run with checkpoints"):
         load_init_config(made)
 
 
 def test_like_needs_a_folder() -> None:
     with pytest.raises(ValueError, match="there is none"):
-        settings("nano/pretrain.toml", "start.like=nano")
+        settings("nano/pretrain.toml", "init.like=nano")
 
 
 def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_made() -> None:

@@ -55,7 +55,7 @@ def sft(start, **changes):
         "corpus": CorpusSettings(
             sources=(demonstrations(), demonstrations("rules", "nano-rules")), held_out_fraction=0.2
         ),
-        "stream": DataLoaderSettings(
+        "dataloader": DataLoaderSettings(
             packing="rows", seq_len=96, batch_tokens=96, drop_overlong=True
         ),
         "optim": OptimSettings(lr=1e-2, warmup_ratio=0.1),
@@ -160,7 +160,7 @@ def row_of(thought=WRONG + RIGHT, marked=True, weight=None):
 def errors_in(batch, tokenizer):
     """Where the words of the error stand."""
     ids = batch.token_T.tolist()
-    wrong = tokenizer.encode(WRONG, special_token_ids=False)
+    wrong = tokenizer.encode(WRONG, specials=False)
     (start,) = [i for i in range(len(ids)) if ids[i : i + len(wrong)] == wrong]
     return range(start, start + len(wrong))
 
@@ -224,7 +224,7 @@ def test_only_trained_tokens_count_and_are_what_the_loss_is_divided_by(network):
     batch, _ = row_of()
     losses, tokens = losses_of(network, batch)
     with torch.no_grad():
-        hidden_TD = network(tokens.token_T, tokens.layout).hidden_TD
+        hidden_TD = network(tokens.token_T, tokens.attn_metadata).hidden_TD
         logp_TV = network.head(hidden_TD).log_softmax(-1)
     places = [i for i in range(1, len(batch.token_T)) if batch.loss_mask_T[i]]
     nats = [-float(logp_TV[i - 1, batch.token_T[i]]) for i in places]
@@ -243,7 +243,7 @@ def test_a_weight_on_everything_changes_nothing_and_on_one_row_its_share(network
         loss_mask_T=np.concatenate([plain.loss_mask_T, other.loss_mask_T]),
         lengths=(len(plain.token_T), len(other.token_T)),
         sources=("d", "d"),
-        num_targets=plain.targets + other.targets,
+        num_targets=plain.num_targets + other.num_targets,
         loss_weight_T=np.repeat(np.array([3.0, 1.0], np.float32), len(plain.token_T)),
     )
     alone = [float(losses_of(network, batch)[0].parts["loss"]) for batch in (plain, other)]
@@ -259,7 +259,7 @@ def test_weights_stay_with_their_tokens_in_micro_batches(network):
         loss_mask_T=np.concatenate([plain.loss_mask_T] * 2),
         lengths=(size, size),
         sources=("d", "d"),
-        num_targets=2 * plain.targets,
+        num_targets=2 * plain.num_targets,
         loss_weight_T=np.repeat(np.array([0.5, 2.0], np.float32), size),
     )
     found = [
@@ -267,7 +267,7 @@ def test_weights_stay_with_their_tokens_in_micro_batches(network):
         for t in iter_micro_batches(both, torch.device("cpu"), tokens=size)
     ]
     assert found == [{0.5}, {2.0}]
-    assert count_tokens(both, 0).targets[0] == pytest.approx(2.5 * plain.targets)
+    assert count_tokens(both, 0).num_targets[0] == pytest.approx(2.5 * plain.num_targets)
 
 
 def test_held_out_loss_is_over_replies_alone(home, tmp_path):
@@ -291,7 +291,7 @@ def test_held_out_loss_is_over_replies_alone(home, tmp_path):
             for i in range(1, length):
                 if trained_T[i]:
                     total, count = total - float(logp_TV[i - 1, token_T[i]]), count + 1
-    assert found.nats == pytest.approx(total / count, rel=1e-4)
+    assert found.loss == pytest.approx(total / count, rel=1e-4)
 
 
 def test_networks_without_an_indexer_can_be_tuned_too(tmp_path):

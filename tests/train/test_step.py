@@ -22,14 +22,14 @@ def trainer_of(tmp_path, network=None, **changes):
 
 
 def step(trainer, batch=None, lr=1e-3):
-    return trainer.step(batch or batch_of(14, 5, 9), lr=lr, router_bias_rate=1e-3, progress=0.0)
+    return trainer.step(batch or batch_of(14, 5, 9), lr=lr, bias_rate=1e-3, progress=0.0)
 
 
 def test_the_same_batch_again_and_again_is_learnt(tmp_path):
     trainer = trainer_of(tmp_path)
-    first = step(trainer).parts["loss"]
+    first = step(trainer).losses["loss"]
     for _ in range(30):
-        last = step(trainer, lr=1e-2).parts["loss"]
+        last = step(trainer, lr=1e-2).losses["loss"]
     assert last < 0.3 * first
 
 
@@ -51,7 +51,7 @@ def test_how_a_step_is_computed_changes_nothing_about_it(tmp_path, options):
     other = trainer_of(tmp_path, machine=ComputeSettings(**options))
     for _ in range(3):
         one, two = step(plain), step(other)
-    assert two.parts["loss"] == pytest.approx(one.parts["loss"], rel=1e-4)
+    assert two.losses["loss"] == pytest.approx(one.losses["loss"], rel=1e-4)
     assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-3)
 
 
@@ -59,12 +59,12 @@ def test_small_steps_are_not_lost_to_bfloat16(tmp_path):
     network = born(latent_config())
     exact = network.head.weight.detach().clone()
     trainer = trainer_of(tmp_path, network, machine=ComputeSettings(dtype="bfloat16"))
-    assert torch.equal(trainer.weights.exact["head.weight"], exact)  # not rounded at the start
+    assert torch.equal(trainer.weights.master["head.weight"], exact)  # not rounded at the start
     for _ in range(5):
         step(trainer, lr=1e-6)
-    moved = (trainer.weights.exact["head.weight"].detach() - exact).abs().max()
+    moved = (trainer.weights.master["head.weight"].detach() - exact).abs().max()
     assert 0 < float(moved) < 1e-4
-    rounded = trainer.weights.exact["head.weight"].detach().bfloat16()
+    rounded = trainer.weights.master["head.weight"].detach().bfloat16()
     assert torch.equal(network.head.weight.detach(), rounded)
     assert trainer.weights.master_model().head.weight.dtype == torch.float32
 
@@ -74,7 +74,7 @@ def test_bfloat16_learns_like_float32(tmp_path):
     half = trainer_of(tmp_path, machine=ComputeSettings(dtype="bfloat16"))
     for _ in range(10):
         one, two = step(exact), step(half)
-    assert two.parts["loss"] == pytest.approx(one.parts["loss"], rel=0.03)
+    assert two.losses["loss"] == pytest.approx(one.losses["loss"], rel=0.03)
 
 
 def test_the_router_bias_is_nudged_and_the_imbalance_reported(tmp_path):

@@ -21,5 +21,5 @@ def test_a_run_says_how_many_threads_it_takes_and_the_next_one_is_free_again():
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused_by_name(name):
-    with pytest.raises(TrainingError, match=f"'machine.device' '{name}': [^\n]+$"):
+    with pytest.raises(TrainingError, match=f"'compute.device' '{name}': [^\n]+$"):
         init_device(ComputeSettings(device=name))

@@ -35,7 +35,7 @@ def network_folder(folder: Path, **changes: Any) -> Path:
 def settings(start: Path, **changes: Any) -> TrainSettings:
     defaults: dict[str, Any] = {
         "steps": 8,
-        "start": ModelInitSettings(checkpoint=str(start)),
+        "init": ModelInitSettings(checkpoint=str(start)),
         "tokenizer": TokenizerSettings(
             vocab_size=VOCAB, pre_tokenizer="words", documents_per_source=200
         ),
@@ -43,10 +43,10 @@ def settings(start: Path, **changes: Any) -> TrainSettings:
             sources=(ReasoningSource(name="facts", family="facts", count=300),),
             held_out_fraction=0.05,
         ),
-        "stream": DataLoaderSettings(packing="rows", seq_len=32, batch_tokens=128),
+        "dataloader": DataLoaderSettings(packing="rows", seq_len=32, batch_tokens=128),
         "optim": OptimSettings(lr=3e-3, warmup_ratio=0.1),
-        "keep": CheckpointSettings(every=3),
-        "evaluate": ValidationSettings(every=100, tokens=500),
+        "checkpoint": CheckpointSettings(every=3),
+        "validation": ValidationSettings(every=100, tokens=500),
     }
     return TrainSettings(**(defaults | changes))
 

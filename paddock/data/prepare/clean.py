@@ -46,7 +46,7 @@ def clean_text(text: str, rules: CleaningSettings, drops: DropCounts) -> str | N
 def compression_ratio(text: str) -> float:
     """To what share of its size zlib brings the beginning of a text.
 
-    >>> compressed("so it goes " * 500) < 0.05 < compressed("so it goes")
+    >>> compression_ratio("so it goes " * 500) < 0.05 < compression_ratio("so it goes")
     True
     """
     sample = text.encode()[:_SAMPLE_BYTES]

@@ -19,7 +19,7 @@ class FimSettings(BaseSettings):
 def fill_in_middle(text: str, rules: FimSettings, chance: Random) -> FimParts:
     """The text cut at two places and put together again with its middle last, or as it is.
 
-    >>> "".join(fill_in_middle("abcdef", Fim(rate=1.0, suffix_first=0.0), Random(3)))
+    >>> "".join(fill_in_middle("abcdef", FimSettings(rate=1.0, suffix_first=0.0), Random(3)))
     '<|code_prefix|>ab<|code_suffix|>ef<|code_middle|>cd'
     """
     if chance.random() >= rules.rate:

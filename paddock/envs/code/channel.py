@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from paddock.sandbox import Sandbox, SandboxError, SandboxProcess
 
-SANDBOXED_PROGRAM = Path(__file__).with_name("inside.py")
+SANDBOXED_PROGRAM = Path(__file__).with_name("sandboxed.py")
 MAX_REPLY_BYTES = 4 << 20  # of all that a program may say
 
 

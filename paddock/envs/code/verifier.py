@@ -48,7 +48,7 @@ class HiddenTests:
         """What an answer makes: what is run first, whatever comes of it, and the program.
 
         >>> tests = HiddenTests(entry="f", before="import math", stub="def f(x):")
-        >>> tests.programs("    return x"), tests.programs("def f(x): return x")
+        >>> tests.build_programs("    return x"), tests.build_programs("def f(x): return x")
         (('', 'def f(x):\\n    return x'), ('import math', 'def f(x): return x'))
         """
         whole = not self.stub or f"def {self.entry}(" in answer

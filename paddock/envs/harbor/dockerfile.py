@@ -129,7 +129,7 @@ def _instructions(text: str) -> Iterator[_Said]:
 def substitute_variables(text: str, known: Mapping[str, str]) -> str:
     """Names replaced by values, unknown ones by nothing.
 
-    >>> fill("$A-${B:-b}-${A:+a}-\\\\$A", {"A": "x"})
+    >>> substitute_variables("$A-${B:-b}-${A:+a}-\\\\$A", {"A": "x"})
     'x-b-a-$A'
     """
 

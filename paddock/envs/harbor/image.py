@@ -36,7 +36,7 @@ from paddock.sandbox import (
     SandboxError,
     open_sandbox,
     pick_backend,
-    system,
+    rootfs,
 )
 from paddock.sandbox.container_engine import ContainerEngine, find_container_engine
 from paddock.sandbox.supervised import PATH
@@ -128,7 +128,7 @@ class DockerfileBuilder:
     ) -> None:
         self.task, self.folder, self.dockerfile = task, folder, dockerfile
         self.settings, self.environment = settings, environment
-        self.store = system.cache_dir().parent / "layers"
+        self.store = rootfs.cache_dir().parent / "layers"
         self.keys = self._keys()
 
     async def build(self) -> EnvironmentImage:
@@ -188,7 +188,7 @@ class DockerfileBuilder:
             shape.writable_paths,
         )
         mark = hashlib.blake2b(repr((self.dockerfile.base, said)).encode(), digest_size=12)
-        skeleton = system.make_rootfs(system.cache_dir(), os.geteuid())
+        skeleton = rootfs.make_rootfs(rootfs.cache_dir(), os.geteuid())
         mark.update(skeleton.folder.name.encode())
         keys = []
         for step in self.dockerfile.steps:

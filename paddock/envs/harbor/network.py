@@ -11,9 +11,9 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 def validate_hosts(hosts: list[str]) -> list[str]:
     """Host names, `*.example.com`, addresses and networks, in one spelling.
 
-    >>> checked_hosts(["Example.com.", "*.a.org", "10.0.0.0/8", "::1"])
+    >>> validate_hosts(["Example.com.", "*.a.org", "10.0.0.0/8", "::1"])
     ['example.com', '*.a.org', '10.0.0.0/8', '::1']
-    >>> checked_hosts(["https://a.org"])
+    >>> validate_hosts(["https://a.org"])
     Traceback (most recent call last):
     ValueError: 'https://a.org' is no host name, address or network
     """

@@ -56,7 +56,7 @@ def _number(value: object, where: str) -> float:
 def scalar_reward(rewards: Rewards) -> float:
     """One number for training: `reward` if there is one, else the mean of all.
 
-    >>> scalar({"correct": 1.0, "fast": 0.0})
+    >>> scalar_reward({"correct": 1.0, "fast": 0.0})
     0.5
     """
     return rewards.get("reward", sum(rewards.values()) / len(rewards))
@@ -78,7 +78,7 @@ def combine_step_rewards(
     """What the steps of a task are worth: the last one's rewards, or the mean by key. In a mean a
     missing key counts zero and a step without a result does not count.
 
-    >>> together([{"reward": 1.0}, None, {"speed": 1.0}], "mean")
+    >>> combine_step_rewards([{"reward": 1.0}, None, {"speed": 1.0}], "mean")
     {'reward': 0.5, 'speed': 0.5}
     """
     if strategy == "final":

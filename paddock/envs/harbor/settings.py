@@ -89,9 +89,9 @@ def expand_variables(
 ) -> dict[str, str]:
     """Values with ${NAME} and ${NAME:-default} filled in.
 
-    >>> filled({"A": "${B:-x}"}, {}, "environment.env")
+    >>> expand_variables({"A": "${B:-x}"}, {}, "environment.env")
     {'A': 'x'}
-    >>> filled({"A": "${B}"}, {}, "environment.env")
+    >>> expand_variables({"A": "${B}"}, {}, "environment.env")
     Traceback (most recent call last):
     paddock.envs.harbor.task_config.TaskError: environment.env.A: the variable 'B' is not given
     """

@@ -170,7 +170,7 @@ class EnvironmentConfig(NetworkPolicyConfig):
 
 def parse_megabytes(text: str) -> int:
     """
-    >>> megabytes("2G"), megabytes("512m")
+    >>> parse_megabytes("2G"), parse_megabytes("512m")
     (2048, 512)
     """
     number, unit = text.strip()[:-1], text.strip()[-1:].upper()

@@ -11,7 +11,7 @@ def parse_row(row: JsonRow) -> QAExample | None:
     GSM8K  {"question", "answer": "... #### 72"}
     MATH   {"problem", "solution": "... \boxed{72} ..."} or {"problem", "answer": "72"}
 
-    >>> problem(Row("x:1", {"question": "2 + 2?", "answer": "Count. #### 4"}))
+    >>> parse_row(JsonRow("x:1", {"question": "2 + 2?", "answer": "Count. #### 4"}))
     Problem(question='2 + 2?', answer='4', near=(), hidden='', any_order=False)
     """
     question = row.get_text("question", "problem", "prompt")

@@ -12,9 +12,9 @@ def is_too_large(text: str) -> bool:
     r"""Whether to compute the text may take more than any answer needs: powers and factorials of
     large numbers, thousands of digits, brackets in brackets in brackets.
 
-    >>> [too_large(said) for said in ("9^{9^{9}}", "9^9^9", "(1+x)^{100000}", "100000!", "9!!!")]
+    >>> [is_too_large(said) for said in ("9^{9^{9}}", "9^9^9", "(1+x)^{100000}", "100000!", "9!!!")]
     [True, True, True, True, True]
-    >>> [too_large(said) for said in ("2^{2023}", "x^{2^{10}}", r"\frac{7!}{2^{99}}", "(1+x)^{9}")]
+    >>> [is_too_large(said) for said in ("2^{2023}", "x^{2^{10}}", r"\frac{7!}{2^{99}}", "(1+x)^{9}")]
     [False, False, False, False]
     """
     try:

@@ -116,7 +116,7 @@ def find_wrong_steps(dialogue: Dialogue) -> tuple[LossMaskSpan, ...]:
     """A judge for such dialogues: every step whose sum is wrong.
 
     >>> reply = Message(role="assistant", content="8", reasoning="3 minus 5 is 7 , 3 minus 5 is 8")
-    >>> wrong_sums(Dialogue(messages=(reply,)))
+    >>> find_wrong_steps(Dialogue(messages=(reply,)))
     (Untrained(message=0, part='reasoning', start=0, end=14),)
     """
     return tuple(

@@ -40,7 +40,7 @@ def single_turn_dialogue(task: Task, answer: str, thought: str | None, wrong: st
     >>> from paddock.records import Budget
     >>> task = Task(id="t", world="w", messages=(Message(role="user", content="?"),),
     ...             limits=Budget(turns=1, seconds=1, output_bytes=1))
-    >>> one_reply(task, "red", corrected("it is blue", "it is red"), "it is blue").untrained
+    >>> single_turn_dialogue(task, "red", self_correction("it is blue", "it is red"), "it is blue").untrained
     (Untrained(message=1, part='reasoning', start=0, end=10),)
     """
     at = len(task.messages)

@@ -45,7 +45,7 @@ def is_held_out(signature: str) -> bool:
 def generate_chain(chance: Random, *, steps: int) -> tuple[str, str, int]:
     """What to take, how it is worked out, and the last digit.
 
-    >>> chain(Random(1), steps=2)
+    >>> generate_chain(Random(1), steps=2)
     ('Take 2 , first add 5 , second add 8', 'first 2 add 5 is 7 , second 7 add 8 is 5', 5)
     """
     value = chance.randint(0, 9)

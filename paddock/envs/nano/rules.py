@@ -59,9 +59,9 @@ class NanoRulesSettings(EnvSettings):
 def apply_rules(colour: str, rules: tuple[str, ...]) -> str:
     """The colour as the rules want it.
 
-    >>> kept("red", ("twice", "end with done")), kept("red", ("in capitals", "start with ok"))
+    >>> apply_rules("red", ("twice", "end with done")), apply_rules("red", ("in capitals", "start with ok"))
     ('red red done', 'ok RED')
-    >>> kept("red", ("unless it is red",)), kept("red", ("unless it is blue",))
+    >>> apply_rules("red", ("unless it is red",)), apply_rules("red", ("unless it is blue",))
     ('no', 'red')
     """
     if any(words.format(colour) in rules for words in FORBIDDING):

@@ -188,7 +188,7 @@ def tool_result(task: str, puzzle: LookupTask, key: str) -> str:
 
 def evaluate_sum(text: str) -> str:
     """
-    >>> worked_out("1 + 3"), worked_out("one")
+    >>> evaluate_sum("1 + 3"), evaluate_sum("one")
     ('total 4', 'bad sum')
     """
     parts = text.replace(" ", "").split("+")

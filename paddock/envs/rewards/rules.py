@@ -12,7 +12,7 @@ from paddock.envs.json_schema import find_violation
 def exact_match(text: str, reference: str, *, case: bool = False) -> float:
     """Whether both are the same words, however they are spaced.
 
-    >>> exact(" The  oak ", "the oak"), exact("The oak", "the oak", case=True)
+    >>> exact_match(" The  oak ", "the oak"), exact_match("The oak", "the oak", case=True)
     (1.0, 0.0)
     """
     pair = [" ".join(side.split()) for side in (text, reference)]
@@ -27,7 +27,7 @@ def regex_match(text: str, pattern: str) -> float:
 def contains_words(text: str, words: Sequence[str]) -> float:
     """The share of the words that occur, in capitals or not.
 
-    >>> contains("Oak and elm.", ("oak", "fir"))
+    >>> contains_words("Oak and elm.", ("oak", "fir"))
     0.5
     """
     return sum(word.lower() in text.lower() for word in words) / len(words)
@@ -36,7 +36,7 @@ def contains_words(text: str, words: Sequence[str]) -> float:
 def token_f1(text: str, reference: str) -> float:
     """F1 of the words of both, as question answering measures it.
 
-    >>> overlap("the tall oak", "tall oak tree")
+    >>> token_f1("the tall oak", "tall oak tree")
     0.6666666666666666
     """
     said, right = (re.findall(r"\w+", side.lower()) for side in (text, reference))
@@ -47,7 +47,7 @@ def token_f1(text: str, reference: str) -> float:
 def length_score(text: str, *, full: int, none: int) -> float:
     """1 up to `full` characters, 0 from `none` on, straight in between.
 
-    >>> [length("x" * n, full=10, none=20) for n in (5, 15, 25)]
+    >>> [length_score("x" * n, full=10, none=20) for n in (5, 15, 25)]
     [1.0, 0.5, 0.0]
     """
     return min(1.0, max(0.0, (none - len(text)) / (none - full)))
@@ -66,7 +66,7 @@ def extract_json(text: str) -> Any:
 def matches_json_schema(text: str, schema: dict[str, Any]) -> float:
     """Whether the text holds JSON that the schema allows.
 
-    >>> json_like('{"n": 1}', {"type": "object", "required": ["n"]}), json_like("n = 1", {})
+    >>> matches_json_schema('{"n": 1}', {"type": "object", "required": ["n"]}), matches_json_schema("n = 1", {})
     (1.0, 0.0)
     """
     try:

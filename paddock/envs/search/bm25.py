@@ -42,7 +42,7 @@ class SearchHit:
 
 def tokenize_words(text: str) -> list[str]:
     """
-    >>> words("The town's river, 1901.")
+    >>> tokenize_words("The town's river, 1901.")
     ['the', 'town', 's', 'river', '1901']
     """
     return re.findall(r"\w+", text.lower())

@@ -43,7 +43,7 @@ def write_pages(rng: Random, graph: KnowledgeGraph) -> list[WebPage]:
 def parse_facts(text: str) -> tuple[Fact, ...]:
     """The facts that a text states.
 
-    >>> facts_in("Corabek Dorin was born in Fenadan. Nobody knows more.")
+    >>> parse_facts("Corabek Dorin was born in Fenadan. Nobody knows more.")
     (Fact(subject='Corabek Dorin', relation='born', object='Fenadan'),)
     """
     return tuple(

@@ -135,7 +135,7 @@ def _line(order: CustomerOrder, sku: str) -> OrderLine:
 
 def format_money(cents: int) -> str:
     """
-    >>> money(120550), money(-5)
+    >>> format_money(120550), format_money(-5)
     ('$1205.50', '-$0.05')
     """
     return f"{'-' if cents < 0 else ''}${abs(cents) // 100}.{abs(cents) % 100:02d}"

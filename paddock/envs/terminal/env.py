@@ -88,9 +88,9 @@ class TerminalEnv:
 def format_output(reply: ShellResult, seconds: float) -> str:
     """What the player reads.
 
-    >>> shown(ShellReply(output="ls: no\\n", code=2, cwd="/"), 5)
+    >>> format_output(ShellResult(output="ls: no\\n", code=2, cwd="/"), 5)
     'ls: no\\n(exit code 2)'
-    >>> shown(ShellReply(output="", code=0, cwd="/"), 5)
+    >>> format_output(ShellResult(output="", code=0, cwd="/"), 5)
     '(no output)'
     """
     notes = []

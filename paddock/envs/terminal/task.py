@@ -102,7 +102,7 @@ END
 
 def write_harbor_task(puzzle: TerminalTask, folder: Path) -> None:
     """A puzzle as a Harbor task, for other harnesses."""
-    inside = Path(__file__).with_name("check_inside.py").read_text()
+    inside = Path(__file__).with_name("sandboxed_checks.py").read_text()
     texts = {
         "task.toml": 'schema_version = "1.4"\n[agent]\ntimeout_sec = 600.0\n',
         "instruction.md": f"{puzzle.instruction}\n",

@@ -37,7 +37,7 @@ from paddock.sandbox import (
 NAME = "terminal"
 TRIES = 2000
 MIB = 1 << 20
-CHECKS_PROGRAM = Path(__file__).with_name("check_inside.py")
+CHECKS_PROGRAM = Path(__file__).with_name("sandboxed_checks.py")
 ASK = "{}\n\nYou have a shell in {}. When you are done, answer without calling it."
 SANDBOX = SandboxSettings(
     limits=ResourceLimits(

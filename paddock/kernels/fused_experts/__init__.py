@@ -23,7 +23,7 @@ def fused_experts(
     x_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor
 ) -> Tensor:
     twin = fused if fused.can_use_kernel("few_experts", x_TD, gate_up_EGD, down_EDF) else reference
-    return twin.few_experts(x_TD, expert_TK, weight_TK, gate_up_EGD, down_EDF)
+    return twin.fused_experts(x_TD, expert_TK, weight_TK, gate_up_EGD, down_EDF)
 
 
 __all__ = ["fused_experts", "is_supported"]

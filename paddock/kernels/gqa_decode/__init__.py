@@ -41,7 +41,7 @@ def gqa_paged_decode(  # noqa: PLR0913  keys and values apart
 ) -> Tensor:
     heads = (query_BQHD, key_SGD, value_SGV)
     twin = fused if fused.suits(*heads) else reference
-    return twin.grouped_decode_table(*heads, pages, visible_BQ, scale=scale, window=window)
+    return twin.gqa_paged_decode(*heads, pages, visible_BQ, scale=scale, window=window)
 
 
 def gqa_chunked_prefill(

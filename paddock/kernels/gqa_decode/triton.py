@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paddock.kernels.block_table import Pages
+from paddock.kernels.block_table import BlockTable
 from paddock.kernels.dense_attention.triton import softmax_step
 from paddock.kernels.mla_decode.triton import (
     SUM_COLUMNS,
@@ -30,7 +30,7 @@ from paddock.kernels.mla_decode.triton import (
 )
 from paddock.kernels.sparse_mla.triton import LOG2_E, LOWEST, ROOM_TO_SHARE, load_columns, padded
 
-from .tiles import LEAST, MIDDLE, SMALL, Plan
+from .tiles import LEAST, MIDDLE, SMALL, TileSchedule
 
 FIELDS = tl.constexpr(5)  # of a tile in a table
 
@@ -145,25 +145,25 @@ class Cut(NamedTuple):
     least: int
 
 
-def decode(heads: Heads, pages: Pages, visible_BQ: Tensor) -> Tensor:
+def decode(heads: Heads, pages: BlockTable, visible_BQ: Tensor) -> Tensor:
     """[N, H, V]: the queries of a batch, sequence by sequence."""
     (B, Q), (N, H, _) = visible_BQ.shape, heads.query_NHD.shape
     rows = min(max(SMALL, triton.next_power_of_2(Q * heads.group)), MIDDLE)
     tiles = B * triton.cdiv(Q, rows // heads.group)
     most, least = cut(tiles * heads.groups)
-    room = pages.columns if heads.window is None else min(pages.columns, heads.window + Q - 1)
+    room = pages.max_keys if heads.window is None else min(pages.max_keys, heads.window + Q - 1)
     most = min(most, triton.next_power_of_2(triton.cdiv(room, least)))
     out_NHV = heads.query_NHD.new_empty(N, H, heads.value_SGV.shape[-1])
     assert pages.page_BP.stride(1) == 1
     where = {
         "PAGE": pages.page_BP, "VISIBLE": visible_BQ.contiguous(), "TABLE": None, "queries": Q,
-        "pages": pages.page_BP.stride(0), "SIZE": pages.size,
+        "pages": pages.page_BP.stride(0), "SIZE": pages.page_size,
     }  # fmt: skip
     _attend(heads, tiles, Cut(rows, most, least), where, out_NHV)
     return out_NHV
 
 
-def read(heads: Heads, plan: Plan, out_NHV: Tensor) -> None:
+def read(heads: Heads, plan: TileSchedule, out_NHV: Tensor) -> None:
     """The answers of a plan's tiles."""
     where = {
         "PAGE": None, "VISIBLE": None, "TABLE": plan.table, "queries": 0, "pages": 0, "SIZE": 1,

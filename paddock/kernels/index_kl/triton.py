@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paddock.kernels.index_scores.blocks import FIELDS, MANY, WIDTH, Block
+from paddock.kernels.index_scores.blocks import FIELDS, MANY, WIDTH, ScoreBlock
 from paddock.kernels.sparse_mla.triton import add_rows, padded
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -311,7 +311,7 @@ def kept_gradient_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class TargetTile:
     """How much of the target one program holds at a time: keys, and queries x heads."""
 
     keys: int
@@ -322,10 +322,10 @@ class Tile:
 
 
 # The fastest of those tried at 8K on an H200 (dense 532, kept 335 TFLOP/s; benchmarks.kernels kl).
-DENSE, KEPT = Tile(128, 128, 8, 3, registers=128), Tile(256, 64, 8, 4)
+DENSE, KEPT = TargetTile(128, 128, 8, 3, registers=128), TargetTile(256, 64, 8, 4)
 
 
-def dense_target(attention, block: Block, out: Tensor, tile: Tile = DENSE) -> None:
+def dense_target(attention, block: ScoreBlock, out: Tensor, tile: TargetTile = DENSE) -> None:
     """Where the heads look on average, into a rectangle of the block's shape."""
     HP, tiles = max(2, triton.next_power_of_2(attention.query_THC.shape[1])), len(block.tile_N8)
     BQ = min(max(tile.columns // HP, 1), MANY)
@@ -337,7 +337,7 @@ def dense_target(attention, block: Block, out: Tensor, tile: Tile = DENSE) -> No
     )  # fmt: skip
 
 
-def kept_target(attention, index_QK: Tensor, out: Tensor, tile: Tile = KEPT) -> None:
+def kept_target(attention, index_QK: Tensor, out: Tensor, tile: TargetTile = KEPT) -> None:
     """The same over kept rows."""
     Q, K = index_QK.shape
     kept_target_kernel[(Q,)](
@@ -353,7 +353,7 @@ def _strides(attention, out: Tensor) -> tuple[int, int, int, int]:
     return out.stride(0), query_THC.stride(0), query_THC.stride(1), row_SC.stride(0)
 
 
-def _settings(attention, tile: Tile) -> dict[str, int | None]:
+def _settings(attention, tile: TargetTile) -> dict[str, int | None]:
     shape = {"H": attention.query_THC.shape[1], "C": attention.query_THC.shape[2]}
     tiled = {"BS": tile.keys, "BC": COLUMNS, "maxnreg": tile.registers}
     return shape | tiled | {"num_warps": tile.warps, "num_stages": tile.stages}
@@ -374,7 +374,7 @@ def losses(score: Tensor, target: Tensor, grad: Tensor | None, seen: Tensor) -> 
     return loss_Q
 
 
-def dense_gradients(index, grad: Tensor, block: Block, key_tile_N8: Tensor, out) -> None:
+def dense_gradients(index, grad: Tensor, block: ScoreBlock, key_tile_N8: Tensor, out) -> None:
     """Of a block's queries and weights, stored; of the keys, added to sums [SHARES, S, D]."""
     G, D = index.query_THD.shape[1:]
     sides, ld, tiles = (*index, grad), grad.stride(0), len(block.tile_N8)

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paddock.kernels.block_table import Pages
+from paddock.kernels.block_table import BlockTable
 
-from .blocks import FIELDS, MANY, WIDTH, Block
-from .reference import Keys
+from .blocks import FIELDS, MANY, WIDTH, ScoreBlock
+from .reference import IndexKeys
 
 FEW_SPAN = 512  # keys that a program of the few-queries form walks over
 GROUP = 32  # tiles of the many-queries form that share a stretch of keys: GLM-5's take 17 MB
@@ -134,7 +134,7 @@ def _paged_queries(
                 tl.store(OUT + (b * QUERIES + j) * ld + at, score, mask=at < ld)
 
 
-def scores(query_THD: Tensor, keys: Keys, weight_TH: Tensor, block: Block, out: Tensor) -> None:
+def scores(query_THD: Tensor, keys: IndexKeys, weight_TH: Tensor, block: ScoreBlock, out: Tensor) -> None:
     """Scores of the block's queries into `out`, a rectangle of the block's shape."""
     arguments, settings = _launch(query_THD, keys, weight_TH, out)
     where = (keys.slot_S, block.tile_N8, out, *arguments[4:])
@@ -148,7 +148,7 @@ def scores(query_THD: Tensor, keys: Keys, weight_TH: Tensor, block: Block, out: 
         _many_queries[(tiles * steps,)](*arguments[:4], *where, tiles, steps, **tiled, **settings)
 
 
-def table_scores(query_NHD, keys: Keys, weight_NH, pages: Pages, visible_BQ: Tensor, k: int, out):
+def table_scores(query_NHD, keys: IndexKeys, weight_NH, pages: BlockTable, visible_BQ: Tensor, k: int, out):
     """The same for a batch of sequences with equally many queries, their keys in pages; those of
     whom nobody sees more than `k` are left out.
 
@@ -158,8 +158,8 @@ def table_scores(query_NHD, keys: Keys, weight_NH, pages: Pages, visible_BQ: Ten
     (B, Q), page_BP = visible_BQ.shape, pages.page_BP
     assert visible_BQ.is_contiguous() and page_BP.stride(1) == 1
     where = (page_BP, visible_BQ, out, *arguments[4:], page_BP.stride(0), k)
-    table = {"QUERIES": Q, "SIZE": pages.size}
-    grid = (B, triton.cdiv(pages.columns, FEW_SPAN))
+    table = {"QUERIES": Q, "SIZE": pages.page_size}
+    grid = (B, triton.cdiv(pages.max_keys, FEW_SPAN))
     _paged_queries[grid](*arguments[:4], *where, **table, **_few(query_NHD), **settings)
 
 

@@ -35,7 +35,7 @@ def mla_decode(
 ) -> Tensor:
     listed = fused.suits(query_THC, row_SC, value) and fused.lists(spans)
     twin = fused if listed else reference
-    return twin.latent_decode(query_THC, row_SC, spans, scale=scale, value=value)
+    return twin.mla_decode(query_THC, row_SC, spans, scale=scale, value=value)
 
 
 def mla_paged_decode(
@@ -48,7 +48,7 @@ def mla_paged_decode(
     value: int,
 ) -> Tensor:
     twin = fused if fused.suits(query_BQHC, row_SC, value) else reference
-    return twin.latent_decode_table(query_BQHC, row_SC, pages, visible_BQ, scale=scale, value=value)
+    return twin.mla_paged_decode(query_BQHC, row_SC, pages, visible_BQ, scale=scale, value=value)
 
 
 def mla_sparse_decode(
@@ -61,7 +61,7 @@ def mla_sparse_decode(
     value: int,
 ) -> Tensor:
     twin = fused if fused.suits(query_NHC, row_SC, value) else reference
-    return twin.latent_decode_kept(query_NHC, row_SC, pages, index_NK, scale=scale, value=value)
+    return twin.mla_sparse_decode(query_NHC, row_SC, pages, index_NK, scale=scale, value=value)
 
 
 __all__ = ["mla_decode", "mla_paged_decode", "mla_sparse_decode"]

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paddock.kernels.block_table import Pages
+from paddock.kernels.block_table import BlockTable
 from paddock.kernels.sparse_mla.problem import Problem
 from paddock.kernels.sparse_mla.triton import LOG2_E, LOWEST, Tile, load_columns, padded
 
@@ -153,7 +153,7 @@ class Asked:
 
     query_BXC: Tensor
     row_SC: Tensor
-    pages: Pages
+    pages: BlockTable
     heads: int
     queries: int
     scale: float
@@ -185,7 +185,7 @@ def attend(asked: Asked) -> Tensor:
         query_BXC, row_SC, page_BP, index_BK, visible_BQ, sum_BZXV, top_BZX, total_BZX,
         asked.scale, X, asked.heads, asked.queries, page_BP.stride(0), chosen,
         V=V, R=C - V, XB=tile.heads, BK=tile.slots, VP=padded(V), RP=padded(C - V) or 16,
-        SIZE=asked.pages.size, num_warps=tile.warps, num_stages=tile.stages, **parts,
+        SIZE=asked.pages.page_size, num_warps=tile.warps, num_stages=tile.stages, **parts,
     )  # fmt: skip
     columns = min(SUM_COLUMNS, padded(V))
     sum_kernel[(X, triton.cdiv(V, columns), B)](

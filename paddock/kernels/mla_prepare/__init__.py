@@ -44,14 +44,14 @@ def norm_rope_and_cache(
     slot_T: Tensor,
 ) -> Tensor:
     twin = fused if fused.takes(latent.raw_TQ, latent.weight_Q) else reference
-    return twin.store_latents(latent, row, key, angles, slot_T)
+    return twin.norm_rope_and_cache(latent, row, key, angles, slot_T)
 
 
 def rotate_queries(
     queries: QueryRopeInput, angles: RotaryCosSin, index: IndexQueryInput | None
 ) -> tuple[Tensor, Tensor] | None:
     twin = fused if fused.takes(queries.raw_THD, queries.absorbed_THC) else reference
-    return twin.turn_queries(queries, angles, index)
+    return twin.rotate_queries(queries, angles, index)
 
 
 __all__ = [

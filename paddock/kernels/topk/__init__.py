@@ -62,7 +62,7 @@ def index_topk_varlen(
 ) -> Tensor:
     longest = max((span.keys for span in spans), default=0)
     twin = fused if longest and fused.suits(query_THD, keys, longest, k) else reference
-    return twin.index_topk_spans(query_THD, keys, weight_TH, spans, k)
+    return twin.index_topk_varlen(query_THD, keys, weight_TH, spans, k)
 
 
 def index_topk_paged(
@@ -75,7 +75,7 @@ def index_topk_paged(
 ) -> Tensor:
     assert keys.slot_S is None
     twin = fused if fused.suits(query_NHD, keys, pages.max_keys, k) else reference
-    return twin.index_topk_table(query_NHD, keys, weight_NH, pages, visible_BQ, k)
+    return twin.index_topk_paged(query_NHD, keys, weight_NH, pages, visible_BQ, k)
 
 
 __all__ = ["index_topk", "index_topk_paged", "index_topk_varlen", "topk", "topk_indices"]

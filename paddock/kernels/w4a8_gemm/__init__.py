@@ -53,7 +53,7 @@ def int_grouped_gemm(
     source_R: Tensor | None = None,
 ) -> Tensor:
     twin = fused if fused.suits(rows, weight) else reference
-    return twin.integer_grouped(rows, weight, counts_E, dtype, source_R)
+    return twin.int_grouped_gemm(rows, weight, counts_E, dtype, source_R)
 
 
 __all__ = [

@@ -8,5 +8,5 @@ def _a_cache_of_our_own(tmp_path_factory):
     """What tests build is not kept in anybody's home."""
     place = tmp_path_factory.mktemp("cache") / "sandbox"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rootfs, "cache", lambda: place)
+        patch.setattr(rootfs, "cache_dir", lambda: place)
         yield

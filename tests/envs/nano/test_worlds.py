@@ -31,7 +31,7 @@ def world(name, changes=None):
 
 
 def reward(name, task, policy, here=None):
-    return asyncio.run(run_rollout((here or world(name)).open(task), policy)).outcome.reward
+    return asyncio.run(run_rollout((here or world(name)).make_env(task), policy)).outcome.reward
 
 
 def says(content, reasoning=None):
@@ -66,7 +66,7 @@ def test_no_pair_of_a_training_store_is_held_out_and_every_test_path_ends_in_one
     for index in range(500):
         for split in ("train", "test"):
             task = here.task(index, split)
-            puzzle = here.puzzle(task.id)
+            puzzle = here.lookup_task(task.id)
             held_out = {key: is_held_out(f"{key} {value}") for key, value in puzzle.store.items()}
             if split == "test":
                 assert held_out[puzzle.path[-1]]
@@ -100,7 +100,7 @@ def test_a_setting_chooses_the_kinds_and_each_lends_its_tools():
     for kind in KINDS:
         here = make("nano-tools", {"kinds": [kind]})
         tasks = [here.task(index) for index in range(50)]
-        assert {here.puzzle(task.id).kind for task in tasks} == {kind}
+        assert {here.lookup_task(task.id).kind for task in tasks} == {kind}
         lent[kind] = [tool.name for tool in here.make_env(tasks[0]).tools]
     assert lent["follow"] == lent["plus"] == ["calc", "look"]
     assert (lent["file"], lent["search"]) == (["calc", "read"], ["look", "search"])
@@ -113,7 +113,7 @@ def test_tasks_take_two_to_four_turns():
     turns = set()
     for index in range(200):
         task = here.task(index)
-        turns.add(asyncio.run(run_rollout(here.open(task), here.solver(task))).turns)
+        turns.add(asyncio.run(run_rollout(here.make_env(task), here.solver(task))).turns)
     assert turns == {2, 3, 4}
 
 
@@ -130,7 +130,7 @@ def test_what_a_tool_says_to_nonsense_is_said_not_raised():
         for i, (name, arguments) in enumerate(calls)
     ]
     last = Message(role="assistant", content="x")
-    episode = asyncio.run(run_rollout(here.open(task), scripted_policy(*replies, last)))
+    episode = asyncio.run(run_rollout(here.make_env(task), scripted_policy(*replies, last)))
     assert not isinstance(episode.outcome, Failure)
     assert episode.outcome.reward == 0.0
     assert sum(message.role == "tool" for message in episode.messages) == 4
@@ -141,7 +141,7 @@ def test_looking_without_answering_is_worth_nothing():
     """Five turns are all there are; a call that names the answer is no answer."""
     here = world("nano-tools")
     task = here.task(0)
-    answer = here.puzzle(task.id).answer
+    answer = here.lookup_task(task.id).answer
     asks = Message(
         role="assistant",
         content=answer,
@@ -156,7 +156,7 @@ def test_looking_without_answering_is_worth_nothing():
 def test_a_right_answer_in_too_many_words_is_worth_less(thought, worth):
     here = world("nano-rules", {"kinds": ["form"]})
     task = here.task(3)
-    noun, rules = here.problem(task.id)
+    noun, rules = here.noun_and_rules(task.id)
     demonstration = here.demonstrate(task, DemonstrationStyle(style="kept-brief"), Random(0))
     answer = demonstration.messages[-1].content
     thought = thought.format(noun, "red")
@@ -171,7 +171,7 @@ def test_half_of_what_is_forbidden_may_be_said(split):
     refused = 0
     for index in range(here.size(split)):
         task = here.task(index, split)
-        noun, (rule,) = here.problem(task.id)
+        noun, (rule,) = here.noun_and_rules(task.id)
         answer = (
             here.demonstrate(task, DemonstrationStyle(style="kept-brief"), Random(0))
             .messages[-1]
@@ -195,7 +195,7 @@ def test_a_demonstration_is_what_its_world_would_have_said(name, slips, thinks):
             task = here.task(index)
             manner = DemonstrationStyle(style=style, slips=slips, thinks=thinks)
             shown = here.demonstrate(task, manner, Random(index))
-            episode = asyncio.run(run_rollout(here.open(task), replay_policy(shown)))
+            episode = asyncio.run(run_rollout(here.make_env(task), replay_policy(shown)))
             assert episode.messages == shown.messages
             assert episode.outcome.reward > 0 or style.startswith("plain")
             replies = [m for m in shown.messages if m.role == "assistant"]
@@ -226,5 +226,5 @@ def test_a_wrong_look_up_is_a_marked_reply_that_is_answered():
         (mark,) = shown.untrained
         (call,) = shown.messages[mark.message].tool_calls
         (key,) = call.arguments.values()
-        assert key in KEYS and key not in here.puzzle(task.id).store
+        assert key in KEYS and key not in here.lookup_task(task.id).store
         assert shown.messages[mark.message + 1].content == f"no entry {key}"

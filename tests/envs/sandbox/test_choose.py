@@ -14,8 +14,8 @@ from paddock.sandbox import (
     SandboxError,
     SandboxPool,
     SandboxSettings,
-    bwrap,
-    choose,
+    bubblewrap,
+    backend,
     container,
     open_sandbox,
 )
@@ -47,14 +47,14 @@ def test_a_pool_gives_fresh_boxes_from_loop_to_loop(backend):
 
 LEAVES = """
 import asyncio
-from paddock.sandbox import Pool, SandboxSettings
+from paddock.sandbox import SandboxPool, SandboxSettings
 
 async def work():
     async with pool.box() as box:
         await box.exec("true")
     await pool.fill()
 
-pool = Pool(SandboxSettings(backend="bwrap"), warm=2)
+pool = SandboxPool(SandboxSettings(backend="bwrap"), warm=2)
 asyncio.run(work())
 """
 
@@ -117,22 +117,22 @@ def test_without_isolation_commands_run_in_a_folder_of_their_own(tmp_path):
 
 
 def test_a_machine_without_any_sandbox_says_how_to_get_one(monkeypatch):
-    monkeypatch.setattr(bwrap, "problem", lambda: f"bubblewrap is not installed: {bwrap.INSTALL}")
-    monkeypatch.setattr(container, "problem", lambda: "no container engine: docker is not there")
+    monkeypatch.setattr(bubblewrap, "unavailable_reason", lambda: f"bubblewrap is not installed: {bubblewrap.INSTALL}")
+    monkeypatch.setattr(container, "unavailable_reason", lambda: "no container engine: docker is not there")
     with pytest.raises(SandboxError) as refused:
-        choose.pick_backend(SandboxSettings())
+        backend.pick_backend(SandboxSettings())
     for word in ("apt-get install bubblewrap", "docker", "unisolated"):
         assert word in str(refused.value)
 
 
 def test_bubblewrap_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr(bwrap.shutil, "which", lambda name: None)
-    assert "apt-get install bubblewrap" in bwrap.unavailable_reason.__wrapped__()
+    monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
+    assert "apt-get install bubblewrap" in bubblewrap.unavailable_reason.__wrapped__()
 
 
 AS_NOBODY = """
 import asyncio
-from paddock.sandbox import Limits, SandboxSettings, open_sandbox
+from paddock.sandbox import ResourceLimits, SandboxSettings, open_sandbox
 
 FORK = '''
 import os, time
@@ -147,7 +147,7 @@ except OSError:
 '''
 
 async def main():
-    limits = Limits(memory_bytes=128 << 20, disk_bytes=16 << 20, processes=40, file_bytes=64 << 20)
+    limits = ResourceLimits(memory_bytes=128 << 20, disk_bytes=16 << 20, processes=40, file_bytes=64 << 20)
     box = open_sandbox(SandboxSettings(backend="bwrap", limits=limits))
     await box.start()
     for command in ("id -u", "head -c 40M /dev/zero > f", "ls /tmp/nobodys", "touch /usr/x",

@@ -42,7 +42,7 @@ def tried(puzzles, tries):
 
 
 def every_way(each):
-    return [list(each.solution), [], *map(list, each.wrong)]
+    return [list(each.solution), [], *map(list, each.wrong_solutions)]
 
 
 @bwrap
@@ -95,7 +95,7 @@ def test_no_task_of_one_split_is_a_task_of_the_other():
 
 def test_every_family_comes_up():
     world = make("terminal", {"levels": [2]})
-    seen = {goal.family for i in range(60) for goal in world.puzzle(i, "train").goals}
+    seen = {goal.family for i in range(60) for goal in world.generated_task(i, "train").goals}
     assert seen == set(available_families())
 
 

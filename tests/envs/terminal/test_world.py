@@ -98,7 +98,7 @@ def test_a_fault_of_the_world_is_a_failure_and_never_a_zero(
     async def broken(*_):
         raise error
 
-    monkeypatch.setattr(module, "lay" if where == "start" else "graded", broken)
+    monkeypatch.setattr(module, "write_files" if where == "start" else "score_workspace", broken)
     world = make("terminal", SMALL)
     outcome = run(world, world.solver).outcome
     assert isinstance(outcome, Failure)
