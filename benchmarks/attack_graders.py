@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import Claim, print_claims
-from paddock.envs import Policy, make, run_rollout, scripted_policy
+from paddock.envs import Policy, make, run_rollout
 from paddock.envs.code.verifier import HiddenTests
+from paddock.envs.env import scripted_policy
 from paddock.envs.qa import QATaskset
 from paddock.envs.terminal.taskset import command_policy
 from paddock.records import Message, Outcome, Task, Verdict

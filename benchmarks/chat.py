@@ -28,8 +28,8 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
 from paddock.data.tokenize_dialogue import THINKING_MODES
 from paddock.engine import Engine, EngineSettings, Request
-from paddock.envs import ToolError, make, run_rollout
-from paddock.envs.tools import validate_arguments
+from paddock.envs import make, run_rollout
+from paddock.envs.tools import ToolError, validate_arguments
 from paddock.journal import EVENTS_FILE, Journal, follow
 from paddock.records import Message, SamplingParams, ThinkingMode, ToolSpec, Verdict
 from paddock.text import (

@@ -18,10 +18,10 @@ from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.model import Transformer, preset
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.moe import MoE
-from paddock.quant import RECIPES, quantize, quantize_folder
+from paddock.quant import RECIPES, quantize_folder
 from paddock.quant.quantize_layer import replace_with_quantized
 from paddock.quant.settings import quantizable_linears
-from paddock.quant.w4a8 import QuantizedTensor
+from paddock.quant.w4a8 import QuantizedTensor, quantize
 
 EXPERTS = 256
 LAYER_STEPS = ((1, 4096), (8, 4096), (32, 4096), (8, 32_768))

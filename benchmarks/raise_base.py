@@ -33,14 +33,8 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model, list_checkpoints
 from paddock.config import load_recipe, resolve
 from paddock.dashboard import write_comparison, write_report
-from paddock.data import (
-    Corpus,
-    LongContextSource,
-    ReasoningSource,
-    SourceContext,
-    Tokenizer,
-    corpus_key,
-)
+from paddock.data import Corpus, LongContextSource, SourceContext, Tokenizer, corpus_key
+from paddock.data.reasoning import ReasoningSource
 from paddock.journal import EVENTS_FILE, Journal, follow
 from paddock.train import TrainSettings
 from paddock.train.evaluate import (

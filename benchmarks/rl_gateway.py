@@ -31,7 +31,8 @@ from typing import Any, Literal
 from benchmarks.table import Claim, print_claims, times_better
 from paddock.records import Completion, Message, Segment
 from paddock.rollout.session import PRESERVED, Session
-from paddock.text import GlmRenderer, SpecialToken, Tokenizer, train_tokenizer
+from paddock.text import SpecialToken, Tokenizer, train_tokenizer
+from paddock.text.glm_renderer import GlmRenderer
 
 ADMIN_KEY = "benchmark"
 REPLY, RESULT = 60, 700  # tokens a reply has; letters that a tool answers with

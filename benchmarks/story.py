@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.table import Claim, print_claims
-from paddock.dashboard import PipelineReport, read_pipeline_report
+from paddock.dashboard import read_pipeline_report
+from paddock.dashboard.pipeline_report import PipelineReport
 
 PLAN = "recipes/nano"
 MINUTES = 10

@@ -25,3 +25,63 @@ thinking_options.py        the ways in which clients ask for thinking, as one
 tokenize.py                the tokenizer's own endpoints
 formatter.py               one reply, told in a dialect, whole or as it comes
 """
+
+from paddock.api import (
+    anthropic_request,
+    dialect,
+    formatter,
+    openai_chat_request,
+    openai_completions,
+    openai_responses_request,
+    sglang_client,
+    sglang_format,
+    sglang_request,
+    tokenize,
+    vllm_generate,
+)
+from paddock.api.body import RequestBody, parse_body
+from paddock.api.delta_parser import DeltaParser, OutputDeltaLike, RequestOutputLike
+from paddock.api.errors import ApiError
+from paddock.api.openai_usage import openai_usage
+from paddock.api.request import (
+    ApiRequest,
+    ChatRequest,
+    Prompt,
+    context_length_error,
+    fit_to_context,
+)
+from paddock.api.sampling_fields import SamplingFields, parse_sampling_params
+from paddock.api.thinking_options import ThinkingOptions, from_template_kwargs
+from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
+
+__all__ = [
+    "ApiError",
+    "ApiRequest",
+    "ChatRequest",
+    "DeltaParser",
+    "OutputDeltaLike",
+    "Prompt",
+    "RequestBody",
+    "RequestOutputLike",
+    "SamplingFields",
+    "ThinkingOptions",
+    "TokenDecoder",
+    "TokenLogprobLike",
+    "anthropic_request",
+    "context_length_error",
+    "dialect",
+    "fit_to_context",
+    "formatter",
+    "from_template_kwargs",
+    "openai_chat_request",
+    "openai_completions",
+    "openai_responses_request",
+    "openai_usage",
+    "parse_body",
+    "parse_sampling_params",
+    "sglang_client",
+    "sglang_format",
+    "sglang_request",
+    "tokenize",
+    "vllm_generate",
+]

@@ -6,14 +6,7 @@ from typing import Any
 
 from paddock.api.delta_parser import RequestOutputLike
 from paddock.records import Message
-from paddock.text.parse_events import (
-    ContentDelta,
-    ParseEvent,
-    ReasoningDelta,
-    ToolCallArgumentsDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from paddock.text import parse_events
 
 # Nothing is signed, and whoever sends thoughts back is believed. But it is not empty: clients take
 # thoughts without a signature for another model's, and leave them out of the next request.
@@ -98,7 +91,7 @@ class MessageStream:
         message = message_envelope(self.id, self.model) | {"usage": counts}
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
-    def push(self, events: Sequence[ParseEvent]) -> list[dict[str, Any]]:
+    def push(self, events: Sequence[parse_events.ParseEvent]) -> list[dict[str, Any]]:
         return [payload for event in events for payload in self._payloads(event)]
 
     def close(self, answer: RequestOutputLike, *, calls: int) -> list[dict[str, Any]]:
@@ -109,22 +102,22 @@ class MessageStream:
         }
         return [*self._shut(), last, {"type": "message_stop"}]
 
-    def _payloads(self, event: ParseEvent) -> Iterator[dict[str, Any]]:
+    def _payloads(self, event: parse_events.ParseEvent) -> Iterator[dict[str, Any]]:
         match event:
-            case ReasoningDelta(text):
+            case parse_events.ReasoningDelta(text):
                 block = {"type": "thinking", "thinking": "", "signature": ""}
                 yield from self._turn("thinking", block)
                 yield self._delta(type="thinking_delta", thinking=text)
-            case ContentDelta(text):
+            case parse_events.ContentDelta(text):
                 yield from self._turn("text", {"type": "text", "text": ""})
                 yield self._delta(type="text_delta", text=text)
-            case ToolCallStart(_, id, name):
+            case parse_events.ToolCallStart(_, id, name):
                 yield from self._shut()
                 call = {"type": "tool_use", "id": id, "name": name, "input": {}}
                 yield from self._turn("tool_use", call)
-            case ToolCallArgumentsDelta(_, text):
+            case parse_events.ToolCallArgumentsDelta(_, text):
                 yield self._delta(type="input_json_delta", partial_json=text)
-            case ToolCallEnd():
+            case parse_events.ToolCallEnd():
                 yield from self._shut()
 
     def _turn(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paddock.api.errors import ApiError
-from paddock.text.tool_arguments import to_json_value
+from paddock.text import to_json_value
 
 _B = TypeVar("_B", bound="RequestBody")
 

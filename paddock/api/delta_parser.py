@@ -9,19 +9,9 @@ from typing import Any, Protocol
 
 from paddock.api.token_decoder import TokenLogprobLike
 from paddock.records import Completion, Message, ToolSpec
-from paddock.text import Tokenizer
-from paddock.text.completion_parser import CompletionParser
-from paddock.text.parse_events import (
-    ContentDelta,
-    ParseEvent,
-    ReasoningDelta,
-    ToolCallArgumentsDelta,
-    ToolCallDiscard,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from paddock.text import CompletionParser, Tokenizer, parse_events
 
-TextDeltaType = type[ReasoningDelta] | type[ContentDelta]
+TextDeltaType = type[parse_events.ReasoningDelta] | type[parse_events.ContentDelta]
 
 
 class RequestOutputLike(Protocol):
@@ -100,10 +90,10 @@ class DeltaParser:
         self._parser = CompletionParser(tokenizer, tools=tools, prompt=prompt, call_id=call_id)
         self._held = HeldBackText(stops)
         self._matched: str | None = None
-        self._whole_calls, self._call = whole_calls, list[ParseEvent]()
+        self._whole_calls, self._call = whole_calls, list[parse_events.ParseEvent]()
         self._thoughts: list[str] = []  # as they were told
 
-    def feed(self, delta: OutputDeltaLike) -> list[ParseEvent]:
+    def feed(self, delta: OutputDeltaLike) -> list[parse_events.ParseEvent]:
         """What is new; with the last delta everything that was still held back."""
         events = self._parser.feed(delta.token_ids)
         if delta.output is None:
@@ -114,19 +104,21 @@ class DeltaParser:
                 delta.output.matched_stop if isinstance(delta.output.matched_stop, str) else None
             )
             found = self._held.finish(events, self._matched)
-        self._thoughts += [event.text for event in found if isinstance(event, ReasoningDelta)]
+        self._thoughts += [
+            event.text for event in found if isinstance(event, parse_events.ReasoningDelta)
+        ]
         return [out for event in found for out in self._sure(event)] if self._whole_calls else found
 
-    def _sure(self, event: ParseEvent) -> list[ParseEvent]:
+    def _sure(self, event: parse_events.ParseEvent) -> list[parse_events.ParseEvent]:
         """The event, unless it is part of a call that is not over; with a call's end all of it."""
         match event:
-            case ToolCallStart() | ToolCallArgumentsDelta():
+            case parse_events.ToolCallStart() | parse_events.ToolCallArgumentsDelta():
                 self._call.append(event)
                 return []
-            case ToolCallEnd():
+            case parse_events.ToolCallEnd():
                 call, self._call = self._call, []
                 return [*call, event]
-            case ToolCallDiscard():
+            case parse_events.ToolCallDiscard():
                 self._call = []
                 return []
         return [event]
@@ -174,15 +166,15 @@ class HeldBackText:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._kind: TextDeltaType = ContentDelta
+        self._kind: TextDeltaType = parse_events.ContentDelta
         self._text = ""
 
-    def feed(self, events: Sequence[ParseEvent]) -> list[ParseEvent]:
+    def feed(self, events: Sequence[parse_events.ParseEvent]) -> list[parse_events.ParseEvent]:
         if not self._stops:
             return list(events)
-        found: list[ParseEvent] = []
+        found: list[parse_events.ParseEvent] = []
         for event in events:
-            if isinstance(event, ReasoningDelta | ContentDelta):
+            if isinstance(event, parse_events.ReasoningDelta | parse_events.ContentDelta):
                 self._turn(found, type(event))
                 self._text += event.text
                 self._say(found, len(self._text) - self._hopeful())
@@ -191,13 +183,15 @@ class HeldBackText:
                 found.append(event)
         return found
 
-    def finish(self, events: Sequence[ParseEvent], matched: str | None) -> list[ParseEvent]:
+    def finish(
+        self, events: Sequence[parse_events.ParseEvent], matched: str | None
+    ) -> list[parse_events.ParseEvent]:
         """All that is left, up to the text that ended the reply."""
         if not self._stops:
             return list(events)
-        found: list[ParseEvent] = []
+        found: list[parse_events.ParseEvent] = []
         for event in events:
-            if isinstance(event, ReasoningDelta | ContentDelta):
+            if isinstance(event, parse_events.ReasoningDelta | parse_events.ContentDelta):
                 self._turn(found, type(event), matched)
                 self._text += event.text
             else:
@@ -207,7 +201,10 @@ class HeldBackText:
         return found
 
     def _turn(
-        self, found: list[ParseEvent], kind: TextDeltaType | None, matched: str | None = None
+        self,
+        found: list[parse_events.ParseEvent],
+        kind: TextDeltaType | None,
+        matched: str | None = None,
     ) -> None:
         """Another kind of event comes: what was held back is no end (or has it in it)."""
         if kind is not self._kind:
@@ -216,7 +213,7 @@ class HeldBackText:
             self._say(found, len(self._text))
             self._kind = kind or self._kind
 
-    def _say(self, found: list[ParseEvent], length: int) -> None:
+    def _say(self, found: list[parse_events.ParseEvent], length: int) -> None:
         if length:
             found.append(self._kind(self._text[:length]))
             self._text = self._text[length:]

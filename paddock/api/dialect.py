@@ -13,7 +13,7 @@ from starlette.responses import Response
 from paddock.api import errors
 from paddock.api.body import RequestBody, parse_json
 from paddock.api.errors import ApiError
-from paddock.http.sse import (
+from paddock.http import (
     DONE,
     ClientDisconnected,
     EventSourceResponse,

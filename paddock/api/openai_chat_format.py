@@ -10,13 +10,7 @@ from paddock.api.openai_chat_request import ChatCompletionRequest
 from paddock.api.openai_usage import openai_usage
 from paddock.api.token_decoder import TokenDecoder, format_chat_logprobs
 from paddock.records import Message, ToolCall
-from paddock.text.parse_events import (
-    ContentDelta,
-    ParseEvent,
-    ReasoningDelta,
-    ToolCallArgumentsDelta,
-    ToolCallStart,
-)
+from paddock.text import parse_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +113,9 @@ class ChatCompletionStream:
     def open(self) -> dict[str, Any]:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def push(self, events: Sequence[ParseEvent], delta: OutputDeltaLike) -> list[dict[str, Any]]:
+    def push(
+        self, events: Sequence[parse_events.ParseEvent], delta: OutputDeltaLike
+    ) -> list[dict[str, Any]]:
         if self.ask.top_logprobs is not None:
             top = delta.top_logprobs if self.ask.top_logprobs else ()
             self._logprobs += format_chat_logprobs(
@@ -135,19 +131,19 @@ class ChatCompletionStream:
         reason = openai_finish_reason(answer, calls=calls)
         return self._chunk(last, finish_reason=reason, matched_stop=answer.matched_stop)
 
-    def _deltas(self, event: ParseEvent) -> list[dict[str, Any]]:
-        if isinstance(event, ReasoningDelta):
+    def _deltas(self, event: parse_events.ParseEvent) -> list[dict[str, Any]]:
+        if isinstance(event, parse_events.ReasoningDelta):
             return self._thought(event.text)
         closing = [self._join("</think>")] if self._thinks and self.ask.joins_reasoning else []
         self._thinks = False
         match event:
-            case ContentDelta(text):
+            case parse_events.ContentDelta(text):
                 return [*closing, {"content": text}]
-            case ToolCallStart(_, id, name):
+            case parse_events.ToolCallStart(_, id, name):
                 self.calls += 1
                 function = {"name": name, "arguments": ""}
                 return [*closing, self._call(id=id, type="function", function=function)]
-            case ToolCallArgumentsDelta(_, text):
+            case parse_events.ToolCallArgumentsDelta(_, text):
                 return [self._call(function={"arguments": text})]
         return closing
 

@@ -14,7 +14,8 @@ from paddock.api.sampling_fields import (
     parse_sampling_params,
 )
 from paddock.records import Message, SamplingParams, ToolSpec
-from paddock.text.messages import MessageError, parse_messages, parse_tools
+from paddock.text import messages as text_messages
+from paddock.text import parse_messages
 
 
 class ChatCompletionBody(RoutingFields, SamplingFields):
@@ -129,7 +130,7 @@ def parse_chat_request(
 def parse_request_messages(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     try:
         found = parse_messages(raw)
-    except MessageError as error:
+    except text_messages.MessageError as error:
         raise ApiError(str(error), param="messages") from None
     if not found:
         raise ApiError("messages: there are none", param="messages")
@@ -148,8 +149,8 @@ def parse_function_tools(
         else:
             skipped.append(str(kind)[:80])
     try:
-        found = parse_tools(functions)
-    except MessageError as error:
+        found = text_messages.parse_tools(functions)
+    except text_messages.MessageError as error:
         raise ApiError(str(error), param="tools") from None
     names = [tool.name for tool in found]
     twice = next((name for name in names if names.count(name) > 1), None)

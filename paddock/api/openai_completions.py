@@ -20,9 +20,7 @@ from paddock.api.sampling_fields import (
 )
 from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
 from paddock.records import SamplingParams
-from paddock.text import IncrementalDetokenizer, Tokenizer
-from paddock.text.parse_events import ContentDelta
-from paddock.text.tokenizer import DETOKENIZE_CONTEXT_TOKENS
+from paddock.text import DETOKENIZE_CONTEXT_TOKENS, IncrementalDetokenizer, Tokenizer, parse_events
 
 DEFAULT_MAX_TOKENS = 16  # tokens, where nothing is said
 
@@ -224,13 +222,17 @@ class CompletionStream:
         """The next choice object."""
         form, answer = self._form, delta.output
         ids = () if form.ask.scores_only else delta.token_ids
-        pieces = [ContentDelta(self._text.push(i)) for i in ids]
+        pieces = [parse_events.ContentDelta(self._text.push(i)) for i in ids]
         if answer is None:
             events = self._held.feed(pieces)
         else:
             matched = answer.matched_stop if isinstance(answer.matched_stop, str) else None
-            events = self._held.finish([*pieces, ContentDelta(self._text.flush())], matched)
-        new = "".join(event.text for event in events if isinstance(event, ContentDelta))
+            events = self._held.finish(
+                [*pieces, parse_events.ContentDelta(self._text.flush())], matched
+            )
+        new = "".join(
+            event.text for event in events if isinstance(event, parse_events.ContentDelta)
+        )
         choice: dict[str, Any] = {
             "index": self._index,
             "text": self._before + new,

@@ -13,15 +13,7 @@ from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
 from paddock.api.openai_responses_request import ResponsesRequest
 from paddock.api.token_decoder import TokenDecoder, format_chat_logprobs
 from paddock.records import Message
-from paddock.text.parse_events import (
-    ContentDelta,
-    ParseEvent,
-    ReasoningDelta,
-    ToolCallArgumentsDelta,
-    ToolCallDiscard,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from paddock.text import parse_events
 
 ResponseItem = dict[str, Any]
 
@@ -135,7 +127,9 @@ class ResponseStream:
             self._event("response.in_progress", response=response),
         ]
 
-    def push(self, events: Sequence[ParseEvent], delta: OutputDeltaLike) -> list[dict[str, Any]]:
+    def push(
+        self, events: Sequence[parse_events.ParseEvent], delta: OutputDeltaLike
+    ) -> list[dict[str, Any]]:
         ask = self.frame.ask
         if ask.top_logprobs is not None:
             top = delta.top_logprobs if ask.top_logprobs else ()
@@ -152,13 +146,13 @@ class ResponseStream:
         kind = "incomplete" if response["status"] == "incomplete" else "completed"
         return [*found, self._event(f"response.{kind}", response=response)]
 
-    def _payloads(self, event: ParseEvent) -> Iterator[dict[str, Any]]:
+    def _payloads(self, event: parse_events.ParseEvent) -> Iterator[dict[str, Any]]:
         match event:
-            case ReasoningDelta(text):
+            case parse_events.ReasoningDelta(text):
                 yield from self._begin("reasoning")
                 self._text += text
                 yield self._at("response.reasoning_text.delta", content_index=0, delta=text)
-            case ContentDelta(text):
+            case parse_events.ContentDelta(text):
                 yield from self._begin("message")
                 self._text += text
                 entries, self._pending = self._pending, []
@@ -166,15 +160,15 @@ class ResponseStream:
                 yield self._at(
                     "response.output_text.delta", content_index=0, delta=text, logprobs=entries
                 )
-            case ToolCallStart(_, id, name):
+            case parse_events.ToolCallStart(_, id, name):
                 yield from self._shut()
                 yield from self._begin("function_call", call_id=id, name=name)
-            case ToolCallArgumentsDelta(_, text):
+            case parse_events.ToolCallArgumentsDelta(_, text):
                 self._text += text
                 yield self._at("response.function_call_arguments.delta", delta=text)
-            case ToolCallEnd():
+            case parse_events.ToolCallEnd():
                 yield from self._shut()
-            case ToolCallDiscard():
+            case parse_events.ToolCallDiscard():
                 yield from self._shut(status="incomplete")
 
     def _begin(self, kind: str, **call: str) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from paddock.api.sampling_fields import (
     make_sampling_params,
     parse_response_format,
 )
-from paddock.http.sse import json_bytes
+from paddock.http import json_bytes
 from paddock.records import Message, SamplingParams
 
 MAX_ECHO_BYTES = 1 << 20  # bytes of a field that a response repeats

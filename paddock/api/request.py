@@ -4,8 +4,13 @@ from dataclasses import dataclass, replace
 
 from paddock.api.errors import ApiError
 from paddock.records import Grammar, Message, SamplingParams, ToolSpec
-from paddock.text import SpecialToken, Tokenizer, tool_call_grammar
-from paddock.text.chat_template import DEFAULT_THINKING, ThinkingKwargs
+from paddock.text import (
+    DEFAULT_THINKING,
+    SpecialToken,
+    ThinkingKwargs,
+    Tokenizer,
+    tool_call_grammar,
+)
 
 MAX_REQUEST_ID_CHARS = 256  # characters of a request's id
 Prompt = tuple[int, ...] | str  # a text is tokenized as it is, without any template

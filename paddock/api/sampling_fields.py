@@ -6,8 +6,7 @@ from typing import Any
 
 from paddock.api.body import RequestBody
 from paddock.api.errors import ApiError
-from paddock.records import Grammar, LogitBias, SamplingParams
-from paddock.records.sampling_params import MAX_SEED
+from paddock.records import MAX_SEED, Grammar, LogitBias, SamplingParams
 
 OPENAI_FIELD_NAMES = {  # of a Sampling's fields, as most clients call them
     "max_new_tokens": "max_tokens",

@@ -13,8 +13,7 @@ from paddock.api.delta_parser import (
 )
 from paddock.api.sglang_request import GenerateRequest
 from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
-from paddock.text import IncrementalDetokenizer, Tokenizer
-from paddock.text.parse_events import ContentDelta
+from paddock.text import IncrementalDetokenizer, Tokenizer, parse_events
 
 LogprobEntry = list[Any]  # [log-probability, token id, text or null]
 
@@ -175,8 +174,10 @@ class GenerateStream:
         said = self._said = (
             GenerateChunk(total=self._said.total) if self._incremental else self._said
         )
-        for event in self._held.feed([ContentDelta(self._text.push(i)) for i in delta.token_ids]):
-            assert isinstance(event, ContentDelta)
+        for event in self._held.feed(
+            [parse_events.ContentDelta(self._text.push(i)) for i in delta.token_ids]
+        ):
+            assert isinstance(event, parse_events.ContentDelta)
             said.text += event.text
             self._before += len(event.text)
         said.ids += delta.token_ids

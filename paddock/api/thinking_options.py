@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.api.errors import ApiError
-from paddock.text.chat_template import DEFAULT_THINKING, ThinkingKwargs
+from paddock.text import DEFAULT_THINKING, ThinkingKwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from paddock.api.errors import ApiError
 from paddock.api.openai_chat_request import parse_function_tools, parse_request_messages
 from paddock.api.request import ChatRequest
 from paddock.records import SamplingParams
-from paddock.text import Tokenizer
-from paddock.text.tokenizer import TOKENIZER_CONFIG_FILE
+from paddock.text import TOKENIZER_CONFIG_FILE, Tokenizer
 
 
 class TokenizeBody(RequestBody):

@@ -18,7 +18,7 @@ from paddock.records import SamplingParams
 if TYPE_CHECKING:
     from paddock.engine import Engine
     from paddock.model import ModelConfig, Transformer
-    from paddock.rollout.client import InferenceClient
+    from paddock.rollout import InferenceClient
 
 HEALTH_TIMEOUT_S = 10.0  # for a server to say that it is well
 # Ids that every tokenizer has: what a server that we know nothing about can read.
@@ -132,7 +132,7 @@ async def _timed(
     generate: "InferenceClient", prompt: tuple[int, ...], load: Workload, clock: Callable[[], float]
 ) -> RequestTiming:
     """Tokens that come together, drafts that were kept, share the time they took."""
-    from paddock.rollout.client import EngineUnavailableError, InferenceRequest
+    from paddock.rollout import EngineUnavailableError, InferenceRequest
 
     sampling = SamplingParams(max_new_tokens=load.reply, temperature=0.0, ignore_eos=True)
     ask = InferenceRequest(token_ids=prompt, sampling_params=sampling, session_id=f"{id(prompt)}")
@@ -163,13 +163,13 @@ async def _timed(
 @asynccontextmanager
 async def connect_server(url: str, key: str | None) -> AsyncIterator["InferenceClient"]:
     """Ours, or any that speaks SGLang's dialect."""
-    from paddock.rollout.sglang_client import ServerClient, SGLangClient, connection_pool
+    from paddock.rollout import sglang_client
 
-    async with connection_pool() as http:
-        there = ServerClient(url.rstrip("/").removesuffix("/v1"), http, key)
+    async with sglang_client.connection_pool() as http:
+        there = sglang_client.ServerClient(url.rstrip("/").removesuffix("/v1"), http, key)
         if not await there.check_health(HEALTH_TIMEOUT_S):
             raise UserError(f"{url}: no server answers there within {HEALTH_TIMEOUT_S:g} s")
-        yield SGLangClient(there)
+        yield sglang_client.SGLangClient(there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def open_benchmark_engine(
         InvalidRequestError,
         Request,
     )
-    from paddock.rollout.client import InProcessClient
+    from paddock.rollout import InProcessClient
 
     (place,) = pick_devices(device, 1)
     dtype = dtype or ("float32" if place == "cpu" else "bfloat16")
@@ -222,11 +222,9 @@ def open_benchmark_engine(
 def _network(model: str, place: str, dtype: str) -> "Transformer":
     import torch
 
-    from paddock.checkpoint import load_pretrained
-    from paddock.checkpoint.training_state import latest_model
-    from paddock.model import PRESETS, Transformer
-    from paddock.model.cost import count_parameters
-    from paddock.train.step_timing import free_memory_bytes
+    from paddock.checkpoint import latest_model, load_pretrained
+    from paddock.model import PRESETS, Transformer, cost
+    from paddock.train import free_memory_bytes
 
     if Path(model).is_dir():
         return load_pretrained(latest_model(Path(model)), dtype, place)
@@ -235,7 +233,7 @@ def _network(model: str, place: str, dtype: str) -> "Transformer":
             f"'{model}' is neither a folder nor a preset; presets: {', '.join(PRESETS)}"
         )
     config = PRESETS[model]
-    needed, free = 4 * count_parameters(config).total, free_memory_bytes(torch.device("cpu"))
+    needed, free = 4 * cost.count_parameters(config).total, free_memory_bytes(torch.device("cpu"))
     if needed > free:  # fresh weights are made in float32, in this machine's memory
         raise UserError(
             f"{model}: fresh weights take {format_bytes(needed)}, {format_bytes(free)} are free"

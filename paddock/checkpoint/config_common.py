@@ -9,13 +9,8 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import ValidationError
 
 from paddock.checkpoint.safetensors_folder import BLOCK, CheckpointError
-from paddock.model.config import (
-    ModelConfig,
-    RopeLayout,
-    RopeScaling,
-    RopeSettings,
-    WeightInitSettings,
-)
+from paddock.model import ModelConfig
+from paddock.model import config as model_config
 
 COMPRESSED_TENSORS = "compressed-tensors"  # the quant_method of checkpoints that hold integers
 Json = dict[str, Any]
@@ -196,7 +191,7 @@ SCALING: dict[str, dict[str, ConfigValueType]] = {
 }
 
 
-def read_rope(r: ConfigJsonReader, layout: RopeLayout) -> RopeSettings:
+def read_rope(r: ConfigJsonReader, layout: model_config.RopeLayout) -> model_config.RopeSettings:
     parameters = r.pop("rope_parameters", OBJECT, {}) | r.pop("rope_scaling", OBJECT, {})
     inner = ConfigJsonReader(parameters, f"{r.where}: rope parameters")
     theta = inner.pop("rope_theta", POSITIVE_FLOAT, r.pop("rope_theta", POSITIVE_FLOAT, 10_000.0))
@@ -205,13 +200,13 @@ def read_rope(r: ConfigJsonReader, layout: RopeLayout) -> RopeSettings:
     kind = inner.pop("rope_type", STRING, inner.pop("type", STRING, "default"))
     scaling = None if kind == "default" else _read_scaling(inner, kind)
     inner.check_empty()
-    return RopeSettings(theta=float(theta), layout=layout, scaling=scaling)
+    return model_config.RopeSettings(theta=float(theta), layout=layout, scaling=scaling)
 
 
-def _read_scaling(r: ConfigJsonReader, kind: Any) -> RopeScaling:
+def _read_scaling(r: ConfigJsonReader, kind: Any) -> model_config.RopeScaling:
     if kind not in SCALING:
         r.fail(f"no rope_type called {kind!r} is known; there are default, {', '.join(SCALING)}")
-    return RopeScaling(
+    return model_config.RopeScaling(
         kind=kind,
         factor=r.pop("factor", POSITIVE_FLOAT),
         original_context=r.pop("original_max_position_embeddings", POSITIVE_INT, None),
@@ -219,7 +214,7 @@ def _read_scaling(r: ConfigJsonReader, kind: Any) -> RopeScaling:
     )
 
 
-def write_rope(rope: RopeSettings) -> Json:
+def write_rope(rope: model_config.RopeSettings) -> Json:
     parameters: Json = {"rope_theta": rope.theta, "rope_type": "default"}
     if rope.scaling is not None:
         # Readers have defaults for yarn, the same as ours, but none for llama3.
@@ -241,7 +236,9 @@ def read_common(r: ConfigJsonReader) -> Json:
         "dense_inner": r.pop("intermediate_size", POSITIVE_INT),
         "norm_eps": r.pop("rms_norm_eps", POSITIVE_FLOAT),
         "tied": r.pop("tie_word_embeddings", BOOL, False),
-        "init": WeightInitSettings(std=r.pop("initializer_range", POSITIVE_FLOAT, 0.02)),
+        "init": model_config.WeightInitSettings(
+            std=r.pop("initializer_range", POSITIVE_FLOAT, 0.02)
+        ),
         "eos": tuple(eos) if isinstance(eos, list) else (eos,),
         "bos": r.pop("bos_token_id", TOKEN_ID, None),
         "pad": r.pop("pad_token_id", TOKEN_ID, None),

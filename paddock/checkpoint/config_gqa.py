@@ -11,18 +11,22 @@ from paddock.checkpoint.config_common import (
     write_common,
 )
 from paddock.checkpoint.safetensors_folder import CheckpointError
-from paddock.model.config import AttentionKind, Family, GQASettings, ModelConfig
+from paddock.model import ModelConfig
+from paddock.model import config as model_config
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-LAYER_TYPES: dict[str, AttentionKind] = {"full_attention": "gqa", "sliding_attention": "swa"}
+LAYER_TYPES: dict[str, model_config.AttentionKind] = {
+    "full_attention": "gqa",
+    "sliding_attention": "swa",
+}
 KIND_NAMES = {kind: name for name, kind in LAYER_TYPES.items()}
 
 
-def read_gqa_config(r: ConfigJsonReader, family: Family) -> ModelConfig:
+def read_gqa_config(r: ConfigJsonReader, family: model_config.Family) -> ModelConfig:
     common = read_common(r)
     layers, heads = (
         r.pop("num_hidden_layers", POSITIVE_INT),
@@ -31,7 +35,7 @@ def read_gqa_config(r: ConfigJsonReader, family: Family) -> ModelConfig:
     attention, window = _read_kinds(r, family, layers)
     bias = r.pop("attention_bias", BOOL, False)
     r.expect("use_mrope", False)
-    gqa = GQASettings(
+    gqa = model_config.GQASettings(
         heads=heads,
         kv_heads=r.pop("num_key_value_heads", POSITIVE_INT, heads),
         dim=r.pop(
@@ -52,8 +56,8 @@ def read_gqa_config(r: ConfigJsonReader, family: Family) -> ModelConfig:
 
 
 def _read_kinds(
-    r: ConfigJsonReader, family: Family, layers: int
-) -> tuple[tuple[AttentionKind, ...], int | None]:
+    r: ConfigJsonReader, family: model_config.Family, layers: int
+) -> tuple[tuple[model_config.AttentionKind, ...], int | None]:
     """Which layers look through a window, and how wide it is."""
     full = layers  # the first layers, which do not
     window = listed = None

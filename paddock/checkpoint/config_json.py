@@ -20,7 +20,8 @@ from paddock.checkpoint.config_common import (
 from paddock.checkpoint.config_gqa import read_gqa_config, write_gqa_config
 from paddock.checkpoint.config_mla import read_mla_config, write_mla_config
 from paddock.checkpoint.safetensors_folder import CheckpointError
-from paddock.model.config import Family, ModelConfig
+from paddock.model import ModelConfig
+from paddock.model import config as model_config
 
 
 def config_from_json(data: Json, where: str = "config.json") -> ModelConfig:
@@ -52,7 +53,7 @@ def config_to_json(config: ModelConfig) -> Json:
     return data
 
 
-def _read_own(r: ConfigJsonReader, family: Family) -> ModelConfig:  # noqa: ARG001
+def _read_own(r: ConfigJsonReader, family: model_config.Family) -> ModelConfig:  # noqa: ARG001
     return ModelConfig.model_validate_json(json.dumps(r.pop("paddock", OBJECT)))
 
 
@@ -64,7 +65,7 @@ def _write_own(config: ModelConfig) -> Json:
     }
 
 
-READ: dict[Family, Callable[[ConfigJsonReader, Family], ModelConfig]] = {
+READ: dict[model_config.Family, Callable[[ConfigJsonReader, model_config.Family], ModelConfig]] = {
     "glm_moe_dsa": read_mla_config,
     "glm4_moe_lite": read_mla_config,
     "deepseek_v3": read_mla_config,
@@ -73,7 +74,7 @@ READ: dict[Family, Callable[[ConfigJsonReader, Family], ModelConfig]] = {
     "qwen3": read_gqa_config,
     "paddock": _read_own,
 }
-WRITE: dict[Family, Callable[[ModelConfig], Json]] = {
+WRITE: dict[model_config.Family, Callable[[ModelConfig], Json]] = {
     "glm_moe_dsa": write_mla_config,
     "glm4_moe_lite": write_mla_config,
     "deepseek_v3": write_mla_config,

@@ -13,19 +13,8 @@ from paddock.checkpoint.config_common import (
     write_common,
 )
 from paddock.checkpoint.safetensors_folder import CheckpointError
-from paddock.model.config import (
-    AttentionKind,
-    Family,
-    IndexerKind,
-    IndexerSettings,
-    MLASettings,
-    MlpKind,
-    ModelConfig,
-    MoESettings,
-    MTPSettings,
-    RopeLayout,
-    indexer_layers,
-)
+from paddock.model import ModelConfig
+from paddock.model import config as model_config
 
 ARCHITECTURES = {
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
@@ -37,8 +26,8 @@ LEADING_DENSE = {"glm_moe_dsa": 3, "glm4_moe_lite": 1, "deepseek_v3": 3}
 # How far ahead the MTP layer was trained to look; released files do not say.
 MTP_DEPTHS = {"glm_moe_dsa": 3, "glm4_moe_lite": 1, "deepseek_v3": 1}
 SHARE_INDEX = "index_share_for_mtp_iteration"
-MLP_KINDS: dict[str, MlpKind] = {"dense": "dense", "sparse": "moe"}
-INDEXER_KINDS: dict[str, IndexerKind] = {
+MLP_KINDS: dict[str, model_config.MlpKind] = {"dense": "dense", "sparse": "moe"}
+INDEXER_KINDS: dict[str, model_config.IndexerKind] = {
     "full": "full",
     "shared": "shared",
     "F": "full",  # in patterns
@@ -46,8 +35,8 @@ INDEXER_KINDS: dict[str, IndexerKind] = {
 }
 
 
-def read_mla_config(r: ConfigJsonReader, family: Family) -> ModelConfig:
-    attention: AttentionKind = "dsa" if family == "glm_moe_dsa" else "mla"
+def read_mla_config(r: ConfigJsonReader, family: model_config.Family) -> ModelConfig:
+    attention: model_config.AttentionKind = "dsa" if family == "glm_moe_dsa" else "mla"
     common = read_common(r)
     layers = r.pop("num_hidden_layers", POSITIVE_INT)
     heads = r.pop("num_attention_heads", POSITIVE_INT)
@@ -56,7 +45,7 @@ def read_mla_config(r: ConfigJsonReader, family: Family) -> ModelConfig:
     r.expect("scoring_func", "sigmoid")
     r.expect("topk_method", "noaux_tc")
     r.expect("moe_layer_freq", 1)
-    mla = MLASettings(
+    mla = model_config.MLASettings(
         heads=heads,
         q_rank=r.pop("q_lora_rank", POSITIVE_INT, None),
         kv_rank=r.pop("kv_lora_rank", POSITIVE_INT),
@@ -81,21 +70,23 @@ def read_mla_config(r: ConfigJsonReader, family: Family) -> ModelConfig:
     )
 
 
-def _read_layout(r: ConfigJsonReader, family: Family) -> RopeLayout:
+def _read_layout(r: ConfigJsonReader, family: model_config.Family) -> model_config.RopeLayout:
     if family == "glm_moe_dsa":
         r.expect("rope_interleave", True)  # transformers does not ask
         return "interleaved"
     return "interleaved" if r.pop("rope_interleave", BOOL, True) else "halves"
 
 
-def _read_mlp_kinds(r: ConfigJsonReader, layers: int, leading: int) -> tuple[MlpKind, ...]:
+def _read_mlp_kinds(
+    r: ConfigJsonReader, layers: int, leading: int
+) -> tuple[model_config.MlpKind, ...]:
     dense = min(r.pop("first_k_dense_replace", NON_NEGATIVE_INT, leading), layers)
     listed = r.per_layer("mlp_layer_types", MLP_KINDS, layers)
     return listed or ("dense",) * dense + ("moe",) * (layers - dense)
 
 
-def _read_experts(r: ConfigJsonReader) -> MoESettings:
-    return MoESettings(
+def _read_experts(r: ConfigJsonReader) -> model_config.MoESettings:
+    return model_config.MoESettings(
         experts=r.pop("n_routed_experts", POSITIVE_INT),
         active=r.pop("num_experts_per_tok", POSITIVE_INT),
         inner=r.pop("moe_intermediate_size", POSITIVE_INT),
@@ -107,10 +98,10 @@ def _read_experts(r: ConfigJsonReader) -> MoESettings:
     )
 
 
-def _read_indexer(r: ConfigJsonReader, layers: int) -> IndexerSettings:
+def _read_indexer(r: ConfigJsonReader, layers: int) -> model_config.IndexerSettings:
     r.expect("indexer_rope_interleave", True)
     r.per_layer("layer_types", {"indexed_attention": "dsa"}, layers)
-    return IndexerSettings(
+    return model_config.IndexerSettings(
         heads=r.pop("index_n_heads", POSITIVE_INT),
         dim=r.pop("index_head_dim", POSITIVE_INT),
         topk=r.pop("index_topk", POSITIVE_INT),
@@ -118,16 +109,16 @@ def _read_indexer(r: ConfigJsonReader, layers: int) -> IndexerSettings:
     )
 
 
-def _read_indexer_kinds(r: ConfigJsonReader, layers: int) -> tuple[IndexerKind, ...]:
+def _read_indexer_kinds(r: ConfigJsonReader, layers: int) -> tuple[model_config.IndexerKind, ...]:
     """Listed, or spelled as a pattern, or by the released rule, in this order."""
     freq = r.pop("index_topk_freq", POSITIVE_INT, 1)
     offset = r.pop("index_skip_topk_offset", NON_NEGATIVE_INT, 2)
     listed = r.per_layer("indexer_types", INDEXER_KINDS, layers)
     pattern = r.per_layer("index_topk_pattern", INDEXER_KINDS, layers)
-    return listed or pattern or indexer_layers(layers, freq=freq, offset=offset)
+    return listed or pattern or model_config.indexer_layers(layers, freq=freq, offset=offset)
 
 
-def _read_mtp(r: ConfigJsonReader, family: Family) -> MTPSettings | None:
+def _read_mtp(r: ConfigJsonReader, family: model_config.Family) -> model_config.MTPSettings | None:
     key, alias = "num_nextn_predict_layers", "num_mtp_layers"
     count = max(r.pop(key, NON_NEGATIVE_INT, 0), r.pop(alias, NON_NEGATIVE_INT, 0))
     depths = r.pop("mtp_depths", POSITIVE_INT, MTP_DEPTHS[family])
@@ -136,7 +127,7 @@ def _read_mtp(r: ConfigJsonReader, family: Family) -> MTPSettings | None:
         r.fail(f"'{SHARE_INDEX}' is True, but the family has no indexer")
     if count > 1:
         r.fail(f"'{key}' is {count}; at most one layer, used at every depth, is known")
-    return MTPSettings(depths=depths, share_index=shared) if count else None
+    return model_config.MTPSettings(depths=depths, share_index=shared) if count else None
 
 
 def write_mla_config(config: ModelConfig) -> Json:

@@ -23,11 +23,10 @@ from paddock.checkpoint.config_common import (
 )
 from paddock.checkpoint.load import materialize, meta_model, parse_dtype
 from paddock.checkpoint.safetensors_folder import CheckpointError, check_finite
-from paddock.model import ModelConfig, Transformer
-from paddock.model.config import Family, GQASettings, RopeScaling, RopeSettings
-from paddock.model.rope import inv_freq
+from paddock.model import ModelConfig, Transformer, inv_freq
+from paddock.model import config as model_config
 
-FAMILIES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+FAMILIES: dict[str, model_config.Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 TOP = {"token_embd": "embed", "output_norm": "norm", "output": "head"}
 LAYER = {
     "attn_norm": "attention_norm",
@@ -47,7 +46,8 @@ EMBEDDING = "token_embd.weight"
 FREQUENCIES = "rope_freqs.weight"
 # The stretchings Llama 3.1 and 3.2 were released with; GGUF keeps only their effect.
 LLAMA3 = tuple(
-    RopeScaling(kind="llama3", factor=factor, original_context=8192) for factor in (8.0, 32.0)
+    model_config.RopeScaling(kind="llama3", factor=factor, original_context=8192)
+    for factor in (8.0, 32.0)
 )
 
 
@@ -130,7 +130,7 @@ def _config(path: Path, reader: Any, tensors: dict[str, Any]) -> ModelConfig:
         mlp=("dense",) * layers,
         dense_inner=r.pop("feed_forward_length", POSITIVE_INT),
         rope=_rope(r, tensors, dim),
-        gqa=GQASettings(
+        gqa=model_config.GQASettings(
             heads=heads,
             kv_heads=r.pop("attention.head_count_kv", POSITIVE_INT, heads),
             dim=dim,
@@ -159,12 +159,14 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _rope(r: ConfigJsonReader, tensors: dict[str, Any], dim: int) -> RopeSettings:
+def _rope(r: ConfigJsonReader, tensors: dict[str, Any], dim: int) -> model_config.RopeSettings:
     theta = float(r.pop("rope.freq_base", POSITIVE_FLOAT, 10_000.0))
-    plain = RopeSettings(theta=theta, layout="halves")
+    plain = model_config.RopeSettings(theta=theta, layout="halves")
     kind = r.pop("rope.scaling.type", STRING, "none")
     if kind == "linear":
-        scaling = RopeScaling(kind="linear", factor=r.pop("rope.scaling.factor", POSITIVE_FLOAT))
+        scaling = model_config.RopeScaling(
+            kind="linear", factor=r.pop("rope.scaling.factor", POSITIVE_FLOAT)
+        )
         return plain.model_copy(update={"scaling": scaling})
     if kind != "none":
         r.fail(f"'rope.scaling.type' is {kind!r}; only 'none' or 'linear' is known")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paddock.model.config import LATENT_ATTENTION, ModelConfig
+from paddock.model import ModelConfig
+from paddock.model import config as model_config
 
 # Modules inside a decoder layer, ours -> released.
 LATENT_MODULES = {
@@ -116,7 +117,7 @@ def _layer_pieces(
     elif inside in LAYER_TENSORS:
         yield TensorMapping(prefix + LAYER_TENSORS[inside], name)
     else:
-        latent = config.attention[0] in LATENT_ATTENTION
+        latent = config.attention[0] in model_config.LATENT_ATTENTION
         modules = COMMON_MODULES | (LATENT_MODULES if latent else GROUPED_MODULES)
         module, tensor = inside.rsplit(".", 1)
         yield TensorMapping(f"{prefix}{modules[module]}.{tensor}", name)

@@ -16,8 +16,8 @@ from paddock.cli.units import format_bytes, format_count
 if TYPE_CHECKING:
     from paddock.bench.kernels import KernelTiming
     from paddock.bench.serving import ServingMetrics, Workload
-    from paddock.rollout.client import InferenceClient
-    from paddock.train.estimate import TrainingEstimate
+    from paddock.rollout import InferenceClient
+    from paddock.train import TrainingEstimate
 
 app = typer.Typer(
     cls=ErrorReportingGroup,
@@ -153,11 +153,16 @@ def bench_train(
     """Tokens a second, memory and MFU of a recipe's step: fresh weights, full rows of random
     tokens, one process."""
     from paddock.config import load_recipe, resolve
-    from paddock.model.cost import mfu
-    from paddock.train import TrainSettings
-    from paddock.train.estimate import estimate_training, peak_flops
-    from paddock.train.run import load_init_config, pick_device
-    from paddock.train.step_timing import fits_in_memory, measure_step_time
+    from paddock.model import cost
+    from paddock.train import (
+        TrainSettings,
+        estimate_training,
+        fits_in_memory,
+        load_init_config,
+        measure_step_time,
+        peak_flops,
+        pick_device,
+    )
 
     settings = resolve(TrainSettings, load_recipe(recipe, sets or []))
     config, device = load_init_config(settings), pick_device(settings.compute.device)
@@ -168,7 +173,7 @@ def bench_train(
     stream = settings.dataloader
     tokens = stream.batch_tokens // stream.seq_len * stream.seq_len
     peak = peak_flops(device)
-    share = None if peak is None else mfu(planned.flops_token, tokens / seconds, peak)
+    share = None if peak is None else cost.mfu(planned.flops_token, tokens / seconds, peak)
     found = {
         "recipe": str(recipe),
         "device": str(device),
@@ -214,7 +219,7 @@ def _peak_bytes() -> int:
     """The most that was held: by an accelerator's allocator, or by this process."""
     import torch
 
-    from paddock.train.loop import peak_memory_bytes
+    from paddock.train import peak_memory_bytes
 
     status = Path("/proc/self/status")
     if torch.accelerator.is_available() or not status.is_file():
@@ -234,7 +239,7 @@ def bench_kernels(
     """Every kernel's fast form against its plain one, on random tensors of one layer."""
     from paddock.bench.kernel_cases import layer_shape
     from paddock.bench.kernels import time_kernels
-    from paddock.train.run import pick_device
+    from paddock.train import pick_device
 
     place = pick_device(device)
     found = time_kernels(kernels or [], place, repeats)

@@ -173,14 +173,14 @@ class ReplyPrinter:
     _folded: int = 0  # characters of thoughts that were not printed
 
     def print_events(self, events: Iterable[Any]) -> None:
-        from paddock.text import ContentDelta, ReasoningDelta
+        from paddock.text import parse_events
 
         for event in events:
-            if isinstance(event, ReasoningDelta) and self.terminal:
+            if isinstance(event, parse_events.ReasoningDelta) and self.terminal:
                 self._write(event.text, dim=True)
-            elif isinstance(event, ReasoningDelta):
+            elif isinstance(event, parse_events.ReasoningDelta):
                 self._folded += len(event.text)
-            elif isinstance(event, ContentDelta):
+            elif isinstance(event, parse_events.ContentDelta):
                 self._write(event.text, dim=False)
 
     def finish(self, answer: "RequestOutput") -> None:

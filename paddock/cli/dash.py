@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paddock.cli.errors import UserError
-from paddock.http.sockets import bind_socket, socket_url
+from paddock.http import bind_socket, socket_url
 
 if TYPE_CHECKING:
-    from paddock.dashboard.messages import TokenText
+    from paddock.dashboard import TokenText
     from paddock.text import Tokenizer
 
 
@@ -36,7 +36,7 @@ def dash(
     from contextlib import ExitStack
     from tempfile import TemporaryDirectory
 
-    from paddock.dashboard.demo import write_demo_runs
+    from paddock.dashboard import write_demo_runs
 
     if demo and runs:
         raise UserError("--demo shows the bundled run alone: leave RUNS out")
@@ -58,10 +58,8 @@ def _serve(
 
     import uvicorn
 
-    from paddock.dashboard.app import DashboardApp, build_app
-    from paddock.dashboard.engine_monitor import EngineMonitor
-    from paddock.dashboard.run_index import RunIndex
-    from paddock.http.server import uvicorn_config
+    from paddock.dashboard import DashboardApp, EngineMonitor, RunIndex, build_app
+    from paddock.http import uvicorn_config
 
     shelf = RunIndex(folders)
     watch = EngineMonitor(engine, os.environ.get("PADDOCK_API_KEY")) if engine else None
@@ -80,8 +78,7 @@ def _serve(
 
 def open_token_text(folder: Path) -> "TokenText | None":
     """The tokenizer in a folder, for a reader's eyes; None where there is none that can be read."""
-    from paddock.text import Tokenizer
-    from paddock.text.tokenizer import TokenizerError
+    from paddock.text import Tokenizer, TokenizerError
 
     try:
         return TokenizerText(Tokenizer.load(folder))
@@ -96,7 +93,7 @@ class TokenizerText:
         self._tokenizer = tokenizer
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        from paddock.text.tokenizer import IncrementalDetokenizer
+        from paddock.text import IncrementalDetokenizer
 
         growing = IncrementalDetokenizer(self._tokenizer)
         found = [growing.push(token) for token in ids]

@@ -9,8 +9,7 @@ from paddock.cli.tables import print_parts, table
 from paddock.cli.units import format_bytes, format_count, unit_for
 
 if TYPE_CHECKING:
-    from paddock.model import ModelConfig
-    from paddock.model.cost import ParameterCounts
+    from paddock.model import ModelConfig, cost
 
 Figures = dict[str, Any]
 
@@ -21,16 +20,12 @@ TRAINING = {"AdamW": 16, "Muon": 12}
 
 def model_figures(config: "ModelConfig") -> Figures:
     """All numbers, exact, in the shape of JSON. Nothing of the network is built."""
-    from paddock.model.cost import (
-        count_active_parameters,
-        count_parameters,
-        kv_cache_bytes_per_token,
-    )
+    from paddock.model import cost
 
-    every, cache = count_parameters(config), kv_cache_bytes_per_token(config)
+    every, cache = cost.count_parameters(config), cost.kv_cache_bytes_per_token(config)
     return {
         "parameters": _with_totals(every),
-        "active_parameters": _with_totals(count_active_parameters(config)),
+        "active_parameters": _with_totals(cost.count_active_parameters(config)),
         "bf16_bytes": 2 * every.total,
         "cache_bytes_per_token": asdict(cache) | {"total": cache.total},
         "flops_per_token": {name: _flops(config, n) for name, n in _contexts(config).items()},
@@ -38,7 +33,7 @@ def model_figures(config: "ModelConfig") -> Figures:
     }
 
 
-def _with_totals(parts: "ParameterCounts") -> Figures:
+def _with_totals(parts: "cost.ParameterCounts") -> Figures:
     return asdict(parts) | {
         "without_embeddings": parts.without_embeddings,
         "with_embeddings_and_head": parts.without_mtp,
@@ -53,9 +48,12 @@ def _contexts(config: "ModelConfig") -> dict[str, int]:
 
 
 def _flops(config: "ModelConfig", context: int) -> Figures:
-    from paddock.model.cost import forward_flops
+    from paddock.model import cost
 
-    sparse, dense = forward_flops(config, context), forward_flops(config, context, dense=True)
+    sparse, dense = (
+        cost.forward_flops(config, context),
+        cost.forward_flops(config, context, dense=True),
+    )
     return asdict(sparse) | {
         "total": sparse.total,
         "dense_attention": dense.attention,

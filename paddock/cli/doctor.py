@@ -117,7 +117,7 @@ def _programs() -> Iterator[DoctorCheck]:
 
 def _isolation() -> Iterator[DoctorCheck]:
     """Each layer between code in a sandbox and this machine."""
-    from paddock.sandbox.isolation import check_isolation
+    from paddock.sandbox import check_isolation
 
     for layer in check_isolation():
         yield DoctorCheck(f"sandbox: {layer.name}", layer.found, f"lost without it: {layer.lost}")

@@ -17,8 +17,7 @@ from paddock.config import parse_overrides
 from paddock.records import Failure, Message, SamplingParams, ToolCall, ToolSpec, Verdict
 
 if TYPE_CHECKING:
-    from paddock.envs import Policy, Taskset
-    from paddock.envs.harbor import TaskCheckReport
+    from paddock.envs import Policy, Taskset, harbor
 
 app = typer.Typer(
     cls=ErrorReportingGroup,
@@ -111,7 +110,7 @@ def _who(model: str | None, url: str | None, sampling: SamplingParams) -> Iterat
         yield HumanPolicy()
         return
     from paddock.cli.sample import open_model_client
-    from paddock.data.tokenize_dialogue import THINKING_MODES
+    from paddock.data import THINKING_MODES
 
     with open_model_client(model, url, 1) as player:
         yield player.policy(THINKING_MODES["interleaved"], sampling)
@@ -221,7 +220,7 @@ def check_tasks(
 ) -> None:
     """Whether tasks are sound: the solution passes, doing nothing fails, tests stay hidden."""
     from paddock.config import Recipe, resolve
-    from paddock.envs.harbor import HarborSettings, find_task_folders
+    from paddock.envs import harbor
 
     changes = parse_overrides(sets or [])
     changes.setdefault("variables", dict(os.environ))
@@ -229,8 +228,8 @@ def check_tasks(
         changes["skip_installs"] = True
     if stand_ins is not None:
         changes["stand_ins"] = str(stand_ins.resolve())
-    settings = resolve(HarborSettings, Recipe(changes, {}))
-    reports = asyncio.run(_checked(find_task_folders(folder), settings, workers))
+    settings = resolve(harbor.HarborSettings, Recipe(changes, {}))
+    reports = asyncio.run(_checked(harbor.find_task_folders(folder), settings, workers))
     rows = table("task", "solution", "nothing", "tests hidden", "sound")
     for report in reports:
         rows.add_row(*_row(report))
@@ -243,23 +242,25 @@ def check_tasks(
         raise UserError(f"{unsound} of {len(reports)} tasks are not sound")
 
 
-async def _checked(folders: Sequence[Path], settings: Any, workers: int) -> "list[TaskCheckReport]":
-    from paddock.envs.harbor import check_task, read_task
+async def _checked(
+    folders: Sequence[Path], settings: Any, workers: int
+) -> "list[harbor.TaskCheckReport]":
+    from paddock.envs import harbor
 
     turn = asyncio.Semaphore(workers)
 
-    async def one(folder: Path) -> "TaskCheckReport":
+    async def one(folder: Path) -> "harbor.TaskCheckReport":
         async with turn:
-            return await check_task(read_task(folder), settings)
+            return await harbor.check_task(harbor.read_task(folder), settings)
 
     return list(await asyncio.gather(*map(one, folders)))
 
 
-def _row(report: "TaskCheckReport") -> tuple[str, ...]:
-    from paddock.envs.harbor.reward import scalar_reward
+def _row(report: "harbor.TaskCheckReport") -> tuple[str, ...]:
+    from paddock.envs import harbor
 
     worth = [
-        "-" if each is None else f"{scalar_reward(each):g}"
+        "-" if each is None else f"{harbor.scalar_reward(each):g}"
         for each in (report.solution, report.empty)
     ]
     return (

@@ -15,7 +15,7 @@ from paddock.cli.errors import UserError
 if TYPE_CHECKING:
     from paddock.model import Transformer
     from paddock.text import Tokenizer
-    from paddock.train.evaluate import LayerTrace
+    from paddock.train import evaluate
 
 LEAST, MOST = 256, 8192  # tokens of the row
 QUERIES, LAYERS = 128, 16  # shown of a layer, of a network
@@ -32,8 +32,7 @@ def look(
 
     `paddock dash` shows it on the network page. Runs by reinforcement do this when they end.
     """
-    from paddock.checkpoint import load_pretrained
-    from paddock.checkpoint.training_state import latest_model
+    from paddock.checkpoint import latest_model, load_pretrained
     from paddock.journal import Journal
     from paddock.text import Tokenizer
 
@@ -67,19 +66,22 @@ def inspect_network(
 
     from paddock.cli.dash import TokenizerText
     from paddock.model import AttentionMetadata
-    from paddock.train.evaluate import mtp_acceptance_rates, trace_layers
-    from paddock.train.micro_batch import MicroBatch
+    from paddock.train import MicroBatch, evaluate
 
-    widest = max((layer.topk for layer in trace_layers(network, _row(network, ids[:2]))), default=0)
+    widest = max(
+        (layer.topk for layer in evaluate.trace_layers(network, _row(network, ids[:2]))), default=0
+    )
     token_T = _row(network, ids[: min(MOST, max(LEAST, 4 * widest))])
-    layers = trace_layers(network, token_T)
+    layers = evaluate.trace_layers(network, token_T)
     picked = [layer for layer in layers if layer.selection is not None]
     routed = [layer for layer in layers if layer.load_E is not None]
     drafts: list[float] = []
     if network.mtp is not None:
         layout = AttentionMetadata.packed([len(token_T)], token_T.device)
         every_T = torch.ones_like(token_T, dtype=torch.bool)
-        drafts = mtp_acceptance_rates(network, [MicroBatch(token_T, every_T, layout)], depths=3)
+        drafts = evaluate.mtp_acceptance_rates(
+            network, [MicroBatch(token_T, every_T, layout)], depths=3
+        )
     return {
         "pieces": TokenizerText(tokenizer).pieces(token_T.tolist()),
         "indexer": [
@@ -100,7 +102,7 @@ def _row(network: "Transformer", ids: Sequence[int]) -> Any:
     return torch.tensor(list(ids), device=network.embed.weight.device)
 
 
-def _picks(layer: "LayerTrace", tokens: int) -> dict[str, Any] | None:
+def _picks(layer: "evaluate.LayerTrace", tokens: int) -> dict[str, Any] | None:
     """A bit for each query and key, row by row; None where every query sees all."""
     import base64
 

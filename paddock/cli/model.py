@@ -62,7 +62,7 @@ def check(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint.")],
 ) -> None:
     """Read a checkpoint tensor by tensor: names, shapes, and that every number is finite."""
-    from paddock.checkpoint.load import (
+    from paddock.checkpoint import (
         drop_missing_mtp,
         match_tensors,
         meta_model,
@@ -143,23 +143,21 @@ def _refuse_target(source: Path, target: Path) -> None:
 
 def _read(source: Path, dtype: str | None) -> tuple["Transformer", dict[str, bytes]]:
     """A model, and the files that belong beside its weights."""
-    from paddock.checkpoint import load_pretrained
-    from paddock.checkpoint.gguf import load_gguf
-    from paddock.checkpoint.safetensors_folder import CONFIG, list_extra_files, read_json
-    from paddock.text.gguf import tokenizer_from_gguf
+    from paddock.checkpoint import load_gguf, load_pretrained, safetensors_folder
+    from paddock.text import tokenizer_from_gguf
 
     if source.suffix.lower() == ".gguf":
         beside = tokenizer_from_gguf(source).files()
         return load_gguf(source, dtype or "float32"), beside
     if not source.is_dir():
         raise UserError(f"{source}: neither a checkpoint folder nor a .gguf file")
-    config = read_json(source / CONFIG)
+    config = safetensors_folder.read_json(source / safetensors_folder.CONFIG)
     stored = config.get("dtype", config.get("torch_dtype"))
     exact = "bfloat16" if stored == "bfloat16" else "float32"  # float16 does not fit bfloat16
     network = load_pretrained(source, dtype or exact)
     beside = {
         file.name: file.read_bytes()
-        for file in list_extra_files(source)
+        for file in safetensors_folder.list_extra_files(source)
         if not file.name.startswith(".") and not file.name.endswith(OTHER_WEIGHTS)
     }
     return network, beside
@@ -170,7 +168,7 @@ def _with_chat(
 ) -> tuple["Transformer", dict[str, bytes]]:
     """GLM-5's markers in the vocabulary, at first in the sense of the tokens that spelled them, and
     its template beside the weights. What was not in the vocabulary has to be learnt."""
-    from paddock.model.surgery import resize_token_embeddings
+    from paddock.model import resize_token_embeddings
     from paddock.text import SpecialToken, Tokenizer, with_chat_template
 
     if TOKENIZER not in beside:

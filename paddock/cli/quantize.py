@@ -17,8 +17,7 @@ from paddock.launch.calibration_texts import CalibrationBudget, is_run, load_cal
 
 if TYPE_CHECKING:
     from paddock.evals import EvalResult
-    from paddock.quant import CalibrationText, QuantSettings
-    from paddock.quant.run import QuantizationProgress
+    from paddock.quant import CalibrationText, QuantizationProgress, QuantSettings
 
 
 def quantize(  # noqa: PLR0913  one option each
@@ -60,12 +59,10 @@ def quantize(  # noqa: PLR0913  one option each
     itself what it was trained on; OUT appears when it is whole, is served by `paddock serve OUT`,
     and is read by the compressed-tensors library.
     """
-    from paddock.checkpoint import read_config
-    from paddock.checkpoint.training_state import latest_model
+    from paddock.checkpoint import latest_model, read_config
     from paddock.config import dump_toml
     from paddock.launch.engines import pick_devices
-    from paddock.quant import quantize_folder
-    from paddock.quant.run import check_not_quantized
+    from paddock.quant import check_not_quantized, quantize_folder
 
     settings = _settings(recipe, sets or [])
     if dry_run:
@@ -95,8 +92,7 @@ def quantize(  # noqa: PLR0913  one option each
 
 def _settings(recipe: str, sets: list[str]) -> "QuantSettings":
     """A recipe by name or file, changed as asked."""
-    from paddock.config import Recipe, load_recipe, resolve
-    from paddock.config.recipe import SET_FLAG, parse_overrides
+    from paddock.config import SET_FLAG, Recipe, load_recipe, parse_overrides, resolve
     from paddock.quant import RECIPES, QuantSettings
 
     if recipe not in RECIPES and not Path(recipe).is_file():
@@ -164,7 +160,7 @@ def rewards_by_task(
 
 
 def _rewards(found: "EvalResult") -> dict[str, float]:
-    from paddock.evals.metrics import scored_reward
+    from paddock.evals import scored_reward
 
     judged = {
         attempts[0].task.id: [

@@ -15,9 +15,7 @@ from paddock.cli.units import format_count
 from paddock.launch.event_loop import run_with_grace
 
 if TYPE_CHECKING:
-    from paddock.rl.learner import Learner
-    from paddock.rl.settings import RLSettings
-    from paddock.rl.trainer import UpdateMetrics
+    from paddock.rl import Learner, RLSettings, UpdateMetrics
 
 Debug = Literal["rollout-only", "train-only"]
 RESUMABLE_CHANGES = ("engines", "alerts")  # between two calls on the same folder
@@ -63,8 +61,7 @@ def run_rl(
     from paddock.config import dump_toml, load_recipe, resolve
     from paddock.dashboard import write_report
     from paddock.launch.dry_run import check_environments, missing_files, rl_data_files
-    from paddock.rl.settings import RLSettings
-    from paddock.rl.stages import with_stage_defaults
+    from paddock.rl import RLSettings, with_stage_defaults
 
     if (debug == "train-only") != (replay is not None):
         raise UserError("--debug train-only and --replay FOLDER go together")
@@ -122,8 +119,8 @@ def _machine(learner: "Learner") -> dict[str, object]:
 
 def _learner(settings: "RLSettings", folder: Path, debug: Debug | None) -> "Learner":
     """Who learns, or with `rollout-only` looks on, where the last checkpoint left off."""
-    from paddock.rl.learner import RolloutOnlyLearner, open_learner
-    from paddock.train.run import CHECKPOINTS
+    from paddock.rl import RolloutOnlyLearner, open_learner
+    from paddock.train import CHECKPOINTS
 
     learner = open_learner(settings, folder / "not-finite.npz")
     if debug == "rollout-only":
@@ -141,9 +138,8 @@ async def _run(
     from paddock.launch.engines import open_model_folder
     from paddock.launch.rollout_engines import open_teachers
     from paddock.launch.rollouts import open_replay, open_rollouts
-    from paddock.rl.group_filter import GroupFilter
-    from paddock.rl.trainer import RLTrainer
-    from paddock.train.run import CHECKPOINTS, claim_run_folder
+    from paddock.rl import GroupFilter, RLTrainer
+    from paddock.train import CHECKPOINTS, claim_run_folder
 
     assert settings.init.checkpoint is not None
     model = open_model_folder(Path(settings.init.checkpoint), settings.chat_template)

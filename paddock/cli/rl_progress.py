@@ -10,8 +10,7 @@ from paddock.cli.tables import table
 
 if TYPE_CHECKING:
     from paddock.journal import Journal
-    from paddock.rl.settings import RLSettings
-    from paddock.rl.trainer import UpdateMetrics
+    from paddock.rl import RLSettings, UpdateMetrics
 
 # What the orchestrator may tell.
 PRINTED_EVENTS = ("blocked", "group_dropped", "ratios", "stale", "stall", "task_aside", "task_back")

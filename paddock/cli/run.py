@@ -10,7 +10,7 @@ import typer
 
 from paddock.cli.errors import UserError
 from paddock.cli.tables import print_parts, table
-from paddock.dashboard.scale import format_duration
+from paddock.dashboard import format_duration
 from paddock.launch.estimate import estimate_time
 from paddock.launch.pipeline import (
     PipelineStage,
@@ -189,7 +189,7 @@ def _show_plan(
 
 
 def _show_story(folder: Path) -> None:
-    from paddock.dashboard.pipeline_report import read_pipeline_report
+    from paddock.dashboard import read_pipeline_report
 
     story = read_pipeline_report(folder)
     made = table("stage", numbers=(*story.metrics, "time"))

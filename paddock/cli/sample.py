@@ -118,7 +118,7 @@ async def _sample(
     at_once: int,
 ) -> None:
     """All attempts, so many at a time. A bug in our own code ends them all."""
-    from paddock.data.tokenize_dialogue import THINKING_MODES
+    from paddock.data import THINKING_MODES
     from paddock.envs import run_rollout
 
     jobs = iter(todo)
@@ -267,8 +267,7 @@ class OpenAIModelClient:
 
         from paddock.data import message_to_json
         from paddock.envs import RolloutFailed
-        from paddock.text import parse_messages
-        from paddock.text.chat_template import tool_to_openai
+        from paddock.text import parse_messages, tool_to_openai
 
         async def reply(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
             body: dict[str, Any] = {

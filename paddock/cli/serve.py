@@ -10,7 +10,7 @@ import typer
 
 from paddock.cli.errors import UserError
 from paddock.cli.units import format_bytes, format_count, parse_size
-from paddock.http.sockets import bind_socket, socket_url
+from paddock.http import bind_socket, socket_url
 from paddock.launch.engines import (
     CACHE_BYTES,
     ModelFolder,
@@ -141,7 +141,7 @@ def _run(
     import uvicorn
 
     from paddock.engine import EngineWeightUpdater, resolve_kv_cache_config
-    from paddock.http.server import uvicorn_config
+    from paddock.http import uvicorn_config
     from paddock.serve import build_app
 
     started = time.monotonic()

@@ -18,8 +18,7 @@ from paddock.launch.trackers import Tracker, open_tracker
 
 if TYPE_CHECKING:
     from paddock.model import ModelConfig
-    from paddock.train import StepMetrics, TrainingRun, TrainSettings
-    from paddock.train.estimate import TrainingEstimate
+    from paddock.train import StepMetrics, TrainingEstimate, TrainingRun, TrainSettings
 
 
 def train(
@@ -80,8 +79,7 @@ def train(
 
 
 def _planned(run: "TrainingRun") -> "tuple[ModelConfig, TrainingEstimate]":
-    from paddock.train.estimate import estimate_training
-    from paddock.train.run import load_init_config
+    from paddock.train import estimate_training, load_init_config
 
     config = load_init_config(run.settings)
     return config, estimate_training(run.settings, config)
@@ -106,9 +104,7 @@ def _plan_table(planned: "TrainingEstimate") -> Table:
 
 def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "TrainingEstimate") -> str:
     """How long the run will take here: a few steps are timed where they fit into memory."""
-    from paddock.train.estimate import peak_flops
-    from paddock.train.run import pick_device
-    from paddock.train.step_timing import fits_in_memory, measure_step_time
+    from paddock.train import fits_in_memory, measure_step_time, peak_flops, pick_device
 
     device = pick_device(settings.compute.device)
     if fits_in_memory(planned, device):
@@ -137,8 +133,7 @@ class TrainProgress:
         self._peak: float | None = None
 
     def __enter__(self) -> "TrainProgress":
-        from paddock.train.estimate import peak_flops
-        from paddock.train.run import pick_device
+        from paddock.train import peak_flops, pick_device
 
         peak = peak_flops(pick_device(self._device))
         self._peak = None if peak is None else peak * self._planned.ranks
@@ -176,8 +171,8 @@ class TrainProgress:
         return ended or time.monotonic() - self._said_at >= 10
 
     def _cells(self, moment: "StepMetrics") -> dict[str, str]:
-        from paddock.model.cost import mfu
-        from paddock.train.loop import peak_memory_bytes
+        from paddock.model import cost
+        from paddock.train import peak_memory_bytes
 
         rate = sum(self._tokens) / sum(self._seconds)
         left = statistics.median(self._seconds) * (moment.steps - moment.step)
@@ -186,7 +181,7 @@ class TrainProgress:
         cells |= {"held out": self._held_out, "lr": f"{moment.output.lr:.2e}"}
         cells |= {"grad": f"{moment.output.grad_norm:.2f}", "tokens/s": f"{rate:,.0f}"}
         if self._peak is not None:
-            cells["MFU"] = f"{mfu(self._planned.flops_token, rate, self._peak):.1%}"
+            cells["MFU"] = f"{cost.mfu(self._planned.flops_token, rate, self._peak):.1%}"
         cells |= {"memory": format_bytes(peak_memory_bytes()), "left": _span(left)}
         return cells
 

@@ -7,13 +7,14 @@ settings.py  the base of every room's settings
 toml_dump.py  settings back into TOML
 """
 
-from paddock.config.recipe import Recipe, load_recipe, parse_overrides
+from paddock.config.recipe import SET_FLAG, Recipe, load_recipe, parse_overrides
 from paddock.config.required_files import RequiredFile
 from paddock.config.resolve import resolve
 from paddock.config.settings import BaseSettings, ConfigError
 from paddock.config.toml_dump import dump_toml
 
 __all__ = [
+    "SET_FLAG",
     "BaseSettings",
     "ConfigError",
     "Recipe",

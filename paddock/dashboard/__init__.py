@@ -24,20 +24,26 @@ pipeline_report.py  a whole plan on one page
 messages.py  tokens as a conversation
 """
 
+from paddock.dashboard.app import DashboardApp, build_app
 from paddock.dashboard.comparison import write_comparison
-from paddock.dashboard.pipeline_report import (
-    PipelineReport,
-    read_pipeline_report,
-    write_pipeline_report,
-)
+from paddock.dashboard.demo import write_demo_runs
+from paddock.dashboard.engine_monitor import EngineMonitor
+from paddock.dashboard.messages import TokenText
+from paddock.dashboard.pipeline_report import read_pipeline_report, write_pipeline_report
+from paddock.dashboard.run_index import RunIndex
 from paddock.dashboard.run_report import write_report
-from paddock.dashboard.run_view import ReportError
+from paddock.dashboard.scale import format_duration
 
 __all__ = [
-    "PipelineReport",
-    "ReportError",
+    "DashboardApp",
+    "EngineMonitor",
+    "RunIndex",
+    "TokenText",
+    "build_app",
+    "format_duration",
     "read_pipeline_report",
     "write_comparison",
+    "write_demo_runs",
     "write_pipeline_report",
     "write_report",
 ]

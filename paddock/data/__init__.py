@@ -17,51 +17,31 @@ tokenizer.py      the tokenizer a corpus is cut up with
 """
 
 from paddock.data.dataloader import DataLoaderSettings, PackedBatch, PackedDataLoader, iterate_once
-from paddock.data.dialogue import dialogue_to_json, message_to_json, parse_dialogue, read_dialogues
-from paddock.data.dialogue_sources import DemonstrationSource, DialogueSource
+from paddock.data.dialogue import dialogue_to_json, message_to_json
 from paddock.data.long_context import LongContextExample, LongContextSource
-from paddock.data.mixture import MixtureSettings
-from paddock.data.prepare import CorpusSettings, QualityFilterSettings, corpus_key, prepare_corpus
-from paddock.data.reasoning import ReasoningSource
-from paddock.data.shards import Corpus, CorpusManifest, IndexedDataset
-from paddock.data.sources import (
-    DataError,
-    Document,
-    FolderSource,
-    HubSource,
-    JsonlSource,
-    ParquetSource,
-    PythonSource,
-    SourceContext,
-)
-from paddock.data.tokenize_dialogue import TokenizedDialogue, tokenize_dialogue
+from paddock.data.prepare.build import corpus_key, prepare_corpus
+from paddock.data.prepare.settings import CorpusSettings
+from paddock.data.shards import Corpus, IndexedDataset
+from paddock.data.sources import FileSource, FolderSource, JsonlSource, ParquetSource, SourceContext
+from paddock.data.tokenize_dialogue import THINKING_MODES
 from paddock.data.tokenizer import TokenizerSettings, open_tokenizer
 from paddock.text import Tokenizer
 
 __all__ = [
+    "THINKING_MODES",
     "Corpus",
-    "CorpusManifest",
     "CorpusSettings",
-    "DataError",
     "DataLoaderSettings",
-    "DemonstrationSource",
-    "DialogueSource",
-    "Document",
+    "FileSource",
     "FolderSource",
-    "HubSource",
     "IndexedDataset",
     "JsonlSource",
     "LongContextExample",
     "LongContextSource",
-    "MixtureSettings",
     "PackedBatch",
     "PackedDataLoader",
     "ParquetSource",
-    "PythonSource",
-    "QualityFilterSettings",
-    "ReasoningSource",
     "SourceContext",
-    "TokenizedDialogue",
     "Tokenizer",
     "TokenizerSettings",
     "corpus_key",
@@ -69,8 +49,5 @@ __all__ = [
     "iterate_once",
     "message_to_json",
     "open_tokenizer",
-    "parse_dialogue",
     "prepare_corpus",
-    "read_dialogues",
-    "tokenize_dialogue",
 ]

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paddock.data.sources import DECOMPRESSION_ERRORS, DataError, open_lines
-from paddock.records import Dialogue, LossMaskSpan, Message, RecordDecodeError, ThinkingMode, decode
-from paddock.text import MessageError, parse_messages, parse_tools
-from paddock.text.chat_template import tool_to_openai
+from paddock.records import Dialogue, LossMaskSpan, Message, ThinkingMode, json_codec
+from paddock.text import messages as text_messages
+from paddock.text import parse_messages, tool_to_openai
 
 Format = Literal["openai", "sharegpt"]
 
@@ -51,7 +51,7 @@ def read_dialogues(file: Path, *, thinking: ThinkingMode = "interleaved") -> Ite
             where = f"{file}:{number}"
             try:
                 yield parse_dialogue(_object(line), where=where, thinking=thinking)
-            except (MessageError, RecordDecodeError) as error:
+            except (text_messages.MessageError, json_codec.RecordDecodeError) as error:
                 raise DataError(f"{where}: {error}") from None
             except ValueError as error:
                 raise DataError(f"{where}: {error}") from None
@@ -88,7 +88,7 @@ def parse_dialogue(
         untrained += _marks(entry, i, cut)
     return Dialogue(
         messages=tuple(messages),
-        tools=parse_tools(_tools(raw.get("tools"))),
+        tools=text_messages.parse_tools(_tools(raw.get("tools"))),
         thinking=_thinking(raw, thinking),
         untrained=tuple(untrained),
         weight=_weight(raw.get("weight", 1.0)),
@@ -225,8 +225,8 @@ def _marks(entry: Mapping[str, Any], i: int, cut: int) -> Iterator[LossMaskSpan]
         if not isinstance(span, dict):
             raise ValueError(f"{path}[{j}]: expected an object, got {span!r:.80}")
         try:
-            found = decode(LossMaskSpan, {"message": i, **span})
-        except RecordDecodeError as error:
+            found = json_codec.decode(LossMaskSpan, {"message": i, **span})
+        except json_codec.RecordDecodeError as error:
             raise ValueError(f"{path}[{j}]: {error}") from None
         if cut and found.part == "content":
             raise ValueError(

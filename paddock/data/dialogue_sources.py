@@ -15,9 +15,7 @@ from paddock.data.dialogue import read_dialogues
 from paddock.data.rng import derive_seed
 from paddock.data.sources import DataError, Document, SourceContext, SourceSettings, list_files
 from paddock.data.tokenize_dialogue import THINKING_MODES, TrainOn
-from paddock.envs import EnvError, make, run_rollout
-from paddock.envs.nano import DemonstrationStyle, DemonstrationTaskset
-from paddock.envs.nano.demonstrations import replay_policy
+from paddock.envs import DemonstrationTaskset, EnvError, make, nano, run_rollout
 from paddock.records import (
     Budget,
     Dialogue,
@@ -28,8 +26,7 @@ from paddock.records import (
     ToolSpec,
     Verdict,
 )
-from paddock.text import GlmVersion, SpecialToken
-from paddock.text.chat_template import glm_chat_template
+from paddock.text import GlmVersion, SpecialToken, glm_chat_template
 
 ErrorMarker = Callable[[Dialogue], Iterable[LossMaskSpan]]
 StyleWeights = dict[str, Annotated[float, Field(ge=0)]]
@@ -163,7 +160,7 @@ class DemonstrationSource(DialogueSourceSettings):
         task = world.task(chance.getrandbits(40), "test" if self.held_out else "train")
         (style,) = chance.choices([*styles], [*styles.values()])
         thinks = mode != "off" and (mode != "turns" or chance.random() < 0.5)
-        manner = DemonstrationStyle(
+        manner = nano.DemonstrationStyle(
             style=style, thinks=thinks, slips=chance.random() < self.mistake_rate
         )
         return world.demonstrate(task, manner, chance)
@@ -178,7 +175,7 @@ class SolverDemonstrator:
         self.name, self._world = world.name, world
         self.size, self.task, self.make_env = world.size, world.task, world.make_env
 
-    def demonstrate(self, task: Task, manner: DemonstrationStyle, chance: Random) -> Dialogue:  # noqa: ARG002
+    def demonstrate(self, task: Task, manner: nano.DemonstrationStyle, chance: Random) -> Dialogue:  # noqa: ARG002
         env = self._world.make_env(task)
         episode = asyncio.run(run_rollout(env, self._world.solver(task)))
         if not isinstance(episode.outcome, Verdict) or episode.outcome.reward < 1:
@@ -237,7 +234,9 @@ def _graded(name: str) -> ErrorMarker:
         replies = [i for i, m in enumerate(dialogue.messages) if m.role == "assistant"]
         asked = dialogue.messages[: replies[0]]
         task = Task(id=dialogue.id.split("#")[0], env=name, messages=asked, budget=limits)
-        outcome = asyncio.run(run_rollout(world.make_env(task), replay_policy(dialogue))).outcome
+        outcome = asyncio.run(
+            run_rollout(world.make_env(task), nano.replay_policy(dialogue))
+        ).outcome
         if isinstance(outcome, Verdict) and outcome.reward >= 1:
             return ()
         return tuple(LossMaskSpan(message=i) for i in replies)

@@ -25,7 +25,7 @@ from paddock.config import RequiredFile
 from paddock.data.reasoning import ReasoningSource
 from paddock.data.rng import derive_seed
 from paddock.data.sources import DataError, Document, FileSource, SourceContext, SourceSettings
-from paddock.envs.nano.language import KEYS, ORDINALS, VALUES, is_held_out
+from paddock.envs import nano
 
 _WORDS_A_CHUNK = 48
 _FEATURES = 1024
@@ -50,7 +50,7 @@ NEEDLE_TEMPLATES = {
         "\n",
     ),
     # As in generated look-ups, so that a model raised on those alone understands it.
-    "nano": NeedleTemplate("{key} {value} .", "{keys}", VALUES, " "),
+    "nano": NeedleTemplate("{key} {value} .", "{keys}", nano.VALUES, " "),
 }
 
 
@@ -200,15 +200,17 @@ def make_needle_example(
 def _pairs(chance: Random, hidden: Needle, values: Sequence[object]) -> list[tuple[str, str]]:
     """Keys and values, those asked for first."""
     pairs: list[tuple[str, str]] = []
-    for name in chance.sample(KEYS, len(KEYS)):
+    for name in chance.sample(nano.KEYS, len(nano.KEYS)):
         held_out = hidden.held_out and len(pairs) < hidden.num_keys * hidden.num_values
         some = chance.sample(values, min(len(values), 64 * hidden.num_values))
-        right = [str(value) for value in some if is_held_out(f"{name} {value}") == held_out]
+        right = [str(value) for value in some if nano.is_held_out(f"{name} {value}") == held_out]
         if len(right) >= hidden.num_values:
             pairs += [(name, value) for value in right[: hidden.num_values]]
         if len(pairs) == (hidden.num_keys + hidden.distractors) * hidden.num_values:
             return pairs
-    raise DataError(f"too few of {len(KEYS)} keys have {hidden.num_values} of {len(values)} values")
+    raise DataError(
+        f"too few of {len(nano.KEYS)} keys have {hidden.num_values} of {len(values)} values"
+    )
 
 
 def make_mrcr_example(
@@ -216,9 +218,9 @@ def make_mrcr_example(
 ) -> LongContextExample:
     """Requests and texts in turn, where `same` requests are the same; the question names one by
     its place among them (as in MRCR)."""
-    topic, *others = chance.sample(KEYS, len(KEYS))
+    topic, *others = chance.sample(nano.KEYS, len(nano.KEYS))
     which = chance.randrange(same)
-    question = f"Repeat the {ORDINALS[which]} text about {topic} ."
+    question = f"Repeat the {nano.ORDINALS[which]} text about {topic} ."
     request = "Write about {} .\n".format
     alike = (request(topic) + text for text in material.chunks(chance))
     found = material.take_fitting(alike, material.tokens_left(tokens, question) * 15 // 16)

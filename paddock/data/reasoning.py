@@ -14,16 +14,7 @@ from pydantic import Field, model_validator
 
 from paddock.data.rng import derive_seed
 from paddock.data.sources import Document, SourceContext, SourceSettings
-from paddock.envs.nano.language import (
-    COLOUR_OF,
-    KEYS,
-    NOUNS,
-    OPERATIONS,
-    VALUES,
-    generate_chain,
-    generate_entry,
-    is_held_out,
-)
+from paddock.envs import nano
 
 _LOOK_UPS = 24
 
@@ -34,8 +25,8 @@ def make_facts(chance: Random) -> str:
     """`7 add 5 is 2 , 3 minus 9 is 4 , 0 add 8 is 8 .` There are 180, and none is held out."""
 
     def fact() -> str:
-        a, name, b = chance.randint(0, 9), chance.choice([*OPERATIONS]), chance.randint(1, 9)
-        return f"{a} {name} {b} is {OPERATIONS[name](a, b)}"
+        a, name, b = chance.randint(0, 9), chance.choice([*nano.OPERATIONS]), chance.randint(1, 9)
+        return f"{a} {name} {b} is {nano.OPERATIONS[name](a, b)}"
 
     return " , ".join(fact() for _ in range(3)) + " ."
 
@@ -44,15 +35,15 @@ def make_chain(chance: Random, *, held_out: bool = False) -> str:
     """`Take 5 , first minus 9 . first 5 minus 9 is 6 .` with one to four steps. The signature is
     the question, as a task would ask it."""
     while True:
-        asked, worked, _ = generate_chain(chance, steps=chance.randint(1, 4))
-        if is_held_out(f"{asked} . Last digit ?") == held_out:
+        asked, worked, _ = nano.generate_chain(chance, steps=chance.randint(1, 4))
+        if nano.is_held_out(f"{asked} . Last digit ?") == held_out:
             return f"{asked} . {worked} ."
 
 
 def make_knowledge(chance: Random) -> str:
     """What colour things have, and what is done to a colour. To be known, so none is held out."""
-    noun = chance.choice(NOUNS)
-    colour = COLOUR_OF[noun]
+    noun = chance.choice(nano.NOUNS)
+    colour = nano.COLOUR_OF[noun]
     return chance.choice(
         (
             f"The {noun} is {colour} .",
@@ -70,8 +61,11 @@ def make_records(chance: Random, *, held_out: bool = False) -> str:
     word, and the value again. The signature is key and value; stale ones are never held out."""
 
     def record() -> str:
-        name = chance.choice(KEYS)
-        value, stale = generate_entry(chance, name, held_out=held_out), generate_entry(chance, name)
+        name = chance.choice(nano.KEYS)
+        value, stale = (
+            nano.generate_entry(chance, name, held_out=held_out),
+            nano.generate_entry(chance, name),
+        )
         return f"look {name} . is {value} , end {stale} . {name} {value}"
 
     return f"{record()} . {record()} ."
@@ -83,13 +77,15 @@ def make_key_values(chance: Random, keys: int, *, held_out: bool = False) -> dic
     >>> make_key_values(Random(4), 2)
     {'beet': 'rose', 'sage': '6'}
     """
-    return {name: _value(chance, name, held_out=held_out) for name in chance.sample(KEYS, keys)}
+    return {
+        name: _value(chance, name, held_out=held_out) for name in chance.sample(nano.KEYS, keys)
+    }
 
 
 def _value(chance: Random, name: str, *, held_out: bool) -> str:
     while True:
-        value = chance.choice(VALUES)
-        if is_held_out(f"{name} {value}") == held_out:
+        value = chance.choice(nano.VALUES)
+        if nano.is_held_out(f"{name} {value}") == held_out:
             return value
 
 

@@ -27,7 +27,6 @@ stop_strings.py  texts that end a reply
 thinking_budget.py  how long a reply may think
 """
 
-import paddock.quant  # noqa: F401  so that folders of integers are served too
 from paddock.engine.engine import Engine
 from paddock.engine.engine_loop import PauseMode
 from paddock.engine.request import (
@@ -36,21 +35,18 @@ from paddock.engine.request import (
     EngineError,
     EngineQueueFullError,
     InvalidRequestError,
+    OutputCallback,
     OutputDelta,
     Request,
     RequestOutput,
-    RoutingReplay,
-    TokenLogprob,
 )
-from paddock.engine.settings import EngineSettings, KVCacheConfig, resolve_kv_cache_config
-from paddock.engine.stats import CumulativeStats, EngineStats, Histogram
+from paddock.engine.settings import EngineSettings, kv_bytes_per_token, resolve_kv_cache_config
+from paddock.engine.stats import EngineStats, Histogram, SpecDecodingStats
 from paddock.engine.subprocess_engine import SubprocessEngine
-from paddock.engine.weight_loader import StagedWeightLoader, WeightUpdateStats
 from paddock.engine.weight_updater import EngineWeightUpdater, WeightVersionLabels
 
 __all__ = [
     "ContextLengthExceededError",
-    "CumulativeStats",
     "DuplicateRequestIdError",
     "Engine",
     "EngineError",
@@ -60,16 +56,14 @@ __all__ = [
     "EngineWeightUpdater",
     "Histogram",
     "InvalidRequestError",
-    "KVCacheConfig",
+    "OutputCallback",
     "OutputDelta",
     "PauseMode",
     "Request",
     "RequestOutput",
-    "RoutingReplay",
-    "StagedWeightLoader",
+    "SpecDecodingStats",
     "SubprocessEngine",
-    "TokenLogprob",
-    "WeightUpdateStats",
     "WeightVersionLabels",
+    "kv_bytes_per_token",
     "resolve_kv_cache_config",
 ]

@@ -23,15 +23,17 @@ from paddock.kernels.cuda_graphs import CapturedGraph, CudaGraphPool, can_captur
 from paddock.kernels.dispatch import has_triton
 from paddock.kernels.spans import Span
 from paddock.model import (
-    LINEAR_ATTENTION,
     AttentionMetadata,
     AuxRequest,
     DecodeBatch,
     ForwardContext,
     ModelConfig,
     Transformer,
+    rotary_cos_sin,
 )
-from paddock.model.rope import rotary_cos_sin
+from paddock.model import (
+    config as model_config,
+)
 
 MIN_KEYS = 1024  # keys of the smallest room, for networks without an indexer
 
@@ -118,7 +120,7 @@ class CudaGraphRunner:
         if settings.cuda_graphs and recording and not fit:
             raise ConfigError(f"'graphs' needs Triton and weights in bfloat16, these are {dtype}")
         wanted = recording and fit if settings.cuda_graphs is None else settings.cuda_graphs
-        recurrent = any(kind in LINEAR_ATTENTION for kind in network.config.attention)
+        recurrent = any(kind in model_config.LINEAR_ATTENTION for kind in network.config.attention)
         if not wanted or recurrent or settings.capture_routing:
             return None
         return cls(network, cache, settings)

@@ -11,8 +11,7 @@ from torch import Tensor
 from paddock.engine.settings import KVCacheConfig
 from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
-from paddock.model import AttentionMetadata, DecodeBatch, ModelConfig
-from paddock.model.cost import kv_cache_shapes
+from paddock.model import AttentionMetadata, DecodeBatch, ModelConfig, cost
 
 RecurrentStates = dict[tuple[int, str], Tensor]  # of one sequence's recurrent layers
 
@@ -36,7 +35,7 @@ class PagedKVCache:
         self.storage: dict[tuple[int, str], Tensor] = {
             (layer, stream): like.new_zeros(capacity.tokens, *shape)
             for layer in layers
-            for stream, shape in kv_cache_shapes(config, layer).items()
+            for stream, shape in cost.kv_cache_shapes(config, layer).items()
         }
         self._pages = np.zeros((seats, capacity.pages_per_sequence), dtype=np.int64)
         self._offsets = np.arange(capacity.page_size)

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from paddock.config import BaseSettings, ConfigError
-from paddock.model import LINEAR_ATTENTION, ModelConfig
-from paddock.model.cost import kv_cache_shapes
+from paddock.model import ModelConfig, cost
+from paddock.model import config as model_config
 
 SINGLE_THREAD_HIDDEN = 256
 
@@ -78,7 +78,7 @@ def resolve_kv_cache_config(
     settings: EngineSettings, config: ModelConfig, itemsize: int
 ) -> KVCacheConfig:
     """Refuses, with the numbers, what cannot be."""
-    recurrent = sorted({kind for kind in config.attention if kind in LINEAR_ATTENTION})
+    recurrent = sorted({kind for kind in config.attention if kind in model_config.LINEAR_ATTENTION})
     if recurrent and settings.prefix_caching:
         raise ConfigError(
             f"'prefix_cache' must be false: {', '.join(recurrent)} layers keep a state, not pages"
@@ -129,5 +129,7 @@ def cached_layers(settings: EngineSettings, config: ModelConfig) -> range:
 
 def kv_bytes_per_token(settings: EngineSettings, config: ModelConfig, itemsize: int) -> int:
     layers = cached_layers(settings, config)
-    rows = sum(prod(shape) for layer in layers for shape in kv_cache_shapes(config, layer).values())
+    rows = sum(
+        prod(shape) for layer in layers for shape in cost.kv_cache_shapes(config, layer).values()
+    )
     return rows * itemsize

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.multiprocessing as multiprocessing  # so that tensors travel by reference
 
-from paddock.checkpoint.weight_sync import WeightUpdate
+from paddock.checkpoint import WeightUpdate
 from paddock.engine.engine import Engine
 from paddock.engine.engine_loop import PauseMode
 from paddock.engine.request import EngineError, OutputDelta, Request

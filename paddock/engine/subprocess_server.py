@@ -17,8 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.safetensors_folder import CheckpointError
-from paddock.checkpoint.weight_sync import WeightUpdate
+from paddock.checkpoint import CheckpointError, WeightUpdate
 from paddock.engine.engine import Engine
 from paddock.engine.engine_loop import PauseMode
 from paddock.engine.request import (

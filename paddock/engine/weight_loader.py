@@ -9,13 +9,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.load import meta_model
-from paddock.checkpoint.safetensors_folder import FLOAT_DTYPES, CheckpointError
-from paddock.checkpoint.tensor_names import is_mtp
-from paddock.checkpoint.weight_sync import iter_released_tensors, load_weights
+from paddock.checkpoint import (
+    CheckpointError,
+    iter_released_tensors,
+    load_weights,
+    meta_model,
+    safetensors_folder,
+    tensor_names,
+)
 from paddock.engine.engine import Engine
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOAT_DTYPES}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in safetensors_folder.FLOAT_DTYPES}
 
 
 class TensorMetadata(Protocol):
@@ -53,7 +57,7 @@ class WeightReceiver:
     def validate(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those that have a place, once all were found to be right."""
         for name, tensor in tensors.items():
-            if tensor.dtype not in FLOAT_DTYPES:
+            if tensor.dtype not in safetensors_folder.FLOAT_DTYPES:
                 raise CheckpointError(f"tensor '{name}' is {tensor.dtype}; known: {[*DTYPES]}")
         # The wire's own checks; what is copied into a blueprint goes nowhere.
         load_weights(self._blueprint, tensors, whole=False)
@@ -69,8 +73,10 @@ class WeightReceiver:
 
     def missing(self, names: set[str]) -> list[str]:
         """What a whole version lacks; the MTP layer only if part of it is there."""
-        whole = any(is_mtp(name, self.config) for name in names)
-        wanted = (name for name in self.tensors if whole or not is_mtp(name, self.config))
+        whole = any(tensor_names.is_mtp(name, self.config) for name in names)
+        wanted = (
+            name for name in self.tensors if whole or not tensor_names.is_mtp(name, self.config)
+        )
         return [name for name in wanted if name not in names]
 
     def allocate_buffers(

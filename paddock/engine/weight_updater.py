@@ -28,19 +28,17 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.load import (
+from paddock.checkpoint import (
+    CheckpointError,
+    WeightPublisher,
+    WeightUpdate,
+    deserialize_update,
     drop_missing_mtp,
+    iter_released_tensors,
     match_tensors,
     meta_model,
     open_checkpoint,
     read_tensors,
-)
-from paddock.checkpoint.safetensors_folder import CheckpointError
-from paddock.checkpoint.weight_sync import (
-    WeightPublisher,
-    WeightUpdate,
-    deserialize_update,
-    iter_released_tensors,
     tensor_digest,
 )
 from paddock.engine.engine import Engine
@@ -53,11 +51,7 @@ from paddock.engine.weight_loader import (
     WeightUpdateStats,
 )
 from paddock.model import ModelConfig, Transformer
-from paddock.parallel.weight_broadcast_group import (
-    Rendezvous,
-    WeightBroadcastError,
-    WeightBroadcastGroup,
-)
+from paddock.parallel import Rendezvous, WeightBroadcastError, WeightBroadcastGroup
 
 # Of a configuration, what does not change what the tensors mean.
 IGNORED_CONFIG_FIELDS = {"init", "mtp", "context", "eos", "bos", "pad"}

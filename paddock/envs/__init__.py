@@ -25,50 +25,34 @@ worker_pool.py  functions of others in a process that may be killed
 env.py       what a world is, and how one episode in it is played
 """
 
+from paddock.envs import context, harbor, nano
 from paddock.envs.env import (
-    Env,
     Policy,
     RolloutFailed,
     RolloutTrace,
-    SolvableTaskset,
     Split,
     Taskset,
     convert_errors,
     run_rollout,
-    scripted_policy,
-    truncate_message,
 )
-from paddock.envs.registry import (
-    REGISTRY,
-    EnvError,
-    EnvSettings,
-    EnvSpec,
-    get_spec,
-    load_env_settings,
-    make,
-)
-from paddock.envs.tools import Tool, ToolError, execute_tool_calls
+from paddock.envs.nano.demonstrations import DemonstrationTaskset
+from paddock.envs.registry import REGISTRY, EnvError, get_spec, load_env_settings, make
 
 __all__ = [
     "REGISTRY",
-    "Env",
+    "DemonstrationTaskset",
     "EnvError",
-    "EnvSettings",
-    "EnvSpec",
     "Policy",
     "RolloutFailed",
     "RolloutTrace",
-    "SolvableTaskset",
     "Split",
     "Taskset",
-    "Tool",
-    "ToolError",
+    "context",
     "convert_errors",
-    "execute_tool_calls",
     "get_spec",
+    "harbor",
     "load_env_settings",
     "make",
+    "nano",
     "run_rollout",
-    "scripted_policy",
-    "truncate_message",
 ]

@@ -20,7 +20,7 @@ from paddock.records import (
     Task,
     ToolSpec,
     Verdict,
-    replace_lone_surrogates,
+    json_codec,
 )
 
 Split = Literal["train", "test"]  # no task of one is a task of the other
@@ -108,7 +108,9 @@ class RolloutFailed(Exception):
 
     def __init__(self, kind: FailureKind, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
-        self.failure = Failure(kind=kind, where=where, what=replace_lone_surrogates(what))
+        self.failure = Failure(
+            kind=kind, where=where, what=json_codec.replace_lone_surrogates(what)
+        )
 
 
 @contextmanager
@@ -264,7 +266,7 @@ def truncate_message(message: Message, most: int) -> Message:
 
 def _writable(message: Message) -> Message:
     """As every tokenizer and ledger takes it: names of files and JSON hold half surrogate pairs."""
-    text = replace_lone_surrogates(message.content)
+    text = json_codec.replace_lone_surrogates(message.content)
     return message if text == message.content else replace(message, content=text)
 
 
@@ -274,5 +276,5 @@ def describe_error(error: BaseException) -> str:
     >>> describe_error(KeyError("colour")), describe_error(SystemExit())
     ("KeyError: 'colour'", 'SystemExit')
     """
-    text = replace_lone_surrogates(str(error))
+    text = json_codec.replace_lone_surrogates(str(error))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -82,7 +82,11 @@ class QASettings(EnvSettings):
 
 
 def _uncalibrated(part: RewardSettingsUnion) -> RewardSettingsUnion:
-    return part.model_copy(update={"calibration_file": ""}) if hasattr(part, "calibration_file") else part
+    return (
+        part.model_copy(update={"calibration_file": ""})
+        if hasattr(part, "calibration_file")
+        else part
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.envs.json_schema import find_violation
-from paddock.records import JsonObject, Message, ToolCall, ToolSpec
+from paddock.records import Message, ToolCall, ToolSpec, json_codec
 
 ToolFunc = Callable[..., Awaitable[str]]
 
@@ -43,7 +43,7 @@ async def _answer(tools: Mapping[str, Tool], call: ToolCall) -> Message:
     return Message(role="tool", content=said, tool_call_id=call.id)
 
 
-def validate_arguments(arguments: JsonObject, spec: ToolSpec) -> dict[str, Any]:
+def validate_arguments(arguments: json_codec.JsonObject, spec: ToolSpec) -> dict[str, Any]:
     """The arguments, if they are what the tool's schema asks for: all that it requires, none that
     it does not know, each as its own schema says.
 

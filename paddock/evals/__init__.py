@@ -4,16 +4,12 @@ evaluate.py  a model in a world, many tasks at once
 metrics.py  episodes as numbers
 """
 
-from paddock.evals.evaluate import EvalResult, EvalSettings, RunRollout, evaluate
-from paddock.evals.metrics import EvalError, EvalMetrics, compute_metrics, pass_at_k
+from paddock.evals.evaluate import EvalResult, EvalSettings, evaluate
+from paddock.evals.metrics import scored_reward
 
 __all__ = [
-    "EvalError",
-    "EvalMetrics",
     "EvalResult",
     "EvalSettings",
-    "RunRollout",
-    "compute_metrics",
     "evaluate",
-    "pass_at_k",
+    "scored_reward",
 ]

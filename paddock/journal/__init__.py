@@ -10,20 +10,22 @@ ledger_view.py  a ledger for those who only look
 """
 
 from paddock.journal.journal import EVENTS_FILE, LEDGER_FILE, METRICS_FILE, Journal
-from paddock.journal.jsonl import follow
-from paddock.journal.ledger import UNUSED_REASON, GroupCounts, GroupRecord, Ledger, TaskWeights
+from paddock.journal.jsonl import JsonlWriter, follow
+from paddock.journal.ledger import LEDGER_FORMAT, UNUSED_REASON, GroupRecord, Ledger, TaskWeights
 from paddock.journal.ledger_view import LedgerView, RolloutSummary
+from paddock.journal.rollout_codec import unpack_rollout
 from paddock.journal.sqlite import LedgerError
 from paddock.journal.token_records import TokenTrainRecord
 
 __all__ = [
     "EVENTS_FILE",
     "LEDGER_FILE",
+    "LEDGER_FORMAT",
     "METRICS_FILE",
     "UNUSED_REASON",
-    "GroupCounts",
     "GroupRecord",
     "Journal",
+    "JsonlWriter",
     "Ledger",
     "LedgerError",
     "LedgerView",
@@ -31,4 +33,5 @@ __all__ = [
     "TaskWeights",
     "TokenTrainRecord",
     "follow",
+    "unpack_rollout",
 ]

@@ -18,13 +18,11 @@ from paddock.records import (
     Completion,
     Failure,
     Outcome,
-    RecordDecodeError,
     Segment,
     Trajectory,
     Turn,
     Verdict,
-    decode,
-    encode,
+    json_codec,
 )
 
 ROLLOUT_FORMAT = 1
@@ -60,7 +58,7 @@ def unpack_rollout(data: bytes, ordinal: int | None = None) -> tuple[Trajectory,
     message), WireError if it is whole and holds what no record may, such as a reward of 1e308."""
     try:
         return _unpacked(data)
-    except (LedgerError, RecordDecodeError):
+    except (LedgerError, json_codec.RecordDecodeError):
         raise
     except (ValueError, TypeError, LookupError, struct.error, zlib.error) as error:
         group = "" if ordinal is None else f" of group {ordinal}"
@@ -88,7 +86,7 @@ def _branch(branch: Trajectory) -> dict[str, Any]:
         "group_id": branch.group_id,
         "session_id": branch.session_id,
         "branch": branch.branch,
-        "outcome": encode(branch.outcome),
+        "outcome": json_codec.encode(branch.outcome),
         "turns": [_turn(turn) for turn in branch.turns],
     }
 
@@ -130,7 +128,9 @@ def _trajectory(
 
 
 def _outcome(said: dict[str, Any]) -> Outcome:
-    return decode(Verdict, said) if "reward" in said else decode(Failure, said)
+    return (
+        json_codec.decode(Verdict, said) if "reward" in said else json_codec.decode(Failure, said)
+    )
 
 
 def _planes(column: np.ndarray) -> bytes:

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 from paddock.cli.errors import UserError
 
 if TYPE_CHECKING:
-    from paddock.data import IndexedDataset, LongContextSource, SourceContext, Tokenizer
-    from paddock.data.sources import FileSource
-    from paddock.quant import CalibrationText
-    from paddock.quant.calibration_data import TextPurpose
+    from paddock.data import FileSource, IndexedDataset, LongContextSource, SourceContext, Tokenizer
+    from paddock.quant import CalibrationText, TextPurpose
     from paddock.train import TrainingRun
 
 EVERY = 4  # of the texts of a file, one in so many is measured with instead of calibrated
@@ -54,7 +52,7 @@ def calibration_texts_from_run(
 ) -> "list[CalibrationText]":
     """What a stage was trained on, what was held out of it, and needles of the kind it knows."""
     from paddock.data import LongContextSource
-    from paddock.train.run import open_corpus
+    from paddock.train import open_corpus
 
     run = open_run(folder)
     corpus = open_corpus(run, tokenizer, lambda _: None)
@@ -180,9 +178,9 @@ def _needles(
     source: "LongContextSource", tokenizer: "Tokenizer", begin: list[int]
 ) -> "Iterator[CalibrationText]":
     from paddock.quant import CalibrationText
-    from paddock.train.evaluate import _asked as asked
+    from paddock.train import evaluate
 
     for task in source.tasks(_reading(tokenizer)):
-        question = asked(task, tokenizer, begin)
+        question = evaluate.encode_question(task, tokenizer, begin)
         answers = tuple((answer.start, answer.stop) for answer in question.answers)
         yield CalibrationText(ids=tuple(question.ids), purpose="needles", answers=answers)

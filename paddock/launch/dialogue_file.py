@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.cli.errors import UserError
-from paddock.journal import follow
-from paddock.journal.jsonl import JsonlWriter
+from paddock.journal import JsonlWriter, follow
 from paddock.records import Failure, Verdict
 
 

@@ -11,7 +11,7 @@ from paddock.cli.units import format_count
 if TYPE_CHECKING:
     from paddock.config import RequiredFile
     from paddock.launch.pipeline import PipelineSettings, PipelineStage, ResourceSettings
-    from paddock.rl.settings import RLSettings
+    from paddock.rl import RLSettings
     from paddock.train import TrainSettings
 
 GIB = 1 << 30
@@ -29,9 +29,7 @@ def describe_stage(step: "PipelineStage", cluster: "ResourceSettings | None") ->
 
 def _trained(step: "PipelineStage", cluster: "ResourceSettings | None") -> str:
     from paddock.config import load_recipe, resolve
-    from paddock.train import TrainSettings
-    from paddock.train.estimate import estimate_training
-    from paddock.train.run import load_init_config
+    from paddock.train import TrainSettings, estimate_training, load_init_config
 
     settings = resolve(TrainSettings, load_recipe(step.recipe, step.overrides))
     start = settings.init
@@ -72,8 +70,7 @@ def _reinforced(step: "PipelineStage") -> str:
 
 def _rl_settings(step: "PipelineStage") -> "RLSettings":
     from paddock.config import load_recipe, resolve
-    from paddock.rl.settings import RLSettings
-    from paddock.rl.stages import with_stage_defaults
+    from paddock.rl import RLSettings, with_stage_defaults
 
     return resolve(RLSettings, with_stage_defaults(load_recipe(step.recipe, step.overrides)))
 

@@ -54,7 +54,7 @@ def _moment(every: "Sequence[EngineStats]") -> dict[str, Any]:
 
 def _drafted(every: "Sequence[EngineStats]") -> list[tuple[int, int]]:
     """Drafts made and kept at each position."""
-    from paddock.engine.stats import SpecDecodingStats
+    from paddock.engine import SpecDecodingStats
 
     found = SpecDecodingStats()
     for stats in every:

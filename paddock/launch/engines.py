@@ -33,8 +33,7 @@ class ModelFolder:
 def open_model_folder(folder: Path, version: "GlmVersion | None") -> ModelFolder:
     """Of a checkpoint, or of a run's newest one. Refuses what could not chat, before anything heavy
     is read."""
-    from paddock.checkpoint import read_config
-    from paddock.checkpoint.training_state import latest_model
+    from paddock.checkpoint import latest_model, read_config
     from paddock.text import ChatTemplateError, Tokenizer, get_renderer
 
     if not folder.is_dir():
@@ -102,7 +101,7 @@ def fit_kv_cache(
     share: int = 1,
 ) -> "EngineSettings":
     """With a cache of what memory there is, shared with so many others that are still to come."""
-    from paddock.engine.settings import kv_bytes_per_token
+    from paddock.engine import kv_bytes_per_token
 
     itemsize = network.embed.weight.element_size()
     context = settings.context_length or model.config.context

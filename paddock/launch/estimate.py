@@ -52,10 +52,14 @@ def _slower(step: "PipelineStage") -> float:
     import torch
 
     from paddock.config import load_recipe, resolve
-    from paddock.train import TrainSettings
-    from paddock.train.estimate import estimate_training
-    from paddock.train.run import load_init_config, pick_device
-    from paddock.train.step_timing import fits_in_memory, measure_step_time
+    from paddock.train import (
+        TrainSettings,
+        estimate_training,
+        fits_in_memory,
+        load_init_config,
+        measure_step_time,
+        pick_device,
+    )
 
     if step.stage.command != "train" or step.stage.estimated_s is None:
         return 1.0

@@ -15,16 +15,18 @@ from paddock.launch.engines import ModelFolder, load_engines, open_model_folder,
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from paddock.api.delta_parser import RequestOutputLike
-    from paddock.checkpoint.weight_sync import WeightPublisher, WeightUpdate
+    from paddock.api import RequestOutputLike
+    from paddock.checkpoint import WeightPublisher, WeightUpdate
     from paddock.engine import Engine, EngineSettings, SubprocessEngine
-    from paddock.rl.distill import LogprobScorer
-    from paddock.rl.settings import RLSettings, RolloutEngineSettings
-    from paddock.rollout.client import InferenceClient, InferenceRequest
-    from paddock.rollout.concurrency import EngineLoad
-    from paddock.rollout.replica_pool import ReplicaPoolSettings
-    from paddock.rollout.sglang_client import ServerClient
-    from paddock.train.policy import PolicySample
+    from paddock.rl import LogprobScorer, RLSettings, RolloutEngineSettings
+    from paddock.rollout import (
+        EngineLoad,
+        InferenceClient,
+        InferenceRequest,
+        ReplicaPoolSettings,
+        sglang_client,
+    )
+    from paddock.train import policy
 
 MAX_RECORDED_SESSIONS = 16384  # whose experts are kept
 WEIGHT_UPDATE_TIMEOUT_S = 10.0  # for a server that is alive to take new weights after all
@@ -68,9 +70,7 @@ async def _embedded(
     settings: "RLSettings", model: ModelFolder, gauge: EngineStatLogger
 ) -> AsyncIterator[RolloutEngines]:
     from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
-    from paddock.rollout.client import InProcessClient
-    from paddock.rollout.concurrency import EngineLoad
-    from paddock.rollout.replica_pool import Replica, ReplicaPool
+    from paddock.rollout import EngineLoad, InProcessClient, Replica, ReplicaPool
 
     asked = settings.engines
     engines: Sequence[Engine | SubprocessEngine]
@@ -130,7 +130,7 @@ async def _embedded(
 
 
 def _patience(asked: "RolloutEngineSettings") -> "ReplicaPoolSettings":
-    from paddock.rollout.replica_pool import ReplicaPoolSettings
+    from paddock.rollout import ReplicaPoolSettings
 
     return ReplicaPoolSettings(unreachable_timeout_s=asked.unreachable_timeout_s)
 
@@ -189,7 +189,7 @@ def _publisher(
 ) -> "WeightPublisher":
     """Hands a version to every engine, and makes sure that they serve what was handed over."""
     from paddock.engine import EngineError
-    from paddock.rollout.task_health import RunAbortedError
+    from paddock.rollout import RunAbortedError
 
     pushes = [_push(engine, asked) for engine in engines]
 
@@ -229,7 +229,7 @@ def _push(engine: "Engine | SubprocessEngine", asked: "RolloutEngineSettings") -
 async def paused(engine: "Engine | SubprocessEngine") -> AsyncIterator[None]:
     """Within, the engine begins nothing: what is asked meanwhile is begun together."""
     from paddock.engine import EngineError
-    from paddock.rollout.client import EngineUnavailableError
+    from paddock.rollout import EngineUnavailableError
 
     try:
         await asyncio.to_thread(engine.pause, "in_place")
@@ -244,7 +244,7 @@ async def paused(engine: "Engine | SubprocessEngine") -> AsyncIterator[None]:
 # --- servers --------------------------------------------------------------------------------------
 
 
-async def _answering(server: "ServerClient", setting: str) -> None:
+async def _answering(server: "sglang_client.ServerClient", setting: str) -> None:
     """Nothing, if the server is there: better said now than after the first batch."""
     try:
         answers = await server.check_health(5.0)
@@ -260,25 +260,21 @@ async def _servers(
     asked: "RolloutEngineSettings", model: ModelFolder
 ) -> AsyncIterator[RolloutEngines]:
     """Servers that are there already, ours or any that speaks SGLang's dialect."""
-    from paddock.checkpoint.safetensors_folder import CheckpointError
-    from paddock.checkpoint.weight_sync import serialize_update
-    from paddock.rollout.replica_pool import Replica, ReplicaPool
-    from paddock.rollout.sglang_client import (
-        HttpWeightPublisher,
-        ServerClient,
-        SGLangClient,
-        connection_pool,
-    )
+    from paddock.checkpoint import CheckpointError, serialize_update
+    from paddock.rollout import Replica, ReplicaPool, sglang_client
 
     context = asked.context_length or model.config.context
     loop = asyncio.get_running_loop()
-    async with connection_pool() as http:
-        servers = {url: ServerClient(url.rstrip("/"), http, asked.admin_key) for url in asked.urls}
+    async with sglang_client.connection_pool() as http:
+        servers = {
+            url: sglang_client.ServerClient(url.rstrip("/"), http, asked.admin_key)
+            for url in asked.urls
+        }
         for server in servers.values():
             await _answering(server, "engines.urls")
-        weights = HttpWeightPublisher(servers)
+        weights = sglang_client.HttpWeightPublisher(servers)
         replicas = [
-            Replica(url, SGLangClient(server, context=context), server.check_health)
+            Replica(url, sglang_client.SGLangClient(server, context=context), server.check_health)
             for url, server in servers.items()
         ]
 
@@ -315,16 +311,16 @@ async def open_teachers(
     settings: "RLSettings", model: ModelFolder
 ) -> AsyncIterator[dict[str, "LogprobScorer"]]:
     """Whoever scores for the run, by name."""
-    from paddock.rollout.sglang_client import HttpLogprobScorer, ServerClient, connection_pool
+    from paddock.rollout import sglang_client
 
     found: dict[str, LogprobScorer] = {}
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(connection_pool())
+        http = await stack.enter_async_context(sglang_client.connection_pool())
         for name, teacher in settings.teachers.items():
             if teacher.url is not None:
-                server = ServerClient(teacher.url.rstrip("/"), http)
+                server = sglang_client.ServerClient(teacher.url.rstrip("/"), http)
                 await _answering(server, f"teachers.{name}.url")
-                found[name] = HttpLogprobScorer(server)
+                found[name] = sglang_client.HttpLogprobScorer(server)
                 continue
             assert teacher.checkpoint is not None
             theirs = open_model_folder(Path(teacher.checkpoint), settings.chat_template)
@@ -388,7 +384,7 @@ class RoutingRecorder:
     def unavailable_reason(self) -> str:
         return self._generate.unavailable_reason()
 
-    def add_routing(self, lessons: "Sequence[PolicySample]") -> "list[PolicySample]":
+    def add_routing(self, lessons: "Sequence[policy.PolicySample]") -> "list[policy.PolicySample]":
         """The lessons with the experts of their tokens, where the last reply of their session
         knows them; what was recorded by an earlier process, or rewritten since, goes without."""
         found = []

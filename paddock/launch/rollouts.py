@@ -20,19 +20,20 @@ from paddock.launch.rollout_engines import (
 )
 
 if TYPE_CHECKING:
-    from paddock.checkpoint.weight_sync import WeightPublisher
+    from paddock.checkpoint import WeightPublisher
     from paddock.journal import TokenTrainRecord
     from paddock.launch.engines import ModelFolder
     from paddock.records import SamplingParams, Trajectory
-    from paddock.rl.batch_source import BatchSource, RolloutBatch
-    from paddock.rl.group_filter import GroupFilter
-    from paddock.rl.settings import RLSettings
-    from paddock.rollout.client import InferenceClient
-    from paddock.rollout.deterministic import RequestBarrier
-    from paddock.rollout.group import RolloutFn
-    from paddock.rollout.orchestrator import LogEvent, TaskSpec
-    from paddock.rollout.task_schedule import RolloutSpec
-    from paddock.train.policy import PolicySample
+    from paddock.rl import BatchSource, GroupFilter, RLSettings, RolloutBatch
+    from paddock.rollout import (
+        InferenceClient,
+        LogEvent,
+        RequestBarrier,
+        RolloutFn,
+        RolloutSpec,
+        TaskSpec,
+    )
+    from paddock.train import policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class RolloutSource:
     publish_weights: "WeightPublisher"
     start: Callable[[int], None]  # after so many updates, once engines have the weights
     engine_busy_s: Callable[[], float] | None = None
-    add_routing: "Callable[[Sequence[PolicySample]], list[PolicySample]]" = list
+    add_routing: "Callable[[Sequence[policy.PolicySample]], list[policy.PolicySample]]" = list
     record_token_stats: "Callable[[Mapping[tuple[str, int], TokenTrainRecord]], None]" = discard_row
 
 
@@ -60,9 +61,8 @@ async def open_rollouts(
     """Engines, worlds and the orchestrator between them. `row` gets a line for every rollout, and
     the engines' numbers now and then."""
     from paddock.journal import Ledger
-    from paddock.rl.live_batches import LiveBatchSource
-    from paddock.rollout.orchestrator import Orchestrator
-    from paddock.rollout.watchdog import EventLoopWatchdog
+    from paddock.rl import LiveBatchSource
+    from paddock.rollout import EventLoopWatchdog, Orchestrator
 
     async with AsyncExitStack() as stack:
         sampling = await stack.enter_async_context(open_engines(settings, model, row))
@@ -98,7 +98,7 @@ def _generate(
     settings: "RLSettings", sampling: RolloutEngines
 ) -> "tuple[InferenceClient, RoutingRecorder | None, RequestBarrier | None]":
     """Whoever samples, with what the settings want around it."""
-    from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
+    from paddock.rollout import DeterministicClient, RequestBarrier
 
     generate, experts, waves = sampling.generate, None, None
     if settings.routing_replay != "no":
@@ -123,8 +123,7 @@ def _works(
     """Every task of the run, with its world opened."""
     from paddock.envs import make
     from paddock.records import SamplingParams
-    from paddock.rollout.orchestrator import TaskSpec
-    from paddock.rollout.worker import RolloutWorker
+    from paddock.rollout import RolloutWorker, TaskSpec
     from paddock.text import ThinkingKwargs
 
     # A teacher reads all that was written, and its engine wants room for one token more.
@@ -155,7 +154,7 @@ async def _attempt(
     player: Any, world: Any, sampling: "SamplingParams", given: "RolloutSpec"
 ) -> "Sequence[Trajectory]":
     from paddock.envs import RolloutFailed, convert_errors
-    from paddock.rollout.in_flight import failed_trajectory
+    from paddock.rollout import failed_trajectory
 
     try:
         with convert_errors("world", "task"):
@@ -215,7 +214,7 @@ async def open_replay(
     run: Path, sifter: "GroupFilter", updates: int
 ) -> AsyncIterator[RolloutSource]:
     """The batches that a run trained, again; nobody samples, and weights go nowhere."""
-    from paddock.rl.batch_source import LedgerBatchSource
+    from paddock.rl import LedgerBatchSource
 
     ledger = run / LEDGER_FILE if run.is_dir() else run
     if not ledger.is_file():

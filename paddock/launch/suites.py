@@ -18,7 +18,7 @@ from paddock.launch.engines import (
     pick_dtype,
 )
 from paddock.launch.pipeline import SuiteSettings
-from paddock.records import Message, SamplingParams, Verdict, encode
+from paddock.records import Message, SamplingParams, Verdict, json_codec
 
 if TYPE_CHECKING:
     from paddock.data import LongContextSource
@@ -92,8 +92,7 @@ def validate_suites(skills: Iterable[SuiteSettings]) -> None:
 
 
 def _network_of(run: Path, dtype: str | None) -> "Transformer":
-    from paddock.checkpoint import load_pretrained
-    from paddock.checkpoint.training_state import latest_model
+    from paddock.checkpoint import latest_model, load_pretrained
 
     folder = latest_model(run)
     (place,) = pick_devices(None, 1)
@@ -129,9 +128,7 @@ def run_env_suite(
     from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
     from paddock.envs import make
     from paddock.evals import EvalSettings, evaluate
-    from paddock.rollout.client import InProcessClient
-    from paddock.rollout.session import PRESERVED
-    from paddock.rollout.worker import RolloutWorker
+    from paddock.rollout import PRESERVED, InProcessClient, RolloutWorker
 
     generate = InProcessClient(
         engine,
@@ -186,7 +183,7 @@ def _example(episode: "RolloutTrace") -> dict[str, Any]:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    return {name: value for name, value in encode(message).items() if value}
+    return {name: value for name, value in json_codec.encode(message).items() if value}
 
 
 def _read(skill: SuiteSettings, run: Path, network: "Transformer") -> SuiteResult:
@@ -209,13 +206,15 @@ def _text(skill: SuiteSettings, run: Path) -> "tuple[TrainSettings, Tokenizer]":
 def _loss(skill: SuiteSettings, run: Path, network: "Transformer", dense: bool) -> SuiteResult:
     """Nats a token of text that was held out."""
     from paddock.data import Corpus, corpus_key
-    from paddock.train.evaluate import validation_loss
+    from paddock.train import evaluate as train_evaluate
 
     settings, tokenizer = _text(skill, run)
     key = corpus_key(settings.corpus, tokenizer)
     corpus = Corpus(run.parent / "corpora" / key, tokenizer=tokenizer)
     context, tokens = settings.dataloader.seq_len, 1000 * skill.num_tasks
-    loss = validation_loss(network, corpus, dense=dense, context=context, tokens=tokens)
+    loss = train_evaluate.validation_loss(
+        network, corpus, dense=dense, context=context, tokens=tokens
+    )
     if loss is None:
         raise UserError(f"skill {skill.name!r}: nothing was held out of that text")
     return SuiteResult(skill=skill.name, score=loss.loss, better="lower", told=f"{tokens:,} tokens")
@@ -224,13 +223,13 @@ def _loss(skill: SuiteSettings, run: Path, network: "Transformer", dense: bool) 
 def _needles(skill: SuiteSettings, run: Path, network: "Transformer", dense: bool) -> SuiteResult:
     """The share of needles found in long documents."""
     from paddock.data import SourceContext
-    from paddock.train.evaluate import needle_recall
+    from paddock.train import evaluate as train_evaluate
 
     settings, tokenizer = _text(skill, run)
     reading = SourceContext(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
     begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
     tasks = _needle_source(skill).tasks(reading)
-    share = needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
+    share = train_evaluate.needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
     error = (share * (1 - share) / skill.num_tasks) ** 0.5
     return SuiteResult(
         skill=skill.name, score=share, error=error, told=f"{skill.num_tasks} needles"

@@ -18,26 +18,46 @@ surgery.py   a new attention from an old one's weights
 fuse.py      linear maps of one input as one product
 """
 
-from paddock.model.config import LINEAR_ATTENTION, ModelConfig
+from paddock.model import attention, config, cost
+from paddock.model.config import ModelConfig
+from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.forward_context import AuxOutputs, AuxRequest, ForwardContext, TopKSelection
-from paddock.model.kv_cache import AttentionMetadata, DecodeBatch, GrowingCache, KVCache, NoCache
+from paddock.model.kv_cache import AttentionMetadata, DecodeBatch
+from paddock.model.moe import GatedMLP, GroupedExperts, MoE, Routing, TopKRouter
+from paddock.model.mtp import MTP
+from paddock.model.norm import RMSNorm
 from paddock.model.presets import PRESETS, preset
-from paddock.model.transformer import ModelOutput, Transformer
+from paddock.model.roles import parameter_roles
+from paddock.model.rope import inv_freq, rotary_cos_sin
+from paddock.model.surgery import add_indexer, add_indexer_config, resize_token_embeddings
+from paddock.model.transformer import Transformer
 
 __all__ = [
-    "LINEAR_ATTENTION",
+    "MTP",
     "PRESETS",
     "AttentionMetadata",
     "AuxOutputs",
     "AuxRequest",
     "DecodeBatch",
+    "DecoderLayer",
     "ForwardContext",
-    "GrowingCache",
-    "KVCache",
+    "GatedMLP",
+    "GroupedExperts",
+    "MoE",
     "ModelConfig",
-    "ModelOutput",
-    "NoCache",
+    "RMSNorm",
+    "Routing",
+    "TopKRouter",
     "TopKSelection",
     "Transformer",
+    "add_indexer",
+    "add_indexer_config",
+    "attention",
+    "config",
+    "cost",
+    "inv_freq",
+    "parameter_roles",
     "preset",
+    "resize_token_embeddings",
+    "rotary_cos_sin",
 ]

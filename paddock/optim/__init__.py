@@ -7,30 +7,19 @@ param_groups.py  how each kind of parameter is treated
 schedule.py  how a number moves over a run
 """
 
-from .adamw import AdamSettings, AdamW
-from .clip import clip_grad_norm_
-from .muon import Muon, MuonSettings
-from .param_groups import ParamGroupOptions
-from .schedule import (
-    ConstantSchedule,
-    CosineSchedule,
-    LinearRampSchedule,
-    LinearSchedule,
-    PiecewiseConstantSchedule,
-    Schedule,
-)
+from paddock.optim.adamw import AdamSettings, AdamW
+from paddock.optim.clip import clip_grad_norm_
+from paddock.optim.muon import Muon, MuonSettings
+from paddock.optim.schedule import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule
 
 __all__ = [
     "AdamSettings",
     "AdamW",
     "ConstantSchedule",
     "CosineSchedule",
-    "LinearRampSchedule",
     "LinearSchedule",
     "Muon",
     "MuonSettings",
-    "ParamGroupOptions",
-    "PiecewiseConstantSchedule",
     "Schedule",
     "clip_grad_norm_",
 ]

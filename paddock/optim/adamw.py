@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paddock.kernels.dispatch import is_enabled
 from paddock.kernels.precision import opmath_dtype
-from paddock.parallel.fsdp import to_local
+from paddock.parallel import to_local
 from paddock.records import NamedParameter
 
 from .param_groups import PARAM_GROUP_OPTIONS, ParamGroupOptions

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.precision import opmath_dtype
-from paddock.parallel.fsdp import to_local
+from paddock.parallel import to_local
 
 
 @torch.no_grad()

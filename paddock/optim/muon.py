@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.newton_schulz import JORDAN, Coefficients, newton_schulz
-from paddock.parallel.fsdp import is_row_sharded, to_local
-from paddock.parallel.optimizer_owners import OptimizerOwners
+from paddock.parallel import OptimizerOwners, is_row_sharded, to_local
 from paddock.records import NamedParameter, ParameterRole
 
 from .adamw import ADAM_DEFAULTS, AdamSettings, AdamW, adamw_steps_, apply_update_, init_state

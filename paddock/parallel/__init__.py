@@ -9,18 +9,29 @@ fsdp.py           weights in shards (FSDP2), and whole again
 weight_broadcast_group.py  a trainer's group, seen by those who receive its weights
 """
 
+from paddock.parallel.collectives import (
+    all_reduce_max,
+    all_reduce_sum,
+    gather_to_rank_zero,
+    global_norm,
+)
 from paddock.parallel.context_parallel import ContextShard
 from paddock.parallel.expert_parallel import ExpertDispatch
-from paddock.parallel.fsdp import is_fsdp_module
+from paddock.parallel.fsdp import apply_fsdp, is_fsdp_module, is_row_sharded, local_rows, to_local
 from paddock.parallel.mesh import (
     SINGLE_PROCESS,
     SINGLE_RANK,
     Mesh,
     MeshDim,
-    MeshError,
     ParallelDegrees,
     init_mesh,
     is_rank_zero,
+)
+from paddock.parallel.optimizer_owners import OptimizerOwners
+from paddock.parallel.weight_broadcast_group import (
+    Rendezvous,
+    WeightBroadcastError,
+    WeightBroadcastGroup,
 )
 
 __all__ = [
@@ -30,9 +41,20 @@ __all__ = [
     "ExpertDispatch",
     "Mesh",
     "MeshDim",
-    "MeshError",
+    "OptimizerOwners",
     "ParallelDegrees",
+    "Rendezvous",
+    "WeightBroadcastError",
+    "WeightBroadcastGroup",
+    "all_reduce_max",
+    "all_reduce_sum",
+    "apply_fsdp",
+    "gather_to_rank_zero",
+    "global_norm",
     "init_mesh",
     "is_fsdp_module",
     "is_rank_zero",
+    "is_row_sharded",
+    "local_rows",
+    "to_local",
 ]

@@ -14,28 +14,23 @@ w4a8.py       weights as integers: one function for training, scoring and export
 layer_quantizer.py  the folder in which a quantized one is made
 """
 
-from paddock.checkpoint.config_common import COMPRESSED_TENSORS
-from paddock.checkpoint.load import QUANTIZED_LOADERS
-from paddock.quant.calibration_data import CalibrationText
+from paddock.checkpoint import COMPRESSED_TENSORS, QUANTIZED_LOADERS
+from paddock.quant.calibration_data import CalibrationText, TextPurpose
 from paddock.quant.compressed_tensors import load_quantized
-from paddock.quant.rotate import rotate
-from paddock.quant.run import quantize_folder
+from paddock.quant.run import QuantizationProgress, check_not_quantized, quantize_folder
 from paddock.quant.settings import RECIPES, QuantSettings
-from paddock.quant.w4a8 import QuantError, QuantizationArgs, QuantizedTensor, quantize
-
-QUANTIZED_LOADERS[COMPRESSED_TENSORS] = (
-    load_quantized  # from here on, load_pretrained reads quantized folders
-)
 
 __all__ = [
     "RECIPES",
     "CalibrationText",
-    "QuantError",
     "QuantSettings",
-    "QuantizationArgs",
-    "QuantizedTensor",
-    "load_quantized",
-    "quantize",
+    "QuantizationProgress",
+    "TextPurpose",
+    "check_not_quantized",
     "quantize_folder",
-    "rotate",
 ]
+
+
+QUANTIZED_LOADERS[COMPRESSED_TENSORS] = (
+    load_quantized  # from here on, load_pretrained reads quantized folders
+)

@@ -26,11 +26,8 @@ from paddock.kernels.moe_permute import permute, sort_by_expert
 from paddock.kernels.swiglu import silu_and_mul
 from paddock.kernels.w4a8_gemm import quantize_per_token
 from paddock.kernels.workspace import chunks, scratch_bytes
-from paddock.model.attention.gqa import GQA
-from paddock.model.attention.mla import MLA
-from paddock.model.config import AttentionKind
-from paddock.model.decoder_layer import DecoderLayer
-from paddock.model.moe import GatedMLP, GroupedExperts, MoE, Routing
+from paddock.model import DecoderLayer, GatedMLP, GroupedExperts, MoE, Routing, config
+from paddock.model import attention as model_attention
 from paddock.quant.rotate import NormConsumers, norm_consumers
 from paddock.quant.settings import QuantSettings, quantizable_linears
 from paddock.quant.w4a8 import QuantError, QuantizationArgs, quantize
@@ -140,7 +137,7 @@ class ActivationObserver:
                 kept.setdefault(expert, self._new()).add(rows_N)
 
 
-def check_attention_kinds(kinds: Iterable[AttentionKind], settings: QuantSettings) -> None:
+def check_attention_kinds(kinds: Iterable[config.AttentionKind], settings: QuantSettings) -> None:
     """Before any work: what smoothing would change."""
     strange = (
         sorted(set(kinds) - set(SMOOTHABLE))
@@ -241,10 +238,10 @@ def _move_into_readers(read: NormConsumers, scale_D: Tensor) -> None:
 def _smooth_values(
     attention: nn.Module, watch: ActivationObserver, settings: QuantSettings
 ) -> list[SmoothingResult]:
-    assert isinstance(attention, MLA | GQA)
+    assert isinstance(attention, model_attention.MLA | model_attention.GQA)
     seen, weight = watch.linears["attention.o"], attention.o.weight
     tie: ScaleTying = _untied
-    if isinstance(attention, GQA):
+    if isinstance(attention, model_attention.GQA):
         gqa = attention.gqa
         tie = _shared_by_heads(gqa.kv_heads, gqa.heads // gqa.kv_heads)
     choice, scale_D = search_alpha(
@@ -255,7 +252,7 @@ def _smooth_values(
         _balanced(seen, [weight], settings, tie),
     )
     weight.mul_(scale_D)
-    if isinstance(attention, MLA):
+    if isinstance(attention, model_attention.MLA):
         mla = attention.mla
         value_up_HVL = attention.kv_b.weight.unflatten(0, (mla.heads, -1))[:, mla.nope :]
         value_up_HVL.div_(scale_D.view(mla.heads, -1, 1))

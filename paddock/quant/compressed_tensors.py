@@ -14,23 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paddock.checkpoint.config_common import COMPRESSED_TENSORS
-from paddock.checkpoint.load import (
+from paddock.checkpoint import (
+    COMPRESSED_TENSORS,
+    CheckpointError,
     drop_missing_mtp,
     materialize,
     meta_model,
     open_checkpoint,
     parse_dtype,
+    safetensors_folder,
+    tensor_names,
 )
-from paddock.checkpoint.safetensors_folder import (
-    CONFIG,
-    CheckpointError,
-    SafetensorsFolder,
-    read_json,
-)
-from paddock.checkpoint.tensor_names import TensorMapping, is_redundant, map_tensor, slice_tensor
-from paddock.model import ModelConfig, Transformer
-from paddock.model.moe import GroupedExperts
+from paddock.model import GroupedExperts, ModelConfig, Transformer
 from paddock.quant.quantized_layers import QuantizedExperts, QuantizedLinear, replace_module
 from paddock.quant.rotate import RotatedMTP
 from paddock.quant.settings import QuantSettings
@@ -56,18 +51,18 @@ def to_compressed_tensors(
     """What our tensor `name` is on disk."""
     if isinstance(tensor, Tensor):
         kept = tensor.dtype if name.endswith(("router.bias", "indexer.weights.weight")) else dtype
-        for piece in map_tensor(name, tuple(tensor.shape), config):
+        for piece in tensor_names.map_tensor(name, tuple(tensor.shape), config):
             yield (
                 piece.released_name,
-                slice_tensor(tensor, piece).to("cpu", kept).contiguous().clone(),
+                tensor_names.slice_tensor(tensor, piece).to("cpu", kept).contiguous().clone(),
             )
         return
-    for piece in map_tensor(name, tuple(tensor.integer_XFD.shape), config):
+    for piece in tensor_names.map_tensor(name, tuple(tensor.integer_XFD.shape), config):
         stem = piece.released_name.removesuffix(".weight")
-        integer_FD = slice_tensor(tensor.integer_XFD, piece)
+        integer_FD = tensor_names.slice_tensor(tensor.integer_XFD, piece)
         yield (
             f"{stem}.weight_scale",
-            slice_tensor(tensor.scale_XFG, piece).cpu().contiguous().clone(),
+            tensor_names.slice_tensor(tensor.scale_XFG, piece).cpu().contiguous().clone(),
         )
         if tensor.bits == 8:
             yield f"{stem}.weight", integer_FD.cpu().contiguous().clone()
@@ -103,7 +98,7 @@ def plan_tensors(network: Transformer, config: ModelConfig, names: set[str]) -> 
             weights = dict(module.named_parameters())
         integers = fates.experts if isinstance(module, GroupedExperts) else fates.linears
         for name, tensor in weights.items():
-            for piece in map_tensor(f"{path}.{name}", tuple(tensor.shape), config):
+            for piece in tensor_names.map_tensor(f"{path}.{name}", tuple(tensor.shape), config):
                 where = integers if f"{piece.released_name}_scale" in names else fates.ignored
                 where.append(piece.released_name.removesuffix(".weight"))
     return fates
@@ -158,7 +153,7 @@ def load_quantized(
     exactly; otherwise a CheckpointError names the first thing that is wrong.
     """
     path, precision = Path(folder), parse_dtype(dtype)
-    check_quantization_scheme(read_json(path / CONFIG), path)
+    check_quantization_scheme(safetensors_folder.read_json(path / safetensors_folder.CONFIG), path)
     config, tensors = open_checkpoint(path, latent_norm_eps=latent_norm_eps, integers=True)
     reader = _Reader(drop_missing_mtp(config, tensors), tensors)
     return reader.network(precision, torch.device(device))
@@ -167,7 +162,7 @@ def load_quantized(
 def check_quantization_scheme(data: Mapping[str, Any], path: Path) -> None:
     """Only int4 or int8 weights, symmetric, with int8 activations rounded row by row."""
     said = data.get("quantization_config", {})
-    where = f"{path / CONFIG}: quantization_config"
+    where = f"{path / safetensors_folder.CONFIG}: quantization_config"
     if said.get("quant_method") != COMPRESSED_TENSORS:
         raise CheckpointError(f"{where} is not of {COMPRESSED_TENSORS}")
     if said.get("kv_cache_scheme"):
@@ -205,9 +200,9 @@ def _object(value: Any, place: str) -> dict[str, Any]:
 class _Reader:
     """Takes tensors out of a folder one by one, and complains about what is left."""
 
-    def __init__(self, config: ModelConfig, tensors: SafetensorsFolder) -> None:
+    def __init__(self, config: ModelConfig, tensors: safetensors_folder.SafetensorsFolder) -> None:
         self._config, self._tensors = config, tensors
-        self._left = {name for name in tensors.names if not is_redundant(name, config)}
+        self._left = {name for name in tensors.names if not tensor_names.is_redundant(name, config)}
 
     def network(self, dtype: torch.dtype, device: torch.device) -> Transformer:
         plan = meta_model(self._config)
@@ -235,7 +230,9 @@ class _Reader:
                 return None
             bias = None
             if module.bias is not None:
-                (piece,) = map_tensor(f"{path}.bias", tuple(module.bias.shape), self._config)
+                (piece,) = tensor_names.map_tensor(
+                    f"{path}.bias", tuple(module.bias.shape), self._config
+                )
                 bias = self._take(piece.released_name, tuple(module.bias.shape)).to(device)
             return QuantizedLinear(weight, bias)
         if isinstance(module, GroupedExperts):
@@ -252,29 +249,31 @@ class _Reader:
         self, name: str, shape: tuple[int, ...], device: torch.device
     ) -> QuantizedTensor | None:
         """Our tensor `name` put together, if its pieces are integers."""
-        parts = list(map_tensor(name, shape, self._config))  # none of a head that is the embedding
+        parts = list(
+            tensor_names.map_tensor(name, shape, self._config)
+        )  # none of a head that is the embedding
         if not parts or f"{parts[0].released_name}_scale" not in self._tensors.names:
             return None
         bits = 4 if f"{parts[0].released_name}_packed" in self._tensors.names else 8
         integer = torch.empty(shape, dtype=torch.int8, device=device)
         scale: Tensor | None = None
         for piece in parts:
-            goal = slice_tensor(integer, piece)
+            goal = tensor_names.slice_tensor(integer, piece)
             values_FD, scale_FG = self._piece(piece, (goal.shape[0], goal.shape[1]), bits)
             goal.copy_(values_FD)
             if scale is None:
                 scale = torch.empty(*shape[:-1], scale_FG.shape[1], device=device)
-            if slice_tensor(scale, piece).shape != scale_FG.shape:
+            if tensor_names.slice_tensor(scale, piece).shape != scale_FG.shape:
                 raise CheckpointError(
                     f"{self._tensors.path}: tensor '{piece.released_name}_scale' has "
                     f"{scale_FG.shape[1]} groups, others of its stack {scale.shape[-1]}"
                 )
-            slice_tensor(scale, piece).copy_(scale_FG)
+            tensor_names.slice_tensor(scale, piece).copy_(scale_FG)
         assert scale is not None
         return QuantizedTensor(integer, scale, bits)
 
     def _piece(
-        self, piece: TensorMapping, shape: tuple[int, int], bits: int
+        self, piece: tensor_names.TensorMapping, shape: tuple[int, int], bits: int
     ) -> tuple[Tensor, Tensor]:
         name, (rows, columns) = piece.released_name, shape
         scale_FG = self._take(f"{name}_scale").float()
@@ -303,8 +302,8 @@ class _Reader:
         """Whatever is no integer."""
         places = network.state_dict()
         for name, tensor in places.items():
-            for piece in map_tensor(name, tuple(tensor.shape), self._config):
-                goal = slice_tensor(tensor, piece)
+            for piece in tensor_names.map_tensor(name, tuple(tensor.shape), self._config):
+                goal = tensor_names.slice_tensor(tensor, piece)
                 goal.copy_(self._take(piece.released_name, tuple(goal.shape)))
 
     def _turn(self, network: Transformer, device: torch.device) -> None:

@@ -18,8 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paddock.checkpoint.safetensors_folder import CONFIG, INDEX, SHARD, SafetensorsFolder, read_json
-from paddock.checkpoint.save import write_tensors
+from paddock.checkpoint import safetensors_folder, write_tensors
 from paddock.quant.calibration_data import ActivationStore, CalibrationBatch
 from paddock.quant.w4a8 import QuantError
 
@@ -31,7 +30,7 @@ class QuantizationFolder:
     def __init__(self, target: Path, shards: int) -> None:
         target = target.resolve()  # through a link to the folder it means
         self.target, self.folder = target, target.parent / f".{target.name}.quantizing"
-        self.shards = [SHARD.format(i, shards) for i in range(1, shards + 1)]
+        self.shards = [safetensors_folder.SHARD.format(i, shards) for i in range(1, shards + 1)]
         self.streams = ActivationStore(self.folder / STREAMS)
 
     def finished_report(self, plan: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -40,7 +39,7 @@ class QuantizationFolder:
         if not self.target.exists() or (self.target.is_dir() and not any(self.target.iterdir())):
             return None
         file = self.target / REPORT
-        report = read_json(file) if file.is_file() else {}
+        report = safetensors_folder.read_json(file) if file.is_file() else {}
         for key, value in plan.items():
             if report.get(key) != value:
                 why = f", made with other {key}" if key in report else ""
@@ -66,7 +65,7 @@ class QuantizationFolder:
         file = self.folder / PLAN
         if not file.is_file():
             write_json(file, plan)
-        begun = read_json(file)
+        begun = safetensors_folder.read_json(file)
         for key, value in plan.items():
             if begun.get(key) != value:
                 raise QuantError(
@@ -74,7 +73,9 @@ class QuantizationFolder:
                     "on, or remove that folder to begin anew"
                 )
         done = self.folder / PROGRESS
-        return read_json(done) if done.is_file() else {"layers": None, "found": []}
+        return (
+            safetensors_folder.read_json(done) if done.is_file() else {"layers": None, "found": []}
+        )
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
         self.streams.flush()
@@ -86,9 +87,9 @@ class QuantizationFolder:
         write_tensors(dict(tensors), draft)
         os.replace(draft, file)
 
-    def open_shards(self) -> SafetensorsFolder:
+    def open_shards(self) -> safetensors_folder.SafetensorsFolder:
         """The shards, once they are all there."""
-        return SafetensorsFolder(self.folder, self.shards)
+        return safetensors_folder.SafetensorsFolder(self.folder, self.shards)
 
     def size_bytes(self) -> int:
         return sum((self.folder / file).stat().st_size for file in self.shards)
@@ -105,8 +106,8 @@ class QuantizationFolder:
         tensors = self.open_shards()
         homes = {name: tensors.file(name) for name in sorted(tensors.names)}
         index = {"metadata": {"total_size": self.size_bytes()}, "weight_map": homes}
-        write_json(self.folder / INDEX, index)
-        write_json(self.folder / CONFIG, config)
+        write_json(self.folder / safetensors_folder.INDEX, index)
+        write_json(self.folder / safetensors_folder.CONFIG, config)
         for file in beside:
             if file.name not in (REPORT, RECIPE):
                 shutil.copy2(file, self.folder / file.name)
@@ -117,7 +118,7 @@ class QuantizationFolder:
     def complete_report(self, plan: Mapping[str, Any]) -> dict[str, Any] | None:
         """The report of a folder that this very plan made and that lacks nothing but its name."""
         file = self.folder / REPORT
-        report = read_json(file) if file.is_file() else {}
+        report = safetensors_folder.read_json(file) if file.is_file() else {}
         return report if all(report.get(key) == value for key, value in plan.items()) else None
 
     def finalize(self) -> None:
@@ -139,9 +140,9 @@ def weights_size_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def fingerprint(source: Path, tensors: SafetensorsFolder) -> str:
+def fingerprint(source: Path, tensors: safetensors_folder.SafetensorsFolder) -> str:
     """Of the configuration, and of names, sizes and times of the weights' files."""
-    found = hashlib.blake2b((source / CONFIG).read_bytes(), digest_size=16)
+    found = hashlib.blake2b((source / safetensors_folder.CONFIG).read_bytes(), digest_size=16)
     for file in sorted({tensors.file(name) for name in tensors.names}):
         facts = (source / file).stat()
         found.update(f"{file} {facts.st_size} {facts.st_mtime_ns}".encode())

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from paddock.model.decoder_layer import DecoderLayer
-from paddock.model.moe import MoE
+from paddock.model import DecoderLayer, MoE
 from paddock.quant.calibrate import ActivationObserver, ActivationStats, batch_experts, pad_rows
 from paddock.quant.quantized_layers import QuantizedExperts, QuantizedLinear, replace_module
 from paddock.quant.settings import QuantSettings, quantizable_linears

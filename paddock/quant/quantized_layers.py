@@ -18,7 +18,7 @@ from paddock.kernels.w4a8_gemm import (
     quantize_per_token,
     silu_and_mul_quantize,
 )
-from paddock.model.moe import Routing
+from paddock.model import Routing
 from paddock.quant.w4a8 import QuantizedTensor
 
 

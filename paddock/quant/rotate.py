@@ -25,14 +25,19 @@ import torch
 from torch import Tensor, nn
 
 from paddock.kernels.hadamard import hadamard, hadamard_inverse, hadamard_matrix
-from paddock.model import ModelConfig, Transformer
-from paddock.model.attention.gqa import GQA
-from paddock.model.attention.mla import MLA
-from paddock.model.decoder_layer import DecoderLayer
-from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
-from paddock.model.moe import GatedMLP, MoE
-from paddock.model.mtp import MTP
-from paddock.model.norm import RMSNorm
+from paddock.model import (
+    MTP,
+    AuxOutputs,
+    DecoderLayer,
+    ForwardContext,
+    GatedMLP,
+    ModelConfig,
+    MoE,
+    RMSNorm,
+    TopKSelection,
+    Transformer,
+)
+from paddock.model import attention as model_attention
 from paddock.quant.w4a8 import QuantError
 
 ROTATABLE = ("mla", "dsa", "gqa", "swa")
@@ -143,7 +148,7 @@ def norm_consumers(block: DecoderLayer) -> Iterator[NormConsumers]:
     yield NormConsumers(block.attention_norm, tuple(_attention_reads(block.attention)))
     yield NormConsumers(block.mlp_norm, tuple(_mlp_reads(block.mlp)))
     attention = block.attention
-    if isinstance(attention, MLA):
+    if isinstance(attention, model_attention.MLA):
         yield NormConsumers(attention.kv_norm, (attention.kv_b.weight,))
         if attention.mla.q_rank is not None:
             indexer = getattr(attention, "indexer", None)
@@ -152,14 +157,14 @@ def norm_consumers(block: DecoderLayer) -> Iterator[NormConsumers]:
 
 
 def _attention_reads(attention: nn.Module) -> Iterator[Tensor]:
-    if isinstance(attention, MLA):
+    if isinstance(attention, model_attention.MLA):
         yield (attention.q if attention.mla.q_rank is None else attention.q_a).weight
         yield attention.kv_a.weight
         indexer = getattr(attention, "indexer", None)
         if indexer is not None:
             yield from (indexer.key.weight, indexer.weights.weight)
     else:
-        assert isinstance(attention, GQA)
+        assert isinstance(attention, model_attention.GQA)
         yield from (attention.q.weight, attention.k.weight, attention.v.weight)
 
 
@@ -201,14 +206,14 @@ def rotate_layer(block: DecoderLayer, turns: Rotations) -> None:
     rotate_columns((*_attention_reads(attention), *_mlp_reads(block.mlp)), turns.residual)
     for weight in _residual_writers(block):
         rotate_rows(weight, turns.residual)
-    if isinstance(attention, MLA):
+    if isinstance(attention, model_attention.MLA):
         _turn_latents(attention, turns)
     else:
-        assert isinstance(attention, GQA)
+        assert isinstance(attention, model_attention.GQA)
         _turn_values(attention, turns)
 
 
-def _turn_latents(attention: MLA, turns: Rotations) -> None:
+def _turn_latents(attention: model_attention.MLA, turns: Rotations) -> None:
     mla = attention.mla
     assert turns.latent is not None
     assert turns.value is not None
@@ -224,7 +229,7 @@ def _turn_latents(attention: MLA, turns: Rotations) -> None:
     rotate_columns((_by_head(attention.o.weight, mla.heads),), turns.value)
 
 
-def _turn_values(attention: GQA, turns: Rotations) -> None:
+def _turn_values(attention: model_attention.GQA, turns: Rotations) -> None:
     gqa = attention.gqa
     assert turns.grouped is not None
     rotate_rows(attention.v.weight.unflatten(0, (gqa.kv_heads, -1)), turns.grouped)

@@ -11,21 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paddock.checkpoint.config_json import config_to_json
-from paddock.checkpoint.load import (
+from paddock.checkpoint import (
+    config_to_json,
     drop_missing_mtp,
     match_tensors,
     meta_model,
     open_checkpoint,
     quant_method,
     read_tensors,
+    safetensors_folder,
+    tensor_names,
 )
-from paddock.checkpoint.safetensors_folder import SafetensorsFolder, check_finite, list_extra_files
-from paddock.checkpoint.tensor_names import TensorMapping, slice_tensor
 from paddock.config import dump_toml
-from paddock.model.decoder_layer import DecoderLayer
-from paddock.model.moe import MoE
-from paddock.model.norm import RMSNorm
+from paddock.model import DecoderLayer, MoE, RMSNorm
 from paddock.quant.calibrate import (
     ActivationObserver,
     SmoothingResult,
@@ -293,7 +291,12 @@ class _Work:
         config["dtype"] = str(self.dtype).removeprefix("torch.")
         fates = plan_tensors(self.network, self.made, self.shop.open_shards().names)
         config["quantization_config"] = quantization_config(self.settings, fates)
-        self.shop.finish(config, report, list_extra_files(self.source), dump_toml(self.settings))
+        self.shop.finish(
+            config,
+            report,
+            safetensors_folder.list_extra_files(self.source),
+            dump_toml(self.settings),
+        )
         return report
 
     def _last(self) -> tuple[RMSNorm, nn.Linear]:
@@ -328,13 +331,15 @@ class _Work:
         for piece in self.plan:
             if piece.model_name.startswith(f"{prefix}."):
                 tensor = self.tensors.read_tensor(piece.released_name).to(self.device)
-                check_finite(tensor, piece.released_name, self.source)
-                slice_tensor(places[piece.model_name.removeprefix(f"{prefix}.")], piece).copy_(
-                    tensor
-                )
+                safetensors_folder.check_finite(tensor, piece.released_name, self.source)
+                tensor_names.slice_tensor(
+                    places[piece.model_name.removeprefix(f"{prefix}.")], piece
+                ).copy_(tensor)
 
 
-def _stored_dtype(tensors: SafetensorsFolder, plan: list[TensorMapping]) -> torch.dtype:
+def _stored_dtype(
+    tensors: safetensors_folder.SafetensorsFolder, plan: list[tensor_names.TensorMapping]
+) -> torch.dtype:
     """What stays as it is keeps the type of the embedding; float8 becomes bfloat16."""
     found = tensors.read_stored(plan[0].released_name).dtype
     return found if found.itemsize > 1 else torch.bfloat16

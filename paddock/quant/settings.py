@@ -6,7 +6,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
 from paddock.config import BaseSettings
-from paddock.model.decoder_layer import DecoderLayer
+from paddock.model import DecoderLayer
 from paddock.quant.w4a8 import QuantizationArgs
 
 # What decides rankings, or is used as a matrix, is left as it is.

@@ -10,22 +10,26 @@ trajectory.py  one attempt at a task, token by token
 json_codec.py  records as JSON values and back
 """
 
+from paddock.records import json_codec
 from paddock.records.dialogue import Dialogue, LossMaskSpan, ThinkingMode
-from paddock.records.json_codec import (
-    JsonObject,
-    RecordDecodeError,
-    decode,
-    encode,
-    replace_lone_surrogates,
-)
 from paddock.records.message import Message, Role, ToolCall, ToolSpec
 from paddock.records.parameter import MuonSplit, NamedParameter, ParameterKind, ParameterRole
-from paddock.records.sampling_params import Grammar, GrammarKind, LogitBias, SamplingParams
-from paddock.records.task import Budget, Failure, FailureKind, Outcome, Task, Verdict
+from paddock.records.sampling_params import MAX_SEED, Grammar, LogitBias, SamplingParams
+from paddock.records.task import (
+    MAX_ABS_REWARD,
+    Budget,
+    Failure,
+    FailureKind,
+    Outcome,
+    Task,
+    Verdict,
+)
 from paddock.records.train_sample import TrainSample
 from paddock.records.trajectory import Completion, FinishReason, Segment, Trajectory, Turn
 
 __all__ = [
+    "MAX_ABS_REWARD",
+    "MAX_SEED",
     "Budget",
     "Completion",
     "Dialogue",
@@ -33,8 +37,6 @@ __all__ = [
     "FailureKind",
     "FinishReason",
     "Grammar",
-    "GrammarKind",
-    "JsonObject",
     "LogitBias",
     "LossMaskSpan",
     "Message",
@@ -43,7 +45,6 @@ __all__ = [
     "Outcome",
     "ParameterKind",
     "ParameterRole",
-    "RecordDecodeError",
     "Role",
     "SamplingParams",
     "Segment",
@@ -55,7 +56,5 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Verdict",
-    "decode",
-    "encode",
-    "replace_lone_surrogates",
+    "json_codec",
 ]

@@ -15,3 +15,29 @@ settings.py   what an RL run is made of
 stages.py     what each stage is by default
 group_filter.py  which groups are worth training on, and how all of them did
 """
+
+from paddock.rl.batch_source import BatchSource, LedgerBatchSource, RolloutBatch
+from paddock.rl.distill import LogprobScorer
+from paddock.rl.group_filter import GroupFilter
+from paddock.rl.learner import Learner, RolloutOnlyLearner, open_learner
+from paddock.rl.live_batches import LiveBatchSource
+from paddock.rl.settings import RLSettings, RolloutEngineSettings
+from paddock.rl.stages import with_stage_defaults
+from paddock.rl.trainer import RLTrainer, UpdateMetrics
+
+__all__ = [
+    "BatchSource",
+    "GroupFilter",
+    "Learner",
+    "LedgerBatchSource",
+    "LiveBatchSource",
+    "LogprobScorer",
+    "RLSettings",
+    "RLTrainer",
+    "RolloutBatch",
+    "RolloutEngineSettings",
+    "RolloutOnlyLearner",
+    "UpdateMetrics",
+    "open_learner",
+    "with_stage_defaults",
+]

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from paddock.journal import GroupRecord, Ledger, LedgerError
-from paddock.journal.ledger import LEDGER_FORMAT
-from paddock.journal.ledger_view import LedgerView
-from paddock.journal.rollout_codec import unpack_rollout
-from paddock.rollout.group import RolloutGroup
+from paddock.journal import (
+    LEDGER_FORMAT,
+    GroupRecord,
+    Ledger,
+    LedgerError,
+    LedgerView,
+    unpack_rollout,
+)
+from paddock.rollout import RolloutGroup
 
 T = TypeVar("T")
 

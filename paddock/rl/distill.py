@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paddock.records import TrainSample
-from paddock.train.policy import PolicySample
+from paddock.train import policy
 
 
 class LogprobScorer(Protocol):
@@ -41,11 +41,11 @@ class TaskTeacher:
 
 
 async def add_teacher_logprobs(
-    lessons: Sequence[PolicySample],
+    lessons: Sequence[policy.PolicySample],
     tasks: Sequence[str],
     teachings: Mapping[str, TaskTeacher],
     scores: Mapping[str, LogprobScorer],
-) -> list[PolicySample]:
+) -> list[policy.PolicySample]:
     """The lessons, each of task `tasks[i]`, with what their teachers think of them; lessons of
     tasks without a teacher as they are. Copies of a sample are scored once."""
     wanted = {

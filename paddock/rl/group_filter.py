@@ -8,7 +8,7 @@ from typing import Any
 from paddock.records import Verdict
 from paddock.rl.credit import assign_credit
 from paddock.rl.settings import RLSettings
-from paddock.rollout.group import RolloutGroup
+from paddock.rollout import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,25 +8,27 @@ from typing import Any
 
 import torch
 
-from paddock.checkpoint import load_pretrained
-from paddock.checkpoint.training_state import (
+from paddock.checkpoint import (
+    WeightUpdate,
+    iter_released_tensors,
     latest_model,
-    load_latest,
-    load_optimizer_state,
-    optimizer_state_tensors,
-    prune_checkpoints,
-    save_training_state,
+    load_pretrained,
+    training_state,
 )
-from paddock.checkpoint.weight_sync import WeightUpdate, iter_released_tensors
 from paddock.journal import TokenTrainRecord
 from paddock.rl.credit import token_loss_weights
 from paddock.rl.policy_loss import PolicyLoss, TokenLossRecord
 from paddock.rl.settings import RLSettings
-from paddock.train import Trainer, TrainStepOutput
-from paddock.train.loop import build_lr_schedule
-from paddock.train.policy import PolicyObjective, PolicySample, compute_logprobs, pack_samples
-from paddock.train.run import init_device
-from paddock.train.settings import AuxLossSettings, ComputeSettings, OptimSettings
+from paddock.train import (
+    AuxLossSettings,
+    ComputeSettings,
+    OptimSettings,
+    Trainer,
+    TrainStepOutput,
+    build_lr_schedule,
+    init_device,
+    policy,
+)
 
 
 class LearnerError(ValueError):
@@ -69,7 +71,7 @@ def open_learner(settings: RLSettings, evidence: Path) -> "Learner":
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(not any(part in f".{name}" for part in frozen))
     network.to(init_device(_machine(settings))).train()
-    objective = PolicyObjective(
+    objective = policy.PolicyObjective(
         PolicyLoss(settings.loss), replay=settings.routing_replay == "replay"
     )
     steps = _Steps(settings.optim, settings.compute, AuxLossSettings(mtp_depths=1))
@@ -88,13 +90,15 @@ class Learner:
     """Owns the network that learns. `study` blocks and may run in a thread of its own; nothing else
     may touch the network meanwhile."""
 
-    def __init__(self, trainer: Trainer, objective: PolicyObjective, settings: RLSettings) -> None:
+    def __init__(
+        self, trainer: Trainer, objective: policy.PolicyObjective, settings: RLSettings
+    ) -> None:
         self.trainer, self.objective, self.settings = trainer, objective, settings
         self.updates = 0
         self.extra_state: dict[str, Any] = {}  # what else a checkpoint keeps, as JSON
         self._schedule = build_lr_schedule(settings.optim, settings.steps)
 
-    def train(self, groups: Sequence[Sequence[PolicySample]]) -> TrainStats:
+    def train(self, groups: Sequence[Sequence[policy.PolicySample]]) -> TrainStats:
         """As many updates as the settings ask for, each on its share of the groups. Every lesson
         takes part in exactly one, and the gradients themselves bear witness."""
         if not groups:  # a recorded batch, by rules that leave nothing of it
@@ -105,12 +109,15 @@ class Learner:
         shares = [_flat(some) for some in _split(groups, count)]
         per, replay = self.settings.loss.aggregate, self.objective.replay
         shares = [_weighted(share, per) for share in shares]
-        batches = [pack_samples(share) for share in shares]
+        batches = [policy.pack_samples(share) for share in shares]
         if count > 1:  # later updates must remember what the first began with
             micro = self.settings.compute.micro_batch_tokens
             network = self.trainer.network
-            old = [compute_logprobs(network, b, micro_tokens=micro, replay=replay) for b in batches]
-            batches = [pack_samples(share, o) for share, o in zip(shares, old, strict=True)]
+            old = [
+                policy.compute_logprobs(network, b, micro_tokens=micro, replay=replay)
+                for b in batches
+            ]
+            batches = [policy.pack_samples(share, o) for share, o in zip(shares, old, strict=True)]
         reports = []
         taught: dict[tuple[str, int], TokenTrainRecord] = {}
         first, heard = self.updates, self._heard()
@@ -148,7 +155,7 @@ class Learner:
         self.updates += self.settings.rollout.updates_per_batch
         return TrainStats(updates=self.updates, step_outputs=(), tokens=tokens)
 
-    def _hear_the_witness(self, share: Sequence[PolicySample]) -> None:
+    def _hear_the_witness(self, share: Sequence[policy.PolicySample]) -> None:
         seen = self.objective.token_stats.seen.tolist()
         for lesson, count in zip(share, seen, strict=True):
             if count != sum(lesson.sample.loss_mask):
@@ -173,25 +180,25 @@ class Learner:
         assert network is not None
         keep, optimizer = self.settings.checkpoint, {}
         if keep.save_final_optimizer or not over:
-            optimizer = optimizer_state_tensors(
+            optimizer = training_state.optimizer_state_tensors(
                 self.trainer.optimizer, self.trainer.weights.gather_full
             )
-        path = save_training_state(
+        path = training_state.save_training_state(
             folder, self.updates, network, optimizer, facts=self.extra_state, beside=beside
         )
-        prune_checkpoints(folder, last=keep.keep_last, forever=keep.keep_every)
+        training_state.prune_checkpoints(folder, last=keep.keep_last, forever=keep.keep_every)
         return path
 
     def restore(self, folder: Path) -> bool:
         """Go on from the newest checkpoint, if there is one."""
-        found = load_latest(folder)
+        found = training_state.load_latest(folder)
         if found is None:
             return False
         self.updates, state = found
         self.extra_state = {name: fact for name, fact in state.extra.items() if name != "step"}
         self.trainer.weights.restore(state.network)
         self.trainer.optimizer.state.clear()
-        load_optimizer_state(
+        training_state.load_optimizer_state(
             self.trainer.optimizer, state.optimizer, self.trainer.weights.local_part
         )
         return True
@@ -200,20 +207,20 @@ class Learner:
 class RolloutOnlyLearner(Learner):
     """Counts updates and learns nothing: rollouts alone, at the pace of a run."""
 
-    def train(self, groups: Sequence[Sequence[PolicySample]]) -> TrainStats:
+    def train(self, groups: Sequence[Sequence[policy.PolicySample]]) -> TrainStats:
         return self._idle(sum(sum(lesson.sample.loss_mask) for lesson in _flat(groups)))
 
 
 def _split(
-    groups: Sequence[Sequence[PolicySample]], count: int
-) -> list[Sequence[Sequence[PolicySample]]]:
+    groups: Sequence[Sequence[policy.PolicySample]], count: int
+) -> list[Sequence[Sequence[policy.PolicySample]]]:
     """Into `count` shares, none empty, as even as can be."""
     size = len(groups) / count
     return [groups[ceil(i * size - 1e-9) : ceil((i + 1) * size - 1e-9)] for i in range(count)]
 
 
 def _taught(
-    share: Sequence[PolicySample], heard: Sequence[TokenLossRecord], update: int
+    share: Sequence[policy.PolicySample], heard: Sequence[TokenLossRecord], update: int
 ) -> dict[tuple[str, int], TokenTrainRecord]:
     """What the loss made of each sample: its calls follow the order of the samples' tokens. A copy
     is written once."""
@@ -236,10 +243,10 @@ def _taught(
     return found
 
 
-def _flat(groups: Sequence[Sequence[PolicySample]]) -> list[PolicySample]:
+def _flat(groups: Sequence[Sequence[policy.PolicySample]]) -> list[policy.PolicySample]:
     return [lesson for group in groups for lesson in group]
 
 
-def _weighted(lessons: Sequence[PolicySample], per: str) -> list[PolicySample]:
+def _weighted(lessons: Sequence[policy.PolicySample], per: str) -> list[policy.PolicySample]:
     weights = token_loss_weights([lesson.sample for lesson in lessons], per=per)  # type: ignore[arg-type]
     return [replace(lesson, weight=w) for lesson, w in zip(lessons, weights, strict=True)]

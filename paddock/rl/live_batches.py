@@ -16,13 +16,17 @@ from paddock.rl.batch_source import (
     read_serialized_group,
     staleness_of,
 )
-from paddock.rollout.batch_composer import BatchIncomplete
-from paddock.rollout.concurrency import AdaptiveConcurrencyLimit, EngineLoad
-from paddock.rollout.executor import LongRunningRollout
-from paddock.rollout.group import RolloutGroup
-from paddock.rollout.in_flight import CANCEL_GRACE_S
-from paddock.rollout.orchestrator import LogEvent, Orchestrator
-from paddock.rollout.settings import RolloutSettings
+from paddock.rollout import (
+    CANCEL_GRACE_S,
+    AdaptiveConcurrencyLimit,
+    BatchIncomplete,
+    EngineLoad,
+    LogEvent,
+    LongRunningRollout,
+    Orchestrator,
+    RolloutGroup,
+    RolloutSettings,
+)
 
 T = TypeVar("T")
 ENGINE_POLL_S = 1.0  # between two looks at the engine

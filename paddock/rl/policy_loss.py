@@ -17,7 +17,7 @@ from paddock.rl.loss import (
     teacher_logprob_diff,
 )
 from paddock.rl.settings import PolicyLossSettings
-from paddock.train.policy import PolicyTokens, TokenLossOutput
+from paddock.train import policy
 
 LOSSES: dict[str, Callable[[PolicyLossInputs, PolicyLossSettings], SurrogateObjective]] = {
     "icepop": lambda of, s: icepop(of, beta=s.icepop_beta, below=s.clip_low, above=s.clip_high),
@@ -49,7 +49,7 @@ class PolicyLoss:
         default_factory=list
     )  # of every call since it was last emptied
 
-    def __call__(self, of: PolicyTokens) -> TokenLossOutput:
+    def __call__(self, of: policy.PolicyTokens) -> policy.TokenLossOutput:
         lead_N = teacher_logprob_diff(
             of.teacher_logprob_N, of.logprob_N, clip=self.settings.teacher_clip
         )
@@ -67,4 +67,4 @@ class PolicyLoss:
             parts["teacher_gap"] = torch.where(
                 taught_N, of.logprob_N.detach() - of.teacher_logprob_N, 0.0
             )
-        return TokenLossOutput(-gains.objective_N, parts)
+        return policy.TokenLossOutput(-gains.objective_N, parts)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paddock.checkpoint.weight_sync import WeightPublisher
+from paddock.checkpoint import WeightPublisher
 from paddock.rl.alerts import Alert, HealthSignals, check_alerts
 from paddock.rl.batch_source import BatchSource
 from paddock.rl.credit import assign_credit
@@ -19,8 +19,8 @@ from paddock.rl.distill import LogprobScorer, TaskTeacher, add_teacher_logprobs
 from paddock.rl.group_filter import GroupFilter, RolloutStats
 from paddock.rl.learner import Learner, TrainStats
 from paddock.rl.settings import RLSettings
-from paddock.rollout.group import RolloutGroup
-from paddock.train.policy import PolicySample
+from paddock.rollout import RolloutGroup
+from paddock.train import policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +73,12 @@ class UpdateMetrics:
         }
 
 
-def policy_samples(group: RolloutGroup, settings: RLSettings) -> list[PolicySample]:
+def policy_samples(group: RolloutGroup, settings: RLSettings) -> list[policy.PolicySample]:
     """What a group's own rewards have to teach."""
     judgement = assign_credit(group.rollouts, group.size, settings.credit_for(group.task))
     temperature = settings.sampling_for(group.task).temperature
     return [
-        PolicySample(sample=sample, weight=0.0, temperature=temperature)
+        policy.PolicySample(sample=sample, weight=0.0, temperature=temperature)
         for sample in judgement.samples
     ]
 
@@ -132,7 +132,7 @@ class RLTrainer:
     extra_files: Mapping[str, bytes] = field(default_factory=dict)  # files of the model folder
     on_update: Callable[[UpdateMetrics], None] = lambda _: None
     engine_busy_s: Callable[[], float] | None = None  # how long engines have worked, in all
-    add_routing: Callable[[Sequence[PolicySample]], list[PolicySample]] = (
+    add_routing: Callable[[Sequence[policy.PolicySample]], list[policy.PolicySample]] = (
         list  # what engines routed, where kept
     )
     clock: Callable[[], float] = time.monotonic
@@ -197,7 +197,7 @@ class RLTrainer:
             else 0.0
         )
 
-    async def _lessons(self, groups: Sequence[RolloutGroup]) -> list[list[PolicySample]]:
+    async def _lessons(self, groups: Sequence[RolloutGroup]) -> list[list[policy.PolicySample]]:
         """What there is to learn from each group, teachers asked."""
         settings = self.learner.settings
         found = [policy_samples(group, settings) for group in groups]

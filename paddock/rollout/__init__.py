@@ -28,3 +28,57 @@ session.py       one agent's conversation, in the tokens that were really seen a
 settings.py      how rollouts are paced, and what a task may use up
 session_tree.py  the tokens of a session, turn by turn
 """
+
+from paddock.rollout import sglang_client
+from paddock.rollout.batch_composer import BatchIncomplete
+from paddock.rollout.client import (
+    EngineUnavailableError,
+    InferenceClient,
+    InferenceRequest,
+    InProcessClient,
+)
+from paddock.rollout.concurrency import AdaptiveConcurrencyLimit, EngineLoad
+from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
+from paddock.rollout.executor import LongRunningRollout
+from paddock.rollout.group import RolloutFn, RolloutGroup, TaskSpec
+from paddock.rollout.in_flight import CANCEL_GRACE_S, failed_trajectory
+from paddock.rollout.orchestrator import LogEvent, Orchestrator
+from paddock.rollout.replica_pool import Replica, ReplicaPool, ReplicaPoolSettings
+from paddock.rollout.session import PRESERVED
+from paddock.rollout.settings import NonNegativeWeight, RolloutSettings, TaskSettings
+from paddock.rollout.task_health import RunAbortedError
+from paddock.rollout.task_schedule import RolloutSpec
+from paddock.rollout.watchdog import EventLoopWatchdog
+from paddock.rollout.worker import RolloutWorker
+
+__all__ = [
+    "CANCEL_GRACE_S",
+    "PRESERVED",
+    "AdaptiveConcurrencyLimit",
+    "BatchIncomplete",
+    "DeterministicClient",
+    "EngineLoad",
+    "EngineUnavailableError",
+    "EventLoopWatchdog",
+    "InProcessClient",
+    "InferenceClient",
+    "InferenceRequest",
+    "LogEvent",
+    "LongRunningRollout",
+    "NonNegativeWeight",
+    "Orchestrator",
+    "Replica",
+    "ReplicaPool",
+    "ReplicaPoolSettings",
+    "RequestBarrier",
+    "RolloutFn",
+    "RolloutGroup",
+    "RolloutSettings",
+    "RolloutSpec",
+    "RolloutWorker",
+    "RunAbortedError",
+    "TaskSettings",
+    "TaskSpec",
+    "failed_trajectory",
+    "sglang_client",
+]

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
-from paddock.api.token_decoder import TokenLogprobLike
-from paddock.records import Completion, SamplingParams
-from paddock.records.sampling_params import MAX_SEED
+from paddock.api import OutputDeltaLike, RequestOutputLike, TokenLogprobLike
+from paddock.records import MAX_SEED, Completion, SamplingParams
 
 
 class EngineUnavailableError(Exception):

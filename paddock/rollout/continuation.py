@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import replace
 
-from paddock.api.delta_parser import RequestOutputLike
+from paddock.api import RequestOutputLike
 from paddock.records import Completion, SamplingParams, Segment
 from paddock.rollout.client import InferenceRequest, RequestOutput, turn_seed
 

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api.delta_parser import RequestOutputLike
+from paddock.api import RequestOutputLike
 from paddock.rollout.client import InferenceClient, InferenceRequest, NonStreamingClient
 
 PauseEngine = Callable[[], AbstractAsyncContextManager[Any]]

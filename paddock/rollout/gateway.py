@@ -23,27 +23,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
-from paddock.api import anthropic_request, dialect
-from paddock.api.anthropic_request import CountTokensBody, MessagesBody
-from paddock.api.body import RequestBody, parse_body
-from paddock.api.dialect import JsonRouter, PayloadStream, error_response, protocol_for_path
-from paddock.api.errors import ApiError
-from paddock.api.formatter import (
-    FormatterContext,
-    MessagesFormatter,
-    ResponseFormatter,
-    ResponsesFormatter,
-    SingleChoiceFormatter,
+from paddock.api import (
+    ApiError,
+    ChatRequest,
+    RequestBody,
+    SamplingFields,
+    ThinkingOptions,
+    TokenDecoder,
+    anthropic_request,
+    dialect,
+    formatter,
+    from_template_kwargs,
+    openai_chat_request,
+    openai_responses_request,
+    parse_body,
+    parse_sampling_params,
 )
-from paddock.api.openai_chat_request import ChatCompletionBody, parse_chat_request
-from paddock.api.openai_responses_request import ResponsesBody, parse_responses_request
-from paddock.api.request import ChatRequest
-from paddock.api.sampling_fields import SamplingFields, parse_sampling_params
-from paddock.api.thinking_options import ThinkingOptions, from_template_kwargs
-from paddock.api.token_decoder import TokenDecoder
-from paddock.http.api_keys import has_api_key
-from paddock.http.sse import TrackedJSONResponse
-from paddock.records import Failure, Outcome, RecordDecodeError, Verdict, decode, encode
+from paddock.http import TrackedJSONResponse, has_api_key
+from paddock.records import Failure, Outcome, Verdict, json_codec
 from paddock.rollout.atif import to_atif
 from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
 from paddock.rollout.prefix_matcher import MATCHERS
@@ -55,7 +52,8 @@ from paddock.rollout.session_manager import (
     TurnInProgress,
     begin_turn,
 )
-from paddock.text import ChatTemplateError, MessageError
+from paddock.text import ChatTemplateError
+from paddock.text import messages as text_messages
 
 SESSION_PATH = "/sessions/{session}"
 _Talk = TypeVar("_Talk", bound=ChatRequest)
@@ -97,7 +95,7 @@ def build_gateway(
     app.router.route_class = _Straight
     app.state.sessions = sessions
     gateway, access = _Gateway(sessions, rules or SessionConfig()), _Access(sessions, admin_key)
-    public = JsonRouter(app, sessions.settings.max_body_bytes, to_api_error)
+    public = dialect.JsonRouter(app, sessions.settings.max_body_bytes, to_api_error)
     public.add_route("/health", gateway.health, methods=("GET",))
     admin = replace(public, admit=access.admin)
     admin.add_route("/sessions", gateway.create, body=SessionBody)
@@ -107,10 +105,22 @@ def build_gateway(
     replace(public, admit=access.either).add_route(SESSION_PATH, gateway.about, methods=("GET",))
     agent = replace(public, admit=access.agent)
     agent.add_route(f"{SESSION_PATH}/v1/models", gateway.models, methods=("GET",))
-    agent.add_route(f"{SESSION_PATH}/v1/chat/completions", gateway.chat, body=ChatCompletionBody)
-    agent.add_route(f"{SESSION_PATH}/v1/responses", gateway.respond, body=ResponsesBody)
-    agent.add_route(f"{SESSION_PATH}/v1/messages", gateway.messages, body=MessagesBody)
-    agent.add_route(f"{SESSION_PATH}/v1/messages/count_tokens", gateway.count, body=CountTokensBody)
+    agent.add_route(
+        f"{SESSION_PATH}/v1/chat/completions",
+        gateway.chat,
+        body=openai_chat_request.ChatCompletionBody,
+    )
+    agent.add_route(
+        f"{SESSION_PATH}/v1/responses", gateway.respond, body=openai_responses_request.ResponsesBody
+    )
+    agent.add_route(
+        f"{SESSION_PATH}/v1/messages", gateway.messages, body=anthropic_request.MessagesBody
+    )
+    agent.add_route(
+        f"{SESSION_PATH}/v1/messages/count_tokens",
+        gateway.count,
+        body=anthropic_request.CountTokensBody,
+    )
     app.add_exception_handler(HTTPException, _refused)
     return app
 
@@ -169,7 +179,7 @@ class _Gateway:
         self.sessions, self.rules = sessions, rules
         spelling = TokenDecoder(sessions.renderer.tokenizer)
         # A client sends back what it heard, so it must not hear of calls that come to nothing.
-        self.speaker = FormatterContext(
+        self.speaker = formatter.FormatterContext(
             spelling, sessions.settings.served_model_name, whole_calls=True
         )
 
@@ -209,7 +219,10 @@ class _Gateway:
             group_id=body.group_id or session.id,
             outcome=_outcome(body.outcome),
         )
-        return {"format": "trajectories", "trajectories": [encode(each) for each in every]}
+        return {
+            "format": "trajectories",
+            "trajectories": [json_codec.encode(each) for each in every],
+        }
 
     def _rules(self, body: SessionBody) -> SessionConfig:
         own = self.rules
@@ -250,8 +263,8 @@ class _Gateway:
     def chat(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         sent, value = _sent(live, value)
-        ask = parse_chat_request(
-            parse_body(ChatCompletionBody, value),
+        ask = openai_chat_request.parse_chat_request(
+            parse_body(openai_chat_request.ChatCompletionBody, value),
             live.rules.sampling_params,
             ThinkingOptions(thinking=live.rules.thinking),
         )
@@ -259,31 +272,38 @@ class _Gateway:
         sent = sent or ClientConversation(ask.messages)
         frame = self.speaker.new_chat_envelope(ask, 0)
         return self._turn(
-            live, ask, sent, lambda p: SingleChoiceFormatter(self.speaker, ask, p, frame)
+            live, ask, sent, lambda p: formatter.SingleChoiceFormatter(self.speaker, ask, p, frame)
         )
 
     def respond(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         wish = ThinkingOptions(thinking=live.rules.thinking)
-        ask = parse_responses_request(
-            parse_body(ResponsesBody, value), live.rules.sampling_params, wish
+        ask = openai_responses_request.parse_responses_request(
+            parse_body(openai_responses_request.ResponsesBody, value),
+            live.rules.sampling_params,
+            wish,
         )
         sent, ask = ClientConversation(ask.messages), replace(_stopping(live, ask), messages=())
-        return self._turn(live, ask, sent, lambda p: ResponsesFormatter(self.speaker, ask, p))
+        return self._turn(
+            live, ask, sent, lambda p: formatter.ResponsesFormatter(self.speaker, ask, p)
+        )
 
     def messages(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         wish = ThinkingOptions(thinking=live.rules.thinking)
         ask = anthropic_request.parse_messages_request(
-            parse_body(MessagesBody, value), live.rules.sampling_params, wish
+            parse_body(anthropic_request.MessagesBody, value), live.rules.sampling_params, wish
         )
         sent, ask = ClientConversation(ask.messages), replace(_stopping(live, ask), messages=())
-        return self._turn(live, ask, sent, lambda p: MessagesFormatter(self.speaker, ask, p))
+        return self._turn(
+            live, ask, sent, lambda p: formatter.MessagesFormatter(self.speaker, ask, p)
+        )
 
     async def count(self, http: Request, value: Any) -> Any:
         live = self._live(http)
         ask = anthropic_request.parse_count_tokens_request(
-            parse_body(CountTokensBody, value), ThinkingOptions(thinking=live.rules.thinking)
+            parse_body(anthropic_request.CountTokensBody, value),
+            ThinkingOptions(thinking=live.rules.thinking),
         )
         opening = live.session.begin_turn(
             ask.messages, tools=ask.tools, thinking=ask.thinking_for_reply
@@ -295,13 +315,13 @@ class _Gateway:
         live: LiveSession,
         ask: ChatRequest,
         sent: ClientConversation,
-        voice: Callable[[Any], ResponseFormatter],
+        voice: Callable[[Any], formatter.ResponseFormatter],
     ) -> Any:
         turn: TurnInProgress = await begin_turn(self.sessions, live, ask, sent)
         del sent
         turn.formatter = voice(turn.prompt.prompt)
         if ask.stream:
-            return PayloadStream(turn.stream())
+            return dialect.PayloadStream(turn.stream())
         payload = await turn.respond()
         telling = live.begin_delivery()
         return TrackedJSONResponse(
@@ -326,7 +346,7 @@ def _sent(live: LiveSession, value: Any) -> tuple[ClientConversation | None, Any
         return None, value
     try:
         return live.parse_messages(raw), value | {"messages": raw[-1:]}
-    except MessageError as error:
+    except text_messages.MessageError as error:
         raise ApiError(str(error), param="messages") from None
 
 
@@ -346,8 +366,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     path = request.url.path
     what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
     message = what.get(error.status_code, str(error.detail))
-    return error_response(
-        protocol_for_path(path), ApiError(message[:300], status=error.status_code)
+    return dialect.error_response(
+        dialect.protocol_for_path(path), ApiError(message[:300], status=error.status_code)
     )
 
 
@@ -369,6 +389,8 @@ def _outcome(said: dict[str, Any] | None) -> Outcome:
     if said is None:
         return NOT_SCORED
     try:
-        return decode(Failure, said) if "kind" in said else decode(Verdict, said)
-    except RecordDecodeError as error:
+        return (
+            json_codec.decode(Failure, said) if "kind" in said else json_codec.decode(Verdict, said)
+        )
+    except json_codec.RecordDecodeError as error:
         raise ApiError(f"outcome: {error}", param="outcome") from None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from paddock.journal import UNUSED_REASON, GroupRecord, Ledger, LedgerError
-from paddock.records import RecordDecodeError, Trajectory
+from paddock.records import Trajectory, json_codec
 from paddock.rollout.batch_composer import (
     BatchContext,
     BatchIncomplete,
@@ -234,7 +234,9 @@ class Orchestrator:
             return
         try:
             done = self.ledger.rollouts(entry.ordinal)
-        except RecordDecodeError as error:  # a record that no rollout could write any more
+        except (
+            json_codec.RecordDecodeError
+        ) as error:  # a record that no rollout could write any more
             self._discard(entry, f"unreadable: {error}")
             return
         flight = GroupInFlight(record=entry, finished=entry.status == "finished")

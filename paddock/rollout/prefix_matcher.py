@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from paddock.records import Message, ToolCall, ToolSpec, encode
+from paddock.records import Message, ToolCall, ToolSpec, json_codec
 from paddock.text import SpecialToken, ThinkingKwargs
 
 Digest = bytes
@@ -93,7 +93,9 @@ def preamble_digest(
 ) -> Digest:
     """Of what stands before the first message: the tools, and what the template says about
     thinking, which shows in the tokens of a fixed conversation (`scaffold`)."""
-    return chain_digest([[encode(tool) for tool in tools], thinking.clear_thinking, list(scaffold)])
+    return chain_digest(
+        [[json_codec.encode(tool) for tool in tools], thinking.clear_thinking, list(scaffold)]
+    )
 
 
 class MergedMessage(NamedTuple):

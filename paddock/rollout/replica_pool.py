@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 from pydantic import PositiveFloat, PositiveInt
 
-from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
+from paddock.api import OutputDeltaLike, RequestOutputLike
 from paddock.config import BaseSettings
 from paddock.records import Completion, Segment
 from paddock.rollout.client import (

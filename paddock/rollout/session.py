@@ -31,8 +31,8 @@ from paddock.text import (
     Renderer,
     SpecialToken,
     ThinkingKwargs,
+    is_in_reasoning,
 )
-from paddock.text.completion_parser import is_in_reasoning
 
 PRESERVED = ThinkingKwargs(clear_thinking=False)  # an agent keeps its thoughts, and so its prefix
 _PROBE = (Message(role="user", content="x"),)

@@ -15,17 +15,15 @@ from uuid import uuid4
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
-from paddock.api.errors import ApiError
-from paddock.api.formatter import Payload, ResponseFormatter, stream_payloads
-from paddock.api.request import ChatRequest, fit_to_context
+from paddock.api import ApiError, ChatRequest, OutputDeltaLike, RequestOutputLike, fit_to_context
+from paddock.api import formatter as api_formatter
 from paddock.config import BaseSettings
 from paddock.records import Message, SamplingParams
 from paddock.rollout.client import InferenceClient, InferenceRequest, final_delta, turn_seed
 from paddock.rollout.prefix_matcher import LOOSE, Digest, PrefixMatcher, prefix_digests
 from paddock.rollout.session import PRESERVED, Session, SessionHistory, TurnPrompt
 from paddock.text import Renderer, ThinkingKwargs
-from paddock.text.messages import LazyMessages
+from paddock.text import messages as text_messages
 
 TOKENIZE_IN_THREAD_CHARS = 1 << 14  # characters whose tokens are worth a thread of their own
 _ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
@@ -105,7 +103,9 @@ class LiveSession:
         replied = isinstance(follows, dict) and follows.get("role") == "assistant"
         if now is None or now[0] != heard or not replied:
             length, past = 0, None
-        return ClientConversation(LazyMessages(raw, known=length), now and now[1], past)
+        return ClientConversation(
+            text_messages.LazyMessages(raw, known=length), now and now[1], past
+        )
 
     def remember_messages(self, sent: ClientConversation, past: SessionHistory) -> None:
         """What was sent, for the next turn to be held against."""
@@ -187,11 +187,11 @@ class TurnInProgress:
     session: LiveSession
     prompt: TurnPrompt
     request: InferenceRequest
-    formatter: ResponseFormatter | None = None  # once somebody is there to tell it
+    formatter: api_formatter.ResponseFormatter | None = None  # once somebody is there to tell it
     output: RequestOutputLike | None = None
     _telling: asyncio.Event | None = None
 
-    async def respond(self) -> Payload:
+    async def respond(self) -> api_formatter.Payload:
         """The answer in the words of the voice."""
         assert self.formatter is not None
         self.session.running += 1
@@ -201,13 +201,15 @@ class TurnInProgress:
             self.session.running -= 1
         return self.formatter.format_response(final_delta(self.output))
 
-    async def stream(self) -> AsyncGenerator[Payload, None]:
+    async def stream(self) -> AsyncGenerator[api_formatter.Payload, None]:
         """The same as it comes. Recorded when the last payload was taken; leaving before that ends
         the engine's work."""
         assert self.formatter is not None
         self.session.running += 1
         try:
-            async with aclosing(stream_payloads(self.formatter, self._heard())) as every:
+            async with aclosing(
+                api_formatter.stream_payloads(self.formatter, self._heard())
+            ) as every:
                 async for payload in every:
                     yield payload
             self._record(self.formatter.reading.streamed_message)

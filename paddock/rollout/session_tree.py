@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from paddock.records import Completion, FinishReason, Message, Segment, Turn, decode, encode
+from paddock.records import Completion, FinishReason, Message, Segment, Turn, json_codec
 
 _LEVEL = 1  # of compression: texts shrink to a third at the speed of the disk
 
@@ -74,7 +74,7 @@ class TurnNode:
     def messages(self) -> tuple[tuple[Message, ...], Message]:
         """The messages that came with this turn, and the reply."""
         rows = json.loads(zlib.decompress(self._said))
-        *came, reply = (decode(Message, row) for row in rows)
+        *came, reply = (json_codec.decode(Message, row) for row in rows)
         return tuple(came), reply
 
 
@@ -114,5 +114,5 @@ def _written(messages: Sequence[Message]) -> bytes:
     try:
         return orjson.dumps(messages)  # records too, as `encode` has them
     except TypeError:  # numbers beyond 64 bits
-        rows = [encode(message) for message in messages]
+        rows = [json_codec.encode(message) for message in messages]
         return json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()

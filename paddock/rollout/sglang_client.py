@@ -17,15 +17,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
-from paddock.api.errors import ApiError
-from paddock.api.sglang_client import (
-    GenerateOutput,
-    parse_generate_output,
-    parse_prompt_logprobs,
-    to_sglang_sampling_params,
-)
-from paddock.http.pool import ConnectionPool, PooledResponse
+from paddock.api import ApiError, OutputDeltaLike, RequestOutputLike, sglang_client
+from paddock.http import ConnectionPool, PooledResponse
 from paddock.records import SamplingParams
 from paddock.rollout.client import (
     EngineUnavailableError,
@@ -168,7 +161,7 @@ class SGLangClient(StatelessClient):
         return self._answer(ask, _read(payload))
 
     async def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
-        so_far: GenerateOutput | None = None
+        so_far: sglang_client.GenerateOutput | None = None
         body = self._body(ask) | {"dataloader": True}
         async for payload in self.server.stream_events("/generate", body, self._headers(ask)):
             before, so_far = so_far, _read(payload, so_far)
@@ -203,7 +196,7 @@ class SGLangClient(StatelessClient):
             sampling = replace(sampling, max_new_tokens=room)
         body: dict[str, Any] = {
             "input_ids": np.frombuffer(as_int32_array(ask.token_ids), dtype=np.int32),
-            "sampling_params": to_sglang_sampling_params(sampling),
+            "sampling_params": sglang_client.to_sglang_sampling_params(sampling),
             "return_logprob": True,
             "logprob_start_len": -1,
             "return_text_in_logprobs": False,
@@ -216,7 +209,7 @@ class SGLangClient(StatelessClient):
             body["return_routed_experts"] = True
         return body
 
-    def _answer(self, ask: InferenceRequest, done: GenerateOutput) -> RequestOutput:
+    def _answer(self, ask: InferenceRequest, done: sglang_client.GenerateOutput) -> RequestOutput:
         return RequestOutput(
             completion=done.completion,
             prompt_tokens=done.prompt_tokens or len(ask.token_ids),
@@ -227,7 +220,9 @@ class SGLangClient(StatelessClient):
             routing=self._routed(ask, done),
         )
 
-    def _routed(self, ask: InferenceRequest, done: GenerateOutput) -> RoutedExperts | None:
+    def _routed(
+        self, ask: InferenceRequest, done: sglang_client.GenerateOutput
+    ) -> RoutedExperts | None:
         if done.routed_experts is None or self.experts is None:
             return None
         flat = np.frombuffer(b64decode(done.routed_experts), dtype="<i4")
@@ -239,9 +234,11 @@ class SGLangClient(StatelessClient):
         return RoutedExperts(flat.reshape(shape))
 
 
-def _read(payload: Any, before: GenerateOutput | None = None) -> GenerateOutput:
+def _read(
+    payload: Any, before: sglang_client.GenerateOutput | None = None
+) -> sglang_client.GenerateOutput:
     try:
-        return parse_generate_output(payload, before)
+        return sglang_client.parse_generate_output(payload, before)
     except (ApiError, ValueError, TypeError, IndexError) as error:
         raise InvalidModelResponseError(
             f"a server's answer cannot be trained on: {error}"
@@ -261,7 +258,9 @@ class HttpLogprobScorer:
             raise RequestRejectedError(f"start: {start} is not in [1, {len(token_ids)})")
         body = {
             "input_ids": list(token_ids),
-            "sampling_params": to_sglang_sampling_params(SamplingParams(max_new_tokens=1))
+            "sampling_params": sglang_client.to_sglang_sampling_params(
+                SamplingParams(max_new_tokens=1)
+            )
             | {"max_new_tokens": 0},
             "return_logprob": True,
             # SGLang begins one token later than it is told: what it is told is the context.
@@ -269,7 +268,7 @@ class HttpLogprobScorer:
         }
         payload = await self.server.post("/generate", body)
         try:
-            return parse_prompt_logprobs(payload, start, len(token_ids) - start)
+            return sglang_client.parse_prompt_logprobs(payload, start, len(token_ids) - start)
         except (ApiError, TypeError, IndexError) as error:
             raise InvalidModelResponseError(f"a server's scores cannot be read: {error}") from error
 

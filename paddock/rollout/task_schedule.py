@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
-from paddock.records.sampling_params import MAX_SEED
+from paddock.records import MAX_SEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

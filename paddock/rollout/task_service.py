@@ -19,12 +19,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from paddock import __version__
-from paddock.api.body import RequestBody, parse_body
-from paddock.api.dialect import Authorize, JsonRouter
-from paddock.api.errors import ApiError
-from paddock.http.api_keys import has_api_key
-from paddock.http.pool import ConnectionPool
-from paddock.records import Failure, Outcome, RecordDecodeError, Trajectory, Verdict, decode, encode
+from paddock.api import ApiError, RequestBody, dialect, parse_body
+from paddock.http import ConnectionPool, has_api_key
+from paddock.records import Failure, Outcome, Trajectory, Verdict, json_codec
 from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
 from paddock.rollout.session_manager import LiveSession, SessionConfig, SessionManager
 from paddock.rollout.sglang_client import ServerClient
@@ -78,15 +75,15 @@ def build_task_service(tasks: Mapping[str, AgentFn], *, key: str) -> FastAPI:
             )
         given = RolloutSpec(task=body.task, number=body.number, member=body.member, seed=body.seed)
         session = SessionEndpoint(base_url=body.base_url, api_key=body.api_key)
-        return {"outcome": encode(await tasks[body.task](given, session))}
+        return {"outcome": json_codec.encode(await tasks[body.task](given, session))}
 
     async def health(_http: Request, _value: Any) -> Any:
         return {"status": "ok", "tasks": list(tasks)}
 
-    JsonRouter(app, MAX_BODY_BYTES, admit=_admit(key)).add_route(
+    dialect.JsonRouter(app, MAX_BODY_BYTES, admit=_admit(key)).add_route(
         "/rollouts", play, body=RolloutBody
     )
-    JsonRouter(app, MAX_BODY_BYTES).add_route("/health", health, methods=("GET",))
+    dialect.JsonRouter(app, MAX_BODY_BYTES).add_route("/health", health, methods=("GET",))
     return app
 
 
@@ -148,7 +145,7 @@ class TaskServiceRegistry:
         async def every(_http: Request, _value: Any) -> Any:
             return {"tasks": self.tasks()}
 
-        doors = JsonRouter(app, MAX_BODY_BYTES, admit=_admit(key))
+        doors = dialect.JsonRouter(app, MAX_BODY_BYTES, admit=_admit(key))
         doors.add_route("/tasks", register, body=RegisterBody)
         doors.add_route("/tasks", every, methods=("GET",))
 
@@ -227,9 +224,9 @@ def parse_outcome(value: Any) -> Outcome:
     said = value.get("outcome") if isinstance(value, dict) else None
     try:
         if isinstance(said, dict) and "reward" in said:
-            return decode(Verdict, said)
-        return decode(Failure, said)
-    except RecordDecodeError as error:
+            return json_codec.decode(Verdict, said)
+        return json_codec.decode(Failure, said)
+    except json_codec.RecordDecodeError as error:
         what = f"an answer that is no outcome: {error}"
         return Failure(kind="world", where="service", what=what)
 
@@ -248,7 +245,7 @@ def _nothing(given: RolloutSpec, outcome: Outcome) -> Trajectory:
     )
 
 
-def _admit(key: str) -> Authorize:
+def _admit(key: str) -> dialect.Authorize:
     if not key:
         raise ValueError("the key of task services must not be empty")
 

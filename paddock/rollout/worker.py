@@ -7,7 +7,7 @@ The same session code serves agents that come over HTTP (gateway.py); here the a
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paddock.api.delta_parser import DeltaParser, RequestOutputLike
+from paddock.api import DeltaParser, RequestOutputLike
 from paddock.envs import RolloutFailed, RolloutTrace, Taskset, convert_errors, run_rollout
 from paddock.records import Message, SamplingParams, Task, ToolSpec, Trajectory
 from paddock.rollout.client import (

@@ -25,7 +25,11 @@ rootfs.py         which parts of this machine are seen inside
 unisolated.py     none at all, for who insists
 """
 
+from paddock.sandbox import rootfs
 from paddock.sandbox.backend import delete_snapshot, open_sandbox, pick_backend
+from paddock.sandbox.container_engine import ContainerEngine, find_container_engine
+from paddock.sandbox.filesystem import pack
+from paddock.sandbox.isolation import check_isolation
 from paddock.sandbox.pool import SandboxPool
 from paddock.sandbox.python_session import PythonResult, PythonSession
 from paddock.sandbox.sandbox import (
@@ -39,9 +43,13 @@ from paddock.sandbox.sandbox import (
     SyscallGroup,
 )
 from paddock.sandbox.shell_session import ShellResult, ShellSession
-from paddock.sandbox.snapshot_filter import SnapshotFilter
+from paddock.sandbox.snapshot_filter import PROGRAMS, SnapshotFilter
+from paddock.sandbox.supervised import PATH
 
 __all__ = [
+    "PATH",
+    "PROGRAMS",
+    "ContainerEngine",
     "ExecResult",
     "FilesystemSnapshot",
     "PythonResult",
@@ -56,7 +64,11 @@ __all__ = [
     "ShellSession",
     "SnapshotFilter",
     "SyscallGroup",
+    "check_isolation",
     "delete_snapshot",
+    "find_container_engine",
     "open_sandbox",
+    "pack",
     "pick_backend",
+    "rootfs",
 ]

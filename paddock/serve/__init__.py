@@ -15,4 +15,8 @@ weight_updater.py  what the control routes need of whoever changes weights
 from paddock.serve.app import build_app
 from paddock.serve.settings import ApiKeys, ServeSettings
 
-__all__ = ["ApiKeys", "ServeSettings", "build_app"]
+__all__ = [
+    "ApiKeys",
+    "ServeSettings",
+    "build_app",
+]

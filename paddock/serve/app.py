@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
-from paddock.api.dialect import JsonRouter, error_response, protocol_for_path
-from paddock.api.errors import ApiError
+from paddock.api import ApiError, dialect
 from paddock.config import ConfigError
 from paddock.engine import Engine
 from paddock.serve.auth import AuthMiddleware
@@ -48,7 +47,7 @@ def build_app(
     app = FastAPI(title="Paddock", version=__version__, docs_url=None, redoc_url=None)
     hall = ChatService(engines, tokenizer, renderer, settings)
     app.state.hall = hall
-    doors = JsonRouter(app, settings.max_body_bytes, engine_error_to_api_error)
+    doors = dialect.JsonRouter(app, settings.max_body_bytes, engine_error_to_api_error)
     for door in (
         SGLangRoutes(hall),
         VLLMGenerateRoutes(hall),
@@ -72,14 +71,14 @@ async def _refused(request: Request, error: Exception) -> Response:
     path = request.scope["path"]  # `url` raises where the Host header is no host
     what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
     message = what.get(error.status_code, str(error.detail))
-    found = error_response(
-        protocol_for_path(path), ApiError(message[:300], status=error.status_code)
+    found = dialect.error_response(
+        dialect.protocol_for_path(path), ApiError(message[:300], status=error.status_code)
     )
     found.headers.update(error.headers or {})
     return found
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return error_response(
-        protocol_for_path(request.scope["path"]), engine_error_to_api_error(error)
+    return dialect.error_response(
+        dialect.protocol_for_path(request.scope["path"]), engine_error_to_api_error(error)
     )

@@ -12,30 +12,30 @@ from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
 
-from paddock.api import dialect
-from paddock.api.errors import ApiError
-from paddock.api.formatter import FormatterContext
-from paddock.api.request import (
+from paddock.api import (
+    ApiError,
     ApiRequest,
     ChatRequest,
     Prompt,
+    ThinkingOptions,
+    TokenDecoder,
     context_length_error,
+    dialect,
     fit_to_context,
+    formatter,
 )
-from paddock.api.thinking_options import ThinkingOptions
-from paddock.api.token_decoder import TokenDecoder
 from paddock.engine import (
     DuplicateRequestIdError,
     Engine,
     EngineError,
     EngineQueueFullError,
     InvalidRequestError,
+    OutputCallback,
     OutputDelta,
     Request,
     RequestOutput,
     WeightVersionLabels,
 )
-from paddock.engine.request import OutputCallback
 from paddock.records import SamplingParams
 from paddock.serve.load_balancer import ReplicaLoadBalancer
 from paddock.serve.settings import ServeSettings
@@ -80,7 +80,7 @@ class ChatService:
         self.replicas = ReplicaLoadBalancer(engines)
         self.tokenizer, self.renderer, self.settings = tokenizer, renderer, settings
         self.spelling = TokenDecoder(tokenizer)
-        self.speaker = FormatterContext(self.spelling, settings.served_model_name)
+        self.speaker = formatter.FormatterContext(self.spelling, settings.served_model_name)
         self.capacity = engines[0].capacity
         self.vocab = engines[0].config.vocab
         self.sessions: dict[str, int] = {}  # calls being answered, by session

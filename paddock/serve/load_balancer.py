@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import count
 
-from paddock.api.errors import ApiError
+from paddock.api import ApiError
 from paddock.engine import Engine
 
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from paddock.api.openai_responses_request import PreviousResponse
-from paddock.http.sse import json_bytes
+from paddock.api import openai_responses_request
+from paddock.http import json_bytes
 from paddock.records import Message
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     response: dict[str, Any]  # as the client got it
-    previous: PreviousResponse
+    previous: openai_responses_request.PreviousResponse
     size: int
     since: float
 
@@ -53,7 +53,9 @@ class ResponseStore:
     ) -> None:
         name = response["id"]
         size = len(json_bytes(response)) + sum(map(_size, messages))
-        previous = PreviousResponse(messages=messages, session=session or name)
+        previous = openai_responses_request.PreviousResponse(
+            messages=messages, session=session or name
+        )
         self._kept[name] = StoredResponse(response, previous, size, self._clock())
         self._bytes += size
         self._forget()

@@ -17,85 +17,63 @@ chat_template.py  chat templates through Jinja2; what is said about thinking
 tokenizer.py    text into token ids and back; training a tokenizer
 """
 
+from paddock.text import messages, parse_events
 from paddock.text.chat_template import (
     DEFAULT_THINKING,
-    GLM_VERSIONS,
     ChatTemplate,
     ChatTemplateError,
     GlmVersion,
     ThinkingKwargs,
-    glm_chat_template_source,
-    ignored_thinking_kwargs,
+    glm_chat_template,
+    tool_to_openai,
 )
-from paddock.text.chat_template_renderer import ChatTemplateRenderer
-from paddock.text.completion_parser import CompletionParser, parse_completion
-from paddock.text.glm_renderer import GlmRenderer
-from paddock.text.messages import MessageError, parse_messages, parse_tools
-from paddock.text.parse_events import (
-    ContentDelta,
-    ParsedCompletion,
-    ParseEvent,
-    ReasoningDelta,
-    ReasoningRetraction,
-    ToolCallArgumentsDelta,
-    ToolCallDiscard,
-    ToolCallEnd,
-    ToolCallStart,
-)
-from paddock.text.prefix_check import PrefixChange, SessionPattern, find_prefix_change
-from paddock.text.renderer import NotPrefixPreservingError, RenderedTokens, Renderer, TokenSource
+from paddock.text.completion_parser import CompletionParser, is_in_reasoning, parse_completion
+from paddock.text.gguf import tokenizer_from_gguf
+from paddock.text.messages import parse_messages
+from paddock.text.renderer import NotPrefixPreservingError, RenderedTokens, Renderer
 from paddock.text.renderer_factory import get_renderer, with_chat_template
-from paddock.text.special_tokens import MissingTokenError, SpecialToken, SpecialTokenIds
+from paddock.text.special_tokens import SpecialToken, SpecialTokenIds
 from paddock.text.tokenizer import (
+    DETOKENIZE_CONTEXT_TOKENS,
+    TOKENIZER_CONFIG_FILE,
     IncrementalDetokenizer,
     TextTooLongError,
     Tokenizer,
     TokenizerError,
     train_tokenizer,
 )
+from paddock.text.tool_arguments import to_json_value
 from paddock.text.tool_call_grammar import tool_call_grammar
 
 __all__ = [
     "DEFAULT_THINKING",
-    "GLM_VERSIONS",
+    "DETOKENIZE_CONTEXT_TOKENS",
+    "TOKENIZER_CONFIG_FILE",
     "ChatTemplate",
     "ChatTemplateError",
-    "ChatTemplateRenderer",
     "CompletionParser",
-    "ContentDelta",
-    "GlmRenderer",
     "GlmVersion",
     "IncrementalDetokenizer",
-    "MessageError",
-    "MissingTokenError",
     "NotPrefixPreservingError",
-    "ParseEvent",
-    "ParsedCompletion",
-    "PrefixChange",
-    "ReasoningDelta",
-    "ReasoningRetraction",
     "RenderedTokens",
     "Renderer",
-    "SessionPattern",
     "SpecialToken",
     "SpecialTokenIds",
     "TextTooLongError",
     "ThinkingKwargs",
-    "TokenSource",
     "Tokenizer",
     "TokenizerError",
-    "ToolCallArgumentsDelta",
-    "ToolCallDiscard",
-    "ToolCallEnd",
-    "ToolCallStart",
-    "find_prefix_change",
     "get_renderer",
-    "glm_chat_template_source",
-    "ignored_thinking_kwargs",
+    "glm_chat_template",
+    "is_in_reasoning",
+    "messages",
     "parse_completion",
+    "parse_events",
     "parse_messages",
-    "parse_tools",
+    "to_json_value",
+    "tokenizer_from_gguf",
     "tool_call_grammar",
+    "tool_to_openai",
     "train_tokenizer",
     "with_chat_template",
 ]

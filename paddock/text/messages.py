@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, overload
 
-from paddock.records import Message, Role, ToolCall, ToolSpec, replace_lone_surrogates
+from paddock.records import Message, Role, ToolCall, ToolSpec, json_codec
 from paddock.text.tool_arguments import parse_arguments, to_json_value
 
 _ROLES: dict[str, Role] = {
@@ -116,7 +116,7 @@ def parse_tools(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]
         try:
             found.append(
                 ToolSpec(
-                    name=replace_lone_surrogates(bare["name"]),
+                    name=json_codec.replace_lone_surrogates(bare["name"]),
                     description=_text(bare.get("description"), "description"),
                     parameters=to_json_value({} if parameters is None else parameters),
                 )
@@ -146,7 +146,7 @@ def _message(entry: Mapping[str, Any], i: int, unanswered: Sequence[str]) -> Mes
     return Message(
         role=role,
         content=_text(entry.get("content"), "content", any_json=role == "tool"),
-        reasoning=None if reasoning is None else replace_lone_surrogates(reasoning),
+        reasoning=None if reasoning is None else json_codec.replace_lone_surrogates(reasoning),
         tool_calls=_calls(entry, i),
         tool_call_id=answers,
     )
@@ -176,7 +176,9 @@ def _calls(entry: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
 
 
 def _call(id: str, name: str, arguments: object) -> ToolCall:
-    return ToolCall(id=id, name=replace_lone_surrogates(name), arguments=parse_arguments(arguments))
+    return ToolCall(
+        id=id, name=json_codec.replace_lone_surrogates(name), arguments=parse_arguments(arguments)
+    )
 
 
 # Agents send their whole history with every turn: most calls were read before.
@@ -188,7 +190,7 @@ def _text(content: object, path: str, *, any_json: bool = False) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return replace_lone_surrogates(content)
+        return json_codec.replace_lone_surrogates(content)
     if isinstance(content, _LIST) and not (any_json and not _is_parts(content)):
         return "".join(_part(part, f"{path}[{j}]") for j, part in enumerate(content))
     if any_json:
@@ -207,9 +209,9 @@ def _kind(part: object) -> str | None:
 
 def _part(part: object, path: str) -> str:
     if isinstance(part, str):
-        return replace_lone_surrogates(part)
+        return json_codec.replace_lone_surrogates(part)
     if isinstance(part, Mapping) and _kind(part) in _TEXT_PARTS:
         text = part.get("text")
         if isinstance(text, str):
-            return replace_lone_surrogates(text)
+            return json_codec.replace_lone_surrogates(text)
     raise ValueError(f"{path}: no text but {_kind(part) or repr(part):.80}")

@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paddock.records import JsonObject, RecordDecodeError, replace_lone_surrogates
-from paddock.records.json_codec import check_json_object
+from paddock.records import json_codec
 
 RAW_ARGUMENTS_KEY = "arguments"  # the key under which arguments that are no JSON object are kept
 
@@ -26,7 +25,7 @@ _KINDS: dict[type, str] = {
 
 def to_json_value(value: object) -> Any:
     """A copy of a JSON value with every text mended; WireError if it is none or too deep."""
-    return check_json_object({"value": _mended(value, _LEVELS)}, "value")["value"]
+    return json_codec.check_json_object({"value": _mended(value, _LEVELS)}, "value")["value"]
 
 
 def parse_json_value(text: str) -> Any:
@@ -37,7 +36,7 @@ def parse_json_value(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def parse_arguments(given: object) -> JsonObject:
+def parse_arguments(given: object) -> json_codec.JsonObject:
     """Arguments as clients send them: an object, or JSON text, or nothing. What is neither an
     object nor spells one is kept as text under the key RAW, so that history can be shown.
 
@@ -50,7 +49,7 @@ def parse_arguments(given: object) -> JsonObject:
         value = parse_json_value(given) if isinstance(given, str) else to_json_value(given)
     except ValueError:
         return {
-            RAW_ARGUMENTS_KEY: replace_lone_surrogates(
+            RAW_ARGUMENTS_KEY: json_codec.replace_lone_surrogates(
                 given if isinstance(given, str) else str(given)
             )
         }
@@ -59,7 +58,7 @@ def parse_arguments(given: object) -> JsonObject:
     if isinstance(value, dict):
         return value
     return {
-        RAW_ARGUMENTS_KEY: replace_lone_surrogates(given)
+        RAW_ARGUMENTS_KEY: json_codec.replace_lone_surrogates(given)
         if isinstance(given, str)
         else json.dumps(value)
     }
@@ -68,7 +67,7 @@ def parse_arguments(given: object) -> JsonObject:
 # --- types from a schema --------------------------------------------------------------------------
 
 
-def allowed_json_types(parameters: JsonObject, key: str) -> frozenset[str]:
+def allowed_json_types(parameters: json_codec.JsonObject, key: str) -> frozenset[str]:
     """The JSON types that a tool's schema allows the argument `key`; empty if it does not say.
 
     >>> schema = {"properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
@@ -111,9 +110,9 @@ def coerce_argument(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
 
 def _mended(value: Any, levels: int) -> Any:
     if not levels:
-        raise RecordDecodeError(f"more than {_LEVELS} values within values")
+        raise json_codec.RecordDecodeError(f"more than {_LEVELS} values within values")
     if isinstance(value, str):
-        return replace_lone_surrogates(value)
+        return json_codec.replace_lone_surrogates(value)
     if isinstance(value, dict):
         return {_mended(key, levels): _mended(item, levels - 1) for key, item in value.items()}
     return [_mended(item, levels - 1) for item in value] if isinstance(value, list) else value
@@ -134,7 +133,9 @@ def _spelled(text: str, *, literal: bool) -> Any:
         raise ValueError("no literal") from None
 
 
-def _kinds(schema: object, root: JsonObject, levels: int, seen: set[int]) -> Iterator[str]:
+def _kinds(
+    schema: object, root: json_codec.JsonObject, levels: int, seen: set[int]
+) -> Iterator[str]:
     """`seen` are the parts that were looked at: many that refer to each other are no more work."""
     if not isinstance(schema, Mapping) or not levels or id(schema) in seen:
         return
@@ -155,7 +156,7 @@ def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _referred(reference: object, root: JsonObject) -> object:
+def _referred(reference: object, root: json_codec.JsonObject) -> object:
     """What a reference such as "#/$defs/City" stands for."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None

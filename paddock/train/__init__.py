@@ -14,20 +14,57 @@ step_timing.py  how fast a step is on this machine
 master_weights.py  exact weights, and the rounded ones a network computes with
 """
 
-from paddock.train.loop import StepMetrics, train
-from paddock.train.objective import Losses, Objective
-from paddock.train.run import TrainingRun
-from paddock.train.settings import TrainSettings
-from paddock.train.trainer import Trainer, TrainingError, TrainStepOutput
+from paddock.train import evaluate, policy
+from paddock.train.estimate import TrainingEstimate, estimate_training, peak_flops
+from paddock.train.loop import StepMetrics, build_lr_schedule, peak_memory_bytes, train
+from paddock.train.micro_batch import MicroBatch
+from paddock.train.run import (
+    CHECKPOINTS,
+    TrainingRun,
+    claim_run_folder,
+    init_device,
+    load_init_config,
+    open_corpus,
+    pick_device,
+)
+from paddock.train.settings import (
+    AuxLossSettings,
+    CheckpointSettings,
+    ComputeSettings,
+    ModelInitSettings,
+    OptimSettings,
+    TrainSettings,
+)
+from paddock.train.step_timing import fits_in_memory, free_memory_bytes, measure_step_time
+from paddock.train.trainer import Trainer, TrainStepOutput
 
 __all__ = [
-    "Losses",
-    "Objective",
+    "CHECKPOINTS",
+    "AuxLossSettings",
+    "CheckpointSettings",
+    "ComputeSettings",
+    "MicroBatch",
+    "ModelInitSettings",
+    "OptimSettings",
     "StepMetrics",
     "TrainSettings",
     "TrainStepOutput",
     "Trainer",
-    "TrainingError",
+    "TrainingEstimate",
     "TrainingRun",
+    "build_lr_schedule",
+    "claim_run_folder",
+    "estimate_training",
+    "evaluate",
+    "fits_in_memory",
+    "free_memory_bytes",
+    "init_device",
+    "load_init_config",
+    "measure_step_time",
+    "open_corpus",
+    "peak_flops",
+    "peak_memory_bytes",
+    "pick_device",
+    "policy",
     "train",
 ]

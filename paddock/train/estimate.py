@@ -4,14 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paddock.model import ModelConfig
-from paddock.model.cost import (
-    TrainingWorkload,
-    count_active_parameters,
-    count_layer_parameters,
-    count_parameters,
-    training_flops,
-)
+from paddock.model import ModelConfig, cost
 from paddock.train.settings import TrainSettings
 from paddock.train.stages import stage_spec
 
@@ -50,14 +43,14 @@ class TrainingEstimate:
 
 def estimate_training(settings: TrainSettings, config: ModelConfig) -> TrainingEstimate:
     """The cost of a run from its settings and its network's configuration alone."""
-    total, ranks = count_parameters(config).total, settings.parallel.ranks
+    total, ranks = cost.count_parameters(config).total, settings.parallel.ranks
     machine, stream = settings.compute, settings.dataloader
     half = machine.dtype == "bfloat16"
     slots = 1 if settings.optim.type == "muon" else 2
     exact = 1 if half or ranks > 1 else 0  # alone in float32, the weights are the exact ones
     return TrainingEstimate(
         parameters=total,
-        active=count_active_parameters(config).without_embeddings,
+        active=cost.count_active_parameters(config).without_embeddings,
         tokens=settings.steps * stream.batch_tokens,
         flops_token=flops_per_token(config, settings),
         ranks=ranks,
@@ -76,9 +69,9 @@ def gathered_parameters(config: ModelConfig, settings: TrainSettings) -> int:
     """Parameters a rank holds whole at a time: embedding and head, and the largest layer twice, in
     use and on its way. Of its experts, those it owns."""
     own = settings.parallel.expert
-    layers = [count_layer_parameters(config, i) for i in range(config.layers)]
+    layers = [cost.count_layer_parameters(config, i) for i in range(config.layers)]
     largest = max(layer.total - layer.experts + layer.experts // own for layer in layers)
-    whole = count_parameters(config)
+    whole = cost.count_parameters(config)
     return whole.embedding + whole.head + 2 * largest
 
 
@@ -94,10 +87,10 @@ def flops_per_token(config: ModelConfig, settings: TrainSettings) -> float:
     """FLOPs that a token of this run needs, forward and backward, in rows of one document each;
     shorter documents need less attention."""
     stage, loss = stage_spec(settings), settings.loss
-    return training_flops(
+    return cost.training_flops(
         config,
         settings.dataloader.seq_len,
-        TrainingWorkload(
+        cost.TrainingWorkload(
             dense=stage.dense,
             language=stage.language,
             indexer=stage.indexer,
@@ -111,7 +104,7 @@ def activation_elements_per_token(config: ModelConfig, recompute: bool) -> float
     is recomputed, else about what its matrices read and write."""
     if recompute:
         return float(config.hidden * (config.layers + 4))
-    active = count_active_parameters(config)
+    active = cost.count_active_parameters(config)
     per_layer = 2 * (active.without_embeddings / config.layers) / config.hidden
     return float(config.layers * (per_layer + 12 * config.hidden))
 

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from paddock.data import Corpus, LongContextExample, Tokenizer, iterate_once
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
-from paddock.model import AttentionMetadata, AuxRequest, Transformer
-from paddock.model.attention.dsa import DSA, select_topk, split_dense_sparse
-from paddock.model.attention.mla import MLAProjections
-from paddock.model.decoder_layer import DecoderLayer
-from paddock.model.forward_context import TopKSelection
+from paddock.model import AttentionMetadata, AuxRequest, DecoderLayer, TopKSelection, Transformer
+from paddock.model import attention as model_attention
 from paddock.train.micro_batch import MicroBatch, iter_micro_batches
 
 
@@ -145,7 +142,7 @@ def needle_recall(
     behind the right ones before it."""
     device = network.embed.weight.device
     score, count = 0.0, 0
-    for some in _batched((_asked(task, tokenizer, begin) for task in tasks), tokens=8192):
+    for some in _batched((encode_question(task, tokenizer, begin) for task in tasks), tokens=8192):
         token_T = torch.tensor([token for asked in some for token in asked.ids], device=device)
         layout = AttentionMetadata.packed([len(asked.ids) for asked in some], device)
         hidden_TD = network(token_T, layout, ask=AuxRequest(dense=dense)).hidden_TD
@@ -169,7 +166,9 @@ class NeedleQuestion:
     answers: list[slice]
 
 
-def _asked(task: LongContextExample, tokenizer: Tokenizer, begin: list[int]) -> NeedleQuestion:
+def encode_question(
+    task: LongContextExample, tokenizer: Tokenizer, begin: list[int]
+) -> NeedleQuestion:
     """As training saw such documents: a space before the answer belongs to the answer's token, so
     the question cannot be encoded apart from it."""
     ids = tokenizer.encode(task.to_text(), specials=False)
@@ -218,12 +217,12 @@ def measure_indexer_recall(network: Transformer, batch: MicroBatch) -> list[Inde
         assert isinstance(layer, DecoderLayer)
         attention = layer.attention
         normed_TD = layer.attention_norm(x_TD)
-        if isinstance(attention, DSA) and attention.indexer is not None:
+        if isinstance(attention, model_attention.DSA) and attention.indexer is not None:
             projected = attention.project(normed_TD, step)
             index = attention.index_inputs(normed_TD, projected, step)
             assert index is not None
-            _, long = split_dense_sparse(batch.attn_metadata.spans, attention.topk)
-            kept = select_topk(index, long, attention.topk)
+            _, long = model_attention.split_dense_sparse(batch.attn_metadata.spans, attention.topk)
+            kept = model_attention.select_topk(index, long, attention.topk)
             if len(kept.query_Q):
                 found.append(
                     IndexerRecall(number, _mass(attention, projected, kept, batch.attn_metadata))
@@ -233,7 +232,10 @@ def measure_indexer_recall(network: Transformer, batch: MicroBatch) -> list[Inde
 
 
 def _mass(
-    attention: DSA, projected: MLAProjections, kept: TopKSelection, layout: AttentionMetadata
+    attention: model_attention.DSA,
+    projected: model_attention.MLAProjections,
+    kept: TopKSelection,
+    layout: AttentionMetadata,
 ) -> float:
     query_QHC = attention.absorb(projected.query_THD[kept.query_Q])
     total = 0.0
@@ -268,8 +270,8 @@ def trace_layers(network: Transformer, token_T: Tensor) -> list[LayerTrace]:
     for number, (layer, note) in enumerate(zip(network.layers, notes, strict=True)):
         assert isinstance(layer, DecoderLayer)
         attention = layer.attention
-        chooses = isinstance(attention, DSA) and attention.indexer is not None
-        topk = attention.topk if isinstance(attention, DSA) else 0
+        chooses = isinstance(attention, model_attention.DSA) and attention.indexer is not None
+        topk = attention.topk if isinstance(attention, model_attention.DSA) else 0
         selection = note.selection if chooses else None
         if selection is not None or note.load_E is not None:
             found.append(LayerTrace(number, selection, topk, note.expert_load_E))

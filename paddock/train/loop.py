@@ -9,13 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paddock.checkpoint.training_state import (
-    load_latest,
-    load_optimizer_state,
-    optimizer_state_tensors,
-    prune_checkpoints,
-    save_training_state,
-)
+from paddock.checkpoint import training_state
 from paddock.data import Corpus, PackedDataLoader, Tokenizer
 from paddock.journal import Journal
 from paddock.optim import ConstantSchedule, CosineSchedule, LinearSchedule, Schedule
@@ -246,10 +240,12 @@ def save_checkpoint(
     network = trainer.weights.master_model()
     optimizer: dict[str, Tensor] = {}
     if keep.save_final_optimizer or not last:
-        optimizer = optimizer_state_tensors(trainer.optimizer, trainer.weights.gather_full)
+        optimizer = training_state.optimizer_state_tensors(
+            trainer.optimizer, trainer.weights.gather_full
+        )
     if network is None:
         return
-    save_training_state(
+    training_state.save_training_state(
         run.checkpoints,
         step,
         network,
@@ -257,16 +253,18 @@ def save_checkpoint(
         facts={"stream": stream.state_dict()},
         beside=tokenizer.files,
     )
-    prune_checkpoints(run.checkpoints, last=keep.keep_last, forever=keep.keep_every)
+    training_state.prune_checkpoints(run.checkpoints, last=keep.keep_last, forever=keep.keep_every)
 
 
 def load_checkpoint(run: TrainingRun, trainer: Trainer, stream: PackedDataLoader) -> int:
     """Go on from the newest checkpoint, whichever ranks wrote it; returns the steps behind it."""
-    found = load_latest(run.checkpoints)
+    found = training_state.load_latest(run.checkpoints)
     if found is None:
         return 0
     step, state = found
     trainer.weights.restore(state.network)
-    load_optimizer_state(trainer.optimizer, state.optimizer, trainer.weights.local_part)
+    training_state.load_optimizer_state(
+        trainer.optimizer, state.optimizer, trainer.weights.local_part
+    )
     stream.load_state_dict(state.extra["stream"])
     return step

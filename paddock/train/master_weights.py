@@ -16,13 +16,16 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from paddock.checkpoint.load import meta_model
-from paddock.model import Transformer
-from paddock.model.moe import GroupedExperts
-from paddock.model.roles import parameter_roles
-from paddock.parallel import SINGLE_PROCESS, SINGLE_RANK, Mesh
-from paddock.parallel.collectives import gather_to_rank_zero
-from paddock.parallel.fsdp import local_rows, to_local
+from paddock.checkpoint import meta_model
+from paddock.model import GroupedExperts, Transformer, parameter_roles
+from paddock.parallel import (
+    SINGLE_PROCESS,
+    SINGLE_RANK,
+    Mesh,
+    gather_to_rank_zero,
+    local_rows,
+    to_local,
+)
 from paddock.records import NamedParameter, ParameterRole
 
 SplitRows = Literal["none", "heads", "all"]

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paddock.kernels.linear_cross_entropy import token_logprobs
-from paddock.model import LINEAR_ATTENTION, AttentionMetadata, Transformer
-from paddock.model.moe import Routing, TopKRouter
+from paddock.model import AttentionMetadata, Routing, TopKRouter, Transformer, config
 from paddock.records import TrainSample
 from paddock.train.micro_batch import MicroBatch, PolicyBatch, TokenCounts, iter_micro_batches
 from paddock.train.objective import Losses
@@ -142,7 +141,7 @@ def _hidden(network: Transformer, batch: MicroBatch) -> Tensor:
 
 def shared_prefix_metadata(network: Transformer, batch: MicroBatch) -> AttentionMetadata | None:
     """None where nothing is shared, and for layers that keep a state: it does not branch."""
-    recurrent = any(kind in LINEAR_ATTENTION for kind in network.config.attention)
+    recurrent = any(kind in config.LINEAR_ATTENTION for kind in network.config.attention)
     return None if recurrent else batch.shared_prefixes
 
 

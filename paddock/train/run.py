@@ -12,17 +12,20 @@ from typing import cast
 
 import torch
 
-from paddock.checkpoint import load_pretrained, read_config
-from paddock.checkpoint.training_state import latest_model
+from paddock.checkpoint import latest_model, load_pretrained, read_config
 from paddock.config import BaseSettings, dump_toml
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare_corpus
 from paddock.journal import LEDGER_FILE
-from paddock.model import ModelConfig, Transformer, preset
-from paddock.model.attention.indexer import Indexer
-from paddock.model.moe import GroupedExperts
-from paddock.model.surgery import add_indexer, add_indexer_config
-from paddock.parallel import Mesh
-from paddock.parallel.fsdp import apply_fsdp
+from paddock.model import (
+    GroupedExperts,
+    ModelConfig,
+    Transformer,
+    add_indexer,
+    add_indexer_config,
+    attention,
+    preset,
+)
+from paddock.parallel import Mesh, apply_fsdp
 from paddock.train.master_weights import DTYPES, FakeQuant, no_fake_quant
 from paddock.train.settings import (
     ComputeSettings,
@@ -158,7 +161,7 @@ def place_model(network: Transformer, machine: ComputeSettings, mesh: Mesh) -> T
     experts = [m for m in modules if isinstance(m, GroupedExperts)] if mesh.expert.size > 1 else []
     for stack in experts:
         stack.shard(mesh.expert)
-    index_weights = [m.weights for m in modules if isinstance(m, Indexer)]
+    index_weights = [m.weights for m in modules if isinstance(m, attention.Indexer)]
     apply_fsdp(
         network,
         mesh,

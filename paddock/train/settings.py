@@ -6,7 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from paddock.config import BaseSettings
 from paddock.data import CorpusSettings, DataLoaderSettings, TokenizerSettings
-from paddock.model.config import IndexerSettings
+from paddock.model import config
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegativeWeight = Annotated[float, Field(ge=0)]
@@ -20,7 +20,7 @@ class ModelInitSettings(BaseSettings):
     like: str | None = None  # the preset that folder came from: a plan before it exists
     rope_theta: PositiveFloat | None = None  # a higher base for a longer context
     context: PositiveInt | None = None
-    indexer: IndexerSettings | None = None  # given to a dense latent network that has none
+    indexer: config.IndexerSettings | None = None  # given to a dense latent network that has none
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

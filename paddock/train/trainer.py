@@ -12,11 +12,16 @@ import torch
 from torch import Tensor
 
 from paddock.data import PackedBatch
-from paddock.model import Transformer
-from paddock.model.moe import TopKRouter
+from paddock.model import TopKRouter, Transformer
 from paddock.optim import AdamSettings, AdamW, Muon, MuonSettings, clip_grad_norm_
-from paddock.parallel import SINGLE_PROCESS, Mesh, MeshDim
-from paddock.parallel.collectives import all_reduce_max, all_reduce_sum, global_norm
+from paddock.parallel import (
+    SINGLE_PROCESS,
+    Mesh,
+    MeshDim,
+    all_reduce_max,
+    all_reduce_sum,
+    global_norm,
+)
 from paddock.train.master_weights import DTYPES, FakeQuant, MasterWeights, no_fake_quant
 from paddock.train.micro_batch import (
     MicroBatch,

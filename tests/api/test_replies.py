@@ -22,7 +22,8 @@ from paddock.api.openai_responses_request import ResponsesBody, parse_responses_
 from paddock.api.thinking_options import NO_THINKING_OPTIONS
 from paddock.api.token_decoder import TokenDecoder, format_chat_logprobs
 from paddock.records import Completion, SamplingParams, Segment, ToolSpec
-from paddock.text import ContentDelta, ReasoningDelta, train_tokenizer
+from paddock.text import train_tokenizer
+from paddock.text.parse_events import ContentDelta, ReasoningDelta
 
 TEXTS = ["Need the tool. Checking. get_weather city Oslo days Hello"]
 TOKENIZER = train_tokenizer(TEXTS, vocab=330)

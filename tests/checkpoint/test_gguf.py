@@ -12,8 +12,8 @@ import transformers
 from gguf import GGMLQuantizationType as Type
 
 from paddock.checkpoint import CheckpointError, load_gguf, load_pretrained, save_pretrained
-from paddock.model import GrowingCache
 from paddock.model.config import RopeScaling
+from paddock.model.kv_cache import GrowingCache
 from tests.checkpoint.peers import (
     DENSE,
     TOLERANCE,

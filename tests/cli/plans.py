@@ -1,7 +1,8 @@
 """A plan of small stages, in a folder of its own."""
 
 from paddock.config import dump_toml
-from paddock.data import CorpusSettings, ReasoningSource
+from paddock.data import CorpusSettings
+from paddock.data.reasoning import ReasoningSource
 from tests.train.tiny import network_folder, settings
 
 

@@ -10,13 +10,9 @@ from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.cli.__main__ import app
 from paddock.model import ModelConfig, Transformer, preset
 from paddock.model.config import GQASettings, RopeSettings
-from paddock.text import (
-    GlmRenderer,
-    SpecialToken,
-    Tokenizer,
-    get_renderer,
-    glm_chat_template_source,
-)
+from paddock.text import SpecialToken, Tokenizer, get_renderer
+from paddock.text.chat_template import glm_chat_template_source
+from paddock.text.glm_renderer import GlmRenderer
 from tests.text.tiny_gguf import TEMPLATE, byte_level, sentencepiece, write_gguf
 
 TOKENIZER = {

@@ -129,7 +129,7 @@ def test_a_model_behind_a_url_plays(backend):
 def test_a_model_of_a_folder_plays(tmp_path):
     """A newborn network: whether its reply ends is up to chance, that it is asked is not."""
     from paddock.checkpoint import save_pretrained
-    from paddock.data import DemonstrationSource
+    from paddock.data.dialogue_sources import DemonstrationSource
     from paddock.model import Transformer
     from paddock.text import train_tokenizer, with_chat_template
     from tests.model.networks import latent_config

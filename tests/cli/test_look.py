@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
-from paddock.data import ReasoningSource
+from paddock.data.reasoning import ReasoningSource
 from paddock.journal import Journal
 from paddock.train import train
 from tests.train.tiny import network_folder, run_in, settings

@@ -9,12 +9,13 @@ from typer.testing import CliRunner
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
-from paddock.launch import engines, suites
 from paddock.cli.__main__ import app
 from paddock.cli.quantize import paired_difference
 from paddock.config import ConfigError
 from paddock.dashboard import read_pipeline_report
-from paddock.data import CorpusSettings, ReasoningSource
+from paddock.data import CorpusSettings
+from paddock.data.reasoning import ReasoningSource
+from paddock.launch import engines, suites
 from paddock.launch.calibration_texts import CalibrationBudget, load_calibration_texts
 from paddock.launch.pipeline import finished_stages, load_pipeline, resolve_stages
 from paddock.quant import QuantSettings

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from paddock.checkpoint import save_pretrained
 from paddock.cli.__main__ import app
 from paddock.cli.errors import UserError
-from paddock.data import DemonstrationSource, read_dialogues
+from paddock.data.dialogue import read_dialogues
+from paddock.data.dialogue_sources import DemonstrationSource
 from paddock.launch.dialogue_file import DialogueFile
 from paddock.model import Transformer
 from paddock.records import Failure, Verdict

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from paddock.dashboard import ReportError, write_comparison
+from paddock.dashboard import write_comparison
+from paddock.dashboard.run_view import ReportError
 from tests.dashboard.runs import body, of_class, points, words, write_run
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.dashboard import ReportError, write_report
+from paddock.dashboard import write_report
 from paddock.dashboard.metrics import throughput_series
 from paddock.dashboard.run_report import time_breakdown
-from paddock.dashboard.run_view import read_run
+from paddock.dashboard.run_view import ReportError, read_run
 from paddock.journal import Journal
 from tests.dashboard.runs import body, of_class, words, write_run
 

@@ -7,7 +7,8 @@ import pytest
 
 from paddock.dashboard import jsonl_pages
 from paddock.dashboard.engine_monitor import EngineMonitor, parse_metrics
-from paddock.engine import CumulativeStats, EngineStats
+from paddock.engine import EngineStats
+from paddock.engine.stats import CumulativeStats
 from paddock.serve.metrics import MetricsCollector
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from paddock.dashboard import ReportError, read_pipeline_report, write_pipeline_report
+from paddock.dashboard import read_pipeline_report, write_pipeline_report
+from paddock.dashboard.run_view import ReportError
 from paddock.journal import Journal
 
 

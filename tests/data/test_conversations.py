@@ -11,13 +11,8 @@ from pydantic import ValidationError
 
 from paddock.data import (
     CorpusSettings,
-    DataError,
     DataLoaderSettings,
-    DemonstrationSource,
-    DialogueSource,
-    MixtureSettings,
     PackedDataLoader,
-    ReasoningSource,
     SourceContext,
     TokenizerSettings,
     corpus_key,
@@ -27,12 +22,22 @@ from paddock.data import (
     prepare_corpus,
     tokenize_dialogue,
 )
-from paddock.data.dialogue_sources import concat_dialogues, load_error_marker, text_between_markers
+from paddock.data.dialogue_sources import (
+    DemonstrationSource,
+    DialogueSource,
+    concat_dialogues,
+    load_error_marker,
+    text_between_markers,
+)
+from paddock.data.mixture import MixtureSettings
+from paddock.data.reasoning import ReasoningSource
+from paddock.data.sources import DataError
 from paddock.envs import make
 from paddock.envs.nano import DemonstrationStyle
 from paddock.envs.nano.language import is_held_out
 from paddock.records import Dialogue, LossMaskSpan, Message
-from paddock.text import ChatTemplate, GlmRenderer, get_renderer, with_chat_template
+from paddock.text import ChatTemplate, get_renderer, with_chat_template
+from paddock.text.glm_renderer import GlmRenderer
 from tests.data.tiny import byte_tokenizer
 
 

@@ -5,16 +5,8 @@ import sys
 import pytest
 
 from paddock.config import Recipe, resolve
-from paddock.data import (
-    CorpusSettings,
-    DataError,
-    FolderSource,
-    HubSource,
-    JsonlSource,
-    ParquetSource,
-    PythonSource,
-    SourceContext,
-)
+from paddock.data import CorpusSettings, FolderSource, JsonlSource, ParquetSource, SourceContext
+from paddock.data.sources import DataError, HubSource, PythonSource
 
 
 def read(source):

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from paddock.data import DataError, dialogue_to_json, parse_dialogue, read_dialogues
+from paddock.data import dialogue_to_json
+from paddock.data.dialogue import parse_dialogue, read_dialogues
+from paddock.data.sources import DataError
 from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, ToolSpec
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object"})

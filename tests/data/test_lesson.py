@@ -10,15 +10,10 @@ from hypothesis import strategies as st
 
 from paddock.data import tokenize_dialogue
 from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, ToolSpec
-from paddock.text import (
-    GLM_VERSIONS,
-    ChatTemplate,
-    ChatTemplateRenderer,
-    GlmRenderer,
-    ThinkingKwargs,
-    Tokenizer,
-    train_tokenizer,
-)
+from paddock.text import ChatTemplate, ThinkingKwargs, Tokenizer, train_tokenizer
+from paddock.text.chat_template import GLM_VERSIONS
+from paddock.text.chat_template_renderer import ChatTemplateRenderer
+from paddock.text.glm_renderer import GlmRenderer
 from tests.data.tiny import byte_tokenizer
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
@@ -205,9 +200,7 @@ def test_a_thought_that_is_no_longer_shown_masks_nothing():
 
 def test_a_token_that_a_mark_only_touches_is_masked():
     tokenizer = byte_tokenizer()
-    pieces = [
-        tokenizer.decode([token]) for token in tokenizer.encode("morning", specials=False)
-    ]
+    pieces = [tokenizer.decode([token]) for token in tokenizer.encode("morning", specials=False)]
     assert pieces == ["m", "orning"]
     row = marked(reply("morning"), {"part": "content", "init": 3, "end": 4})
     assert shown(row) == "m|<|user|>"

@@ -3,14 +3,7 @@ from random import Random
 
 import pytest
 
-from paddock.data import (
-    DataError,
-    Document,
-    FolderSource,
-    LongContextSource,
-    ReasoningSource,
-    SourceContext,
-)
+from paddock.data import FolderSource, LongContextSource, SourceContext
 from paddock.data.long_context import (
     LONG_CONTEXT_TASKS,
     NEEDLE_TASKS,
@@ -20,6 +13,8 @@ from paddock.data.long_context import (
     make_needle_example,
     make_repository_example,
 )
+from paddock.data.reasoning import ReasoningSource
+from paddock.data.sources import DataError, Document
 from paddock.envs.nano.language import KEYS, is_held_out
 
 PLAIN = NEEDLE_TEMPLATES["plain"]

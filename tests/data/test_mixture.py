@@ -3,8 +3,8 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
-from paddock.data import DataError, MixtureSettings
-from paddock.data.mixture import Mixture
+from paddock.data.mixture import Mixture, MixtureSettings
+from paddock.data.sources import DataError
 from tests.data.tiny import shelf
 
 FACTS_FIRST = {

@@ -8,19 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddock.data import (
-    Corpus,
-    CorpusSettings,
-    DataError,
-    FolderSource,
-    JsonlSource,
-    QualityFilterSettings,
-    ReasoningSource,
-    prepare_corpus,
-)
+from paddock.data import Corpus, CorpusSettings, FolderSource, JsonlSource, prepare_corpus
 from paddock.data.dialogue_sources import DialogueSource
 from paddock.data.prepare import parallel
 from paddock.data.prepare.fim import FimSettings
+from paddock.data.prepare.settings import QualityFilterSettings
+from paddock.data.reasoning import ReasoningSource
+from paddock.data.sources import DataError
 from paddock.envs.nano.language import is_held_out
 from paddock.text import SpecialToken, train_tokenizer
 from tests.data.tiny import byte_tokenizer

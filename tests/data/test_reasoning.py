@@ -5,8 +5,9 @@ from random import Random
 import pytest
 from pydantic import ValidationError
 
-from paddock.data import ReasoningSource, SourceContext
+from paddock.data import SourceContext
 from paddock.data.reasoning import (
+    ReasoningSource,
     make_chain,
     make_facts,
     make_knowledge,

@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.data import (
-    DataError,
-    DataLoaderSettings,
-    MixtureSettings,
-    PackedDataLoader,
-    iterate_once,
-)
+from paddock.data import DataLoaderSettings, PackedDataLoader, iterate_once
+from paddock.data.mixture import MixtureSettings
+from paddock.data.sources import DataError
 from tests.data.tiny import shelf
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +114,9 @@ def test_a_position_taken_on_four_ranks_serves_two(documents):
         rank.load_state_dict(four.state_dict())
     alone = stream(documents, "best_fit")
     alone.next_batch()
-    assert sorted(spans(alone.next_batch())) == sorted(s for rank in two for s in spans(rank.next_batch()))
+    assert sorted(spans(alone.next_batch())) == sorted(
+        s for rank in two for s in spans(rank.next_batch())
+    )
 
 
 def test_batches_may_grow(documents):

@@ -58,7 +58,9 @@ def cold():
 
 
 def assert_new(serving):
-    for answer, expected in zip(serving.generate_outputs(map(greedy, PROMPTS)), cold(), strict=True):
+    for answer, expected in zip(
+        serving.generate_outputs(map(greedy, PROMPTS)), cold(), strict=True
+    ):
         done = answer.completion
         assert done.token_ids == expected.token_ids
         assert done.logprobs == pytest.approx(expected.logprobs, abs=1e-5)

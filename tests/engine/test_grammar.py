@@ -220,7 +220,9 @@ def test_json_strings_hold_no_raw_control_characters(limits):
 def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
     schema = Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern}))
     with serving(stop_ids=(STOP,)) as engine:
-        answers = engine.generate_outputs([asking(schema, seed, temperature=50.0) for seed in range(10)])
+        answers = engine.generate_outputs(
+            [asking(schema, seed, temperature=50.0) for seed in range(10)]
+        )
         texts = [said(answer) for answer in answers if answer.completion.finish == "stop"]
     assert texts and all(re.search(pattern, json.loads(text)) for text in texts)
 

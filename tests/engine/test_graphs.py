@@ -208,7 +208,10 @@ def graphs(**settings):
 )
 def test_sizes_are_few(sequences, longest, size):
     past_B = np.full(sequences, longest - 1)
-    assert graphs(max_running_requests=6).key_for(UniformDecodeBatch(np.arange(sequences), past_B, 1)) == size
+    assert (
+        graphs(max_running_requests=6).key_for(UniformDecodeBatch(np.arange(sequences), past_B, 1))
+        == size
+    )
 
 
 def test_what_is_missing_is_the_first_again():

@@ -141,7 +141,9 @@ def test_aborted_requests_keep_what_the_old_weights_wrote():
         for prompt, answer in zip(PROMPTS, answers, strict=True):
             assert_greedy(network("sparse"), prompt, answer.completion)
             assert [s.version for s in answer.completion.versions] == [0]
-        for prompt, answer in zip(PROMPTS, serving.generate_outputs(map(greedy, PROMPTS)), strict=True):
+        for prompt, answer in zip(
+            PROMPTS, serving.generate_outputs(map(greedy, PROMPTS)), strict=True
+        ):
             assert_greedy(other(), prompt, answer.completion)
             assert [s.version for s in answer.completion.versions] == [1]
         assert serving.audit() == []

@@ -3,7 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from paddock.envs import run_rollout, scripted_policy
+from paddock.envs import run_rollout
+from paddock.envs.env import scripted_policy
 from paddock.records import Message, Verdict
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"  # public files, where they are there

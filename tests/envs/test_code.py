@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from paddock.envs import EnvError, make, scripted_policy
+from paddock.envs import EnvError, make
 from paddock.envs.answer_format import extract_code
 from paddock.envs.code.generate import function_source
 from paddock.envs.code.verifier import HiddenTests, make_test_verifier
 from paddock.envs.datasets import QAExample
+from paddock.envs.env import scripted_policy
 from paddock.envs.jsonl import RowError
 from paddock.records import Failure, Message, ToolCall
 from paddock.sandbox import SandboxError, SandboxSettings, pick_backend
@@ -132,7 +133,9 @@ def test_a_program_cannot_talk_itself_through(cheat):
     world = make("code", {"level": 3})
     task = world.task(0)
     name = HiddenTests.from_example(world.example_of(task)).entry
-    (found,) = outcomes(world, [task], lambda t: world.scripted_answer(CHEATS[cheat].format(name=name)))
+    (found,) = outcomes(
+        world, [task], lambda t: world.scripted_answer(CHEATS[cheat].format(name=name))
+    )
     assert found.reward == 0
     assert found.parts["formed"] == 1
     assert found.note
@@ -213,7 +216,9 @@ def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
 @boxed
 def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
     world = make("code", {"test_seconds": 1.0})
-    (found,) = outcomes(world, [world.task(0)], lambda task: world.scripted_answer("while True: pass"))
+    (found,) = outcomes(
+        world, [world.task(0)], lambda task: world.scripted_answer("while True: pass")
+    )
     assert found.reward == 0
     assert found.note == "correct: over 1 s"
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from paddock.envs import EnvSettings, make
-from paddock.envs.registry import REGISTRY
+from paddock.envs import make
+from paddock.envs.registry import REGISTRY, EnvSettings
 
 
 @pytest.mark.parametrize(

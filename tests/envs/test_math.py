@@ -30,7 +30,9 @@ def test_every_near_answer_is_wrong():
         task = world.task(index)
         problem = world.example_of(task)
         assert len(problem.near) >= 2
-        assert max(rewards(world, [task], lambda t, p=problem: world.scripted_answer(p.near[-1]))) == 0
+        assert (
+            max(rewards(world, [task], lambda t, p=problem: world.scripted_answer(p.near[-1]))) == 0
+        )
 
 
 def test_tasks_are_reproducible_distinct_and_split():

@@ -3,15 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from paddock.envs import (
-    EnvError,
-    RolloutFailed,
-    Tool,
-    ToolError,
-    execute_tool_calls,
-    make,
-    run_rollout,
-)
+from paddock.envs import EnvError, RolloutFailed, make, run_rollout
+from paddock.envs.tools import Tool, ToolError, execute_tool_calls
 from paddock.records import Budget, Failure, Message, Task, ToolCall, ToolSpec, Verdict
 
 LIMITS = Budget(turns=3, seconds=5, output_bytes=100)

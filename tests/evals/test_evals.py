@@ -4,7 +4,8 @@ from random import Random
 import pytest
 
 from paddock.envs import RolloutFailed, RolloutTrace, run_rollout
-from paddock.evals import EvalError, EvalSettings, compute_metrics, evaluate, pass_at_k
+from paddock.evals import EvalSettings, evaluate
+from paddock.evals.metrics import EvalError, compute_metrics, pass_at_k
 from paddock.records import Budget, Failure, Message, Task, Verdict
 
 LIMITS = Budget(turns=2, seconds=5, output_bytes=100)
@@ -109,7 +110,9 @@ def test_no_more_play_at_once_than_allowed():
 
 
 def test_several_attempts_give_pass_at_k():
-    found = evaluated(Counting(), lambda number, attempt: attempt == number % 4, rollouts_per_task=4)
+    found = evaluated(
+        Counting(), lambda number, attempt: attempt == number % 4, rollouts_per_task=4
+    )
     assert found.score.mean == 0.25
     assert found.score.pass_at_k == {1: 0.25, 2: 0.5, 4: 1.0}
     assert found.score.error == 0.0  # every task is solved equally often

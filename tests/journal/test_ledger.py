@@ -141,12 +141,18 @@ def test_a_whole_rewind_leaves_nothing_of_what_came_after(ledger):
     finished(ledger, 0, 0, issued=0)
     finished(ledger, 1, 0, issued=0)
     ledger.record_update(0, 1, [0])
-    ledger.record_task_weights(TaskWeights(since=1, weights={"sums": 0.0}, why="ill", asked=False), now=0)
+    ledger.record_task_weights(
+        TaskWeights(since=1, weights={"sums": 0.0}, why="ill", asked=False), now=0
+    )
     finished(ledger, 2, 1, issued=1)
     ledger.issue([entry(3, issued=1)])
     ledger.end_group(3, "failed", "it was bad")
-    ledger.record_task_weights(TaskWeights(since=2, weights={"sums": 1.0}, why="well again", asked=False), now=1)
-    ledger.record_task_weights(TaskWeights(since=2, weights={"sums": 3.0}, why="asked", asked=True), now=1)
+    ledger.record_task_weights(
+        TaskWeights(since=2, weights={"sums": 1.0}, why="well again", asked=False), now=1
+    )
+    ledger.record_task_weights(
+        TaskWeights(since=2, weights={"sums": 3.0}, why="asked", asked=True), now=1
+    )
     ledger.record_update(1, 2, [1])
     ledger.rewind(1, whole=True)
     assert statuses(ledger) == {0: "trained", 1: "finished"}

@@ -337,11 +337,11 @@ def a_network_that_uses_them_all():
         dense_attention,
         expert_topk,
         linear_cross_entropy,
+        linear_fp32,
         moe_permute,
         norm,
         rope,
         swiglu,
-        linear_fp32,
     )
     from paddock.model import AttentionMetadata
     from paddock.model.config import IndexerSettings

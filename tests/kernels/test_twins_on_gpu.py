@@ -5,14 +5,14 @@ import torch
 
 from paddock.kernels import (
     dense_attention,
+    dispatch,
     expert_topk,
     linear_cross_entropy,
+    linear_fp32,
     moe_permute,
     norm,
     rope,
     swiglu,
-    dispatch,
-    linear_fp32,
 )
 from paddock.kernels.topk import topk_indices
 from paddock.model import AttentionMetadata
@@ -183,7 +183,9 @@ def test_the_loss(ignored):
     target[:ignored] = -100
     assert linear_cross_entropy.fused.suits(hidden, head)
     loss, dhidden, dhead = distances(
-        lambda h, w: linear_cross_entropy.linear_cross_entropy(h, w, target, chunk_bytes=4 * 5000 * 130),
+        lambda h, w: linear_cross_entropy.linear_cross_entropy(
+            h, w, target, chunk_bytes=4 * 5000 * 130
+        ),
         (hidden, head),
     )
     assert loss < 1e-5

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.model import AttentionMetadata, AuxRequest, GrowingCache, Transformer
+from paddock.model import AttentionMetadata, AuxRequest, Transformer
 from paddock.model.attention.indexer import Indexer
+from paddock.model.kv_cache import GrowingCache
 from tests.model.networks import born, grouped_config, latent_config, tokens
 
 NETWORKS = {

@@ -63,7 +63,9 @@ def test_depths_that_share_the_index_attend_to_what_the_first_selected():
     hidden_TD = shared(token_T, layout).hidden_TD
 
     def selections(network):
-        step = network.make_context(layout, ask=AuxRequest(routing_and_topk=True, indexer_loss=True))
+        step = network.make_context(
+            layout, ask=AuxRequest(routing_and_topk=True, indexer_loss=True)
+        )
         ahead = list(network.mtp_forward(hidden_TD, token_T, step, 3))
         kept = [notes.selection.index_QK.tolist() for _, notes in ahead]
         return kept, [notes.indexer_loss is not None for _, notes in ahead]

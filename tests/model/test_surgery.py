@@ -57,9 +57,7 @@ def test_what_cannot_be_replaced_is_refused():
 @pytest.mark.parametrize("tied", [False, True])
 def test_further_tokens_start_as_the_mean_of_what_spelled_them(tied):
     network = born(grouped_config("gqa", "gqa", tied=tied))
-    larger = resize_token_embeddings(
-        network, {50: (3, 4), 51: (7,), 48: (1, 1, 2)}, stops=(50, 2)
-    )
+    larger = resize_token_embeddings(network, {50: (3, 4), 51: (7,), 48: (1, 1, 2)}, stops=(50, 2))
     assert larger.config.vocab == 64  # a multiple of it
     assert larger.config.eos == (50, 2)
     assert (larger.head.weight is larger.embed.weight) == tied

@@ -10,9 +10,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from paddock.kernels.newton_schulz import XTUNER, newton_schulz
-from paddock.optim import AdamW, Muon, MuonSettings, ParamGroupOptions
+from paddock.optim import AdamW, Muon, MuonSettings
 from paddock.optim.muon import orthogonalize_role
-from paddock.optim.param_groups import PARAM_GROUP_OPTIONS
+from paddock.optim.param_groups import PARAM_GROUP_OPTIONS, ParamGroupOptions
 from paddock.records import MuonSplit, NamedParameter, ParameterRole
 
 WHOLE = ParameterRole("matrix")

@@ -4,13 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.optim import (
-    ConstantSchedule,
-    CosineSchedule,
-    LinearRampSchedule,
-    LinearSchedule,
-    PiecewiseConstantSchedule,
-)
+from paddock.optim import ConstantSchedule, CosineSchedule, LinearSchedule
+from paddock.optim.schedule import LinearRampSchedule, PiecewiseConstantSchedule
 
 B, T = 1e9, 1e12
 

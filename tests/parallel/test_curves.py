@@ -4,7 +4,8 @@ from collections import defaultdict
 
 import pytest
 
-from paddock.data import CorpusSettings, DataLoaderSettings, ReasoningSource
+from paddock.data import CorpusSettings, DataLoaderSettings
+from paddock.data.reasoning import ReasoningSource
 from paddock.model.config import MoESettings
 from paddock.train.settings import (
     ComputeSettings,

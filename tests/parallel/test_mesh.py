@@ -1,10 +1,11 @@
 import pytest
 import torch
 
-from paddock.parallel import SINGLE_RANK, ContextShard, MeshError, ParallelDegrees, init_mesh
-from paddock.train import TrainingError
+from paddock.parallel import SINGLE_RANK, ContextShard, ParallelDegrees, init_mesh
+from paddock.parallel.mesh import MeshError
 from paddock.train.run import check_parallel
 from paddock.train.settings import ParallelSettings
+from paddock.train.trainer import TrainingError
 from tests.model.networks import grouped_config, latent_config
 
 CPU = torch.device("cpu")

@@ -13,12 +13,11 @@ from paddock.parallel import ContextShard, ExpertDispatch, MeshDim, ParallelDegr
 from paddock.parallel.collectives import all_gather_rows
 from paddock.parallel.fsdp import apply_fsdp, to_local
 from paddock.records import MuonSplit, NamedParameter, ParameterRole
-from paddock.train import TrainingError
 from paddock.train.objective import LanguageModelObjective
 from paddock.train.run import place_model
 from paddock.train.settings import AuxLossSettings, ComputeSettings, ParallelSettings
 from paddock.train.stages import STAGES
-from paddock.train.trainer import Trainer
+from paddock.train.trainer import Trainer, TrainingError
 from tests.model.networks import born, grouped_config, latent_config, tokens
 from tests.parallel.ranks import all_on_ranks, on_ranks
 from tests.train.test_batch import batch_of

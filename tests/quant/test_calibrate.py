@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from paddock.model import AttentionMetadata
-from paddock.quant import QuantizationArgs, QuantSettings
+from paddock.quant import QuantSettings
 from paddock.quant.calibrate import ActivationObserver, ActivationStats, search_alpha, smooth
 from paddock.quant.rotate import fuse_norms
+from paddock.quant.w4a8 import QuantizationArgs
 from tests.model.networks import born, grouped_config, latent_config, tokens
 
 BIASES = {"heads": 4, "kv_heads": 2, "dim": 8, "bias": "all", "qk_norm": True}

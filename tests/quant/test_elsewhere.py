@@ -6,9 +6,10 @@ import json
 import pytest
 import torch
 
-from paddock.quant import QuantizationArgs, QuantSettings, quantize, quantize_folder
+from paddock.quant import QuantSettings, quantize_folder
 from paddock.quant import calibrate as calibrating
 from paddock.quant.calibrate import batch_experts, smooth
+from paddock.quant.w4a8 import QuantizationArgs, quantize
 from tests.model.networks import born, grouped_config, latent_config
 from tests.quant.elsewhere import ELSEWHERE, Pretending
 from tests.quant.test_calibrate import watched

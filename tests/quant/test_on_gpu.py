@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from paddock.checkpoint import load_pretrained
-from paddock.quant import QuantizationArgs, QuantSettings, quantize, quantize_folder
+from paddock.quant import QuantSettings, quantize_folder
+from paddock.quant.w4a8 import QuantizationArgs, quantize
 from tests.model.networks import born, latent_config, tokens
 from tests.quant.test_run import contents
 from tests.quant.texts import folder_of, text

@@ -2,8 +2,9 @@ import torch
 
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.kernels.w4a8_gemm import unpack_halves
-from paddock.quant import RECIPES, QuantizationArgs, quantize, quantize_folder
+from paddock.quant import RECIPES, quantize_folder
 from paddock.quant.qat import fake_quantize, int4, int4_group32
+from paddock.quant.w4a8 import QuantizationArgs, quantize
 from paddock.train.master_weights import MasterWeights
 from tests.quant.texts import network
 

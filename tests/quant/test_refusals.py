@@ -10,13 +10,8 @@ from safetensors.torch import load_file, save_file
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
 from paddock.checkpoint.load import open_checkpoint
 from paddock.checkpoint.weight_sync import iter_released_tensors
-from paddock.quant import (
-    RECIPES,
-    CalibrationText,
-    QuantError,
-    quantize_folder,
-    rotate,
-)
+from paddock.quant import RECIPES, CalibrationText, quantize_folder, rotate
+from paddock.quant.w4a8 import QuantError
 from tests.model.networks import born, grouped_config
 from tests.quant.texts import QUICK, network, text
 

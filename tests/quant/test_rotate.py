@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.model import AttentionMetadata, AuxRequest
-from paddock.quant import QuantError, rotate
+from paddock.quant import rotate
 from paddock.quant.rotate import Rotation
+from paddock.quant.w4a8 import QuantError
 from tests.model.networks import born, grouped_config, latent_config, tokens
 
 SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}

@@ -12,18 +12,12 @@ from paddock.checkpoint import load_pretrained
 from paddock.config import load_recipe, resolve
 from paddock.engine.weight_updater import EngineWeightUpdater
 from paddock.model import AttentionMetadata
-from paddock.quant import (
-    RECIPES,
-    QuantizationArgs,
-    QuantSettings,
-    quantize,
-    quantize_folder,
-    layer_quantizer,
-)
+from paddock.quant import RECIPES, QuantSettings, layer_quantizer, quantize_folder
 from paddock.quant import calibration_data as streaming
 from paddock.quant import run as running
 from paddock.quant.quantized_layers import QuantizedExperts, QuantizedLinear
 from paddock.quant.rotate import RotatedMTP
+from paddock.quant.w4a8 import QuantizationArgs, quantize
 from tests.engine.nets import engine, greedy, prompts
 from tests.model.networks import born, grouped_config, tokens
 from tests.quant.texts import QUICK, folder_of, network, simulated, text

@@ -3,8 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.quant import QuantError, QuantizationArgs, quantize
-from paddock.quant.w4a8 import pack_words, unpack_words
+from paddock.quant.w4a8 import QuantError, QuantizationArgs, pack_words, quantize, unpack_words
 
 
 def matrix(rows=6, columns=64, seed=0):

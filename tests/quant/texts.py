@@ -9,8 +9,9 @@ from torch import nn
 from paddock.checkpoint import save_pretrained
 from paddock.model import Transformer
 from paddock.model.moe import GroupedExperts, Routing
-from paddock.quant import CalibrationText, QuantizationArgs, QuantSettings, quantize
+from paddock.quant import CalibrationText, QuantSettings
 from paddock.quant.settings import quantizable_linears
+from paddock.quant.w4a8 import QuantizationArgs, quantize
 from tests.model.networks import born, latent_config, tokens
 
 QUICK = QuantSettings(n_grid=2, calibration_rows=16, batch_tokens=128)  # to be done at once

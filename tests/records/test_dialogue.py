@@ -1,6 +1,7 @@
 import pytest
 
-from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, decode, encode
+from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall
+from paddock.records.json_codec import decode, encode
 
 ASK = Message(role="user", content="Hi")
 CALL = ToolCall(id="c", name="look", arguments={"far": 2})

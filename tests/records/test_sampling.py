@@ -1,6 +1,7 @@
 import pytest
 
-from paddock.records import Grammar, LogitBias, SamplingParams, decode, encode
+from paddock.records import Grammar, LogitBias, SamplingParams
+from paddock.records.json_codec import decode, encode
 
 
 def test_it_travels_unchanged():

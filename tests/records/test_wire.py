@@ -11,7 +11,6 @@ from paddock.records import (
     Completion,
     Failure,
     Message,
-    RecordDecodeError,
     Segment,
     Task,
     ToolCall,
@@ -19,9 +18,8 @@ from paddock.records import (
     Trajectory,
     Turn,
     Verdict,
-    decode,
-    encode,
 )
+from paddock.records.json_codec import RecordDecodeError, decode, encode
 
 names = st.text(min_size=1)
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -11,7 +11,8 @@ import torch
 
 from paddock.cli.look import LEAST, inspect_network
 from paddock.cli.rl import run_rl
-from paddock.engine import CumulativeStats, EngineStats
+from paddock.engine import EngineStats
+from paddock.engine.stats import CumulativeStats
 from paddock.journal import LedgerView, follow
 from paddock.launch.engine_stats import ROWS, EngineStatLogger
 from paddock.launch.rollouts import LEDGER_FILE, with_timing_row

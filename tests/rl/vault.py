@@ -18,8 +18,9 @@ from paddock.envs.registry import EnvSettings
 from paddock.envs.tools import Tool, execute_tool_calls
 from paddock.model import AttentionMetadata, Transformer
 from paddock.records import Budget, Message, Task, ToolCall, ToolSpec, Verdict
-from paddock.text import GlmRenderer, ThinkingKwargs, Tokenizer, train_tokenizer, with_chat_template
+from paddock.text import ThinkingKwargs, Tokenizer, train_tokenizer, with_chat_template
 from paddock.text.chat_template import glm_chat_template
+from paddock.text.glm_renderer import GlmRenderer
 from tests.model.networks import latent_config
 
 LOOK = ToolSpec(

@@ -9,7 +9,9 @@ from random import Random
 from paddock.api.delta_parser import RequestOutputLike
 from paddock.records import Completion, Segment
 from paddock.rollout.client import InferenceRequest, NonStreamingClient, OutputDelta, RequestOutput
-from paddock.text import GlmRenderer, SpecialToken, Tokenizer, parse_tools, train_tokenizer
+from paddock.text import SpecialToken, Tokenizer, train_tokenizer
+from paddock.text.glm_renderer import GlmRenderer
+from paddock.text.messages import parse_tools
 from tests.text.conversations import MARKERS, TOOLS, WORDS, text, value
 
 SPEC = parse_tools(TOOLS)

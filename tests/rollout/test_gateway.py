@@ -21,7 +21,8 @@ from paddock.engine import (
     InvalidRequestError,
     Request,
 )
-from paddock.records import Message, SamplingParams, Trajectory, Verdict, decode, encode
+from paddock.records import Message, SamplingParams, Trajectory, Verdict
+from paddock.records.json_codec import decode, encode
 from paddock.rollout.client import EngineUnavailableError, InProcessClient
 from paddock.rollout.gateway import build_gateway
 from paddock.rollout.session_manager import GatewaySettings, SessionConfig, SessionManager

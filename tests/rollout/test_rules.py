@@ -6,7 +6,8 @@ import pytest
 
 from paddock.records import Grammar, LogitBias, SamplingParams
 from paddock.rollout.session_manager import SessionConfig
-from paddock.text import ChatTemplate, ChatTemplateRenderer, SpecialToken
+from paddock.text import ChatTemplate, SpecialToken
+from paddock.text.chat_template_renderer import ChatTemplateRenderer
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent
 from tests.rollout.engines import Chancy, Scripted, completion, tokenizer
 from tests.rollout.talks import ids_of

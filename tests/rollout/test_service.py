@@ -136,7 +136,10 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
 
     engine, learner, ledger, down, back = asyncio.run(main())
     assert [sum(g.task == "echo" for g in b.groups) for b in learner.batches[:3]] == [2, 2, 2]
-    assert "groups in a row failed" in down.disabled_reason and "infrastructure at service" in down.disabled_reason
+    assert (
+        "groups in a row failed" in down.disabled_reason
+        and "infrastructure at service" in down.disabled_reason
+    )
     assert back.disabled_reason == "" and back.trained > 6
     assert sum(g.task == "echo" for g in learner.batches[-1].groups) == 2
     assert ledger.group_counts().is_consistent

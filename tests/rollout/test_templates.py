@@ -7,17 +7,11 @@ import pytest
 from paddock.records import Message, ToolCall
 from paddock.rollout.prefix_matcher import STRICT
 from paddock.rollout.session import PRESERVED, Session
-from paddock.text import (
-    ChatTemplate,
-    ChatTemplateRenderer,
-    SessionPattern,
-    SpecialToken,
-    Tokenizer,
-    find_prefix_change,
-    get_renderer,
-)
+from paddock.text import ChatTemplate, SpecialToken, Tokenizer, get_renderer
 from paddock.text.chat_template import glm_chat_template
+from paddock.text.chat_template_renderer import ChatTemplateRenderer
 from paddock.text.gguf import tokenizer_from_gguf
+from paddock.text.prefix_check import SessionPattern, find_prefix_change
 from tests.rollout.engines import SPEC, completion, renderer, tokenizer
 from tests.rollout.talks import JUDGED, ids_of, say, user
 from tests.text.test_folder import CHATML

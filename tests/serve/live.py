@@ -73,7 +73,9 @@ def serving(
 ) -> Iterator[Live]:
     tokenizer = Tokenizer.load(folder)
     renderer = get_renderer(tokenizer)
-    chosen = EngineSettings(**({"kv_cache_bytes": 1 << 22, "max_running_requests": 8} | (engine or {})))
+    chosen = EngineSettings(
+        **({"kv_cache_bytes": 1 << 22, "max_running_requests": 8} | (engine or {}))
+    )
     engines = [Engine(load_pretrained(folder), tokenizer, chosen) for _ in range(replicas)]
     names = {"served_name": "tiny", "aliases": ("m", "glm-5[1m]")}
     said = names | {"model_path": str(folder)} | settings

@@ -10,8 +10,9 @@ from torch.nn.functional import cross_entropy
 from paddock.checkpoint import save_pretrained
 from paddock.model import AttentionMetadata, Transformer
 from paddock.records import Message, ToolCall, ToolSpec
-from paddock.text import GlmRenderer, ThinkingKwargs, Tokenizer, train_tokenizer, with_chat_template
+from paddock.text import ThinkingKwargs, Tokenizer, train_tokenizer, with_chat_template
 from paddock.text.chat_template import glm_chat_template
+from paddock.text.glm_renderer import GlmRenderer
 from tests.model.networks import latent_config
 
 WEATHER = ToolSpec(

@@ -1,14 +1,8 @@
 import pytest
 
-from paddock.text import (
-    GLM_VERSIONS,
-    ChatTemplate,
-    ChatTemplateError,
-    SessionPattern,
-    ThinkingKwargs,
-    find_prefix_change,
-)
-from paddock.text.chat_template import glm_chat_template
+from paddock.text import ChatTemplate, ChatTemplateError, ThinkingKwargs
+from paddock.text.chat_template import GLM_VERSIONS, glm_chat_template
+from paddock.text.prefix_check import SessionPattern, find_prefix_change
 from tests.data.tiny import byte_tokenizer
 
 PRESERVED = ThinkingKwargs(clear_thinking=False)

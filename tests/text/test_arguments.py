@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.records import RecordDecodeError, ToolCall, replace_lone_surrogates
+from paddock.records import ToolCall
+from paddock.records.json_codec import RecordDecodeError, replace_lone_surrogates
 from paddock.text.tool_arguments import (
     allowed_json_types,
     coerce_argument,

@@ -9,16 +9,16 @@ from transformers import PreTrainedTokenizerFast
 from paddock.records import Message, ToolCall, ToolSpec
 from paddock.text import (
     DEFAULT_THINKING,
-    ChatTemplateRenderer,
     NotPrefixPreservingError,
     ThinkingKwargs,
     Tokenizer,
     get_renderer,
     parse_completion,
     parse_messages,
-    parse_tools,
 )
+from paddock.text.chat_template_renderer import ChatTemplateRenderer
 from paddock.text.gguf import tokenizer_from_gguf
+from paddock.text.messages import parse_tools
 from tests.text.conversations import WORDS, conversation
 from tests.text.tiny_gguf import write_gguf
 
@@ -115,7 +115,9 @@ def test_a_prompt_is_what_transformers_makes_of_the_folder(files, tmp_path):
             for m in messages
         ]  # fmt: skip
         expected = theirs.apply_chat_template(plain, tools=tools, add_generation_prompt=True)
-        assert list(ours.render_prompt(messages, tools=specs).token_ids) == list(expected["input_ids"])
+        assert list(ours.render_prompt(messages, tools=specs).token_ids) == list(
+            expected["input_ids"]
+        )
 
 
 def test_a_model_learns_its_replies_up_to_the_token_that_stops_it(files):
@@ -148,9 +150,7 @@ def test_a_model_learns_its_replies_up_to_the_token_that_stops_it(files):
 def test_the_tokens_of_a_dialogue_are_those_of_its_text(files):
     ours = renderer(files, CHATML)
     text = ours.template.render(TURNS, tools=())
-    assert list(ours.render_dialogue(TURNS).token_ids) == ours.tokenizer.encode(
-        text, specials=True
-    )
+    assert list(ours.render_dialogue(TURNS).token_ids) == ours.tokenizer.encode(text, specials=True)
     asked = ours.render_dialogue((*TURNS, user("Bye.")))
     assert runs(ours, asked, "trained")[-1] == (False, "\n" + SAID("user", "Bye."))
 
@@ -187,7 +187,9 @@ def test_a_marker_that_is_text_changes_no_other_token(tmp_path):
     ours = renderer(files, template)
     past = (user("The pony"), reply("ran in the paddock"))
     quiet = ours.render_prompt((*past, user("so"))).token_ids
-    start = list(quiet).index(ours.tokenizer.eos_token_id, quiet.index(ours.tokenizer.eos_token_id) + 1)
+    start = list(quiet).index(
+        ours.tokenizer.eos_token_id, quiet.index(ours.tokenizer.eos_token_id) + 1
+    )
     loud = ours.render_prompt((*past, user("</s>"))).token_ids
     assert loud[: start + 1] == quiet[: start + 1]
     assert loud.count(ours.tokenizer.eos_token_id) == quiet.count(ours.tokenizer.eos_token_id) == 3
@@ -209,7 +211,9 @@ def test_a_template_that_forgets_is_refused_with_the_place(files):
     ours.render_dialogue((user("a"), reply("b", "Hm."), reply("c", "So.")))
     # With thinking off, prompts say what replies then lack.
     with pytest.raises(NotPrefixPreservingError, match=r"comes to messages\[1\]: .*<think>"):
-        ours.render_last_reply((user("a"), reply("b")), thinking=ThinkingKwargs(enable_thinking=False))
+        ours.render_last_reply(
+            (user("a"), reply("b")), thinking=ThinkingKwargs(enable_thinking=False)
+        )
 
 
 # --- sessions -------------------------------------------------------------------------------------
@@ -239,7 +243,9 @@ def test_a_session_of_sampled_tokens_is_the_dialogue_of_its_messages(files):
     session = list(ours.render_prompt(TURNS[:1]).token_ids)
     for k in (1, 3, 5):
         if k > 1:
-            session += ours.render_next_turn(session, TURNS[k - 1 : k], answering=TURNS[k - 2]).token_ids
+            session += ours.render_next_turn(
+                session, TURNS[k - 1 : k], answering=TURNS[k - 2]
+            ).token_ids
         alone = ours.render_last_reply(TURNS[: k + 1])
         session += [i for i, on in zip(alone.token_ids, alone.loss_mask, strict=True) if on]
     whole = ours.render_dialogue(TURNS).token_ids
@@ -253,7 +259,9 @@ def test_a_session_that_would_be_rewritten_is_refused(files):
     with pytest.raises(NotPrefixPreservingError, match="comes to the new messages"):
         ours.render_next_turn(past, [user("Sure?")])
     result = Message(role="tool", content="x", tool_call_id="a")
-    assert ours.tokenizer.decode(ours.render_next_turn(past, [result]).token_ids).startswith("<|im_end|>\n")
+    assert ours.tokenizer.decode(ours.render_next_turn(past, [result]).token_ids).startswith(
+        "<|im_end|>\n"
+    )
     thinking = [*past, ours.tokenizer.token_to_id("<think>")]
     added = ours.tokenizer.decode(ours.render_next_turn(thinking, [result]).token_ids)
     assert added.startswith("</think><|im_end|>\n")
@@ -287,16 +295,17 @@ def test_a_reply_has_the_tokens_it_has_after_its_prompt(tmp_path):
     ours = renderer(files, WORDS_ONLY.replace(": '", ":\\n'").replace(":'", ":\\n'"))
     turns = (user("The pony"), reply("ran"))
     text = ours.template.render(turns)
-    assert list(ours.render_dialogue(turns).token_ids) == ours.tokenizer.encode(
-        text, specials=True
-    )
+    assert list(ours.render_dialogue(turns).token_ids) == ours.tokenizer.encode(text, specials=True)
     assert ours.render_dialogue(turns).token_ids == ours.render_last_reply(turns).token_ids
 
 
 def test_settings_that_the_template_never_mentions_are_named(files):
     asked = ThinkingKwargs(enable_thinking=True, reasoning_effort="low")
     assert list(renderer(files, FORGETS).ignored_kwargs(asked)) == ["reasoning_effort"]
-    assert list(renderer(files, CHATML).ignored_kwargs(asked)) == ["enable_thinking", "reasoning_effort"]
+    assert list(renderer(files, CHATML).ignored_kwargs(asked)) == [
+        "enable_thinking",
+        "reasoning_effort",
+    ]
     assert renderer(files, CHATML).ignored_kwargs(DEFAULT_THINKING) == {}
 
 

@@ -7,17 +7,17 @@ import pytest
 from paddock.records import Message, ToolCall, ToolSpec
 from paddock.text import (
     DEFAULT_THINKING,
-    GLM_VERSIONS,
-    GlmRenderer,
-    MissingTokenError,
     NotPrefixPreservingError,
     SpecialToken,
     ThinkingKwargs,
     Tokenizer,
     get_renderer,
     parse_messages,
-    parse_tools,
 )
+from paddock.text.chat_template import GLM_VERSIONS
+from paddock.text.glm_renderer import GlmRenderer
+from paddock.text.messages import parse_tools
+from paddock.text.special_tokens import MissingTokenError
 from tests.data.tiny import byte_tokenizer
 from tests.text.conversations import MARKERS, WORDS, conversation
 from tests.text.test_tokenizer import word_tokenizer

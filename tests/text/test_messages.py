@@ -1,7 +1,8 @@
 import pytest
 
 from paddock.records import Message, ToolCall
-from paddock.text import MessageError, parse_messages, parse_tools
+from paddock.text import parse_messages
+from paddock.text.messages import MessageError, parse_tools
 
 ASK = {"role": "user", "content": "Hi"}
 

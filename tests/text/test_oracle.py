@@ -8,14 +8,9 @@ from renderers import GLM5Renderer, GLM51Renderer, GLM53Renderer
 from renderers.configs import GLM5RendererConfig, GLM51RendererConfig, GLM53RendererConfig
 from transformers import PreTrainedTokenizerFast
 
-from paddock.text import (
-    GlmRenderer,
-    SpecialToken,
-    ThinkingKwargs,
-    parse_completion,
-    parse_messages,
-    parse_tools,
-)
+from paddock.text import SpecialToken, ThinkingKwargs, parse_completion, parse_messages
+from paddock.text.glm_renderer import GlmRenderer
+from paddock.text.messages import parse_tools
 from tests.data.tiny import byte_tokenizer
 from tests.text.conversations import MARKERS, TOOLS, WORDS, conversation, without_null
 

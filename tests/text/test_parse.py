@@ -9,22 +9,24 @@ from hypothesis import strategies as st
 
 from paddock.records import Message, ToolSpec
 from paddock.text import (
-    GLM_VERSIONS,
     CompletionParser,
-    ContentDelta,
-    GlmRenderer,
-    ReasoningDelta,
-    ReasoningRetraction,
     SpecialToken,
     ThinkingKwargs,
     Tokenizer,
+    parse_completion,
+    parse_messages,
+)
+from paddock.text.chat_template import GLM_VERSIONS
+from paddock.text.glm_renderer import GlmRenderer
+from paddock.text.messages import parse_tools
+from paddock.text.parse_events import (
+    ContentDelta,
+    ReasoningDelta,
+    ReasoningRetraction,
     ToolCallArgumentsDelta,
     ToolCallDiscard,
     ToolCallEnd,
     ToolCallStart,
-    parse_completion,
-    parse_messages,
-    parse_tools,
 )
 from tests.data.tiny import byte_tokenizer
 from tests.text.conversations import MARKERS, TOOLS, WORDS, conversation

@@ -1,6 +1,7 @@
 import pytest
 
-from paddock.text import MissingTokenError, SpecialToken, SpecialTokenIds
+from paddock.text import SpecialToken, SpecialTokenIds
+from paddock.text.special_tokens import MissingTokenError
 
 FIRST = 154820  # in the released vocabulary
 

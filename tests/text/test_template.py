@@ -6,19 +6,22 @@ from transformers import PreTrainedTokenizerFast
 from paddock.records import Message, ToolCall
 from paddock.text import (
     DEFAULT_THINKING,
-    GLM_VERSIONS,
     ChatTemplate,
     ChatTemplateError,
-    GlmRenderer,
     ThinkingKwargs,
     get_renderer,
-    glm_chat_template_source,
-    ignored_thinking_kwargs,
     parse_messages,
-    parse_tools,
     with_chat_template,
 )
-from paddock.text.chat_template import detect_glm_version, glm_chat_template
+from paddock.text.chat_template import (
+    GLM_VERSIONS,
+    detect_glm_version,
+    glm_chat_template,
+    glm_chat_template_source,
+    ignored_thinking_kwargs,
+)
+from paddock.text.glm_renderer import GlmRenderer
+from paddock.text.messages import parse_tools
 from tests.data.tiny import byte_tokenizer
 
 RAW_TOOLS = [

@@ -51,9 +51,7 @@ def test_byte_level_gives_any_text_back(text):
 def test_words_give_any_text_back_but_for_its_first_blank(text):
     tokenizer = word_tokenizer()
     spaced = text.replace("\u2581", " ")
-    assert tokenizer.decode(tokenizer.encode(text, specials=False)) == spaced.removeprefix(
-        " "
-    )
+    assert tokenizer.decode(tokenizer.encode(text, specials=False)) == spaced.removeprefix(" ")
 
 
 @given(st.lists(st.sampled_from([*(t.value for t in SpecialToken), "x", "</", "<|", " ", "hi"])))
@@ -174,10 +172,7 @@ def test_text_behind_half_a_character_begins_anew():
     tokenizer = byte_tokenizer()
     half, *_ = tokenizer.encode("\U0001f98c", specials=False)
     growing = IncrementalDetokenizer(tokenizer, behind=[half])
-    assert (
-        growing.push_all(tokenizer.encode("deer", specials=False)) + growing.flush()
-        == "deer"
-    )
+    assert growing.push_all(tokenizer.encode("deer", specials=False)) + growing.flush() == "deer"
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
@@ -286,9 +281,7 @@ def test_a_vocabulary_too_small_for_what_is_always_there_is_refused():
 @pytest.mark.parametrize("words", [KEYS, COLOURS, NOUNS, ("add", "minus", "is", "first", "look")])
 def test_every_word_of_the_small_language_is_one_token(words):
     tokenizer = word_tokenizer()
-    assert [
-        word for word in words if len(tokenizer.encode(word, specials=False)) != 1
-    ] == []
+    assert [word for word in words if len(tokenizer.encode(word, specials=False)) != 1] == []
 
 
 def test_a_word_has_one_spelling_wherever_it_stands():
@@ -303,6 +296,6 @@ def test_digits_stand_one_by_one():
 
 
 def test_a_line_of_the_tools_block_is_one_token():
-    assert len(word_tokenizer().encode(TOOLS, specials=False)) == TOOLS.replace(
-        "\n\n", "\n"
-    ).count("\n")
+    assert len(word_tokenizer().encode(TOOLS, specials=False)) == TOOLS.replace("\n\n", "\n").count(
+        "\n"
+    )

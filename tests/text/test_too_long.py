@@ -3,14 +3,10 @@
 import pytest
 
 from paddock.records import Message, ToolCall, ToolSpec
-from paddock.text import (
-    ChatTemplate,
-    ChatTemplateRenderer,
-    GlmRenderer,
-    TextTooLongError,
-    train_tokenizer,
-)
+from paddock.text import ChatTemplate, TextTooLongError, train_tokenizer
 from paddock.text.chat_template import glm_chat_template_source
+from paddock.text.chat_template_renderer import ChatTemplateRenderer
+from paddock.text.glm_renderer import GlmRenderer
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve, and so on.\n"
 

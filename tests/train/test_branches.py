@@ -150,9 +150,7 @@ def test_micro_batches_share_within_themselves_and_the_loss_is_the_same():
 
     network, lessons = KINDS["sparse"](), groups()
     whole = pack_samples(lessons)
-    scores = [
-        compute_logprobs(network, whole, micro_tokens=tokens) for tokens in (None, 60, 1)
-    ]
+    scores = [compute_logprobs(network, whole, micro_tokens=tokens) for tokens in (None, 60, 1)]
     for other in scores[1:]:
         np.testing.assert_allclose(scores[0], other, atol=1e-5)
     objective = PolicyObjective(once)

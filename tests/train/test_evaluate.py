@@ -6,7 +6,8 @@ import torch
 
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
-from paddock.data import Corpus, LongContextExample, ReasoningSource, Tokenizer, corpus_key
+from paddock.data import Corpus, LongContextExample, Tokenizer, corpus_key
+from paddock.data.reasoning import ReasoningSource
 from paddock.journal import follow
 from paddock.model import AttentionMetadata, AuxRequest
 from paddock.train import train

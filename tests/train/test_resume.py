@@ -24,8 +24,9 @@ from paddock.checkpoint.training_state import (
 )
 from paddock.config import dump_toml
 from paddock.journal import Journal
-from paddock.train import TrainingError, train
+from paddock.train import train
 from paddock.train.run import claim_run_folder
+from paddock.train.trainer import TrainingError
 from tests.train.tiny import network_folder, run_in, settings
 
 STEPS = 8

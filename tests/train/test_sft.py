@@ -12,17 +12,18 @@ from paddock.checkpoint.training_state import latest_model
 from paddock.data import (
     CorpusSettings,
     DataLoaderSettings,
-    DemonstrationSource,
     PackedBatch,
-    ReasoningSource,
     TokenizerSettings,
     tokenize_dialogue,
 )
+from paddock.data.dialogue_sources import DemonstrationSource
+from paddock.data.reasoning import ReasoningSource
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.model import AttentionMetadata
 from paddock.records import Dialogue, LossMaskSpan, Message
-from paddock.text import GlmRenderer, Tokenizer, get_renderer
+from paddock.text import Tokenizer, get_renderer
 from paddock.text import train_tokenizer as train_tokenizer
+from paddock.text.glm_renderer import GlmRenderer
 from paddock.train import train
 from paddock.train.evaluate import validation_loss
 from paddock.train.master_weights import MasterWeights

@@ -4,14 +4,8 @@ import json
 
 import pytest
 
-from paddock.data import (
-    CorpusSettings,
-    DataLoaderSettings,
-    DemonstrationSource,
-    DialogueSource,
-    TokenizerSettings,
-    dialogue_to_json,
-)
+from paddock.data import CorpusSettings, DataLoaderSettings, TokenizerSettings, dialogue_to_json
+from paddock.data.dialogue_sources import DemonstrationSource, DialogueSource
 from paddock.train.settings import AuxLossSettings, ComputeSettings, ParallelSettings
 from tests.parallel.ranks import all_on_ranks, curve, raise_network
 from tests.train.tiny import network_folder, run_in, settings

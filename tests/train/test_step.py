@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.train import TrainingError
 from paddock.train.objective import LanguageModelObjective
 from paddock.train.settings import AuxLossSettings, ComputeSettings
 from paddock.train.stages import STAGES
-from paddock.train.trainer import Trainer
+from paddock.train.trainer import Trainer, TrainingError
 from tests.model.networks import born, latent_config
 from tests.train.test_batch import batch_of
 from tests.train.tiny import settings

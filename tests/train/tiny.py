@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from paddock.checkpoint import save_pretrained
-from paddock.data import CorpusSettings, DataLoaderSettings, ReasoningSource, TokenizerSettings
+from paddock.data import CorpusSettings, DataLoaderSettings, TokenizerSettings
+from paddock.data.reasoning import ReasoningSource
 from paddock.model import Transformer
 from paddock.train import TrainingRun, TrainSettings
 from paddock.train.settings import (

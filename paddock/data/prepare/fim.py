@@ -3,7 +3,7 @@
 from random import Random
 
 from paddock.config import BaseSettings
-from paddock.text.special_tokens import SpecialToken
+from paddock.text import SpecialToken
 
 FimParts = tuple[str | SpecialToken, ...]  # text, and tokens between
 

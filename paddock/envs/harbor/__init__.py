@@ -18,6 +18,7 @@ trial.py           one attempt at a task
 
 from paddock.envs.harbor.check import TaskCheckReport, check_task
 from paddock.envs.harbor.results import write_results
+from paddock.envs.harbor.reward import scalar_reward
 from paddock.envs.harbor.settings import HarborSettings
 from paddock.envs.harbor.task import HarborTask, TaskStep, find_task_folders, read_task
 from paddock.envs.harbor.task_config import TaskConfig, TaskError, read_config
@@ -35,5 +36,6 @@ __all__ = [
     "find_task_folders",
     "read_config",
     "read_task",
+    "scalar_reward",
     "write_results",
 ]

@@ -31,15 +31,16 @@ from paddock.envs.harbor.settings import HarborSettings, sandbox_settings
 from paddock.envs.harbor.task import HarborTask
 from paddock.envs.harbor.task_config import EnvironmentConfig, TaskError
 from paddock.sandbox import (
+    PATH,
+    ContainerEngine,
     FilesystemSnapshot,
     Sandbox,
     SandboxError,
+    find_container_engine,
     open_sandbox,
     pick_backend,
     rootfs,
 )
-from paddock.sandbox.container_engine import ContainerEngine, find_container_engine
-from paddock.sandbox.supervised import PATH
 
 FETCHES = re.compile(
     r"\b(apt-get|apt|apk|yum|dnf|pip3?|uv|uvx|npm|yarn|pnpm|cargo|gem|conda|curl|wget|git clone)\b"

@@ -32,6 +32,7 @@ from paddock.envs.harbor.verifier_view import (
     warn_forgeable,
 )
 from paddock.sandbox import (
+    PATH,
     ExecResult,
     FilesystemSnapshot,
     Sandbox,
@@ -39,7 +40,6 @@ from paddock.sandbox import (
     delete_snapshot,
     open_sandbox,
 )
-from paddock.sandbox.supervised import PATH
 
 VERIFIER_LOGS = f"{LOGS}/verifier"
 OUTPUT = f"{VERIFIER_LOGS}/test-stdout.txt"

@@ -13,8 +13,7 @@ from paddock.envs.harbor.offline_tools import OFFLINE_BIN
 from paddock.envs.harbor.settings import LOGS, SOLUTION, TESTS, HarborSettings
 from paddock.envs.harbor.task import HarborTask, TaskStep
 from paddock.envs.harbor.task_config import VerifierView
-from paddock.sandbox import SnapshotFilter
-from paddock.sandbox.snapshot_filter import PROGRAMS
+from paddock.sandbox import PROGRAMS, SnapshotFilter
 
 VIEWS_BY_RISK: tuple[VerifierView, ...] = ("files", "system", "processes")
 OURS = tuple(path.strip("/") for path in (TESTS, SOLUTION, f"{LOGS}/verifier", OFFLINE_BIN))

@@ -7,6 +7,30 @@ tools.py          nano-tools: a store that only tools can see into
 rules.py          nano-rules: a colour, said as the question wants it
 """
 
-from paddock.envs.nano.demonstrations import DemonstrationStyle, DemonstrationTaskset
+from paddock.envs.nano.demonstrations import DemonstrationStyle, DemonstrationTaskset, replay_policy
+from paddock.envs.nano.language import (
+    COLOUR_OF,
+    KEYS,
+    NOUNS,
+    OPERATIONS,
+    ORDINALS,
+    VALUES,
+    generate_chain,
+    generate_entry,
+    is_held_out,
+)
 
-__all__ = ["DemonstrationStyle", "DemonstrationTaskset"]
+__all__ = [
+    "COLOUR_OF",
+    "KEYS",
+    "NOUNS",
+    "OPERATIONS",
+    "ORDINALS",
+    "VALUES",
+    "DemonstrationStyle",
+    "DemonstrationTaskset",
+    "generate_chain",
+    "generate_entry",
+    "is_held_out",
+    "replay_policy",
+]

@@ -7,7 +7,7 @@ from typing import Any
 from paddock.envs.env import RolloutFailed
 from paddock.envs.rewards.endpoint import EndpointError, JsonEndpoint
 from paddock.envs.rewards.reward import RewardScore, Submission
-from paddock.records import encode
+from paddock.records import json_codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class OutcomeRewardModel:
 
     async def __call__(self, work: Submission) -> RewardScore:
         body = {
-            "messages": [encode(message) for message in work.messages],
+            "messages": [json_codec.encode(message) for message in work.messages],
             "answer": work.answer or work.reply,
             "reference": work.reference,
         }

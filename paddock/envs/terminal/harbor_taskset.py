@@ -20,8 +20,7 @@ from paddock.envs.harbor.task import TaskStep
 from paddock.envs.registry import EnvError, EnvSettings
 from paddock.envs.terminal.env import TerminalEnv
 from paddock.records import Budget, Message, Task, ToolCall, Verdict
-from paddock.sandbox import SandboxError, ShellSession
-from paddock.sandbox.filesystem import pack
+from paddock.sandbox import SandboxError, ShellSession, pack
 
 NAME = "harbor"
 SLACK_S = 120.0  # for sandboxes to start and end

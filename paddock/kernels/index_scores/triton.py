@@ -134,7 +134,9 @@ def _paged_queries(
                 tl.store(OUT + (b * QUERIES + j) * ld + at, score, mask=at < ld)
 
 
-def scores(query_THD: Tensor, keys: IndexKeys, weight_TH: Tensor, block: ScoreBlock, out: Tensor) -> None:
+def scores(
+    query_THD: Tensor, keys: IndexKeys, weight_TH: Tensor, block: ScoreBlock, out: Tensor
+) -> None:
     """Scores of the block's queries into `out`, a rectangle of the block's shape."""
     arguments, settings = _launch(query_THD, keys, weight_TH, out)
     where = (keys.slot_S, block.tile_N8, out, *arguments[4:])
@@ -148,7 +150,9 @@ def scores(query_THD: Tensor, keys: IndexKeys, weight_TH: Tensor, block: ScoreBl
         _many_queries[(tiles * steps,)](*arguments[:4], *where, tiles, steps, **tiled, **settings)
 
 
-def table_scores(query_NHD, keys: IndexKeys, weight_NH, pages: BlockTable, visible_BQ: Tensor, k: int, out):
+def table_scores(
+    query_NHD, keys: IndexKeys, weight_NH, pages: BlockTable, visible_BQ: Tensor, k: int, out
+):
     """The same for a batch of sequences with equally many queries, their keys in pages; those of
     whom nobody sees more than `k` are left out.
 

@@ -28,3 +28,24 @@ ATTENTION: dict[AttentionKind, type[nn.Module]] = {
 def build_attention(config: ModelConfig, layer: int) -> nn.Module:
     """The attention of one layer; the MTP layer's index is the number of layers."""
     return ATTENTION[config.attention_kind(layer)](config, layer)
+
+
+from paddock.model.attention.dsa import select_topk, split_dense_sparse
+from paddock.model.attention.indexer import Indexer
+from paddock.model.attention.mla import MLAProjections
+
+__all__ = [
+    "DSA",
+    "GQA",
+    "MLA",
+    "AttentionKind",
+    "GatedDeltaNet",
+    "Indexer",
+    "MLAProjections",
+    "ModelConfig",
+    "SimpleGatedDeltaNet",
+    "SlidingWindowAttention",
+    "nn",
+    "select_topk",
+    "split_dense_sparse",
+]

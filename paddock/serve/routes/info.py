@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
-from paddock.api.dialect import JsonRouter
-from paddock.api.errors import ApiError
+from paddock.api import ApiError, dialect
 from paddock.engine import Engine, EngineError, EngineStats
 from paddock.engine import Request as EngineRequest
 from paddock.records import SamplingParams
@@ -32,7 +31,7 @@ class InfoRoutes:
         self.page = (files("paddock.serve") / "page" / "chat.html").read_bytes()
         self.created = int(time.time())
 
-    def register(self, doors: JsonRouter) -> None:
+    def register(self, doors: dialect.JsonRouter) -> None:
         doors.add_route("/", self.chat_page, methods=GET, media="text/html")
         for path in ("/health", "/ping"):
             doors.add_route(path, self.health, methods=GET)

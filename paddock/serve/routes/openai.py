@@ -8,26 +8,18 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from paddock.api.body import parse_body
-from paddock.api.delta_parser import RequestOutputLike
-from paddock.api.dialect import JsonRouter, PayloadStream
-from paddock.api.errors import ApiError
-from paddock.api.formatter import ChatCompletionFormatter
-from paddock.api.openai_chat_request import (
-    ChatCompletionBody,
-    ChatCompletionRequest,
-    parse_chat_request,
+from paddock.api import (
+    ApiError,
+    RequestOutputLike,
+    dialect,
+    formatter,
+    openai_chat_request,
+    openai_completions,
+    openai_usage,
+    parse_body,
+    sglang_format,
+    sglang_request,
 )
-from paddock.api.openai_completions import (
-    CompletionBody,
-    CompletionFormatter,
-    CompletionRequest,
-    CompletionStream,
-    parse_completion_requests,
-)
-from paddock.api.openai_usage import openai_usage
-from paddock.api.sglang_format import GenerateFormatter
-from paddock.api.sglang_request import GenerateRequest
 from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
 
 
@@ -35,16 +27,20 @@ class OpenAIRoutes:
     def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route("/v1/chat/completions", self.chat_completions, body=ChatCompletionBody)
-        doors.add_route("/v1/completions", self.completions, body=CompletionBody)
+    def register(self, doors: dialect.JsonRouter) -> None:
+        doors.add_route(
+            "/v1/chat/completions",
+            self.chat_completions,
+            body=openai_chat_request.ChatCompletionBody,
+        )
+        doors.add_route("/v1/completions", self.completions, body=openai_completions.CompletionBody)
 
     # --- chat -------------------------------------------------------------------------------------
 
     async def chat_completions(self, http: Request, value: Any) -> Any:
-        body = parse_body(ChatCompletionBody, value)
+        body = parse_body(openai_chat_request.ChatCompletionBody, value)
         self.hall.check_model(body.model)
-        ask = parse_chat_request(
+        ask = openai_chat_request.parse_chat_request(
             body, self.hall.default_sampling_params, self.hall.default_thinking
         )
         prompt = await self.hall.render_prompt(ask)
@@ -52,11 +48,11 @@ class OpenAIRoutes:
         call = self.hall.new_generation(http, ask, requests)
         frame = self.hall.speaker.new_chat_envelope(ask, call.version)
         voices = [
-            ChatCompletionFormatter(self.hall.speaker, ask, prompt, frame, i)
+            formatter.ChatCompletionFormatter(self.hall.speaker, ask, prompt, frame, i)
             for i in range(len(requests))
         ]
         if ask.stream:
-            return PayloadStream(self._chunks(call, voices))
+            return dialect.PayloadStream(self._chunks(call, voices))
         answers, choices = [], []
         for voice, delta in zip(voices, await call.final_deltas(), strict=True):
             shown, answer = voice.format_choice(delta)
@@ -66,7 +62,7 @@ class OpenAIRoutes:
 
     def _extra(
         self,
-        ask: ChatCompletionRequest,
+        ask: openai_chat_request.ChatCompletionRequest,
         prompt: tuple[int, ...],
         answer: RequestOutputLike,
         replica: int,
@@ -79,18 +75,18 @@ class OpenAIRoutes:
             ids = list(answer.completion.token_ids)
             found |= {"token_ids": ids, "response_token_ids": ids}
         if ask.shows_meta:
-            asked = GenerateRequest(
+            asked = sglang_request.GenerateRequest(
                 prompt=prompt, sampling=ask.sampling, top_logprobs=ask.top_logprobs
             )
             hall = self.hall
-            form = GenerateFormatter(
+            form = sglang_format.GenerateFormatter(
                 asked, prompt, hall.tokenizer, hall.spelling, replica, hall.labels.label_of
             )
             found["meta_info"] = form.format_meta_info(answer)
         return found
 
     async def _chunks(
-        self, call: Generation, voices: list[ChatCompletionFormatter]
+        self, call: Generation, voices: list[formatter.ChatCompletionFormatter]
     ) -> AsyncIterator[dict[str, Any]]:
         answers: list[RequestOutputLike] = []
         opened: set[int] = set()
@@ -110,9 +106,9 @@ class OpenAIRoutes:
     # --- completions ------------------------------------------------------------------------------
 
     async def completions(self, http: Request, value: Any) -> Any:
-        body = parse_body(CompletionBody, value)
+        body = parse_body(openai_completions.CompletionBody, value)
         self.hall.check_model(body.model)
-        asks = parse_completion_requests(
+        asks = openai_completions.parse_completion_requests(
             body, self.hall.default_sampling_params, most=self.hall.max_requests
         )
         if not asks:
@@ -124,7 +120,9 @@ class OpenAIRoutes:
         ]
         call = self.hall.new_generation(http, asks[0], [each for group in groups for each in group])
         forms = [
-            CompletionFormatter(ask, prompt, self.hall.tokenizer, self.hall.spelling)
+            openai_completions.CompletionFormatter(
+                ask, prompt, self.hall.tokenizer, self.hall.spelling
+            )
             for ask, prompt in zip(asks, prompts, strict=True)
             for _ in range(ask.n)
         ]
@@ -135,7 +133,7 @@ class OpenAIRoutes:
             "model": asks[0].model or self.hall.settings.served_model_name,
         }
         if asks[0].stream:
-            return PayloadStream(self._completion_chunks(call, forms, around, len(asks)))
+            return dialect.PayloadStream(self._completion_chunks(call, forms, around, len(asks)))
         answers = await call.request_outputs()
         choices = [
             form.format_choice(a, i) for i, (form, a) in enumerate(zip(forms, answers, strict=True))
@@ -146,11 +144,11 @@ class OpenAIRoutes:
     async def _completion_chunks(
         self,
         call: Generation,
-        forms: list[CompletionFormatter],
+        forms: list[openai_completions.CompletionFormatter],
         around: dict[str, Any],
         prompts: int,
     ) -> AsyncIterator[dict[str, Any]]:
-        streams = [CompletionStream(form, i) for i, form in enumerate(forms)]
+        streams = [openai_completions.CompletionStream(form, i) for i, form in enumerate(forms)]
         answers: dict[int, RequestOutputLike] = {}
         scored = _extras(forms[0].ask).prompt_logprobs_from is not None
         async with call.stream() as deltas:
@@ -167,12 +165,14 @@ class OpenAIRoutes:
             yield around | {"choices": [], "usage": used}
 
 
-def _extras(ask: CompletionRequest) -> ReturnOptions:
+def _extras(ask: openai_completions.CompletionRequest) -> ReturnOptions:
     scored = ask.echo and ask.top_logprobs is not None
     return ReturnOptions(prompt_logprobs_from=0 if scored else None)
 
 
-def _apart(asks: list[CompletionRequest]) -> list[CompletionRequest]:
+def _apart(
+    asks: list[openai_completions.CompletionRequest],
+) -> list[openai_completions.CompletionRequest]:
     """An id that was given for several prompts, made into one for each."""
     if len(asks) == 1:
         return asks

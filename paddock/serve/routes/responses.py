@@ -6,16 +6,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api.body import parse_body
-from paddock.api.dialect import JsonRouter, PayloadStream
-from paddock.api.errors import ApiError
-from paddock.api.formatter import Payload, ResponsesFormatter, stream_payloads
-from paddock.api.openai_responses_request import (
-    PreviousResponse,
-    ResponsesBody,
-    ResponsesRequest,
-    parse_responses_request,
-)
+from paddock.api import ApiError, dialect, formatter, openai_responses_request, parse_body
 from paddock.serve.chat_service import ChatService
 from paddock.serve.response_store import ResponseStore, StoredResponse
 
@@ -31,9 +22,11 @@ class ResponsesRoutes:
             most_bytes=settings.max_stored_responses_bytes,
         )
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route("/v1/responses", self.create, body=ResponsesBody)
-        doors.add_route("/v1/responses/input_tokens", self.count, body=ResponsesBody)
+    def register(self, doors: dialect.JsonRouter) -> None:
+        doors.add_route("/v1/responses", self.create, body=openai_responses_request.ResponsesBody)
+        doors.add_route(
+            "/v1/responses/input_tokens", self.count, body=openai_responses_request.ResponsesBody
+        )
         doors.add_route("/v1/responses/{response}", self.retrieve, methods=("GET",))
         doors.add_route("/v1/responses/{response}", self.delete, methods=("DELETE",))
 
@@ -41,10 +34,10 @@ class ResponsesRoutes:
         ask = self._asked(value)
         prompt = await self.hall.render_prompt(ask)
         call = self.hall.new_generation(http, ask, self.hall.build_requests(ask, prompt))
-        voice = ResponsesFormatter(self.hall.speaker, ask, prompt)
+        voice = formatter.ResponsesFormatter(self.hall.speaker, ask, prompt)
         if ask.stream:
-            return PayloadStream(
-                self._keeping(ask, voice, stream_payloads(voice, call.stream_single()))
+            return dialect.PayloadStream(
+                self._keeping(ask, voice, formatter.stream_payloads(voice, call.stream_single()))
             )
         (delta,) = await call.final_deltas()
         response = voice.format_response(delta)
@@ -57,10 +50,10 @@ class ResponsesRoutes:
         )
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
-    def _asked(self, value: Any) -> ResponsesRequest:
-        body = parse_body(ResponsesBody, value)
+    def _asked(self, value: Any) -> openai_responses_request.ResponsesRequest:
+        body = parse_body(openai_responses_request.ResponsesBody, value)
         self.hall.check_model(body.model)
-        return parse_responses_request(
+        return openai_responses_request.parse_responses_request(
             body,
             self.hall.default_sampling_params,
             self.hall.default_thinking,
@@ -80,22 +73,27 @@ class ResponsesRoutes:
 
     async def _keeping(
         self,
-        ask: ResponsesRequest,
-        voice: ResponsesFormatter,
-        events: AsyncGenerator[Payload, None],
-    ) -> AsyncGenerator[Payload, None]:
+        ask: openai_responses_request.ResponsesRequest,
+        voice: formatter.ResponsesFormatter,
+        events: AsyncGenerator[formatter.Payload, None],
+    ) -> AsyncGenerator[formatter.Payload, None]:
         async with aclosing(events):
             async for event in events:
                 if event["type"] in TERMINAL_EVENTS:
                     self._keep(ask, voice, event["response"])
                 yield event
 
-    def _keep(self, ask: ResponsesRequest, voice: ResponsesFormatter, response: Payload) -> None:
+    def _keep(
+        self,
+        ask: openai_responses_request.ResponsesRequest,
+        voice: formatter.ResponsesFormatter,
+        response: formatter.Payload,
+    ) -> None:
         if ask.store:
             messages = (*ask.stored_messages, voice.reading.message)
             self.kept.put(response, messages, ask.session)
 
-    def _previous(self, name: str | None) -> PreviousResponse | None:
+    def _previous(self, name: str | None) -> openai_responses_request.PreviousResponse | None:
         if name is None or not self.kept.most:
             return None
         kept = self.kept.get(name)

@@ -7,11 +7,7 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from paddock.api.body import parse_body
-from paddock.api.dialect import JsonRouter, PayloadStream
-from paddock.api.errors import ApiError
-from paddock.api.sglang_format import GenerateFormatter, GenerateStream
-from paddock.api.sglang_request import GenerateBody, GenerateRequest, parse_generate_requests
+from paddock.api import ApiError, dialect, parse_body, sglang_format, sglang_request
 from paddock.engine import Request as EngineRequest
 from paddock.engine import RequestOutput
 from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
@@ -21,12 +17,14 @@ class SGLangRoutes:
     def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route("/generate", self.generate, body=GenerateBody, methods=("POST", "PUT"))
+    def register(self, doors: dialect.JsonRouter) -> None:
+        doors.add_route(
+            "/generate", self.generate, body=sglang_request.GenerateBody, methods=("POST", "PUT")
+        )
 
     async def generate(self, http: Request, value: Any) -> Any:
-        body = parse_body(GenerateBody, value)
-        asks, many = parse_generate_requests(body, most=self.hall.max_requests)
+        body = parse_body(sglang_request.GenerateBody, value)
+        asks, many = sglang_request.parse_generate_requests(body, most=self.hall.max_requests)
         asks = [replace(ask, id=ask.id or uuid4().hex) for ask in asks]
         if not asks:
             raise ApiError("input_ids: there are no prompts", param="input_ids")
@@ -36,7 +34,7 @@ class SGLangRoutes:
             http, asks[0], [each for group in requests for each in group]
         )
         forms = [
-            GenerateFormatter(
+            sglang_format.GenerateFormatter(
                 replace(ask, id=request.id),
                 prompt,
                 self.hall.tokenizer,
@@ -48,12 +46,14 @@ class SGLangRoutes:
             for request in group
         ]
         if asks[0].stream:
-            return PayloadStream(self._payloads(call, forms, many or len(forms) > 1))
+            return dialect.PayloadStream(self._payloads(call, forms, many or len(forms) > 1))
         answers: list[RequestOutput] = await call.request_outputs()
         found = [form.format_response(answer) for form, answer in zip(forms, answers, strict=True)]
         return found if many or len(forms) > 1 else found[0]
 
-    def _requests(self, ask: GenerateRequest, prompt: tuple[int, ...]) -> list[EngineRequest]:
+    def _requests(
+        self, ask: sglang_request.GenerateRequest, prompt: tuple[int, ...]
+    ) -> list[EngineRequest]:
         extras = ReturnOptions(
             prompt_logprobs_from=ask.prompt_logprobs_from,
             ask_ids=ask.ask_ids,
@@ -62,10 +62,10 @@ class SGLangRoutes:
         return self.hall.build_requests(ask, prompt, n=ask.n, extras=extras)
 
     async def _payloads(
-        self, call: Generation, forms: list[GenerateFormatter], many: bool
+        self, call: Generation, forms: list[sglang_format.GenerateFormatter], many: bool
     ) -> AsyncIterator[dict[str, Any]]:
         incremental = self.hall.settings.incremental_streaming_output
-        streams = [GenerateStream(form, incremental=incremental) for form in forms]
+        streams = [sglang_format.GenerateStream(form, incremental=incremental) for form in forms]
         async with call.stream() as deltas:
             async for i, delta in deltas:
                 payload = streams[i].push(delta)

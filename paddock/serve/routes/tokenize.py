@@ -4,16 +4,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api.body import parse_body
-from paddock.api.dialect import JsonRouter
-from paddock.api.errors import ApiError
-from paddock.api.tokenize import (
-    ApplyTemplateBody,
-    DetokenizeBody,
-    TokenizeBody,
-    parse_template_request,
-    tokenizer_info,
-)
+from paddock.api import ApiError, dialect, parse_body
+from paddock.api import tokenize as api_tokenize
 from paddock.serve.chat_service import ChatService
 
 
@@ -21,19 +13,21 @@ class TokenizerRoutes:
     def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def register(self, doors: JsonRouter) -> None:
+    def register(self, doors: dialect.JsonRouter) -> None:
         for prefix in ("", "/v1"):
-            doors.add_route(f"{prefix}/tokenize", self.tokenize, body=TokenizeBody)
-            doors.add_route(f"{prefix}/detokenize", self.detokenize, body=DetokenizeBody)
-        doors.add_route("/apply-template", self.apply_template, body=ApplyTemplateBody)
+            doors.add_route(f"{prefix}/tokenize", self.tokenize, body=api_tokenize.TokenizeBody)
+            doors.add_route(
+                f"{prefix}/detokenize", self.detokenize, body=api_tokenize.DetokenizeBody
+            )
+        doors.add_route("/apply-template", self.apply_template, body=api_tokenize.ApplyTemplateBody)
         doors.add_route("/tokenizer_info", self.tokenizer_info, methods=("GET",))
 
     async def tokenize(self, _http: Request, value: Any) -> Any:
-        body, most = parse_body(TokenizeBody, value), self.hall.max_tokenize_tokens
+        body, most = parse_body(api_tokenize.TokenizeBody, value), self.hall.max_tokenize_tokens
         self.hall.check_model(body.model)
         if body.prompt is None:
             ids = await self.hall.render_prompt(
-                parse_template_request(body, self.hall.default_thinking), most=most
+                api_tokenize.parse_template_request(body, self.hall.default_thinking), most=most
             )
             return self._shown(ids, body)
         # As /v1/completions reads text: markers that it spells are markers, nothing is added.
@@ -46,7 +40,7 @@ class TokenizerRoutes:
             "max_model_len": self.hall.capacity.context_length,
         }
 
-    def _shown(self, ids: Any, body: TokenizeBody) -> dict[str, Any]:
+    def _shown(self, ids: Any, body: api_tokenize.TokenizeBody) -> dict[str, Any]:
         spelled = [self.hall.spelling.text(i) for i in ids] if body.return_token_strs else None
         return {
             "tokens": list(ids),
@@ -56,7 +50,7 @@ class TokenizerRoutes:
         }
 
     async def detokenize(self, _http: Request, value: Any) -> Any:
-        body = parse_body(DetokenizeBody, value)
+        body = parse_body(api_tokenize.DetokenizeBody, value)
         self.hall.check_model(body.model)
         skip = bool(body.skip_special_tokens)
         many = bool(body.tokens) and isinstance(body.tokens[0], list)
@@ -70,12 +64,14 @@ class TokenizerRoutes:
         return {"prompt": text, "text": text}
 
     async def apply_template(self, _http: Request, value: Any) -> Any:
-        asked = parse_template_request(
-            parse_body(ApplyTemplateBody, value), self.hall.default_thinking
+        asked = api_tokenize.parse_template_request(
+            parse_body(api_tokenize.ApplyTemplateBody, value), self.hall.default_thinking
         )
         ids = await self.hall.render_prompt(asked, most=self.hall.max_tokenize_tokens)
         return {"prompt": self.hall.tokenizer.decode(ids), "tokens": list(ids)}
 
     async def tokenizer_info(self, _http: Request, _value: Any) -> Any:
         template = getattr(self.hall.renderer, "template", None)
-        return tokenizer_info(self.hall.tokenizer, template.source if template else None)
+        return api_tokenize.tokenizer_info(
+            self.hall.tokenizer, template.source if template else None
+        )

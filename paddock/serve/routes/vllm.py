@@ -6,15 +6,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api.body import parse_body
-from paddock.api.dialect import JsonRouter, PayloadStream
-from paddock.api.vllm_generate import (
-    VLLMGenerateBody,
-    VLLMGenerateRequest,
-    format_vllm_generate_chunk,
-    format_vllm_generate_response,
-    parse_vllm_generate_request,
-)
+from paddock.api import dialect, parse_body, vllm_generate
 from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
 
 
@@ -22,13 +14,15 @@ class VLLMGenerateRoutes:
     def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route("/inference/v1/generate", self.generate, body=VLLMGenerateBody)
+    def register(self, doors: dialect.JsonRouter) -> None:
+        doors.add_route(
+            "/inference/v1/generate", self.generate, body=vllm_generate.VLLMGenerateBody
+        )
 
     async def generate(self, http: Request, value: Any) -> Any:
-        body = parse_body(VLLMGenerateBody, value)
+        body = parse_body(vllm_generate.VLLMGenerateBody, value)
         self.hall.check_model(body.model)
-        ask = parse_vllm_generate_request(body, self.hall.default_sampling_params)
+        ask = vllm_generate.parse_vllm_generate_request(body, self.hall.default_sampling_params)
         scored = ask.prompt_logprobs is not None
         extras = ReturnOptions(
             prompt_logprobs_from=0 if scored else None,
@@ -37,9 +31,9 @@ class VLLMGenerateRoutes:
         requests = self.hall.build_requests(ask, ask.prompt, n=ask.n, extras=extras)
         call = self.hall.new_generation(http, ask, requests)
         if ask.stream:
-            return PayloadStream(self._payloads(call, ask))
+            return dialect.PayloadStream(self._payloads(call, ask))
         answers = await call.request_outputs()
-        return format_vllm_generate_response(
+        return vllm_generate.format_vllm_generate_response(
             ask,
             list(answers),
             id=ask.id or answers[0].id,
@@ -48,9 +42,9 @@ class VLLMGenerateRoutes:
         )
 
     async def _payloads(
-        self, call: Generation, ask: VLLMGenerateRequest
+        self, call: Generation, ask: vllm_generate.VLLMGenerateRequest
     ) -> AsyncIterator[dict[str, Any]]:
         shown = {"request_id": ask.id or call.requests[0].id}
         async with call.stream() as deltas:
             async for i, delta in deltas:
-                yield shown | format_vllm_generate_chunk(ask, i, delta)
+                yield shown | vllm_generate.format_vllm_generate_chunk(ask, i, delta)

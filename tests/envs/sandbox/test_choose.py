@@ -14,8 +14,8 @@ from paddock.sandbox import (
     SandboxError,
     SandboxPool,
     SandboxSettings,
-    bubblewrap,
     backend,
+    bubblewrap,
     container,
     open_sandbox,
 )
@@ -117,8 +117,14 @@ def test_without_isolation_commands_run_in_a_folder_of_their_own(tmp_path):
 
 
 def test_a_machine_without_any_sandbox_says_how_to_get_one(monkeypatch):
-    monkeypatch.setattr(bubblewrap, "unavailable_reason", lambda: f"bubblewrap is not installed: {bubblewrap.INSTALL}")
-    monkeypatch.setattr(container, "unavailable_reason", lambda: "no container engine: docker is not there")
+    monkeypatch.setattr(
+        bubblewrap,
+        "unavailable_reason",
+        lambda: f"bubblewrap is not installed: {bubblewrap.INSTALL}",
+    )
+    monkeypatch.setattr(
+        container, "unavailable_reason", lambda: "no container engine: docker is not there"
+    )
     with pytest.raises(SandboxError) as refused:
         backend.pick_backend(SandboxSettings())
     for word in ("apt-get install bubblewrap", "docker", "unisolated"):
