@@ -24,21 +24,21 @@ lint: $(READY)  ## format check, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(READY)  ## rewrite the code in the house style
+format: $(READY)  ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 prove: $(READY)  ## slow proofs and benchmarks, of one AREA=... or of all
 	$(BIN)/python -m benchmarks.prove $(AREA)
 
-# What pip cannot bring: boxes for worlds that run code, a browser for the tests of pages. Installed
+# What pip cannot bring: sandboxes for environments that run code, a browser for the tests of pages. Installed
 # where that is allowed; what is still missing is said, with what is lost.
 system:
 	@for pair in bwrap:bubblewrap podman:podman runc:runc chromium:chromium; do \
 		command -v $${pair%:*} >/dev/null || missing="$$missing $${pair#*:}"; done; \
 	test -z "$$missing" || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; } || true
-	@command -v bwrap >/dev/null || echo "no bubblewrap: worlds that run code need it (apt-get install bubblewrap)"
+	@command -v bwrap >/dev/null || echo "no bubblewrap: environments that run code need it (apt-get install bubblewrap)"
 	@command -v podman >/dev/null || command -v docker >/dev/null \
 		|| echo "no container engine: its tests will be skipped (apt-get install podman runc)"
 	@command -v chromium >/dev/null \

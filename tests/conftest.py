@@ -60,7 +60,7 @@ SECONDS = {
     "checkpoint/test_gguf.py": 20,
     "train/test_sft_ranks.py": 20,
     "kernels/test_newton_schulz_twin.py": 19,
-    "test_rooms.py": 18,
+    "test_architecture.py": 18,
     "rl/test_learner.py": 18,
     "train/test_evaluate.py": 16,
     "rl/test_collect.py": 15,

@@ -1,13 +1,14 @@
-"""Settings that are frozen and whole, and recipes that say how they differ from the defaults.
+"""Frozen settings, and recipes that say how they differ from the defaults.
 
+recipe.py          loads TOML recipes with `extends` and --set overrides; finds bundled ones
+renamed_keys.py    settings keys of earlier versions, for errors that name the new key
 required_files.py  files that settings name, and what each must contain
-recipe.py    TOML files with `extends`, and --set overrides, merged into plain data
-resolve.py   a recipe into settings, or into errors a person can act on
-settings.py  the base of every room's settings
-toml_dump.py  settings back into TOML
+resolve.py         validates a recipe into settings
+settings.py        base class of all settings
+toml_dump.py       writes settings as TOML
 """
 
-from paddock.config.recipe import SET_FLAG, Recipe, load_recipe, parse_overrides
+from paddock.config.recipe import SET_FLAG, Recipe, find_recipe, load_recipe, parse_overrides
 from paddock.config.required_files import RequiredFile
 from paddock.config.resolve import resolve
 from paddock.config.settings import BaseSettings, ConfigError
@@ -20,6 +21,7 @@ __all__ = [
     "Recipe",
     "RequiredFile",
     "dump_toml",
+    "find_recipe",
     "load_recipe",
     "parse_overrides",
     "resolve",

@@ -1,8 +1,9 @@
-"""TOML files with `extends`, and --set overrides, merged into plain data.
+"""Loads recipes: TOML files with `extends`, and --set overrides, merged into plain data.
 
 Each layer says only what differs: tables are merged key by key, any other value, lists included,
 replaces the one before it. `extends` names one file or several, relative to the file it stands in;
-they are laid down from left to right, then the file itself, then every --set.
+they are applied from left to right, then the file itself, then every --set. Recipes that ship with
+the package are found by name.
 """
 
 import tomllib
@@ -17,19 +18,38 @@ from paddock.config.toml_dump import format_toml_value
 
 KeyPath = tuple[str | int, ...]  # keys, and indices into lists
 SET_FLAG = "--set"
+BUNDLED_RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Merged values, and for the path of each key the file, or --set, that spoke of it last."""
+    """Merged values, and for the path of each key the file, or --set, that set it last."""
 
     values: Mapping[str, Any]
     origins: Mapping[KeyPath, str]
 
 
+def find_recipe(name: str | Path) -> Path:
+    """The path itself if it exists; else the bundled recipe of that name, a folder or a file.
+
+    >>> find_recipe("nano").relative_to(BUNDLED_RECIPES)
+    PosixPath('nano')
+    >>> find_recipe("nano/pretrain").relative_to(BUNDLED_RECIPES)
+    PosixPath('nano/pretrain.toml')
+
+    A name that is neither is returned as it is: whoever reads it says that it does not exist.
+    """
+    path = Path(name)
+    if path.exists() or path.is_absolute():
+        return path
+    bundled = BUNDLED_RECIPES / path
+    return next((p for p in (bundled, bundled.with_suffix(".toml")) if p.exists()), path)
+
+
 def load_recipe(path: str | Path, sets: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, with what it extends below it and `sets` ("a.b=c") on top."""
-    layers = [*_layers(Path(path), ()), *((SET_FLAG, parse_override(text)) for text in sets)]
+    """The recipe in a file, or bundled under that name, with what it extends below it and `sets`
+    ("a.b=c") on top."""
+    layers = [*_layers(find_recipe(path), ()), *((SET_FLAG, parse_override(text)) for text in sets)]
     values: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
     for origin, table in layers:
@@ -39,7 +59,7 @@ def load_recipe(path: str | Path, sets: Sequence[str] = ()) -> Recipe:
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
-    """Overrides alone, as one table; of two that speak of the same key the last counts.
+    """Overrides alone, as one table; of two that set the same key the last one wins.
 
     >>> parse_overrides(["config.terms=3", "config.digits=2", "config.terms=4"])
     {'config': {'terms': 4, 'digits': 2}}
@@ -51,7 +71,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """An override as a nested table. What is not a TOML value is text.
+    """An override as a nested table. What is not a TOML value is a string.
 
     >>> parse_override("optim.lr=3e-4"), parse_override("model=nano"), parse_override('tag="true"')
     ({'optim': {'lr': 0.0003}}, {'model': 'nano'}, {'tag': 'true'})
@@ -66,7 +86,7 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 def _layers(file: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tables that make up `file`, each with its origin, the first to be laid down first."""
+    """The tables that make up `file`, each with its origin, the first to be applied first."""
     chain = (*above, file)
     if file.resolve() in [other.resolve() for other in above]:
         raise ConfigError(f"recipes extend each other: {' -> '.join(map(str, chain))}")
@@ -84,8 +104,8 @@ def _read(file: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        wanted_by = f", which {chain[-2]} extends" if len(chain) > 1 else ""
-        raise ConfigError(f"cannot read recipe {file}{wanted_by}: {error.strerror}") from None
+        extended_by = f", which {chain[-2]} extends" if len(chain) > 1 else ""
+        raise ConfigError(f"cannot read recipe {file}{extended_by}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from None
 

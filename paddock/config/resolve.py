@@ -1,4 +1,4 @@
-"""A recipe into settings, or into errors a person can act on."""
+"""Validates a recipe into settings; every error names the setting, the file and what is allowed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from paddock.config.recipe import KeyPath, Recipe
+from paddock.config.renamed_keys import renamed_key
 from paddock.config.settings import BaseSettings, ConfigError
 from paddock.config.toml_dump import format_toml_key, format_toml_value
 
@@ -16,19 +17,19 @@ _S = TypeVar("_S", bound=BaseSettings)
 
 # What pydantic's kinds of error ask for, where its own words would not do for a recipe.
 _WANTED = {
-    "int_type": "a whole number",
+    "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": "text",
+    "string_type": "a string",
     "tuple_type": "a list",
     "list_type": "a list",
     "dict_type": "a table",
     "model_type": "a table",
     "too_short": "a list of at least {min_length}",
     "too_long": "a list of at most {max_length}",
-    "string_too_short": "text of at least {min_length} characters",
-    "string_too_long": "text of at most {max_length} characters",
-    "string_pattern_mismatch": "text that matches {pattern}",
+    "string_too_short": "a string of at least {min_length} characters",
+    "string_too_long": "a string of at most {max_length} characters",
+    "string_pattern_mismatch": "a string that matches {pattern}",
     "union_tag_invalid": "a table whose {discriminator} is one of {expected_tags}, not '{tag}'",
     "union_tag_not_found": "a table that says its {discriminator}",
 }
@@ -75,6 +76,8 @@ def _line(
     value = problems[0]["input"]
     kinds = {problem["type"] for problem in problems}
     if kinds == {"extra_forbidden"}:
+        if new := renamed_key(path):
+            return f"{name}{origin} is now called '{_dotted((*path[:-1], new))}'"
         neighbour = _neighbour(cls, path)
         return f"unknown setting {name}{origin}" + (
             f"; did you mean '{neighbour}'?" if neighbour else ""

@@ -14,7 +14,7 @@ from paddock.cli.errors import UserError
 from paddock.config import BaseSettings, load_recipe, resolve
 from paddock.journal import EVENTS_FILE, follow
 
-PIPELINE_FILE = "plan.toml"
+PIPELINE_FILE = "pipeline.toml"
 StageCommand = Literal["train", "rl", "distill", "quantize"]
 
 

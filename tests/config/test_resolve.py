@@ -119,25 +119,25 @@ def test_a_neighbour_is_found_wherever_it_is(values, problem):
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"seed": "7"}, "'seed' must be a whole number, got \"7\""),
-        ({"seed": 7.0}, "'seed' must be a whole number, got 7.0"),
-        ({"seed": True}, "'seed' must be a whole number, got true"),
-        ({"name": 7}, "'name' must be text, got 7"),
+        ({"seed": "7"}, "'seed' must be an integer, got \"7\""),
+        ({"seed": 7.0}, "'seed' must be an integer, got 7.0"),
+        ({"seed": True}, "'seed' must be an integer, got true"),
+        ({"name": 7}, "'name' must be a string, got 7"),
         ({"resume": 1}, "'resume' must be true or false, got 1"),
         ({"optim": 3}, "'optim' must be a table, got 3"),
         ({"named": [1]}, "'named' must be a table, got [1]"),
         ({"layers": "mla"}, "'layers' must be a list, got \"mla\""),
-        ({"layers": ["mla", 2]}, "'layers[1]' must be text, got 2"),
-        ({"layers": [2]}, "'layers[0]' must be text, got 2"),
+        ({"layers": ["mla", 2]}, "'layers[1]' must be a string, got 2"),
+        ({"layers": [2]}, "'layers[0]' must be a string, got 2"),
         ({"layers": []}, "'layers' must be a list of at least 1, got []"),
-        ({"size": [4]}, "'size' must be a whole number or text, got [4]"),
+        ({"size": [4]}, "'size' must be an integer or a string, got [4]"),
         ({"optim": {"lr": "1"}}, "'optim.lr' must be a number, got \"1\""),
         ({"optim": {"lr": -1}}, "'optim.lr' must be greater than 0, got -1"),
         (
             {"optim": {"warmup_steps": -1}},
             "'optim.warmup_steps' must be greater than or equal to 0, got -1",
         ),
-        ({"optim": {"type": "sgd"}}, "'optim.type' must be 'muon' or 'adamw', got \"sgd\""),
+        ({"optim": {"kind": "sgd"}}, "'optim.kind' must be 'muon' or 'adamw', got \"sgd\""),
         ({"stages": [{}]}, "missing setting 'stages[0].tokens'"),
         (
             {"optim": {"warmup_steps": 200}},
@@ -161,7 +161,7 @@ def test_every_problem_has_its_own_line_with_its_own_origin(tmp_path, monkeypatc
         resolve(Run, load_recipe("x.toml", ["optim.lr=0", "name=nano"]))
     assert str(error.value).splitlines() == [
         "'optim.lr' in --set must be greater than 0, got 0",
-        "'stages[0].tokens' in x.toml must be a whole number, got \"many\"",
+        "'stages[0].tokens' in x.toml must be an integer, got \"many\"",
     ]
 
 

@@ -6,12 +6,19 @@ import pytest
 
 import paddock
 from tests.conftest import SECONDS
-from tests.rooms import DOORS, TORCH, breaches, house, listed, present
+from tests.architecture import (
+    RESTRICTED,
+    TORCH,
+    import_table,
+    listed,
+    present,
+    violations,
+)
 
 ROOT = Path(paddock.__file__).parent
-ROOMS = house(paddock.__doc__ or "")
-BUILT = [ROOT / room for room in ROOMS if any((ROOT / room).rglob("*.py"))]
-LIGHT = set(ROOMS) - TORCH - {"serve"}  # serve stands on the engine, which needs torch
+PACKAGES = import_table(paddock.__doc__ or "")
+BUILT = [ROOT / package for package in PACKAGES if any((ROOT / package).rglob("*.py"))]
+LIGHT = set(PACKAGES) - TORCH - {"serve", "bench"}  # these import the engine, which needs torch
 
 
 def plant(root, file, source):
@@ -21,21 +28,23 @@ def plant(root, file, source):
 
 def test_every_arrow_points_up_the_table():
     above = set()
-    for room, used in ROOMS.items():
-        assert used <= above, room
-        above.add(room)
+    for package, used in PACKAGES.items():
+        assert used <= above, package
+        above.add(package)
 
 
-def test_the_doors_are_in_rooms_of_the_table():
-    assert {place.split("/")[0] for places in DOORS.values() for place in places} <= set(ROOMS)
+def test_restrictions_name_packages_of_the_table():
+    assert {place.split("/")[0] for places in RESTRICTED.values() for place in places} <= set(
+        PACKAGES
+    )
 
 
-def test_the_house_keeps_its_law():
-    assert list(breaches(ROOT, ROOMS)) == []
+def test_no_package_violates_the_import_rule():
+    assert list(violations(ROOT, PACKAGES)) == []
 
 
 @pytest.mark.parametrize(
-    ("file", "source", "line", "crime"),
+    ("file", "source", "line", "what"),
     [
         ("engine/a.py", "def f():\n    import paddock.train.loop", 2, "import 'train'"),
         ("engine/a.py", "from paddock import rl", 1, "import 'rl'"),
@@ -48,57 +57,61 @@ def test_the_house_keeps_its_law():
         ("engine/a.py", "from os import getenv", 1, "use 'os.getenv'"),
         ("train/a.py", "def f():\n    print('step')", 2, "use 'print'"),
         ("cli/a.py", "import argparse", 1, "use 'argparse'"),
+        ("rl/a.py", "from paddock.train.run import claim", 1, "import past 'paddock.train'"),
     ],
 )
-def test_a_breach_is_named_with_file_and_line(tmp_path, file, source, line, crime):
+def test_a_violation_is_reported_with_file_and_line(tmp_path, file, source, line, what):
     plant(tmp_path, file, source)
-    room = file.split("/")[0]
-    assert list(breaches(tmp_path, ROOMS)) == [f"{file}:{line}: '{room}' may not {crime}"]
+    package = file.split("/")[0]
+    assert list(violations(tmp_path, PACKAGES)) == [f"{file}:{line}: '{package}' may not {what}"]
 
 
 @pytest.mark.parametrize("name", ["utils/a.py", "helpers.py"])
-def test_what_is_not_in_the_table_is_a_breach(tmp_path, name):
+def test_a_folder_that_is_not_in_the_table_is_a_violation(tmp_path, name):
     plant(tmp_path, name, "")
-    assert list(breaches(tmp_path, ROOMS)) == [f"{name.split('/')[0]}: no room has this name"]
+    assert list(violations(tmp_path, PACKAGES)) == [
+        f"{name.split('/')[0]}: no package of the table has this name"
+    ]
 
 
 @pytest.mark.parametrize(
     ("file", "source"),
     [
         ("kernels/topk/triton.py", "import triton"),
+        ("model/a.py", "from paddock.kernels.topk import index_topk"),
         ("cli/a.py", "import os, subprocess\ndef f():\n    import torch\n    print(os.environ)"),
         ("model/mla/a.py", "from .b import x\nfrom paddock.model.rope import y"),
     ],
 )
-def test_what_the_law_allows_is_no_breach(tmp_path, file, source):
+def test_what_the_rule_allows_is_not_reported(tmp_path, file, source):
     plant(tmp_path, file, source)
-    assert list(breaches(tmp_path, ROOMS)) == []
+    assert list(violations(tmp_path, PACKAGES)) == []
 
 
-def test_every_room_names_what_is_in_it():
-    wrong = {room.name: listed(room) ^ present(room) for room in BUILT}
-    assert {room: names for room, names in wrong.items() if names} == {}
+def test_every_package_docstring_lists_its_files():
+    wrong = {package.name: listed(package) ^ present(package) for package in BUILT}
+    assert {package: names for package, names in wrong.items() if names} == {}
 
 
-def test_a_room_is_read_line_by_line(tmp_path):
-    plant(tmp_path, "__init__.py", '"""A room.\n\na.py  one,\n      continued\nop/   two\n"""\n')
+def test_a_package_docstring_is_read_line_by_line(tmp_path):
+    plant(tmp_path, "__init__.py", '"""A package.\n\na.py  one,\n      continued\nop/   two\n"""\n')
     plant(tmp_path, "op/reference.py", "")
     assert listed(tmp_path) == {"a.py", "op"}
     assert present(tmp_path) == {"op"}
 
 
-def test_no_file_outgrows_its_page():
+def test_no_file_has_more_than_400_lines():
     files = [*ROOT.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]
     lines = {str(file): len(file.read_text().splitlines()) for file in files}
     assert {file: count for file, count in lines.items() if count > 400} == {}
 
 
-def test_the_files_that_begin_first_are_there():
+def test_the_longest_test_files_exist():
     folder = Path(__file__).parent
     assert [file for file in SECONDS if not (folder / file).exists()] == []
 
 
-def complaint_of_importing(modules):
+def error_of_importing(modules):
     """What a fresh interpreter says when one of `modules` fails to load or loads torch."""
     code = """if True:
         import importlib, sys
@@ -112,12 +125,14 @@ def complaint_of_importing(modules):
     return done.stderr if done.returncode else ""
 
 
-def test_the_light_rooms_load_without_torch():
-    files = [file for room in BUILT if room.name in LIGHT for file in sorted(room.rglob("*.py"))]
+def test_packages_without_torch_load_without_it():
+    files = [
+        file for package in BUILT if package.name in LIGHT for file in sorted(package.rglob("*.py"))
+    ]
     paths = [file.relative_to(ROOT.parent).with_suffix("") for file in files]
     modules = [".".join(path.parts).removesuffix(".__init__") for path in paths]
-    assert complaint_of_importing(modules) == ""
+    assert error_of_importing(modules) == ""
 
 
 def test_loading_torch_is_noticed():
-    assert complaint_of_importing(["json", "torch.version"]) == "torch.version loads torch\n"
+    assert error_of_importing(["json", "torch.version"]) == "torch.version loads torch\n"
