@@ -1,13 +1,16 @@
-"""docs/paper.md names files and functions; they exist."""
+"""docs/paper.md names files and functions that exist and that a command or the public surface reaches."""
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PLACES = re.findall(r"`([\w/]+\.py): ([\w.]+)`", (ROOT / "docs" / "paper.md").read_text())
+PAGE = (ROOT / "docs" / "paper.md").read_text()
+PLACES = sorted(set(re.findall(r"`([\w/]+\.py): ([\w.]+)`", PAGE)))
+SHOWN = ("toy", "real", "never run", "-")
 
 
 def defined(file: Path) -> set[str]:
@@ -25,21 +28,55 @@ def defined(file: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(("file", "name"), sorted(set(PLACES)))
-def test_the_place_exists(file, name):
+@cache
+def imported(module: str) -> frozenset[str]:
+    """The modules of the package that a module imports, inside functions too, and by name in strings
+    such as "paddock.envs.math.taskset:MathSettings"."""
+    path = ROOT / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.is_file():
+        return frozenset()
+    found = set(re.findall(r"paddock(?:\.\w+)+", file.read_text()))
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = module if path.is_dir() else module.rpartition(".")[0]
+            prefix = node.module or "" if node.level == 0 else f"{base}.{node.module or ''}"
+            found |= {prefix.rstrip("."), *(f"{prefix.rstrip('.')}.{a.name}" for a in node.names)}
+    return frozenset(name for name in found if name.startswith("paddock."))
+
+
+@cache
+def reached() -> frozenset[str]:
+    """Modules reached from the commands and from every package's `__init__`."""
+    todo = [
+        "paddock.cli.__main__",
+        *(f"paddock.{p.parent.name}" for p in ROOT.glob("paddock/*/__init__.py")),
+    ]
+    seen: set[str] = set()
+    while todo:
+        module = todo.pop()
+        if module not in seen:
+            seen.add(module)
+            todo += imported(module)
+    return frozenset(seen)
+
+
+@pytest.mark.parametrize(("file", "name"), PLACES)
+def test_the_place_exists_and_is_reached(file, name):
     path = ROOT / "paddock" / file
     assert path.is_file(), f"docs/paper.md names paddock/{file}, which does not exist"
     assert name in defined(path), f"docs/paper.md names {name}, which paddock/{file} does not have"
+    module = "paddock." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    assert module in reached(), f"no command and no public name reaches {module}"
 
 
-def test_every_row_has_a_place_or_says_not_yet():
+def test_every_row_has_a_place_or_says_not_yet_and_what_it_was_shown_on():
+    section, _, _ = PAGE.partition("## Where the paper is silent")
     rows = [
-        line
-        for line in (ROOT / "docs" / "paper.md").read_text().splitlines()
-        if line.startswith("|") and not set(line) <= set("|- ") and "in the paper" not in line
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in section.splitlines()
+        if line.startswith("| ") and not line.startswith("| in the paper")
     ]
-    silent = [
-        row for row in rows if "`" not in row and "not yet" not in row and "question" not in row
-    ]
-    assert rows
-    assert silent == []
+    assert len(rows) > 50
+    assert [row for row in rows if len(row) != 3 or not row[2].rstrip(" |").startswith(SHOWN)] == []
+    assert [row for row in rows if "`" not in row[1] and "not yet" not in row[1]] == []

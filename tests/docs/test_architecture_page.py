@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-STEP = re.compile(r"^\d+\. `([\w/]+\.py): ([\w.]+)` (.*?)(?=^\d+\. |^#|\Z)", re.MULTILINE | re.DOTALL)
+STEP = re.compile(
+    r"^\d+\. `([\w/]+\.py): ([\w.]+)` (.*?)(?=^\d+\. |^#|\Z)", re.MULTILINE | re.DOTALL
+)
 STEPS = [(file, name, re.findall(r"`(\w+)`", rest)) for file, name, rest in STEP.findall(PAGE)]
 
 
