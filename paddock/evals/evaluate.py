@@ -48,10 +48,8 @@ async def evaluate(
     size = world.size(settings.split)
     chosen = [world.task(i, settings.split) for i in indices if size is None or i < size]
     if not chosen:
-        has = f"world '{world.name}' has {size} {settings.split} tasks"
-        raise EvalError(
-            f"{has}, none from number {settings.first_task} on: there is nothing to play"
-        )
+        has = f"env '{world.name}' has {size} {settings.split} tasks"
+        raise EvalError(f"{has}, none from number {settings.first_task} on: no tasks to evaluate")
     gate = asyncio.Semaphore(settings.max_concurrent)
 
     async def one(task: Task, attempt: int) -> RolloutTrace:

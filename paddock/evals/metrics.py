@@ -30,7 +30,7 @@ class EvalMetrics:
 
     def __str__(self) -> str:
         lost = sum(self.failures.values())
-        beside = f", {lost} not judged" if lost else ""
+        beside = f", {lost} not scored" if lost else ""
         return f"{self.mean_reward:.3f} ± {self.stderr:.3f} ({self.num_tasks} tasks{beside})"
 
 
@@ -38,7 +38,7 @@ def compute_metrics(
     groups: Sequence[Sequence[RolloutTrace]], *, passing: float = 1.0
 ) -> EvalMetrics:
     """The score of attempts, grouped by task. An attempt solves its task if its reward is at least
-    `passing`. Raises `EvalError` where fewer than half of all attempts could be judged: what is
+    `passing`. Raises `EvalError` where fewer than half of all rollouts could be scored: what is
     left would say little about the model."""
     failures: Counter[str] = Counter()
     judged: list[list[tuple[float, RolloutTrace]]] = []
@@ -59,7 +59,7 @@ def compute_metrics(
         told = ", ".join(
             f"{count} x {why} ({words[why]:.200})" for why, count in failures.most_common(3)
         )
-        raise EvalError(f"only {len(attempts)} attempts could be judged: {told or 'none was made'}")
+        raise EvalError(f"only {len(attempts)} rollouts could be scored: {told or 'none was made'}")
     means = [fmean(reward for reward, _ in kept) for kept in judged]
     counts = [(len(kept), sum(reward >= passing for reward, _ in kept)) for kept in judged]
     return EvalMetrics(

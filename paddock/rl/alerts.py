@@ -33,24 +33,24 @@ def check_alerts(pulse: HealthSignals, limits: AlertSettings) -> Iterator[Alert]
     if pulse.entropy < limits.entropy_below:
         yield Alert(
             "entropy collapse",
-            f"{pulse.entropy:.4f} nats a token, below {limits.entropy_below:g}: the policy says "
+            f"{pulse.entropy:.4f} nats/token, below {limits.entropy_below:g}: the policy says "
             "the same again and again",
         )
     most = limits.stale_logprob_diff_above if pulse.staleness else limits.logprob_diff_above
     why = "samples are too stale" if pulse.staleness else "they are not the same network"
     if pulse.logprob_diff > most:
         yield Alert(
-            "log-prob drift",
-            f"trainer and engine differ by {pulse.logprob_diff:.3f} nats a token, above {most:g}: {why}",
+            "train-inference mismatch",
+            f"trainer and engine differ by {pulse.logprob_diff:.3f} nats/token, above {most:g}: {why}",
         )
     if pulse.num_groups and pulse.num_zero_variance > limits.zero_variance_above * pulse.num_groups:
         yield Alert(
-            "zero-variance flood",
+            "too many zero-variance groups",
             f"{pulse.num_zero_variance} of {pulse.num_groups} groups had equal rewards: tasks are too easy or too "
             "hard",
         )
     if pulse.masked > limits.masked_above:
         yield Alert(
-            "masked out",
+            "too many masked tokens",
             f"{pulse.masked:.0%} of the tokens are outside the window: they teach nothing",
         )

@@ -15,7 +15,7 @@ from paddock.rl.advantage import gae, group_advantages, is_zero_variance, pad_gr
 from paddock.rl.reward import Rollout, compute_reward, is_truncated
 from paddock.rl.settings import CreditSettings
 
-SkipReason = Literal["", "flat", "too few valid", "nothing to train"]
+SkipReason = Literal["", "zero variance", "too few valid rollouts", "no trained tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,9 @@ def assign_credit(attempts: Sequence[Rollout], size: int, rule: CreditSettings) 
 
     group = pad_group(rewarded, size)
     if group is None:
-        return found("too few valid")
+        return found("too few valid rollouts")
     if is_zero_variance([reward for _, reward in group]) and not rule.keep_zero_variance:
-        return found("flat")
+        return found("zero variance")
     advantages = group_advantages([reward for _, reward in group], baseline=rule.advantage_norm)
     picked = [
         (attempt, advantage)
@@ -78,7 +78,7 @@ def assign_credit(attempts: Sequence[Rollout], size: int, rule: CreditSettings) 
         if not (rule.on_truncated == "mask" and is_truncated(attempt))
     ]
     if not any(any(branch.loss_mask) for attempt, _ in picked for branch in attempt):
-        return found("nothing to train")
+        return found("no trained tokens")
     return found("", picked)
 
 

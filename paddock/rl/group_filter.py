@@ -45,7 +45,7 @@ class GroupFilter:
         self._counts.update(
             attempts=len(group.rollouts),
             judged=1,
-            flat=int(judgement.skip_reason == "flat"),
+            flat=int(judgement.skip_reason == "zero variance"),
             truncated=judgement.truncated,
         )
         for attempt in group.rollouts:

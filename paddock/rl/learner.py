@@ -67,9 +67,9 @@ def open_learner(settings: RLSettings, evidence: Path) -> "Learner":
     makes no finite loss."""
     assert settings.init.checkpoint is not None
     network = load_pretrained(latest_model(Path(settings.init.checkpoint)))
-    frozen = (".indexer.", "mtp.") if settings.freeze_indexer else ("mtp.",)
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(not any(part in f".{name}" for part in frozen))
+    frozen = {"mtp", "indexer"} if settings.freeze_indexer else {"mtp"}
+    for _, parameter, role in network.parameter_roles():
+        parameter.requires_grad_(role.part not in frozen)
     network.to(init_device(_machine(settings))).train()
     objective = policy.PolicyObjective(
         PolicyLoss(settings.loss), replay=settings.routing_replay == "replay"

@@ -64,7 +64,7 @@ class PolicyLoss:
         if bool(of.teacher_weight_N.any()):
             taught_N = of.teacher_weight_N > 0
             # Of the sampled tokens, so its mean is KL(student || teacher), estimated.
-            parts["teacher_gap"] = torch.where(
+            parts["teacher_kl"] = torch.where(
                 taught_N, of.logprob_N.detach() - of.teacher_logprob_N, 0.0
             )
         return policy.TokenLossOutput(-gains.objective_N, parts)

@@ -99,7 +99,7 @@ class TeacherSettings(BaseSettings):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.checkpoint is None) == (self.url is None):
-            raise ValueError("name either a 'folder' or a 'url'")
+            raise ValueError("name either a 'checkpoint' or a 'url'")
         return self
 
 
@@ -109,7 +109,8 @@ class RolloutEngineSettings(BaseSettings):
     urls: tuple[str, ...] = ()  # none: embedded
     admin_key: str | None = None  # of the servers' control routes
     replicas: PositiveInt = 1  # embedded
-    place: bool = False  # embedded, each in a process of its own: no interpreter's lock in common
+    place: Literal["inline", "subprocess"] = "inline"
+    # inline: threads of this process; subprocess: one process per replica, which shares no GIL
     max_running_requests: PositiveInt = 64
     kv_cache_bytes: PositiveInt = 1 << 28
     context_length: PositiveInt | None = None  # None: the model's

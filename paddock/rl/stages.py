@@ -16,42 +16,60 @@ from typing import Any
 from paddock.config import ConfigError, Recipe
 
 _RATES: dict[str, Any] = {
-    "kind": "adamw",
+    "type": "adamw",
     "lr": 2e-6,
     "betas": [0.9, 0.98],
     "schedule": "constant",
-    "warmup": 0.0,
+    "warmup_ratio": 0.0,
 }
 _SYNCHRONOUS: dict[str, Any] = {"pipeline_depth": 0, "max_staleness": 0}
 
 STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
     "reasoning": {
-        "pace": {"batch_groups": 32, **_SYNCHRONOUS},
+        "rollout": {"groups_per_batch": 32, **_SYNCHRONOUS},
         "group_size": 32,
-        "credit": {"baseline": "std"},
-        "loss": {"kind": "icepop", "per": "sequence", "below": 0.2, "above": 0.28, "beta": 2.0},
+        "credit": {"advantage_norm": "std"},
+        "loss": {
+            "kind": "icepop",
+            "aggregate": "sequence",
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "icepop_beta": 2.0,
+        },
         "optim": _RATES,
     },
     "agentic": {
-        "pace": {"batch_groups": 32, "pipeline_depth": 1, "max_staleness": 4},
+        "rollout": {"groups_per_batch": 32, "pipeline_depth": 1, "max_staleness": 4},
         "group_size": 8,
-        "credit": {"baseline": "mean"},
-        "loss": {"kind": "double_sided", "per": "token", "below": 0.5, "above": 1.0},
+        "credit": {"advantage_norm": "mean"},
+        "loss": {"kind": "double_sided", "aggregate": "token", "clip_low": 0.5, "clip_high": 1.0},
         "optim": _RATES,
         "reset_optimizer": True,
     },
     "general": {
-        "pace": {"batch_groups": 32, **_SYNCHRONOUS},
+        "rollout": {"groups_per_batch": 32, **_SYNCHRONOUS},
         "group_size": 32,
-        "credit": {"baseline": "std"},
-        "loss": {"kind": "icepop", "per": "token", "below": 0.2, "above": 0.28, "beta": 2.0},
+        "credit": {"advantage_norm": "std"},
+        "loss": {
+            "kind": "icepop",
+            "aggregate": "token",
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "icepop_beta": 2.0,
+        },
         "optim": _RATES,
     },
     "distill": {
-        "pace": {"batch_groups": 1024, **_SYNCHRONOUS},
+        "rollout": {"groups_per_batch": 1024, **_SYNCHRONOUS},
         "group_size": 1,
-        "credit": {"keep_flat": True},
-        "loss": {"kind": "icepop", "per": "sequence", "below": 0.2, "above": 0.28, "beta": 2.0},
+        "credit": {"keep_zero_variance": True},
+        "loss": {
+            "kind": "icepop",
+            "aggregate": "sequence",
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "icepop_beta": 2.0,
+        },
         "optim": _RATES,
     },
 }

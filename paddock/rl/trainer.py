@@ -55,8 +55,10 @@ class UpdateMetrics:
         numbers = {name: self.train_stats.mean(name) for name in parts}
         if self.rollout_stats.reward is not None:
             numbers["reward"] = self.rollout_stats.reward
-        numbers |= {f"reward_{task}": reward for task, reward in self.rollout_stats.rewards.items()}
-        numbers |= {f"failed_{kind}": count for kind, count in self.rollout_stats.failures.items()}
+        numbers |= {f"reward/{task}": reward for task, reward in self.rollout_stats.rewards.items()}
+        numbers |= {
+            f"failures/{kind}": count for kind, count in self.rollout_stats.failures.items()
+        }
         if self.engine_idle is not None:
             numbers["engine_idle"] = self.engine_idle
         for last in self.train_stats.step_outputs[-1:]:
@@ -65,11 +67,12 @@ class UpdateMetrics:
             "staleness": sum(self.staleness) / max(1, len(self.staleness)),
             "staleness_max": max(self.staleness, default=0),
             "trainer_idle": self.trainer_idle,
-            "flat": self.rollout_stats.num_zero_variance / max(1, self.rollout_stats.num_groups),
+            "zero_variance": self.rollout_stats.num_zero_variance
+            / max(1, self.rollout_stats.num_groups),
             "truncated": self.rollout_stats.num_truncated / max(1, self.rollout_stats.num_rollouts),
             "tokens": self.train_stats.tokens,
-            "seconds": self.seconds,
-            "pushed_s": self.weight_sync_s,
+            "step_time_s": self.seconds,
+            "weight_sync_s": self.weight_sync_s,
         }
 
 
@@ -95,7 +98,7 @@ def task_teachers(settings: RLSettings) -> dict[str, TaskTeacher]:
 def health_signals(study: TrainStats, tally: RolloutStats, lags: Sequence[int]) -> HealthSignals:
     return HealthSignals(
         entropy=study.mean("entropy"),
-        logprob_diff=study.mean("gap"),
+        logprob_diff=study.mean("logprob_diff"),
         masked=study.mean("masked"),
         num_groups=tally.num_groups,
         num_zero_variance=tally.num_zero_variance,
