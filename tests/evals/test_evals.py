@@ -139,7 +139,7 @@ def test_a_broken_world_has_no_score():
         EvalError, match=r"only 1 rollouts .*: 2 x world in respond \(the disk is full\)"
     ):
         compute_metrics([[won(1.0)], [lost("world")], [lost("world")]])
-    with pytest.raises(EvalError, match="none was made"):
+    with pytest.raises(EvalError, match="there are none"):
         compute_metrics([])
 
 

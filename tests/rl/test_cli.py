@@ -32,7 +32,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path):
             ["--set", "loss.clip_lwo=1"],
             "error: unknown setting 'loss.clip_lwo' in --set; did you mean",
         ),
-        (["--set", "stage=agentc"], "error: the recipe has the 'stage' 'agentc'; there are"),
+        (["--set", "stage=agentc"], "error: unknown stage 'agentc'; must be one of"),
         (["--debug", "train-only"], "error: --debug train-only and --replay FOLDER go together"),
         ([], "error: "),
     ):

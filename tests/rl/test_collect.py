@@ -253,5 +253,5 @@ def test_batches_are_asked_for_one_at_a_time():
         await collect.next_batch()
         await collect.next_batch()
 
-    with pytest.raises(RuntimeError, match="update 1 has not been trained yet"):
+    with pytest.raises(RuntimeError, match="update 1 is not trained yet"):
         run(asyncio.wait_for(twice(), 1000))

@@ -39,7 +39,7 @@ def test_a_turn_that_two_branches_share_is_trained_in_one():
     found = assign_credit([branches, attempt(0.0, session="other")], 2, MEAN)
     assert [s.id for s in found.samples] == ["b/0", "b/1", "other/0"]
     assert sum(sum(s.loss_mask) for s in found.samples if s.id.startswith("b/")) == 4
-    assert token_loss_weights(found.samples, per="sequence") == [1 / 8, 1 / 8, 1 / 4]
+    assert token_loss_weights(found.samples, aggregate="sequence") == [1 / 8, 1 / 8, 1 / 4]
 
 
 def test_a_broken_world_has_no_reward_and_no_part_in_the_baseline():
@@ -131,9 +131,9 @@ def test_a_critic_takes_the_place_of_the_group():
         advantages=(0.0,) * 4,
         oldest_version=0,
     )
-    (first,) = with_critic_advantages([sample], [1.0], critic, discount=1.0, trace=1.0)
+    (first,) = with_critic_advantages([sample], [1.0], critic, gamma=1.0, lam=1.0)
     assert first.advantages == (0.0, 1.0, 0.0, 1.0)
     errors = [critic.update([sample], [[0.0, 1.0, 0.0, 1.0]]) for _ in range(8)]
     assert errors[-1] < 0.01 * errors[0]
-    (later,) = with_critic_advantages([sample], [1.0], critic, discount=1.0, trace=1.0)
+    (later,) = with_critic_advantages([sample], [1.0], critic, gamma=1.0, lam=1.0)
     assert max(map(abs, later.advantages)) < 0.01

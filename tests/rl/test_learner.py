@@ -183,7 +183,7 @@ def test_a_learner_restored_goes_on_bit_for_bit(tmp_path):
             if number % 2:
                 made.reset_optimizer()
             found.append(weight_digests(made.trainer.network))
-            made.save(tmp_path / name / "checkpoints", beside={})
+            made.save(tmp_path / name / "checkpoints", extra_files={})
             if number == cut:
                 made = learner(tmp_path / name / "again", network())
                 assert made.restore(tmp_path / name / "checkpoints")

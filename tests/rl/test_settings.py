@@ -78,7 +78,7 @@ TAUGHT = {"tools": {"teacher": "old"}}
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"stage": "agentc"}, "'agentc'; there are reasoning, agentic, general, distill"),
+        ({"stage": "agentc"}, "'agentc'; must be one of reasoning, agentic, general, distill"),
         ({"steps": 0}, "'steps' must be greater than 0"),
         ({"step": 4}, "unknown setting 'step'; did you mean 'steps'?"),
         ({"loss": {"clip_lwo": 0.1}}, "did you mean 'loss.clip_low'?"),
@@ -96,14 +96,14 @@ TAUGHT = {"tools": {"teacher": "old"}}
         ({"rollout": {"deterministic": True}}, "'deterministic' needs order"),
         (
             {"rollout": {"updates_per_batch": 3, "max_staleness": 5}},
-            "'steps' 8 are no whole batches",
+            "'steps' 8 must be a multiple of 'rollout.updates_per_batch'",
         ),
         (
             {"rollout": {"sync_weights_every": 4}, "checkpoint": {"every": 6}},
             "must be a multiple of",
         ),
-        ({"tasks": {"tools": None}}, "there are no 'tasks'"),
-        ({"tasks": {"tools": {"ratio": 0}}}, "every one of the 'tasks' has the 'ratio' 0"),
+        ({"tasks": {"tools": None}}, "'tasks' must not be empty"),
+        ({"tasks": {"tools": {"ratio": 0}}}, "'ratio' is 0 for every task"),
         ({"tasks": {"tools": {"ratio": inf}}}, "'tasks.tools.ratio' must be a finite number"),
         ({"sampling": {"temperature": inf}}, "'sampling.temperature' must be a finite number"),
         (
@@ -112,8 +112,8 @@ TAUGHT = {"tools": {"teacher": "old"}}
         ),
         ({"stop_at_reward": nan}, "'stop_at_reward' must be a finite number"),
         ({"tasks": {"tools": {"evn": "x"}}}, "did you mean 'tasks.tools.env'?"),
-        ({"tasks": {"tools": {"group_size": 1}}}, "nothing to compare with"),
-        ({"tasks": {"tools": {"teacher": "old"}}}, "no teacher 'old'; there are none"),
+        ({"tasks": {"tools": {"group_size": 1}}}, "has no baseline"),
+        ({"tasks": {"tools": {"teacher": "old"}}}, "no teacher 'old'; 'teachers' has none"),
         ({"tasks": TAUGHT, **TEACHER}, "its 'credit.keep_zero_variance' must be true"),
         (
             {
@@ -122,14 +122,14 @@ TAUGHT = {"tools": {"teacher": "old"}}
                 "credit": {"keep_zero_variance": True},
                 "sampling": {"temperature": 0.5},
             },
-            "scores at temperature 1, but samples at 0.5",
+            "scores at temperature 1, but its sampling temperature is 0.5",
         ),
-        ({"teachers": {"old": {}}}, "name either a 'checkpoint' or a 'url'"),
+        ({"teachers": {"old": {}}}, "set either 'checkpoint' or 'url'"),
         ({"sampling": {"temperature": 0.0}}, "'sampling.temperature' must be greater than 0"),
         ({"optim": {"lr": "fast"}}, "'optim.lr' must be a number"),
         (
             {"init": {"preset": "nano", "checkpoint": None}},
-            "RL goes on from a model that can already",
+            "RL starts from a checkpoint",
         ),
     ],
 )
@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused_with_its_name(changes, said):
 
 
 def test_a_recipe_without_a_stage_is_told_which_there_are():
-    with pytest.raises(ConfigError, match="names no 'stage'; there are reasoning"):
+    with pytest.raises(ConfigError, match="'stage' is missing; must be one of reasoning"):
         with_stage_defaults(Recipe({"steps": 1}, {}))
 
 
