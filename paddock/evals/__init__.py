@@ -1,7 +1,7 @@
-"""Benchmarks: what a model can do in a world, and how sure that is.
+"""Evaluation of a policy in an environment: mean reward, standard error, pass@k.
 
-evaluate.py  a model in a world, many tasks at once
-metrics.py  episodes as numbers
+evaluate.py  run rollouts of many tasks concurrently
+metrics.py   metrics of rollouts
 """
 
 from paddock.evals.evaluate import EvalResult, EvalSettings, evaluate

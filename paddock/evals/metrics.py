@@ -1,4 +1,4 @@
-"""Episodes as numbers: how good, how sure, and what could not be judged."""
+"""Metrics of evaluation rollouts: mean reward, standard error, pass@k, failures."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,101 +11,117 @@ from paddock.records import Failure, Verdict
 
 
 class EvalError(ValueError):
-    """Episodes that do not add up to a score."""
+    """Too few rollouts, or no tasks, to compute metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalMetrics:
-    """What a model is worth in a world. Attempts that failed through no fault of the model are
-    left out and counted; those it broke off itself are worth nothing."""
+    """Metrics of a policy in an environment.
 
-    mean_reward: float  # reward, over tasks
+    Rollouts that failed through no fault of the policy are excluded and counted; policy failures
+    have reward 0.
+    """
+
+    mean_reward: float  # over tasks
     stderr: float  # standard error of the mean, over tasks
-    num_tasks: int  # with at least one attempt that could be judged
-    num_rollouts: int  # that could be judged
-    pass_at_k: dict[int, float]  # k: share of tasks that k attempts are expected to solve (pass@k)
-    reward_parts: dict[str, float]  # what rewards were made of, means over judged attempts
-    failures: dict[str, int]  # left out, by kind and place
-    mean_turns: float  # of a judged attempt, on average
+    num_tasks: int  # with at least one scored rollout
+    num_rollouts: int  # scored
+    pass_at_k: dict[int, float]  # k: expected share of tasks solved by k rollouts
+    reward_parts: dict[str, float]  # components of the reward, means over scored rollouts
+    failures: dict[str, int]  # excluded rollouts, by kind and where
+    mean_turns: float  # per scored rollout
 
     def __str__(self) -> str:
         lost = sum(self.failures.values())
-        beside = f", {lost} not judged" if lost else ""
-        return f"{self.mean_reward:.3f} ± {self.stderr:.3f} ({self.num_tasks} tasks{beside})"
+        suffix = f", {lost} not scored" if lost else ""
+        return f"{self.mean_reward:.3f} ± {self.stderr:.3f} ({self.num_tasks} tasks{suffix})"
 
 
 def compute_metrics(
-    groups: Sequence[Sequence[RolloutTrace]], *, passing: float = 1.0
+    groups: Sequence[Sequence[RolloutTrace]], *, pass_threshold: float = 1.0
 ) -> EvalMetrics:
-    """The score of attempts, grouped by task. An attempt solves its task if its reward is at least
-    `passing`. Raises `EvalError` where fewer than half of all attempts could be judged: what is
-    left would say little about the model."""
+    """Metrics of rollouts grouped by task.
+
+    A rollout solves its task if its reward is at least `pass_threshold`. Raises EvalError if fewer
+    than half of all rollouts could be scored: the rest would say little about the policy.
+    """
     failures: Counter[str] = Counter()
-    judged: list[list[tuple[float, RolloutTrace]]] = []
+    scored: list[list[tuple[float, RolloutTrace]]] = []
     for group in groups:
-        kept = []
-        for episode in group:
-            reward = scored_reward(episode)
+        rewarded = []
+        for rollout in group:
+            reward = scored_reward(rollout)
             if reward is None:
-                failures[failure_reason(episode)] += 1
+                failures[failure_reason(rollout)] += 1
             else:
-                kept.append((reward, episode))
-        if kept:
-            judged.append(kept)
-    attempts = [pair for kept in judged for pair in kept]
-    if 2 * len(attempts) < sum(len(group) for group in groups) or not attempts:
-        ends = [(failure_reason(e), e.outcome) for group in groups for e in group]
-        words = {why: " ".join(end.what.split()) for why, end in ends if isinstance(end, Failure)}
-        told = ", ".join(
-            f"{count} x {why} ({words[why]:.200})" for why, count in failures.most_common(3)
+                rewarded.append((reward, rollout))
+        if rewarded:
+            scored.append(rewarded)
+    pairs = [pair for rewarded in scored for pair in rewarded]
+    if 2 * len(pairs) < sum(len(group) for group in groups) or not pairs:
+        outcomes = [(failure_reason(r), r.outcome) for group in groups for r in group]
+        messages = {
+            reason: " ".join(outcome.what.split())
+            for reason, outcome in outcomes
+            if isinstance(outcome, Failure)
+        }
+        reasons = ", ".join(
+            f"{count} x {reason} ({messages[reason]:.200})"
+            for reason, count in failures.most_common(3)
         )
-        raise EvalError(f"only {len(attempts)} attempts could be judged: {told or 'none was made'}")
-    means = [fmean(reward for reward, _ in kept) for kept in judged]
-    counts = [(len(kept), sum(reward >= passing for reward, _ in kept)) for kept in judged]
+        raise EvalError(
+            f"only {len(pairs)} rollouts could be scored: {reasons or 'there are none'}"
+        )
+    means = [fmean(reward for reward, _ in rewarded) for rewarded in scored]
+    counts = [
+        (len(rewarded), sum(reward >= pass_threshold for reward, _ in rewarded))
+        for rewarded in scored
+    ]
     return EvalMetrics(
         mean_reward=fmean(means),
         stderr=_standard_error(means),
-        num_tasks=len(judged),
-        num_rollouts=len(attempts),
-        pass_at_k={k: _solved(counts, k) for k in _powers(min(n for n, _ in counts))},
-        reward_parts=_parts([episode for _, episode in attempts]),
+        num_tasks=len(scored),
+        num_rollouts=len(pairs),
+        pass_at_k={k: _mean_pass_at_k(counts, k) for k in _powers(min(n for n, _ in counts))},
+        reward_parts=_mean_parts([rollout for _, rollout in pairs]),
         failures=dict(failures),
-        mean_turns=fmean(episode.turns for _, episode in attempts),
+        mean_turns=fmean(rollout.turns for _, rollout in pairs),
     )
 
 
-def scored_reward(episode: RolloutTrace) -> float | None:
-    """What an attempt says about the model; None if it says nothing."""
-    outcome = episode.outcome
+def scored_reward(rollout: RolloutTrace) -> float | None:
+    """The reward of a rollout, 0 for a policy failure; None if it failed for another reason."""
+    outcome = rollout.outcome
     if isinstance(outcome, Verdict):
         return outcome.reward
     return 0.0 if outcome.is_policy_failure else None
 
 
-def failure_reason(episode: RolloutTrace) -> str:
-    outcome = episode.outcome
+def failure_reason(rollout: RolloutTrace) -> str:
+    outcome = rollout.outcome
     return "" if isinstance(outcome, Verdict) else f"{outcome.kind} in {outcome.where}"
 
 
-def pass_at_k(k: int, attempts: int, solved: int) -> float:
-    """The chance that k of these attempts, chosen at random, hold one that solved its task.
+def pass_at_k(k: int, rollouts: int, solved: int) -> float:
+    """pass@k: the probability that k of the rollouts, drawn at random, include a solved one.
 
     >>> pass_at_k(1, 4, 1), pass_at_k(4, 4, 1), pass_at_k(2, 4, 0)
     (0.25, 1.0, 0.0)
     """
-    return 1.0 - comb(attempts - solved, k) / comb(attempts, k)
+    return 1.0 - comb(rollouts - solved, k) / comb(rollouts, k)
 
 
-def _solved(counts: Sequence[tuple[int, int]], k: int) -> float:
-    return fmean(pass_at_k(k, attempts, solved) for attempts, solved in counts)
+def _mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
+    return fmean(pass_at_k(k, rollouts, solved) for rollouts, solved in counts)
 
 
-def _powers(most: int) -> list[int]:
-    """
+def _powers(limit: int) -> list[int]:
+    """Powers of 2 up to `limit`.
+
     >>> _powers(6)
     [1, 2, 4]
     """
-    return [1 << i for i in range(most.bit_length())]
+    return [1 << i for i in range(limit.bit_length())]
 
 
 def _standard_error(values: Sequence[float]) -> float:
@@ -116,10 +132,10 @@ def _standard_error(values: Sequence[float]) -> float:
     return sqrt(variance / len(values))
 
 
-def _parts(episodes: Sequence[RolloutTrace]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    for episode in episodes:
-        if isinstance(episode.outcome, Verdict):
-            for name, value in episode.outcome.parts.items():
-                found.setdefault(name, []).append(value)
-    return {name: fmean(values) for name, values in found.items()}
+def _mean_parts(rollouts: Sequence[RolloutTrace]) -> dict[str, float]:
+    parts: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        if isinstance(rollout.outcome, Verdict):
+            for name, value in rollout.outcome.parts.items():
+                parts.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in parts.items()}

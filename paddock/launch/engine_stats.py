@@ -30,13 +30,13 @@ class EngineStatLogger:
 
 
 GAUGES = (
-    *("running", "waiting", "running_tokens", "waiting_tokens", "retractions"),
-    *("pages_total", "pages_used", "pages_cached", "pages_spare"),
-    *("hit_tokens", "asked_tokens", "evicted_tokens"),
+    *("running", "waiting", "running_tokens", "waiting_tokens", "preemptions"),
+    *("pages_total", "pages_used", "pages_cached", "pages_evictable"),
+    *("prefix_cache_hit_tokens", "prefix_cache_query_tokens", "evicted_tokens"),
 )
 COUNTERS = (
-    *("requests", "failed", "prompt_tokens", "read_tokens", "generated_tokens"),
-    *("thinking_tokens", "drafts_proposed", "drafts_accepted", "verify_steps"),
+    *("requests", "failed", "prompt_tokens", "prefill_tokens", "generated_tokens"),
+    *("reasoning_tokens", "draft_tokens", "accepted_draft_tokens", "verify_steps"),
 )
 
 
@@ -44,8 +44,8 @@ def _moment(every: "Sequence[EngineStats]") -> dict[str, Any]:
     """Over all engines; the version that the slowest of them serves."""
     return {
         "version": min(stats.version for stats in every),
-        "page_tokens": every[0].page_size,
-        "drafts_at": _drafted(every),
+        "page_size": every[0].page_size,
+        "draft_acceptance_per_position": _drafted(every),
         "busy_s": round(sum(stats.counters.busy_s for stats in every), 3),
         **{name: sum(getattr(stats, name) for stats in every) for name in GAUGES},
         **{name: sum(getattr(stats.counters, name) for stats in every) for name in COUNTERS},

@@ -74,7 +74,7 @@ async def _embedded(
 
     asked = settings.engines
     engines: Sequence[Engine | SubprocessEngine]
-    if asked.place:
+    if asked.place == "subprocess":
         engines = await asyncio.to_thread(_engines_apart, model, settings)
     else:
         engines = _engines(model, settings, replicas=asked.replicas)
@@ -94,7 +94,7 @@ async def _embedded(
         try:
             stats = [await asyncio.wrap_future(engine.stats_future()) for engine in engines]
         except EngineError as error:
-            if not asked.place:
+            if asked.place != "subprocess":
                 raise
             raise TimeoutError(str(error)) from error  # another process takes its place
         gauge.log_stats(stats)
@@ -113,7 +113,7 @@ async def _embedded(
         for engine in engines:
             stack.callback(engine.close)
         generate: InferenceClient = each[0]
-        if len(engines) > 1 or asked.place:  # which comes back when it has died
+        if len(engines) > 1 or asked.place == "subprocess":  # which comes back when it has died
             replicas = [
                 Replica(f"engine-{i}", one, partial(_alive, engine))
                 for i, (one, engine) in enumerate(zip(each, engines, strict=True))

@@ -80,7 +80,7 @@ async def open_rollouts(
             orchestrator,
             batches=settings.steps // settings.rollout.updates_per_batch,
             pressure=sampling.pressure,
-            tell=tell,
+            log_event=tell,
         )
         await stack.enter_async_context(collector)
         stack.enter_context(EventLoopWatchdog(tell))

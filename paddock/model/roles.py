@@ -4,13 +4,17 @@ Muon Split reads the splits: every head of an up-projection is orthogonalized on
 value rows apart, gate and up apart, experts one by one (a stack is a stack of matrices).
 """
 
+from dataclasses import replace
+
 from torch import nn
 
 from paddock.model.attention.gqa import GQA
+from paddock.model.attention.indexer import Indexer
 from paddock.model.attention.mla import MLA
 from paddock.model.config import MLASettings, ModelConfig
 from paddock.model.moe import GroupedExperts, TopKRouter
-from paddock.records import MuonSplit, NamedParameter, ParameterRole
+from paddock.model.mtp import MTP
+from paddock.records import ModelPart, MuonSplit, NamedParameter, ParameterRole
 
 
 def parameter_roles(
@@ -36,10 +40,27 @@ def parameter_roles(
     head = getattr(network, "head", None)
     if head is not None and not config.tied:
         special[id(head.weight)] = ParameterRole("head")
+    parts = _parts(network)
     return [
-        NamedParameter(name, parameter, special.get(id(parameter), _plain(parameter)))
+        NamedParameter(
+            name,
+            parameter,
+            replace(
+                special.get(id(parameter), _plain(parameter)), part=parts.get(id(parameter), "main")
+            ),
+        )
         for name, parameter in network.named_parameters()
     ]
+
+
+def _parts(network: nn.Module) -> dict[int, ModelPart]:
+    """The part of every parameter of an indexer or MTP layer, by the parameter's id."""
+    found: dict[int, ModelPart] = {}
+    for kind, part in ((Indexer, "indexer"), (MTP, "mtp")):  # an indexer within MTP is MTP's
+        for module in network.modules():
+            if isinstance(module, kind):
+                found |= dict.fromkeys(map(id, module.parameters()), part)
+    return found
 
 
 def _plain(parameter: nn.Parameter) -> ParameterRole:

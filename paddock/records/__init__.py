@@ -13,7 +13,13 @@ json_codec.py  records as JSON values and back
 from paddock.records import json_codec
 from paddock.records.dialogue import Dialogue, LossMaskSpan, ThinkingMode
 from paddock.records.message import Message, Role, ToolCall, ToolSpec
-from paddock.records.parameter import MuonSplit, NamedParameter, ParameterKind, ParameterRole
+from paddock.records.parameter import (
+    ModelPart,
+    MuonSplit,
+    NamedParameter,
+    ParameterKind,
+    ParameterRole,
+)
 from paddock.records.sampling_params import MAX_SEED, Grammar, LogitBias, SamplingParams
 from paddock.records.task import (
     MAX_ABS_REWARD,
@@ -40,6 +46,7 @@ __all__ = [
     "LogitBias",
     "LossMaskSpan",
     "Message",
+    "ModelPart",
     "MuonSplit",
     "NamedParameter",
     "Outcome",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 ParameterKind = Literal["matrix", "vector", "embedding", "head", "router"]
+ModelPart = Literal["main", "indexer", "mtp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class ParameterRole:
 
     kind: ParameterKind
     split: MuonSplit | None = None
+    part: ModelPart = "main"  # what can be frozen as one; the indexer of an MTP layer is "mtp"
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ParameterKind):

@@ -24,7 +24,7 @@ class TrainSample:
     def __post_init__(self) -> None:
         if not self.id:
             raise ValueError("id: empty")
-        for name in ("logprobs", "trained", "advantages"):
+        for name in ("logprobs", "loss_mask", "advantages"):
             if len(getattr(self, name)) != len(self.token_ids):
                 raise ValueError(
                     f"{name}: {len(getattr(self, name))} for {len(self.token_ids)} tokens"

@@ -1,19 +1,19 @@
-"""Episodes into weights: credit, losses, the learner and what feeds it.
+"""Reinforcement learning: advantages, policy losses, learner, training loop and batch sources.
 
-advantage.py  how much better than expected an attempt was
-alerts.py     what a person should look at while a run goes on
-live_batches.py  rollouts into batches while the trainer works
-credit.py     from the attempts of a group to samples
-distill.py    teachers from earlier stages
-trainer.py    the one loop
-learner.py    the weights that learn
-loss.py       policy losses, token by token
-policy_loss.py  the loss that settings ask for
-batch_source.py  where a learner takes its batches from
-reward.py     what an attempt earned, as training counts it
-settings.py   what an RL run is made of
-stages.py     what each stage is by default
-group_filter.py  which groups are worth training on, and how all of them did
+advantage.py     GRPO advantages, zero-variance check, padding of groups, GAE
+alerts.py        training health alerts
+batch_source.py  protocol of batch sources; replay of a ledger
+credit.py        credit assignment: rollouts of a group to training samples
+distill.py       on-policy distillation: teacher log-probabilities
+group_filter.py  which groups are trained, and rollout statistics
+learner.py       the trained network: updates, weight sync, checkpoints
+live_batches.py  batches from live rollouts
+loss.py          policy losses per token: PPO, IcePop, double-sided importance sampling, TIS
+policy_loss.py   the configured loss, for the trainer
+reward.py        reward of a rollout for training
+settings.py      settings of an RL run
+stages.py        default settings of each RL stage
+trainer.py       the training loop
 """
 
 from paddock.rl.batch_source import BatchSource, LedgerBatchSource, RolloutBatch

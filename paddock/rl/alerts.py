@@ -1,4 +1,4 @@
-"""What a person should look at while a run goes on."""
+"""Training health alerts: entropy collapse, train-inference mismatch, zero variance, masking."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,43 +14,49 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSignals:
-    """The numbers of one batch that alerts are about."""
+    """The metrics of one batch that alerts are based on."""
 
     entropy: float
     logprob_diff: float
     masked: float
     num_groups: int  # groups that ended since the last batch
-    num_zero_variance: int  # of them, those whose rewards were all equal
-    staleness: int = 0  # of the oldest token trained
+    num_zero_variance: int  # of them, zero-variance groups
+    staleness: int = 0  # of the oldest trained token
 
 
-def check_alerts(pulse: HealthSignals, limits: AlertSettings) -> Iterator[Alert]:
+def check_alerts(signals: HealthSignals, limits: AlertSettings) -> Iterator[Alert]:
+    """Every alert that the signals raise.
+
+    >>> bad = HealthSignals(
+    ...     entropy=0.001, logprob_diff=0.2, masked=0.0, num_groups=10, num_zero_variance=10
+    ... )
+    >>> [alert.kind for alert in check_alerts(bad, AlertSettings())]
+    ['entropy collapse', 'train-inference mismatch', 'too many zero-variance groups']
     """
-    >>> sick = HealthSignals(entropy=0.001, gap=0.2, masked=0.0, judged=10, flat=10)
-    >>> [alert.kind for alert in check_alerts(sick, AlertSettings())]
-    ['entropy collapse', 'log-prob drift', 'zero-variance flood']
-    """
-    if pulse.entropy < limits.entropy_below:
+    if signals.entropy < limits.entropy_below:
         yield Alert(
             "entropy collapse",
-            f"{pulse.entropy:.4f} nats a token, below {limits.entropy_below:g}: the policy says "
-            "the same again and again",
+            f"{signals.entropy:.4f} nats/token, below {limits.entropy_below:g}: the policy samples "
+            "the same completions again and again",
         )
-    most = limits.stale_logprob_diff_above if pulse.staleness else limits.logprob_diff_above
-    why = "samples are too stale" if pulse.staleness else "they are not the same network"
-    if pulse.logprob_diff > most:
+    max_diff = limits.stale_logprob_diff_above if signals.staleness else limits.logprob_diff_above
+    cause = "samples are too stale" if signals.staleness else "their weights or kernels differ"
+    if signals.logprob_diff > max_diff:
         yield Alert(
-            "log-prob drift",
-            f"trainer and engine differ by {pulse.logprob_diff:.3f} nats a token, above {most:g}: {why}",
+            "train-inference mismatch",
+            f"log-probabilities of trainer and engine differ by {signals.logprob_diff:.3f} "
+            f"nats/token, above {max_diff:g}: {cause}",
         )
-    if pulse.num_groups and pulse.num_zero_variance > limits.zero_variance_above * pulse.num_groups:
+    num_groups, num_zero_variance = signals.num_groups, signals.num_zero_variance
+    if num_groups and num_zero_variance > limits.zero_variance_above * num_groups:
         yield Alert(
-            "zero-variance flood",
-            f"{pulse.num_zero_variance} of {pulse.num_groups} groups had equal rewards: tasks are too easy or too "
-            "hard",
+            "too many zero-variance groups",
+            f"{num_zero_variance} of {num_groups} groups had equal rewards: tasks are too easy or "
+            "too hard",
         )
-    if pulse.masked > limits.masked_above:
+    if signals.masked > limits.masked_above:
         yield Alert(
-            "masked out",
-            f"{pulse.masked:.0%} of the tokens are outside the window: they teach nothing",
+            "too many masked tokens",
+            f"{signals.masked:.0%} of the tokens are outside the importance-sampling window and "
+            "have no gradient",
         )

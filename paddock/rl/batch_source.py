@@ -1,4 +1,4 @@
-"""Where a learner takes its batches from: rollouts that go on meanwhile, or an old ledger."""
+"""Batch sources of the trainer: protocol, and replay of the batches in a ledger."""
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -20,43 +20,43 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """Groups to be trained together, by task and number."""
+    """Groups of one batch, ordered by task and number."""
 
-    update: int  # the first it is trained at: how many were done before
+    update: int  # number of updates done before this batch
     groups: tuple[RolloutGroup, ...]
-    staleness: tuple[int, ...]  # of each group's oldest token, in updates, when training begins
-    wait_s: float = 0.0  # by whoever asked for it
+    staleness: tuple[int, ...]  # of each group's oldest token, in updates, when training starts
+    wait_s: float = 0.0  # time `next_batch` took
 
 
 class BatchSource(Protocol):
-    """What a learner needs, in the order in which it calls."""
+    """What the trainer needs, in the order of its calls."""
 
     async def next_batch(self) -> RolloutBatch | None:
-        """None when there will be no more. Raises what ended the run."""
+        """The next batch; None if there are no more. Raises the error that ended the run."""
 
     async def await_or_fail(self, work: Awaitable[T]) -> T:
-        """The result of `work`, or at once what ended the run meanwhile."""
+        """The result of `work`. Raises at once if the run fails meanwhile."""
 
     def mark_trained(self, batch: RolloutBatch) -> None:
-        """All updates of the batch are done."""
+        """All updates of the batch have been done."""
 
     async def wait_quiescent(self) -> None:
-        """Until weights may be saved and published. Where runs are to be resumed bit by bit, that
-        is when nothing is in flight."""
+        """Wait until weights may be saved and published: in deterministic mode, until no rollout
+        is in flight."""
 
     def mark_checkpointed(self, updates: int, name: str) -> None:
-        """The state after so many updates is on disk."""
+        """The checkpoint after so many updates is on disk."""
 
     def mark_published(self, version: int) -> None:
-        """From now on, engines sample with these weights."""
+        """Weight sync done: engines sample with this version from now on."""
 
     def finish(self) -> None:
-        """The run is complete: no batch will be asked for any more."""
+        """The run is complete: no further batch will be requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class SerializedGroup:
-    """A group that is still bytes."""
+    """A group as bytes of the ledger, not yet decoded."""
 
     record: GroupRecord
     rollouts: Sequence[bytes]
@@ -74,40 +74,41 @@ class SerializedGroup:
         )
 
 
-def read_serialized_group(ledger: Ledger, entry: GroupRecord) -> SerializedGroup:
-    return SerializedGroup(entry, list(ledger.packed_rollouts(entry.ordinal).values()))
+def read_serialized_group(ledger: Ledger, record: GroupRecord) -> SerializedGroup:
+    return SerializedGroup(record, list(ledger.packed_rollouts(record.ordinal).values()))
 
 
 def staleness_of(group: RolloutGroup, update: int) -> int:
+    """Staleness of the oldest token of a group, in updates, when trained at `update`."""
     oldest = group.oldest_version
     return 0 if oldest is None else update - oldest
 
 
 class LedgerBatchSource:
-    """The batches that a ledger says were trained, again and in the same order: a Queue without
-    engines or worlds. The ledger is another run's, perhaps one that goes on: it is only read."""
+    """Replays the trained batches of a ledger in order, without engines or environments.
+
+    The ledger may belong to a live run: it is opened read-only.
+    """
 
     def __init__(self, path: str | Path, *, first: int = 0) -> None:
-        """From the batch on that begins with update `first`."""
+        """Start with the batch of update `first`."""
         self._ledger = LedgerView(path)
-        if (found := self._ledger.get_metadata("format")) != LEDGER_FORMAT:
+        if (version := self._ledger.get_metadata("format")) != LEDGER_FORMAT:
             self._ledger.close()
-            raise LedgerError(
-                f"{path}: the ledger has format {found}, this reads format {LEDGER_FORMAT}"
-            )
+            raise LedgerError(f"{path}: expected ledger format {LEDGER_FORMAT}, got {version}")
         self._batches = iter(self._ledger.batches(first))
 
     async def next_batch(self) -> RolloutBatch | None:
-        found = next(self._batches, None)
-        if found is None:
+        row = next(self._batches, None)
+        if row is None:
             self._ledger.close()
             return None
-        update, _, entries = found
+        update, _, records = row
         groups = tuple(
-            read_serialized_group(self._ledger, entry).deserialize() for entry in entries
+            read_serialized_group(self._ledger, record).deserialize() for record in records
         )
-        lags = tuple(staleness_of(group, update) for group in groups)
-        return RolloutBatch(update=update, groups=groups, staleness=lags)
+        staleness = tuple(staleness_of(group, update) for group in groups)
+        return RolloutBatch(update=update, groups=groups, staleness=staleness)
 
     async def await_or_fail(self, work: Awaitable[T]) -> T:
         return await work

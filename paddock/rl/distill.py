@@ -1,9 +1,8 @@
-"""On-policy distillation across stages: the student writes, its teachers say how likely they would
-have been to write the same, token by token.
+"""On-policy distillation: teachers score the tokens that the student sampled.
 
-A task of the run names its teacher and how much the teacher's opinion counts beside the task's own
-reward; tasks and their ratios are the mixture of prompts. Teachers are engines that score what they
-are shown; they never write.
+A task names its teacher and the weight of the teacher's log-probability difference relative to the
+task's own reward; tasks and their ratios are the prompt mixture. Teachers only score, they never
+generate.
 
 S tokens of a sample.
 """
@@ -22,61 +21,64 @@ from paddock.train import policy
 
 
 class LogprobScorer(Protocol):
-    """A teacher: an engine in this process, or a server."""
+    """A teacher: an engine in this process or a server."""
 
     async def __call__(self, token_ids: Sequence[int], start: int) -> Sequence[float]:
         """Log-probabilities of `token_ids[start:]`, each given all before it, at temperature 1."""
 
 
 class DistillError(ValueError):
-    """A teacher that cannot teach this run."""
+    """A teacher returned scores that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTeacher:
-    """A task's teacher, and how much its opinion weighs: nats of advantage a nat of lead."""
+    """The teacher of a task, and the advantage per nat of teacher-student difference."""
 
     teacher: str
     weight: float
 
 
 async def add_teacher_logprobs(
-    lessons: Sequence[policy.PolicySample],
+    samples: Sequence[policy.PolicySample],
     tasks: Sequence[str],
-    teachings: Mapping[str, TaskTeacher],
-    scores: Mapping[str, LogprobScorer],
+    task_teachers: Mapping[str, TaskTeacher],
+    scorers: Mapping[str, LogprobScorer],
 ) -> list[policy.PolicySample]:
-    """The lessons, each of task `tasks[i]`, with what their teachers think of them; lessons of
-    tasks without a teacher as they are. Copies of a sample are scored once."""
-    wanted = {
-        (teachings[task].teacher, lesson.sample.id): lesson.sample
-        for lesson, task in zip(lessons, tasks, strict=True)
-        if task in teachings
+    """The samples, each of task `tasks[i]`, with the log-probabilities of their teachers.
+
+    Samples of tasks without a teacher are unchanged. Copies of a sample are scored once. Raises
+    DistillError if a teacher returns the wrong number of scores or a non-finite one.
+    """
+    to_score = {
+        (task_teachers[task].teacher, each.sample.id): each.sample
+        for each, task in zip(samples, tasks, strict=True)
+        if task in task_teachers
     }
     columns = await asyncio.gather(
-        *(_opinion(scores[teacher], teacher, sample) for (teacher, _), sample in wanted.items())
+        *(_score(scorers[teacher], teacher, sample) for (teacher, _), sample in to_score.items())
     )
-    opinions = dict(zip(wanted, columns, strict=True))
-    found = []
-    for lesson, task in zip(lessons, tasks, strict=True):
-        teaching = teachings.get(task)
-        if teaching is not None:
-            opinion_S = opinions[teaching.teacher, lesson.sample.id]
-            lesson = replace(lesson, teacher_logprob_S=opinion_S, teacher_weight=teaching.weight)
-        found.append(lesson)
-    return found
+    scores = dict(zip(to_score, columns, strict=True))
+    scored = []
+    for each, task in zip(samples, tasks, strict=True):
+        own = task_teachers.get(task)
+        if own is not None:
+            logprob_S = scores[own.teacher, each.sample.id]
+            each = replace(each, teacher_logprob_S=logprob_S, teacher_weight=own.weight)
+        scored.append(each)
+    return scored
 
 
-async def _opinion(score: LogprobScorer, teacher: str, sample: TrainSample) -> NDArray[np.float32]:
+async def _score(scorer: LogprobScorer, teacher: str, sample: TrainSample) -> NDArray[np.float32]:
     """[S] of one sample; 0 before its first trained token."""
     start = sample.loss_mask.index(True)
-    said = await score(sample.token_ids, start)
-    if len(said) != len(sample.token_ids) - start:
+    logprobs = await scorer(sample.token_ids, start)
+    if len(logprobs) != len(sample.token_ids) - start:
         raise DistillError(
-            f"teacher '{teacher}' scored {len(said)} tokens of {len(sample.token_ids) - start}"
+            f"teacher '{teacher}' scored {len(logprobs)} tokens of {len(sample.token_ids) - start}"
         )
-    if not all(map(isfinite, said)):
+    if not all(map(isfinite, logprobs)):
         raise DistillError(f"teacher '{teacher}' gave a token a score that is not finite")
-    found = np.zeros(len(sample.token_ids), np.float32)
-    found[start:] = said
-    return found
+    column_S = np.zeros(len(sample.token_ids), np.float32)
+    column_S[start:] = logprobs
+    return column_S

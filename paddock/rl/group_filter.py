@@ -1,4 +1,4 @@
-"""Which finished groups are worth training on, and how all of them did, trained or not."""
+"""Group filter (rejection sampling of groups, as in DAPO) and statistics between batches."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,27 +13,27 @@ from paddock.rollout import RolloutGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStats:
-    """What ended between two batches."""
+    """Statistics of the groups that ended between two batches, trained or not."""
 
-    rewards: Mapping[str, float]  # mean by task, of every attempt that has one
+    rewards: Mapping[str, float]  # mean by task, of every rollout with a reward
     num_rollouts: int
-    num_groups: int  # groups
-    num_zero_variance: (
-        int  # of them, those that were not trained because their rewards are all equal
-    )
-    num_truncated: int  # attempts
-    failures: Mapping[str, int]  # attempts by kind
+    num_groups: int
+    num_zero_variance: int  # groups skipped because all rewards are equal
+    num_truncated: int  # rollouts
+    failures: Mapping[str, int]  # rollouts by failure kind
 
     @property
     def reward(self) -> float | None:
-        """The mean over tasks, each alike."""
+        """The mean over tasks, each with the same weight."""
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
 
 
 @dataclass(slots=True)
 class GroupFilter:
-    """The collector's `sift`: says why a group is not trained, and keeps count. What the world said
-    counts as reward here, before any rule about length or failures."""
+    """The orchestrator's group filter: returns why a group is not trained, and keeps statistics.
+
+    Rewards are counted as the environment scored them, before the overlong penalty.
+    """
 
     settings: RLSettings
     _rewards: dict[str, list[float]] = field(default_factory=dict)
@@ -41,26 +41,27 @@ class GroupFilter:
     _failures: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, group: RolloutGroup) -> str:
-        judgement = assign_credit(group.rollouts, group.size, self.settings.credit_for(group.task))
+        credit = assign_credit(group.rollouts, group.size, self.settings.credit_for(group.task))
+        # The names of the counts are stored in checkpoints.
         self._counts.update(
             attempts=len(group.rollouts),
             judged=1,
-            flat=int(judgement.skip_reason == "flat"),
-            truncated=judgement.truncated,
+            flat=int(credit.skip_reason == "zero variance"),
+            truncated=credit.truncated,
         )
-        for attempt in group.rollouts:
-            outcome = attempt[0].outcome
+        for rollout in group.rollouts:
+            outcome = rollout[0].outcome
             if isinstance(outcome, Verdict):
                 self._rewards.setdefault(group.task, []).append(outcome.reward)
             else:
                 self._failures[outcome.kind] += 1
                 if outcome.is_policy_failure:
-                    rule = self.settings.credit_for(group.task).reward
-                    self._rewards.setdefault(group.task, []).append(rule.policy_failure_reward)
-        return judgement.skip_reason
+                    reward = self.settings.credit_for(group.task).reward.policy_failure_reward
+                    self._rewards.setdefault(group.task, []).append(reward)
+        return credit.skip_reason
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted and not taken yet, as JSON."""
+        """The statistics since the last `pop_stats`, as JSON."""
         return {
             "rewards": self._rewards,
             "counts": dict(self._counts),
@@ -73,9 +74,9 @@ class GroupFilter:
         self._failures = Counter(state["failures"])
 
     def pop_stats(self) -> RolloutStats:
-        """What was counted since the last time."""
-        found = RolloutStats(
-            rewards={task: sum(all_) / len(all_) for task, all_ in sorted(self._rewards.items())},
+        """The statistics since the last call, which are then reset."""
+        stats = RolloutStats(
+            rewards={task: sum(each) / len(each) for task, each in sorted(self._rewards.items())},
             num_rollouts=self._counts["attempts"],
             num_groups=self._counts["judged"],
             num_zero_variance=self._counts["flat"],
@@ -85,4 +86,4 @@ class GroupFilter:
         self._rewards.clear()
         self._counts.clear()
         self._failures.clear()
-        return found
+        return stats

@@ -1,10 +1,10 @@
-"""The weights that learn: a batch of lessons in, updates done, a version to hand over."""
+"""Learner: owns the trained network, runs optimizer steps on batches, exports weight updates."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,170 +32,179 @@ from paddock.train import (
 
 
 class LearnerError(ValueError):
-    """A run that cannot go on; the message says why."""
+    """Training cannot continue; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStats:
-    """What one batch did to the weights."""
+    """Training statistics of one batch."""
 
-    updates: int  # done in all
-    step_outputs: tuple[TrainStepOutput, ...]  # one an update
+    updates: int  # done in total
+    step_outputs: tuple[TrainStepOutput, ...]  # one per update
     tokens: int  # trained
-    token_records: Mapping[tuple[str, int], TokenTrainRecord] = field(
-        default_factory=dict
-    )  # by session, branch
+    # By session and branch.
+    token_records: Mapping[tuple[str, int], TokenTrainRecord] = field(default_factory=dict)
 
-    def mean(self, part: str) -> float:
-        """Over the updates; a part that only some have counts where it is."""
-        found = [report.losses[part] for report in self.step_outputs if part in report.losses]
-        return sum(found) / len(found) if found else 0.0
+    def mean(self, name: str) -> float:
+        """The mean of a metric over the updates that have it; 0 if none has."""
+        values = [output.losses[name] for output in self.step_outputs if name in output.losses]
+        return sum(values) / len(values) if values else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
-    """What a step must know of an RL run's settings."""
+class _StepSettings:
+    """The part of the RL settings that the trainer uses."""
 
     optim: OptimSettings
     compute: ComputeSettings
     loss: AuxLossSettings
 
 
-def open_learner(settings: RLSettings, evidence: Path) -> "Learner":
-    """The network a run starts from, ready to learn: without its MTP layer, which only drafts, and
-    its indexer, whose choices must stay those of the engine. `evidence` is where a batch goes that
-    makes no finite loss."""
+def open_learner(settings: RLSettings, non_finite_path: Path) -> "Learner":
+    """A learner of the initial checkpoint.
+
+    The MTP layer is frozen: it is only used for drafting. So is the indexer if `freeze_indexer`:
+    its top-k selection must stay that of the engine. A batch with a non-finite loss or gradient is
+    saved to `non_finite_path`.
+    """
     assert settings.init.checkpoint is not None
     network = load_pretrained(latest_model(Path(settings.init.checkpoint)))
-    frozen = (".indexer.", "mtp.") if settings.freeze_indexer else ("mtp.",)
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(not any(part in f".{name}" for part in frozen))
-    network.to(init_device(_machine(settings))).train()
+    frozen = {"mtp", "indexer"} if settings.freeze_indexer else {"mtp"}
+    for _, parameter, role in network.parameter_roles():
+        parameter.requires_grad_(role.part not in frozen)
+    network.to(init_device(_compute_settings(settings))).train()
     objective = policy.PolicyObjective(
         PolicyLoss(settings.loss), replay=settings.routing_replay == "replay"
     )
-    steps = _Steps(settings.optim, settings.compute, AuxLossSettings(mtp_depths=1))
-    return Learner(Trainer(network, objective, steps, evidence), objective, settings)
+    step_settings = _StepSettings(settings.optim, settings.compute, AuxLossSettings(mtp_depths=1))
+    trainer = Trainer(network, objective, step_settings, non_finite_path)
+    return Learner(trainer, objective, settings)
 
 
-def _machine(settings: RLSettings) -> ComputeSettings:
-    """In lock-step with one thread to an operation unless more are asked for: several do not round
-    alike every time."""
+def _compute_settings(settings: RLSettings) -> ComputeSettings:
+    """The compute settings; in deterministic mode with one thread unless `threads` is set, since
+    reductions over several threads do not always round alike."""
     if settings.rollout.deterministic and settings.compute.threads is None:
         return settings.compute.model_copy(update={"threads": 1})
     return settings.compute
 
 
 class Learner:
-    """Owns the network that learns. `study` blocks and may run in a thread of its own; nothing else
-    may touch the network meanwhile."""
+    """Owns the trained network. `train` blocks and may run in a thread; nothing else may use the
+    network meanwhile."""
 
     def __init__(
         self, trainer: Trainer, objective: policy.PolicyObjective, settings: RLSettings
     ) -> None:
         self.trainer, self.objective, self.settings = trainer, objective, settings
         self.updates = 0
-        self.extra_state: dict[str, Any] = {}  # what else a checkpoint keeps, as JSON
+        self.extra_state: dict[str, Any] = {}  # further state of a checkpoint, as JSON
         self._schedule = build_lr_schedule(settings.optim, settings.steps)
 
     def train(self, groups: Sequence[Sequence[policy.PolicySample]]) -> TrainStats:
-        """As many updates as the settings ask for, each on its share of the groups. Every lesson
-        takes part in exactly one, and the gradients themselves bear witness."""
-        if not groups:  # a recorded batch, by rules that leave nothing of it
-            return self._idle(tokens=0)
-        # Again, in this thread: engines may have asked for other numbers of threads since.
-        init_device(_machine(self.settings))
+        """Run `updates_per_batch` updates, each on its part of the groups.
+
+        Every sample is trained in exactly one update. Raises LearnerError if the gradient of an
+        update did not include every trained token.
+        """
+        if not groups:  # a replayed batch of which current settings leave nothing
+            return self._skip_training(tokens=0)
+        # Once more, in this thread: engines may have changed the number of threads since.
+        init_device(_compute_settings(self.settings))
         count = min(self.settings.rollout.updates_per_batch, len(groups))
-        shares = [_flat(some) for some in _split(groups, count)]
-        per, replay = self.settings.loss.aggregate, self.objective.replay
-        shares = [_weighted(share, per) for share in shares]
-        batches = [policy.pack_samples(share) for share in shares]
-        if count > 1:  # later updates must remember what the first began with
+        parts = [_flatten(part) for part in _split(groups, count)]
+        aggregate, replay = self.settings.loss.aggregate, self.objective.replay
+        parts = [_with_weights(part, aggregate) for part in parts]
+        batches = [policy.pack_samples(part) for part in parts]
+        if count > 1:  # the old policy of later updates is the one before the first
             micro = self.settings.compute.micro_batch_tokens
             network = self.trainer.network
             old = [
                 policy.compute_logprobs(network, b, micro_tokens=micro, replay=replay)
                 for b in batches
             ]
-            batches = [policy.pack_samples(share, o) for share, o in zip(shares, old, strict=True)]
-        reports = []
-        taught: dict[tuple[str, int], TokenTrainRecord] = {}
-        first, heard = self.updates, self._heard()
-        for share, batch in zip(shares, batches, strict=True):
-            heard.clear()
-            self.objective.token_stats.reset(len(share))
-            reports.append(
+            batches = [policy.pack_samples(part, o) for part, o in zip(parts, old, strict=True)]
+        outputs = []
+        token_records: dict[tuple[str, int], TokenTrainRecord] = {}
+        first, loss_records = self.updates, self._loss_records()
+        for part, batch in zip(parts, batches, strict=True):
+            loss_records.clear()
+            self.objective.token_stats.reset(len(part))
+            outputs.append(
                 self.trainer.step(
                     batch,
                     lr=self.settings.optim.lr * self._schedule.at(self.updates + 1),
-                    bias_rate=0.0,  # routers stay as they are
+                    bias_rate=0.0,  # router biases are not updated
                     progress=self.updates / self.settings.steps,
                 )
             )
-            self._hear_the_witness(share)
-            taught |= _taught(share, heard, first)
+            self._check_trained_tokens(part)
+            token_records |= _token_records(part, loss_records, first)
             self.updates += 1
-        # A batch of fewer groups than updates still counts as all of them: staleness is known
-        # beforehand.
+        # A batch of fewer groups than updates still counts as all of them: the orchestrator has
+        # bounded staleness with that number.
         self.updates += self.settings.rollout.updates_per_batch - count
         return TrainStats(
             updates=self.updates,
-            step_outputs=tuple(reports),
+            step_outputs=tuple(outputs),
             tokens=sum(batch.num_targets for batch in batches),
-            token_records=taught,
+            token_records=token_records,
         )
 
-    def _heard(self) -> list[TokenLossRecord]:
-        """What the loss says about its tokens, where it does."""
+    def _loss_records(self) -> list[TokenLossRecord]:
+        """The per-token records of the loss, if it keeps any."""
         loss = self.objective.loss
         return loss.records if isinstance(loss, PolicyLoss) else []
 
-    def _idle(self, tokens: int) -> TrainStats:
-        """A batch that counts and changes nothing."""
+    def _skip_training(self, tokens: int) -> TrainStats:
+        """Count the updates of a batch without changing the weights."""
         self.updates += self.settings.rollout.updates_per_batch
         return TrainStats(updates=self.updates, step_outputs=(), tokens=tokens)
 
-    def _hear_the_witness(self, share: Sequence[policy.PolicySample]) -> None:
+    def _check_trained_tokens(self, part: Sequence[policy.PolicySample]) -> None:
         seen = self.objective.token_stats.seen.tolist()
-        for lesson, count in zip(share, seen, strict=True):
-            if count != sum(lesson.sample.loss_mask):
+        for each, count in zip(part, seen, strict=True):
+            if count != sum(each.sample.loss_mask):
                 raise LearnerError(
-                    f"sample {lesson.sample.id}: {count} of its {sum(lesson.sample.loss_mask)} "
+                    f"sample {each.sample.id}: {count} of its {sum(each.sample.loss_mask)} "
                     f"trained tokens were in the gradient of update {self.updates + 1}"
                 )
 
     def reset_optimizer(self) -> None:
-        """Begin the optimizer anew, as after each hand-over of weights in agentic RL."""
+        """Clear the optimizer state, as agentic RL does at each weight sync."""
         self.trainer.optimizer.state.clear()
 
     def weights(self) -> Iterable[WeightUpdate]:
-        """The weights as engines take them; the version is the number of updates done."""
+        """The weights for the engines (weight sync); the version is the number of updates done."""
         yield WeightUpdate(self.updates, dict(iter_released_tensors(self.trainer.network)))
 
-    # --- on disk ----------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
-    def save(self, folder: Path, *, beside: dict[str, bytes], over: bool = False) -> Path:
-        """A checkpoint from which `restore` goes on bit for bit, unless the run is `over`."""
+    def save(self, folder: Path, *, extra_files: dict[str, bytes], final: bool = False) -> Path:
+        """Save a checkpoint; `restore` resumes from it bitwise identically.
+
+        A `final` checkpoint has optimizer state only if `save_final_optimizer`.
+        """
         network = self.trainer.weights.master_model()
         assert network is not None
         keep, optimizer = self.settings.checkpoint, {}
-        if keep.save_final_optimizer or not over:
+        if keep.save_final_optimizer or not final:
             optimizer = training_state.optimizer_state_tensors(
                 self.trainer.optimizer, self.trainer.weights.gather_full
             )
         path = training_state.save_training_state(
-            folder, self.updates, network, optimizer, facts=self.extra_state, beside=beside
+            folder, self.updates, network, optimizer, facts=self.extra_state, beside=extra_files
         )
         training_state.prune_checkpoints(folder, last=keep.keep_last, forever=keep.keep_every)
         return path
 
     def restore(self, folder: Path) -> bool:
-        """Go on from the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint; False if there is none."""
         found = training_state.load_latest(folder)
         if found is None:
             return False
         self.updates, state = found
-        self.extra_state = {name: fact for name, fact in state.extra.items() if name != "step"}
+        self.extra_state = {name: value for name, value in state.extra.items() if name != "step"}
         self.trainer.weights.restore(state.network)
         self.trainer.optimizer.state.clear()
         training_state.load_optimizer_state(
@@ -205,48 +214,50 @@ class Learner:
 
 
 class RolloutOnlyLearner(Learner):
-    """Counts updates and learns nothing: rollouts alone, at the pace of a run."""
+    """Counts updates without training: for runs that only generate rollouts."""
 
     def train(self, groups: Sequence[Sequence[policy.PolicySample]]) -> TrainStats:
-        return self._idle(sum(sum(lesson.sample.loss_mask) for lesson in _flat(groups)))
+        return self._skip_training(sum(sum(s.sample.loss_mask) for s in _flatten(groups)))
 
 
 def _split(
     groups: Sequence[Sequence[policy.PolicySample]], count: int
 ) -> list[Sequence[Sequence[policy.PolicySample]]]:
-    """Into `count` shares, none empty, as even as can be."""
+    """Split into `count` non-empty parts of nearly equal size."""
     size = len(groups) / count
     return [groups[ceil(i * size - 1e-9) : ceil((i + 1) * size - 1e-9)] for i in range(count)]
 
 
-def _taught(
-    share: Sequence[policy.PolicySample], heard: Sequence[TokenLossRecord], update: int
+def _token_records(
+    part: Sequence[policy.PolicySample], loss_records: Sequence[TokenLossRecord], update: int
 ) -> dict[tuple[str, int], TokenTrainRecord]:
-    """What the loss made of each sample: its calls follow the order of the samples' tokens. A copy
-    is written once."""
-    if not heard:
+    """Training records by session and branch. Loss calls are in the order of the samples' tokens;
+    copies of a sample are recorded once."""
+    if not loss_records:
         return {}
-    counts = [sum(lesson.sample.loss_mask) for lesson in share]
+    counts = [sum(each.sample.loss_mask) for each in part]
     columns = [
-        torch.cat([getattr(part, name) for part in heard]).float().cpu().split(counts)
+        torch.cat([getattr(record, name) for record in loss_records]).float().cpu().split(counts)
         for name in ("log_ratio_N", "advantage_N", "kept_N")
     ]
-    found = {}
-    for lesson, ratio_N, advantage_N, kept_N in zip(share, *columns, strict=True):
-        session, _, branch = lesson.sample.id.rpartition("/")
-        found[session, int(branch)] = TokenTrainRecord(
+    records = {}
+    for each, ratio_N, advantage_N, kept_N in zip(part, *columns, strict=True):
+        session, _, branch = each.sample.id.rpartition("/")
+        records[session, int(branch)] = TokenTrainRecord(
             update=update,
             log_ratio=ratio_N.tolist(),
             advantage=advantage_N.tolist(),
             kept=kept_N.bool().tolist(),
         )
-    return found
+    return records
 
 
-def _flat(groups: Sequence[Sequence[policy.PolicySample]]) -> list[policy.PolicySample]:
-    return [lesson for group in groups for lesson in group]
+def _flatten(groups: Sequence[Sequence[policy.PolicySample]]) -> list[policy.PolicySample]:
+    return [sample for group in groups for sample in group]
 
 
-def _weighted(lessons: Sequence[policy.PolicySample], per: str) -> list[policy.PolicySample]:
-    weights = token_loss_weights([lesson.sample for lesson in lessons], per=per)  # type: ignore[arg-type]
-    return [replace(lesson, weight=w) for lesson, w in zip(lessons, weights, strict=True)]
+def _with_weights(
+    samples: Sequence[policy.PolicySample], aggregate: Literal["token", "sequence"]
+) -> list[policy.PolicySample]:
+    weights = token_loss_weights([each.sample for each in samples], aggregate=aggregate)
+    return [replace(each, weight=w) for each, w in zip(samples, weights, strict=True)]

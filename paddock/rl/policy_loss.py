@@ -1,4 +1,4 @@
-"""The loss that settings ask for, in the form a trainer takes: rewards and teachers in one."""
+"""Policy loss as configured: reward and teacher advantages, in the form the trainer takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,51 +20,55 @@ from paddock.rl.settings import PolicyLossSettings
 from paddock.train import policy
 
 LOSSES: dict[str, Callable[[PolicyLossInputs, PolicyLossSettings], SurrogateObjective]] = {
-    "icepop": lambda of, s: icepop(of, beta=s.icepop_beta, below=s.clip_low, above=s.clip_high),
-    "double_sided": lambda of, s: double_sided(of, below=s.clip_low, above=s.clip_high),
-    "ppo": lambda of, s: ppo_clip(of, below=s.clip_low, above=s.clip_high),
-    "tis": lambda of, s: importance_weighted_ppo(
-        of, below=s.clip_low, above=s.clip_high, cap=s.tis_cap
+    "icepop": lambda t, s: icepop(
+        t, beta=s.icepop_beta, clip_low=s.clip_low, clip_high=s.clip_high
     ),
-    "decoupled": lambda of, s: importance_weighted_ppo(of, below=s.clip_low, above=s.clip_high),
-    "reinforce": lambda of, _: reinforce(of),
+    "double_sided": lambda t, s: double_sided(t, clip_low=s.clip_low, clip_high=s.clip_high),
+    "ppo": lambda t, s: ppo_clip(t, clip_low=s.clip_low, clip_high=s.clip_high),
+    "tis": lambda t, s: importance_weighted_ppo(
+        t, clip_low=s.clip_low, clip_high=s.clip_high, cap=s.tis_cap
+    ),
+    "decoupled": lambda t, s: importance_weighted_ppo(
+        t, clip_low=s.clip_low, clip_high=s.clip_high
+    ),
+    "reinforce": lambda t, _: reinforce(t),
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLossRecord:
-    """What a loss saw of its tokens and made of them, for those who look at a run."""
+    """Per-token inputs and result of one loss call, for the dashboard."""
 
-    log_ratio_N: Tensor  # of the trainer's probability over the sampler's
+    log_ratio_N: Tensor  # log importance ratio, trainer over engine
     advantage_N: Tensor  # with the teacher's part
     kept_N: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """At each token the advantage its attempt earned, plus what its teacher thinks of it."""
+    """The configured loss. A token's advantage is its rollout's plus the weighted teacher term."""
 
     settings: PolicyLossSettings
-    records: list[TokenLossRecord] = field(
-        default_factory=list
-    )  # of every call since it was last emptied
+    records: list[TokenLossRecord] = field(default_factory=list)  # of calls since last cleared
 
-    def __call__(self, of: policy.PolicyTokens) -> policy.TokenLossOutput:
-        lead_N = teacher_logprob_diff(
-            of.teacher_logprob_N, of.logprob_N, clip=self.settings.teacher_clip
+    def __call__(self, tokens: policy.PolicyTokens) -> policy.TokenLossOutput:
+        teacher_N = teacher_logprob_diff(
+            tokens.teacher_logprob_N, tokens.logprob_N, clip=self.settings.teacher_clip
         )
-        advantage_N = of.advantage_N + of.teacher_weight_N * lead_N
-        tokens = PolicyLossInputs(of.logprob_N, of.old_logprob_N, of.rollout_logprob_N, advantage_N)
-        gains = LOSSES[self.settings.kind](tokens, self.settings)
-        log_ratio_N = of.logprob_N.detach() - of.rollout_logprob_N
+        advantage_N = tokens.advantage_N + tokens.teacher_weight_N * teacher_N
+        inputs = PolicyLossInputs(
+            tokens.logprob_N, tokens.old_logprob_N, tokens.rollout_logprob_N, advantage_N
+        )
+        surrogate = LOSSES[self.settings.kind](inputs, self.settings)
+        log_ratio_N = tokens.logprob_N.detach() - tokens.rollout_logprob_N
         self.records.append(
-            TokenLossRecord(log_ratio_N, advantage_N.detach(), gains.kept_N.detach())
+            TokenLossRecord(log_ratio_N, advantage_N.detach(), surrogate.kept_N.detach())
         )
-        parts = {"masked": (~gains.kept_N).float()}
-        if bool(of.teacher_weight_N.any()):
-            taught_N = of.teacher_weight_N > 0
-            # Of the sampled tokens, so its mean is KL(student || teacher), estimated.
-            parts["teacher_gap"] = torch.where(
-                taught_N, of.logprob_N.detach() - of.teacher_logprob_N, 0.0
+        metrics = {"masked": (~surrogate.kept_N).float()}
+        if bool(tokens.teacher_weight_N.any()):
+            has_teacher_N = tokens.teacher_weight_N > 0
+            # Over sampled tokens, so the mean estimates KL(student || teacher).
+            metrics["teacher_kl"] = torch.where(
+                has_teacher_N, tokens.logprob_N.detach() - tokens.teacher_logprob_N, 0.0
             )
-        return policy.TokenLossOutput(-gains.objective_N, parts)
+        return policy.TokenLossOutput(-surrogate.objective_N, metrics)

@@ -1,4 +1,4 @@
-"""What an attempt earned, as training counts it. A broken world earns nothing, not even zero."""
+"""Reward of a rollout for training: verdict, overlong penalty, reward of policy failures."""
 
 from paddock.records import Trajectory, Verdict
 from paddock.rl.settings import RewardSettings
@@ -6,41 +6,43 @@ from paddock.rl.settings import RewardSettings
 Rollout = tuple[Trajectory, ...]  # the branches of one session; they share its outcome
 
 
-def compute_reward(attempt: Rollout, rule: RewardSettings) -> float | None:
-    """The attempt's reward; None if nobody can say what the policy deserves.
+def compute_reward(rollout: Rollout, settings: RewardSettings) -> float | None:
+    """The reward of a rollout; None if it failed through no fault of the policy.
 
-    A verdict counts as it is, less a penalty for length. A failure counts only where the policy is
-    to blame, with `rule.policy_failure`.
+    A verdict counts as it is, minus the overlong penalty. A failure of the policy counts as
+    `settings.policy_failure_reward`.
     """
-    outcome = attempt[0].outcome
+    outcome = rollout[0].outcome
     if isinstance(outcome, Verdict):
-        if rule.overlong_start is None:  # nobody asks how long it was
+        if settings.overlong_start is None:  # no penalty: skip counting tokens
             return outcome.reward
-        return outcome.reward - overlong_penalty(num_sampled_tokens(attempt), rule)
-    return rule.policy_failure_reward if outcome.is_policy_failure else None
+        return outcome.reward - overlong_penalty(num_sampled_tokens(rollout), settings)
+    return settings.policy_failure_reward if outcome.is_policy_failure else None
 
 
-def overlong_penalty(tokens: int, rule: RewardSettings) -> float:
-    """Nothing up to `overlong_from` sampled tokens, then in proportion up to `overlong_penalty` at
-    `overlong_at` and beyond.
+def overlong_penalty(num_tokens: int, settings: RewardSettings) -> float:
+    """DAPO's soft overlong penalty.
 
-    >>> rule = RewardSettings(overlong_from=100, overlong_at=200, overlong_penalty=0.5)
-    >>> [overlong_penalty(tokens, rule) for tokens in (100, 150, 999)]
+    0 up to `overlong_start` sampled tokens, then linear up to `overlong_penalty` at `overlong_end`.
+
+    >>> settings = RewardSettings(overlong_start=100, overlong_end=200, overlong_penalty=0.5)
+    >>> [overlong_penalty(num_tokens, settings) for num_tokens in (100, 150, 999)]
     [0.0, 0.25, 0.5]
     """
-    if rule.overlong_start is None or rule.overlong_end is None:
+    if settings.overlong_start is None or settings.overlong_end is None:
         return 0.0
-    share = (tokens - rule.overlong_start) / (rule.overlong_end - rule.overlong_start)
-    return rule.overlong_penalty * min(1.0, max(0.0, share))
+    length = settings.overlong_end - settings.overlong_start
+    share = (num_tokens - settings.overlong_start) / length
+    return settings.overlong_penalty * min(1.0, max(0.0, share))
 
 
-def num_sampled_tokens(attempt: Rollout) -> int:
-    """What the policy wrote, each token once over all branches."""
-    return sum(sum(branch.loss_mask) for branch in attempt)
+def num_sampled_tokens(rollout: Rollout) -> int:
+    """Tokens that the policy sampled, each counted once over all branches."""
+    return sum(sum(branch.loss_mask) for branch in rollout)
 
 
-def is_truncated(attempt: Rollout) -> bool:
-    """Whether any branch ended because its last reply reached a limit."""
+def is_truncated(rollout: Rollout) -> bool:
+    """Whether the last reply of any branch reached its token limit."""
     return any(
-        branch.turns and branch.turns[-1].completion.finish == "length" for branch in attempt
+        branch.turns and branch.turns[-1].completion.finish == "length" for branch in rollout
     )

@@ -1,6 +1,6 @@
-"""The one loop: take a batch, learn from it, hand the weights over.
+"""RL training loop: next batch, train, weight sync, checkpoint.
 
-Synchronous, one-step-off and fully asynchronous are settings of the queue it takes from.
+Synchronous, one-step-off and fully asynchronous RL differ only in the batch source.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from paddock.train import policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMetrics:
-    """What a watcher is told after each batch."""
+    """Metrics of one batch, passed to `on_update`."""
 
-    update: int  # done so far
+    update: int  # updates done so far
     steps: int
     train_stats: TrainStats
     rollout_stats: RolloutStats
-    staleness: tuple[int, ...]  # of the batch's groups, in updates
-    seconds: float  # since the last moment
-    data_wait_s: float  # of them, the trainer for its batch
-    weight_sync_s: float  # of them, for engines to take the weights before
-    engine_busy: float | None  # of them, the engines at work; None where nobody knows
+    staleness: tuple[int, ...]  # of each group of the batch, in updates
+    seconds: float  # since the last UpdateMetrics
+    data_wait_s: float  # of `seconds`, waiting for the batch
+    weight_sync_s: float  # of `seconds`, the weight sync before this batch
+    engine_busy: float | None  # fraction of `seconds`; None if unknown
     alerts: tuple[Alert, ...]
 
     @property
@@ -44,47 +44,48 @@ class UpdateMetrics:
 
     @property
     def engine_idle(self) -> float | None:
-        """A step counts as work when it is over, so that there may seem to be more than time."""
+        """Engines count a step when it ends, so `engine_busy` can exceed 1."""
         return None if self.engine_busy is None else max(0.0, 1 - self.engine_busy)
 
     def metrics(self) -> dict[str, float]:
-        """For the journal."""
-        parts = dict.fromkeys(
-            name for report in self.train_stats.step_outputs for name in report.losses
+        """A row of metrics.jsonl."""
+        stats = self.rollout_stats
+        names = dict.fromkeys(
+            name for output in self.train_stats.step_outputs for name in output.losses
         )
-        numbers = {name: self.train_stats.mean(name) for name in parts}
-        if self.rollout_stats.reward is not None:
-            numbers["reward"] = self.rollout_stats.reward
-        numbers |= {f"reward_{task}": reward for task, reward in self.rollout_stats.rewards.items()}
-        numbers |= {f"failed_{kind}": count for kind, count in self.rollout_stats.failures.items()}
+        metrics = {name: self.train_stats.mean(name) for name in names}
+        if stats.reward is not None:
+            metrics["reward"] = stats.reward
+        metrics |= {f"reward/{task}": reward for task, reward in stats.rewards.items()}
+        metrics |= {f"failures/{kind}": count for kind, count in stats.failures.items()}
         if self.engine_idle is not None:
-            numbers["engine_idle"] = self.engine_idle
+            metrics["engine_idle"] = self.engine_idle
         for last in self.train_stats.step_outputs[-1:]:
-            numbers |= {"grad_norm": last.grad_norm, "lr": last.lr}
-        return numbers | {
+            metrics |= {"grad_norm": last.grad_norm, "lr": last.lr}
+        return metrics | {
             "staleness": sum(self.staleness) / max(1, len(self.staleness)),
             "staleness_max": max(self.staleness, default=0),
             "trainer_idle": self.trainer_idle,
-            "flat": self.rollout_stats.num_zero_variance / max(1, self.rollout_stats.num_groups),
-            "truncated": self.rollout_stats.num_truncated / max(1, self.rollout_stats.num_rollouts),
+            "zero_variance": stats.num_zero_variance / max(1, stats.num_groups),
+            "truncated": stats.num_truncated / max(1, stats.num_rollouts),
             "tokens": self.train_stats.tokens,
-            "seconds": self.seconds,
-            "pushed_s": self.weight_sync_s,
+            "step_time_s": self.seconds,
+            "weight_sync_s": self.weight_sync_s,
         }
 
 
 def policy_samples(group: RolloutGroup, settings: RLSettings) -> list[policy.PolicySample]:
-    """What a group's own rewards have to teach."""
-    judgement = assign_credit(group.rollouts, group.size, settings.credit_for(group.task))
+    """The training samples of a group, with advantages from its rewards."""
+    credit = assign_credit(group.rollouts, group.size, settings.credit_for(group.task))
     temperature = settings.sampling_for(group.task).temperature
     return [
         policy.PolicySample(sample=sample, weight=0.0, temperature=temperature)
-        for sample in judgement.samples
+        for sample in credit.samples
     ]
 
 
 def task_teachers(settings: RLSettings) -> dict[str, TaskTeacher]:
-    """Which tasks have a teacher."""
+    """The teacher of each task that has one."""
     return {
         name: TaskTeacher(task.teacher, task.teacher_weight)
         for name, task in settings.tasks.items()
@@ -92,19 +93,22 @@ def task_teachers(settings: RLSettings) -> dict[str, TaskTeacher]:
     }
 
 
-def health_signals(study: TrainStats, tally: RolloutStats, lags: Sequence[int]) -> HealthSignals:
+def health_signals(
+    train_stats: TrainStats, rollout_stats: RolloutStats, staleness: Sequence[int]
+) -> HealthSignals:
+    """The metrics that alerts are based on."""
     return HealthSignals(
-        entropy=study.mean("entropy"),
-        logprob_diff=study.mean("gap"),
-        masked=study.mean("masked"),
-        num_groups=tally.num_groups,
-        num_zero_variance=tally.num_zero_variance,
-        staleness=max(lags, default=0) + len(study.step_outputs) - 1,
+        entropy=train_stats.mean("entropy"),
+        logprob_diff=train_stats.mean("logprob_diff"),
+        masked=train_stats.mean("masked"),
+        num_groups=rollout_stats.num_groups,
+        num_zero_variance=rollout_stats.num_zero_variance,
+        staleness=max(staleness, default=0) + len(train_stats.step_outputs) - 1,
     )
 
 
 def target_reached(recent: Sequence[float], settings: RLSettings) -> bool:
-    """Whether the last batches did well enough on average."""
+    """Whether the mean reward of the last `stop_window` batches is at least `stop_at_reward`."""
     if settings.stop_at_reward is None or len(recent) < settings.stop_window:
         return False
     return sum(recent) / len(recent) >= settings.stop_at_reward
@@ -121,26 +125,27 @@ def crosses_multiple(updates: int, done: int, every: int) -> bool:
 
 @dataclass(kw_only=True)
 class RLTrainer:
-    """What the loop works with."""
+    """The loop and everything it works with."""
 
     batches: BatchSource
     learner: Learner
-    publish_weights: WeightPublisher  # blocks until engines answer with the new weights
+    publish_weights: WeightPublisher  # blocks until engines serve the new weights
     checkpoints: Path
     group_filter: GroupFilter
-    teachers: Mapping[str, LogprobScorer] = field(default_factory=dict)  # teachers
-    extra_files: Mapping[str, bytes] = field(default_factory=dict)  # files of the model folder
+    teachers: Mapping[str, LogprobScorer] = field(default_factory=dict)
+    extra_files: Mapping[str, bytes] = field(
+        default_factory=dict
+    )  # saved with each checkpoint: tokenizer, chat template
     on_update: Callable[[UpdateMetrics], None] = lambda _: None
-    engine_busy_s: Callable[[], float] | None = None  # how long engines have worked, in all
-    add_routing: Callable[[Sequence[policy.PolicySample]], list[policy.PolicySample]] = (
-        list  # what engines routed, where kept
-    )
+    engine_busy_s: Callable[[], float] | None = None  # total busy time of the engines
+    # Adds the experts that engines selected, for routing replay.
+    add_routing: Callable[[Sequence[policy.PolicySample]], list[policy.PolicySample]] = list
     clock: Callable[[], float] = time.monotonic
 
     async def run(self) -> None:
-        """Until the queue is empty or the goal is reached."""
+        """Train until the batch source is exhausted or `stop_at_reward` is reached."""
         gc.collect()
-        gc.freeze()  # or all that was loaded is looked through, again and again, by either thread
+        gc.freeze()  # or every collection scans all loaded objects again, in either thread
         try:
             await self._run()
             self.batches.finish()
@@ -153,85 +158,90 @@ class RLTrainer:
         recent.extend(learner.extra_state.get("rewards", ()))
         if "tally" in learner.extra_state:
             self.group_filter.load_state_dict(learner.extra_state["tally"])
-        if target_reached(recent, settings):  # by an earlier call
+        if target_reached(recent, settings):  # in an earlier process
             return
-        began, busy, pushed_s = self.clock(), await self._busy(), 0.0
+        start, busy, sync_s = self.clock(), await self._busy(), 0.0
         while (batch := await self.batches.next_batch()) is not None:
-            tally = self.group_filter.pop_stats()
-            groups = await self._lessons(batch.groups)
-            study = await self.batches.await_or_fail(asyncio.to_thread(learner.train, groups))
+            rollout_stats = self.group_filter.pop_stats()
+            groups = await self._samples(batch.groups)
+            train_stats = await self.batches.await_or_fail(asyncio.to_thread(learner.train, groups))
             self.batches.mark_trained(batch)
-            if tally.reward is not None:
-                recent.append(tally.reward)
-            over = study.updates >= settings.steps or target_reached(recent, settings)
+            if rollout_stats.reward is not None:
+                recent.append(rollout_stats.reward)
+            final = train_stats.updates >= settings.steps or target_reached(recent, settings)
             now, busy_now = self.clock(), await self._busy()
             self.on_update(
                 UpdateMetrics(
-                    update=study.updates,
+                    update=train_stats.updates,
                     steps=settings.steps,
-                    train_stats=study,
-                    rollout_stats=tally,
+                    train_stats=train_stats,
+                    rollout_stats=rollout_stats,
                     staleness=batch.staleness,
-                    seconds=now - began,
+                    seconds=now - start,
                     data_wait_s=batch.wait_s,
-                    weight_sync_s=pushed_s,
-                    engine_busy=(busy_now - busy) / max(now - began, 1e-9)
+                    weight_sync_s=sync_s,
+                    engine_busy=(busy_now - busy) / max(now - start, 1e-9)
                     if self.engine_busy_s
                     else None,
                     alerts=tuple(
-                        check_alerts(health_signals(study, tally, batch.staleness), settings.alerts)
+                        check_alerts(
+                            health_signals(train_stats, rollout_stats, batch.staleness),
+                            settings.alerts,
+                        )
                     ),
                 )
             )
-            began, busy = now, busy_now
-            # Told before it is saved: whoever is killed in between tells it again.
-            pushed_s = await self._hand_over(over, recent)
-            if over:
+            start, busy = now, busy_now
+            # Logged before the checkpoint: a process killed in between logs it again on resume.
+            sync_s = await self._sync_weights(final, recent)
+            if final:
                 return
 
     async def _busy(self) -> float:
-        """Off the event loop: an engine answers between two steps."""
+        """Busy time of the engines. Read in a thread: an engine answers only between steps."""
         return (
             await self.batches.await_or_fail(asyncio.to_thread(self.engine_busy_s))
             if self.engine_busy_s
             else 0.0
         )
 
-    async def _lessons(self, groups: Sequence[RolloutGroup]) -> list[list[policy.PolicySample]]:
-        """What there is to learn from each group, teachers asked."""
+    async def _samples(self, groups: Sequence[RolloutGroup]) -> list[list[policy.PolicySample]]:
+        """The training samples of each group that has any, with teacher log-probabilities."""
         settings = self.learner.settings
-        found = [policy_samples(group, settings) for group in groups]
-        flat = self.add_routing([lesson for lessons in found for lesson in lessons])
-        tasks = [g.task for g, lessons in zip(groups, found, strict=True) for _ in lessons]
-        every = iter(
-            await add_teacher_logprobs(flat, tasks, task_teachers(settings), self.teachers)
+        by_group = [policy_samples(group, settings) for group in groups]
+        samples = self.add_routing([sample for group in by_group for sample in group])
+        tasks = [group.task for group, own in zip(groups, by_group, strict=True) for _ in own]
+        scored = iter(
+            await add_teacher_logprobs(samples, tasks, task_teachers(settings), self.teachers)
         )
-        return [[next(every) for _ in lessons] for lessons in found if lessons]
+        return [[next(scored) for _ in own] for own in by_group if own]
 
-    async def _hand_over(self, over: bool, recent: deque[float]) -> float:
-        """Every so many updates: engines get the weights, the optimizer begins anew if asked, and
-        now and then it all goes to disk. Returns how long engines took."""
+    async def _sync_weights(self, final: bool, recent: deque[float]) -> float:
+        """Weight sync every `sync_weights_every` updates: optimizer reset, checkpoint, publication.
+
+        Returns the seconds that publishing took.
+        """
         learner, settings = self.learner, self.learner.settings
-        pace = settings.rollout
-        if not over and not crosses_multiple(
-            learner.updates, pace.updates_per_batch, pace.sync_weights_every
+        rollout = settings.rollout
+        if not final and not crosses_multiple(
+            learner.updates, rollout.updates_per_batch, rollout.sync_weights_every
         ):
             return 0.0
-        # Where work in flight must not see other weights, this waits for it; what was written with
-        # the old ones is then in the ledger, and the checkpoint needs them no more.
+        # In deterministic mode this waits until nothing is in flight: tokens sampled with the old
+        # weights are then in the ledger, and a resume does not need those weights.
         await self.batches.wait_quiescent()
         if settings.reset_optimizer:
             learner.reset_optimizer()
-        if over or crosses_multiple(
-            learner.updates, pace.updates_per_batch, settings.checkpoint.every
+        if final or crosses_multiple(
+            learner.updates, rollout.updates_per_batch, settings.checkpoint.every
         ):
             learner.extra_state = {"rewards": list(recent), "tally": self.group_filter.state_dict()}
             saved = await asyncio.to_thread(
-                learner.save, self.checkpoints, beside=dict(self.extra_files), over=over
+                learner.save, self.checkpoints, extra_files=dict(self.extra_files), final=final
             )
             self.batches.mark_checkpointed(learner.updates, saved.name)
-        began = self.clock()
-        # An engine that stands still would keep a run that has failed already.
+        start = self.clock()
+        # Not awaited alone: a stopped engine would keep a run that has already failed.
         await self.batches.await_or_fail(asyncio.to_thread(self.publish_weights, learner.weights()))
         self.batches.mark_published(learner.updates)
-        return self.clock() - began
+        return self.clock() - start

@@ -171,9 +171,9 @@ class InProcessClient(StatelessClient):
     def _request(self, ask: InferenceRequest) -> Any:
         return self.request_type(
             token_ids=tuple(ask.token_ids),
-            sampling=ask.sampling_params,
+            sampling_params=ask.sampling_params,
             id=ask.id or None,
-            replay=ask.return_routing,
+            return_routing=ask.return_routing,
         )
 
 

@@ -55,11 +55,11 @@ input_type=dict]
                 f" tokens reach when weights are published every {least + 1} updates"
             )
         if self.deterministic and (self.order != "in_order" or self.on_stale != "wait"):
-            raise ValueError('\'lockstep\' needs order = "in_order" and bound_by = "wait"')
+            raise ValueError('\'deterministic\' needs order = "in_order" and on_stale = "wait"')
         if self.min_concurrent > self.max_concurrent:
             raise ValueError(
-                f"'least_concurrency' {self.min_concurrent} exceeds"
-                f" 'concurrency' {self.max_concurrent}"
+                f"'min_concurrent' {self.min_concurrent} exceeds"
+                f" 'max_concurrent' {self.max_concurrent}"
             )
         return self
 

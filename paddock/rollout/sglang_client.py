@@ -162,7 +162,7 @@ class SGLangClient(StatelessClient):
 
     async def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
         so_far: sglang_client.GenerateOutput | None = None
-        body = self._body(ask) | {"dataloader": True}
+        body = self._body(ask) | {"stream": True}
         async for payload in self.server.stream_events("/generate", body, self._headers(ask)):
             before, so_far = so_far, _read(payload, so_far)
             new = len(before.token_ids) if before else 0

@@ -105,7 +105,7 @@ class PolicyObjective:
         }.items():
             parts[name] = value_N.detach().sum() / counts.targets[0]
         if apart.asked:
-            parts["routed_apart"] = apart.mean(counts.tokens)
+            parts["routing_mismatch"] = apart.mean(counts.tokens)
         return Losses(total, parts)
 
 
@@ -114,8 +114,8 @@ def logprob_diff_metrics(logp_N: Tensor, rollout_N: Tensor) -> dict[str, Tensor]
     of them: the mean of -log p over what was sampled is the policy's entropy, estimated."""
     gap_N = logp_N - rollout_N
     return {
-        "gap": gap_N.abs(),
-        "gap_kl": gap_N.clamp(-20, 20).exp() - 1 - gap_N,
+        "logprob_diff": gap_N.abs(),
+        "train_inference_kl": gap_N.clamp(-20, 20).exp() - 1 - gap_N,
         "entropy": -rollout_N,
     }
 

@@ -43,7 +43,7 @@ class Counting:
     def task(self, index, split="train"):
         return task(index if split == "train" else index + 1000)
 
-    def open(self, task):
+    def make_env(self, task):
         return Count(self, task)
 
 
@@ -53,16 +53,16 @@ class Count:
     def __init__(self, world, task):
         self.world, self.task, self.said = world, task, ""
 
-    async def start(self):
+    async def reset(self):
         self.world.running += 1
         self.world.most = max(self.world.most, self.world.running)
         await asyncio.sleep(0)
 
-    async def respond(self, reply):
+    async def step(self, reply):
         self.said = reply.content
         return ()
 
-    async def grade(self):
+    async def score(self):
         right = self.said == self.task.messages[0].content.rstrip("?")
         return Verdict(reward=float(right), parts={"right": float(right)})
 
@@ -75,7 +75,7 @@ def plays(world, reply):
         async def policy(messages, tools):
             return reply(int(messages[0].content.rstrip("?")), number)
 
-        return await run_rollout(world.open(task), policy)
+        return await run_rollout(world.make_env(task), policy)
 
     return attempt
 
@@ -91,16 +91,16 @@ def evaluated(world, right, **options):
 
 def test_the_score_is_the_share_of_held_out_tasks_solved():
     found = evaluated(Counting(), lambda number, _: number % 4 == 0)
-    assert found.score.mean == 0.25
-    assert found.score.tasks == 20
-    assert found.score.parts == {"right": 0.25}
+    assert found.metrics.mean_reward == 0.25
+    assert found.metrics.num_tasks == 20
+    assert found.metrics.reward_parts == {"right": 0.25}
     assert {e.task.id for group in found.rollouts for e in group} == {
         f"count/{i}" for i in range(1000, 1020)
     }
 
 
 def test_a_finite_world_is_asked_once_for_each_task():
-    assert evaluated(Counting(size=7), lambda *_: True).score.tasks == 7
+    assert evaluated(Counting(size=7), lambda *_: True).metrics.num_tasks == 7
 
 
 def test_no_more_play_at_once_than_allowed():
@@ -113,9 +113,9 @@ def test_several_attempts_give_pass_at_k():
     found = evaluated(
         Counting(), lambda number, attempt: attempt == number % 4, rollouts_per_task=4
     )
-    assert found.score.mean == 0.25
-    assert found.score.pass_at_k == {1: 0.25, 2: 0.5, 4: 1.0}
-    assert found.score.error == 0.0  # every task is solved equally often
+    assert found.metrics.mean_reward == 0.25
+    assert found.metrics.pass_at_k == {1: 0.25, 2: 0.5, 4: 1.0}
+    assert found.metrics.stderr == 0.0  # every task is solved equally often
 
 
 def test_pass_at_k_is_the_chance_of_a_draw_without_return():
@@ -131,15 +131,15 @@ def test_what_the_model_broke_off_counts_and_what_the_world_broke_does_not():
     assert found.mean_reward == pytest.approx(2 / 3)
     assert (found.num_tasks, found.num_rollouts) == (3, 3)
     assert found.failures == {"world in respond": 1, "grader in grade": 1}
-    assert str(found) == "0.667 ± 0.333 (3 tasks, 2 not judged)"
+    assert str(found) == "0.667 ± 0.333 (3 tasks, 2 not scored)"
 
 
 def test_a_broken_world_has_no_score():
     with pytest.raises(
-        EvalError, match=r"only 1 attempts .*: 2 x world in respond \(the disk is full\)"
+        EvalError, match=r"only 1 rollouts .*: 2 x world in respond \(the disk is full\)"
     ):
         compute_metrics([[won(1.0)], [lost("world")], [lost("world")]])
-    with pytest.raises(EvalError, match="none was made"):
+    with pytest.raises(EvalError, match="there are none"):
         compute_metrics([])
 
 
@@ -168,5 +168,5 @@ def test_a_world_without_tasks_to_play_is_told(size, first):
         raise AssertionError
 
     settings = EvalSettings(num_tasks=2, first_task=first)
-    with pytest.raises(EvalError, match=f"world 'count' has {size} test tasks, none from"):
+    with pytest.raises(EvalError, match=f"env 'count' has {size} test tasks, none from"):
         asyncio.run(evaluate(Counting(size), never, settings))

@@ -51,3 +51,13 @@ def test_a_tied_head_is_one_parameter():
     assert roles(network)["embed.weight"].kind == "embedding"
     assert "head.weight" not in roles(network)
     assert isinstance(network.head.weight, torch.nn.Parameter)
+
+
+def test_the_indexer_and_the_mtp_layer_are_parts_of_their_own():
+    found = roles(born(latent_config()))
+    for name, role in found.items():
+        expected = (
+            "mtp" if name.startswith("mtp.") else "indexer" if ".indexer." in name else "main"
+        )
+        assert role.part == expected, name
+    assert {role.part for role in found.values()} == {"main", "indexer", "mtp"}

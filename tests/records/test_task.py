@@ -42,7 +42,7 @@ def test_a_reward_outside_the_stated_range_is_no_verdict(reward):
 def test_rewards_at_the_ends_of_the_range_have_advantages():
     ends = [Verdict(reward=end).reward for end in (-MAX_ABS_REWARD, MAX_ABS_REWARD)]
     for baseline in ("std", "mean"):
-        assert all(map(isfinite, group_advantages(ends, baseline=baseline)))
+        assert all(map(isfinite, group_advantages(ends, norm=baseline)))
 
 
 def test_only_a_failure_of_the_policy_is_held_against_it():

@@ -21,7 +21,12 @@ def network(seed=0, **changes):
 
 
 def engine_for(net, version=0, **settings):
-    defaults = {"cache_bytes": 1 << 21, "stop_ids": (0,), "max_running": 16, "step_tokens": 24}
+    defaults = {
+        "kv_cache_bytes": 1 << 21,
+        "stop_token_ids": (0,),
+        "max_running_requests": 16,
+        "max_prefill_tokens": 24,
+    }
     return Engine(
         copy.deepcopy(net), None, EngineSettings(**(defaults | settings)), version=version
     )

@@ -12,8 +12,8 @@ REWARDS = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=2, ma
 def test_advantages_are_numpys_own_mean_and_deviation(rewards):
     r = np.array(rewards)
     centred = r - r.mean()
-    np.testing.assert_allclose(group_advantages(rewards, baseline="mean"), centred, atol=1e-9)
-    spread = group_advantages(rewards, baseline="std")
+    np.testing.assert_allclose(group_advantages(rewards, norm="mean"), centred, atol=1e-9)
+    spread = group_advantages(rewards, norm="std")
     if is_zero_variance(rewards):
         assert spread == [0.0] * len(rewards)
     else:
@@ -54,5 +54,5 @@ def test_gae_is_the_weighted_sum_of_surprises(steps, discount, trace):
         sum((discount * trace) ** k * surprise[t + k] for k in range(len(steps) - t))
         for t in range(len(steps))
     ]
-    found = gae(reward, value, discount=discount, trace=trace)
+    found = gae(reward, value, gamma=discount, lam=trace)
     np.testing.assert_allclose(found, expected, atol=1e-9)

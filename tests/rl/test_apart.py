@@ -18,7 +18,7 @@ from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, Hashes, numbers, recipe_
 def test_apart_or_not_the_weights_are_the_same_bit_for_bit(start, tmp_path, monkeypatch):
     hashes, found = Hashes(monkeypatch), {}
     recipe = recipe_in(tmp_path, start)
-    for apart in ("false", "true"):
+    for apart in ("inline", "subprocess"):
         sets = [*LOCKSTEP, *ONE_STEP_OFF, "steps=3", f"engines.place={apart}"]
         run_rl(recipe, tmp_path / apart, sets)
         found[apart] = hashes.take()

@@ -28,8 +28,11 @@ def test_a_dry_run_shows_the_whole_recipe_and_what_it_will_do(tmp_path):
 def test_what_is_wrong_is_said_in_one_line(tmp_path):
     recipe = recipe_in(tmp_path, tmp_path / "nowhere")
     for words, complaint in (
-        (["--set", "loss.bellow=1"], "error: unknown setting 'loss.bellow' in --set; did you mean"),
-        (["--set", "stage=agentc"], "error: the recipe has the 'stage' 'agentc'; there are"),
+        (
+            ["--set", "loss.clip_lwo=1"],
+            "error: unknown setting 'loss.clip_lwo' in --set; did you mean",
+        ),
+        (["--set", "stage=agentc"], "error: unknown stage 'agentc'; must be one of"),
         (["--debug", "train-only"], "error: --debug train-only and --replay FOLDER go together"),
         ([], "error: "),
     ):

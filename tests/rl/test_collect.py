@@ -133,7 +133,7 @@ def test_dropping_starves_slow_problems_and_says_how_many():
 
 @pytest.mark.parametrize("n", range(12))
 def test_what_is_dropped_is_exactly_what_is_too_old_and_is_refilled(n):
-    pace, tasks, engine, step_s = schedule(n, bound_by="drop", pipeline_depth=3, max_staleness=4)
+    pace, tasks, engine, step_s = schedule(n, on_stale="drop", pipeline_depth=3, max_staleness=4)
     (learner, ledger), _ = run(learn(engine, pace, batches=8, tasks=tasks, step_s=step_s))
     assert [len(batch.groups) for batch in learner.batches] == [pace.groups_per_batch] * 8
     last = learner.batches[-1].update + pace.updates_per_batch - 1
@@ -253,5 +253,5 @@ def test_batches_are_asked_for_one_at_a_time():
         await collect.next_batch()
         await collect.next_batch()
 
-    with pytest.raises(RuntimeError, match="update 1 has not been trained yet"):
+    with pytest.raises(RuntimeError, match="update 1 is not trained yet"):
         run(asyncio.wait_for(twice(), 1000))

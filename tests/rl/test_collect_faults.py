@@ -79,7 +79,7 @@ def test_who_holds_everybody_up_is_named():
 
     run(main())
     kind, more = told[0]
-    assert kind == "stall" and more["seconds"] >= 30
+    assert kind == "rollouts_stalled" and more["seconds"] >= 30
     assert more["why"].startswith("running sums-3-") and "the batch needs groups 3" in more["why"]
 
 
@@ -91,7 +91,7 @@ def test_when_nothing_can_happen_any_more_it_is_said_at_once():
         async with LiveBatchSource(orchestrator) as collect:
             await collect.next_batch()
 
-    with pytest.raises(RolloutStalledError, match=r"nothing runs and nothing may begin: .*of sums"):
+    with pytest.raises(RolloutStalledError, match=r"no rollout is running and none may start: .*of sums"):
         run(main())
 
 

@@ -171,7 +171,7 @@ def replayed(path, pace):
 
 def test_the_trainer_can_be_run_again_from_the_ledger_alone(tmp_path):
     disk = Disk(tmp_path, every=1)
-    pace, tasks, engine, step_s = schedule(3, bound_by="drop")
+    pace, tasks, engine, step_s = schedule(3, on_stale="drop")
     learner, _ = run(live(disk, pace, tasks, engine, batches=6, step_s=step_s))
 
     assert replayed(disk.path, pace) == ["start", *learner.history]
@@ -281,7 +281,7 @@ def test_lockstep_resumes_bit_by_bit(tmp_path, depth, every):
 def test_a_task_may_leave_the_recipe(tmp_path):
     """What was begun for it is not trained, and says why."""
     disk = Disk(tmp_path, every=1)
-    pace, _, engine, step_s = schedule(0, pipeline_depth=3, max_staleness=9, bound_by="wait")
+    pace, _, engine, step_s = schedule(0, pipeline_depth=3, max_staleness=9, on_stale="wait")
     tasks = {"a": TaskSettings(group_size=2), "b": TaskSettings(group_size=2)}
     run(live(disk, pace, tasks, engine, batches=3, step_s=step_s, of=9))
     del tasks["b"]
@@ -295,7 +295,9 @@ def test_a_task_may_leave_the_recipe(tmp_path):
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     disk = Disk(tmp_path, every=1)
-    pace, tasks, engine, step_s = schedule(0, updates_per_batch=2, publish_every=2, max_staleness=3)
+    pace, tasks, engine, step_s = schedule(
+        0, updates_per_batch=2, sync_weights_every=2, max_staleness=3
+    )
     run(live(disk, pace, tasks, engine, batches=2, step_s=step_s))
     ledger = Ledger(disk.path)
     with pytest.raises(LedgerError, match="has 9 updates, the ledger knows of 4"):

@@ -150,7 +150,7 @@ def test_a_flood_of_groups_without_spread_ends_the_run_and_does_not_hang_it(dept
     ledger = Ledger(":memory:")
 
     async def main():
-        work = TaskSpec(Engine(), settings, lambda group: "flat")
+        work = TaskSpec(Engine(), settings, lambda group: "zero variance")
         orchestrator = Orchestrator({"sums": work}, pace, ledger, seed=0)
         async with LiveBatchSource(orchestrator) as collect:
             await collect.next_batch()
@@ -167,7 +167,7 @@ def test_some_groups_without_spread_are_refilled():
     ledger = Ledger(":memory:")
 
     async def main():
-        flat = lambda group: "flat" if group.number % 3 == 0 else ""  # noqa: E731
+        flat = lambda group: "zero variance" if group.number % 3 == 0 else ""  # noqa: E731
         work = TaskSpec(Engine(), TaskSettings(group_size=2), flat)
         async with LiveBatchSource(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
             return await Learner(collect, work.rollout_fn).run(9)
@@ -175,7 +175,7 @@ def test_some_groups_without_spread_are_refilled():
     learner, _ = run(main())
     assert [len(batch.groups) for batch in learner.batches] == [4] * 9
     assert all(group.number % 3 for batch in learner.batches for group in batch.groups)
-    assert ledger.counts_by_reason()["sums", "filtered", "flat"] >= 18
+    assert ledger.counts_by_reason()["sums", "filtered", "zero variance"] >= 18
 
 
 def test_two_thousand_attempts_of_eight_tasks_run_at_once():

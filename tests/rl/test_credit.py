@@ -39,7 +39,7 @@ def test_a_turn_that_two_branches_share_is_trained_in_one():
     found = assign_credit([branches, attempt(0.0, session="other")], 2, MEAN)
     assert [s.id for s in found.samples] == ["b/0", "b/1", "other/0"]
     assert sum(sum(s.loss_mask) for s in found.samples if s.id.startswith("b/")) == 4
-    assert token_loss_weights(found.samples, per="sequence") == [1 / 8, 1 / 8, 1 / 4]
+    assert token_loss_weights(found.samples, aggregate="sequence") == [1 / 8, 1 / 8, 1 / 4]
 
 
 def test_a_broken_world_has_no_reward_and_no_part_in_the_baseline():
@@ -54,12 +54,14 @@ def test_a_broken_world_has_no_reward_and_no_part_in_the_baseline():
 
 @pytest.mark.parametrize("kind", ["world", "grader", "infrastructure", "time"])
 def test_half_valid_is_not_enough(kind):
-    assert assign_credit(group(1.0, 0.0, kind, kind), 4, MEAN).skip_reason == "too few valid"
+    assert (
+        assign_credit(group(1.0, 0.0, kind, kind), 4, MEAN).skip_reason == "too few valid rollouts"
+    )
     assert assign_credit(group(1.0, 0.0, 0.0, kind), 4, MEAN).skip_reason == ""
 
 
 def test_a_missing_attempt_counts_as_invalid():
-    assert assign_credit(group(1.0, 0.0), 4, MEAN).skip_reason == "too few valid"
+    assert assign_credit(group(1.0, 0.0), 4, MEAN).skip_reason == "too few valid rollouts"
 
 
 def test_breaking_off_by_its_own_doing_is_a_bad_attempt():
@@ -71,7 +73,7 @@ def test_breaking_off_by_its_own_doing_is_a_bad_attempt():
 
 def test_equal_rewards_have_nothing_to_teach():
     found = assign_credit(group(1.0, 1.0, 1.0), 3, MEAN)
-    assert (found.skip_reason, found.samples) == ("flat", ())
+    assert (found.skip_reason, found.samples) == ("zero variance", ())
     kept = assign_credit(group(1.0), 1, MEAN.model_copy(update={"keep_zero_variance": True}))
     assert kept.skip_reason == "" and kept.samples[0].advantages[-1] == 0.0
 
@@ -97,7 +99,7 @@ def test_length_costs_in_proportion():
 
 def test_nothing_sampled_is_nothing_to_train():
     empty = [(trajectory("policy", session="a"),), (trajectory(1.0, session="b"),)]
-    assert assign_credit(empty, 2, MEAN).skip_reason == "nothing to train"
+    assert assign_credit(empty, 2, MEAN).skip_reason == "no trained tokens"
 
 
 def test_a_critic_takes_the_place_of_the_group():
@@ -110,7 +112,7 @@ def test_a_critic_takes_the_place_of_the_group():
         def values(self, samples):
             return [[self.table.get(p, 0.0) for p in range(len(s.token_ids))] for s in samples]
 
-        def learn(self, samples, returns):
+        def update(self, samples, returns):
             error = 0.0
             for sample, found in zip(samples, returns, strict=True):
                 for place, value in enumerate(found):
@@ -129,9 +131,9 @@ def test_a_critic_takes_the_place_of_the_group():
         advantages=(0.0,) * 4,
         oldest_version=0,
     )
-    (first,) = with_critic_advantages([sample], [1.0], critic, discount=1.0, trace=1.0)
+    (first,) = with_critic_advantages([sample], [1.0], critic, gamma=1.0, lam=1.0)
     assert first.advantages == (0.0, 1.0, 0.0, 1.0)
-    errors = [critic.learn([sample], [[0.0, 1.0, 0.0, 1.0]]) for _ in range(8)]
+    errors = [critic.update([sample], [[0.0, 1.0, 0.0, 1.0]]) for _ in range(8)]
     assert errors[-1] < 0.01 * errors[0]
-    (later,) = with_critic_advantages([sample], [1.0], critic, discount=1.0, trace=1.0)
+    (later,) = with_critic_advantages([sample], [1.0], critic, gamma=1.0, lam=1.0)
     assert max(map(abs, later.advantages)) < 0.01

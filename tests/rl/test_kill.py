@@ -55,7 +55,7 @@ BREAK = """
 from paddock.rl.learner import Learner
 def study(*_):
     raise ZeroDivisionError("a bug of ours")
-Learner.study = study
+Learner.train = study
 """
 ROOT = Path(__file__).parents[2]
 STEPS = 5

@@ -25,9 +25,9 @@ def test_log_probs_agree_after_many_updates_however_sampled(tmp_path, temperatur
     made = learner(tmp_path, network(), sampling={"temperature": temperature})
     ways = {
         "batched": engine_for(network()),
-        "alone": engine_for(network(), max_running=1, prefix_cache=False),
-        "chunked": engine_for(network(), step_tokens=5),
-        "drafted": engine_for(network(), mtp_steps=2),
+        "alone": engine_for(network(), max_running_requests=1, prefix_caching=False),
+        "chunked": engine_for(network(), max_prefill_tokens=5),
+        "drafted": engine_for(network(), num_speculative_tokens=2),
     }
     reloads = {name: EngineWeightUpdater(engine) for name, engine in ways.items()}
     before = weight_digests(made.trainer.network)
@@ -79,11 +79,11 @@ def test_learning_raises_what_is_rewarded(tmp_path):
 
 
 def test_every_shipped_token_is_in_the_gradient_exactly_once(tmp_path, monkeypatch):
-    made = learner(tmp_path, network(), machine={"micro_batch_tokens": 64})
+    made = learner(tmp_path, network(), compute={"micro_batch_tokens": 64})
     shipped = lessons(batch_of(made), made.settings)
-    made.study(shipped)
+    made.train(shipped)
     seen = made.objective.token_stats.seen.tolist()
-    assert seen == [sum(each.sample.trained) for group in shipped for each in group]
+    assert seen == [sum(each.sample.loss_mask) for group in shipped for each in group]
 
     import paddock.train.trainer as step
 
@@ -97,20 +97,20 @@ def test_every_shipped_token_is_in_the_gradient_exactly_once(tmp_path, monkeypat
         yield from [*found, found[0]]
 
     for broken in (loses_one, repeats_one):
-        monkeypatch.setattr(step, "on_device", broken)
+        monkeypatch.setattr(step, "iter_micro_batches", broken)
         with pytest.raises(LearnerError, match="trained tokens were in the gradient of update"):
-            made.study(shipped)
+            made.train(shipped)
 
 
 def test_micro_batches_change_nothing_but_rounding(tmp_path):
     whole = learner(tmp_path / "a", network())
-    parts = learner(tmp_path / "b", network(), machine={"micro_batch_tokens": 50})
+    parts = learner(tmp_path / "b", network(), compute={"micro_batch_tokens": 50})
     groups = batch_of(whole)
     reports = [
-        made.study(lessons(groups, made.settings)).step_outputs[0] for made in (whole, parts)
+        made.train(lessons(groups, made.settings)).step_outputs[0] for made in (whole, parts)
     ]
-    assert reports[0].parts["policy_loss"] == pytest.approx(
-        reports[1].parts["policy_loss"], abs=1e-6
+    assert reports[0].losses["policy_loss"] == pytest.approx(
+        reports[1].losses["policy_loss"], abs=1e-6
     )
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-4)
 
@@ -120,7 +120,7 @@ def test_on_policy_nothing_is_masked_and_the_gap_is_rounding(tmp_path):
         made = learner(tmp_path / kind, network(), loss={"kind": kind})
         parts = made.train(lessons(batch_of(made), made.settings)).step_outputs[0].losses
         assert parts["masked"] == 0.0
-        assert parts["gap"] < 1e-6
+        assert parts["logprob_diff"] < 1e-6
         assert 1.0 < parts["entropy"] < 4.0
 
 
@@ -162,12 +162,12 @@ def test_later_updates_of_a_batch_remember_its_beginning(tmp_path):
     """With two updates a batch the second is off-policy, and knows it: its old log-probs are those
     before the first."""
     pace = {"updates_per_batch": 2, "max_staleness": 1}
-    made = learner(tmp_path, network(), pace=pace, optim={"lr": 3e-2}, loss={"kind": "ppo"})
-    study = made.study(lessons(batch_of(made, count=4, size=4), made.settings))
+    made = learner(tmp_path, network(), rollout=pace, optim={"lr": 3e-2}, loss={"kind": "ppo"})
+    study = made.train(lessons(batch_of(made, count=4, size=4), made.settings))
     assert study.updates == 2 and len(study.step_outputs) == 2
-    first, second = (report.parts for report in study.step_outputs)
-    assert first["masked"] == 0.0 and first["gap"] < 1e-6
-    assert second["gap"] > 1e-3 and second["masked"] > 0
+    first, second = (report.losses for report in study.step_outputs)
+    assert first["masked"] == 0.0 and first["logprob_diff"] < 1e-6
+    assert second["logprob_diff"] > 1e-3 and second["masked"] > 0
 
 
 def test_a_learner_restored_goes_on_bit_for_bit(tmp_path):
@@ -183,7 +183,7 @@ def test_a_learner_restored_goes_on_bit_for_bit(tmp_path):
             if number % 2:
                 made.reset_optimizer()
             found.append(weight_digests(made.trainer.network))
-            made.save(tmp_path / name / "checkpoints", beside={})
+            made.save(tmp_path / name / "checkpoints", extra_files={})
             if number == cut:
                 made = learner(tmp_path / name / "again", network())
                 assert made.restore(tmp_path / name / "checkpoints")
@@ -199,7 +199,7 @@ def test_experts_are_replayed_or_compared(tmp_path):
     from paddock.records import SamplingParams
 
     other = network(seed=5)
-    with engine_for(network(), replay=True) as engine:
+    with engine_for(network(), capture_routing=True) as engine:
         answer = engine.generate_output(
             Request(
                 token_ids=prompts(1)[0],
@@ -208,19 +208,19 @@ def test_experts_are_replayed_or_compared(tmp_path):
             )
         )
     for mode in ("compare", "replay"):
-        made = learner(tmp_path / mode, network(), replay_experts=mode)
+        made = learner(tmp_path / mode, network(), routing_replay=mode)
         groups = lessons(batch_of(made, count=1, size=2), made.settings)
         sample = groups[0][0].sample
         ids = (*prompts(1)[0], *answer.completion.token_ids)
         sample = replace(
             sample,
-            tokens=ids,
+            token_ids=ids,
             logprobs=(0.0,) * len(prompts(1)[0]) + answer.completion.logprobs,
-            trained=(False,) * len(prompts(1)[0]) + (True,) * len(answer.completion.token_ids),
+            loss_mask=(False,) * len(prompts(1)[0]) + (True,) * len(answer.completion.token_ids),
             advantages=(1.0,) * len(ids),
         )
-        lesson = replace(groups[0][0], sample=sample, expert_SLK=answer.replay.expert_TLK)
-        assert made.study([[lesson]]).step_outputs[0].parts["routed_apart"] == 0.0
+        lesson = replace(groups[0][0], sample=sample, routed_experts_SLK=answer.routing.expert_TLK)
+        assert made.train([[lesson]]).step_outputs[0].losses["routing_mismatch"] == 0.0
         with torch.no_grad():
             for name, parameter in made.trainer.network.named_parameters():
                 if "router" in name:
@@ -229,4 +229,14 @@ def test_experts_are_replayed_or_compared(tmp_path):
         free = compute_logprobs(made.trainer.network, found, replay=False)
         forced = compute_logprobs(made.trainer.network, found, replay=True)
         assert np.abs(free - forced).max() > 1e-3
-        assert made.study([[lesson]]).step_outputs[0].parts["routed_apart"] > 0.2
+        assert made.train([[lesson]]).step_outputs[0].losses["routing_mismatch"] > 0.2
+
+
+@pytest.mark.parametrize("freeze_indexer", [True, False])
+def test_mtp_is_frozen_and_the_indexer_if_asked(tmp_path, freeze_indexer):
+    made = learner(tmp_path, network(), freeze_indexer=freeze_indexer)
+    frozen = {n for n, p in made.trainer.network.named_parameters() if not p.requires_grad}
+    names = [name for name, _ in made.trainer.network.named_parameters()]
+    indexer = {name for name in names if ".indexer." in name and freeze_indexer}
+    assert frozen == indexer | {name for name in names if name.startswith("mtp.")}
+    assert len(frozen) < len(names)

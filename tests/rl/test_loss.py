@@ -28,23 +28,23 @@ ROWS = st.lists(
 )
 CASES = {
     "ppo": (
-        lambda t: ppo_clip(t, below=0.2, above=0.28),
+        lambda t: ppo_clip(t, clip_low=0.2, clip_high=0.28),
         lambda logp, old, _, a: golden.ppo(logp, old, a, 0.2, 0.28),
     ),
     "icepop": (
-        lambda t: icepop(t, beta=2.0, below=0.2, above=0.28),
+        lambda t: icepop(t, beta=2.0, clip_low=0.2, clip_high=0.28),
         lambda *x: golden.icepop(*x, beta=2.0, below=0.2, above=0.28),
     ),
     "tis": (
-        lambda t: importance_weighted_ppo(t, below=0.2, above=0.28, cap=2.0),
+        lambda t: importance_weighted_ppo(t, clip_low=0.2, clip_high=0.28, cap=2.0),
         lambda *x: golden.corrected(*x, cap=2.0, below=0.2, above=0.28),
     ),
     "decoupled": (
-        lambda t: importance_weighted_ppo(t, below=0.2, above=0.28),
+        lambda t: importance_weighted_ppo(t, clip_low=0.2, clip_high=0.28),
         lambda *x: golden.corrected(*x, cap=float("inf"), below=0.2, above=0.28),
     ),
     "double_sided": (
-        lambda t: double_sided(t, below=0.5, above=1.0),
+        lambda t: double_sided(t, clip_low=0.5, clip_high=1.0),
         lambda logp, _, rollout, a: golden.double_sided(logp, rollout, a, below=0.5, above=1.0),
     ),
     "reinforce": (reinforce, lambda logp, _, __, a: (a * logp, a)),
@@ -92,10 +92,12 @@ def test_the_double_sided_window_is_open_and_blind_to_the_sign(sign, ratio, kept
     rollout = -torch.tensor([ratio], dtype=torch.float64).log()
     of = PolicyLossInputs(logp, logp.detach(), rollout, torch.tensor([sign], dtype=torch.float64))
     # e^log(x) may miss x by a rounding: ask the window itself about the edges.
-    edge = double_sided_weight(torch.tensor([ratio], dtype=torch.float64), below=0.5, above=1.0)
+    edge = double_sided_weight(
+        torch.tensor([ratio], dtype=torch.float64), clip_low=0.5, clip_high=1.0
+    )
     assert bool(edge > 0) is kept
     if ratio not in (0.5, 2.0):
-        gains = double_sided(of, below=0.5, above=1.0)
+        gains = double_sided(of, clip_low=0.5, clip_high=1.0)
         gains.objective_N.sum().backward()
         assert bool(gains.kept_N) is kept
         assert (float(logp.grad) != 0.0) is kept
@@ -125,7 +127,7 @@ def test_a_token_far_beyond_float_range_is_a_number_still():
         torch.tensor([-500.0]),
         torch.tensor([1.0]),
     )
-    gains = importance_weighted_ppo(of, below=0.2, above=0.28)
+    gains = importance_weighted_ppo(of, clip_low=0.2, clip_high=0.28)
     gains.objective_N.sum().backward()
     assert torch.isfinite(gains.objective_N).all() and torch.isfinite(of.logprob_N.grad).all()
 

@@ -47,7 +47,7 @@ async def by_hand(settings, folder, updates):
         waves = RequestBarrier(partial(paused, sampling.engines[0]))
         generate = DeterministicClient(sampling.generate, waves)
         work = _works(settings, model, generate, sampling, GroupFilter(settings))["vault"]
-        size = settings.pace.groups_per_batch
+        size = settings.rollout.groups_per_batch
         for update in range(updates):
             which = range(update * size, (update + 1) * size)
             groups = await together(work, waves, which, settings.seed)
@@ -242,7 +242,7 @@ def test_sys_exit_where_nobody_can_catch_it_is_an_error_and_no_success(start, tm
 def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):
     sets = ["tasks.vault.args.breaks=0.2", "steps=2", "tasks.vault.max_consecutive_failed=100"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", [*sets, *SYNCHRONOUS])
-    failed = sum(line.get("failed_world", 0) for line in numbers(tmp_path / "run").values())
+    failed = sum(line.get("failures/world", 0) for line in numbers(tmp_path / "run").values())
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         entries = ledger.groups()
         attempts = [a for e in entries for a in ledger.rollouts(e.ordinal).values()]
@@ -253,7 +253,7 @@ def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):
 def test_experts_of_every_trained_token_are_compared(start, tmp_path):
     sets = ["steps=2", *SYNCHRONOUS, "routing_replay=compare"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
-    found = [line["routed_apart"] for line in numbers(tmp_path / "run").values()]
+    found = [line["routing_mismatch"] for line in numbers(tmp_path / "run").values()]
     assert found == [0.0, 0.0]  # present, and the same network chooses the same
 
 
@@ -330,11 +330,11 @@ def test_what_happened_is_written_down(through):
     for name in (
         "reward",
         "reward_vault",
-        "gap",
+        "logprob_diff",
         "masked",
         "entropy",
         "staleness",
-        "flat",
+        "zero_variance",
         "tokens",
     ):
         assert name in line, name

@@ -44,7 +44,7 @@ def test_servers_sample_and_take_every_version(start, tmp_path):
             assert engine.stats().counters.finished > 0
     found = numbers(tmp_path / "run")
     assert [line["staleness_max"] for line in found.values()] == [0, 0, 0]
-    assert all(line["gap"] < 1e-5 for line in found.values())
+    assert all(line["logprob_diff"] < 1e-5 for line in found.values())
 
 
 def test_a_server_may_teach(start, tmp_path):
@@ -52,7 +52,7 @@ def test_a_server_may_teach(start, tmp_path):
         text = TAUGHT.replace("URL", server.url)
         run_rl(recipe_in(tmp_path, start, text), tmp_path / "run", [])
     # Its teacher is the student itself, before the first update.
-    assert abs(numbers(tmp_path / "run")[1]["teacher_gap"]) < 1e-5
+    assert abs(numbers(tmp_path / "run")[1]["teacher_kl"]) < 1e-5
 
 
 @pytest.mark.parametrize(

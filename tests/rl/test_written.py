@@ -38,22 +38,22 @@ def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
         tmp_path, network(), machine={"micro_batch_tokens": micro_tokens}, optim={"lr": 3e-2}
     )
     every = lessons(batch_of(made), made.settings)
-    made.study(every)  # the first: trainer and sampler are still one
+    made.train(every)  # the first: trainer and sampler are still one
     flat = [lesson for group in every for lesson in group]
     batch = pack_samples(flat)
     expected = compute_logprobs(made.trainer.network, batch) - batch.columns["rollout"]
-    study = made.study(every)
+    study = made.train(every)
     start = 0
     for lesson in flat:
         sample = lesson.sample
         session, _, branch = sample.id.rpartition("/")
         row = study.taught[session, int(branch)]
-        here = expected[start : start + len(sample.tokens)][np.array(sample.trained)]
+        here = expected[start : start + len(sample.token_ids)][np.array(sample.loss_mask)]
         np.testing.assert_allclose(row.log_ratio, here, atol=1e-5)
-        paid = [a for a, flag in zip(sample.advantages, sample.trained, strict=True) if flag]
+        paid = [a for a, flag in zip(sample.advantages, sample.loss_mask, strict=True) if flag]
         assert row.advantage == pytest.approx(paid)
         assert row.update == 1
-        start += len(sample.tokens)
+        start += len(sample.token_ids)
     assert np.abs(expected).max() > 0.01
     dropped = [not kept for row in study.taught.values() for kept in row.kept]
     assert np.mean(dropped) == pytest.approx(study.mean("masked"))

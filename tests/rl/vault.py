@@ -66,7 +66,7 @@ class VaultWorld:
     def which(self, name):
         return Random(f"{name}/{self.settings.seed}/vault").choice(NUMBERS)
 
-    def open(self, task):
+    def make_env(self, task):
         self.settings.leave("open")
         self.opened[task.id] += 1
         return VaultEnv(task, self.settings, Random(f"{task.id}/{self.opened[task.id]}"))
@@ -79,12 +79,12 @@ class VaultEnv:
         self.task, self.settings, self.chance = task, settings, chance
         self.said, self.opened = "", False
 
-    async def start(self):
+    async def reset(self):
         asyncio.get_running_loop().call_soon(self.settings.leave, "aside")
         if self.chance.random() < self.settings.breaks:
             raise RuntimeError("the vault is stuck")
 
-    async def respond(self, reply):
+    async def step(self, reply):
         self.said = reply.content.strip()
 
         async def look(n):
@@ -94,7 +94,7 @@ class VaultEnv:
 
         return await execute_tool_calls([Tool(LOOK, look)], reply)
 
-    async def grade(self):
+    async def score(self):
         self.settings.leave("grade")
         return Verdict(reward=float(self.opened and self.said == "done"))
 

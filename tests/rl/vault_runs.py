@@ -1,11 +1,12 @@
 """Whole runs in the vault: recipe, engine, worlds, orchestrator, trainer."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from paddock.checkpoint.weight_sync import weight_digests
 from paddock.config import load_recipe, resolve
-from paddock.envs.registry import REGISTRY, EnvSpec
+from paddock.envs.registry import REGISTRY
 from paddock.rl.learner import Learner
 from paddock.rl.settings import RLSettings
 from paddock.rl.stages import with_stage_defaults
@@ -41,7 +42,9 @@ ONE_STEP_OFF = ("rollout.pipeline_depth=1", "rollout.max_staleness=1")
 
 def register():
     """The vault among the worlds, as recipes name them."""
-    REGISTRY["vault"] = EnvSpec(about="for tests", settings="tests.rl.vault:VaultSettings")
+    REGISTRY["vault"] = replace(
+        REGISTRY["logic"], settings="tests.rl.vault:VaultSettings", needs=""
+    )
 
 
 def recipe_in(folder: Path, start: Path, text: str = RECIPE) -> Path:
@@ -56,7 +59,7 @@ def settings_of(recipe: Path, *sets: str) -> RLSettings:
 
 
 class Hashes:
-    """What the weights were after each batch; put in place of `Learner.study`."""
+    """What the weights were after each batch; put in place of `Learner.train`."""
 
     def __init__(self, monkeypatch):
         self.after: dict[int, dict[str, str]] = {}
@@ -76,7 +79,7 @@ class Hashes:
 
 def numbers(run: Path) -> dict[int, dict]:
     """The metrics of each update, without those of the clock; the last writing counts."""
-    clock = {"time", "seconds", "pushed_s", "trainer_idle", "engine_idle"}
+    clock = {"time", "step_time_s", "weight_sync_s", "trainer_idle", "engine_idle"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: {k: v for k, v in line.items() if k not in clock} for line in lines}
 

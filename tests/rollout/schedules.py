@@ -20,15 +20,15 @@ def schedule(n, **fixed):
     updates, every = rng.choice([1, 1, 1, 2, 3]), rng.choice([1, 1, 2, 3])
     fresh = -(-every // updates) * updates - 1  # what even a synchronous loop reaches
     pace = {
-        "batch_groups": rng.randint(1, 3),
+        "groups_per_batch": rng.randint(1, 3),
         "pipeline_depth": rng.randint(0, 3),
         "max_staleness": fresh + rng.randint(0, 4),
-        "bound_by": rng.choice(["wait", "drop"]),
+        "on_stale": rng.choice(["wait", "drop"]),
         "order": rng.choice(["oldest_first", "in_order"]),
         "updates_per_batch": updates,
-        "publish_every": every,
-        "concurrency": rng.choice([1, 2, 5, 100]),
-        "least_concurrency": 1,
+        "sync_weights_every": every,
+        "max_concurrent": rng.choice([1, 2, 5, 100]),
+        "min_concurrent": 1,
     }
     tasks = {
         f"t{i}": TaskSettings(group_size=rng.randint(1, 2), ratio=rng.choice([1.0, 2.0, 0.5]))

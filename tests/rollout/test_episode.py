@@ -57,7 +57,7 @@ class Talk:
         limits = Budget(turns=self.turns, seconds=60, output_bytes=1000)
         return Task(id=f"talk/{index}", env="talk", messages=(ASK,), budget=limits)
 
-    def open(self, task):
+    def make_env(self, task):
         return TalkEnv(task, self.breaks)
 
 
@@ -67,11 +67,11 @@ class TalkEnv:
     def __init__(self, task, breaks):
         self.task, self.breaks, self.heard = task, breaks, 0
 
-    async def start(self):
+    async def reset(self):
         if self.breaks == "start":
             raise OSError("disk full")
 
-    async def respond(self, reply):
+    async def step(self, reply):
         self.heard += 1
         if self.breaks == self.heard:
             raise OSError("disk full")
@@ -81,7 +81,7 @@ class TalkEnv:
         ]
         return tuple(found) or (Message(role="user", content="Go on."),)
 
-    async def grade(self):
+    async def score(self):
         return Verdict(reward=1.0)
 
     async def close(self):
@@ -171,7 +171,7 @@ def test_a_real_network_many_sessions_at_once_and_the_trainers_numbers():
             logits = engine.run_between_steps(lambda n, f=found: n.logits(f.token_ids)).result()
             logp = (logits[:-1] / 0.8).log_softmax(-1)
             chosen = logp.gather(1, torch.tensor(found.token_ids[1:]).unsqueeze(1)).squeeze(1)
-            trained = torch.tensor(found.trained[1:])
+            trained = torch.tensor(found.loss_mask[1:])
             ours = torch.tensor(found.logprobs[1:])
             assert trained.sum() > 0
             torch.testing.assert_close(ours[trained], chosen[trained], atol=1e-5, rtol=0)
@@ -223,7 +223,7 @@ def test_what_goes_wrong_with_an_engine_is_an_outcome(error, kind, where):
 
 def test_a_reply_that_an_engine_broke_off_for_good_is_its_failure():
     class Aborting(NonStreamingClient):
-        async def respond(self, ask):
+        async def generate(self, request):
             done = Completion(
                 token_ids=(5,), logprobs=(-1.0,), versions=(Segment(0, 1),), finish="abort"
             )
@@ -248,7 +248,7 @@ def test_a_world_that_breaks_leaves_what_was_sampled(breaks, turns):
 @pytest.mark.parametrize("error", [KeyError("no such room"), SystemExit(0), TimeoutError("slow")])
 def test_an_environment_that_cannot_be_opened_is_a_failure(error):
     class Shut(Talk):
-        def open(self, task):
+        def make_env(self, task):
             raise error
 
     engine = Broken(EngineUnavailableError("nobody asks it"))
@@ -275,7 +275,7 @@ def test_the_room_that_is_left_bounds_a_reply_and_then_ends_the_attempt():
 
     asked = []
     room = 150 + len(renderer().render_prompt([ASK], tools=SPEC, thinking=PRESERVED).token_ids)
-    (found,) = attempt(Rambling(), Talk(turns=50), room=room)
+    (found,) = attempt(Rambling(), Talk(turns=50), context_length=room)
     assert all(prompt + count <= room for prompt, count in asked)
     assert asked[0][1] == 40 and asked[-1][1] <= 40
     assert found.outcome.kind == "policy" and "no room" in found.outcome.what

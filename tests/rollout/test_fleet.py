@@ -364,7 +364,7 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
         names, served = [f"e{i}" for i in range(3)], Counter()
 
         class Noting(InProcessClient):
-            async def respond(self, ask):
+            async def generate(self, request):
                 answer = await super().respond(ask)
                 served[ask.session, id(self.engine)] += 1
                 return answer

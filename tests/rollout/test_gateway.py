@@ -136,7 +136,10 @@ def real(engine):
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)
 def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, stream):
     words = get_renderer(engine.tokenizer)
-    with gateway(real, words, GREEDY, room=engine.capacity.context_length) as (url, sessions):
+    with gateway(real, words, GREEDY, context_length=engine.capacity.context_length) as (
+        url,
+        sessions,
+    ):
         door = opened(url, "s")
         agent = AGENTS[name](door, stream=stream, tools=[TOOL])
         agent.say("Weather in Oslo?")
@@ -168,7 +171,10 @@ class Freezing(InProcessClient):
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_turn_whose_client_left_in_the_middle_is_not_recorded(engine, name):
     words, slow = get_renderer(engine.tokenizer), _in_process(engine, Freezing)
-    with gateway(slow, words, GREEDY, room=engine.capacity.context_length) as (url, sessions):
+    with gateway(slow, words, GREEDY, context_length=engine.capacity.context_length) as (
+        url,
+        sessions,
+    ):
         door = opened(url, "s")
         agent = AGENTS[name](door, stream=False, tools=[TOOL])
         agent.say("Weather in Oslo?")
@@ -286,7 +292,7 @@ def test_a_required_call_is_opened_by_us_and_not_trained(real, engine):
 
 
 def test_errors_speak_the_dialect():
-    with gateway(Chancy(), room=64) as (url, _):
+    with gateway(Chancy(), context_length=64) as (url, _):
         door = opened(url, "s")
         long, lost, hello = (
             ChatAgent(door, stream=False),
@@ -317,7 +323,7 @@ def test_errors_speak_the_dialect():
 
 def test_a_lost_engine_is_no_bug_and_no_turn():
     class Lost(Chancy):
-        async def respond(self, ask):
+        async def generate(self, request):
             raise EngineUnavailableError("gone")
 
     with gateway(Lost()) as (url, sessions):

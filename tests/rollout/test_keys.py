@@ -93,7 +93,7 @@ def test_a_gateway_without_an_admin_key_keeps_sessions_to_its_process():
 
 
 def test_a_body_is_not_read_from_a_client_without_the_key():
-    with gateway(Chancy(), body_bytes=64) as (url, _):
+    with gateway(Chancy(), max_body_bytes=64) as (url, _):
         opened(url, "s")
         reply = HTTP.post(f"{url}/sessions/s/v1/chat/completions", content=b"{" * 100)
         assert reply.status_code == 401 and "API key is missing or wrong" in reply.text

@@ -78,7 +78,7 @@ def attempts_by(generate, *, delays):
 
 
 def flat(group):
-    return "flat" if len({outcome.reward for outcome in group.outcomes}) == 1 else ""
+    return "zero variance" if len({outcome.reward for outcome in group.outcomes}) == 1 else ""
 
 
 def history(delays, *, in_waves, concurrency=5):

@@ -35,7 +35,7 @@ def in_process(engine):
 
 
 def test_a_full_engine_may_be_asked_again_and_what_is_too_long_may_not():
-    with engine(network("sparse"), max_running=1, max_waiting=1) as full:
+    with engine(network("sparse"), max_running_requests=1, max_queued_requests=1) as full:
         full.pause("in_place")
         for _ in range(2):
             full.submit(greedy((1,), 2), lambda delta: None)

@@ -130,12 +130,15 @@ def test_a_task_without_a_share_is_not_begun_but_its_rest_is_trained():
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"publish_every": 4, "max_staleness": 2}, "'max_staleness' 2 is less than 3"),
-        ({"updates_per_batch": 4, "publish_every": 5, "max_staleness": 6}, "6 is less than 7"),
-        ({"lockstep": True}, "'lockstep' needs order"),
-        ({"lockstep": True, "order": "in_order", "bound_by": "drop"}, "'lockstep' needs order"),
-        ({"concurrency": 4, "least_concurrency": 5}, "'least_concurrency' 5 exceeds"),
-        ({"batch_groups": 0}, "batch_groups"),
+        ({"sync_weights_every": 4, "max_staleness": 2}, "'max_staleness' 2 is less than 3"),
+        ({"updates_per_batch": 4, "sync_weights_every": 5, "max_staleness": 6}, "6 is less than 7"),
+        ({"deterministic": True}, "'deterministic' needs order"),
+        (
+            {"deterministic": True, "order": "in_order", "on_stale": "drop"},
+            "'deterministic' needs order",
+        ),
+        ({"max_concurrent": 4, "min_concurrent": 5}, "'min_concurrent' 5 exceeds"),
+        ({"groups_per_batch": 0}, "groups_per_batch"),
         ({"max_staleness": -1}, "max_staleness"),
         ({"pipeline_dept": 2}, "pipeline_dept"),
     ],

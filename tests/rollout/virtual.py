@@ -140,7 +140,7 @@ class Learner:
     history: list = field(default_factory=list)  # the weights after each update
 
     async def run(self, batches):
-        pace = self.collect._pace
+        pace = self.collect._settings
         for _ in range(batches):
             batch = await self.collect.next_batch()
             if batch is None:
