@@ -1,28 +1,28 @@
-"""Small machines of one's own, used once and thrown away, in which anything may be run.
+"""Disposable sandboxes for untrusted code: bubblewrap, containers, or no isolation on request.
 
-sandbox.py        what a sandbox is, and what it may use up
-bubblewrap.py     by bubblewrap
-cgroups.py        limits of whole sandboxes
-container_snapshot.py  what a container has changed
-channel.py        our end of the line to a runner
-backend.py        which sandbox this machine can give
-container.py      by a container engine
-container_engine.py  a container engine's command line
-filesystem.py     files into a sandbox and out of it
-snapshot_filter.py  which changes a snapshot holds
-syscalls.py       system calls that Python does not offer
-bubblewrap_launcher.py  a program: what is done before bubblewrap takes over
-isolation.py      layers of isolation, and what is lost without one
-pool.py           sandboxes started before they are needed
-processes.py      a program's part: how processes inside begin and end
-python_session.py  a Python interpreter that stays
-python_repl.py    a program: that interpreter, inside
-supervisor.py     a program: the first process inside
-supervised.py     what sandboxes with a runner have in common
-seccomp.py        what the kernel refuses to the code inside
-shell_session.py  a shell that stays
-rootfs.py         which parts of this machine are seen inside
-unisolated.py     none at all, for who insists
+sandbox.py              interface of a sandbox, its settings and resource limits
+backend.py              choice of the backend that works on this machine
+bubblewrap.py           backend bwrap
+bubblewrap_launcher.py  program: sets up mounts and user ids, then runs bwrap
+container.py            backend container
+container_engine.py     docker or podman, by its command line
+container_snapshot.py   changed files of a container as an archive
+unisolated.py           backend unisolated: no sandbox, must be allowed explicitly
+supervised.py           sandboxes whose commands go through a supervisor
+supervisor.py           program: first process inside, starts all others
+channel.py              host side of the connection to a supervisor
+processes.py            start and kill processes inside, used by the supervisor
+syscalls.py             system calls that Python does not offer
+seccomp.py              system-call filter
+cgroups.py              limits on memory, processes and cores of a whole sandbox
+isolation.py            report of which isolation layers this machine has
+rootfs.py               read-only root file system made of this machine's
+filesystem.py           copy files into and out of a sandbox
+snapshot_filter.py      which changes a snapshot contains
+pool.py                 pool of warm sandboxes
+shell_session.py        persistent shell
+python_session.py       persistent Python interpreter
+python_repl.py          program: the interpreter inside
 """
 
 from paddock.sandbox import rootfs

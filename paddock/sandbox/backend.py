@@ -1,4 +1,4 @@
-"""Which sandbox this machine can give."""
+"""Choice of the sandbox backend that works on this machine."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ _CLASSES: dict[str, Callable[[SandboxSettings, tuple[FilesystemSnapshot, ...]], 
     "container": container.ContainerSandbox,
     "unisolated": unisolated.UnisolatedSandbox,
 }
-_FORGET = {
+_DELETE_SNAPSHOT = {
     "bwrap": bubblewrap.delete_snapshot,
     "container": container.delete_snapshot,
     "unisolated": unisolated.delete_snapshot,
@@ -24,14 +24,17 @@ _FORGET = {
 
 
 def pick_backend(settings: SandboxSettings) -> BackendName:
-    """The backend that will be used. Raises with a remedy if there is none."""
+    """The backend to use: the requested one, or with "auto" the first that works.
+
+    Raises SandboxError, with the reason and a remedy for each candidate, if none works.
+    """
     if settings.backend == "unisolated":
         return settings.backend
-    wanted = ("bwrap", "container") if settings.backend == "auto" else (settings.backend,)
+    candidates = ("bwrap", "container") if settings.backend == "auto" else (settings.backend,)
     if settings.backend == "auto" and settings.image:
-        wanted = ("container",)
+        candidates = ("container",)
     problems = []
-    for name in wanted:
+    for name in candidates:
         problem = (
             bubblewrap.unavailable_reason() if name == "bwrap" else container.unavailable_reason()
         )
@@ -39,19 +42,22 @@ def pick_backend(settings: SandboxSettings) -> BackendName:
             return "bwrap" if name == "bwrap" else "container"
         problems.append(problem)
     raise SandboxError(
-        f"no sandbox: {'; '.join(problems)}. Without isolation: backend = 'unisolated'"
+        f"no sandbox backend works: {'; '.join(problems)}. "
+        "To run without isolation: backend = 'unisolated', allow_unisolated = true"
     )
 
 
 def open_sandbox(settings: SandboxSettings, *base: FilesystemSnapshot) -> Sandbox:
-    """A sandbox that is not started yet, upon snapshots if there are any, the newest first."""
+    """A sandbox that is not started yet, based on the given snapshots, newest first."""
     backend = pick_backend(settings)
     for snapshot in base:
         if snapshot.backend != backend:
-            raise SandboxError(f"a snapshot of {snapshot.backend} is of no use to {backend}")
+            raise SandboxError(
+                f"a snapshot of backend {snapshot.backend!r} cannot be used with {backend!r}"
+            )
     return _CLASSES[backend](settings, base)
 
 
 def delete_snapshot(snapshot: FilesystemSnapshot) -> None:
-    """Let a snapshot go; nothing can be started from it any more."""
-    _FORGET[snapshot.backend](snapshot)
+    """Delete a snapshot; no sandbox can be started from it afterwards."""
+    _DELETE_SNAPSHOT[snapshot.backend](snapshot)

@@ -1,10 +1,11 @@
-"""Sandboxes by bubblewrap: no daemon, no image, started in tens of milliseconds.
+"""Bubblewrap backend: no daemon, no image, starts in tens of milliseconds.
 
-launch.py    limits, mounts and identity, outside           bwrap   namespaces and the root
-runner.py    the first process inside, which starts all commands
+A sandbox is a chain of three programs: bubblewrap_launcher.py prepares mounts and user ids, bwrap
+makes the namespaces and the root, supervisor.py is the first process inside and starts all
+commands.
 
-Everything a sandbox writes lies in memory, in a mount namespace that dies with it: nothing is left
-on disk, whatever happens to this process.
+Everything a sandbox writes is in memory (tmpfs), in a mount namespace that ends with it: nothing
+is left on disk, whatever happens to this process.
 """
 
 import asyncio
@@ -30,26 +31,28 @@ from paddock.sandbox.sandbox import FilesystemSnapshot, SandboxError, SandboxSet
 from paddock.sandbox.snapshot_filter import KEEP_ALL, SnapshotFilter, apply_filter
 from paddock.sandbox.supervised import ENV, SupervisedSandbox, guest_command, rlimits
 
-# Inside, ids begin at 0; outside they are these, which nobody has and which own nothing.
+# User ids 0, 1, ... inside are these outside: no user has them and they own no files.
 FIRST_ID, IDS = 0x7000_0000, 0x1_0000
 INSTALL = "apt-get install bubblewrap (or your system's package of that name)"
 DPKG = "var/lib/dpkg"
-# Folders that can be written where the system cannot, each with what lies in it.
-OWN_TOPS = ("home", "opt", "root", "run", "srv", "tmp", "var")
+# Directories that stay writable when the root is read-only.
+WRITABLE_TOPS = ("home", "opt", "root", "run", "srv", "tmp", "var")
 
 
 _open: set["BubblewrapSandbox"] = set()
 
 
 @atexit.register
-def _end_all() -> None:
-    """Sandboxes die with this process by themselves; their control groups do not."""
+def _close_all() -> None:
+    # Sandboxes die with this process by themselves; their cgroups do not.
     for box in _open:
         if box.owner == os.getpid():
             box.close_now()
 
 
 class BubblewrapSandbox(SupervisedSandbox):
+    """A `Sandbox` made by bubblewrap."""
+
     shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
 
     def __init__(
@@ -62,102 +65,105 @@ class BubblewrapSandbox(SupervisedSandbox):
         self.owner = os.getpid()
         self._group: Cgroup | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._first: int | None = None  # a pidfd of the first process inside
-        self._complaints = self._info = -1  # pipes: what went wrong, and who the first process is
+        self._errors = self._info = -1  # pipes: stderr of bwrap, and its --info-fd
 
     def memory_kills(self) -> int:
         return self._group.memory_kills() if self._group else 0
 
     async def start(self) -> None:
         if self._process is not None:
-            raise SandboxError("the sandbox was started before")
+            raise SandboxError("the sandbox is already started")
         try:
             async with asyncio.timeout(self.settings.start_timeout_s):
                 self._launch()
-                line = self._line()
-                line.receive()
-                await line.ready.wait()
+                channel = self._open_channel()
+                channel.receive()
+                await channel.ready.wait()
         except TimeoutError:
             await self.close()
-            raise SandboxError(f"no sandbox after {self.settings.start_timeout_s:g} s") from None
+            raise SandboxError(
+                f"the sandbox did not start within {self.settings.start_timeout_s:g} s"
+            ) from None
         except BaseException:
             await self.close()
             raise
-        if not line.alive:
-            said = self._said()
+        if not channel.alive:
+            message = self._last_error()
             await self.close()
-            raise SandboxError(f"bubblewrap could not start: {said}")
+            raise SandboxError(f"bubblewrap could not start: {message}")
 
     def _launch(self) -> None:
         _open.add(self)
         self._group = make_cgroup(self.settings.limits)
-        with contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as child_fds:  # closed here once the child has them
 
-            def lent(fd: int) -> int:
-                theirs.callback(os.close, fd)
+            def inherit(fd: int) -> int:
+                child_fds.callback(os.close, fd)
                 return fd
 
-            doors = [lent(fd) for fd in self._group.procs_fds()] if self._group else []
-            ours, line = socket.socketpair()
-            theirs.enter_context(line)
+            cgroup_fds = [inherit(fd) for fd in self._group.procs_fds()] if self._group else []
+            ours, theirs = socket.socketpair()
+            child_fds.enter_context(theirs)
             self.channel = SupervisorChannel(ours)
             self._info, info = os.pipe()
-            self._complaints, said = os.pipe()
-            settings = supervisor_settings(self.settings, doors, grouped=self._group is not None)
-            inside, runner = guest_command("supervisor", settings)
-            copied = self.settings.writable_root and _can_copy()
+            self._errors, errors = os.pipe()
+            settings = supervisor_settings(
+                self.settings, cgroup_fds, grouped=self._group is not None
+            )
+            argv_inside, supervisor_fd = guest_command("supervisor", settings)
+            overlay = self.settings.writable_root and _can_overlay()
             layers = [snapshot.place for snapshot in self.base]
-            plan = launch_config(self.settings, layers, lent(info), copied=copied)
-            plan["bwrap"] += ["--", *inside]
-            argv, launch = guest_command("bubblewrap_launcher", plan)
+            config = launch_config(self.settings, layers, inherit(info), overlay=overlay)
+            config["bwrap"] += ["--", *argv_inside]
+            argv, launcher_fd = guest_command("bubblewrap_launcher", config)
             self._process = subprocess.Popen(
                 argv,
-                stdin=line.fileno(),
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                stderr=lent(said),
-                pass_fds=[*doors, info, lent(runner), lent(launch)],
+                stderr=inherit(errors),
+                pass_fds=[*cgroup_fds, info, inherit(supervisor_fd), inherit(launcher_fd)],
                 env=ENV,
             )
 
     async def snapshot(self, keep: SnapshotFilter = KEEP_ALL) -> FilesystemSnapshot:
-        """Processes stand still while it is taken."""
-        line = self._line()
-        await line.stop_all("stop")
+        """All processes inside are stopped while the files are copied."""
+        channel = self._open_channel()
+        await channel.stop_all("stop")
         try:
             assert self._process is not None
-            place = await asyncio.to_thread(copy_changes, self._process.pid)
+            copy = await asyncio.to_thread(copy_changes, self._process.pid)
         finally:
-            await line.send({"ask": "go"})
+            await channel.send({"op": "resume"})
         if keep != KEEP_ALL:
-            await asyncio.to_thread(apply_filter, keep, self._parts(place))
-        return FilesystemSnapshot(backend="bwrap", place=str(place))
+            await asyncio.to_thread(apply_filter, keep, self._parts(copy))
+        return FilesystemSnapshot(backend="bwrap", place=str(copy))
 
-    def _parts(self, place: Path) -> list[tuple[str, Path, list[Path]]]:
-        """A copy of our changes, by where they belong, each with what lies below it."""
-        if not (self.settings.writable_root and _can_copy()):
-            return [("", place, [])]
-        skeleton = rootfs.make_rootfs(
+    def _parts(self, copy: Path) -> list[tuple[str, Path, list[Path]]]:
+        """Parts of a copy of our changes: mount point, directory, and the layers below it."""
+        if not (self.settings.writable_root and _can_overlay()):
+            return [("", copy, [])]
+        rootfs_dir = rootfs.make_rootfs(
             rootfs.cache_dir(), FIRST_ID if os.geteuid() == 0 else os.geteuid()
         )
-        found = []
-        for part in _copied(skeleton).parts or ():
+        parts = []
+        for part in _overlay_view(rootfs_dir).overlays or ():
             name = part_name(part["at"])
             layers = [Path(snapshot.place, name) for snapshot in self.base]
-            found.append((part["at"], place / name, [*layers, Path(part["from"])]))
-        return found
+            parts.append((part["at"], copy / name, [*layers, Path(part["source"])]))
+        return parts
 
     async def close(self) -> None:
         channel, process, group = self.channel, self._process, self._group
         if channel is None or channel.closed:
             return
         await channel.close()
-        first = self._first_process()
+        first = self._init_pidfd()
         if process is not None:
             process.kill()
             if first is not None:
-                await _gone(first)
+                await _wait_for_exit(first)
             process.wait()
-        for fd in (self._complaints, self._info, first):
+        for fd in (self._errors, self._info, first):
             if fd is not None and fd >= 0:
                 os.close(fd)
         if group is not None:
@@ -165,55 +171,57 @@ class BubblewrapSandbox(SupervisedSandbox):
         _open.discard(self)
 
     def close_now(self) -> None:
-        """Close without an event loop, in a hurry."""
+        """Kill the sandbox without an event loop, when the interpreter exits."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
         if self._group is not None:
             self._group.remove()
 
-    def _first_process(self) -> int | None:
-        """A descriptor of the first process inside, for as long as there is one."""
+    def _init_pidfd(self) -> int | None:
+        """A pidfd of the first process inside, or None if it has not started or has exited."""
         if self._info < 0:
             return None
         os.set_blocking(self._info, False)
         try:
-            said = os.read(self._info, 4096)
-            return os.pidfd_open(json.loads(said)["child-pid"])
+            info = os.read(self._info, 4096)
+            return os.pidfd_open(json.loads(info)["child-pid"])
         except (BlockingIOError, ValueError, ProcessLookupError):
             return None
 
-    def _said(self) -> str:
-        os.set_blocking(self._complaints, False)
+    def _last_error(self) -> str:
+        """The last line that bubblewrap wrote to stderr."""
+        os.set_blocking(self._errors, False)
         with contextlib.suppress(BlockingIOError):
-            lines = os.read(self._complaints, 1 << 16).decode(errors="replace").splitlines()
-            return lines[-1] if lines else "it said nothing"
-        return "it said nothing"
+            lines = os.read(self._errors, 1 << 16).decode(errors="replace").splitlines()
+            return lines[-1] if lines else "no error output"
+        return "no error output"
 
 
-async def _gone(pidfd: int) -> None:
+async def _wait_for_exit(pidfd: int) -> None:
     loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(pidfd, gone.set)
+    exited = asyncio.Event()
+    loop.add_reader(pidfd, exited.set)
     try:
         async with asyncio.timeout(GRACE_S):
-            await gone.wait()
+            await exited.wait()
     except TimeoutError:
-        raise SandboxError("a process of the sandbox cannot be killed") from None
+        raise SandboxError("a process of the sandbox survived SIGKILL") from None
     finally:
         loop.remove_reader(pidfd)
 
 
 def supervisor_settings(
-    settings: SandboxSettings, doors: list[int], *, grouped: bool
+    settings: SandboxSettings, cgroup_fds: list[int], *, grouped: bool
 ) -> dict[str, Any]:
+    """Settings of the supervisor; `cgroup_fds` are the cgroup.procs files that jobs enter."""
     half = settings.limits.max_output_bytes // 2
     return {
         "namespace": True,
-        "cgroups": doors,
+        "cgroups": cgroup_fds,
         "rlimits": rlimits(settings.limits, grouped=grouped),
-        "room": half,
-        "tail": half,
+        "head_bytes": half,
+        "tail_bytes": half,
         "filter": seccomp.bpf_program(settings.allow_syscalls),
         "namespaces": "namespaces" in settings.allow_syscalls,
         "low_ports": "/proc/sys/net/ipv4/ip_unprivileged_port_start",
@@ -221,31 +229,34 @@ def supervisor_settings(
 
 
 @functools.cache
-def _can_copy() -> bool:
-    """Whether the system can be a copy-on-write one; if not, it is said once."""
-    found = unavailable_reason(writable_system=True)
-    if found is not None:
-        warnings.warn(f"sandboxes have a read-only system here: {found}", stacklevel=2)
-    return found is None
+def _can_overlay() -> bool:
+    """Whether this machine can give a copy-on-write root; warns once if it cannot."""
+    reason = unavailable_reason(writable_root=True)
+    if reason is not None:
+        warnings.warn(f"sandboxes have a read-only root on this machine: {reason}", stacklevel=2)
+    return reason is None
 
 
 def launch_config(
-    settings: SandboxSettings, layers: list[str], info: int, *, copied: bool
+    settings: SandboxSettings, layers: list[str], info: int, *, overlay: bool
 ) -> dict[str, Any]:
-    """What `launch` is told; its `bwrap` still lacks the program to run. `copied`: the system is a
-    copy that can be written."""
+    """Argument of `bubblewrap_launcher.main`; the caller appends the program to its `bwrap`.
+
+    `layers` are directories of snapshots, newest first; `info` is the descriptor for --info-fd;
+    with `overlay` the root is a writable copy-on-write one.
+    """
     root = os.geteuid() == 0
-    skeleton = rootfs.make_rootfs(rootfs.cache_dir(), FIRST_ID if root else os.geteuid())
-    folders = [settings.workdir, *settings.writable_paths]
-    view = _copied(skeleton) if copied else _read_only(skeleton, folders)
-    shown = [*view.shown, *rootfs.python_command()[1], *settings.read_only_mounts]
-    for i, path in enumerate(shown[len(view.shown) :], len(view.shown)):
-        view.arguments.extend(["--ro-bind", f"{SCRATCH}/shown/{i}", path])
+    rootfs_dir = rootfs.make_rootfs(rootfs.cache_dir(), FIRST_ID if root else os.geteuid())
+    writable = [settings.workdir, *settings.writable_paths]
+    view = _overlay_view(rootfs_dir) if overlay else _read_only_view(rootfs_dir, writable)
+    binds = [*view.binds, *rootfs.python_command()[1], *settings.read_only_mounts]
+    for i, path in enumerate(binds[len(view.binds) :], len(view.binds)):
+        view.arguments.extend(["--ro-bind", f"{SCRATCH}/binds/{i}", path])
     if settings.allow_internet:
         for path in ("/etc/resolv.conf", "/etc/hosts"):
             if os.path.exists(path):
-                view.arguments.extend(["--ro-bind", f"{SCRATCH}/shown/{len(shown)}", path])
-                shown.append(os.path.realpath(path))
+                view.arguments.extend(["--ro-bind", f"{SCRATCH}/binds/{len(binds)}", path])
+                binds.append(os.path.realpath(path))
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxError(f"bubblewrap is not installed: {INSTALL}")
@@ -254,10 +265,10 @@ def launch_config(
         "first_id": FIRST_ID,
         "ids": IDS,
         "disk_bytes": settings.limits.disk_bytes,
-        "shown": shown,
-        "parts": view.parts,
+        "binds": binds,
+        "overlays": view.overlays,
         "layers": layers,
-        "folders": view.folders + [[name.strip("/"), 0o755] for name in folders],
+        "dirs": view.dirs + [[name.strip("/"), 0o755] for name in writable],
         "bwrap": [
             bwrap,
             *(f"--unshare-{name}" for name in unshared),
@@ -271,56 +282,59 @@ def launch_config(
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """How a root is put together."""
+    """How the root file system is assembled."""
 
-    arguments: list[str]
-    shown: list[str]
-    folders: list[list[Any]]
-    parts: list[dict[str, Any]] | None
+    arguments: list[str]  # of bwrap
+    binds: list[str]  # host paths to bind-mount
+    dirs: list[list[Any]]  # path and mode of directories to create
+    overlays: list[dict[str, Any]] | None  # None: the root is read-only
 
 
-def _read_only(skeleton: rootfs.RootFilesystem, writable: list[str]) -> _View:
-    arguments = [word for name in skeleton.tops for word in ("--ro-bind", f"/{name}", f"/{name}")]
-    for name, target in skeleton.links:
+def _read_only_view(rootfs_dir: rootfs.RootFilesystem, writable: list[str]) -> _View:
+    arguments = [word for name in rootfs_dir.tops for word in ("--ro-bind", f"/{name}", f"/{name}")]
+    for name, target in rootfs_dir.links:
         arguments += ["--symlink", target, f"/{name}"]
-    arguments += ["--ro-bind", f"{SCRATCH}/shown/0", "/etc"]
-    tops = [*OWN_TOPS, *(path.strip("/") for path in writable)]
+    arguments += ["--ro-bind", f"{SCRATCH}/binds/0", "/etc"]
+    tops = [*WRITABLE_TOPS, *(path.strip("/") for path in writable)]
     for name in dict.fromkeys(tops):
         arguments += ["--bind", f"{SCRATCH}/changes/{name}", f"/{name}"]
-    folders = [
-        [name, mode] for name, mode in rootfs.FOLDERS.items() if name.split("/")[0] in OWN_TOPS
+    dirs = [
+        [name, mode] for name, mode in rootfs.FOLDERS.items() if name.split("/")[0] in WRITABLE_TOPS
     ]
     arguments += [*_devices("changes"), "--remount-ro", "/"]
-    return _View(arguments, [str(skeleton.folder / "etc")], [*folders, ["shm", 0o1777]], None)
+    return _View(arguments, [str(rootfs_dir.folder / "etc")], [*dirs, ["shm", 0o1777]], None)
 
 
-def _copied(skeleton: rootfs.RootFilesystem) -> _View:
-    parts = [{"at": "", "from": str(skeleton.folder), "shifted": False}]
-    parts += [{"at": name, "from": f"/{name}", "shifted": True} for name in skeleton.tops]
+def _overlay_view(rootfs_dir: rootfs.RootFilesystem) -> _View:
+    overlays = [{"at": "", "source": str(rootfs_dir.folder), "idmapped": False}]
+    overlays += [{"at": name, "source": f"/{name}", "idmapped": True} for name in rootfs_dir.tops]
     if os.path.isdir(f"/{DPKG}"):
-        parts.append({"at": DPKG, "from": f"/{DPKG}", "shifted": True})
+        overlays.append({"at": DPKG, "source": f"/{DPKG}", "idmapped": True})
     arguments = ["--bind", f"{SCRATCH}/root", "/", *_devices("root/run")]
-    return _View(arguments, [], [["run/shm", 0o1777]], parts)
+    return _View(arguments, [], [["run/shm", 0o1777]], overlays)
 
 
-def _devices(place: str) -> list[str]:
-    shared = ["--bind", f"{SCRATCH}/{place}/shm", "/dev/shm"]
+def _devices(base: str) -> list[str]:
+    shared = ["--bind", f"{SCRATCH}/{base}/shm", "/dev/shm"]
     return ["--proc", "/proc", "--dev", "/dev", *shared, "--remount-ro", "/dev"]
 
 
 def copy_changes(pid: int) -> Path:
-    """A copy of all that a sandbox has written, by the process that launched it."""
+    """Copy all that a sandbox has written; `pid` is the process that launched it.
+
+    Raises SandboxError if the copy fails.
+    """
     snapshots = rootfs.cache_dir() / "snapshots"
     snapshots.mkdir(mode=0o700, parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(dir=snapshots))
+    copy = Path(tempfile.mkdtemp(dir=snapshots))
     source = f"/proc/{pid}/root{SCRATCH}/changes"
     done = subprocess.run(
-        ["cp", "-a", f"{source}/.", str(place)], capture_output=True, text=True, check=False
+        ["cp", "-a", f"{source}/.", str(copy)], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        shutil.rmtree(place, ignore_errors=True)
-        raise SandboxError(f"no snapshot could be taken: {done.stderr.strip().splitlines()[-1]}")
-    return place
+        shutil.rmtree(copy, ignore_errors=True)
+        raise SandboxError(f"the snapshot failed: {done.stderr.strip().splitlines()[-1]}")
+    return copy
 
 
 def delete_snapshot(snapshot: FilesystemSnapshot) -> None:
@@ -328,26 +342,26 @@ def delete_snapshot(snapshot: FilesystemSnapshot) -> None:
 
 
 @functools.cache
-def unavailable_reason(*, writable_system: bool = False) -> str | None:
-    """Why this machine cannot do it; None if it can, which is tried."""
+def unavailable_reason(*, writable_root: bool = False) -> str | None:
+    """Why bubblewrap sandboxes do not work on this machine; None if they do. Starts one to see."""
     if shutil.which("bwrap") is None:
         return f"bubblewrap is not installed: {INSTALL}"
-    if (lacking := seccomp.unavailable_reason()) is not None:
-        return f"no system-call filter: {lacking}"
-    if writable_system and os.geteuid() != 0:
-        return "only root can make a copy-on-write system"
+    if (reason := seccomp.unavailable_reason()) is not None:
+        return f"no system-call filter: {reason}"
+    if writable_root and os.geteuid() != 0:
+        return "a copy-on-write root needs root privileges"
     with open(os.devnull, "wb") as info:
-        plan = launch_config(SandboxSettings(), [], info.fileno(), copied=writable_system)
-        plan["bwrap"] += ["--", "true"]
-        argv, launch = guest_command("bubblewrap_launcher", plan)
+        config = launch_config(SandboxSettings(), [], info.fileno(), overlay=writable_root)
+        config["bwrap"] += ["--", "true"]
+        argv, launcher_fd = guest_command("bubblewrap_launcher", config)
         try:
             done = subprocess.run(
-                argv, capture_output=True, text=True, pass_fds=[info.fileno(), launch],
+                argv, capture_output=True, text=True, pass_fds=[info.fileno(), launcher_fd],
                 timeout=30, check=False, env=ENV,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"bubblewrap does not work here: {error}"
         finally:
-            os.close(launch)
-    said = done.stderr.strip().splitlines() or ["it said nothing"]
-    return f"bubblewrap does not work here: {said[-1]}" if done.returncode else None
+            os.close(launcher_fd)
+    errors = done.stderr.strip().splitlines() or ["no error output"]
+    return f"bubblewrap does not work here: {errors[-1]}" if done.returncode else None

@@ -1,7 +1,6 @@
-"""Control groups, version 1, 2 or both, wherever this process may make them.
+"""Control groups (v1, v2 or hybrid) that limit memory, processes and cores of a sandbox.
 
-Memory, processes and cores of a whole sandbox can be limited by nothing else. Where no group can be
-made, limits of single processes remain.
+Only cgroups limit a whole sandbox. Where none can be made, per-process rlimits remain.
 """
 
 import contextlib
@@ -15,14 +14,14 @@ from pathlib import Path
 
 from paddock.sandbox.sandbox import ResourceLimits
 
-MOUNTS, OWN = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
-WANTED = ("memory", "pids", "cpu")
+MOUNTS, OWN_CGROUP = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
+CONTROLLERS = ("memory", "pids", "cpu")
 _count = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupParent:
-    """A group below which groups can be made."""
+    """A cgroup in which child cgroups can be made."""
 
     folder: Path
     version: int
@@ -31,18 +30,18 @@ class CgroupParent:
 
 @dataclass(slots=True)
 class Cgroup:
-    """The groups of one sandbox, one in each hierarchy."""
+    """The cgroups of one sandbox, one in each hierarchy."""
 
-    folders: dict[str, Path]  # by controller; with version 2 they are the same
+    folders: dict[str, Path]  # by controller; with v2 all are the same
     _kills: int = 0
 
     def procs_fds(self) -> list[int]:
-        """Descriptors: who writes "0" into each moves into the group, also from a namespace."""
+        """Descriptors of cgroup.procs; a process enters by writing "0", also from a namespace."""
         folders = dict.fromkeys(self.folders.values())
         return [os.open(folder / "cgroup.procs", os.O_WRONLY) for folder in folders]
 
     def memory_kills(self) -> int:
-        """How many processes were killed for memory since the last call."""
+        """Number of processes that the OOM killer ended since the last call."""
         folder = self.folders.get("memory")
         if folder is None:
             return 0
@@ -54,7 +53,7 @@ class Cgroup:
         return 0
 
     def remove(self) -> None:
-        """Its processes must be dead; the kernel may need a moment to see it."""
+        """Remove the directories. Retries, because the kernel notices exited processes late."""
         for folder in dict.fromkeys(self.folders.values()):
             for _ in range(100):
                 try:
@@ -68,20 +67,20 @@ class Cgroup:
 
 
 def make_cgroup(limits: ResourceLimits) -> Cgroup | None:
-    """A group with these limits; None where there can be none."""
+    """A cgroup with these limits, or None where this process may make none."""
     folders: dict[str, Path] = {}
     name = f"paddock-{os.getpid()}-{next(_count)}"
     for parent in find_cgroup_parents():
         folder = parent.folder / name
         folder.mkdir()
         for controller in parent.controllers:
-            _limit(folder, controller, parent.version, limits)
+            _set_limits(folder, controller, parent.version, limits)
             folders[controller] = folder
     return Cgroup(folders) if folders else None
 
 
-def _limit(folder: Path, controller: str, version: int, limits: ResourceLimits) -> None:
-    # What a sandbox writes is memory too: without the sum a full disk would look like no memory.
+def _set_limits(folder: Path, controller: str, version: int, limits: ResourceLimits) -> None:
+    # Files are in tmpfs and count as memory: without the sum a full disk would look like OOM.
     memory = str(limits.memory_bytes + limits.disk_bytes)
     quota = int(limits.cpus * 100_000)
     rows = {
@@ -95,54 +94,58 @@ def _limit(folder: Path, controller: str, version: int, limits: ResourceLimits) 
     for name, value in rows.items():
         if "swap" not in name and "memsw" not in name:
             (folder / name).write_text(value)
-        elif (folder / name).exists():  # only kernels that account for swap have it
+        elif (folder / name).exists():  # absent in kernels without swap accounting
             with contextlib.suppress(OSError):
                 (folder / name).write_text(value)
 
 
 @functools.cache
 def find_cgroup_parents() -> tuple[CgroupParent, ...]:
-    """Where groups can be made, each tried; what dead processes left there is removed."""
+    """Cgroups in which children can be made, each tested. Removes leftovers of dead processes."""
     found: list[CgroupParent] = []
-    have: set[str] = set()
-    for parent in _candidates(MOUNTS.read_text(), OWN.read_text()):
-        wanted = tuple(name for name in parent.controllers if name not in have)
-        trial = CgroupParent(parent.folder, parent.version, wanted)
-        if wanted and _works(trial):
-            found.append(trial)
-            have.update(wanted)
-            _sweep(trial.folder)
+    covered: set[str] = set()
+    for parent in _candidates(MOUNTS.read_text(), OWN_CGROUP.read_text()):
+        controllers = tuple(name for name in parent.controllers if name not in covered)
+        candidate = CgroupParent(parent.folder, parent.version, controllers)
+        if controllers and _works(candidate):
+            found.append(candidate)
+            covered.update(controllers)
+            _remove_stale(candidate.folder)
     return tuple(found)
 
 
 def _candidates(mounts: str, own: str) -> Iterator[CgroupParent]:
-    """Groups of which we might make children: our own, then those above it. With version 2 only a
-    group without processes has children with limits, so that it is often one above."""
+    """Possible parents: our own cgroup, then its ancestors.
+
+    With v2 only a cgroup without processes may have children with limits, so it is often an
+    ancestor.
+    """
     ours: dict[str, str] = {}
     for row in own.splitlines():
         _, names, path = row.split(":", 2)
         ours |= dict.fromkeys(names.split(","), path)
     for row in mounts.splitlines():
-        _, place, kind, options = row.split()[:4]
+        _, mount_point, kind, options = row.split()[:4]
         if kind == "cgroup":
-            held = tuple(name for name in WANTED if name in options.split(","))
-            for path in _upwards(ours.get(held[0], "/")) if held else ():
-                yield CgroupParent(Path(place + path), 1, held)
+            mounted = tuple(name for name in CONTROLLERS if name in options.split(","))
+            for path in _ancestors(ours.get(mounted[0], "/")) if mounted else ():
+                yield CgroupParent(Path(mount_point + path), 1, mounted)
         elif kind == "cgroup2":
-            for path in _upwards(ours.get("", "/")):
-                folder = Path(place + path)
+            for path in _ancestors(ours.get("", "/")):
+                folder = Path(mount_point + path)
                 with contextlib.suppress(OSError):
-                    there = (folder / "cgroup.controllers").read_text().split()
-                    yield CgroupParent(folder, 2, tuple(name for name in WANTED if name in there))
+                    available = (folder / "cgroup.controllers").read_text().split()
+                    yield CgroupParent(
+                        folder, 2, tuple(name for name in CONTROLLERS if name in available)
+                    )
 
 
-def _upwards(path: str) -> list[str]:
+def _ancestors(path: str) -> list[str]:
     """
-    >>> _upwards("/user/app")
+    >>> _ancestors("/user/app")
     ['/user/app', '/user', '/']
     """
-    whole = Path(path)
-    return [str(step) for step in (whole, *whole.parents)]
+    return [str(each) for each in (Path(path), *Path(path).parents)]
 
 
 def _works(parent: CgroupParent) -> bool:
@@ -159,7 +162,7 @@ def _works(parent: CgroupParent) -> bool:
         return False
     try:
         for controller in parent.controllers:
-            _limit(folder, controller, parent.version, ResourceLimits())
+            _set_limits(folder, controller, parent.version, ResourceLimits())
         return _can_enter(folder)
     except OSError:
         return False
@@ -178,7 +181,7 @@ def _can_enter(folder: Path) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def _sweep(parent: Path) -> None:
+def _remove_stale(parent: Path) -> None:
     for folder in parent.glob("paddock-*-*"):
         owner = folder.name.split("-")[1]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():

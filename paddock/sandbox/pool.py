@@ -1,4 +1,4 @@
-"""Sandboxes that are started before they are needed. Each is used once."""
+"""Pool of warm sandboxes, each used once."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,11 @@ from paddock.sandbox.sandbox import FilesystemSnapshot, Sandbox, SandboxSettings
 
 
 class SandboxPool:
-    """`warm` sandboxes are kept ready, and started as many at a time. Without any event loop at
-    first, and usable from one loop after another: what waits in it belongs to none."""
+    """Keeps `warm` started sandboxes ready.
+
+    Needs no event loop when it is made and can be used from several loops, one after another: the
+    waiting sandboxes are bound to none.
+    """
 
     def __init__(self, settings: SandboxSettings, *base: FilesystemSnapshot, warm: int = 2) -> None:
         self.settings, self.base, self.warm = settings, base, warm
@@ -22,15 +25,15 @@ class SandboxPool:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def fill(self) -> None:
-        """Wait until all that should be warm is."""
-        self._begin()
+        """Start the missing warm sandboxes and wait for them."""
+        self._refill()
         while self._starting:
             await asyncio.gather(*self._starting)
 
     async def take(self) -> Sandbox:
-        """A started sandbox, the caller's own; another begins to warm in its place."""
+        """A started sandbox, which the caller must close. Starts a replacement."""
         box = self._ready.pop() if self._ready else None
-        self._begin()
+        self._refill()
         if box is None:
             box = open_sandbox(self.settings, *self.base)
             await box.start()
@@ -38,34 +41,34 @@ class SandboxPool:
 
     @asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Sandbox]:
-        """A sandbox for as long as the block lasts."""
+        """A sandbox for the duration of the block."""
         box = await self.take()
         try:
             yield box
         finally:
             await asyncio.shield(box.close())
 
-    def _begin(self) -> None:
+    def _refill(self) -> None:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # tasks of a loop that has ended will never end
+        if loop is not self._loop:  # tasks of a previous loop will never finish
             self._loop, self._starting = loop, set()
         for _ in range(self.warm - len(self._ready) - len(self._starting)):
-            self._keep(self._start())
+            self._add_task(self._start())
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _add_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
     async def _start(self) -> None:
         box = open_sandbox(self.settings, *self.base)
-        # One that does not start is no loss: whoever takes a box then starts it and hears why.
+        # A failure is ignored here: `take` then starts a sandbox itself and raises the reason.
         with contextlib.suppress(ValueError, OSError):
             await box.start()
             self._ready.append(box)
 
     async def close(self) -> None:
-        """Let the warm ones go. Those taken are their takers'."""
+        """Close the warm sandboxes. Those that were taken belong to the callers."""
         for task in list(self._starting):
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""A program of its own: the interpreter of a `PythonSession`, inside the sandbox.
+"""Program that runs inside the sandbox: the interpreter of a `PythonSession`.
 
-It reads a length and a piece of code, runs it in the namespace of the pieces before, and answers on
-what was stderr: a length and the traceback, empty if there was none. Its argument is how many bytes
-of an answer come through. All that the code prints, also by programs it starts, goes to stdout.
+It reads a length and a code cell, runs the cell in one shared namespace, and replies on what was
+stderr with a length and the traceback, empty if there was none. Its argument is the maximum size of
+a reply in bytes. Everything the code prints, also by programs that it starts, goes to stdout.
 Standard library only.
 """
 
@@ -21,7 +21,7 @@ NAME = "<cell {}>"
 
 
 def compile_cell(source: str, name: str) -> list[CodeType]:
-    """Statements, and a last expression apart so that its value can be shown."""
+    """The statements, and a final expression separately so that its value is printed."""
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     parts = [compile(tree, name, "exec")]
@@ -31,7 +31,7 @@ def compile_cell(source: str, name: str) -> list[CodeType]:
 
 
 def run(source: str, name: str, names: dict[str, object]) -> str:
-    """Run a piece; its traceback without our own frames."""
+    """Run a cell and return its traceback, without frames of this file."""
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     try:
         for part in compile_cell(source, name):
@@ -46,16 +46,17 @@ def run(source: str, name: str, names: dict[str, object]) -> str:
     return ""
 
 
-def truncate_error(error: bytes, most: int) -> bytes:
-    """An answer that comes through whole: of a longer one the beginning and the end."""
-    if len(error) <= most:
+def truncate_error(error: bytes, max_bytes: int) -> bytes:
+    """The error, or its beginning and end if it is longer than `max_bytes`."""
+    if len(error) <= max_bytes:
         return error
     gap = b"\n... cut ...\n"
-    half = (most - len(gap)) // 2
+    half = (max_bytes - len(gap)) // 2
     return error[:half] + gap + error[-half:]
 
 
 def read_exactly(read: Callable[[int], bytes], size: int) -> bytes | None:
+    """`size` bytes, or None at the end of the input."""
     data = b""
     while len(data) < size:
         more = read(size - len(data))
@@ -65,8 +66,8 @@ def read_exactly(read: Callable[[int], bytes], size: int) -> bytes | None:
     return data
 
 
-def main(most: int) -> None:
-    asked, answers = os.dup(0), os.dup(2)
+def main(max_reply_bytes: int) -> None:
+    requests, replies = os.dup(0), os.dup(2)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(1, 2)
@@ -74,10 +75,10 @@ def main(most: int) -> None:
     names: dict[str, object] = {"__name__": "__main__", "__builtins__": __builtins__}
     count = 0
     while True:
-        head = read_exactly(lambda size: os.read(asked, size), LENGTH.size)
+        head = read_exactly(lambda size: os.read(requests, size), LENGTH.size)
         if head is None:
             return
-        source = read_exactly(lambda size: os.read(asked, size), *LENGTH.unpack(head))
+        source = read_exactly(lambda size: os.read(requests, size), *LENGTH.unpack(head))
         if source is None:
             return
         count += 1
@@ -85,11 +86,11 @@ def main(most: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        error = truncate_error(error, most)
+        error = truncate_error(error, max_reply_bytes)
         reply = LENGTH.pack(len(error)) + error
         while reply:
-            reply = reply[os.write(answers, reply) :]
+            reply = reply[os.write(replies, reply) :]
 
 
 if __name__ == "__main__":
-    main(int(sys.argv.pop()))  # what runs here has no arguments
+    main(int(sys.argv.pop()))  # cells see an empty argv

@@ -1,4 +1,4 @@
-"""A Python interpreter that stays: what one piece of code defines, the next one sees."""
+"""Persistent Python interpreter in a sandbox: names defined by one cell stay for the next."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,23 @@ from paddock.sandbox.channel import GRACE_S
 from paddock.sandbox.python_repl import LENGTH
 from paddock.sandbox.sandbox import Sandbox, SandboxError, SandboxProcess
 
-INSIDE = Path(__file__).with_name("python_repl.py")
+REPL_PROGRAM = Path(__file__).with_name("python_repl.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonResult:
-    output: str  # what was printed, and the value of a last expression as at the prompt
-    error: str = ""  # a traceback
+    output: str  # what was printed, and the value of a final expression as at the prompt
+    error: str = ""  # traceback
     timed_out: bool = False
-    cut: bool = False  # more was printed than is kept: beginning and end are here
-    restarted: bool = False  # the interpreter is gone; names defined before are too
+    cut: bool = False  # the output was too long: head and tail are kept
+    restarted: bool = False  # the interpreter was replaced and its names are gone
 
 
 class PythonSession:
-    """Pieces of code, one after another, in one interpreter of a sandbox. One that ends or runs out
-    of time is replaced by a fresh one, and the reply says so."""
+    """Runs cells one after another in one interpreter of a sandbox.
+
+    An interpreter that exits or exceeds its timeout is replaced, and the result says so.
+    """
 
     def __init__(
         self,
@@ -35,61 +37,68 @@ class PythonSession:
         self.box, self.env = box, env
         self.python = tuple(python or box.python)
         self._interpreter: SandboxProcess | None = None
-        self._heard = b""
+        self._buffer = b""
 
     async def run(self, code: str, timeout_s: float) -> PythonResult:
+        """Run one cell. Raises SandboxError only if the sandbox itself fails."""
         interpreter = await self._started()
         source = code.encode(errors="replace")
         await interpreter.write(LENGTH.pack(len(source)) + source)
         try:
             async with asyncio.timeout(timeout_s):
-                error = await self._answer(interpreter)
+                error = await self._read_reply(interpreter)
         except TimeoutError:
             output = await self._end(interpreter)
-            what = f"TimeoutError: over {timeout_s:g} s; the interpreter was restarted"
+            message = f"TimeoutError: over {timeout_s:g} s; the interpreter was restarted"
             return PythonResult(
-                output=output.decode(errors="replace"), error=what, timed_out=True, restarted=True
+                output=output.decode(errors="replace"),
+                error=message,
+                timed_out=True,
+                restarted=True,
             )
         if error is None:
             output = await self._end(interpreter)
-            what = f"the interpreter ended (exit code {await interpreter.wait()}) and was restarted"
-            return PythonResult(output=output.decode(errors="replace"), error=what, restarted=True)
+            message = (
+                f"the interpreter ended (exit code {await interpreter.wait()}) and was restarted"
+            )
+            return PythonResult(
+                output=output.decode(errors="replace"), error=message, restarted=True
+            )
         output = await interpreter.drain()
         text = output.decode(errors="replace")
         return PythonResult(output=text, error=error, cut=interpreter.cut)
 
     async def _started(self) -> SandboxProcess:
         if self._interpreter is None:
-            most = (
-                self.box.settings.limits.max_output_bytes // 2 - LENGTH.size
-            )  # see runner: `room`
-            argv = [*self.python, "-c", INSIDE.read_text(), str(most)]
+            # A reply must fit into the head that the supervisor passes on.
+            max_reply = self.box.settings.limits.max_output_bytes // 2 - LENGTH.size
+            argv = [*self.python, "-c", REPL_PROGRAM.read_text(), str(max_reply)]
             self._interpreter = await self.box.spawn(argv, env=self.env)
-            self._heard = b""
+            self._buffer = b""
         return self._interpreter
 
-    async def _answer(self, interpreter: SandboxProcess) -> str | None:
+    async def _read_reply(self, interpreter: SandboxProcess) -> str | None:
         while True:
-            if len(self._heard) >= LENGTH.size:
-                (size,) = LENGTH.unpack_from(self._heard)
+            if len(self._buffer) >= LENGTH.size:
+                (size,) = LENGTH.unpack_from(self._buffer)
                 end = LENGTH.size + size
-                if len(self._heard) >= end:
-                    said = self._heard[LENGTH.size : end]
-                    self._heard = self._heard[end:]
-                    return said.decode(errors="replace")
+                if len(self._buffer) >= end:
+                    reply = self._buffer[LENGTH.size : end]
+                    self._buffer = self._buffer[end:]
+                    return reply.decode(errors="replace")
             more = await interpreter.read("stderr")
             if not more:
                 return None
-            self._heard += more
+            self._buffer += more
 
     async def _end(self, interpreter: SandboxProcess) -> bytes:
-        """Kill it; what it had printed."""
+        """Kill the interpreter and return what it had printed."""
         await interpreter.kill()
         try:
             async with asyncio.timeout(GRACE_S):
                 await interpreter.wait()
         except TimeoutError:
-            raise SandboxError("an interpreter survived being killed") from None
+            raise SandboxError("the interpreter survived SIGKILL") from None
         self._interpreter = None
         return await interpreter.drain()
 

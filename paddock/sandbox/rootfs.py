@@ -1,7 +1,7 @@
-"""Which parts of this machine a sandbox sees as its system.
+"""Root file system of sandboxes, made of this machine's own.
 
-Programs and libraries as they are; of /etc a copy of what programs need and everybody may read;
-nothing of anybody's. What is not named here is not there.
+Programs and libraries are visible as they are; of /etc there is a copy of what programs need and
+everybody may read; no user data. Paths that are not named here do not exist inside.
 """
 
 import functools
@@ -32,8 +32,8 @@ EXCLUDED_ETC = (
     "auth.conf",
     "auth.conf.d",
     "opasswd",
-)  # not even if everybody may read them
-FOLDERS = {  # of the system's own: path -> mode
+)  # never copied, even if world-readable
+FOLDERS = {  # empty directories: path -> mode
     "boot": 0o755, "dev": 0o755, "home": 0o755, "media": 0o755, "mnt": 0o755, "opt": 0o755,
     "proc": 0o755, "root": 0o700, "run": 0o755, "run/lock": 0o1777, "srv": 0o755, "sys": 0o755,
     "tmp": 0o1777, "usr": 0o755, "var": 0o755, "var/backups": 0o755, "var/cache": 0o755,
@@ -49,22 +49,22 @@ HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
 
 @dataclass(frozen=True, slots=True)
 class RootFilesystem:
-    """A small root with all of a system but its programs."""
+    """A small root directory with everything but programs and libraries."""
 
     folder: Path
     links: tuple[tuple[str, str], ...]  # /bin -> usr/bin and the like
-    tops: tuple[str, ...]  # real folders with programs and libraries: usr, perhaps bin, lib ...
+    tops: tuple[str, ...]  # real directories with programs and libraries: usr, perhaps bin, lib ...
 
 
 def cache_dir() -> Path:
-    """Where systems and snapshots are kept between runs."""
+    """Directory in which root file systems and snapshots are cached."""
     return Path.home() / ".cache" / "paddock" / "sandbox"
 
 
 @functools.cache
 def python_command() -> tuple[str, tuple[str, ...]]:
-    """This interpreter, without any environment it may run in, and the folders it needs besides the
-    system's."""
+    """Path of this interpreter outside its virtual environment, and the directories that it needs
+    besides the system's."""
     program = os.path.realpath(sys.executable)
     if program.startswith("/usr/"):
         return program, ()
@@ -73,8 +73,10 @@ def python_command() -> tuple[str, tuple[str, ...]]:
 
 @functools.cache
 def make_rootfs(cache: Path, owner: int) -> RootFilesystem:
-    """A skeleton whose files belong to `owner`, made once for as long as /etc stays as it is
-    (looked at once a process)."""
+    """A root whose files belong to `owner`, cached by the contents of /etc.
+
+    /etc is inspected once per process.
+    """
     links, tops = [], []
     for name in TOPS:
         path = Path("/", name)
@@ -82,39 +84,39 @@ def make_rootfs(cache: Path, owner: int) -> RootFilesystem:
             links.append((name, os.readlink(path)))
         elif path.is_dir():
             tops.append(name)
-    sources = list(_readable())
-    mark = hashlib.blake2b(repr((links, tops, owner, ETC, FOLDERS)).encode(), digest_size=8)
+    sources = list(_etc_files())
+    digest = hashlib.blake2b(repr((links, tops, owner, ETC, FOLDERS)).encode(), digest_size=8)
     for path in sources:
         status = path.lstat()
-        mark.update(f"{path}\0{status.st_mtime_ns}\0{status.st_size}\n".encode())
-    folder = cache / f"system-{mark.hexdigest()}"
+        digest.update(f"{path}\0{status.st_mtime_ns}\0{status.st_size}\n".encode())
+    folder = cache / f"system-{digest.hexdigest()}"
     if not folder.is_dir():
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=cache, prefix="making-"))
         _fill(made, sources, links, tops)
-        _give_to(made, owner)
+        _chown_tree(made, owner)
         try:
             made.rename(folder)
-        except OSError:  # somebody else was faster
+        except OSError:  # another process was faster
             shutil.rmtree(made)
     return RootFilesystem(folder, tuple(links), tuple(tops))
 
 
-def _readable() -> Iterator[Path]:
-    """The files and links of /etc that a sandbox gets, in order."""
+def _etc_files() -> Iterator[Path]:
+    """Files and links of /etc to copy, in a fixed order."""
     for name in ETC:
         top = Path("/etc", name)
         if top.is_symlink() or top.is_file():
-            yield from _public(top)
+            yield from _if_world_readable(top)
         for folder, inner, files in os.walk(top):
             inner[:] = sorted(each for each in inner if each not in EXCLUDED_ETC)
             for each in sorted((*files, *inner)):
                 path = Path(folder, each)
                 if each not in EXCLUDED_ETC and (path.is_symlink() or path.is_file()):
-                    yield from _public(path)
+                    yield from _if_world_readable(path)
 
 
-def _public(path: Path) -> Iterator[Path]:
+def _if_world_readable(path: Path) -> Iterator[Path]:
     if path.is_symlink() or path.stat().st_mode & 0o004:
         yield path
 
@@ -132,12 +134,12 @@ def _fill(made: Path, sources: list[Path], links: list[tuple[str, str]], tops: l
         shutil.copy2(path, copied, follow_symlinks=False)
     etc = made / "etc"
     etc.mkdir(exist_ok=True)
-    users = [row for row in _rows("/etc/passwd") if _is_of_the_system(row)]
+    users = [row for row in _rows("/etc/passwd") if _is_system_account(row)]
     texts = {
-        "passwd": "".join(f"{':'.join(_at_home(row))}\n" for row in users),
+        "passwd": "".join(f"{':'.join(_passwd_entry(row))}\n" for row in users),
         "shadow": "".join(f"{row[0]}:*:19700:0:99999:7:::\n" for row in users),
         "group": "".join(
-            f"{row[0]}:x:{row[2]}:\n" for row in _rows("/etc/group") if _is_of_the_system(row)
+            f"{row[0]}:x:{row[2]}:\n" for row in _rows("/etc/group") if _is_system_account(row)
         ),
         "hosts": HOSTS,
         "hostname": "sandbox\n",
@@ -160,17 +162,17 @@ def _rows(file: str) -> list[list[str]]:
         return [["root", "x", "0", "0", "root", "/root", "/bin/sh"]]
 
 
-def _is_of_the_system(row: list[str]) -> bool:
-    """Users and groups that people have are nobody's business inside."""
+def _is_system_account(row: list[str]) -> bool:
+    """Whether an entry is a system user or group; accounts of people are not visible inside."""
     return len(row) >= 3 and row[2].isdigit() and (int(row[2]) < 1000 or int(row[2]) == 65534)
 
 
-def _at_home(row: list[str]) -> list[str]:
+def _passwd_entry(row: list[str]) -> list[str]:
     home = "/root" if row[2] == "0" else row[5]
     return [row[0], "x", row[2], row[3], "", home, row[6]]
 
 
-def _give_to(made: Path, owner: int) -> None:
+def _chown_tree(made: Path, owner: int) -> None:
     if os.geteuid() != 0:
         return
     for folder, inner, files in os.walk(made):

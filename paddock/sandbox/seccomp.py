@@ -1,13 +1,13 @@
-"""System-call filter (seccomp) of every sandbox: what the kernel refuses to the code inside.
+"""System-call filter (seccomp) of every sandbox.
 
-Bubblewrap sandboxes load a BPF program, containers get a profile in the format of the engines. Both
-deny debugging of other processes, namespaces and mounts, io_uring, kernel keyrings, socket families
-other than Unix, IPv4, IPv6 and routing netlink, and what administers the machine. `allow` in the
-settings of a sandbox names what a task needs of that.
+Bubblewrap sandboxes load a BPF program, containers get a profile in the engines' format. Both deny
+debugging of other processes, namespaces and mounts, io_uring, kernel keyrings, socket families
+other than Unix, IPv4, IPv6 and routing netlink, and administration of the machine. The setting
+`allow_syscalls` of a sandbox lifts single denials.
 
-The containers' profile is the list of the engines' own default profile without what is denied here.
-Bubblewrap's program is a list of what is denied; numbers above the newest known call, and with them
-the x32 ABI, do not exist for it, and a process of a foreign architecture is killed.
+The container profile is an allow-list: the engines' default profile without what is denied here.
+The BPF program is a deny-list; numbers above the newest known call, and with them the x32 ABI,
+return ENOSYS, and a process of a foreign architecture is killed.
 """
 
 import functools
@@ -26,11 +26,14 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, op
 EPERM, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 1, 38, 93, 97
 LOAD, EQUAL, GREATER, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06  # BPF operations
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # where they stand in the kernel's seccomp_data
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in the kernel's seccomp_data
 NEWEST = 466  # removexattrat; new calls have the same number on every architecture
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of a table, audit's id
+MACHINES = {
+    "x86_64": (0, 0xC000003E),
+    "aarch64": (1, 0xC00000B7),
+}  # table column, audit architecture
 
-# Name and numbers on x86_64 and aarch64, by the permission that lets them through.
+# Name and numbers on x86_64 and aarch64, by the group that allows them.
 GROUPS: dict[SyscallGroup, str] = {
     "ptrace": "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271,"
     " process_madvise 440 440, kcmp 312 272, pidfd_getfd 438 438",
@@ -43,7 +46,7 @@ GROUPS: dict[SyscallGroup, str] = {
     "perf": "perf_event_open 298 241",
     "userfaultfd": "userfaultfd 323 282",
 }
-# Nobody needs these inside.
+# Denied always.
 NEVER = (
     "_sysctl 156 -, acct 163 89, afs_syscall 183 -, clock_settime 227 112, create_module 174 -,"
     " delete_module 176 106, fanotify_init 300 262, finit_module 313 273, get_kernel_syms 177 -,"
@@ -55,21 +58,24 @@ NEVER = (
     " syslog 103 116, tuxcall 184 -, uselib 134 -, ustat 136 -, vhangup 153 58, vmsplice 278 75,"
     " vserver 236 -"
 )
-# Callers fall back to something older where these do not exist; a refusal would be an error.
-MISSING = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
-# Calls whose arguments decide.
+# Denied with ENOSYS: callers then fall back to an older call, while EPERM would be an error.
+ENOSYS_CALLS = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
+# Calls that are allowed or denied by their arguments.
 CLONE, UNSHARE, SOCKET, SOCKETPAIR, PERSONALITY, IOCTL = (
     (56, 220), (272, 97), (41, 198), (53, 199), (135, 92), (16, 29),
 )  # fmt: skip
-NEW_NAMESPACES, NEW_TIME = 0x7E020000, 0x80  # in clone's flags the latter is part of a signal
+NEW_NAMESPACES, NEW_TIME = (
+    0x7E020000,
+    0x80,
+)  # in clone's flags the latter bit belongs to the exit signal
 NETLINK = 16
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 MORE_FAMILIES: dict[SyscallGroup, int] = {"packet": 17, "alg": 38, "vsock": 40}
-# Routes and addresses (getaddrinfo asks for them), lists of sockets, news of devices.
+# NETLINK_ROUTE (used by getaddrinfo), SOCK_DIAG, KOBJECT_UEVENT.
 NETLINK_PROTOCOLS = (0, 4, 15)
-PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # Linux, old uname, and asking
-FAKED_INPUT = (0x5412, 0x541C)  # ioctl TIOCSTI and TIOCLINUX: typing for somebody else
-# What the engines' default profile allows without conditions and is not denied above.
+PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # PER_LINUX variants, and the query
+FAKED_INPUT = (0x5412, 0x541C)  # ioctl TIOCSTI and TIOCLINUX: inject input into a terminal
+# Allowed unconditionally by the engines' default profile and not denied above.
 ALLOWED = """
     _llseek _newselect accept accept4 access adjtimex alarm arch_prctl bind brk capget capset chdir
     chmod chown chown32 chroot clock_adjtime clock_adjtime64 clock_getres clock_getres_time64
@@ -116,10 +122,10 @@ ALLOWED = """
 
 
 def unavailable_reason() -> str | None:
-    """Why sandboxes cannot have a filter here; None if they can."""
+    """Why no filter can be used on this machine; None if it can."""
     if platform.machine() not in MACHINES:
-        known = " and ".join(MACHINES)
-        return f"system calls are known for {known}, not for {platform.machine()}"
+        supported = " and ".join(MACHINES)
+        return f"machine must be {supported}, got {platform.machine()}"
     try:
         actions = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
     except OSError:
@@ -134,18 +140,23 @@ def _calls(table: str, column: int) -> Iterator[tuple[str, int]]:
             yield name, int(numbers[column])
 
 
-def _refused(name: str) -> int:
-    return ENOSYS if name in MISSING else EPERM
+def _errno(name: str) -> int:
+    """The error that a denied call returns."""
+    return ENOSYS if name in ENOSYS_CALLS else EPERM
 
 
 @functools.cache
 def bpf_program(allow: tuple[SyscallGroup, ...], machine: str = platform.machine()) -> bytes:
-    """The BPF program of a bubblewrap sandbox; empty with the permission "everything"."""
+    """The BPF program of a bubblewrap sandbox; empty if "everything" is allowed.
+
+    Raises SandboxError on an unsupported machine.
+    """
     if "everything" in allow:
         return b""
     if machine not in MACHINES:
         raise SandboxError(
-            f"no system-call filter for {machine}; allow = ['everything'] goes without"
+            f"no system-call filter for {machine}; to run without one: "
+            "allow_syscalls = ['everything']"
         )
     column, audit = MACHINES[machine]
     rows: list[Instruction] = [
@@ -157,7 +168,7 @@ def bpf_program(allow: tuple[SyscallGroup, ...], machine: str = platform.machine
     denied = [table for name, table in GROUPS.items() if name not in allow]
     for table in (*denied, NEVER):
         for name, number in _calls(table, column):
-            rows += _if_equal(number, [_error(_refused(name))])
+            rows += _if_equal(number, [_error(_errno(name))])
     for call, block in _conditions(allow):
         rows += _if_equal(call[column], block)
     return b"".join(struct.pack("=HBBI", *row) for row in [*rows, (RETURN, 0, 0, ALLOW)])
@@ -168,36 +179,36 @@ def _error(number: int) -> Instruction:
 
 
 def _argument(index: int) -> Instruction:
-    """Its lower half: what the kernel looks at in an int, whatever the upper half says."""
+    """Load the lower half of an argument, which is all that the kernel uses of an int."""
     return LOAD, 0, 0, ARGUMENTS + 8 * index
 
 
 def _if_equal(value: int, block: list[Instruction]) -> list[Instruction]:
-    """A block that ends by returning, for this value only."""
+    """Run a block, which must end with a return, for this value only."""
     return [(EQUAL, 0, len(block), value), *block]
 
 
-def _one_of(values: Iterable[int]) -> list[Instruction]:
+def _allow_if_in(values: Iterable[int]) -> list[Instruction]:
     return [row for value in values for row in _if_equal(value, [(RETURN, 0, 0, ALLOW)])]
 
 
 def _conditions(
     allow: tuple[SyscallGroup, ...],
 ) -> Iterator[tuple[tuple[int, int], list[Instruction]]]:
-    """Calls with what decides about them; the last instruction of a block is a return."""
+    """Calls with the block that decides by their arguments; each block ends with a return."""
     allowed: Instruction = (RETURN, 0, 0, ALLOW)
     if "namespaces" not in allow:
         for call, flags in ((CLONE, NEW_NAMESPACES), (UNSHARE, NEW_NAMESPACES | NEW_TIME)):
             yield call, [_argument(0), (ANY_BIT, 0, 1, flags), _error(EPERM), allowed]
-    netlink = [_argument(2), *_one_of(NETLINK_PROTOCOLS), _error(EPROTONOSUPPORT)]
-    families = [_argument(0), *_one_of(_families(allow))]
+    netlink = [_argument(2), *_allow_if_in(NETLINK_PROTOCOLS), _error(EPROTONOSUPPORT)]
+    families = [_argument(0), *_allow_if_in(_families(allow))]
     families += _if_equal(NETLINK, [allowed] if "netlink" in allow else netlink)
     for call in (SOCKET, SOCKETPAIR):
         yield call, [*families, _error(EAFNOSUPPORT)]
-    if "ptrace" not in allow:  # debuggers turn the randomization of addresses off
-        yield PERSONALITY, [_argument(0), *_one_of(PERSONALITIES), _error(EPERM)]
-    refused = [row for value in FAKED_INPUT for row in _if_equal(value, [_error(EPERM)])]
-    yield IOCTL, [_argument(1), *refused, allowed]
+    if "ptrace" not in allow:  # debuggers disable address-space randomization
+        yield PERSONALITY, [_argument(0), *_allow_if_in(PERSONALITIES), _error(EPERM)]
+    denied = [row for value in FAKED_INPUT for row in _if_equal(value, [_error(EPERM)])]
+    yield IOCTL, [_argument(1), *denied, allowed]
 
 
 def _families(allow: tuple[SyscallGroup, ...]) -> list[int]:
@@ -205,15 +216,17 @@ def _families(allow: tuple[SyscallGroup, ...]) -> list[int]:
 
 
 def container_profile(allow: tuple[SyscallGroup, ...]) -> dict[str, Any]:
-    """The same for a container engine. There is no terminal in a container of ours, hence nothing
-    about typing for somebody else."""
+    """The filter as a profile for container engines.
+
+    It has no rule for terminal input injection, because our containers have no terminal.
+    """
     names = ALLOWED.split()
-    refused = [name for name, _ in _calls(NEVER, 0)]
+    denied = [name for name, _ in _calls(NEVER, 0)]
     for group, table in GROUPS.items():
-        (names if group in allow else refused).extend(name for name, _ in _calls(table, 0))
+        (names if group in allow else denied).extend(name for name, _ in _calls(table, 0))
     rules = [_rule(names)]
     for error in (EPERM, ENOSYS):
-        rules.append(_rule([name for name in refused if _refused(name) == error], error=error))
+        rules.append(_rule([name for name in denied if _errno(name) == error], error=error))
     if "namespaces" in allow:
         rules.append(_rule(["clone", "unshare"]))
     else:
@@ -242,17 +255,17 @@ def container_profile(allow: tuple[SyscallGroup, ...]) -> dict[str, Any]:
 def _rule(
     names: list[str], *args: tuple[int, str, int, int], error: int | None = None
 ) -> dict[str, Any]:
-    """`args`: which argument, how it is compared, and with what."""
-    found = [
-        {"index": index, "op": f"SCMP_CMP_{how}", "value": value, "valueTwo": second}
-        for index, how, value, second in args
+    """A rule of a profile. `args`: argument index, comparison, value and second value."""
+    conditions = [
+        {"index": index, "op": f"SCMP_CMP_{op}", "value": value, "valueTwo": second}
+        for index, op, value, second in args
     ]
-    rule: dict[str, Any] = {"names": names, "action": "SCMP_ACT_ALLOW", "args": found}
+    rule: dict[str, Any] = {"names": names, "action": "SCMP_ACT_ALLOW", "args": conditions}
     return rule if error is None else {**rule, "action": "SCMP_ACT_ERRNO", "errnoRet": error}
 
 
 def profile_file(allow: tuple[SyscallGroup, ...], cache: Path) -> str:
-    """Where an engine reads the profile; "unconfined" with the permission "everything"."""
+    """Path of the profile for an engine; "unconfined" if "everything" is allowed."""
     if "everything" in allow:
         return "unconfined"
     text = json.dumps(container_profile(allow))

@@ -1,4 +1,4 @@
-"""Which of a sandbox's changes a snapshot holds."""
+"""Filter of the changes that a snapshot contains."""
 
 import contextlib
 import os
@@ -8,35 +8,38 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-# Folders in which programs are looked for.
+# Directories of a default PATH.
 PROGRAMS = ("usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin")
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFilter:
-    """All changes, but for these. Paths are relative to the root; `*` and `?` match within a name.
+    """Which changes are kept. Paths are relative to the root; `*` and `?` match within a name.
 
-    `without`: not these files, nor what is below these folders. A link on the way to one of them
-    is left out as well: it would lead elsewhere. `spared`: paths that are kept all the same.
-    `additions`: folders of which only new files are kept; what was there before is as it was, and
-    no new program has the name of one that was there."""
+    `without`: files, and directories with their contents, that are dropped. A symbolic link in
+    place of a parent of one is dropped too, because it would redirect the path.
+    `spared`: exceptions, which are kept.
+    `additions`: directories of which only new files are kept. Existing files stay unchanged, and
+    no new program may have the name of an existing one.
+    """
 
     without: tuple[str, ...] = ()
     spared: tuple[str, ...] = ()
     additions: tuple[str, ...] = ()
-    top_files: bool = True  # plain files and links directly below the root
+    top_files: bool = True  # keep files and links directly below the root
 
     def excludes(self, path: str, *, link: bool = False) -> bool:
-        """Whether a path is left out.
+        """Whether a path is dropped.
 
         >>> keep = SnapshotFilter(without=("usr", "home/*/.*"), spared=("usr/src/app",))
-        >>> [keep.excludes(path) for path in ("usr/bin/ls", "usr/src/app/x", "home/me/.a", "home/me")]
+        >>> paths = ("usr/bin/ls", "usr/src/app/x", "home/me/.a", "home/me")
+        >>> [keep.excludes(path) for path in paths]
         [True, False, True, False]
         >>> keep.excludes("home", link=True), keep.excludes("usr/src")
         (True, False)
         """
         parts = path.split("/")
-        if any(self._above(path, each) or self._above(each, path) for each in self.spared):
+        if any(self._contains(path, each) or self._contains(each, path) for each in self.spared):
             return False
         for pattern in self.without:
             names = pattern.split("/")
@@ -45,7 +48,7 @@ class SnapshotFilter:
         return False
 
     @staticmethod
-    def _above(upper: str, path: str) -> bool:
+    def _contains(upper: str, path: str) -> bool:
         return path == upper or path.startswith(f"{upper}/")
 
 
@@ -53,8 +56,10 @@ KEEP_ALL = SnapshotFilter()
 
 
 def apply_filter(keep: SnapshotFilter, parts: Sequence[tuple[str, Path, Sequence[Path]]]) -> None:
-    """Delete from a copy of changes what is not kept. A part: where it belongs, the folder with its
-    changes, and the folders below it, the newest first."""
+    """Delete from a copy of changes what is not kept.
+
+    A part is its mount point, the directory with its changes, and the lower layers, newest first.
+    """
     programs = set(_programs(parts)) if keep.additions else set()
     for at, folder, lowers in parts:
         _prune(keep, at, folder)
@@ -72,12 +77,12 @@ def _prune(keep: SnapshotFilter, at: str, folder: Path) -> None:
         loose = not at and (linked or child.is_file()) and not keep.top_files
         if loose or keep.excludes(path, link=linked):
             _remove(child)
-        elif child.is_dir() and not linked and _may_drop_below(keep, path):
+        elif child.is_dir() and not linked and _has_patterns_below(keep, path):
             _prune(keep, path, child)
 
 
-def _may_drop_below(keep: SnapshotFilter, path: str) -> bool:
-    """Whether it is worth looking into a folder that is kept itself."""
+def _has_patterns_below(keep: SnapshotFilter, path: str) -> bool:
+    """Whether something below a directory that is kept may be dropped."""
     parts = path.split("/")
     patterns = [pattern.split("/") for pattern in keep.without]
     return any(all(map(fnmatchcase, parts, names)) for names in patterns)
@@ -85,11 +90,11 @@ def _may_drop_below(keep: SnapshotFilter, path: str) -> bool:
 
 def _only_additions(folder: Path, lowers: Sequence[Path]) -> None:
     for child in _children(folder):
-        there = [lower / child.name for lower in lowers if os.path.lexists(lower / child.name)]
-        below = [path for path in there if path.is_dir() and not path.is_symlink()]
+        existing = [lower / child.name for lower in lowers if os.path.lexists(lower / child.name)]
+        below = [path for path in existing if path.is_dir() and not path.is_symlink()]
         if below and child.is_dir() and not child.is_symlink() and not _is_opaque(child):
             _only_additions(child, below)
-        elif there:
+        elif existing:
             _remove(child)
 
 
@@ -113,7 +118,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _is_opaque(folder: Path) -> bool:
-    """Whether an overlay hides all that lies below this folder."""
+    """Whether overlayfs hides the lower layers of this directory."""
     with contextlib.suppress(OSError):
         return os.getxattr(folder, "trusted.overlay.opaque") == b"y"
     return False

@@ -1,4 +1,4 @@
-"""What sandboxes with a runner inside have in common."""
+"""Base class of sandboxes whose commands go through a supervisor inside."""
 
 import asyncio
 import functools
@@ -25,26 +25,29 @@ from paddock.sandbox.sandbox import (
 HERE = Path(__file__).parent
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENV = {"PATH": PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
-INTERNAL_COMMAND_TIMEOUT_S = 120.0  # for a program of ours to move files
+INTERNAL_COMMAND_TIMEOUT_S = 120.0  # for commands that copy files
 
 
 BOOT = """
 import marshal, sys
 with open(int(sys.argv[1]), "rb") as file:
-    codes, told = marshal.load(file)
+    codes, argument = marshal.load(file)
 for name, code in codes:
     module = sys.modules["paddock.sandbox." + name] = type(sys)(name)
     exec(code, module.__dict__)
-module.main(told)
+module.main(argument)
 """
 
 
-def guest_command(name: str, told: Mapping[str, Any]) -> tuple[list[str], int]:
-    """How `main` of a file of this folder is run as a program of its own, and the descriptor that
-    it must inherit. The file may need `syscalls` and `processes`. Compiled here: it starts sooner."""
+def guest_command(name: str, argument: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Command that runs `main(argument)` of module `name` of this package as a separate program.
+
+    Returns its argv and a descriptor that it must inherit. The module may import `syscalls` and
+    `processes` only; all are compiled here, because that makes the start faster.
+    """
     fd = os.memfd_create(name)
     with open(fd, "wb", closefd=False) as file:
-        marshal.dump((_codes(name), dict(told)), file)
+        marshal.dump((_codes(name), dict(argument)), file)
     os.lseek(fd, 0, os.SEEK_SET)
     return [rootfs.python_command()[0], "-I", "-S", "-c", BOOT, str(fd)], fd
 
@@ -56,20 +59,21 @@ def _codes(name: str) -> tuple[tuple[str, CodeType], ...]:
 
 
 def rlimits(limits: ResourceLimits, *, grouped: bool) -> dict[str, int]:
-    """Limits of single processes. Address space is one only where no group counts memory: it is far
-    more than what many programs use."""
-    found = {
+    """Per-process limits. Address space is limited only where no cgroup limits memory, because many
+    programs reserve far more than they use."""
+    limits_by_name = {
         "CORE": 0,
         "CPU": limits.cpu_seconds,
         "FSIZE": limits.max_file_bytes,
         "NOFILE": limits.max_open_files,
         "NPROC": limits.max_processes,
     }
-    return found if grouped else {**found, "AS": limits.memory_bytes}
+    return limits_by_name if grouped else {**limits_by_name, "AS": limits.memory_bytes}
 
 
 def shell_argv(command: Command, shell: str) -> list[str]:
-    """
+    """The argv of a command; a string is run by the shell.
+
     >>> shell_argv("ls | wc", "/bin/sh"), shell_argv(("ls", "-l"), "/bin/sh")
     (['/bin/sh', '-c', 'ls | wc'], ['ls', '-l'])
     """
@@ -77,7 +81,7 @@ def shell_argv(command: Command, shell: str) -> list[str]:
 
 
 class SupervisedSandbox(filesystem.SandboxFilesystem):
-    """A `Sandbox` whose commands go through a channel; how it starts is its child's business."""
+    """A `Sandbox` whose commands go through a supervisor; subclasses start it."""
 
     settings: SandboxSettings
     workspace: str
@@ -85,12 +89,13 @@ class SupervisedSandbox(filesystem.SandboxFilesystem):
     shell: str = "/bin/sh"
     channel: SupervisorChannel | None = None
 
-    def _line(self) -> SupervisorChannel:
+    def _open_channel(self) -> SupervisorChannel:
         if self.channel is None:
-            raise SandboxError("the sandbox has not been started")
+            raise SandboxError("the sandbox is not started")
         return self.channel
 
     def memory_kills(self) -> int:
+        """Number of OOM kills since the last call."""
         return 0
 
     async def exec(
@@ -103,21 +108,21 @@ class SupervisedSandbox(filesystem.SandboxFilesystem):
         user: str | int | None = None,
         stdin: bytes = b"",
     ) -> ExecResult:
-        how: dict[str, Any] = {"cwd": cwd or self.workspace, "env": ENV | dict(env or {})}
-        began = time.monotonic()
-        job = await self._line().spawn(
-            shell_argv(command, self.shell), **how, user=user, stdin=stdin
+        options: dict[str, Any] = {"cwd": cwd or self.workspace, "env": ENV | dict(env or {})}
+        started = time.monotonic()
+        job = await self._open_channel().spawn(
+            shell_argv(command, self.shell), **options, user=user, stdin=stdin
         )
-        timed_out = await _ended(job, timeout_s or self.settings.timeout_s)
-        texts = [written.text().decode(errors="replace") for written in job.written]
+        timed_out = await _wait_or_kill(job, timeout_s or self.settings.timeout_s)
+        texts = [output.text().decode(errors="replace") for output in job.outputs]
         assert job.code is not None
         return ExecResult(
             stdout=texts[0],
             stderr=texts[1],
             code=job.code,
-            seconds=time.monotonic() - began,
-            stdout_cut=bool(job.written[0].lost),
-            stderr_cut=bool(job.written[1].lost),
+            seconds=time.monotonic() - started,
+            stdout_cut=bool(job.outputs[0].lost),
+            stderr_cut=bool(job.outputs[1].lost),
             timed_out=timed_out,
             out_of_memory=self.memory_kills() > 0,
         )
@@ -130,28 +135,30 @@ class SupervisedSandbox(filesystem.SandboxFilesystem):
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
     ) -> SandboxProcess:
-        how: dict[str, Any] = {"cwd": cwd or self.workspace, "env": ENV | dict(env or {})}
-        return await self._line().spawn(shell_argv(command, self.shell), **how, user=user)
+        options: dict[str, Any] = {"cwd": cwd or self.workspace, "env": ENV | dict(env or {})}
+        return await self._open_channel().spawn(
+            shell_argv(command, self.shell), **options, user=user
+        )
 
     async def kill(self) -> None:
-        await self._line().stop_all("end")
+        await self._open_channel().stop_all("kill_all")
 
     async def capture(
-        self, argv: Sequence[str], *, stdin: bytes = b"", most: int
+        self, argv: Sequence[str], *, stdin: bytes = b"", max_bytes: int
     ) -> CapturedOutput:
-        how: dict[str, Any] = {"cwd": "/", "env": ENV, "user": None}
-        job = await self._line().spawn(argv, **how, stdin=stdin, room=most)
-        if await _ended(job, INTERNAL_COMMAND_TIMEOUT_S):
+        options: dict[str, Any] = {"cwd": "/", "env": ENV, "user": None}
+        job = await self._open_channel().spawn(argv, **options, stdin=stdin, head_bytes=max_bytes)
+        if await _wait_or_kill(job, INTERNAL_COMMAND_TIMEOUT_S):
             raise SandboxError(
-                f"{argv[0]} in the sandbox took over {INTERNAL_COMMAND_TIMEOUT_S:g} s"
+                f"{argv[0]} in the sandbox exceeded {INTERNAL_COMMAND_TIMEOUT_S:g} s"
             )
         assert job.code is not None
-        out, err = job.written
+        out, err = job.outputs
         return CapturedOutput(out.text(), err.text(), job.code, cut=bool(out.lost or out.tail))
 
 
-async def _ended(job: RemoteProcess, timeout_s: float) -> bool:
-    """Wait for a job's end; True if it had to be killed."""
+async def _wait_or_kill(job: RemoteProcess, timeout_s: float) -> bool:
+    """Wait for a process; kills it at the timeout and returns True."""
     try:
         async with asyncio.timeout(timeout_s):
             await job.wait()
@@ -161,6 +168,6 @@ async def _ended(job: RemoteProcess, timeout_s: float) -> bool:
             async with asyncio.timeout(GRACE_S):
                 await job.wait()
         except TimeoutError:
-            raise SandboxError("a command survived being killed") from None
+            raise SandboxError("a command survived SIGKILL") from None
         return True
     return False

@@ -1,30 +1,31 @@
-"""A program of its own: the first process inside a sandbox, which starts all others.
+"""Program that runs as the first process inside a sandbox and starts all others.
 
-`running.command` says how it is run. A socket is its standard input.
+Started by `supervised.guest_command` with a socket as its standard input.
 
-What it is asked for, each in a frame (ASK: two lengths; a marshalled table; bytes):
+Requests, each in a frame (REQUEST: two lengths; a marshalled dict with `op`; bytes):
 
-    spawn  id, argv, cwd, env, user, last, room; bytes: standard input (`last`: and no more of it)
-    feed   id, last; bytes for standard input
-    sync   id; answered by SYNCED once all that was written is on its way
-    kill   id, children; the job with what it started, or only what it started since the last feed
-    stop, go, end   all processes (stop and end are answered by STOPPED)
+    spawn     id, argv, cwd, env, user, eof, head_bytes; bytes for stdin (`eof`: then close it)
+    stdin     id, eof; bytes for stdin
+    sync      id; answered by SYNCED once all output so far was sent
+    kill      id, children; the job with its descendants, or only those started since the last
+              write to stdin
+    stop, resume, kill_all   all processes (stop and kill_all are answered by STOPPED)
 
-What it says, each in a frame (SAY: what, id, number, lost and tail of stdout and of stderr,
-length; then bytes): READY, STOPPED; OUT of stream `number`; SYNCED; EXIT with code `number`. The
-bytes of the last two are what was written last. Of each stream `room` bytes are passed on until the
-next sync; then only the last `tail` bytes are kept and `lost` are counted. When the socket ends, so
-does it, and with it every process of the sandbox.
+Replies, each in a frame (REPLY: kind, id, number, lost and tail of stdout and of stderr, length;
+then bytes): READY; STOPPED; OUTPUT of stream `number`; SYNCED; EXIT with code `number`. The bytes
+of the last two are the tails of the streams. Of each stream `head_bytes` are passed on until the
+next sync; after that only the last `tail_bytes` are kept and the dropped ones counted. When the
+socket is closed, the supervisor exits, and with it every process of the sandbox.
 
-Processes of the sandbox live in a user namespace below this one: they can neither see into nor
-signal it, nor undo its mounts. It loads nothing after its start, because files that it would load
-may have been written by them. Standard library only.
+Processes of the sandbox live in a nested user namespace: they cannot inspect or signal the
+supervisor or undo its mounts. It imports nothing after its start, because they may have written
+the files that it would load. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import marshal  # of our own making, by the same interpreter; and it is there without loading files
+import marshal  # built in, so no file is loaded; both ends run the same interpreter
 import os
 import selectors
 import signal
@@ -40,54 +41,60 @@ from paddock.sandbox.syscalls import (
     prctl,
 )
 
-TYPE_CHECKING = False  # the module typing takes long to load
+TYPE_CHECKING = False  # importing typing would slow the start down
 if TYPE_CHECKING:
     from typing import Any
 
-ASK, SAY = struct.Struct(">II"), struct.Struct(">BIiQQIII")
-READY, STOPPED, OUT, SYNCED, EXIT = range(5)
+REQUEST, REPLY = struct.Struct(">II"), struct.Struct(">BIiQQIII")
+READY, STOPPED, OUTPUT, SYNCED, EXIT = range(5)
 CHUNK = 1 << 16
-END_S = 5.0  # for processes to die once they are killed
-FLOOD_BYTES, FLOOD_REST_S = 8 << 20, 0.01  # whoever wrote more than that in vain is slowed down
+KILL_TIMEOUT_S = 5.0  # for processes to exit after SIGKILL
+FLOOD_BYTES, FLOOD_PAUSE_S = 8 << 20, 0.01  # streams with more dropped bytes are throttled
 
 
 class JobOutput:
-    """One output of a job."""
+    """One output stream of a job."""
 
-    def __init__(self, job: SupervisedJob, number: int, fd: int, room: int, tail: int) -> None:
+    def __init__(
+        self, job: SupervisedJob, number: int, fd: int, head_bytes: int, tail_bytes: int
+    ) -> None:
         self.job, self.number, self.fd = job, number, fd
-        self.most, self.tail_bytes = room, tail
+        self.head_bytes, self.tail_bytes = head_bytes, tail_bytes
         self.reset()
 
     def reset(self) -> None:
-        self.room, self.lost, self.tail = self.most, 0, b""
+        self.remaining, self.lost, self.tail = self.head_bytes, 0, b""
 
     def split(self, data: bytes) -> bytes:
-        """What may be passed on of new data; the rest is remembered as the tail."""
-        passed, rest = data[: self.room], data[self.room :]
-        self.room -= len(passed)
+        """The part of new data to pass on; the rest goes to the tail."""
+        passed, rest = data[: self.remaining], data[self.remaining :]
+        self.remaining -= len(passed)
         if rest:
-            kept = (self.tail + rest)[-self.tail_bytes :]
-            self.lost += len(self.tail) + len(rest) - len(kept)
-            self.tail = kept
+            tail = (self.tail + rest)[-self.tail_bytes :]
+            self.lost += len(self.tail) + len(rest) - len(tail)
+            self.tail = tail
         return passed
 
 
 class SupervisedJob:
-    def __init__(self, name: int, pid: int, stdin: int, last: bool, data: bytes) -> None:
+    """One process that was requested, with its pipes."""
+
+    def __init__(self, name: int, pid: int, stdin: int, eof: bool, data: bytes) -> None:
         self.name, self.pid = name, pid
         self.stdin: int | None = stdin
-        self.last, self.pending = last, bytearray(data)
+        self.eof, self.pending = eof, bytearray(data)
         self.streams: dict[int, JobOutput] = {}
-        self.before: set[int] = set()  # what it had started when it was last fed
+        self.before: set[int] = set()  # descendants at the last write to stdin
 
 
 class ProcessSupervisor:
+    """Serves requests from the control socket."""
+
     def __init__(self, control: int, settings: dict[str, Any]) -> None:
         self.control, self.settings = control, settings
         self.inbox = bytearray()
         self.jobs: dict[int, SupervisedJob] = {}
-        self.resting: list[tuple[float, JobOutput]] = []
+        self.paused: list[tuple[float, JobOutput]] = []
         self.selector = selectors.DefaultSelector()
         self.userns = None
         if settings["namespace"]:
@@ -103,7 +110,7 @@ class ProcessSupervisor:
     def serve(self) -> None:
         self.send(READY)
         while True:
-            wait = max(0.0, self.resting[0][0] - time.monotonic()) if self.resting else None
+            wait = max(0.0, self.paused[0][0] - time.monotonic()) if self.paused else None
             for key, _ in self.selector.select(wait):
                 if key.data == "control":
                     if not self.handle_request():
@@ -116,41 +123,42 @@ class ProcessSupervisor:
                     self.forward_chunk(key.data)
                 else:
                     self.write_stdin(key.data)
-            while self.resting and self.resting[0][0] <= time.monotonic():
-                stream = self.resting.pop(0)[1]
+            while self.paused and self.paused[0][0] <= time.monotonic():
+                stream = self.paused.pop(0)[1]
                 self.selector.register(stream.fd, selectors.EVENT_READ, stream)
 
     def send(
         self,
-        what: int,
+        kind: int,
         job: int = 0,
         number: int = 0,
         counts: Any = (0, 0, 0, 0),
         data: bytes = b"",
     ) -> None:
-        rest = SAY.pack(what, job, number, *counts, len(data)) + data
+        rest = REPLY.pack(kind, job, number, *counts, len(data)) + data
         while rest:
             rest = rest[os.write(self.control, rest) :]
 
     def handle_request(self) -> bool:
-        """Do what was asked for; False when there is nobody left to ask."""
+        """Serve the requests that have arrived; False when the control socket is closed."""
         data = os.read(self.control, 1 << 20)
         self.inbox += data
-        while len(self.inbox) >= ASK.size:
-            head, body = ASK.unpack_from(self.inbox)
-            end = ASK.size + head + body
+        while len(self.inbox) >= REQUEST.size:
+            head, body = REQUEST.unpack_from(self.inbox)
+            end = REQUEST.size + head + body
             if len(self.inbox) < end:
                 break
-            asked = marshal.loads(bytes(self.inbox[ASK.size : ASK.size + head]))
-            sent = bytes(self.inbox[ASK.size + head : end])
+            request = marshal.loads(bytes(self.inbox[REQUEST.size : REQUEST.size + head]))
+            payload = bytes(self.inbox[REQUEST.size + head : end])
             del self.inbox[:end]
-            getattr(self, "do_" + asked.pop("ask"))(**asked, **({"data": sent} if sent else {}))
+            handler = getattr(self, "do_" + request.pop("op"))
+            handler(**request, **({"data": payload} if payload else {}))
         return bool(data)
 
-    # What can be asked for.
+    # Requests.
 
     def do_spawn(
-        self, id: int, last: bool, room: int | None, data: bytes = b"", **how: Any
+        self, id: int, eof: bool, head_bytes: int | None, data: bytes = b"", **request: Any
     ) -> None:
         pipes = [os.pipe() for _ in range(3)]
         ours = (pipes[0][1], pipes[1][0], pipes[2][0])
@@ -160,31 +168,31 @@ class ProcessSupervisor:
         except OSError as error:
             for fd in (*ours, *theirs):
                 os.close(fd)
-            self.send(OUT, id, 2, data=f"cannot start: {error}\n".encode())
+            self.send(OUTPUT, id, 2, data=f"cannot start: {error}\n".encode())
             self.send(EXIT, id, 126)
             return
         if pid == 0:
-            exec_job(theirs, self.settings, self.userns, how)
+            exec_job(theirs, self.settings, self.userns, request)
         for fd in theirs:
             os.close(fd)
         for fd in ours:
             os.set_blocking(fd, False)
-        job = self.jobs[id] = SupervisedJob(id, pid, ours[0], last, data)
+        job = self.jobs[id] = SupervisedJob(id, pid, ours[0], eof, data)
         for number in (1, 2):
-            most, tail = room or self.settings["room"], self.settings["tail"]
-            stream = job.streams[number] = JobOutput(job, number, ours[number], most, tail)
+            head, tail = head_bytes or self.settings["head_bytes"], self.settings["tail_bytes"]
+            stream = job.streams[number] = JobOutput(job, number, ours[number], head, tail)
             self.selector.register(stream.fd, selectors.EVENT_READ, stream)
         self.selector.register(ours[0], selectors.EVENT_WRITE, job)
         self.write_stdin(job)
 
-    def do_feed(self, id: int, last: bool, data: bytes = b"") -> None:
+    def do_stdin(self, id: int, eof: bool, data: bytes = b"") -> None:
         job = self.jobs.get(id)
         if job is None or job.stdin is None:
             return
         job.before = descendants({job.pid})
         idle = not job.pending
         job.pending += data
-        job.last |= last
+        job.eof |= eof
         if idle:
             self.selector.register(job.stdin, selectors.EVENT_WRITE, job)
             self.write_stdin(job)
@@ -202,14 +210,14 @@ class ProcessSupervisor:
             kill_tree({job.pid}, spared=job.before | {job.pid} if children else set())
 
     def do_stop(self) -> None:
-        if os.getpid() == 1:  # elsewhere -1 would be everything on the machine
+        if os.getpid() == 1:  # elsewhere -1 would be every process of the machine
             for _ in range(2):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGSTOP)
         self.send(STOPPED)
 
-    def do_end(self) -> None:
-        deadline = time.monotonic() + END_S
+    def do_kill_all(self) -> None:
+        deadline = time.monotonic() + KILL_TIMEOUT_S
         while time.monotonic() < deadline and not self.reap():
             if os.getpid() == 1:
                 with contextlib.suppress(ProcessLookupError):
@@ -219,12 +227,12 @@ class ProcessSupervisor:
             time.sleep(0.002)
         self.send(STOPPED)
 
-    def do_go(self) -> None:
+    def do_resume(self) -> None:
         if os.getpid() == 1:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGCONT)
 
-    # What happens by itself.
+    # Events.
 
     def write_stdin(self, job: SupervisedJob) -> None:
         if job.stdin is None:
@@ -236,15 +244,15 @@ class ProcessSupervisor:
             return
         except BrokenPipeError:
             job.pending.clear()
-            job.last = True
+            job.eof = True
         self.selector.unregister(job.stdin)
-        if job.last:
+        if job.eof:
             os.close(job.stdin)
             job.stdin = None
 
     def forward_chunk(self, stream: JobOutput) -> bool:
-        """One chunk on its way; whether there may be another."""
-        if stream.fd < 0:  # it ended by another event of the same moment
+        """Forward one chunk of output; whether there may be more."""
+        if stream.fd < 0:  # closed by another event of the same select
             return False
         try:
             data = os.read(stream.fd, CHUNK)
@@ -254,15 +262,15 @@ class ProcessSupervisor:
             self.close_stream(stream)
             return False
         job = stream.job
-        if job.name in self.jobs:  # else it has ended, and what lives on writes to nobody
+        if job.name in self.jobs:  # else it has exited, and output of its descendants is dropped
             passed = stream.split(data)
             if passed:
-                self.send(OUT, job.name, stream.number, data=passed)
+                self.send(OUTPUT, job.name, stream.number, data=passed)
         else:
             stream.lost += len(data)
         if stream.lost > FLOOD_BYTES and self.selector.get_map().get(stream.fd):
             self.selector.unregister(stream.fd)
-            self.resting.append((time.monotonic() + FLOOD_REST_S, stream))
+            self.paused.append((time.monotonic() + FLOOD_PAUSE_S, stream))
             return False
         return True
 
@@ -270,16 +278,16 @@ class ProcessSupervisor:
         if stream.fd >= 0:
             if self.selector.get_map().get(stream.fd):
                 self.selector.unregister(stream.fd)
-            self.resting = [rest for rest in self.resting if rest[1] is not stream]
+            self.paused = [each for each in self.paused if each[1] is not stream]
             os.close(stream.fd)
             stream.fd = -1
 
     def drain_job(self, job: SupervisedJob) -> list[int]:
-        """Read what a job has written; how much of it was lost and how much is kept as tails."""
+        """Forward what a job has written. Returns dropped bytes and tail sizes of its streams."""
         for stream in job.streams.values():
-            most = 64  # chunks: more than a pipe holds, and an end to what others go on writing
-            while stream.fd >= 0 and most and self.forward_chunk(stream):
-                most -= 1
+            chunks = 64  # more than a pipe holds; bounded, because descendants may go on writing
+            while stream.fd >= 0 and chunks and self.forward_chunk(stream):
+                chunks -= 1
         streams = job.streams.values()
         return [*(each.lost for each in streams), *(len(each.tail) for each in streams)]
 
@@ -287,7 +295,7 @@ class ProcessSupervisor:
         return b"".join(stream.tail for stream in job.streams.values())
 
     def reap(self) -> bool:
-        """Bury the dead, our own jobs and orphans alike; whether nobody is left."""
+        """Reap exited jobs and orphans; whether no child is left."""
         by_pid = {job.pid: job for job in self.jobs.values()}
         while True:
             try:
@@ -313,8 +321,11 @@ class ProcessSupervisor:
 
 
 def inner_namespace(*, nesting: bool) -> int:
-    """A user namespace with all the ids of this one. Without `nesting` no further one can be made
-    in it: with rights in one of their own, processes would reach far more of the kernel."""
+    """A user namespace with all the ids of this one, as a descriptor.
+
+    Without `nesting` no further one can be made in it: with capabilities in their own namespace,
+    processes would reach far more of the kernel.
+    """
     with open("/proc/self/uid_map") as file:
         ids = file.read().split()[2]
     inner = make_user_namespace(f"0 0 {ids}")
@@ -326,7 +337,7 @@ def inner_namespace(*, nesting: bool) -> int:
 
 
 def silence_traceback(*_: object) -> None:
-    """A traceback would load files that the sandbox may have written."""
+    """Exit without a traceback, which would load files that the sandbox may have written."""
     os._exit(70)
 
 
@@ -336,14 +347,14 @@ def main(settings: dict[str, Any]) -> None:
     for number in range(3):
         os.dup2(nothing, number)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)  # the first process does not hear them, then
+        signal.signal(number, signal.SIG_DFL)  # the kernel does not deliver them to pid 1 then
     for fd in settings["cgroups"]:
-        os.set_inheritable(fd, False)  # the way into the group is for `become` alone
+        os.set_inheritable(fd, False)  # only `exec_job` may use them
     prctl(PR_SET_DUMPABLE, 0)
     sys.excepthook = silence_traceback
     if os.getpid() == 1:
         with contextlib.suppress(OSError), open(settings["low_ports"], "w") as file:
-            file.write("0")  # no process here has rights over the network namespace
+            file.write("0")  # no process inside has capabilities in the network namespace
     else:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:

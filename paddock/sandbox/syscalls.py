@@ -1,5 +1,7 @@
-"""The system calls that Python does not offer. Standard library only: `launch` and `runner` run
-this file's text outside the package."""
+"""System calls that Python does not offer, by ctypes.
+
+Standard library only: the launcher and the supervisor run this file's source outside the package.
+"""
 
 import ctypes
 import os
@@ -43,37 +45,39 @@ def prctl(option: int, value: int) -> None:
 
 
 def load_filter(program: bytes) -> None:
-    """From here on this process and its children are under a seccomp filter, for good."""
+    """Load a seccomp filter for this process and all its future children."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     buffer = ctypes.create_string_buffer(program, len(program))
-    told = _Program(len(program) // _BPF_BYTES, ctypes.addressof(buffer))
-    said = _libc.prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(told), 0, 0)
-    _checked(said, "the system-call filter")
+    filter_program = _Program(len(program) // _BPF_BYTES, ctypes.addressof(buffer))
+    result = _libc.prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0)
+    _checked(result, "load the system-call filter")
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
     parts = [part.encode() or None for part in (source, target, kind)]
-    said = _libc.mount(*parts, ctypes.c_ulong(flags), data.encode() or None)
-    _checked(said, f"mount {kind or source} on {target}")
+    result = _libc.mount(*parts, ctypes.c_ulong(flags), data.encode() or None)
+    _checked(result, f"mount {kind or source} on {target}")
 
 
 def mount_idmapped(source: str, target: str, userns: int) -> None:
-    """Mount `source` once more, its owners shifted as the user namespace says (Linux 5.12)."""
+    """Bind-mount `source` with owners mapped by a user namespace (Linux 5.12 or newer)."""
     path, flags = source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC
     tree = _checked(_libc.syscall(_OPEN_TREE, _AT_FDCWD, path, flags), f"open_tree {source}")
     attr = _MountAttr(_MOUNT_ATTR_IDMAP, 0, 0, userns)
     size = ctypes.c_size_t(ctypes.sizeof(attr))
-    said = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, ctypes.byref(attr), size)
-    _checked(said, f"shift the owners of {source}")
+    result = _libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, ctypes.byref(attr), size)
+    _checked(result, f"mount_setattr {source}")
     to = target.encode()
-    said = _libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, to, _MOVE_MOUNT_F_EMPTY_PATH)
-    _checked(said, f"move_mount to {target}")
+    result = _libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, to, _MOVE_MOUNT_F_EMPTY_PATH)
+    _checked(result, f"move_mount to {target}")
     os.close(tree)
 
 
 def make_user_namespace(maps: str) -> int:
-    """A new user namespace with this map of users and groups, as a file descriptor. For someone who
-    may write such a map: root, or the owner of the ids in a namespace of his own."""
+    """A new user namespace with this map of users and groups, as a file descriptor.
+
+    The caller must be allowed to write the map: root, or the owner of the ids in its own namespace.
+    """
     ready_r, ready_w = os.pipe()
     hold_r, hold_w = os.pipe()
     child = os.fork()
@@ -88,7 +92,7 @@ def make_user_namespace(maps: str) -> int:
     os.close(ready_w)
     try:
         if not os.read(ready_r, 1):
-            raise OSError(1, "no new user namespace is allowed here")
+            raise OSError(1, "user namespaces are not allowed on this machine")
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{child}/{name}", "w") as file:
                 file.write(maps)

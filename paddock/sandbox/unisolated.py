@@ -1,7 +1,7 @@
-"""No sandbox at all: commands run as you, on this machine, with limits of single processes.
+"""Backend without isolation: commands run as you on this machine, with per-process limits.
 
-For machines where nothing better can be had and for code that is trusted. It must be asked for by
-name, and it warns.
+For machines where no other backend works and for trusted code. It must be allowed explicitly, and
+it warns.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ from paddock.sandbox.supervised import ENV, SupervisedSandbox, guest_command, rl
 
 
 class UnisolatedSandbox(SupervisedSandbox):
+    """A `Sandbox` in name only: a temporary directory as workspace and no isolation."""
+
     shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
 
     def __init__(
@@ -29,8 +31,8 @@ class UnisolatedSandbox(SupervisedSandbox):
     ) -> None:
         if not settings.allow_unisolated:
             raise SandboxError(
-                "the backend 'unisolated' runs untrusted code as you, with all your files: it "
-                "needs i_know_it_is_not_isolated = true"
+                "the backend 'unisolated' runs untrusted code as you, with all your files: "
+                "set allow_unisolated = true to accept this"
             )
         warnings.warn("code runs without a sandbox, as you, with all your files", stacklevel=2)
         self.settings = settings
@@ -48,10 +50,10 @@ class UnisolatedSandbox(SupervisedSandbox):
             "cgroups": [],
             "filter": b"",
             "rlimits": rlimits(self.settings.limits, grouped=False),
-            "room": half,
-            "tail": half,
+            "head_bytes": half,
+            "tail_bytes": half,
         }
-        del settings["rlimits"]["NPROC"]  # it would count all of the user's processes
+        del settings["rlimits"]["NPROC"]  # it would count all processes of the user
         argv, fd = guest_command("supervisor", settings)
         ours, theirs = socket.socketpair()
         with theirs, open(fd, "rb"):
@@ -63,20 +65,24 @@ class UnisolatedSandbox(SupervisedSandbox):
                 await self.channel.ready.wait()
         except TimeoutError:
             await self.close()
-            raise SandboxError(f"no runner after {self.settings.start_timeout_s:g} s") from None
+            raise SandboxError(
+                f"the supervisor did not start within {self.settings.start_timeout_s:g} s"
+            ) from None
 
     def _absolute(self, path: str) -> str:
-        whole = Path(os.path.normpath(Path(self.workspace, path)))
-        if not whole.is_relative_to(self.workspace):
-            raise SandboxError(f"without a sandbox {path} is this machine's own; use the workspace")
-        return str(whole)
+        absolute = Path(os.path.normpath(Path(self.workspace, path)))
+        if not absolute.is_relative_to(self.workspace):
+            raise SandboxError(
+                f"without a sandbox {path} is this machine's own; use a path in the workspace"
+            )
+        return str(absolute)
 
     async def snapshot(self, keep: SnapshotFilter = KEEP_ALL) -> FilesystemSnapshot:
         if keep != KEEP_ALL:
-            raise SandboxError("without a sandbox a snapshot holds the whole workspace")
-        place = tempfile.mkdtemp(prefix="paddock-snapshot-")
-        shutil.copytree(self.workspace, place, dirs_exist_ok=True, symlinks=True)
-        return FilesystemSnapshot(backend="unisolated", place=place)
+            raise SandboxError("the backend 'unisolated' cannot filter a snapshot")
+        copy = tempfile.mkdtemp(prefix="paddock-snapshot-")
+        shutil.copytree(self.workspace, copy, dirs_exist_ok=True, symlinks=True)
+        return FilesystemSnapshot(backend="unisolated", place=copy)
 
     async def close(self) -> None:
         if self.channel is not None and not self.channel.closed:

@@ -12,7 +12,7 @@ from paddock.cli.__main__ import app
 from paddock.envs import REGISTRY
 from paddock.sandbox import rootfs
 from tests.envs.harbor.tasks import simple
-from tests.envs.sandbox.boxes import BWRAP
+from tests.sandbox.boxes import BWRAP
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--set", "levels=[1]", "--set", 'families=["files"]', "--set", "warm=0"]
@@ -161,7 +161,7 @@ def test_an_unsound_task_is_exit_code_one_with_the_reason(backend, tmp_path):
     simple(tmp_path / "bad", solution__solve_DOT_sh="true\n")
     done = paddock("check", str(tmp_path / "bad"), "--set", "build_network=false")
     assert done.exit_code == 1
-    assert "bad: the solution is worth 0" in done.stdout
+    assert "bad: the solution has reward 0" in done.stdout
     assert "error: 1 of 1 tasks are not sound" in done.stderr
 
 

@@ -155,7 +155,7 @@ for each in gc.get_objects():
 
 @boxed
 def test_a_forged_report_is_worth_nothing_where_the_share_counts(tmp_path):
-    world = make("code", {"level": 3, "partly": True})
+    world = make("code", {"level": 3, "partial_credit": True})
     task = world.task(0)
     assert rewards(world, [task], lambda t: world.scripted_answer(FORGED)) == [0.0]
 
@@ -179,7 +179,7 @@ NUMBERS = {
     ],
 )
 def test_what_a_function_of_a_file_returns_is_compared_by_its_value(tmp_path, answer):
-    world = make("code-file", {"test": write(tmp_path / "a", NUMBERS), "partly": True})
+    world = make("code-file", {"test_file": write(tmp_path / "a", NUMBERS), "partial_credit": True})
     task = world.task(0, "test")
     assert rewards(world, [task], lambda t: world.scripted_answer(answer)) == [0.0]
 
@@ -199,14 +199,14 @@ def test_tests_may_use_objects_of_the_answer_and_the_errors_it_raises(tmp_path):
             "    assert str(error) == 'no'",
         ],
     }
-    world = make("code-file", {"test": write(tmp_path / "a", row)})
+    world = make("code-file", {"test_file": write(tmp_path / "a", row)})
     assert rewards(world, [world.task(0, "test")], world.solver) == [1.0]
 
 
 @boxed
 def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
     row = {**NUMBERS, "test_setup_code": "raise OSError('no such data')"}
-    world = make("code-file", {"test": write(tmp_path / "a", row)})
+    world = make("code-file", {"test_file": write(tmp_path / "a", row)})
     (found,) = outcomes(world, [world.task(0, "test")], world.solver)
     assert isinstance(found, Failure)
     assert (found.kind, found.where) == ("grader", "tests")
@@ -215,7 +215,7 @@ def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
 
 @boxed
 def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
-    world = make("code", {"test_seconds": 1.0})
+    world = make("code", {"test_timeout_s": 1.0})
     (found,) = outcomes(
         world, [world.task(0)], lambda task: world.scripted_answer("while True: pass")
     )
@@ -225,7 +225,7 @@ def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
 
 @boxed
 def test_a_function_cannot_replace_the_judge_of_the_next_test():
-    world = make("code", {"level": 3, "partly": True})
+    world = make("code", {"level": 3, "partial_credit": True})
     task = world.task(0)
     name = HiddenTests.from_example(world.example_of(task)).entry
     answer = f"def {name}(x):\n    globals()['same'] = lambda *rest: True"
@@ -244,7 +244,7 @@ def test_many_long_complaints_are_a_bad_answer_and_not_a_broken_grader():
 
 @boxed
 def test_half_right_may_count_half():
-    world = make("code", {"level": 1, "families": ["numbers"], "partly": True})
+    world = make("code", {"level": 1, "families": ["numbers"], "partial_credit": True})
     task = world.task(0)
     (found,) = rewards(world, [task], lambda t: world.saying(world.problem(t).near[0]))
     assert 0 <= found < 1
@@ -255,7 +255,7 @@ def test_half_right_may_count_half():
 
 
 def test_a_sandbox_that_cannot_be_had_is_a_failure_and_no_zero(monkeypatch):
-    world = make("code", {"warm": 0})
+    world = make("code", {"warm_sandboxes": 0})
 
     def broken(*arguments):
         raise SandboxError("no sandbox today")
@@ -300,7 +300,7 @@ def write(path, *entries):
 @boxed
 def test_all_layouts_are_read_and_sound(tmp_path):
     path = write(tmp_path / "a.jsonl.gz", HUMANEVAL, MBPP, CLEAN)
-    world = make("code-file", {"test": path})
+    world = make("code-file", {"test_file": path})
     assert world.size("test") == 3
     check_sound(world, 3, [lambda task: always("```python\nx = 1\n```")], split="test")
     asked = [world.task(index, "test").messages[0].content for index in range(3)]
@@ -311,7 +311,7 @@ def test_all_layouts_are_read_and_sound(tmp_path):
 
 @boxed
 def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
-    world = make("code-file", {"test": write(tmp_path / "a", HUMANEVAL)})
+    world = make("code-file", {"test_file": write(tmp_path / "a", HUMANEVAL)})
     task = world.task(0, "test")
     for answer in ("    return helper(math.sqrt(x))", "def root(x):\n    return math.sqrt(x)"):
         assert rewards(world, [task], lambda t, a=answer: world.scripted_answer(a)) == [1.0]
@@ -321,7 +321,7 @@ def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({**HUMANEVAL, "entry_point": "other"}, "does not begin 'other'"),
+        ({**HUMANEVAL, "entry_point": "other"}, "does not contain the function 'other'"),
         ({**MBPP, "test_list": [], "challenge_test_list": []}, "'test_list' is missing or empty"),
         ({**MBPP, "test_list": [1]}, "'test_list' is not a list of texts"),
         ({"text": "x", "test_list": ["y"]}, "'code' is missing"),
@@ -329,7 +329,7 @@ def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
 )
 def test_a_wrong_row_is_named(tmp_path, row, said):
     with pytest.raises(RowError, match=f"a:1: .*{said}"):
-        make("code-file", {"train": write(tmp_path / "a", row)})
+        make("code-file", {"train_file": write(tmp_path / "a", row)})
 
 
 @boxed
@@ -343,7 +343,7 @@ def test_a_wrong_row_is_named(tmp_path, row, said):
     ],
 )
 def test_public_files_are_read_whole_and_a_sample_is_sound(path, count):
-    world = make("code-file", {"test": str(DATA / path), "test_seconds": 120.0})
+    world = make("code-file", {"test_file": str(DATA / path), "test_timeout_s": 120.0})
     assert world.size("test") == count
     tasks = [world.task(index, "test") for index in range(3, count, count // 5)]
     assert set(rewards(world, tasks, world.solver)) == {1.0}
@@ -352,7 +352,7 @@ def test_public_files_are_read_whole_and_a_sample_is_sound(path, count):
 
 @boxed
 def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
-    world = make("math", {"python": {"seconds": 5.0}, "turns": 6, "level": 3})
+    world = make("math", {"python_tool": {"timeout_s": 5.0}, "max_turns": 6, "level": 3})
     task = world.task(0)
     answer = world.problem(task).answer
 
@@ -381,4 +381,4 @@ def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
 
 def test_tools_need_turns():
     with pytest.raises(EnvError, match="more than 1 turns"):
-        make("math", {"python": {}})
+        make("math", {"python_tool": {}})

@@ -1,9 +1,9 @@
-"""Code: functions to write, and hidden tests that run in a sandbox.
+"""Code environments: functions to write, scored by hidden unit tests in a sandbox.
 
-rows.py      the layouts of HumanEval and MBPP
-generate.py  small functions of so many steps
-verifier.py  a program against its tests
-sandboxed.py  two programs for inside: one runs an answer, one its tests
-channel.py   our end of the lines to them
-taskset.py   the worlds `code` and `code-file`
+taskset.py    environments `code` and `code-file`
+generate.py   generated functions of a number of steps
+rows.py       rows of HumanEval and MBPP files
+verifier.py   runs a completion against its hidden tests
+channel.py    JSON-lines connection to a program in a sandbox
+sandboxed.py  programs that run inside: one serves the completion, one runs the tests
 """

@@ -1,4 +1,4 @@
-"""Our end of the lines to the programs of `inside`."""
+"""JSON-lines connection to the programs of sandboxed.py."""
 
 import asyncio
 import json
@@ -10,36 +10,42 @@ from typing import Any, Literal
 from paddock.sandbox import Sandbox, SandboxError, SandboxProcess
 
 SANDBOXED_PROGRAM = Path(__file__).with_name("sandboxed.py")
-MAX_REPLY_BYTES = 4 << 20  # of all that a program may say
+MAX_REPLY_BYTES = 4 << 20  # of all replies of a program together
 
 
 class ChannelError(Exception):
-    """A program that ended, ran out of time, said too much, or said what cannot be read."""
+    """The program exited, timed out, replied too much, or sent an invalid reply."""
 
 
 class SandboxLost(ChannelError):
-    """The program's whole sandbox is gone or does not answer."""
+    """The sandbox of the program is gone or does not respond."""
 
 
 class JsonLinesChannel:
-    """A line of JSON to a program and one back. Time counts only while it is waited for: `seconds`
-    are for all replies together."""
+    """Sends requests as lines of JSON and reads one line for each.
 
-    def __init__(self, box: Sandbox, role: Literal["answer", "judge"], seconds: float) -> None:
+    `seconds` is the timeout of all replies together; only the time spent waiting counts.
+    """
+
+    def __init__(self, box: Sandbox, role: Literal["solution", "tests"], seconds: float) -> None:
         self._box, self._role, self._seconds = box, role, seconds
-        self._left, self._room = seconds, MAX_REPLY_BYTES
+        self._seconds_left, self._bytes_left = seconds, MAX_REPLY_BYTES
         self._process: SandboxProcess | None = None
-        self._heard = bytearray()
+        self._buffer = bytearray()
 
     async def request(self, message: dict[str, Any]) -> dict[str, Any]:
-        began = time.monotonic()
+        """The reply to a message; starts the program first if necessary.
+
+        Raises ChannelError, or SandboxLost if the sandbox itself failed.
+        """
+        started = time.monotonic()
         try:
-            async with asyncio.timeout(self._left):
+            async with asyncio.timeout(self._seconds_left):
                 if self._process is None:
                     argv = [*self._box.python, "-I", "-c", _program(), self._role]
                     self._process = await self._box.spawn(argv)
                 await self._process.write(json.dumps(message).encode() + b"\n")
-                reply = json.loads(await self._next(self._process))
+                reply = json.loads(await self._read_line(self._process))
         except TimeoutError:
             raise ChannelError(f"over {self._seconds:g} s") from None
         except SandboxError as error:
@@ -47,21 +53,21 @@ class JsonLinesChannel:
         except (ValueError, RecursionError):
             raise ChannelError("it said what cannot be read") from None
         finally:
-            self._left -= time.monotonic() - began
+            self._seconds_left -= time.monotonic() - started
         if not isinstance(reply, dict):
             raise ChannelError("it said what cannot be read")
         return reply
 
-    async def _next(self, process: SandboxProcess) -> bytes:
-        while b"\n" not in self._heard:
+    async def _read_line(self, process: SandboxProcess) -> bytes:
+        while b"\n" not in self._buffer:
             more = await process.read("stdout")
             if not more:
                 raise ChannelError("the program ended before its tests did")
-            self._room -= len(more)
-            if self._room < 0:
+            self._bytes_left -= len(more)
+            if self._bytes_left < 0:
                 raise ChannelError(f"it said more than {MAX_REPLY_BYTES} bytes")
-            self._heard += more
-        line, _, self._heard = self._heard.partition(b"\n")
+            self._buffer += more
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return bytes(line)
 
 

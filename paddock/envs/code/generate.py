@@ -1,4 +1,4 @@
-"""Small functions to write: so many steps, each simple, in order."""
+"""Generated functions to write: a number of simple steps, in order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from paddock.envs.datasets import QAExample
 
 Family = Literal["numbers", "texts"]
 LEVELS = 5
-_CHECKS = 8
+_TESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramStep:
-    """A step in words and in Python; {n} is a small number in both."""
+    """One step in English and in Python; {n} is a small number in both."""
 
-    said: str
+    text: str
     code: str
 
 
@@ -66,54 +66,54 @@ TEXTS = (
     ProgramStep("move its first character to the end", "x = x[1:] + x[:1]"),
     ProgramStep("replace every 'a' by '{n}'", "x = x.replace('a', '{n}')"),
 )
-_OPS: dict[Family, tuple[ProgramStep, ...]] = {"numbers": NUMBERS, "texts": TEXTS}
-_GIVEN = {"numbers": "a list of whole numbers", "texts": "a text"}
+_STEPS: dict[Family, tuple[ProgramStep, ...]] = {"numbers": NUMBERS, "texts": TEXTS}
+_INPUTS = {"numbers": "a list of whole numbers", "texts": "a text"}
 _VERBS = ("make", "turn", "build", "change", "work", "shape", "mix", "fold")
 _NOUNS = ("row", "line", "path", "chain", "strip", "band", "track", "order")
 _WORDS = ("oak", "Elm", "a fir", "ash tree", "yew", "Box", "pine and", "lime", "a", "birch")
 
 
 def generate_example(rng: Random, families: tuple[Family, ...], level: int) -> QAExample:
-    """A function of `level` steps, with eight hidden tests that tell it from every function that
-    leaves one step out."""
+    """A function of `level` steps, with hidden tests that fail for every function without one of
+    the steps."""
     family = rng.choice(families)
     while True:
-        ops = [_filled(rng, op) for op in rng.sample(_OPS[family], level)]
-        given = [_input(rng, family) for _ in range(_CHECKS)]
-        right = [_run(ops, value) for value in given]
-        shorter = [ops[:at] + ops[at + 1 :] for at in range(level)]
-        if all([_run(short, value) for value in given] != right for short in shorter):
+        steps = [_fill_number(rng, step) for step in rng.sample(_STEPS[family], level)]
+        inputs = [_input(rng, family) for _ in range(_TESTS)]
+        outputs = [_run(steps, value) for value in inputs]
+        shorter = [steps[:at] + steps[at + 1 :] for at in range(level)]
+        if all([_run(short, value) for value in inputs] != outputs for short in shorter):
             break
     name = f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}"
-    return _problem(name, family, ops, list(zip(given, right, strict=True)))
+    return _example(name, family, steps, list(zip(inputs, outputs, strict=True)))
 
 
-def _problem(
-    name: str, family: Family, ops: list[ProgramStep], pairs: list[tuple[Any, Any]]
+def _example(
+    name: str, family: Family, steps: list[ProgramStep], pairs: list[tuple[Any, Any]]
 ) -> QAExample:
-    steps = "\n".join(f"{place}. {op.said}" for place, op in enumerate(ops, start=1))
+    listed = "\n".join(f"{number}. {step.text}" for number, step in enumerate(steps, start=1))
     question = (
-        f"Write a Python function {name}(x). It takes {_GIVEN[family]}, does this in order, and "
-        f"returns what comes out:\n{steps}\n\n"
+        f"Write a Python function {name}(x). It takes {_INPUTS[family]}, does this in order, and "
+        f"returns what comes out:\n{listed}\n\n"
         f"For example, {name}({pairs[0][0]!r}) returns {pairs[0][1]!r}."
     )
-    cases = tuple(([value], found) for value, found in pairs)
+    cases = tuple(([value], result) for value, result in pairs)
     return QAExample(
         question=question,
-        answer=function_source(name, ops),
-        near=tuple(function_source(name, ops[:at] + ops[at + 1 :]) for at in range(len(ops))),
+        answer=function_source(name, steps),
+        near=tuple(function_source(name, steps[:at] + steps[at + 1 :]) for at in range(len(steps))),
         hidden=HiddenTests(entry=name, cases=cases).to_json(),
     )
 
 
-def function_source(name: str, ops: list[ProgramStep]) -> str:
-    """The function that takes these steps."""
-    return "\n".join([f"def {name}(x):", *(f"    {op.code}" for op in ops), "    return x"])
+def function_source(name: str, steps: list[ProgramStep]) -> str:
+    """Source of the function that does these steps."""
+    return "\n".join([f"def {name}(x):", *(f"    {step.code}" for step in steps), "    return x"])
 
 
-def _filled(rng: Random, op: ProgramStep) -> ProgramStep:
+def _fill_number(rng: Random, step: ProgramStep) -> ProgramStep:
     number = str(rng.randint(2, 5))
-    return ProgramStep(op.said.replace("{n}", number), op.code.replace("{n}", number))
+    return ProgramStep(step.text.replace("{n}", number), step.code.replace("{n}", number))
 
 
 def _input(rng: Random, family: Family) -> Any:
@@ -124,10 +124,10 @@ def _input(rng: Random, family: Family) -> Any:
     return makers[family]()
 
 
-def _run(ops: list[ProgramStep], value: Any) -> Any:
+def _run(steps: list[ProgramStep], value: Any) -> Any:
     names = {"x": value}
-    for op in ops:
-        exec(_compiled(op.code), names)
+    for step in steps:
+        exec(_compiled(step.code), names)
     return names["x"]
 
 

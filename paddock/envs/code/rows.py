@@ -1,4 +1,4 @@
-"""Problems in the layouts of HumanEval and MBPP."""
+"""Rows of HumanEval and MBPP files."""
 
 import ast
 
@@ -8,7 +8,7 @@ from paddock.envs.jsonl import JsonRow, RowError
 
 
 def parse_row(row: JsonRow) -> QAExample:
-    """A problem of either layout.
+    """A problem from a row of either format. Raises RowError if a field is missing or wrong.
 
     HumanEval  {"prompt", "entry_point", "test", "canonical_solution"}
     MBPP       {"text" or "prompt", "code", "test_list", "test_setup_code" or "test_imports",
@@ -21,7 +21,9 @@ def _humaneval(row: JsonRow) -> QAExample:
     prompt, entry = row.get_text("prompt"), row.get_text("entry_point")
     before, found, _ = prompt.rpartition(f"def {entry}(")
     if not found:
-        raise RowError(f"{row.where}: 'prompt' does not begin {entry!r}, its entry_point")
+        raise RowError(
+            f"{row.where}: 'prompt' does not contain the function {entry!r} of 'entry_point'"
+        )
     test = f"{row.get_text('test')}\ncheck({entry})"
     tests = HiddenTests(checks=(test,), entry=entry, before=before, stub=prompt)
     return QAExample(
@@ -38,7 +40,7 @@ def _mbpp(row: JsonRow) -> QAExample:
     before = "\n".join(row.get_texts("test_imports"))
     if "test_setup_code" in row.fields:
         before = row.get_text("test_setup_code")
-    entry = _tested(row.get_text("code"), checks[0])
+    entry = _tested_function(row.get_text("code"), checks[0])
     shown = f"It must pass this test, and others like it:\n\n```python\n{checks[0]}\n```"
     return QAExample(
         question=f"{row.get_text('text', 'prompt').strip()}\n\n{shown}",
@@ -47,10 +49,11 @@ def _mbpp(row: JsonRow) -> QAExample:
     )
 
 
-def _tested(solution: str, check: str) -> str:
-    """The function of the solution that a check is about; it may have the name of a built-in one.
+def _tested_function(solution: str, check: str) -> str:
+    """Name of the solution's function that a check calls; it may shadow a builtin.
 
-    >>> _tested("def half(n): return n / 2\\ndef sum(a): return half(a)", "assert sum(4) == 2")
+    >>> source = "def half(n): return n / 2\\ndef sum(a): return half(a)"
+    >>> _tested_function(source, "assert sum(4) == 2")
     'sum'
     """
     try:
@@ -58,5 +61,5 @@ def _tested(solution: str, check: str) -> str:
         body = ast.parse(solution).body
     except SyntaxError:
         return ""
-    made = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-    return next((name for name in reversed(made) if name in used), "")
+    defined = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    return next((name for name in reversed(defined) if name in used), "")

@@ -1,14 +1,15 @@
-"""Two programs for two sandboxes, where this package is not: one runs an answer and calls what it
-defines, one runs the tests. Only data goes between them, by way of whoever started both: lines of
-JSON on standard input and output. Standard library only.
+"""Programs that run inside two sandboxes: one serves the completion, one runs the hidden tests.
 
-answer   is told to run a program or to use an object of it, and replies with a value or an error
-judge    is told the tests. It asks for what they need of the answer, is sent the replies, and ends
-         with what the tests that failed complained about
+They exchange data only, as lines of JSON on standard input and output, relayed by the verifier that
+started both. This package is not installed inside. Standard library only.
 
-The judge compares values of its own: what came over the line as data was rebuilt here from built-in
-types. Objects of other types stay where they are; the judge holds a reference, equal only to
-itself. So an answer may do to its own process what it likes: it can only reply.
+solution  runs a program or uses one of its objects on request; replies with a value or an error
+tests     receives the tests, requests from the solution what they need, and ends with the errors
+          of the tests that failed
+
+The test runner compares its own values: data from the completion is rebuilt from built-in types.
+Objects of other types stay in the completion's process, and the test runner holds a reference that
+is equal only to itself. So a completion can manipulate its own process but not the tests.
 """
 
 import ast
@@ -20,29 +21,29 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-MAX_ERROR_CHARS = 300  # characters
+MAX_ERROR_CHARS = 300
 _SEQUENCES: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
-_WRITTEN: dict[str, tuple[Any, Callable[[Any], str], Callable[[str], Any]]] = {
-    "int": (int, hex, lambda said: int(said, 16)),  # in decimals, long ones are refused
+_SCALARS: dict[str, tuple[Any, Callable[[Any], str], Callable[[str], Any]]] = {
+    "int": (int, hex, lambda text: int(text, 16)),  # long decimal literals are refused
     "float": (float, float.hex, float.fromhex),
     "complex": (complex, complex.__repr__, complex),
     "bytes": ((bytes, bytearray), lambda value: value.hex(), bytes.fromhex),
 }
-# Raised inside map() or next(), these would end a test's loop instead of failing the test.
-_SILENT = (StopIteration, StopAsyncIteration)
+# Raised inside map() or next(), these would end a loop of a test instead of failing it.
+_LOOP_ENDING = (StopIteration, StopAsyncIteration)
 
 
 def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
-    """A value as JSON that keeps its type; `refer` names what is no data.
+    """A value as JSON that preserves its type; `refer` encodes everything else as a reference.
 
     >>> encode([1, True, ("a", 2.0)], str)
     [{'int': '0x1'}, True, {'tuple': ['a', {'float': '0x1.0000000000000p+1'}]}]
     """
     if value is None or isinstance(value, bool | str):
         return value
-    for name, (kind, written, _) in _WRITTEN.items():
+    for name, (kind, to_text, _) in _SCALARS.items():
         if isinstance(value, kind):
-            return {name: written(value)}
+            return {name: to_text(value)}
     if isinstance(value, list):
         return [encode(each, refer) for each in value]
     if isinstance(value, dict):
@@ -57,7 +58,7 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
 
 
 def decode(data: Any, find: Callable[[Any], Any]) -> Any:
-    """What was encoded, of built-in types only; `find` knows what a reference names.
+    """The inverse of `encode`, with built-in types only; `find` resolves references.
 
     >>> decode(encode({"a": {1, 2}}, str), str)
     {'a': {1, 2}}
@@ -67,15 +68,15 @@ def decode(data: Any, find: Callable[[Any], Any]) -> Any:
     if isinstance(data, list):
         return [decode(each, find) for each in data]
     if not isinstance(data, dict) or len(data) != 1:
-        raise ValueError("it is no value")
-    ((name, said),) = data.items()
+        raise ValueError("not an encoded value")
+    ((name, content),) = data.items()
     if name in _SEQUENCES:
-        return _SEQUENCES[name](decode(each, find) for each in said)
-    if name in _WRITTEN:
-        return _WRITTEN[name][2](said)
+        return _SEQUENCES[name](decode(each, find) for each in content)
+    if name in _SCALARS:
+        return _SCALARS[name][2](content)
     if name == "dict":
-        return {decode(key, find): decode(each, find) for key, each in said}
-    if name == "type" and isinstance(found := getattr(builtins, said), type):
+        return {decode(key, find): decode(each, find) for key, each in content}
+    if name == "type" and isinstance(found := getattr(builtins, content), type):
         return found
     return find(data)
 
@@ -85,107 +86,108 @@ def error_text(error: BaseException) -> str:
 
 
 def open_channel() -> tuple[Iterator[dict[str, Any]], Callable[[dict[str, Any]], None]]:
-    """What comes in and a way to reply. What is printed from here on goes nowhere."""
-    told, out = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    """Incoming messages and a function to reply. Redirects all other output to /dev/null."""
+    requests, out = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nothing, number)
 
-    def say(reply: dict[str, Any]) -> None:
+    def send(reply: dict[str, Any]) -> None:
         rest = json.dumps(reply).encode() + b"\n"
         while rest:
             rest = rest[os.write(out, rest) :]
 
-    return (json.loads(line) for line in told), say
+    return (json.loads(line) for line in requests), send
 
 
 class SolutionServer:
-    """An answer's program and its objects."""
+    """Runs the completion's program and serves its objects."""
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {"__name__": "answer"}
-        self.kept: list[Any] = []
+        self.objects: list[Any] = []
 
     def to_reference(self, value: Any) -> dict[str, int]:
-        for number, kept in enumerate(self.kept):
-            if kept is value:
+        for number, known in enumerate(self.objects):
+            if known is value:
                 return {"object": number}
-        self.kept.append(value)
-        return {"object": len(self.kept) - 1}
+        self.objects.append(value)
+        return {"object": len(self.objects) - 1}
 
     def from_reference(self, reference: Any) -> Any:
         if "name" in reference:
             return self.names[reference["name"]]
-        return self.kept[reference["object"]]
+        return self.objects[reference["object"]]
 
-    def execute(self, what: str, *given: Any) -> Any:
-        if what == "run":
+    def execute(self, op: str, *given: Any) -> Any:
+        """Run source code, or apply an operation to an object."""
+        if op == "run":
             exec(compile(given[0], "<answer>", "exec"), self.names)
             return None
-        of, *rest = decode(list(given), self.from_reference)
-        match what:
+        target, *rest = decode(list(given), self.from_reference)
+        match op:
             case "call":
-                return of(*rest[0], **rest[1])
+                return target(*rest[0], **rest[1])
             case "set":
-                return setattr(of, *rest)
-        kinds: dict[str, Callable[..., Any]] = {
+                return setattr(target, *rest)
+        operations: dict[str, Callable[..., Any]] = {
             "get": getattr, "list": list, "len": len, "bool": bool
         }  # fmt: skip
-        return kinds[what](of, *rest)
+        return operations[op](target, *rest)
 
 
 def run_solution() -> None:
-    heard, say = open_channel()
-    mine = SolutionServer()
-    for asked in heard:
+    requests, send = open_channel()
+    server = SolutionServer()
+    for request in requests:
         try:
-            reply = {"value": encode(mine.execute(*asked["do"]), mine.to_reference)}
-        except BaseException as error:  # SystemExit is a complaint, too
+            reply = {"value": encode(server.execute(*request["do"]), server.to_reference)}
+        except BaseException as error:  # SystemExit is an error of the program, too
             reply = {"error": type(error).__name__, "text": error_text(error)}
-        say(reply)
+        send(reply)
 
 
 class RemoteObject:
-    """Something of the answer's, as the tests see it."""
+    """Proxy of an object of the completion, for the tests."""
 
-    def __init__(self, reference: Any, ask: Callable[..., Any]) -> None:
+    def __init__(self, reference: Any, request: Callable[..., Any]) -> None:
         object.__setattr__(self, "_reference", reference)
-        object.__setattr__(self, "_ask", ask)
+        object.__setattr__(self, "_request", request)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        return self._ask("call", self, given, named)
+        return self._request("call", self, given, named)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._ask("list", self))
+        return iter(self._request("list", self))
 
     def __len__(self) -> int:
-        return int(self._ask("len", self))
+        return int(self._request("len", self))
 
     def __bool__(self) -> bool:
-        return self._ask("bool", self) is True
+        return self._request("bool", self) is True
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._ask("get", self, name)
+        return self._request("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("set", self, name, value)
+        self._request("set", self, name, value)
 
 
 class UnitTestRunner:
-    """Tests, and a line to the answer that they are about."""
+    """Runs the tests; what they use of the completion is requested from its process."""
 
     def __init__(
-        self, heard: Iterator[dict[str, Any]], say: Callable[[dict[str, Any]], None]
+        self, replies: Iterator[dict[str, Any]], send: Callable[[dict[str, Any]], None]
     ) -> None:
-        self.heard, self.say = heard, say
+        self.replies, self.send = replies, send
         self.names: dict[str, Any] = {"__name__": "tests"}
         self.remotes: dict[str, RemoteObject] = {}
         self.passed = 0
 
     def from_reference(self, reference: Any) -> RemoteObject:
-        """The same object for the same reference: it is to be equal to itself."""
+        """The proxy of a reference, always the same one, so that it is equal to itself."""
         return self.remotes.setdefault(json.dumps(reference), RemoteObject(reference, self.request))
 
     def to_reference(self, value: Any) -> Any:
@@ -193,17 +195,18 @@ class UnitTestRunner:
             return value._reference
         raise TypeError(f"a {type(value).__name__} cannot be handed to the answer")
 
-    def request(self, what: str, *given: Any) -> Any:
+    def request(self, op: str, *given: Any) -> Any:
+        """The result of an operation in the completion's process. Raises what it raised."""
         data = [encode(each, self.to_reference) for each in given]
-        self.say({"ask": {"do": [what, *data]}, "passed": self.passed})
-        reply = next(self.heard)
+        self.send({"ask": {"do": [op, *data]}, "passed": self.passed})
+        reply = next(self.replies)
         if "error" in reply:
             raise rebuild_exception(str(reply["error"]), str(reply.get("text", "")))
         return decode(reply["value"], self.from_reference)
 
     def run(self, code: str) -> None:
-        """Run a piece of the tests. Names that nobody has defined are the answer's, or those of a
-        module that the piece has not imported itself."""
+        """Run code of the tests. Undefined names refer to the completion, or to standard modules
+        that the code uses without importing them."""
         tree = ast.parse(code)
         nodes = list(ast.walk(tree))
         owners = [each.value for each in nodes if isinstance(each, ast.Attribute)]
@@ -218,7 +221,7 @@ class UnitTestRunner:
         exec(compile(tree, "<tests>", "exec"), self.names)
 
     def run_checks(self, checks: list[str]) -> list[str]:
-        """What the checks that failed complained about."""
+        """Run all checks and return the errors of those that failed."""
         failed = []
         for each in checks:
             try:
@@ -230,29 +233,33 @@ class UnitTestRunner:
 
 
 def rebuild_exception(name: str, text: str) -> Exception:
-    """What the answer raised, as an exception of ours: tests may expect a ValueError."""
+    """An exception like the one the completion raised: tests may expect a ValueError."""
     kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _SILENT):
+    if (
+        isinstance(kind, type)
+        and issubclass(kind, Exception)
+        and not issubclass(kind, _LOOP_ENDING)
+    ):
         try:
             return kind(text.removeprefix(f"{name}: "))
         except TypeError:
-            pass  # one that is made of more than a text
+            pass  # its constructor needs more than a message
     return RuntimeError(text or name)
 
 
 def run_tests() -> None:
-    heard, say = open_channel()
-    work, mine = next(heard), UnitTestRunner(heard, say)
-    if work["entry"]:
-        mine.names[work["entry"]] = mine.from_reference({"name": work["entry"]})
+    messages, send = open_channel()
+    tests, runner = next(messages), UnitTestRunner(messages, send)
+    if tests["entry"]:
+        runner.names[tests["entry"]] = runner.from_reference({"name": tests["entry"]})
     try:
-        mine.run(work["before"])
+        runner.run(tests["before"])
     except BaseException as error:
-        say({"broken": error_text(error)})
+        send({"broken": error_text(error)})
         return
-    failed = mine.run_checks(work["checks"])
-    say({"passed": mine.passed, "failed": failed[:1]})
+    failed = runner.run_checks(tests["checks"])
+    send({"passed": runner.passed, "failed": failed[:1]})
 
 
 if __name__ == "__main__":
-    {"answer": run_solution, "judge": run_tests}[sys.argv.pop()]()
+    {"solution": run_solution, "tests": run_tests}[sys.argv.pop()]()

@@ -1,4 +1,4 @@
-"""The worlds of code: functions to write, generated or of a file, graded by hidden tests."""
+"""Environments `code` and `code-file`: functions to write, scored by hidden unit tests."""
 
 from random import Random
 from typing import Annotated
@@ -16,15 +16,17 @@ from paddock.sandbox import SandboxSettings
 
 
 class CodeSettings(QASettings):
+    """Settings of env "code"."""
+
     task_keys = (*QASettings.task_keys, "families", "level")
 
     answer_format: AnswerFormatName = "code"
     families: tuple[generate.Family, ...] = Field(("numbers", "texts"), min_length=1)
-    level: Annotated[int, Field(ge=1, le=generate.LEVELS)] = 2  # steps of a function
-    partial_credit: bool = False  # the share of tests that pass, instead of all or nothing
+    level: Annotated[int, Field(ge=1, le=generate.LEVELS)] = 2  # steps per function
+    partial_credit: bool = False  # reward is the share of passed tests, not 0 or 1
     test_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     sandbox: SandboxSettings = SandboxSettings()
-    warm_sandboxes: Annotated[int, Field(ge=0)] = 2  # sandboxes kept ready for tests
+    warm_sandboxes: Annotated[int, Field(ge=0)] = 2  # started in advance
 
     def make_taskset(self) -> QATaskset:
         def draw(rng: Random) -> QAExample:
@@ -38,13 +40,13 @@ class CodeSettings(QASettings):
         return make_test_verifier(
             self.sandbox,
             seconds=self.test_timeout_s,
-            partly=self.partial_credit,
+            partial_credit=self.partial_credit,
             warm=self.warm_sandboxes,
         )
 
 
 class CodeFileSettings(QAFileSettings):
-    """Files in the layout of HumanEval or MBPP."""
+    """Settings of env "code-file": files in the format of HumanEval or MBPP."""
 
     row_format = (
         '{"prompt", "entry_point", "test", "canonical_solution"} as in HumanEval, or {"text" or '
@@ -62,10 +64,10 @@ class CodeFileSettings(QAFileSettings):
         return parse_row(row)
 
     def make_from_dataset(self, problems: QADataset) -> QATaskset:
-        check = make_test_verifier(
+        verifier = make_test_verifier(
             self.sandbox,
             seconds=self.test_timeout_s,
-            partly=self.partial_credit,
+            partial_credit=self.partial_credit,
             warm=self.warm_sandboxes,
         )
-        return self.make_qa_taskset("code-file", problems, check)
+        return self.make_qa_taskset("code-file", problems, verifier)

@@ -1,6 +1,8 @@
-"""Programs against hidden tests. The program runs in a sandbox of its own and sees the arguments of
-a call, never what is expected of it; what it returns is data, and is compared elsewhere: here, or
-by code of the tests in a second sandbox."""
+"""Verifier that runs a completion's program against hidden unit tests.
+
+The program runs in its own sandbox and sees the arguments of a call, never the expected result.
+What it returns is data and is compared elsewhere: here, or by test code in a second sandbox.
+"""
 
 import json
 from collections.abc import Sequence
@@ -15,15 +17,17 @@ from paddock.envs.qa import AnswerVerifier
 from paddock.envs.rewards import RewardScore
 from paddock.sandbox import SandboxError, SandboxPool, SandboxSettings
 
-TESTS_TIMEOUT_S = 60.0  # for the tests' own code, besides the answer's time
+TESTS_TIMEOUT_S = 60.0  # for test code, in addition to the program's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenTests:
-    """What is hidden from the solver: `cases` of arguments and result for the function `entry`, or
-    `checks`, pieces of code each of which raises if it fails. `before` is what stands in front of a
-    program that defines `entry` and in front of the checks, `stub` in front of a program that does
-    not and only goes on with the body."""
+    """Unit tests that the policy does not see.
+
+    `cases` are arguments and results of the function `entry`; `checks` are snippets that raise if
+    they fail. `before` is code that runs before a program that defines `entry`, and before the
+    checks. `stub` is prepended to a program that does not define `entry` but only has its body.
+    """
 
     cases: tuple[tuple[list[Any], Any], ...] = ()
     checks: tuple[str, ...] = ()
@@ -37,7 +41,7 @@ class HiddenTests:
     @classmethod
     def from_example(cls, problem: QAExample) -> "HiddenTests":
         cases, checks, entry, before, stub = json.loads(problem.hidden)
-        pairs = tuple((given, right) for given, right in cases)
+        pairs = tuple((arguments, result) for arguments, result in cases)
         return cls(cases=pairs, checks=tuple(checks), entry=entry, before=before, stub=stub)
 
     @property
@@ -45,123 +49,132 @@ class HiddenTests:
         return len(self.cases) + len(self.checks)
 
     def build_programs(self, answer: str) -> tuple[str, str]:
-        """What an answer makes: what is run first, whatever comes of it, and the program.
+        """Code to run first, whose errors are ignored, and the program of a completion.
 
         >>> tests = HiddenTests(entry="f", before="import math", stub="def f(x):")
         >>> tests.build_programs("    return x"), tests.build_programs("def f(x): return x")
         (('', 'def f(x):\\n    return x'), ('import math', 'def f(x): return x'))
         """
-        whole = not self.stub or f"def {self.entry}(" in answer
-        return (self.before, answer) if whole else ("", f"{self.stub}\n{answer}")
+        complete = not self.stub or f"def {self.entry}(" in answer
+        return (self.before, answer) if complete else ("", f"{self.stub}\n{answer}")
 
 
 @dataclass(slots=True)
 class UnitTestResults:
-    """How many tests have passed, and the first complaint. `fatal`: the others cannot be run."""
+    """Number of passed tests and the first error. `fatal`: the remaining tests cannot run."""
 
     passed: int = 0
-    complaint: str = ""
+    error: str = ""
     fatal: bool = False
 
-    def score(self, count: int, *, partly: bool) -> RewardScore:
+    def score(self, count: int, *, partial_credit: bool) -> RewardScore:
         share = min(1.0, max(0.0, self.passed / count))
         if share == 1:
             return RewardScore(1.0)
-        note = f"{count - self.passed} of {count} failed: {self.complaint}"
-        return RewardScore(share if partly else 0.0, self.complaint if self.fatal else note)
+        note = f"{count - self.passed} of {count} failed: {self.error}"
+        return RewardScore(share if partial_credit else 0.0, self.error if self.fatal else note)
 
 
 def make_test_verifier(
-    sandbox: SandboxSettings, *, seconds: float, partly: bool = False, warm: int = 1
+    sandbox: SandboxSettings, *, seconds: float, partial_credit: bool = False, warm: int = 1
 ) -> AnswerVerifier:
-    """A check that runs the tests. All of them must pass, unless the share is wanted (`partly`).
-    What a program does wrong, taking too long and breaking its sandbox included, is a bad score;
-    where no sandbox can be had, or the tests fail by themselves, there is none."""
+    """A verifier that runs the hidden tests of an example.
+
+    All tests must pass, or with `partial_credit` the score is the share that does. Errors, timeouts
+    and a sandbox broken by the program lower the score. If no sandbox works, or the tests fail by
+    themselves, the verifier raises: there is no score.
+    """
     limits = sandbox.limits.model_copy(update={"max_output_bytes": 4 * MAX_REPLY_BYTES})
     pool = SandboxPool(sandbox.model_copy(update={"limits": limits}), warm=warm)
 
-    async def check(answer: str, problem: QAExample) -> RewardScore:
-        tests, tally = HiddenTests.from_example(problem), UnitTestResults()
+    async def verify(answer: str, problem: QAExample) -> RewardScore:
+        tests, results = HiddenTests.from_example(problem), UnitTestResults()
         async with pool.sandbox() as box:
             try:
-                await _graded(pool, JsonLinesChannel(box, "answer", seconds), answer, tests, tally)
+                solution = JsonLinesChannel(box, "solution", seconds)
+                await _run_tests(pool, solution, answer, tests, results)
             except ChannelError as error:
                 if isinstance(error, SandboxLost):
-                    await _working(pool)
-                tally.complaint, tally.fatal = str(error), True
-        return tally.score(tests.count, partly=partly)
+                    await _require_working_sandbox(pool)
+                results.error, results.fatal = str(error), True
+        return results.score(tests.count, partial_credit=partial_credit)
 
-    return check
+    return verify
 
 
-async def _working(pool: SandboxPool) -> None:
-    """Raises SandboxError where a sandbox that no answer has touched does not work either."""
+async def _require_working_sandbox(pool: SandboxPool) -> None:
+    """Raises SandboxError if a fresh sandbox does not work either."""
     async with pool.sandbox() as box:
         done = await box.exec([*box.python, "-c", ""])
         if not done.ok:
             raise SandboxError(f"Python does not run in a fresh sandbox: {done.stderr[-200:]}")
 
 
-async def _graded(
+async def _run_tests(
     pool: SandboxPool,
-    line: JsonLinesChannel,
+    solution: JsonLinesChannel,
     answer: str,
     tests: HiddenTests,
-    tally: UnitTestResults,
+    results: UnitTestResults,
 ) -> None:
     before, program = tests.build_programs(answer)
     if before:
-        await line.request({"do": ["run", before]})
-    ran = await line.request({"do": ["run", program]})
+        await solution.request({"do": ["run", before]})
+    ran = await solution.request({"do": ["run", program]})
     if "error" in ran:
-        tally.complaint = str(ran.get("text"))
+        results.error = str(ran.get("text"))
         return
-    await _compare(line, tests.entry, tests.cases, tally)
+    await _run_cases(solution, tests.entry, tests.cases, results)
     if tests.checks:
         async with pool.sandbox() as box:
-            await _judge(JsonLinesChannel(box, "judge", TESTS_TIMEOUT_S), line, tests, tally)
+            runner = JsonLinesChannel(box, "tests", TESTS_TIMEOUT_S)
+            await _run_checks(runner, solution, tests, results)
 
 
-async def _compare(
-    line: JsonLinesChannel,
+async def _run_cases(
+    solution: JsonLinesChannel,
     entry: str,
     cases: Sequence[tuple[list[Any], Any]],
-    tally: UnitTestResults,
+    results: UnitTestResults,
 ) -> None:
-    for given, right in cases:
-        of, named = {"name": entry}, encode({}, _no_data)
-        reply = await line.request({"do": ["call", of, encode(given, _no_data), named]})
-        # Both sides as they are encoded: the same type and the same value, by nobody's __eq__.
-        if "value" in reply and reply["value"] == encode(right, _no_data):
-            tally.passed += 1
-        elif not tally.complaint:
-            tally.complaint = str(reply.get("text") or "another result was expected")
+    for arguments, expected in cases:
+        function, keywords = {"name": entry}, encode({}, _refuse)
+        call = ["call", function, encode(arguments, _refuse), keywords]
+        reply = await solution.request({"do": call})
+        # Encoded values are compared: same type and same value, without the program's __eq__.
+        if "value" in reply and reply["value"] == encode(expected, _refuse):
+            results.passed += 1
+        elif not results.error:
+            results.error = str(reply.get("text") or "another result was expected")
 
 
-def _no_data(value: Any) -> Any:
-    raise TypeError(f"{value!r:.80} is no data")
+def _refuse(value: Any) -> Any:
+    raise TypeError(f"arguments and results must be plain data, got {value!r:.80}")
 
 
-async def _judge(
-    judge: JsonLinesChannel, line: JsonLinesChannel, tests: HiddenTests, tally: UnitTestResults
+async def _run_checks(
+    runner: JsonLinesChannel,
+    solution: JsonLinesChannel,
+    tests: HiddenTests,
+    results: UnitTestResults,
 ) -> None:
-    """The checks, in a sandbox of their own, asking the answer for what they need of it."""
-    work = {"entry": tests.entry, "before": tests.before, "checks": tests.checks}
-    said, asked = await _heard(judge, work), False
-    while "ask" in said:
-        asked, tally.passed = True, said["passed"]
-        said = await _heard(judge, await line.request(said["ask"]))
-    if "broken" not in said:
-        tally.passed, tally.complaint = said["passed"], "".join(said["failed"])
-    elif asked:
-        tally.complaint, tally.fatal = f"its tests broke: {said['broken']}", True
-    else:  # what has not yet heard of the answer breaks by itself
-        raise RolloutFailed("grader", "tests", f"the tests cannot be run: {said['broken']}")
+    """Run the checks in their own sandbox and relay their requests to the program."""
+    message = {"entry": tests.entry, "before": tests.before, "checks": tests.checks}
+    reply, used_solution = await _request(runner, message), False
+    while "ask" in reply:
+        used_solution, results.passed = True, reply["passed"]
+        reply = await _request(runner, await solution.request(reply["ask"]))
+    if "broken" not in reply:
+        results.passed, results.error = reply["passed"], "".join(reply["failed"])
+    elif used_solution:
+        results.error, results.fatal = f"its tests broke: {reply['broken']}", True
+    else:  # the program had no part in it
+        raise RolloutFailed("grader", "tests", f"the tests cannot be run: {reply['broken']}")
 
 
-async def _heard(judge: JsonLinesChannel, message: dict[str, Any]) -> dict[str, Any]:
+async def _request(runner: JsonLinesChannel, message: dict[str, Any]) -> dict[str, Any]:
     try:
-        return await judge.request(message)
+        return await runner.request(message)
     except SandboxLost as error:
         raise RolloutFailed("infrastructure", "tests", str(error)) from error
     except ChannelError as error:

@@ -1,19 +1,19 @@
-"""Harbor's tasks: read as published, run by its contract, graded by its reward files.
+"""Harbor tasks: read in the published format, run and verified by Harbor's contract.
 
-image.py           a task's environment, made ready once and kept
-check.py           whether a task is sound
+settings.py        settings of trials, and sandbox settings of a task
+task.py            task folders
 task_config.py     task.toml
-dockerfile.py      a Dockerfile as a list of steps
-failures.py        what went wrong, and whether a reward may be trusted
-task.py            a task's folder
-network.py         who a task may talk to
-results.py         what a trial leaves on disk
+terminal_bench.py  conversion of terminal-bench 1 tasks
+dockerfile.py      Dockerfile parser
+image.py           environment images, built once and cached
+offline_tools.py   replacements of package installers for offline use
+network.py         network modes and host lists
+trial.py           one trial of a task: environment, agent, verifier, rewards
+verifier_view.py   what the verifier sees of the agent's sandbox
 reward.py          reward files
-verifier_view.py   what the tests see of an attempt
-settings.py        how tasks are run here
-offline_tools.py   stand-ins for programs that fetch things
-terminal_bench.py  tasks of terminal-bench 1, converted
-trial.py           one attempt at a task
+failures.py        failure causes and what they mean for training
+results.py         result files of a trial
+check.py           soundness check of a task
 """
 
 from paddock.envs.harbor.check import TaskCheckReport, check_task

@@ -1,5 +1,4 @@
-"""Whether a task is sound: its solution passes, doing nothing fails, and nobody can read the tests
-before they are graded by them."""
+"""Soundness check of a task: the solution passes, doing nothing fails, the tests are hidden."""
 
 import hashlib
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from paddock.envs.harbor.verifier_view import verifier_view
 from paddock.sandbox import SandboxError
 
 PASS_REWARD = 1.0
-SMALLEST = 24  # bytes: shorter files are alike by chance
-# Everything an image or a task may have laid somewhere; not the system's own thousands of files.
+MIN_FILE_BYTES = 24  # shorter files may be equal by coincidence
+# Files that an image or a task may have added, without the system's own.
 FIND_FILES_COMMAND = (
     "find / -xdev -type f -size -4096k -not -path '/proc/*' -not -path '/usr/lib/*'"
     " -not -path '/usr/share/*' -not -path '/usr/include/*' -not -path '/usr/bin/*'"
@@ -27,12 +26,12 @@ FIND_FILES_COMMAND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCheckReport:
-    """What came of checking one task."""
+    """Result of checking one task."""
 
     task: str
-    solution: reward.Rewards | None = None  # None: there is none, or it came to no verdict
+    solution: reward.Rewards | None = None  # None: no solution, or no verdict
     empty: reward.Rewards | None = None
-    readable: tuple[str, ...] = ()  # files inside that give the tests or the solution away
+    readable: tuple[str, ...] = ()  # visible files with the tests or the solution
     problems: tuple[str, ...] = field(default=())
     notes: tuple[str, ...] = ()
 
@@ -42,20 +41,21 @@ class TaskCheckReport:
 
 
 async def check_task(task: HarborTask, settings: HarborSettings) -> TaskCheckReport:
+    """Run a trial without work and one with the reference solution, and report the problems."""
     problems: list[str] = []
     notes = [*task.notes, *(f"unknown key {name} in task.toml" for name in task.unknown)]
-    empty, readable = await _empty(task, settings, problems, notes)
+    empty, readable = await _run_empty(task, settings, problems, notes)
     if empty is not None and reward.scalar_reward(empty) >= PASS_REWARD:
-        problems.append(f"doing nothing is worth {reward.scalar_reward(empty):g}")
+        problems.append(f"doing nothing has reward {reward.scalar_reward(empty):g}")
     problems += [f"the agent can read {path}" for path in readable]
     solution = None
     if all(step.solution is not None for step in task.steps):
-        solution = await _solved(task, settings, problems)
+        solution = await _run_solution(task, settings, problems)
         if solution is not None and reward.scalar_reward(solution) < PASS_REWARD:
             hint = _hint(task, settings)
-            problems.append(f"the solution is worth {reward.scalar_reward(solution):g}{hint}")
+            problems.append(f"the solution has reward {reward.scalar_reward(solution):g}{hint}")
     else:
-        notes.append("no solution: that the task can be solved is not shown")
+        notes.append("no solution: cannot check that the task is solvable")
     return TaskCheckReport(
         task=task.name,
         solution=solution,
@@ -66,34 +66,34 @@ async def check_task(task: HarborTask, settings: HarborSettings) -> TaskCheckRep
     )
 
 
-async def _empty(
+async def _run_empty(
     task: HarborTask, settings: HarborSettings, problems: list[str], notes: list[str]
 ) -> tuple[reward.Rewards | None, list[str]]:
-    """Do nothing, look around before each grading, and be graded."""
+    """A trial without work; looks for visible tests before each verification."""
     trial = Trial(task, settings)
     readable: list[str] = []
     try:
         await trial.start()
-        assert trial.place is not None
-        notes += trial.place.image.notes
+        assert trial.agent_sandbox is not None
+        notes += trial.agent_sandbox.image.notes
         for step in task.steps:
             await trial.begin_step(step)
-            readable += await _given_away(trial, task)
+            readable += await _leaked_files(trial, task)
             await trial.verify(step)
-            await trial.place.box.exec(["rm", "-rf", TESTS], cwd="/")
+            await trial.agent_sandbox.box.exec(["rm", "-rf", TESTS], cwd="/")
             if not trial.may_continue(step):
                 break
         return trial.total_rewards(), readable
-    except (RolloutFailed, SandboxError) as stop:
-        # Tests that do not end without a solution fail nobody, but nothing passes them either.
-        endless = isinstance(stop, TrialFailed) and stop.exception == "VerifierTimeoutError"
-        (notes if endless else problems).append(f"doing nothing came to no verdict: {stop}")
+    except (RolloutFailed, SandboxError) as error:
+        # Only a note if the tests time out without a solution: doing nothing does not pass then.
+        timed_out = isinstance(error, TrialFailed) and error.exception == "VerifierTimeoutError"
+        (notes if timed_out else problems).append(f"no verdict for doing nothing: {error}")
         return None, readable
     finally:
         await trial.close()
 
 
-async def _solved(
+async def _run_solution(
     task: HarborTask, settings: HarborSettings, problems: list[str]
 ) -> reward.Rewards | None:
     trial = Trial(task, settings)
@@ -103,40 +103,44 @@ async def _solved(
             await trial.begin_step(step)
             done = await trial.run_oracle(step)
             if done.timed_out:
-                problems.append(f"the solution of {step.label} ran out of time")
+                problems.append(f"the solution of {step.label} timed out")
             await trial.verify(step)
             if not trial.may_continue(step):
-                problems.append(f"after the solution of {step.label} no further step is reached")
+                problems.append(
+                    f"after the solution of {step.label} the reward is below min_reward"
+                )
                 break
         return trial.total_rewards()
-    except (RolloutFailed, SandboxError) as stop:
-        problems.append(f"the solution came to no verdict: {stop}")
+    except (RolloutFailed, SandboxError) as error:
+        problems.append(f"no verdict for the solution: {error}")
         return None
     finally:
         await trial.close()
 
 
 def _hint(task: HarborTask, settings: HarborSettings) -> str:
-    """What may be wrong with a solution whose work the tests do not see."""
-    own = any(task.separate_verifier(step) is not None for step in task.steps)
-    sees = {verifier_view(task, step, settings) for step in task.steps}
-    if own or "files" not in sees:
+    """Advice for a solution whose changes the verifier may not see."""
+    separate = any(task.separate_verifier(step) is not None for step in task.steps)
+    views = {verifier_view(task, step, settings) for step in task.steps}
+    if separate or "files" not in views:
         return ""
     return (
-        "; if it changes system folders or starts services, which the tests do not see, say"
+        "; if it changes system directories or starts services, which the tests do not see, set"
         " verifier_sees = 'system' or 'processes' in the table metadata.paddock of task.toml"
     )
 
 
-async def _given_away(trial: Trial, task: HarborTask) -> list[str]:
-    """Files inside with the content of a test or of the solution."""
-    assert trial.place is not None
+async def _leaked_files(trial: Trial, task: HarborTask) -> list[str]:
+    """Paths inside with the content of a test or of the solution."""
+    assert trial.agent_sandbox is not None
     hidden = set(_hashes(task))
-    found = await trial.place.box.exec(FIND_FILES_COMMAND, cwd="/", timeout_s=120)
-    rows = [line.partition("  ") for line in found.stdout.splitlines()]
-    given = [path for mark, _, path in rows if mark.lstrip("\\") in hidden]
-    there = await trial.place.box.exec(f"ls -A {TESTS} {SOLUTION} 2>/dev/null | grep -v :", cwd="/")
-    return given + ([TESTS] if there.stdout.strip() else [])
+    listing = await trial.agent_sandbox.box.exec(FIND_FILES_COMMAND, cwd="/", timeout_s=120)
+    rows = [line.partition("  ") for line in listing.stdout.splitlines()]
+    leaked = [path for digest, _, path in rows if digest.lstrip("\\") in hidden]
+    present = await trial.agent_sandbox.box.exec(
+        f"ls -A {TESTS} {SOLUTION} 2>/dev/null | grep -v :", cwd="/"
+    )
+    return leaked + ([TESTS] if present.stdout.strip() else [])
 
 
 def _hashes(task: HarborTask) -> Iterator[str]:
@@ -145,5 +149,5 @@ def _hashes(task: HarborTask) -> Iterator[str]:
         folders += [*step.tests, *([step.solution] if step.solution else [])]
     for folder in dict.fromkeys(folders):
         for file in folder.rglob("*"):
-            if file.is_file() and file.stat().st_size >= SMALLEST:
+            if file.is_file() and file.stat().st_size >= MIN_FILE_BYTES:
                 yield hashlib.sha256(file.read_bytes()).hexdigest()

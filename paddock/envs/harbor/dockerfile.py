@@ -1,7 +1,7 @@
-"""A Dockerfile as a list of steps: the part of the language that task environments use.
+"""Dockerfile parser for the instructions that task environments use.
 
-FROM is noted, not followed: this machine's system stands in for a base image. Stages beyond the
-last, and copies out of other stages or images, are refused.
+FROM is recorded but not pulled: this machine's system replaces the base image. Multi-stage builds
+and copies from other stages or images are rejected.
 """
 
 import json
@@ -17,13 +17,13 @@ IGNORED = {"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "STOPSIGNAL", "VOLUME", "MAIN
            "HEALTHCHECK"}  # fmt: skip
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 NAME = re.compile(r"\$(?:\{(\w+)(?:(:[-+])([^}]*))?\}|(\w+))")
-# What base images decide about a container besides its files.
-BASE_FOLDERS = (("t-bench/", "/app"),)
+# Working directories that base images set.
+BASE_WORKDIRS = (("t-bench/", "/app"),)
 
 
 @dataclass(frozen=True, slots=True)
 class RunInstruction:
-    command: str | tuple[str, ...]  # for the shell, or a program with its arguments
+    command: str | tuple[str, ...]  # for the shell, or argv
     shell: tuple[str, ...] = ("/bin/sh", "-c")
 
 
@@ -33,8 +33,8 @@ class CopyInstruction:
     target: str
     chmod: str = ""
     chown: str = ""
-    unpack: bool = False  # ADD opens archives
-    texts: tuple[tuple[str, str], ...] = ()  # name and text of files written in place
+    unpack: bool = False  # ADD extracts archives
+    texts: tuple[tuple[str, str], ...] = ()  # name and content of here-documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class Dockerfile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """One instruction, its lines joined."""
+class _Line:
+    """One instruction with its continuation lines joined."""
 
-    line: int
-    word: str
+    number: int
+    keyword: str
     rest: str
-    texts: list[tuple[str, str]]  # name and text of here-documents
+    texts: list[tuple[str, str]]  # name and content of here-documents
 
 
 @dataclass(slots=True)
@@ -82,138 +82,141 @@ class _Reader:
     shell: tuple[str, ...] = ("/bin/sh", "-c")
     steps: list[Instruction] = field(default_factory=list)
 
-    def wrong(self, said: _Said, what: str) -> TaskError:
-        return TaskError(f"{self.file}: line {said.line}: {what}")
+    def error(self, line: _Line, message: str) -> TaskError:
+        return TaskError(f"{self.file}: line {line.number}: {message}")
 
-    def filled(self, text: str) -> str:
+    def substitute(self, text: str) -> str:
         return substitute_variables(text, self.arguments | self.environment)
 
 
 def read_dockerfile(file: Path) -> Dockerfile:
+    """Parse a Dockerfile. Raises TaskError with the line of what is not supported."""
     reader = _Reader(file)
-    for said in _instructions(file.read_text(encoding="utf-8")):
-        _READ.get(said.word, _refuse)(reader, said)
+    for line in _instructions(file.read_text(encoding="utf-8")):
+        _HANDLERS.get(line.keyword, _reject)(reader, line)
     if not reader.base:
         raise TaskError(f"{file}: no FROM")
     return Dockerfile(reader.base, tuple(reader.steps))
 
 
-def _instructions(text: str) -> Iterator[_Said]:
+def _instructions(text: str) -> Iterator[_Line]:
     lines = text.splitlines()
     i = 0
     while i < len(lines):
-        first, whole = i, ""
+        first, joined = i, ""
         while i < len(lines):
             line = lines[i]
             i += 1
-            if line.lstrip().startswith("#") or (whole and not line.strip()):
-                continue  # also between the lines of one instruction
+            if line.lstrip().startswith("#") or (joined and not line.strip()):
+                continue  # comments may stand between the lines of one instruction
             more = line.rstrip().endswith("\\")
-            whole += line.rstrip()[:-1] if more else line
+            joined += line.rstrip()[:-1] if more else line
             if not more:
                 break
-        if not whole.strip():
+        if not joined.strip():
             continue
         texts = []
-        for mark in HEREDOC.finditer(whole):
+        for mark in HEREDOC.finditer(joined):
             body: list[str] = []
             while i < len(lines) and lines[i].strip() != mark[2]:
                 body.append(lines[i])
                 i += 1
             i += 1
             texts.append((mark[2], "\n".join(body) + "\n"))
-        word, _, rest = whole.strip().partition(" ")
-        yield _Said(first + 1, word.upper(), rest.strip(), texts)
+        keyword, _, rest = joined.strip().partition(" ")
+        yield _Line(first + 1, keyword.upper(), rest.strip(), texts)
 
 
-def substitute_variables(text: str, known: Mapping[str, str]) -> str:
-    """Names replaced by values, unknown ones by nothing.
+def substitute_variables(text: str, variables: Mapping[str, str]) -> str:
+    """The text with $NAME and ${NAME} replaced; unknown names become empty.
 
     >>> substitute_variables("$A-${B:-b}-${A:+a}-\\\\$A", {"A": "x"})
     'x-b-a-$A'
     """
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[4]
-        if found[2] == ":-":
-            return known.get(name) or found[3]
-        if found[2] == ":+":
-            return found[3] if known.get(name) else ""
-        return known.get(name, "")
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[4]
+        if match[2] == ":-":
+            return variables.get(name) or match[3]
+        if match[2] == ":+":
+            return match[3] if variables.get(name) else ""
+        return variables.get(name, "")
 
-    kept = text.replace("\\$", "\0")
-    return NAME.sub(value, kept).replace("\0", "$")
+    escaped = text.replace("\\$", "\0")
+    return NAME.sub(value, escaped).replace("\0", "$")
 
 
-def _from(reader: _Reader, said: _Said) -> None:
+def _from(reader: _Reader, line: _Line) -> None:
     if reader.base:
-        raise reader.wrong(said, "more than one stage; only a container engine can build that")
-    words = [word for word in reader.filled(said.rest).split() if not word.startswith("--")]
+        raise reader.error(line, "multi-stage builds need backend = 'container'")
+    words = [word for word in reader.substitute(line.rest).split() if not word.startswith("--")]
     if not words:
-        raise reader.wrong(said, "FROM without an image")
+        raise reader.error(line, "FROM must name an image")
     reader.base = words[0]
     reader.steps += [
-        WorkdirInstruction(folder) for part, folder in BASE_FOLDERS if part in reader.base
+        WorkdirInstruction(folder) for part, folder in BASE_WORKDIRS if part in reader.base
     ]
 
 
-def _arg(reader: _Reader, said: _Said) -> None:
-    for pair in shlex.split(said.rest):
+def _arg(reader: _Reader, line: _Line) -> None:
+    for pair in shlex.split(line.rest):
         name, _, value = pair.partition("=")
-        reader.arguments[name] = reader.filled(value)
+        reader.arguments[name] = reader.substitute(value)
 
 
-def _env(reader: _Reader, said: _Said) -> None:
-    first = said.rest.split(None, 1)[0] if said.rest else ""
+def _env(reader: _Reader, line: _Line) -> None:
+    first = line.rest.split(None, 1)[0] if line.rest else ""
     if "=" in first:
         try:
-            pairs = [pair.partition("=")[::2] for pair in shlex.split(said.rest)]
+            pairs = [pair.partition("=")[::2] for pair in shlex.split(line.rest)]
         except ValueError as error:
-            raise reader.wrong(said, f"ENV: {error}") from None
-    elif len(said.rest.split(None, 1)) == 2:
-        pairs = [(first, said.rest.split(None, 1)[1])]
+            raise reader.error(line, f"ENV: {error}") from None
+    elif len(line.rest.split(None, 1)) == 2:
+        pairs = [(first, line.rest.split(None, 1)[1])]
     else:
-        raise reader.wrong(said, "ENV wants NAME=value")
-    values = tuple((name, reader.filled(value)) for name, value in pairs)
+        raise reader.error(line, "ENV must be NAME=value")
+    values = tuple((name, reader.substitute(value)) for name, value in pairs)
     reader.environment.update(values)
     reader.steps.append(EnvInstruction(values))
 
 
-def _workdir(reader: _Reader, said: _Said) -> None:
-    reader.steps.append(WorkdirInstruction(reader.filled(said.rest.strip("\"'"))))
+def _workdir(reader: _Reader, line: _Line) -> None:
+    reader.steps.append(WorkdirInstruction(reader.substitute(line.rest.strip("\"'"))))
 
 
-def _user(reader: _Reader, said: _Said) -> None:
-    reader.steps.append(UserInstruction(reader.filled(said.rest).partition(":")[0]))
+def _user(reader: _Reader, line: _Line) -> None:
+    reader.steps.append(UserInstruction(reader.substitute(line.rest).partition(":")[0]))
 
 
-def _shell(reader: _Reader, said: _Said) -> None:
-    words = _array(said.rest)
+def _shell(reader: _Reader, line: _Line) -> None:
+    words = _array(line.rest)
     if words is None:
-        raise reader.wrong(said, "SHELL wants a list")
+        raise reader.error(line, "SHELL must be a JSON list")
     reader.shell = words
 
 
-def _run(reader: _Reader, said: _Said) -> None:
-    rest = said.rest
+def _run(reader: _Reader, line: _Line) -> None:
+    rest = line.rest
     while rest.startswith("--"):
         rest = rest.partition(" ")[2].lstrip()
     command: str | tuple[str, ...]
-    if said.texts:
-        (_, body), *_ = said.texts
+    if line.texts:
+        (_, body), *_ = line.texts
         only = HEREDOC.fullmatch(rest.strip())
-        command = body if only else f"{rest}\n{body}{said.texts[0][0]}"
+        command = body if only else f"{rest}\n{body}{line.texts[0][0]}"
     else:
         command = _array(rest) or rest
-    # Arguments are variables of the command; the shell itself fills them in.
-    given = "".join(f"{name}={shlex.quote(value)}; " for name, value in reader.arguments.items())
-    if isinstance(command, str) and given:
-        command = given + command
+    # Build arguments become shell variables of the command.
+    assignments = "".join(
+        f"{name}={shlex.quote(value)}; " for name, value in reader.arguments.items()
+    )
+    if isinstance(command, str) and assignments:
+        command = assignments + command
     reader.steps.append(RunInstruction(command, reader.shell))
 
 
-def _copy(reader: _Reader, said: _Said, unpack: bool = False) -> None:
-    rest = said.rest
+def _copy(reader: _Reader, line: _Line, unpack: bool = False) -> None:
+    rest = line.rest
     options: dict[str, str] = {}
     while rest.startswith("--"):
         option, _, rest = rest.partition(" ")
@@ -221,34 +224,34 @@ def _copy(reader: _Reader, said: _Said, unpack: bool = False) -> None:
         options[name] = value
         rest = rest.lstrip()
     if "from" in options:
-        what = f"a copy from {options['from']!r}; only a container engine can do that"
-        raise reader.wrong(said, what)
-    words = list(_array(rest) or shlex.split(reader.filled(rest)))
+        message = f"COPY --from={options['from']} needs backend = 'container'"
+        raise reader.error(line, message)
+    words = list(_array(rest) or shlex.split(reader.substitute(rest)))
     if len(words) < 2:
-        raise reader.wrong(said, "a copy wants a source and a target")
+        raise reader.error(line, "COPY and ADD must have a source and a target")
     *sources, target = words
     plain = tuple(source for source in sources if not HEREDOC.fullmatch(source))
     for source in plain:
         if re.match(r"(https?|git)(://|@)", source):
-            raise reader.wrong(said, f"{source} would have to be fetched; use RUN")
+            raise reader.error(line, f"{source} cannot be downloaded by ADD; use RUN")
     chmod, chown = options.get("chmod", ""), options.get("chown", "")
-    reader.steps.append(CopyInstruction(plain, target, chmod, chown, unpack, tuple(said.texts)))
+    reader.steps.append(CopyInstruction(plain, target, chmod, chown, unpack, tuple(line.texts)))
 
 
-def _add(reader: _Reader, said: _Said) -> None:
-    _copy(reader, said, unpack=True)
+def _add(reader: _Reader, line: _Line) -> None:
+    _copy(reader, line, unpack=True)
 
 
-def _ignore(reader: _Reader, said: _Said) -> None:
-    """It says how a container is run, and we run it otherwise."""
+def _ignore(reader: _Reader, line: _Line) -> None:
+    """Skip an instruction that only affects how a container is run."""
 
 
-def _refuse(reader: _Reader, said: _Said) -> None:
-    raise reader.wrong(said, "no instruction of a Dockerfile")
+def _reject(reader: _Reader, line: _Line) -> None:
+    raise reader.error(line, f"unknown instruction {line.keyword}")
 
 
 def _array(text: str) -> tuple[str, ...] | None:
-    """The list form of an instruction, if it is one."""
+    """The words of an instruction in exec form (a JSON list), or None."""
     if not text.startswith("["):
         return None
     try:
@@ -258,7 +261,7 @@ def _array(text: str) -> tuple[str, ...] | None:
     return tuple(map(str, words)) if isinstance(words, list) else None
 
 
-_READ = {
+_HANDLERS = {
     "FROM": _from,
     "ARG": _arg,
     "ENV": _env,

@@ -1,7 +1,6 @@
-"""What went wrong, whose doing it was, and whether a reward may be trusted all the same.
+"""Failure causes of Harbor and what each means for training.
 
-Harbor sorts failures by cause; we keep its causes and say what each means for training: mask, do
-not punish.
+A failure that the policy did not cause has no reward: the rollout is masked, not punished.
 """
 
 from dataclasses import dataclass
@@ -24,31 +23,33 @@ Cause = Literal[
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    kind: FailureKind | None  # of ours; None: no failure, the attempt is graded
-    retry: bool  # another attempt may go better
-    graded: bool  # the verifier still runs
-    trusted: bool  # its reward may train a policy
+    """How a cause is handled."""
+
+    kind: FailureKind | None  # kind of the recorded Failure; None: the rollout is scored
+    retry: bool  # a retry may succeed
+    verified: bool  # the verifier still runs
+    trusted: bool  # its reward may be trained on
 
 
 FAILURE_POLICIES: dict[Cause, FailurePolicy] = {
-    "sandbox_failed": FailurePolicy("infrastructure", retry=True, graded=False, trusted=False),
+    "sandbox_failed": FailurePolicy("infrastructure", retry=True, verified=False, trusted=False),
     "model_provider_failed": FailurePolicy(
-        "infrastructure", retry=True, graded=True, trusted=False
+        "infrastructure", retry=True, verified=True, trusted=False
     ),
-    "harness_failed": FailurePolicy("world", retry=False, graded=False, trusted=False),
-    "unclassified": FailurePolicy("world", retry=True, graded=True, trusted=False),
-    "agent_exhausted_budget": FailurePolicy(None, retry=False, graded=True, trusted=True),
-    "agent_refused_task": FailurePolicy(None, retry=False, graded=True, trusted=True),
-    "verifier_failed": FailurePolicy("grader", retry=False, graded=True, trusted=False),
-    "cancelled": FailurePolicy("infrastructure", retry=False, graded=False, trusted=False),
+    "harness_failed": FailurePolicy("world", retry=False, verified=False, trusted=False),
+    "unclassified": FailurePolicy("world", retry=True, verified=True, trusted=False),
+    "agent_exhausted_budget": FailurePolicy(None, retry=False, verified=True, trusted=True),
+    "agent_refused_task": FailurePolicy(None, retry=False, verified=True, trusted=True),
+    "verifier_failed": FailurePolicy("grader", retry=False, verified=True, trusted=False),
+    "cancelled": FailurePolicy("infrastructure", retry=False, verified=False, trusted=False),
 }
 
 
 class TrialFailed(RolloutFailed):
-    """A failure of a trial, with Harbor's cause and the name Harbor gives such an exception."""
+    """A failed trial, with Harbor's cause and Harbor's name of the exception."""
 
     def __init__(self, cause: Cause, exception: str, where: str, what: str) -> None:
         kind = FAILURE_POLICIES[cause].kind
-        assert kind is not None, f"{cause} is no failure"
+        assert kind is not None, f"{cause} is not a failure"
         super().__init__(kind, where, what)
         self.cause, self.exception = cause, exception

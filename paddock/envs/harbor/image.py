@@ -1,7 +1,7 @@
-"""A task's environment, made ready once and kept.
+"""Environment images of tasks, built once and cached.
 
-With bubblewrap the steps of a Dockerfile are run over a copy of this machine's system, and what
-they changed is kept as a layer. With a container engine the engine builds the image.
+With bubblewrap the instructions of a Dockerfile run on a copy-on-write root of this machine's
+system, and the changes are cached as a layer. With a container engine the engine builds the image.
 """
 
 import asyncio
@@ -42,21 +42,21 @@ from paddock.sandbox import (
     rootfs,
 )
 
-FETCHES = re.compile(
+DOWNLOADS = re.compile(
     r"\b(apt-get|apt|apk|yum|dnf|pip3?|uv|uvx|npm|yarn|pnpm|cargo|gem|conda|curl|wget|git clone)\b"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentImage:
-    """A place to start sandboxes from, and how programs run there."""
+    """Snapshots or image to start sandboxes from, and how programs run in them."""
 
-    base: tuple[FilesystemSnapshot, ...] = ()  # the newest first
+    base: tuple[FilesystemSnapshot, ...] = ()  # newest first
     image: str = ""  # of a container engine
     env: dict[str, str] = field(default_factory=dict)
     workdir: str = ""
     user: str | None = None
-    notes: tuple[str, ...] = ()  # what stands in for something else, what was left out
+    notes: tuple[str, ...] = ()  # replacements and skipped instructions
 
 
 _building: dict[tuple[int, str], asyncio.Lock] = {}
@@ -65,16 +65,19 @@ _building: dict[tuple[int, str], asyncio.Lock] = {}
 async def build_image(
     task: HarborTask, folder: Path, environment: EnvironmentConfig, settings: HarborSettings
 ) -> EnvironmentImage:
-    """The environment in `folder`. Built once however many attempts ask at the same time."""
+    """The image of the environment in `folder`. Concurrent calls build it once.
+
+    Raises TrialFailed if it cannot be built.
+    """
     backend = pick_backend(settings.sandbox)
     compose = folder / "docker-compose.yaml"
     if compose.is_file():
-        raise _failed("several services (docker-compose.yaml) cannot be run here")
+        raise _failed("several services (docker-compose.yaml) are not supported")
     file = folder / "Dockerfile"
     if backend == "container":
-        return await asyncio.to_thread(_by_engine, task, folder, environment)
+        return await asyncio.to_thread(_build_by_engine, task, folder, environment)
     if environment.docker_image or not file.is_file():
-        note = f"this machine's system stands in for the image {environment.docker_image}"
+        note = f"this machine's system replaces the image {environment.docker_image}"
         return EnvironmentImage(notes=(note,) if environment.docker_image else ())
     builder = DockerfileBuilder(task, folder, read_dockerfile(file), environment, settings)
     loop = id(asyncio.get_running_loop())
@@ -84,27 +87,29 @@ async def build_image(
                 return await builder.build()
         except TimeoutError:
             seconds = environment.build_timeout_sec * settings.timeout_multiplier
-            what = f"building took over {seconds:g} s"
-            raise _failed(what, "EnvironmentStartTimeoutError") from None
+            message = f"the build exceeded {seconds:g} s"
+            raise _failed(message, "EnvironmentStartTimeoutError") from None
         except SandboxError as error:
             raise _failed(str(error)) from error
 
 
-def _failed(what: str, exception: str = "EnvironmentBuildError") -> TrialFailed:
-    return TrialFailed("sandbox_failed", exception, "build", what)
+def _failed(message: str, exception: str = "EnvironmentBuildError") -> TrialFailed:
+    return TrialFailed("sandbox_failed", exception, "build", message)
 
 
-def _by_engine(task: HarborTask, folder: Path, environment: EnvironmentConfig) -> EnvironmentImage:
+def _build_by_engine(
+    task: HarborTask, folder: Path, environment: EnvironmentConfig
+) -> EnvironmentImage:
     if environment.docker_image:
         return EnvironmentImage(image=environment.docker_image)
     engine = find_container_engine()
-    assert isinstance(engine, ContainerEngine)  # a backend was chosen
+    assert isinstance(engine, ContainerEngine)  # checked by pick_backend
     if not (folder / "Dockerfile").is_file():
         return EnvironmentImage()
-    mark = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for path in sorted(folder.rglob("*")):
-        mark.update(_fingerprint(path, folder))
-    name = f"paddock-task-{mark.hexdigest()}:1"
+        digest.update(_fingerprint(path, folder))
+    name = f"paddock-task-{digest.hexdigest()}:1"
     try:
         engine.run("image", "inspect", name)
     except SandboxError:
@@ -117,7 +122,7 @@ def _by_engine(task: HarborTask, folder: Path, environment: EnvironmentConfig) -
 
 
 class DockerfileBuilder:
-    """The steps of a Dockerfile, one after another, from the longest beginning that is kept."""
+    """Runs the instructions of a Dockerfile, starting after the longest cached prefix."""
 
     def __init__(
         self,
@@ -130,76 +135,78 @@ class DockerfileBuilder:
         self.task, self.folder, self.dockerfile = task, folder, dockerfile
         self.settings, self.environment = settings, environment
         self.store = rootfs.cache_dir().parent / "layers"
-        self.keys = self._keys()
+        self.keys = self._cache_keys()
 
     async def build(self) -> EnvironmentImage:
-        done, image = self._longest()
+        """The image, from the cache or built now. Raises SandboxError or TrialFailed."""
+        done, image = self._cached_prefix()
         if done == len(self.dockerfile.steps):
             return image
         network = self.settings.allow_internet_in_build
-        shape = sandbox_settings(self.environment, self.task, self.settings)
-        shape = shape.model_copy(update={"allow_internet": network})
-        box = open_sandbox(shape, *image.base)
+        sandbox = sandbox_settings(self.environment, self.task, self.settings)
+        sandbox = sandbox.model_copy(update={"allow_internet": network})
+        box = open_sandbox(sandbox, *image.base)
         try:
             await box.start()
             await install_offline_tools(box, self.settings)
             for step in self.dockerfile.steps[done:]:
-                image = await self._step(box, step, image)
+                image = await self._run_step(box, step, image)
             await box.kill()
-            return self._keep(await box.snapshot(), image)
+            return self._store(await box.snapshot(), image)
         finally:
             await box.close()
 
-    def _longest(self) -> tuple[int, EnvironmentImage]:
+    def _cached_prefix(self) -> tuple[int, EnvironmentImage]:
+        """Number of instructions that are cached, and the image after them."""
         for count in range(len(self.keys), 0, -1):
             file = self.store / f"{self.keys[count - 1]}.json"
             if file.is_file():
-                said = json.loads(file.read_text())
-                base = tuple(FilesystemSnapshot(**each) for each in said.pop("base"))
+                cached = json.loads(file.read_text())
+                base = tuple(FilesystemSnapshot(**each) for each in cached.pop("base"))
                 if all(Path(each.place).is_dir() for each in base):
                     return count, EnvironmentImage(
-                        base=base, **{**said, "notes": tuple(said["notes"])}
+                        base=base, **{**cached, "notes": tuple(cached["notes"])}
                     )
-        stands = f"this machine's system stands in for the image {self.dockerfile.base}"
-        return 0, EnvironmentImage(notes=(stands,))
+        note = f"this machine's system replaces the image {self.dockerfile.base}"
+        return 0, EnvironmentImage(notes=(note,))
 
-    def _keep(self, snapshot: FilesystemSnapshot, image: EnvironmentImage) -> EnvironmentImage:
+    def _store(self, snapshot: FilesystemSnapshot, image: EnvironmentImage) -> EnvironmentImage:
         self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place = self.store / self.keys[-1]
-        if place.is_dir():
+        layer = self.store / self.keys[-1]
+        if layer.is_dir():
             shutil.rmtree(snapshot.place, ignore_errors=True)
         else:
-            shutil.move(snapshot.place, place)
-        kept = FilesystemSnapshot(backend=snapshot.backend, place=str(place))
-        whole = replace(image, base=(kept, *image.base))
+            shutil.move(snapshot.place, layer)
+        cached = FilesystemSnapshot(backend=snapshot.backend, place=str(layer))
+        built = replace(image, base=(cached, *image.base))
         file = self.store / f"{self.keys[-1]}.json"
         draft = file.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(asdict(whole)))
+        draft.write_text(json.dumps(asdict(built)))
         draft.rename(file)
-        return whole
+        return built
 
-    def _keys(self) -> list[str]:
-        """A name for the state after each step: all that it was made of."""
+    def _cache_keys(self) -> list[str]:
+        """Digest of everything that determines the state after each instruction."""
         settings = self.settings
-        shape = sandbox_settings(self.environment, self.task, settings)
-        said = (
+        sandbox = sandbox_settings(self.environment, self.task, settings)
+        options = (
             settings.skip_installs,
             settings.offline_python,
-            shape.writable_root,
-            shape.writable_paths,
+            sandbox.writable_root,
+            sandbox.writable_paths,
         )
-        mark = hashlib.blake2b(repr((self.dockerfile.base, said)).encode(), digest_size=12)
-        skeleton = rootfs.make_rootfs(rootfs.cache_dir(), os.geteuid())
-        mark.update(skeleton.folder.name.encode())
+        digest = hashlib.blake2b(repr((self.dockerfile.base, options)).encode(), digest_size=12)
+        root = rootfs.make_rootfs(rootfs.cache_dir(), os.geteuid())
+        digest.update(root.folder.name.encode())
         keys = []
         for step in self.dockerfile.steps:
-            mark.update(repr(step).encode())
+            digest.update(repr(step).encode())
             if isinstance(step, CopyInstruction):
                 for path in self._sources(step):
                     for inner in sorted([path, *path.rglob("*")]):
-                        mark.update(_fingerprint(inner, self.folder))
-            keys.append(mark.hexdigest())
-        return keys or [mark.hexdigest()]
+                        digest.update(_fingerprint(inner, self.folder))
+            keys.append(digest.hexdigest())
+        return keys or [digest.hexdigest()]
 
     def _sources(self, step: CopyInstruction) -> list[Path]:
         found: list[Path] = []
@@ -207,14 +214,16 @@ class DockerfileBuilder:
             name = source.lstrip("/").removeprefix("./")
             matches = [self.folder] if name in ("", ".") else sorted(self.folder.glob(name))
             if not matches:
-                raise TaskError(f"{self.folder / 'Dockerfile'}: COPY {source}: no such file")
+                raise TaskError(f"{self.folder / 'Dockerfile'}: COPY {source}: file not found")
             for path in matches:
                 if not path.resolve().is_relative_to(self.folder.resolve()):
-                    raise TaskError(f"{self.folder / 'Dockerfile'}: COPY {source}: leads outside")
+                    raise TaskError(
+                        f"{self.folder / 'Dockerfile'}: COPY {source}: outside environment/"
+                    )
             found += matches
         return found
 
-    async def _step(
+    async def _run_step(
         self, box: Sandbox, step: Instruction, image: EnvironmentImage
     ) -> EnvironmentImage:
         match step:
@@ -223,9 +232,9 @@ class DockerfileBuilder:
             case UserInstruction(name):
                 return replace(image, user=None if name in ("root", "0") else name)
             case WorkdirInstruction(path):
-                whole = str(PurePosixPath(image.workdir or "/") / path)
-                await _ran(box, ["mkdir", "-p", whole], "WORKDIR")
-                return replace(image, workdir=whole)
+                workdir = str(PurePosixPath(image.workdir or "/") / path)
+                await _exec(box, ["mkdir", "-p", workdir], "WORKDIR")
+                return replace(image, workdir=workdir)
             case CopyInstruction():
                 await self._copy(box, step, image)
                 return image
@@ -237,8 +246,8 @@ class DockerfileBuilder:
     ) -> EnvironmentImage:
         text = step.command if isinstance(step.command, str) else " ".join(step.command)
         short = " ".join(text.split())[:80]
-        if self.settings.skip_installs and FETCHES.search(text):
-            return replace(image, notes=(*image.notes, f"left out: RUN {short}"))
+        if self.settings.skip_installs and DOWNLOADS.search(text):
+            return replace(image, notes=(*image.notes, f"skipped: RUN {short}"))
         argv = [*step.shell, step.command] if isinstance(step.command, str) else step.command
         env = with_offline_path(image.env, self.settings)
         limit = self.environment.build_timeout_sec * self.settings.timeout_multiplier
@@ -247,11 +256,11 @@ class DockerfileBuilder:
         )
         if done.ok:
             return image
-        said = (done.stderr or done.stdout).strip().splitlines()
-        what = f"RUN {short}: exit code {done.code}: {said[-1] if said else 'it said nothing'}"
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        message = f"RUN {short}: exit code {done.code}: {lines[-1] if lines else 'no output'}"
         if self.settings.fail_on_build_error:
-            raise _failed(what)
-        return replace(image, notes=(*image.notes, what))
+            raise _failed(message)
+        return replace(image, notes=(*image.notes, message))
 
     async def _copy(self, box: Sandbox, step: CopyInstruction, image: EnvironmentImage) -> None:
         sources = self._sources(step)
@@ -259,36 +268,36 @@ class DockerfileBuilder:
         into = step.target.endswith(("/", "/.")) or step.target in (".", "./")
         into = into or len(sources) + len(step.texts) > 1
         if not into and sources and sources[0].is_file():
-            there = await box.exec(["test", "-d", target])
-            into = there.code == 0
-        laid = []
+            is_dir = await box.exec(["test", "-d", target])
+            into = is_dir.code == 0
+        copied = []
         for source in sources:
             if source.is_dir():
                 await box.put(source, target)
-                laid.append(target)
+                copied.append(target)
             elif step.unpack and tarfile.is_tarfile(source):
                 await box.put(source, "/tmp/.added")
-                await _ran(box, ["mkdir", "-p", target], "ADD")
-                await _ran(box, ["tar", "-xf", "/tmp/.added", "-C", target], f"ADD {source.name}")
-                await _ran(box, ["rm", "/tmp/.added"], "ADD")
+                await _exec(box, ["mkdir", "-p", target], "ADD")
+                await _exec(box, ["tar", "-xf", "/tmp/.added", "-C", target], f"ADD {source.name}")
+                await _exec(box, ["rm", "/tmp/.added"], "ADD")
             else:
-                place = str(PurePosixPath(target) / source.name) if into else target
-                await box.put(source, place)
-                laid.append(place)
+                path = str(PurePosixPath(target) / source.name) if into else target
+                await box.put(source, path)
+                copied.append(path)
         for name, text in step.texts:
-            place = str(PurePosixPath(target) / name) if into else target
-            await box.put(text.encode(), place)
-            laid.append(place)
-        if step.chmod and laid:
-            await _ran(box, ["chmod", "-R", step.chmod, *laid], "COPY --chmod")
-        if step.chown and laid:
-            await _ran(box, ["chown", "-R", step.chown, *laid], "COPY --chown")
+            path = str(PurePosixPath(target) / name) if into else target
+            await box.put(text.encode(), path)
+            copied.append(path)
+        if step.chmod and copied:
+            await _exec(box, ["chmod", "-R", step.chmod, *copied], "COPY --chmod")
+        if step.chown and copied:
+            await _exec(box, ["chown", "-R", step.chown, *copied], "COPY --chown")
 
 
-async def _ran(box: Sandbox, argv: list[str], what: str) -> None:
+async def _exec(box: Sandbox, argv: list[str], instruction: str) -> None:
     done = await box.exec(argv, cwd="/")
     if not done.ok:
-        raise _failed(f"{what}: {done.stderr.strip()}")
+        raise _failed(f"{instruction}: {done.stderr.strip()}")
 
 
 def _fingerprint(path: Path, folder: Path) -> bytes:
@@ -300,6 +309,7 @@ def _fingerprint(path: Path, folder: Path) -> bytes:
 
 
 async def install_offline_tools(box: Sandbox, settings: HarborSettings) -> None:
+    """Write the offline tools into a sandbox if the settings name a Python environment."""
     if settings.offline_python:
         with tempfile.TemporaryDirectory() as folder:
             for name, text in offline_tool_scripts(f"{settings.offline_python}/bin/python").items():
@@ -309,7 +319,7 @@ async def install_offline_tools(box: Sandbox, settings: HarborSettings) -> None:
 
 
 def with_offline_path(env: dict[str, str], settings: HarborSettings) -> dict[str, str]:
-    """An environment in which stand-ins are found first, where there are any."""
+    """The variables with the offline tools first in PATH, if they are used."""
     if not settings.offline_python:
         return dict(env)
     return {**env, "PATH": f"{OFFLINE_BIN}:{env.get('PATH', PATH)}"}

@@ -1,4 +1,4 @@
-"""Who a task may talk to: the three modes of Harbor, and what a list of hosts may say."""
+"""Network modes of Harbor and validation of host lists."""
 
 import re
 from ipaddress import ip_address, ip_network
@@ -9,34 +9,34 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def validate_hosts(hosts: list[str]) -> list[str]:
-    """Host names, `*.example.com`, addresses and networks, in one spelling.
+    """Normalised host names, `*.example.com`, addresses and networks.
 
     >>> validate_hosts(["Example.com.", "*.a.org", "10.0.0.0/8", "::1"])
     ['example.com', '*.a.org', '10.0.0.0/8', '::1']
     >>> validate_hosts(["https://a.org"])
     Traceback (most recent call last):
-    ValueError: 'https://a.org' is no host name, address or network
+    ValueError: must be a host name, address or network, got 'https://a.org'
     """
     return [_checked(host) for host in hosts]
 
 
-def _checked(said: str) -> str:
-    host = said.strip().lower().rstrip(".")
-    wrong = ValueError(f"{said!r} is no host name, address or network")
+def _checked(text: str) -> str:
+    host = text.strip().lower().rstrip(".")
+    invalid = ValueError(f"must be a host name, address or network, got {text!r}")
     try:
         if "/" in host:
             return ip_network(host, strict=True).compressed
         if "%" in host:
-            raise wrong
+            raise invalid
         if ":" in host:
             return ip_address(host).compressed
     except ValueError:
-        raise wrong from None
+        raise invalid from None
     name = host.removeprefix("*.")
     if name != host and _is_address(name):
-        raise ValueError(f"{said!r}: a wildcard stands before a name, not before an address")
+        raise ValueError(f"a wildcard must precede a host name, not an address, got {text!r}")
     if not name or not all(_LABEL.fullmatch(label) for label in name.split(".")):
-        raise wrong
+        raise invalid
     return host
 
 
@@ -49,6 +49,6 @@ def _is_address(text: str) -> bool:
 
 
 def validate_network_mode(mode: Mode | None, hosts: list[str] | None) -> None:
-    """Hosts are listed for an allowlist only."""
+    """Raises ValueError if hosts are listed for another mode than allowlist."""
     if mode != "allowlist" and (hosts if mode is not None else hosts is not None):
         raise ValueError("allowed_hosts needs network_mode = 'allowlist'")

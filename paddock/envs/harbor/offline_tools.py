@@ -1,13 +1,12 @@
-"""Stand-ins for programs that fetch things, for tasks whose tests want a network to set up pytest.
+"""Offline replacements of package installers, for tasks whose tests install pytest themselves.
 
-A Python environment that already has what they would install is shown inside, and these scripts
-stand first in PATH: `uv` and `uvx` run what they are asked to run in that environment, installers
-do nothing and say so.
+A Python environment that already has the packages is mounted into the sandbox, and these scripts
+are first in PATH: `uv` and `uvx` run commands in that environment, installers only print a message.
 """
 
 OFFLINE_BIN = "/opt/paddock/bin"
 
-_QUIET = '#!/bin/sh\necho "$(basename "$0"): nothing is fetched here" >&2\nexit 0\n'
+_NO_DOWNLOAD = '#!/bin/sh\necho "$(basename "$0"): nothing is fetched here" >&2\nexit 0\n'
 
 # Options of `uv run` and `uvx` that take a value; all others are dropped alone.
 _UV = """#!/bin/sh
@@ -45,12 +44,12 @@ exec {python} -m pip "$@"
 
 
 def offline_tool_scripts(python: str) -> dict[str, str]:
-    """Scripts by name, for an environment whose interpreter is `python`."""
-    # Without -P the folder a task works in would be searched for modules, which `pytest` does not.
+    """Scripts by name, for a Python environment with this interpreter."""
+    # Without -P modules would be imported from the working directory, unlike with `pytest`.
     pytest = f"{python} -P -m pytest"
-    quiet = ("apt-get", "apt", "curl", "wget", "add-apt-repository")
+    installers = ("apt-get", "apt", "curl", "wget", "add-apt-repository")
     return {
-        **dict.fromkeys(quiet, _QUIET),
+        **dict.fromkeys(installers, _NO_DOWNLOAD),
         "uv": _UV.replace("{python}", python).replace("{pytest}", pytest),
         "uvx": _UV.replace("{python}", python).replace("{pytest}", pytest),
         "pip": _PIP.replace("{python}", python),

@@ -1,7 +1,7 @@
-"""What a trial leaves on disk, in Harbor's own layout, so that its tools can read it.
+"""Result files of a trial in Harbor's layout, readable by its tools.
 
 TRIAL/ config.json  lock.json  result.json  trial.log  agent/ verifier/ artifacts/manifest.json
-       (of tasks in steps: steps/NAME/{agent,verifier,artifacts})
+       (multi-step tasks: steps/NAME/{agent,verifier,artifacts})
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from paddock.sandbox import SandboxError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialInfo:
-    """What is to be said about a trial besides its files."""
+    """Facts about a trial that its files do not contain."""
 
     name: str
     agent: str
@@ -32,51 +32,53 @@ class TrialInfo:
 
 
 async def save_logs(trial: Trial, step: TaskStep, folder: Path) -> None:
-    """A step's logs and artifacts, out of the sandbox, before it is gone."""
-    assert trial.place is not None
-    place = folder / "steps" / step.name if step.name else folder
-    await _fetch(trial.place, f"{LOGS}/agent", place / "agent")
-    await _fetch(trial.graded_in or trial.place, f"{LOGS}/verifier", place / "verifier")
+    """Copy a step's logs and artifacts out of the sandboxes. Call before the trial is closed."""
+    assert trial.agent_sandbox is not None
+    target_dir = folder / "steps" / step.name if step.name else folder
+    await _fetch(trial.agent_sandbox, f"{LOGS}/agent", target_dir / "agent")
+    await _fetch(
+        trial.verifier_sandbox or trial.agent_sandbox, f"{LOGS}/verifier", target_dir / "verifier"
+    )
     rows = []
-    wanted: list[tuple[str, str | None]] = [(f"{LOGS}/artifacts", None)]
-    wanted += [(each.source, each.destination) for each in trial.task.artifacts(step)]
-    for source, destination in wanted:
-        target = place / "artifacts" / (destination or source.strip("/"))
-        path = source if source.startswith("/") else f"{trial.place.workdir}/{source}"
-        fetched = await _fetch(trial.place, path, target)
-        row = {"source": source, "destination": str(target.relative_to(place / "artifacts"))}
+    artifacts: list[tuple[str, str | None]] = [(f"{LOGS}/artifacts", None)]
+    artifacts += [(each.source, each.destination) for each in trial.task.artifacts(step)]
+    for source, destination in artifacts:
+        target = target_dir / "artifacts" / (destination or source.strip("/"))
+        path = source if source.startswith("/") else f"{trial.agent_sandbox.workdir}/{source}"
+        fetched = await _fetch(trial.agent_sandbox, path, target)
+        row = {"source": source, "destination": str(target.relative_to(target_dir / "artifacts"))}
         rows.append({**row, "service": "main", "status": "ok" if fetched else "missing"})
-    (place / "artifacts").mkdir(parents=True, exist_ok=True)
-    (place / "artifacts" / "manifest.json").write_text(json.dumps(rows, indent=2))
+    (target_dir / "artifacts").mkdir(parents=True, exist_ok=True)
+    (target_dir / "artifacts" / "manifest.json").write_text(json.dumps(rows, indent=2))
 
 
-async def _fetch(place: TaskSandbox, source: str, target: Path) -> bool:
+async def _fetch(sandbox: TaskSandbox, source: str, target: Path) -> bool:
     if target.exists():
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        await place.box.get(source, target)
+        await sandbox.box.get(source, target)
     except (FileNotFoundError, SandboxError):
         return False
     return True
 
 
-def write_results(trial: Trial, settings: HarborSettings, folder: Path, record: TrialInfo) -> None:
-    """The files that say what was tried and what came of it."""
+def write_results(trial: Trial, settings: HarborSettings, folder: Path, info: TrialInfo) -> None:
+    """Write result.json, config.json, lock.json and trial.log."""
     folder.mkdir(parents=True, exist_ok=True)
     task = trial.task
     rewards = trial.total_rewards()
     result = {
         "task_name": task.name,
-        "trial_name": record.name,
+        "trial_name": info.name,
         "trial_uri": folder.resolve().as_uri(),
         "source": task.config.source,
         "task_checksum": task_checksum(task.folder),
-        "agent_info": {"name": record.agent, "version": "unknown", "model_info": None},
+        "agent_info": {"name": info.agent, "version": "unknown", "model_info": None},
         "verifier_result": None if rewards is None else {"rewards": dict(rewards)},
-        "exception_info": _exception(record.stopped, record.finished),
-        "started_at": record.started.isoformat(),
-        "finished_at": record.finished.isoformat(),
+        "exception_info": _exception(info.stopped, info.finished),
+        "started_at": info.started.isoformat(),
+        "finished_at": info.finished.isoformat(),
         "step_results": _steps(task, trial.rewards) if task.is_multi_step else None,
     }
     texts: dict[str, object] = {
@@ -84,9 +86,9 @@ def write_results(trial: Trial, settings: HarborSettings, folder: Path, record: 
         "config.json": {"task": {"path": str(task.folder)}, **settings.model_dump(mode="json")},
         "lock.json": {"task": {"name": task.name, "digest": task_checksum(task.folder)}},
     }
-    for name, said in texts.items():
-        (folder / name).write_text(json.dumps(said, indent=2) + "\n")
-    (folder / "trial.log").write_text("".join(f"{line}\n" for line in record.log))
+    for name, content in texts.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / "trial.log").write_text("".join(f"{line}\n" for line in info.log))
 
 
 def _steps(
@@ -114,13 +116,13 @@ def _exception(stopped: RolloutFailed | None, when: datetime) -> dict[str, str] 
 
 
 def task_checksum(folder: Path) -> str:
-    """Changes when any file of a task does."""
-    mark = hashlib.sha256()
+    """Digest of all files of a task."""
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            mark.update(f"{path.relative_to(folder)}\0".encode())
-            mark.update(hashlib.sha256(path.read_bytes()).digest())
-    return f"sha256:{mark.hexdigest()}"
+            digest.update(f"{path.relative_to(folder)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"sha256:{digest.hexdigest()}"
 
 
 def now() -> datetime:

@@ -1,7 +1,6 @@
-"""task.toml: what a Harbor task says about itself (schema 1.4 and older).
+"""Schema of task.toml (Harbor schema 1.4 and older).
 
-Keys that nobody knows are ignored, as Harbor ignores them, but they are told: a misspelt time-out
-is worth a word.
+Unknown keys are ignored as in Harbor, but reported, because they may be misspelt.
 """
 
 import re
@@ -27,23 +26,25 @@ from paddock.sandbox import SyscallGroup
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*")
 SERVICE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 TOPOLOGY = re.compile(r"[1-9]\d*(x[1-9]\d*)+")
-NOT_IN_A_FOLDER_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
-DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[1-9\u00b9\u00b2\u00b3])")
-VerifierView = Literal["files", "system", "processes"]  # of the agent's environment, by the tests
-MAIN = "main"  # the service in which the agent works
+FORBIDDEN_CHARS = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
+DEVICE_NAME = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[1-9\u00b9\u00b2\u00b3])")
+VerifierView = Literal["files", "system", "processes"]  # of the agent's environment
+MAIN = "main"  # the agent's service
 SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
 class TaskError(ValueError):
-    """A task that cannot be read; each line names the file and what is wrong in it."""
+    """An invalid task; each line of the message names the file and the problem."""
 
 
 class TaskTomlTable(BaseModel):
+    """Base of all tables of task.toml."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class NetworkPolicyConfig(TaskTomlTable):
-    """Who may be talked to while somebody works; nothing said: as the environment says."""
+    """Network access of a phase; unset means as in the environment."""
 
     network_mode: Mode | None = None
     allowed_hosts: list[str] | None = None
@@ -54,7 +55,7 @@ class NetworkPolicyConfig(TaskTomlTable):
         return None if hosts is None else validate_hosts(hosts)
 
     @model_validator(mode="after")
-    def _pair(self) -> "NetworkPolicyConfig":
+    def _check_mode(self) -> "NetworkPolicyConfig":
         validate_network_mode(self.network_mode, self.allowed_hosts)
         return self
 
@@ -75,7 +76,7 @@ class PackageInfo(TaskTomlTable):
     @classmethod
     def _name(cls, name: str) -> str:
         if not NAME.fullmatch(name) or ".." in name:
-            raise ValueError(f"{name!r} is not of the form org/name")
+            raise ValueError(f"must be of the form org/name, got {name!r}")
         return name
 
 
@@ -96,7 +97,7 @@ class TpuConfig(TaskTomlTable):
     @classmethod
     def _topology(cls, text: str) -> str:
         if not TOPOLOGY.fullmatch(text.strip()):
-            raise ValueError(f"{text!r} is not of the form 2x4")
+            raise ValueError(f"must be of the form 2x4, got {text!r}")
         return text.strip()
 
 
@@ -114,7 +115,7 @@ class MCPServerConfig(TaskTomlTable):
         return "streamable-http" if name == "http" else name
 
     @model_validator(mode="after")
-    def _reachable(self) -> "MCPServerConfig":
+    def _check_transport(self) -> "MCPServerConfig":
         missing = "command" if self.transport == "stdio" else "url"
         if not getattr(self, missing):
             raise ValueError(f"transport {self.transport!r} needs {missing}")
@@ -137,7 +138,7 @@ class EnvironmentConfig(NetworkPolicyConfig):
     healthcheck: HealthcheckConfig | None = None
     workdir: str | None = None
     network_mode: Mode = "public"
-    allow_internet: bool | None = None  # older than network_mode
+    allow_internet: bool | None = None  # older form of network_mode
 
     @field_validator("os", mode="before")
     @classmethod
@@ -147,21 +148,21 @@ class EnvironmentConfig(NetworkPolicyConfig):
     @model_validator(mode="before")
     @classmethod
     def _older_keys(cls, data: Any) -> Any:
-        """`memory = "2G"` and `storage = "10G"`, as older tasks have them."""
+        """Convert `memory = "2G"` and `storage = "10G"` of older tasks."""
         if not isinstance(data, dict):
             return data
         data = dict(data)
         for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
-            said = data.pop(old, None)
-            if isinstance(said, str):
-                size = parse_megabytes(said)
+            text = data.pop(old, None)
+            if isinstance(text, str):
+                size = parse_megabytes(text)
                 if data.setdefault(new, size) != size:
-                    raise ValueError(f"{old} = {said!r} and {new} = {data[new]!r} contradict")
+                    raise ValueError(f"{old} = {text!r} contradicts {new} = {data[new]!r}")
         return data
 
     @property
     def effective_network_mode(self) -> Mode:
-        """What holds, older key or newer."""
+        """The network mode, from the newer or the older key."""
         newer = "network_mode" in self.model_fields_set or self.allowed_hosts is not None
         if newer or self.allow_internet is None:
             return self.network_mode
@@ -169,13 +170,14 @@ class EnvironmentConfig(NetworkPolicyConfig):
 
 
 def parse_megabytes(text: str) -> int:
-    """
+    """A size such as "2G" in MiB.
+
     >>> parse_megabytes("2G"), parse_megabytes("512m")
     (2048, 512)
     """
     number, unit = text.strip()[:-1], text.strip()[-1:].upper()
     if unit not in SIZES:
-        raise ValueError(f"{text!r} is no size such as '2G' or '512M'")
+        raise ValueError(f"must be a size such as '2G' or '512M', got {text!r}")
     return int(float(number) * SIZES[unit])
 
 
@@ -186,7 +188,7 @@ class AgentConfig(NetworkPolicyConfig):
 
 def _service(name: str | None) -> str | None:
     if name is not None and not SERVICE.fullmatch(name.strip()):
-        raise ValueError(f"{name!r} is no name of a service")
+        raise ValueError(f"must be a service name, got {name!r}")
     return None if name is None else name.strip()
 
 
@@ -208,14 +210,16 @@ class VerifierConfig(NetworkPolicyConfig):
     collect: list[CollectConfig] = []
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> "VerifierConfig":
+    def _check_environment(self) -> "VerifierConfig":
         if self.environment_mode == "shared" and self.environment is not None:
-            raise ValueError("environment_mode 'shared' and an environment of its own contradict")
+            raise ValueError(
+                "environment_mode = 'shared' must not be combined with an environment table"
+            )
         return self
 
     @property
     def effective_mode(self) -> Literal["shared", "separate"] | None:
-        """What is said here; None if nothing is."""
+        """The mode set here, explicitly or by an environment table; None if neither."""
         inferred: Literal["separate"] | None = "separate" if self.environment else None
         return self.environment_mode or inferred
 
@@ -232,7 +236,7 @@ class ArtifactConfig(TaskTomlTable):
     @classmethod
     def _source(cls, path: str) -> str:
         if ".." in PurePosixPath(path).parts:
-            raise ValueError(f"{path!r} has a part '..'")
+            raise ValueError(f"must not contain '..', got {path!r}")
         return path
 
     @field_validator("destination")
@@ -242,23 +246,27 @@ class ArtifactConfig(TaskTomlTable):
             return None
         parts = PurePosixPath(path).parts
         if "\\" in path or path.startswith("/") or ".." in parts or not parts:
-            raise ValueError(f"{path!r} is no relative path with forward slashes and without '..'")
+            raise ValueError(
+                f"must be a relative path with forward slashes and without '..', got {path!r}"
+            )
         if path.rstrip("/") == "manifest.json":
-            raise ValueError("'manifest.json' is the name of the list of artifacts itself")
+            raise ValueError("'manifest.json' is reserved for the list of artifacts")
         return path
 
     @model_validator(mode="after")
     def _absolute(self) -> "ArtifactConfig":
         absolute = self.source.startswith("/") or re.match(r"[A-Za-z]:[/\\]", self.source)
         if self.service not in (None, MAIN) and not absolute:
-            raise ValueError(f"{self.source!r} of service {self.service!r} is no absolute path")
+            raise ValueError(
+                f"source must be absolute for service {self.service!r}, got {self.source!r}"
+            )
         return self
 
 
 ArtifactOrPath = Annotated[
     ArtifactConfig,
-    BeforeValidator(lambda said: {"source": said} if isinstance(said, str) else said),
-]  # an artifact, or just where it is
+    BeforeValidator(lambda value: {"source": value} if isinstance(value, str) else value),
+]  # a table, or only its source
 
 
 class StepConfig(TaskTomlTable):
@@ -272,10 +280,10 @@ class StepConfig(TaskTomlTable):
     @field_validator("name")
     @classmethod
     def _name(cls, name: str) -> str:
-        device = DEVICE.fullmatch(name.partition(".")[0].rstrip(" ").lower())
-        bad = not name.strip() or name.endswith((".", " ")) or NOT_IN_A_FOLDER_NAME.search(name)
+        device = DEVICE_NAME.fullmatch(name.partition(".")[0].rstrip(" ").lower())
+        bad = not name.strip() or name.endswith((".", " ")) or FORBIDDEN_CHARS.search(name)
         if bad or device or len(name.encode()) > 255:
-            raise ValueError(f"{name!r} is no name that every system allows for a folder")
+            raise ValueError(f"must be a portable directory name, got {name!r}")
         return name
 
 
@@ -284,11 +292,11 @@ class SolutionConfig(TaskTomlTable):
 
 
 class PaddockMetadata(BaseModel):
-    """What a task needs of us in particular: the table `metadata.paddock`, which Harbor ignores."""
+    """The table `metadata.paddock`, which Harbor ignores: needs that are specific to Paddock."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     verifier_sees: VerifierView | None = None
-    allow: tuple[SyscallGroup, ...] = ()  # by the system-call filter
+    allow: tuple[SyscallGroup, ...] = ()  # allowed system calls
 
 
 class TaskConfig(TaskTomlTable):
@@ -309,7 +317,7 @@ class TaskConfig(TaskTomlTable):
         return PaddockMetadata.model_validate(self.metadata.get("paddock", {}))
 
     @model_validator(mode="after")
-    def _known_needs(self) -> "TaskConfig":
+    def _check_metadata(self) -> "TaskConfig":
         try:
             PaddockMetadata.model_validate(self.metadata.get("paddock", {}))
             return self
@@ -326,18 +334,20 @@ class TaskConfig(TaskTomlTable):
 
     @field_validator("steps")
     @classmethod
-    def _different(cls, steps: list[StepConfig] | None) -> list[StepConfig] | None:
+    def _unique_names(cls, steps: list[StepConfig] | None) -> list[StepConfig] | None:
         seen: set[str] = set()
         for step in steps or ():
             key = unicodedata.normalize("NFC", step.name).casefold()
             if key in seen:
-                raise ValueError(f"two steps are called {step.name!r}, or nearly so")
+                raise ValueError(
+                    f"step names must be unique ignoring case, got {step.name!r} twice"
+                )
             seen.add(key)
         return steps
 
 
 def read_config(file: Path) -> tuple[TaskConfig, tuple[str, ...]]:
-    """A task.toml, and its keys that nobody knows."""
+    """Read a task.toml; returns its unknown keys too. Raises TaskError if it is invalid."""
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -348,40 +358,40 @@ def read_config(file: Path) -> tuple[TaskConfig, tuple[str, ...]]:
         config = TaskConfig.model_validate(data)
     except ValidationError as error:
         raise TaskError("\n".join(f"{file}: {line}" for line in _lines(error))) from None
-    return config, tuple(_unknown(TaskConfig, data, ""))
+    return config, tuple(_unknown_keys(TaskConfig, data, ""))
 
 
 def _lines(error: ValidationError) -> Iterator[str]:
     for each in error.errors():
-        steps = [str(step) for step in each["loc"]]
-        where = ".".join(steps) or "the whole"
-        yield f"{where}: {each['msg'].removeprefix('Value error, ')}"
+        where = ".".join(str(part) for part in each["loc"])
+        message = each["msg"].removeprefix("Value error, ")
+        yield f"{where}: {message}" if where else message
 
 
-OLDER = {"memory", "storage", "version"}
+OLDER_KEYS = {"memory", "storage", "version"}
 
 
-def _unknown(part: type[BaseModel], data: Mapping[str, Any], where: str) -> Iterator[str]:
+def _unknown_keys(table: type[BaseModel], data: Mapping[str, Any], where: str) -> Iterator[str]:
     for key, value in data.items():
         name = f"{where}.{key}" if where else key
-        field = part.model_fields.get(key)
+        field = table.model_fields.get(key)
         if field is None:
-            if key not in OLDER:
+            if key not in OLDER_KEYS:
                 yield name
             continue
-        inner = _part_of(field.annotation)
+        inner = _table_type(field.annotation)
         if inner is not None:
             for each in value if isinstance(value, list) else [value]:
                 if isinstance(each, dict):
-                    yield from _unknown(inner, each, name)
+                    yield from _unknown_keys(inner, each, name)
 
 
-def _part_of(annotation: Any) -> type[BaseModel] | None:
-    """The kind of part that a field holds, one or several of it."""
+def _table_type(annotation: Any) -> type[BaseModel] | None:
+    """The table class of a field that holds one or several tables, or None."""
     if isinstance(annotation, type) and issubclass(annotation, TaskTomlTable):
         return annotation
     for inner in getattr(annotation, "__args__", ()):
-        found = _part_of(inner)
+        found = _table_type(inner)
         if found is not None:
             return found
     return None

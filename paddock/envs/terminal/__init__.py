@@ -1,11 +1,11 @@
-"""A real shell in a sandbox: tasks of folders, and small ones made by chance.
+"""Terminal environments: a shell in a sandbox, with generated tasks or tasks in Harbor's format.
 
-sandboxed_checks.py   a program: what holds of a workspace
-env.py                an attempt with a shell
-subtasks_files.py     goals about files, text, permissions, logs, search, settings
-subtasks_programs.py  goals about scripts, archives, repositories
-harbor_taskset.py     harbor: the tasks of a folder
-generate.py           puzzles of chance
-task.py               what a small task is
-taskset.py            terminal: small tasks made by chance
+taskset.py            environment `terminal`: generated tasks
+harbor_taskset.py     environment `harbor`: a directory of Harbor tasks
+env.py                one rollout with a shell
+task.py               generated tasks: files, instruction, checks, solution
+generate.py           task generator
+subtasks_files.py     subtasks about files, text, permissions, logs, search, settings
+subtasks_programs.py  subtasks about scripts, archives, git repositories
+sandboxed_checks.py   program that runs inside: checks the state of a workspace
 """

@@ -1,4 +1,4 @@
-"""An attempt with a shell: what the player may call, and what it reads."""
+"""Environment of one rollout with a shell tool."""
 
 from typing import Protocol
 
@@ -25,42 +25,44 @@ SHELL = ToolSpec(
 
 
 class TerminalBackend(Protocol):
-    """Where an attempt happens: a sandbox with a task laid out in it."""
+    """A sandbox in which a task is set up, and its verifier."""
 
-    async def start(self) -> ShellSession: ...
+    async def start(self) -> ShellSession:
+        """Set up the task and return the shell of the policy."""
 
     async def next_instruction(self) -> tuple[Message, ...]:
-        """The player says that it is done: what it is asked next, or nothing."""
+        """The messages after the policy says that it is done: the next instruction, or none."""
 
     def timed_out(self) -> bool:
-        """Whether the player has used up its own time; it is graded all the same."""
+        """Whether the policy has used up its time; the rollout is still scored."""
 
-    async def score(self) -> Verdict: ...
+    async def score(self) -> Verdict:
+        """Run the verifier."""
 
     async def close(self) -> None: ...
 
 
 class TerminalEnv:
-    """An `Env`: a shell in a sandbox until the player answers without calling it."""
+    """An `Env` with a shell in a sandbox, until the policy replies without a tool call."""
 
     tools = (SHELL,)
 
-    def __init__(self, task: Task, site: TerminalBackend, *, command_s: float) -> None:
-        self.task, self.site, self.command_s = task, site, command_s
+    def __init__(self, task: Task, backend: TerminalBackend, *, command_timeout_s: float) -> None:
+        self.task, self.backend, self.command_timeout_s = task, backend, command_timeout_s
         self._session: ShellSession | None = None
-        self._broken = ""  # why no command can be run any more
+        self._broken = ""  # why no further command can run
 
     async def reset(self) -> None:
         try:
-            self._session = await self.site.start()
+            self._session = await self.backend.start()
         except SandboxError as error:
             raise RolloutFailed("infrastructure", "start", str(error)) from error
 
     async def step(self, reply: Message) -> tuple[Message, ...]:
-        if self.site.timed_out():
+        if self.backend.timed_out():
             return ()
         if not reply.tool_calls:
-            return await self.site.next_instruction()
+            return await self.backend.next_instruction()
         return await execute_tool_calls([Tool(SHELL, self._run)], reply)
 
     async def _run(self, command: str, timeout_s: float | None = None) -> str:
@@ -69,24 +71,24 @@ class TerminalEnv:
             raise ToolError("shell: argument 'timeout_s' must be above zero")
         if self._broken:
             return self._broken
-        seconds = min(timeout_s or self.command_s, self.command_s)
+        seconds = min(timeout_s or self.command_timeout_s, self.command_timeout_s)
         try:
             return format_output(await self._session.run(command, seconds), seconds)
         except (SandboxError, TimeoutError, ValueError) as error:
-            # Whoever breaks its own machine, or the shell's answers, is graded all the same: the
-            # site finds out whether it was the player or ours.
+            # A policy that breaks its sandbox or its shell is still scored: the backend finds out
+            # whether the policy or the infrastructure caused it.
             self._broken = f"(the machine is broken: {error})"
             return self._broken
 
     async def score(self) -> Verdict:
-        return await self.site.score()
+        return await self.backend.score()
 
     async def close(self) -> None:
-        await self.site.close()
+        await self.backend.close()
 
 
-def format_output(reply: ShellResult, seconds: float) -> str:
-    """What the player reads.
+def format_output(result: ShellResult, seconds: float) -> str:
+    """The tool result that the policy sees.
 
     >>> format_output(ShellResult(output="ls: no\\n", code=2, cwd="/"), 5)
     'ls: no\\n(exit code 2)'
@@ -94,13 +96,13 @@ def format_output(reply: ShellResult, seconds: float) -> str:
     '(no output)'
     """
     notes = []
-    if reply.timed_out:
+    if result.timed_out:
         notes.append(f"(over {seconds:g} s: it was killed)")
-    elif reply.code:
-        notes.append(f"(exit code {reply.code})")
-    if reply.ended:
+    elif result.code:
+        notes.append(f"(exit code {result.code})")
+    if result.ended:
         notes.append("(the shell ended; the next command gets a fresh one)")
-    if not reply.output and not notes:
+    if not result.output and not notes:
         return "(no output)"
-    gap = "" if not reply.output or reply.output.endswith("\n") or not notes else "\n"
-    return reply.output + gap + "\n".join(notes)
+    gap = "" if not result.output or result.output.endswith("\n") or not notes else "\n"
+    return result.output + gap + "\n".join(notes)

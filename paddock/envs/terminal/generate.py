@@ -1,4 +1,4 @@
-"""Puzzles of chance: which families there are, and how a level is made of them."""
+"""Task generator: subtask families, and how a task of a level is composed of them."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ FAMILIES: dict[str, Callable[[Random, int, str], Subtask]] = {
     "archive": subtasks_programs.archive,
     "git": subtasks_programs.repository,
 }
-NEEDS = {"git": "git"}  # a program that must be there
+NEEDS = {"git": "git"}  # program that a family requires
 
 
 def available_families() -> tuple[str, ...]:
-    """The families whose programs this machine has."""
+    """Families whose required programs are installed."""
     return tuple(name for name in FAMILIES if shutil.which(NEEDS.get(name, "sh")))
 
 
-def generate_task(chance: Random, level: int, names: Sequence[str]) -> TerminalTask:
-    """As many goals as the level says, each as large as the level says."""
-    goals = []
+def generate_task(rng: Random, level: int, names: Sequence[str]) -> TerminalTask:
+    """A task with `level` subtasks, each of the size of that level."""
+    subtasks = []
     for i in range(level):
-        name = chance.choice(names)
-        folder = subtasks_files.words(chance, 1)[0] + (f"{i + 1}" if level > 1 else "")
-        goals.append(FAMILIES[name](chance, level, folder))
-    return TerminalTask(goals=tuple(goals), level=level)
+        name = rng.choice(names)
+        folder = subtasks_files.words(rng, 1)[0] + (f"{i + 1}" if level > 1 else "")
+        subtasks.append(FAMILIES[name](rng, level, folder))
+    return TerminalTask(subtasks=tuple(subtasks), level=level)

@@ -1,4 +1,4 @@
-"""harbor: the tasks of a folder, in Harbor's layout or that of terminal-bench 1."""
+"""Environment `harbor`: a directory of tasks in the format of Harbor or terminal-bench 1."""
 
 import base64
 import time
@@ -23,18 +23,20 @@ from paddock.records import Budget, Message, Task, ToolCall, Verdict
 from paddock.sandbox import SandboxError, ShellSession, pack
 
 NAME = "harbor"
-SLACK_S = 120.0  # for sandboxes to start and end
-_works: dict[tuple[str, str], bool] = {}  # of a task's step: its verifier comes to a verdict
-ASK = "{}\n\nYou have a shell in {}. When you are done, answer without calling it."
+SLACK_S = 120.0  # for sandboxes to start and stop
+_verifier_works: dict[tuple[str, str], bool] = {}  # by task folder and step
+PROMPT = "{}\n\nYou have a shell in {}. When you are done, answer without calling it."
 
 
 class HarborEnvSettings(EnvSettings):
-    path: str  # one task, or a folder of tasks
+    """Settings of env "harbor"."""
+
+    path: str  # a task folder, or a directory of task folders
     split: Literal["train", "test", "by-name"] = "by-name"
     harbor: HarborSettings = HarborSettings()
     max_turns: int = Field(default=64, ge=1)
     command_timeout_s: float = Field(default=60.0, gt=0)
-    agent_timeout_s: float = Field(default=600.0, gt=0)  # where a task names no time
+    agent_timeout_s: float = Field(default=600.0, gt=0)  # where a task sets no timeout
     max_output_bytes: int = Field(default=8192, ge=256)
 
     def make_taskset(self) -> "HarborTaskset":
@@ -60,11 +62,11 @@ class HarborTaskset:
         return {folder.name: read_task(folder) for folder in folders}
 
     def task_names(self, split: Split) -> list[str]:
-        said = self.settings.split
+        setting = self.settings.split
         return [
             name
             for name in self.tasks
-            if (assign_split(name) if said == "by-name" else said) == split
+            if (assign_split(name) if setting == "by-name" else setting) == split
         ]
 
     def size(self, split: Split) -> int | None:
@@ -74,13 +76,13 @@ class HarborTaskset:
         names = self.task_names(split)
         if not names:
             raise EnvError(
-                f"{self.settings.path}: none of its {len(self.tasks)} tasks is for {split}; "
-                f"every_task_is = {split!r} makes them all so"
+                f"{self.settings.path}: none of its {len(self.tasks)} tasks is in split {split!r}; "
+                f"set split = {split!r} to use them all"
             )
-        turn, place = divmod(index, len(names))
-        if turn:
-            Random(f"{turn}").shuffle(names)
-        return self._task(names[place])
+        epoch, position = divmod(index, len(names))
+        if epoch:
+            Random(f"{epoch}").shuffle(names)
+        return self._task(names[position])
 
     def _task(self, name: str) -> Task:
         task, settings = self.tasks[name], self.settings
@@ -91,31 +93,31 @@ class HarborTaskset:
             agent = task.agent_config(each).timeout_sec or settings.agent_timeout_s
             seconds += (agent + task.verifier_config(each).timeout_sec) * factor
         where = task.config.environment.workdir or "its folder"
-        ask = Message(role="user", content=ASK.format(step.instruction.strip(), where))
-        limits = Budget(
+        prompt = Message(role="user", content=PROMPT.format(step.instruction.strip(), where))
+        budget = Budget(
             turns=settings.max_turns, seconds=seconds, output_bytes=settings.max_output_bytes
         )
-        return Task(id=f"{NAME}/{name}", env=NAME, messages=(ask,), budget=limits)
+        return Task(id=f"{NAME}/{name}", env=NAME, messages=(prompt,), budget=budget)
 
     def make_env(self, task: Task) -> TerminalEnv:
         found = self.tasks[task.id.removeprefix(f"{NAME}/")]
         return TerminalEnv(
             task,
             HarborTrialBackend(found, self.settings),
-            command_s=self.settings.command_timeout_s,
+            command_timeout_s=self.settings.command_timeout_s,
         )
 
     def solver(self, task: Task) -> Policy:
-        """Whoever plays the task's own solution through the shell."""
+        """A policy that runs the task's reference solution in the shell."""
         found = self.tasks[task.id.removeprefix(f"{NAME}/")]
         replies: list[Message] = []
         for step in found.steps:
-            replies.append(_solving(found, step, len(replies)))
+            replies.append(_solution_call(found, step, len(replies)))
             replies.append(Message(role="assistant", content="Done."))
         return scripted_policy(*replies)
 
 
-def _solving(task: HarborTask, step: TaskStep, count: int) -> Message:
+def _solution_call(task: HarborTask, step: TaskStep, count: int) -> Message:
     if step.solution is None:
         raise EnvError(f"{task.name}: {step.label} has no solution")
     archive = base64.b64encode(pack(step.solution, "")).decode()
@@ -128,27 +130,27 @@ def _solving(task: HarborTask, step: TaskStep, count: int) -> Message:
 
 
 class HarborTrialBackend:
-    """A trial of a Harbor task; a `Site`."""
+    """A `TerminalBackend` with a trial of a Harbor task."""
 
     def __init__(self, task: HarborTask, settings: HarborEnvSettings) -> None:
         self.task, self.settings = task, settings
         self.trial = Trial(task, settings.harbor)
-        self._count = 0  # of steps that were verified
+        self._verified = 0  # number of steps
         self._deadline = float("inf")
-        self._stopped = False  # a step was not good enough to go on
+        self._stopped = False  # a step missed its minimum reward
         self._note = ""  # why a step could not be verified
 
     async def start(self) -> ShellSession:
         await self.trial.start()
-        place = self.trial.place
-        assert place is not None
+        sandbox = self.trial.agent_sandbox
+        assert sandbox is not None
         await self._begin(self.task.steps[0])
         user = self.task.agent_config(self.task.steps[0]).user
         return ShellSession(
-            place.box,
-            cwd=place.workdir,
-            env=place.env,
-            user=place.image.user if user is None else user,
+            sandbox.box,
+            cwd=sandbox.workdir,
+            env=sandbox.env,
+            user=sandbox.image.user if user is None else user,
         )
 
     async def _begin(self, step: TaskStep) -> None:
@@ -160,46 +162,50 @@ class HarborTrialBackend:
         return time.monotonic() > self._deadline
 
     async def next_instruction(self) -> tuple[Message, ...]:
-        if self._count + 1 >= len(self.task.steps):
+        if self._verified + 1 >= len(self.task.steps):
             return ()
         await self._verify()
         if self._stopped:
             return ()
-        step = self.task.steps[self._count]
+        step = self.task.steps[self._verified]
         await self._begin(step)
         return (Message(role="user", content=step.instruction.strip()),)
 
     async def _verify(self) -> None:
-        """A step that cannot be verified is worth nothing if its verifier works for others: then it
-        is the player's doing."""
-        step = self.task.steps[self._count]
+        """Verify the current step.
+
+        If the verifier fails although it works in a fresh sandbox, the policy caused it and the
+        step has reward 0.
+        """
+        step = self.task.steps[self._verified]
         try:
             await self.trial.verify(step)
         except (SandboxError, RolloutFailed) as error:
-            await self._control(step, error)
+            await self._raise_unless_verifier_works(step, error)
             self.trial.rewards.append({"reward": 0.0})
             self._note = f"it cannot be verified as it was left: {error}"
-        self._count += 1
+        self._verified += 1
         self._stopped = bool(self._note) or not self.trial.may_continue(step)
         if not self._stopped:
-            place = self.trial.place
-            assert place is not None
-            # The tests of a step are no hint for the next.
-            await place.box.exec(["rm", "-rf", "/tests"], cwd="/")
+            sandbox = self.trial.agent_sandbox
+            assert sandbox is not None
+            # The next step must not see the tests of this one.
+            await sandbox.box.exec(["rm", "-rf", "/tests"], cwd="/")
 
-    async def _control(self, step: TaskStep, error: SandboxError | RolloutFailed) -> None:
-        """Raises what was raised unless the step's tests come to a verdict in an environment that
-        only the task's own solution has touched, or nobody where there is none. Asked once a
-        step."""
+    async def _raise_unless_verifier_works(
+        self, step: TaskStep, error: SandboxError | RolloutFailed
+    ) -> None:
+        """Raises the error unless the step's verifier works after the reference solution, or in an
+        untouched environment if there is none. Tested once per step."""
         key = (str(self.task.folder), step.label)
-        if key not in _works:
-            _works[key] = await self._comes_to_a_verdict(step)
-        if not _works[key]:
+        if key not in _verifier_works:
+            _verifier_works[key] = await self._test_verifier(step)
+        if not _verifier_works[key]:
             if isinstance(error, RolloutFailed):
                 raise error
             raise RolloutFailed("infrastructure", "verify", str(error)) from error
 
-    async def _comes_to_a_verdict(self, step: TaskStep) -> bool:
+    async def _test_verifier(self, step: TaskStep) -> bool:
         trial = Trial(self.task, self.settings.harbor)
         try:
             await trial.start()
@@ -214,11 +220,11 @@ class HarborTrialBackend:
         return True
 
     async def score(self) -> Verdict:
-        if self._count < len(self.task.steps) and not self._stopped:
+        if self._verified < len(self.task.steps) and not self._stopped:
             await self._verify()
         rewards = self.trial.total_rewards()
-        assert rewards is not None  # a step without a verdict has raised
-        note = self._note or _note(self.task.steps, self._count)
+        assert rewards is not None  # a step without rewards has raised
+        note = self._note or _note(self.task.steps, self._verified)
         return Verdict(reward=scalar_reward(rewards), parts=dict(rewards), note=note)
 
     async def close(self) -> None:

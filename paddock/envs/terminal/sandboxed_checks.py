@@ -1,8 +1,8 @@
-"""A program of its own: what holds of a workspace, inside a sandbox of the grader's own.
+"""Program that runs inside the verifier's sandbox: checks the state of a workspace.
 
-    cd WORKSPACE && python3 check_inside.py EXPECTS.json      (-: standard input)
+    cd WORKSPACE && python3 sandboxed_checks.py CHECKS.json      (-: standard input)
 
-prints {part: whether it holds}. Standard library only.
+prints {check: whether it passes}. Standard library only.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 RUN_S = 20
-MOST_BYTES = 1 << 22  # of what is read; no puzzle asks for so much
+MAX_BYTES = 1 << 22  # of a file or archive; no task needs more
 
 
 def text(path: str, value: Any) -> bool:
-    """The file has this text; blanks at the end of lines and of the file do not count."""
+    """The file has this text, ignoring whitespace at the end of lines and of the file."""
     return trimmed(_read(path)) == trimmed(value)
 
 
@@ -38,36 +38,36 @@ def mode(path: str, value: Any) -> bool:
 
 
 def runs(path: str, value: Any) -> bool:
-    """Run with each input, the program says what it should: [[arguments, input, output], ...]."""
-    for arguments, given, wanted in value:
+    """The program prints the expected output: [[arguments, input, output], ...]."""
+    for arguments, stdin, expected in value:
         done = subprocess.run(
-            [os.path.abspath(path), *arguments], input=given, capture_output=True, text=True,
+            [os.path.abspath(path), *arguments], input=stdin, capture_output=True, text=True,
             timeout=RUN_S, check=False, cwd=os.path.dirname(os.path.abspath(path)),
         )  # fmt: skip
-        if done.returncode or trimmed(done.stdout) != trimmed(wanted):
+        if done.returncode or trimmed(done.stdout) != trimmed(expected):
             return False
     return True
 
 
 def archive(path: str, value: Any) -> bool:
-    """The archive holds exactly these files with these texts; folders do not count."""
-    if not os.path.isfile(path):  # to open a pipe would last for ever
+    """The archive holds exactly these files with these texts; directories are ignored."""
+    if not os.path.isfile(path):  # opening a pipe would block for ever
         return False
     with tarfile.open(path) as packed:
         files = [entry for entry in packed.getmembers() if entry.isfile()]
-        if sum(entry.size for entry in files) > MOST_BYTES:  # packed, they may have been few
+        if sum(entry.size for entry in files) > MAX_BYTES:  # the archive itself may be small
             return False
         found = {os.path.normpath(f.name): packed.extractfile(f).read().decode() for f in files}  # type: ignore[union-attr]
     return found == value
 
 
 def link(path: str, value: Any) -> bool:
-    """A symbolic link that leads to the same file as this path does."""
+    """A symbolic link to the same file as this path."""
     return os.path.islink(path) and os.path.realpath(path) == os.path.realpath(value)
 
 
 def tree(path: str, value: Any) -> bool:
-    """Below the folder there are exactly these files."""
+    """The directory contains exactly these files, at any depth."""
     found = []
     for folder, inner, files in os.walk(path):
         inner[:] = [name for name in inner if name != ".git"]
@@ -76,18 +76,18 @@ def tree(path: str, value: Any) -> bool:
 
 
 def commits(path: str, value: Any) -> bool:
-    """The repository's branch has these subjects, newest first, and nothing is left to commit:
+    """The branches have these commits, newest first, and the work tree is clean:
     {branch: [subject, ...]}."""
-    _disarm(path)
+    _remove_git_config(path)
     for branch, subjects in value.items():
-        said = _git(path, "log", "--format=%s", branch)
-        if said.splitlines() != subjects:
+        log = _git(path, "log", "--format=%s", branch)
+        if log.splitlines() != subjects:
             return False
     return not _git(path, "status", "--porcelain").strip()
 
 
-def _disarm(path: str) -> None:
-    """Settings name programs that git runs by itself, as the player's: they are not its own."""
+def _remove_git_config(path: str) -> None:
+    """Remove the policy's git settings, which can name programs that git runs."""
     inner = os.path.join(path, ".git")
     if os.path.islink(inner) or not os.path.isdir(inner):
         raise NotADirectoryError(inner)
@@ -100,12 +100,12 @@ def _disarm(path: str) -> None:
 
 def _git(path: str, *words: str) -> str:
     command = ["git", "-c", f"safe.directory={os.path.abspath(path)}", "-C", path, *words]
-    alone = {
+    env = {
         "PATH": os.defpath, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"
     }  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=RUN_S, check=True,
-        env=alone,
+        env=env,
     )  # fmt: skip
     return done.stdout
 
@@ -114,11 +114,12 @@ def _read(path: str) -> str:
     if not os.path.isfile(path):
         raise FileNotFoundError(path)
     with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(MOST_BYTES)
+        return file.read(MAX_BYTES)
 
 
-def trimmed(whole: str) -> list[str]:
-    return [line.rstrip() for line in whole.rstrip().splitlines()]
+def trimmed(content: str) -> list[str]:
+    """Lines without trailing whitespace."""
+    return [line.rstrip() for line in content.rstrip().splitlines()]
 
 
 CHECKS: dict[str, Callable[[str, Any], bool]] = {
@@ -128,21 +129,21 @@ CHECKS: dict[str, Callable[[str, Any], bool]] = {
 
 
 def check_expectation(expect: dict[str, Any]) -> bool:
-    """What the player left may be anything: whatever it makes go wrong, it does not hold."""
+    """Whether a check passes. Any error is a failure, because the files may be arbitrary."""
     try:
         return CHECKS[expect["how"]](expect["path"], expect["value"])
-    except Exception:  # also what tar's helpers raise of damaged data, each its own kind
+    except Exception:  # tarfile's decompressors each raise their own errors
         return False
 
 
 def main(file: str) -> None:
-    with open(0 if file == "-" else file) as said:
-        expects = json.load(said)
-    found = {
+    with open(0 if file == "-" else file) as opened:
+        checks = json.load(opened)
+    results = {
         f"{i} {each['how']} {each['path']}": check_expectation(each)
-        for i, each in enumerate(expects, 1)
+        for i, each in enumerate(checks, 1)
     }
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Families of goals: files, text, permissions, search, settings. More in `families_programs`.
+"""Subtask families: files, text, permissions, logs, search, settings.
 
-Each takes chance, a level from 1 on and a folder of its own, and makes one goal. A higher level
-means more of everything, never another kind of task.
+Each function takes a random generator, a level from 1 and a directory, and generates one subtask. A
+higher level means more of everything, never another kind of subtask.
 """
 
 import json
@@ -19,84 +19,82 @@ SERVICES = ("auth", "billing", "cache", "mail", "proxy", "queue", "search", "sto
 KINDS = ("csv", "log", "md", "tmp", "txt", "yml")
 
 
-def words(chance: Random, count: int) -> list[str]:
-    """Different words, as many as are asked for."""
-    plain = chance.sample(NAMES, min(count, len(NAMES)))
+def words(rng: Random, count: int) -> list[str]:
+    """`count` different words."""
+    plain = rng.sample(NAMES, min(count, len(NAMES)))
     return plain + [f"{plain[i % len(plain)]}{i}" for i in range(count - len(plain))]
 
 
-def sort_files(chance: Random, level: int, at: str) -> Subtask:
-    """Files into folders by their endings; one ending is thrown away."""
-    kinds = chance.sample(KINDS, min(2 + level // 2, len(KINDS)))
-    thrown, kept = kinds[0], kinds[1:]
-    made = [(name, chance.choice(kinds)) for name in words(chance, 3 + 2 * level)]
-    made += [(f"last{i}", kind) for i, kind in enumerate(kinds)]  # each ending occurs
-    files = [
-        TaskFile(path=f"{at}/{n}.{k}", text=f"{n} {chance.randrange(1000)}\n") for n, k in made
-    ]
+def sort_files(rng: Random, level: int, at: str) -> Subtask:
+    """Sort files into directories by extension and delete one extension."""
+    kinds = rng.sample(KINDS, min(2 + level // 2, len(KINDS)))
+    deleted, kept = kinds[0], kinds[1:]
+    made = [(name, rng.choice(kinds)) for name in words(rng, 3 + 2 * level)]
+    made += [(f"last{i}", kind) for i, kind in enumerate(kinds)]  # every extension occurs
+    files = [TaskFile(path=f"{at}/{n}.{k}", text=f"{n} {rng.randrange(1000)}\n") for n, k in made]
     texts = {file.path: file.text for file in files}
-    expects = [StateCheck(how="absent", path=f"{at}/{n}.{k}") for n, k in made]
-    expects += [
+    checks = [StateCheck(how="absent", path=f"{at}/{n}.{k}") for n, k in made]
+    checks += [
         StateCheck(how="text", path=f"{at}/{k}/{n}.{k}", value=texts[f"{at}/{n}.{k}"])
         for n, k in made
-        if k != thrown
+        if k != deleted
     ]
-    expects.append(
-        StateCheck(how="tree", path=at, value=[f"{k}/{n}.{k}" for n, k in made if k != thrown])
+    checks.append(
+        StateCheck(how="tree", path=at, value=[f"{k}/{n}.{k}" for n, k in made if k != deleted])
     )
     moves = " && ".join(f"mkdir -p {k} && mv *.{k} {k}/" for k in kept)
     return Subtask(
         family="files",
         instruction=(
             f"In {at}/, move every file into a subfolder named like its ending (notes.md goes to "
-            f"md/notes.md), and delete all files that end in .{thrown}."
+            f"md/notes.md), and delete all files that end in .{deleted}."
         ),
         files=tuple(files),
-        expects=tuple(expects),
-        solution=f"(cd {at} && rm *.{thrown} && {moves})",
+        checks=tuple(checks),
+        solution=f"(cd {at} && rm *.{deleted} && {moves})",
         wrong=(
             f"(cd {at} && {moves})",
-            f"(cd {at} && rm *.{thrown} && {moves.replace('mv', 'cp')})",
+            f"(cd {at} && rm *.{deleted} && {moves.replace('mv', 'cp')})",
         ),
     )
 
 
-def table(chance: Random, level: int, at: str) -> Subtask:
-    """A table: rows chosen by a limit, summed by name, sorted."""
-    people = words(chance, 3 + level)
-    rows = [(chance.choice(people), chance.randrange(1, 100)) for _ in range(8 + 8 * level)]
-    least = chance.randrange(20, 60)
-    rows += [(people[0], 1), (people[1], least)]  # the limit itself counts
+def table(rng: Random, level: int, at: str) -> Subtask:
+    """Aggregate a CSV file: filter rows by a limit, sum by name, sort."""
+    people = words(rng, 3 + level)
+    rows = [(rng.choice(people), rng.randrange(1, 100)) for _ in range(8 + 8 * level)]
+    limit = rng.randrange(20, 60)
+    rows += [(people[0], 1), (people[1], limit)]  # the limit is inclusive
     sums: Counter[str] = Counter()
     for name, amount in rows:
-        sums[name] += amount if amount >= least else 0
+        sums[name] += amount if amount >= limit else 0
     totals = "".join(f"{name},{total}\n" for name, total in sorted(sums.items()) if total)
     body = "name,amount\n" + "".join(f"{name},{amount}\n" for name, amount in rows)
 
-    def summing(chosen: str) -> str:
-        program = f'NR > 1 && {chosen} {{ s[$1] += $2 }} END {{ for (n in s) print n "," s[n] }}'
+    def sum_command(condition: str) -> str:
+        program = f'NR > 1 && {condition} {{ s[$1] += $2 }} END {{ for (n in s) print n "," s[n] }}'
         return f"awk -F, '{program}' {at}/sales.csv | LC_ALL=C sort > {at}/totals.csv"
 
     return Subtask(
         family="text",
         instruction=(
             f"{at}/sales.csv has a header and rows name,amount. Write {at}/totals.csv without a "
-            f"header: for each name the sum of its amounts that are at least {least}, as "
+            f"header: for each name the sum of its amounts that are at least {limit}, as "
             "name,sum, sorted by name; names without such an amount are left out."
         ),
         files=(TaskFile(path=f"{at}/sales.csv", text=body),),
-        expects=(
+        checks=(
             StateCheck(how="text", path=f"{at}/totals.csv", value=totals),
             StateCheck(how="text", path=f"{at}/sales.csv", value=body),
         ),
-        solution=summing(f"$2 >= {least}"),
-        wrong=(summing(f"$2 > {least}"), f"cp {at}/sales.csv {at}/totals.csv"),
+        solution=sum_command(f"$2 >= {limit}"),
+        wrong=(sum_command(f"$2 > {limit}"), f"cp {at}/sales.csv {at}/totals.csv"),
     )
 
 
-def permissions(chance: Random, level: int, at: str) -> Subtask:
-    """Modes: scripts can be run by their owner, secrets are read by nobody else."""
-    names = words(chance, 4 + 2 * level)
+def permissions(rng: Random, level: int, at: str) -> Subtask:
+    """Set file modes: scripts executable by owner and group, keys readable by the owner only."""
+    names = words(rng, 4 + 2 * level)
     scripts, secrets = names[: 1 + level], names[1 + level : 2 + 2 * level]
     others = names[2 + 2 * level :]
     modes = (0o600, 0o640, 0o644, 0o664, 0o666, 0o755)
@@ -104,18 +102,15 @@ def permissions(chance: Random, level: int, at: str) -> Subtask:
         TaskFile(path=f"{at}/{n}.sh", text="#!/bin/sh\necho ok\n", mode=0o644) for n in scripts
     ]
     files += [
-        TaskFile(path=f"{at}/{n}.key", text=f"{n}\n", mode=chance.choice(modes[2:]))
-        for n in secrets
+        TaskFile(path=f"{at}/{n}.key", text=f"{n}\n", mode=rng.choice(modes[2:])) for n in secrets
     ]
-    files += [
-        TaskFile(path=f"{at}/{n}.txt", text=f"{n}\n", mode=chance.choice(modes)) for n in others
-    ]
-    wanted = {".sh": 0o750, ".key": 0o400}
-    expects = [
+    files += [TaskFile(path=f"{at}/{n}.txt", text=f"{n}\n", mode=rng.choice(modes)) for n in others]
+    modes_by_suffix = {".sh": 0o750, ".key": 0o400}
+    checks = [
         StateCheck(
             how="mode",
             path=file.path,
-            value=wanted.get(file.path[file.path.rindex(".") :], file.mode),
+            value=modes_by_suffix.get(file.path[file.path.rindex(".") :], file.mode),
         )
         for file in files
     ]
@@ -127,7 +122,7 @@ def permissions(chance: Random, level: int, at: str) -> Subtask:
             "with them. Leave all other files as they are."
         ),
         files=tuple(files),
-        expects=tuple(expects),
+        checks=tuple(checks),
         solution=f"chmod 750 {at}/*.sh && chmod 400 {at}/*.key",
         wrong=(
             f"chmod 755 {at}/*.sh && chmod 400 {at}/*.key",
@@ -136,15 +131,15 @@ def permissions(chance: Random, level: int, at: str) -> Subtask:
     )
 
 
-def logs(chance: Random, level: int, at: str) -> Subtask:
-    """Which service failed most, and how often each did."""
-    services = chance.sample(SERVICES, min(2 + level, len(SERVICES)))
+def logs(rng: Random, level: int, at: str) -> Subtask:
+    """Count errors per service in log files."""
+    services = rng.sample(SERVICES, min(2 + level, len(SERVICES)))
     rows, errors = [], Counter(dict.fromkeys(services, 0))
     for i in range(20 + 30 * level):
-        service = chance.choice(services)
-        grade = chance.choice(("INFO", "INFO", "WARN", "ERROR"))
+        service = rng.choice(services)
+        grade = rng.choice(("INFO", "INFO", "WARN", "ERROR"))
         errors[service] += grade == "ERROR"
-        text = chance.choice(("done", "retry after ERROR page", "took 30 ms", "user gone"))
+        text = rng.choice(("done", "retry after ERROR page", "took 30 ms", "user gone"))
         rows.append(f"2026-01-{1 + i % 28:02} 10:{i % 60:02} {grade} {service} {text}")
     counted = sorted(((n, c) for n, c in errors.items() if c), key=lambda r: (-r[1], r[0]))
     files = [
@@ -161,7 +156,7 @@ def logs(chance: Random, level: int, at: str) -> Subtask:
             "ERROR, the most first, equal counts by name."
         ),
         files=tuple(files),
-        expects=(
+        checks=(
             StateCheck(
                 how="text", path=f"{at}/errors.txt", value="".join(f"{n} {c}\n" for n, c in counted)
             ),
@@ -175,18 +170,18 @@ def logs(chance: Random, level: int, at: str) -> Subtask:
     )
 
 
-def find_word(chance: Random, level: int, at: str) -> Subtask:
-    """The one file below a folder that has a word of its own, and a link to it."""
-    names = words(chance, 6 + 4 * level)
-    word = f"token-{chance.randrange(10**6, 10**7)}"
+def find_word(rng: Random, level: int, at: str) -> Subtask:
+    """Find the only file that contains a word and make a link to it."""
+    names = words(rng, 6 + 4 * level)
+    word = f"token-{rng.randrange(10**6, 10**7)}"
     files = []
     for i, name in enumerate(names):
-        deep = "/".join(chance.choice(NAMES) for _ in range(1 + i % (1 + level)))
-        near = word[:-1] + chance.choice([d for d in "0123456789" if d != word[-1]])
+        deep = "/".join(rng.choice(NAMES) for _ in range(1 + i % (1 + level)))
+        near = word[:-1] + rng.choice([d for d in "0123456789" if d != word[-1]])
         files.append(TaskFile(path=f"{at}/tree/{deep}/{name}{i}.txt", text=f"{name}\n{near}\n"))
-    place = chance.randrange(len(files))
-    hit = TaskFile(path=files[place].path, text=f"{names[place]}\nthis is {word}.\n")
-    files[place] = hit
+    position = rng.randrange(len(files))
+    hit = TaskFile(path=files[position].path, text=f"{names[position]}\nthis is {word}.\n")
+    files[position] = hit
     inner = hit.path.removeprefix(f"{at}/")
     search = f"grep -rlF {word} {at}/tree"
     return Subtask(
@@ -196,7 +191,7 @@ def find_word(chance: Random, level: int, at: str) -> Subtask:
             f"into {at}/found.txt, and make {at}/shortcut a symbolic link to it."
         ),
         files=tuple(files),
-        expects=(
+        checks=(
             StateCheck(how="text", path=f"{at}/found.txt", value=f"{inner}\n"),
             StateCheck(how="link", path=f"{at}/shortcut", value=hit.path),
         ),
@@ -210,23 +205,23 @@ def find_word(chance: Random, level: int, at: str) -> Subtask:
     )
 
 
-def settings(chance: Random, level: int, at: str) -> Subtask:
-    """Values of a JSON file changed, the rest kept."""
-    sections = words(chance, 2 + level)
-    whole = {
-        name: {"port": chance.randrange(1000, 9000), "on": chance.random() < 0.5, "tags": [name]}
+def settings(rng: Random, level: int, at: str) -> Subtask:
+    """Change values of a JSON file and keep the rest."""
+    sections = words(rng, 2 + level)
+    config = {
+        name: {"port": rng.randrange(1000, 9000), "on": rng.random() < 0.5, "tags": [name]}
         for name in sections
     }
-    first = chance.randrange(10_000, 20_000)
-    ports = {name: first + i for i, name in enumerate(chance.sample(sections, 1 + level // 2))}
+    first = rng.randrange(10_000, 20_000)
+    ports = {name: first + i for i, name in enumerate(rng.sample(sections, 1 + level // 2))}
     after = {
         name: {**value, "port": ports[name], "on": True} if name in ports else value
-        for name, value in whole.items()
+        for name, value in config.items()
     }
     load = "json.load(open('app.json'))"
     show = f"#!/usr/bin/env python3\nimport json\nprint(json.dumps({load}, sort_keys=True))\n"
 
-    def editing(on: str) -> str:
+    def edit_command(on: str) -> str:
         read = f"import json; p='{at}/app.json'; w=json.load(open(p))"
         edits = "; ".join(f"w['{n}'].update(port={port}, on={on})" for n, port in ports.items())
         return f"python3 -c \"{read}; {edits}; json.dump(w, open(p, 'w'), indent=2)\""
@@ -239,16 +234,16 @@ def settings(chance: Random, level: int, at: str) -> Subtask:
             f"{at}/show prints the file in one line."
         ),
         files=(
-            TaskFile(path=f"{at}/app.json", text=json.dumps(whole, indent=2) + "\n"),
+            TaskFile(path=f"{at}/app.json", text=json.dumps(config, indent=2) + "\n"),
             TaskFile(path=f"{at}/show", text=show, mode=0o755),
         ),
-        expects=(
+        checks=(
             StateCheck(how="text", path=f"{at}/show", value=show),
-            # In one spelling, so that the order of keys does not count.
+            # Normalised, so that the order of keys does not matter.
             StateCheck(
                 how="runs", path=f"{at}/show", value=[[[], "", json.dumps(after, sort_keys=True)]]
             ),
         ),
-        solution=editing("True"),
-        wrong=(editing("None"), f"echo '{{}}' > {at}/app.json"),
+        solution=edit_command("True"),
+        wrong=(edit_command("None"), f"echo '{{}}' > {at}/app.json"),
     )

@@ -1,11 +1,11 @@
-"""Families of goals: scripts to repair, archives, repositories."""
+"""Subtask families: scripts to repair, archives, git repositories."""
 
 from random import Random
 
 from paddock.envs.terminal.subtasks_files import words
 from paddock.envs.terminal.task import StateCheck, Subtask, TaskFile
 
-# A script, the same with a fault, and what it should say: (right, faulty, (input -> output)).
+# Correct scripts; each comes with replacements that introduce a bug.
 _SUM = """#!/bin/bash
 total=0
 while read -r number; do
@@ -45,7 +45,7 @@ _SCRIPTS = {
     "count": (_COUNT, (("+ 1", "+ 2"), ("sorted(counts)", "sorted(counts)[1:]"))),
     "even": (_EVEN, (("== 0", "== 1"), ("* 10", "* 11"), ("int(line)", "int(line[0])"))),
 }
-_ABOUT = {
+_DESCRIPTIONS = {
     "sum": "print the sum of the numbers it reads, one a line",
     "longest": "print the longest of the words it reads, one a line; of equal ones the first",
     "count": "print every word it reads with how often it came, sorted by word",
@@ -53,38 +53,38 @@ _ABOUT = {
 }
 
 
-def _case(chance: Random, kind: str) -> tuple[str, str]:
-    """An input and what the right script says to it."""
+def _case(rng: Random, kind: str) -> tuple[str, str]:
+    """An input and the output of the correct script."""
     if kind in ("sum", "even"):
-        numbers = [chance.randrange(1, 500) for _ in range(chance.randrange(4, 9))] + [12, 24]
-        given = "".join(f"{n}\n" for n in numbers)
+        numbers = [rng.randrange(1, 500) for _ in range(rng.randrange(4, 9))] + [12, 24]
+        stdin = "".join(f"{n}\n" for n in numbers)
         even = "".join(f"{n * 10}\n" for n in numbers if n % 2 == 0)
-        return given, f"{sum(numbers)}\n" if kind == "sum" else even
-    found = [*words(chance, chance.randrange(4, 9)), "gnu"]
+        return stdin, f"{sum(numbers)}\n" if kind == "sum" else even
+    chosen = [*words(rng, rng.randrange(4, 9)), "gnu"]
     if kind == "longest":
-        return "".join(f"{w}\n" for w in found), f"{max(found, key=len)}\n"
-    found += found[:3]
-    counts = {w: found.count(w) for w in sorted(found)}
-    return " ".join(found) + "\n", "".join(f"{w} {c}\n" for w, c in counts.items())
+        return "".join(f"{w}\n" for w in chosen), f"{max(chosen, key=len)}\n"
+    chosen += chosen[:3]
+    counts = {w: chosen.count(w) for w in sorted(chosen)}
+    return " ".join(chosen) + "\n", "".join(f"{w} {c}\n" for w, c in counts.items())
 
 
-def repair(chance: Random, level: int, at: str) -> Subtask:
-    """A script with as many faults as the level allows, graded on inputs that nobody was shown."""
-    kind = chance.choice(sorted(_SCRIPTS))
-    right, faults = _SCRIPTS[kind]
-    chosen = chance.sample(faults, min(level, len(faults)))
-    broken = right
+def repair(rng: Random, level: int, at: str) -> Subtask:
+    """Repair a script with up to `level` bugs, tested on hidden inputs."""
+    kind = rng.choice(sorted(_SCRIPTS))
+    correct, bugs = _SCRIPTS[kind]
+    chosen = rng.sample(bugs, min(level, len(bugs)))
+    broken = correct
     for good, bad in chosen:
         broken = broken.replace(good, bad, 1)
-    name = f"{kind}.{'py' if 'python' in right else 'sh'}"
-    shown, hidden = _case(chance, kind), [_case(chance, kind) for _ in range(3)]
-    cases = [[[], given, said] for given, said in hidden]
+    name = f"{kind}.{'py' if 'python' in correct else 'sh'}"
+    shown, hidden = _case(rng, kind), [_case(rng, kind) for _ in range(3)]
+    cases = [[[], stdin, stdout] for stdin, stdout in hidden]
     half = broken.replace(chosen[0][1], chosen[0][0], 1) if len(chosen) > 1 else broken
     write = f"cat > {at}/{name} <<'END'\n{{}}END\n"
     return Subtask(
         family="script",
         instruction=(
-            f"{at}/{name} should {_ABOUT[kind]}, but it does not. Repair it. For the input "
+            f"{at}/{name} should {_DESCRIPTIONS[kind]}, but it does not. Repair it. For the input "
             f"{at}/input.txt the right output is {at}/output.txt; it must hold for any such input."
         ),
         files=(
@@ -92,11 +92,11 @@ def repair(chance: Random, level: int, at: str) -> Subtask:
             TaskFile(path=f"{at}/input.txt", text=shown[0]),
             TaskFile(path=f"{at}/output.txt", text=shown[1]),
         ),
-        expects=(
+        checks=(
             StateCheck(how="runs", path=f"{at}/{name}", value=cases),
             StateCheck(how="mode", path=f"{at}/{name}", value=0o755),
         ),
-        solution=write.replace("{}", right),
+        solution=write.replace("{}", correct),
         wrong=(
             write.replace("{}", half),
             write.replace("{}", f"#!/bin/bash\ncat {at}/output.txt\n"),
@@ -104,11 +104,11 @@ def repair(chance: Random, level: int, at: str) -> Subtask:
     )
 
 
-def archive(chance: Random, level: int, at: str) -> Subtask:
-    """Archives opened, some files taken, one archive made."""
-    names = words(chance, 4 + 2 * level)
+def archive(rng: Random, level: int, at: str) -> Subtask:
+    """Repack some files of an archive into a new one."""
+    names = words(rng, 4 + 2 * level)
     kept, others = names[: 1 + level], names[1 + level :]
-    texts = {f"{n}.txt": f"{n} {chance.randrange(10**6)}\n" for n in kept}
+    texts = {f"{n}.txt": f"{n} {rng.randrange(10**6)}\n" for n in kept}
     drop = {f"{n}.bak": f"{n}\n" for n in others}
     files = [TaskFile(path=f"{at}/in/{name}", text=text) for name, text in (texts | drop).items()]
     pack = f"(cd {at} && tar -czf old.tar.gz -C in . && rm -r in)"
@@ -122,7 +122,7 @@ def archive(chance: Random, level: int, at: str) -> Subtask:
         ),
         files=tuple(files),
         setup=pack,
-        expects=(
+        checks=(
             StateCheck(how="archive", path=f"{at}/new.tar.gz", value=texts),
             StateCheck(how="tree", path=at, value=["new.tar.gz"]),
         ),
@@ -134,15 +134,13 @@ def archive(chance: Random, level: int, at: str) -> Subtask:
     )
 
 
-def repository(chance: Random, level: int, at: str) -> Subtask:
-    """A file that a commit deleted is brought back by another commit."""
-    names = words(chance, 3 + level)
-    lost = chance.choice(names)
-    text = f"{lost} {chance.randrange(10**6)}\n"
+def repository(rng: Random, level: int, at: str) -> Subtask:
+    """Restore a file that an earlier commit deleted."""
+    names = words(rng, 3 + level)
+    lost = rng.choice(names)
+    text = f"{lost} {rng.randrange(10**6)}\n"
     files = [
-        TaskFile(
-            path=f"{at}/{n}.txt", text=text if n == lost else f"{n} {chance.randrange(1000)}\n"
-        )
+        TaskFile(path=f"{at}/{n}.txt", text=text if n == lost else f"{n} {rng.randrange(1000)}\n")
         for n in names
     ]
     me = "git -c user.name=a -c user.email=a@example.org"
@@ -165,7 +163,7 @@ def repository(chance: Random, level: int, at: str) -> Subtask:
         ),
         files=tuple(files),
         setup=setup,
-        expects=(
+        checks=(
             StateCheck(how="text", path=f"{at}/{lost}.txt", value=text),
             StateCheck(how="commits", path=at, value={"main": subjects}),
         ),

@@ -1,8 +1,8 @@
-"""Small terminal tasks: what is laid out, what is asked, and how one sees that it was done.
+"""Generated terminal tasks: initial files, instruction, checks of the final state, solution.
 
-A goal is one thing to do, in a folder of its own; a puzzle is one or more goals. What must hold in
-the end is said as data (`Expect`), so that a grader never runs what the player wrote, unless that
-is what was asked for.
+A task has one or more subtasks, each in its own directory. The expected final state is data
+(`StateCheck`), so that the verifier never runs what the policy wrote unless the subtask is about a
+program.
 """
 
 import json
@@ -16,7 +16,7 @@ CheckKind = Literal["text", "lines", "absent", "mode", "runs", "archive", "link"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCheck:
-    """What must hold: of a path, by `how`, with `value`. See `check_inside` for each."""
+    """A check of a path: kind `how` with a `value`. sandboxed_checks.py implements the kinds."""
 
     how: CheckKind
     path: str
@@ -32,58 +32,60 @@ class TaskFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subtask:
-    """One thing to do. Paths are relative to the workspace; commands run there."""
+    """One thing to do. Paths are relative to the workspace, in which commands run."""
 
     family: str
     instruction: str
     files: tuple[TaskFile, ...]
-    expects: tuple[StateCheck, ...]
+    checks: tuple[StateCheck, ...]
     solution: str
-    wrong: tuple[str, ...]  # what a careless player does; each must fail
-    setup: str = ""  # run once the files are laid
+    wrong: tuple[str, ...]  # commands of plausible wrong solutions; each must fail
+    setup: str = ""  # command to run after the files are written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalTask:
-    goals: tuple[Subtask, ...]
+    """A generated task: one or more subtasks."""
+
+    subtasks: tuple[Subtask, ...]
     level: int
 
     @property
     def instruction(self) -> str:
-        if len(self.goals) == 1:
-            return self.goals[0].instruction
-        rows = [f"{i}. {goal.instruction}" for i, goal in enumerate(self.goals, 1)]
+        if len(self.subtasks) == 1:
+            return self.subtasks[0].instruction
+        rows = [f"{i}. {subtask.instruction}" for i, subtask in enumerate(self.subtasks, 1)]
         return "Do all of this:\n" + "\n".join(rows)
 
     @property
     def files(self) -> tuple[TaskFile, ...]:
-        return tuple(file for goal in self.goals for file in goal.files)
+        return tuple(file for subtask in self.subtasks for file in subtask.files)
 
     @property
     def setup(self) -> str:
-        return "\n".join(goal.setup for goal in self.goals if goal.setup)
+        return "\n".join(subtask.setup for subtask in self.subtasks if subtask.setup)
 
     @property
-    def expects(self) -> tuple[StateCheck, ...]:
-        return tuple(expect for goal in self.goals for expect in goal.expects)
+    def checks(self) -> tuple[StateCheck, ...]:
+        return tuple(check for subtask in self.subtasks for check in subtask.checks)
 
     @property
     def solution(self) -> tuple[str, ...]:
-        return tuple(goal.solution for goal in self.goals)
+        return tuple(subtask.solution for subtask in self.subtasks)
 
     @property
     def wrong_solutions(self) -> tuple[tuple[str, ...], ...]:
-        """Solutions that go wrong at one goal."""
-        found = []
-        for i, goal in enumerate(self.goals):
-            for wrong in goal.wrong:
-                found.append((*self.solution[:i], wrong, *self.solution[i + 1 :]))
-        return tuple(found)
+        """Command lists that solve all subtasks but one."""
+        solutions = []
+        for i, subtask in enumerate(self.subtasks):
+            for wrong in subtask.wrong:
+                solutions.append((*self.solution[:i], wrong, *self.solution[i + 1 :]))
+        return tuple(solutions)
 
 
-def checks_json(expects: Sequence[StateCheck]) -> str:
-    """Expectations as the checker inside reads them."""
-    return json.dumps([asdict(expect) for expect in expects])
+def checks_json(checks: Sequence[StateCheck]) -> str:
+    """Checks in the format that sandboxed_checks.py reads."""
+    return json.dumps([asdict(check) for check in checks])
 
 
 DOCKERFILE = "FROM debian:12\nWORKDIR /app\nCOPY files/ /app/\nCOPY setup.sh /tmp/setup.sh\n" + (
@@ -100,23 +102,23 @@ END
 """
 
 
-def write_harbor_task(puzzle: TerminalTask, folder: Path) -> None:
-    """A puzzle as a Harbor task, for other harnesses."""
-    inside = Path(__file__).with_name("sandboxed_checks.py").read_text()
+def write_harbor_task(task: TerminalTask, folder: Path) -> None:
+    """Write a task in Harbor's format, for other harnesses."""
+    program = Path(__file__).with_name("sandboxed_checks.py").read_text()
     texts = {
         "task.toml": 'schema_version = "1.4"\n[agent]\ntimeout_sec = 600.0\n',
-        "instruction.md": f"{puzzle.instruction}\n",
+        "instruction.md": f"{task.instruction}\n",
         "environment/Dockerfile": DOCKERFILE,
-        "environment/setup.sh": f"{puzzle.setup}\n",
-        "tests/check.py": inside,
-        "tests/expects.json": checks_json(puzzle.expects),
+        "environment/setup.sh": f"{task.setup}\n",
+        "tests/check.py": program,
+        "tests/expects.json": checks_json(task.checks),
         "tests/test.sh": TEST,
-        "solution/solve.sh": "#!/bin/bash\ncd /app\n" + "\n".join(puzzle.solution) + "\n",
+        "solution/solve.sh": "#!/bin/bash\ncd /app\n" + "\n".join(task.solution) + "\n",
     }
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    for file in puzzle.files:
+    for file in task.files:
         path = folder / "environment" / "files" / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.text)

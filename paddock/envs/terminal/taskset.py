@@ -1,7 +1,7 @@
-"""terminal: small tasks for a shell, made by chance, with hidden tests.
+"""Environment `terminal`: generated tasks for a shell, with hidden checks.
 
-The player works in one sandbox. What it has written is then looked at in another, fresh one, so
-that no process and no setting of the player's is there while it is graded.
+The policy works in one sandbox. Its files are checked in another, fresh one, so that none of its
+processes and settings can affect the verifier.
 """
 
 import json
@@ -35,10 +35,10 @@ from paddock.sandbox import (
 )
 
 NAME = "terminal"
-TRIES = 2000
+MAX_DRAWS = 2000
 MIB = 1 << 20
 CHECKS_PROGRAM = Path(__file__).with_name("sandboxed_checks.py")
-ASK = "{}\n\nYou have a shell in {}. When you are done, answer without calling it."
+PROMPT = "{}\n\nYou have a shell in {}. When you are done, answer without calling it."
 SANDBOX = SandboxSettings(
     limits=ResourceLimits(
         memory_bytes=512 * MIB, disk_bytes=128 * MIB, max_processes=128, cpu_seconds=60
@@ -47,11 +47,13 @@ SANDBOX = SandboxSettings(
 
 
 class TerminalSettings(EnvSettings):
+    """Settings of env "terminal"."""
+
     seed: int = 0
     levels: tuple[int, ...] = (1, 2, 3)
-    families: tuple[str, ...] = ()  # empty: all that this machine has the programs for
+    families: tuple[str, ...] = ()  # empty: all whose programs are installed
     sandbox: SandboxSettings = SANDBOX
-    warm_sandboxes: int = Field(default=2, ge=0)  # sandboxes kept ready
+    warm_sandboxes: int = Field(default=2, ge=0)  # started in advance
     max_turns: int = Field(default=16, ge=1)
     timeout_s: float = Field(default=600.0, gt=0)
     command_timeout_s: float = Field(default=20.0, gt=0)
@@ -62,7 +64,7 @@ class TerminalSettings(EnvSettings):
     @classmethod
     def _levels(cls, levels: tuple[int, ...]) -> tuple[int, ...]:
         if not levels or min(levels) < 1:
-            raise ValueError("levels are numbers from 1 on")
+            raise ValueError(f"levels must be numbers from 1, got {list(levels)}")
         return levels
 
     @field_validator("families")
@@ -70,15 +72,17 @@ class TerminalSettings(EnvSettings):
     def _families(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in FAMILIES:
-                raise ValueError(f"no family is called {name!r}; there are {', '.join(FAMILIES)}")
+                raise ValueError(f"families must be of {', '.join(FAMILIES)}, got {name!r}")
         return names
 
     def make_taskset(self) -> "TerminalTaskset":
-        there = available_families()
+        available = available_families()
         for name in self.families:
-            if name not in there:
-                raise EnvError(f"the family {name!r} needs the program {NEEDS[name]}")
-        return TerminalTaskset(self, self.families or there)
+            if name not in available:
+                raise EnvError(
+                    f"family {name!r} needs the program {NEEDS[name]}, which is not installed"
+                )
+        return TerminalTaskset(self, self.families or available)
 
 
 class TerminalTaskset:
@@ -87,30 +91,32 @@ class TerminalTaskset:
     def __init__(self, settings: TerminalSettings, families: Sequence[str]) -> None:
         self.settings, self.families = settings, families
         self.pool = SandboxPool(settings.sandbox, warm=settings.warm_sandboxes)
-        self._at = lru_cache(maxsize=256)(self._drawn)
+        self._cached_task = lru_cache(maxsize=256)(self._generate)
 
     def size(self, split: Split) -> int | None:  # noqa: ARG002
         return None
 
     def generated_task(self, index: int, split: Split) -> TerminalTask:
-        return self._at(index, split)
+        return self._cached_task(index, split)
 
-    def _drawn(self, index: int, split: Split) -> TerminalTask:
+    def _generate(self, index: int, split: Split) -> TerminalTask:
         level = self.settings.levels[index % len(self.settings.levels)]
-        for attempt in range(TRIES):
-            chance = Random(f"{self.settings.seed}/{index}/{attempt}")
-            found = generate_task(chance, level, self.families)
-            if assign_split(found.instruction) == split:
-                return found
-        raise EnvError(f"{TRIES} puzzles were drawn and none is for {split}")
+        for draw in range(MAX_DRAWS):
+            rng = Random(f"{self.settings.seed}/{index}/{draw}")
+            task = generate_task(rng, level, self.families)
+            if assign_split(task.instruction) == split:
+                return task
+        raise EnvError(f"none of {MAX_DRAWS} generated tasks is in split {split!r}")
 
     def task(self, index: int, split: Split = "train") -> Task:
         settings = self.settings
-        ask = ASK.format(self.generated_task(index, split).instruction, settings.sandbox.workdir)
+        prompt = PROMPT.format(
+            self.generated_task(index, split).instruction, settings.sandbox.workdir
+        )
         return Task(
             id=f"{NAME}/{split}/{index}",
             env=NAME,
-            messages=(Message(role="user", content=ask),),
+            messages=(Message(role="user", content=prompt),),
             budget=Budget(
                 turns=settings.max_turns,
                 seconds=settings.timeout_s,
@@ -123,15 +129,15 @@ class TerminalTaskset:
         return self.generated_task(int(index), "test" if split == "test" else "train")
 
     def make_env(self, task: Task) -> TerminalEnv:
-        site = GeneratedTaskBackend(self.task_by_id(task), self.pool, self.settings)
-        return TerminalEnv(task, site, command_s=self.settings.command_timeout_s)
+        backend = GeneratedTaskBackend(self.task_by_id(task), self.pool, self.settings)
+        return TerminalEnv(task, backend, command_timeout_s=self.settings.command_timeout_s)
 
     def solver(self, task: Task) -> Policy:
         return command_policy(self.task_by_id(task).solution)
 
 
 def command_policy(commands: Sequence[str]) -> Policy:
-    """Whoever runs these commands, one a turn, and is then done."""
+    """A policy that runs these commands, one per turn, and then says that it is done."""
     replies = [
         Message(
             role="assistant",
@@ -144,20 +150,22 @@ def command_policy(commands: Sequence[str]) -> Policy:
 
 
 class GeneratedTaskBackend:
-    """A puzzle laid out in a sandbox; a `Site`."""
+    """A `TerminalBackend` with a generated task."""
 
-    def __init__(self, puzzle: TerminalTask, pool: SandboxPool, settings: TerminalSettings) -> None:
-        self.puzzle, self.pool, self.settings = puzzle, pool, settings
+    def __init__(
+        self, terminal_task: TerminalTask, pool: SandboxPool, settings: TerminalSettings
+    ) -> None:
+        self.terminal_task, self.pool, self.settings = terminal_task, pool, settings
         self._box: Sandbox | None = None
 
     async def start(self) -> ShellSession:
         self._box = await self.pool.take()
-        await write_files(self._box, self.puzzle.files)
-        if self.puzzle.setup:
-            done = await self._box.exec(self.puzzle.setup)
+        await write_files(self._box, self.terminal_task.files)
+        if self.terminal_task.setup:
+            done = await self._box.exec(self.terminal_task.setup)
             if not done.ok:
                 raise RolloutFailed(
-                    "world", "start", f"the set-up failed: {done.stderr.strip()[-200:]}"
+                    "world", "start", f"the setup command failed: {done.stderr.strip()[-200:]}"
                 )
         return ShellSession(self._box)
 
@@ -168,31 +176,36 @@ class GeneratedTaskBackend:
         return False
 
     async def score(self) -> Verdict:
-        """A workspace that cannot be graded is worth nothing if one that nobody has touched can be:
-        then it is the player's doing. Else there is no verdict."""
+        """Check the workspace in a fresh sandbox.
+
+        If that fails although an untouched workspace can be checked, the policy caused it and the
+        reward is 0. Otherwise raises: there is no verdict.
+        """
         try:
-            return await self._graded()
+            return await self._score_copy()
         except (SandboxError, RolloutFailed) as error:
-            await self._control()
+            await self._require_working_verifier()
             return Verdict(reward=0.0, note=f"it cannot be graded as it was left: {error}")
 
-    async def _graded(self) -> Verdict:
+    async def _score_copy(self) -> Verdict:
         assert self._box is not None
         await self._box.kill()
-        left = await self._box.snapshot()
-        fresh = open_sandbox(self.settings.sandbox, left)
+        snapshot = await self._box.snapshot()
+        fresh = open_sandbox(self.settings.sandbox, snapshot)
         try:
             await fresh.start()
-            return await score_workspace(fresh, self.puzzle, self.settings.verifier_timeout_s)
+            return await score_workspace(
+                fresh, self.terminal_task, self.settings.verifier_timeout_s
+            )
         finally:
             await fresh.close()
-            delete_snapshot(left)
+            delete_snapshot(snapshot)
 
-    async def _control(self) -> None:
+    async def _require_working_verifier(self) -> None:
         try:
             async with self.pool.sandbox() as box:
-                await write_files(box, self.puzzle.files)
-                await score_workspace(box, self.puzzle, self.settings.verifier_timeout_s)
+                await write_files(box, self.terminal_task.files)
+                await score_workspace(box, self.terminal_task, self.settings.verifier_timeout_s)
         except SandboxError as error:
             raise RolloutFailed("infrastructure", "grade", str(error)) from error
 
@@ -201,45 +214,49 @@ class GeneratedTaskBackend:
             await self._box.close()
 
 
-async def score_workspace(box: Sandbox, puzzle: TerminalTask, seconds: float) -> Verdict:
-    """All that was expected holds, or the attempt is worth nothing. Programs of the player's are
-    run last and by themselves: what they print is all that is taken from them."""
-    still = [replace(e, how="absent", path="/") if e.how == "runs" else e for e in puzzle.expects]
+async def score_workspace(box: Sandbox, terminal_task: TerminalTask, seconds: float) -> Verdict:
+    """Reward 1 if all checks pass, otherwise 0. Raises RolloutFailed if the checker fails.
+
+    Programs of the policy run last and as separate commands; only their output is used.
+    """
+    static = [
+        replace(c, how="absent", path="/") if c.how == "runs" else c for c in terminal_task.checks
+    ]
     done = await box.exec(
         [*box.python, "-I", "-c", CHECKS_PROGRAM.read_text(), "-"],
-        stdin=checks_json(still).encode(),
+        stdin=checks_json(static).encode(),
         timeout_s=seconds,
     )
     if done.timed_out:
-        raise RolloutFailed("grader", "grade", f"looking took over {seconds:g} s")
+        raise RolloutFailed("grader", "grade", f"the checks exceeded {seconds:g} s")
     if not done.ok:
         raise RolloutFailed("grader", "grade", f"the checker failed: {done.stderr.strip()[-300:]}")
-    found = list(json.loads(done.stdout).values())
+    results = list(json.loads(done.stdout).values())
     parts = {}
-    for number, (expect, holds) in enumerate(zip(puzzle.expects, found, strict=True), 1):
-        name = f"{number} {expect.how} {expect.path}"
-        parts[name] = float(await _runs(box, expect) if expect.how == "runs" else holds)
-    missed = [name for name, value in parts.items() if not value]
+    for number, (check, passed) in enumerate(zip(terminal_task.checks, results, strict=True), 1):
+        name = f"{number} {check.how} {check.path}"
+        parts[name] = float(await _runs(box, check) if check.how == "runs" else passed)
+    failed = [name for name, value in parts.items() if not value]
     return Verdict(
-        reward=float(not missed), parts=parts, note=f"not so: {missed[0]}" if missed else ""
+        reward=float(not failed), parts=parts, note=f"not so: {failed[0]}" if failed else ""
     )
 
 
-async def _runs(box: Sandbox, expect: StateCheck) -> bool:
-    """Run with each input, the program prints what it should."""
-    path = PurePosixPath(box.workspace, expect.path)
-    cases: Any = expect.value
-    for arguments, given, wanted in cases:
+async def _runs(box: Sandbox, check: StateCheck) -> bool:
+    """Whether a program prints the expected output for each input."""
+    path = PurePosixPath(box.workspace, check.path)
+    cases: Any = check.value
+    for arguments, stdin, expected in cases:
         done = await box.exec(
-            [str(path), *arguments], cwd=str(path.parent), stdin=given.encode(), timeout_s=RUN_S
+            [str(path), *arguments], cwd=str(path.parent), stdin=stdin.encode(), timeout_s=RUN_S
         )
-        if not done.ok or trimmed(done.stdout) != trimmed(wanted):
+        if not done.ok or trimmed(done.stdout) != trimmed(expected):
             return False
     return True
 
 
 async def write_files(box: Sandbox, files: Sequence[TaskFile]) -> None:
-    """Write files with their modes, in one go."""
+    """Write files with their modes into the workspace, in one transfer."""
     with tempfile.TemporaryDirectory() as folder:
         for file in files:
             path = Path(folder, file.path)

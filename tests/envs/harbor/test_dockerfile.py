@@ -57,12 +57,12 @@ def test_terminal_benchs_base_images_start_in_app(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("COPY --from=other a b", "line 2: a copy from 'other'"),
-        ("FROM x", "line 2: more than one stage"),
-        ("COPY a", "line 2: a copy wants"),
-        ("ADD https://a/b c", "line 2: https://a/b would have to be fetched"),
-        ("RUM a", "line 2: no instruction"),
-        ("ENV A", "line 2: ENV wants"),
+        ("COPY --from=other a b", "line 2: COPY --from=other needs"),
+        ("FROM x", "line 2: multi-stage builds"),
+        ("COPY a", "line 2: COPY and ADD must have"),
+        ("ADD https://a/b c", "line 2: https://a/b cannot be downloaded"),
+        ("RUM a", "line 2: unknown instruction RUM"),
+        ("ENV A", "line 2: ENV must be"),
     ],
 )
 def test_what_cannot_be_built_is_named_with_its_line(tmp_path, text, said):

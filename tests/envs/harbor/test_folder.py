@@ -26,9 +26,9 @@ def test_steps_bring_their_own_and_share_the_tasks(tmp_path):
 @pytest.mark.parametrize(
     ("removed", "said"),
     [
-        ("instruction.md", "instruction.md: missing"),
-        ("tests/test.sh", "test.sh: missing"),
-        ("task.toml", "no task.toml"),
+        ("instruction.md", "instruction.md: file not found"),
+        ("tests/test.sh", "test.sh: file not found"),
+        ("task.toml", "task.toml not found"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path, removed, said):
@@ -40,7 +40,7 @@ def test_what_is_missing_is_named(tmp_path, removed, said):
 
 def test_a_step_without_a_folder_is_named(tmp_path):
     folder = in_steps(tmp_path / "a", task_DOT_toml='[[steps]]\nname = "three"\n')
-    with pytest.raises(TaskError, match=r"task.toml: steps.three: no folder"):
+    with pytest.raises(TaskError, match=r"task.toml: steps.three: directory"):
         read_task(folder)
 
 
@@ -53,7 +53,7 @@ def test_windows_tasks_are_refused(tmp_path):
 def test_a_link_out_of_a_task_is_refused(tmp_path):
     folder = simple(tmp_path / "a")
     os.symlink("/etc/passwd", folder / "tests" / "mine")
-    with pytest.raises(TaskError, match="mine: a link that leads out of the task"):
+    with pytest.raises(TaskError, match="mine: symbolic link leads out of the task"):
         read_task(folder)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from paddock.envs.harbor import TaskError, check_task, read_task
 from tests.envs.harbor.tasks import SETTINGS, write
-from tests.envs.sandbox.boxes import BWRAP
+from tests.sandbox.boxes import BWRAP
 
 TASK = """# canary
 instruction: |-
@@ -53,7 +53,7 @@ def test_a_task_is_converted_when_it_is_read(folder):
     assert step.instruction == 'Write "hello" into hello.txt.'
     assert task.agent_config(step).timeout_sec == 30
     assert task.verifier_config(step).timeout_sec == 45
-    assert "not started: the service database of docker-compose.yaml" in task.notes
+    assert "service database of docker-compose.yaml is not started" in task.notes
     assert {path.name for path in task.environment.iterdir()} == {"Dockerfile", "data.txt"}
     assert (step.solution / "solve.sh").read_text().endswith("echo hello > hello.txt\n")
 
@@ -69,7 +69,10 @@ def test_a_changed_task_is_converted_anew(folder):
     ("text", "said"),
     [
         ("difficulty: easy\n", r"task.yaml: instruction: missing"),
-        ("instruction: a\nmax_test_timeout_sec: soon\n", r"max_test_timeout_sec: 'soon'"),
+        (
+            "instruction: a\nmax_test_timeout_sec: soon\n",
+            r"max_test_timeout_sec: must be a number of seconds, got 'soon'",
+        ),
         ("a: [\n", r"task.yaml: not YAML"),
     ],
 )

@@ -9,7 +9,7 @@ from paddock.envs.harbor.failures import TrialFailed
 from paddock.envs.harbor.image import DockerfileBuilder
 from paddock.envs.harbor.results import TrialInfo, now, save_logs, write_results
 from tests.envs.harbor.tasks import SETTINGS, TEST, in_steps, simple
-from tests.envs.sandbox.boxes import BOTH, BWRAP
+from tests.sandbox.boxes import BOTH, BWRAP
 
 bwrap = pytest.mark.parametrize("backend", BWRAP)
 
@@ -24,7 +24,7 @@ def tried(folder, work=None, settings=SETTINGS, keep=None):
             for step in trial.task.steps:
                 await trial.begin_step(step)
                 if work is not None:
-                    await work(trial.place)
+                    await work(trial.agent_sandbox)
                 await trial.verify(step)
                 if keep is not None:
                     await save_logs(trial, step, keep)
@@ -97,7 +97,10 @@ def test_tests_are_never_in_the_agents_sandbox(backend, tmp_path):
             await trial.start()
             (step,) = trial.task.steps
             await trial.verify(step)
-            return [await place.box.exec("ls /tests") for place in (trial.place, trial.graded_in)]
+            return [
+                await place.box.exec("ls /tests")
+                for place in (trial.agent_sandbox, trial.verifier_sandbox)
+            ]
         finally:
             await trial.close()
 
@@ -204,7 +207,7 @@ def test_variables_reach_the_places_they_are_for(backend, tmp_path):
     settings = SETTINGS.model_copy(update={"env_vars": {"GIVEN": "yes"}})
     check_env = doing('test "$A$B$C" = yeselse')
     assert tried(folder, check_env, settings) == {"reward": 1.0}
-    with pytest.raises(ValueError, match=r"environment\.env\.A: the variable 'GIVEN' is not given"):
+    with pytest.raises(ValueError, match=r"environment\.env\.A: variable 'GIVEN' is not set"):
         tried(folder)
 
 
@@ -264,16 +267,19 @@ def test_a_sound_task_is_sound(backend, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"solution__solve_DOT_sh": "echo 41 > answer.txt\n"}, "the solution is worth 0"),
+        ({"solution__solve_DOT_sh": "echo 41 > answer.txt\n"}, "the solution has reward 0"),
         (
             {"tests__test_DOT_sh": "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n"},
-            "doing nothing is worth 1",
+            "doing nothing has reward 1",
         ),
         (
             {"environment__start_DOT_txt": "the answer that is expected is 42\n"},
             "the agent can read /app/start.txt",
         ),
-        ({"tests__test_DOT_sh": "#!/bin/bash\n"}, "came to no verdict: verify: no reward file"),
+        (
+            {"tests__test_DOT_sh": "#!/bin/bash\n"},
+            "no verdict for doing nothing: verify: no reward file",
+        ),
     ],
 )
 def test_an_unsound_task_says_why(backend, tmp_path, changes, problem):
@@ -288,7 +294,7 @@ def test_tests_that_do_not_end_without_a_solution_make_no_task_unsound(backend, 
     toml = "[verifier]\ntimeout_sec = 2\n"
     report = checked(simple(tmp_path / "a", tests__test_DOT_sh=script, task_DOT_toml=toml))
     assert report.is_sound, report.problems
-    assert any("the tests took over 2 s" in note for note in report.notes)
+    assert any("the tests exceeded 2 s" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("backend", BOTH[1:])

@@ -2,8 +2,8 @@
 
     python3 batch_inside.py PUZZLES.json
 
-reads [{files, setup, expects, tries: [[command, ...], ...]}, ...] and prints for each puzzle the
-outcome of each try. `check_inside` must lie beside it.
+reads [{files, setup, checks, tries: [[command, ...], ...]}, ...] and prints for each puzzle the
+outcome of each try. `sandboxed_checks` must lie beside it.
 """
 
 import json
@@ -21,13 +21,13 @@ def run(commands, folder):
 
 
 def outcome(puzzle, base, commands):
-    import check_inside
+    import sandboxed_checks
 
     folder = tempfile.mkdtemp()
     shutil.copytree(base, folder, symlinks=True, dirs_exist_ok=True)
     run(commands, folder)
     os.chdir(folder)
-    held = all(check_inside.holds(expect) for expect in puzzle["expects"])
+    held = all(sandboxed_checks.check_expectation(check) for check in puzzle["checks"])
     os.chdir("/")
     shutil.rmtree(folder, ignore_errors=True)
     return held

@@ -9,7 +9,7 @@ from paddock.envs import make
 from paddock.envs.terminal import sandboxed_checks
 from paddock.envs.terminal.generate import FAMILIES, available_families, generate_task
 from paddock.sandbox import ResourceLimits
-from tests.envs.sandbox.boxes import BWRAP, MIB, in_box
+from tests.sandbox.boxes import BWRAP, MIB, in_box
 
 BATCH = Path(__file__).with_name("batch_inside.py")
 LIMITS = ResourceLimits(
@@ -24,14 +24,14 @@ def tried(puzzles, tries):
         {
             "files": [asdict(file) for file in each.files],
             "setup": each.setup,
-            "expects": [asdict(expect) for expect in each.expects],
+            "checks": [asdict(check) for check in each.checks],
             "tries": tries(each),
         }
         for each in puzzles
     ]
 
     async def work(box):
-        await box.put(Path(sandboxed_checks.__file__), "check_inside.py")
+        await box.put(Path(sandboxed_checks.__file__), "sandboxed_checks.py")
         await box.put(BATCH, "batch_inside.py")
         await box.put(json.dumps(rows).encode(), "puzzles.json")
         return await box.exec([*box.python, "batch_inside.py", "puzzles.json"], timeout_s=300)
@@ -95,12 +95,14 @@ def test_no_task_of_one_split_is_a_task_of_the_other():
 
 def test_every_family_comes_up():
     world = make("terminal", {"levels": [2]})
-    seen = {goal.family for i in range(60) for goal in world.generated_task(i, "train").goals}
+    seen = {
+        subtask.family for i in range(60) for subtask in world.generated_task(i, "train").subtasks
+    }
     assert seen == set(available_families())
 
 
 def test_levels_and_families_are_checked():
-    with pytest.raises(ValueError, match="no family is called 'fils'; there are files"):
+    with pytest.raises(ValueError, match=r"families must be of files, .* got 'fils'"):
         make("terminal", {"families": ["fils"]})
-    with pytest.raises(ValueError, match="from 1 on"):
+    with pytest.raises(ValueError, match="numbers from 1"):
         make("terminal", {"levels": [0]})

@@ -10,17 +10,17 @@ from paddock.envs.terminal.taskset import command_policy
 from paddock.records import Failure, Message, ToolCall, Verdict
 from paddock.sandbox import SandboxError, open_sandbox
 from tests.envs.harbor.tasks import in_steps, simple
-from tests.envs.sandbox.boxes import BWRAP
+from tests.sandbox.boxes import BWRAP
 
 bwrap = pytest.mark.parametrize("backend", BWRAP)
-SMALL = {"levels": [2], "families": ["files", "search", "archive"], "warm": 0}
+SMALL = {"levels": [2], "families": ["files", "search", "archive"], "warm_sandboxes": 0}
 
 
 def run(world, policy, index=0, split="train"):
     task = world.task(index, split)
 
     async def once():
-        env = world.open(task)
+        env = world.make_env(task)
         return await run_rollout(env, policy(task))
 
     return asyncio.run(once())
@@ -49,7 +49,7 @@ def test_the_solution_of_a_puzzle_is_worth_one_and_nothing_is_worth_nothing(back
 
 @bwrap
 def test_a_shell_stays_and_says_what_went_wrong(backend):
-    world = make("terminal", SMALL | {"command_s": 1.0})
+    world = make("terminal", SMALL | {"command_timeout_s": 1.0})
     commands = ["cd /tmp && export A=5", "pwd; echo $A; false", "sleep 30", "exit 3", "pwd"]
     episode = run(world, lambda task: command_policy(commands))
     said = [message.content for message in episode.messages if message.role == "tool"]
@@ -72,8 +72,8 @@ def test_wrong_calls_are_answered_in_words(backend):
 @bwrap
 def test_what_still_runs_cannot_touch_the_grading(backend):
     """A background process that puts things right once its player is gone."""
-    world = make("terminal", {"levels": [1], "families": ["permissions"], "warm": 0})
-    fix = world.of(world.task(0)).solution[0]
+    world = make("terminal", {"levels": [1], "families": ["permissions"], "warm_sandboxes": 0})
+    fix = world.task_by_id(world.task(0)).solution[0]
     wait = "while true; do sleep 0.05; done"
     later = f"(trap {shlex.quote(fix)} TERM HUP INT EXIT; {wait}) >/dev/null 2>&1 &"
     assert run(world, lambda task: command_policy([later])).outcome.reward == 0.0
@@ -110,10 +110,10 @@ def dying(world):
     task = world.task(0)
 
     async def once():
-        env = world.open(task)
+        env = world.make_env(task)
 
         async def policy(messages, tools):
-            await env.site._box.close()
+            await env.backend._box.close()
             return say(command="ls") if len(messages) < 3 else say("Done.")
 
         return await run_rollout(env, policy)
@@ -150,8 +150,10 @@ TRICKS = {  # after the solution, and what that is still worth then
 @bwrap
 @pytest.mark.parametrize("trick", TRICKS)
 def test_who_breaks_its_terminal_gets_a_verdict(backend, trick):
-    world = make("terminal", SMALL | {"families": ["archive"], "grade_s": 20.0})
-    outcome = run(world, lambda task: command_policy([*world.of(task).solution, trick])).outcome
+    world = make("terminal", SMALL | {"families": ["archive"], "verifier_timeout_s": 20.0})
+    outcome = run(
+        world, lambda task: command_policy([*world.task_by_id(task).solution, trick])
+    ).outcome
     assert isinstance(outcome, Verdict), outcome
     assert outcome.reward == TRICKS[trick]
 
@@ -159,8 +161,8 @@ def test_who_breaks_its_terminal_gets_a_verdict(backend, trick):
 @bwrap
 @pytest.mark.parametrize("sees", ["files", "processes"])
 def test_who_breaks_the_verifier_of_a_task_gets_nothing(backend, tmp_path, sees):
-    settings = {"every_task_is": "train", "harbor": {"verifier_sees": sees}}
-    world = make("harbor", {"folder": str(simple(tmp_path / "a")), **settings})
+    settings = {"split": "train", "harbor": {"verifier_sees": sees}}
+    world = make("harbor", {"path": str(simple(tmp_path / "a")), **settings})
     breaking = say(command="rm -rf /logs/verifier; touch /logs/verifier")
     outcome = run(world, saying(breaking, say("Done."))).outcome
     assert isinstance(outcome, Verdict), outcome
@@ -174,19 +176,19 @@ def test_who_breaks_the_verifier_of_a_task_gets_nothing(backend, tmp_path, sees)
 def test_a_folder_of_tasks_is_a_world(backend, tmp_path):
     for name in ("a", "b"):
         simple(tmp_path / name)
-    world = make("harbor", {"folder": str(tmp_path), "every_task_is": "train"})
+    world = make("harbor", {"path": str(tmp_path), "split": "train"})
     assert world.size("train") == 2
     assert [world.task(i).id for i in range(2)] == ["harbor/a", "harbor/b"]
     assert {world.task(i).id for i in (2, 3)} == {"harbor/a", "harbor/b"}
     assert run(world, world.solver).outcome == Verdict(reward=1.0, parts={"reward": 1.0})
     assert run(world, saying(say("Done."))).outcome.reward == 0.0
-    with pytest.raises(EnvError, match="none of its 2 tasks is for test"):
+    with pytest.raises(EnvError, match="none of its 2 tasks is in split 'test'"):
         world.task(0, "test")
 
 
 @bwrap
 def test_tests_are_not_there_while_the_player_works(backend, tmp_path):
-    world = make("harbor", {"folder": str(simple(tmp_path / "a")), "every_task_is": "train"})
+    world = make("harbor", {"path": str(simple(tmp_path / "a")), "split": "train"})
     look = (
         "ls -A /tests /solution /logs/verifier; "
         "grep -rl 'expected is 42' /app /tmp /root /opt /home /srv /logs"
@@ -199,7 +201,7 @@ def test_tests_are_not_there_while_the_player_works(backend, tmp_path):
 
 @bwrap
 def test_the_steps_of_a_task_are_turns_of_one_conversation(backend, tmp_path):
-    world = make("harbor", {"folder": str(in_steps(tmp_path / "a")), "every_task_is": "test"})
+    world = make("harbor", {"path": str(in_steps(tmp_path / "a")), "split": "test"})
     solved = run(world, world.solver, split="test")
     assert solved.outcome.reward == 1.0
     assert solved.outcome.note == "2 of 2 steps were reached"
@@ -212,7 +214,7 @@ def test_the_steps_of_a_task_are_turns_of_one_conversation(backend, tmp_path):
 
 @bwrap
 def test_the_tests_of_a_step_are_gone_in_the_next(backend, tmp_path):
-    world = make("harbor", {"folder": str(in_steps(tmp_path / "a")), "every_task_is": "test"})
+    world = make("harbor", {"path": str(in_steps(tmp_path / "a")), "split": "test"})
     replies = say(command="touch one.txt"), say("Next."), say(command="ls -A /tests"), say("Done.")
     episode = run(world, saying(*replies), split="test")
     said = [message.content for message in episode.messages if message.role == "tool"]
@@ -224,7 +226,7 @@ def test_the_tests_of_a_step_are_gone_in_the_next(backend, tmp_path):
 def test_a_player_out_of_time_is_graded_all_the_same(backend, tmp_path):
     toml = "[agent]\ntimeout_sec = 0.5\n"
     folder = simple(tmp_path / "a", task_DOT_toml=toml)
-    world = make("harbor", {"folder": str(folder), "every_task_is": "train"})
+    world = make("harbor", {"path": str(folder), "split": "train"})
     work = say(command="echo 42 > answer.txt; sleep 0.7")
     episode = run(world, saying(work, say(command="rm answer.txt"), say("never said")))
     assert episode.outcome == Verdict(reward=1.0, parts={"reward": 1.0})
@@ -234,7 +236,7 @@ def test_a_player_out_of_time_is_graded_all_the_same(backend, tmp_path):
 @bwrap
 def test_a_broken_verifier_is_a_failure_of_the_grader(backend, tmp_path):
     folder = simple(tmp_path / "a", tests__test_DOT_sh="#!/bin/bash\ntrue\n")
-    world = make("harbor", {"folder": str(folder), "every_task_is": "train"})
+    world = make("harbor", {"path": str(folder), "split": "train"})
     outcome = run(world, saying(say("Done."))).outcome
     assert (outcome.kind, outcome.where) == ("grader", "verify")
 
@@ -242,7 +244,7 @@ def test_a_broken_verifier_is_a_failure_of_the_grader(backend, tmp_path):
 @bwrap
 def test_a_puzzle_can_be_written_as_a_harbor_task(backend, tmp_path):
     made = make("terminal", SMALL)
-    write_harbor_task(made.puzzle(0, "train"), tmp_path / "a")
-    world = make("harbor", {"folder": str(tmp_path / "a"), "every_task_is": "train"})
+    write_harbor_task(made.generated_task(0, "train"), tmp_path / "a")
+    world = make("harbor", {"path": str(tmp_path / "a"), "split": "train"})
     assert run(world, world.solver).outcome.reward == 1.0
     assert run(world, saying(say("Done."))).outcome.reward == 0.0

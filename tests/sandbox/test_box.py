@@ -9,11 +9,11 @@ from paddock.sandbox import (
     delete_snapshot,
     open_sandbox,
 )
-from tests.envs.sandbox.boxes import BOTH, BWRAP, SMALL, execute, in_box, machine
+from tests.sandbox.boxes import BOTH, BWRAP, SMALL, execute, in_box, machine
 
 both = pytest.mark.parametrize("backend", BOTH)
 only_bwrap = pytest.mark.parametrize("backend", BWRAP)
-UNISOLATED = {"backend": "unisolated", "i_know_it_is_not_isolated": True}
+UNISOLATED = {"backend": "unisolated", "allow_unisolated": True}
 
 
 @both
@@ -97,9 +97,9 @@ def test_what_is_too_large_or_missing_is_said(backend, tmp_path):
     async def work(box):
         await box.exec("head -c 2M /dev/zero > big; mkfifo pipe; ln -s /dev/zero endless")
         with pytest.raises(SandboxError, match="more than 1000 bytes"):
-            await box.read("big", most_bytes=1000)
+            await box.read("big", max_bytes=1000)
         with pytest.raises(SandboxError, match="more than 1000 bytes"):
-            await box.get("big", tmp_path / "big", most_bytes=1000)
+            await box.get("big", tmp_path / "big", max_bytes=1000)
         for name in ("missing", "pipe", "endless"):
             with pytest.raises(FileNotFoundError):
                 await box.read(name)
@@ -118,7 +118,7 @@ def test_others_start_from_a_snapshot(backend, copied):
             await box.exec("rm /usr/bin/yes; echo mine > /etc/mine")
         return await box.snapshot()
 
-    settings = {"backend": backend, "writable_system": copied}
+    settings = {"backend": backend, "writable_root": copied}
     snapshot = in_box(work, **settings)
     look = "cat a; stat -c %a a; readlink l; ls /usr/bin/yes; cat /etc/mine; echo other > a"
     try:
@@ -149,10 +149,10 @@ def test_snapshots_lie_over_each_other(backend):
     async def third(box):
         return await box.exec("cat a b; ls d")
 
-    below = in_box(first, writable_system=True)
-    above = in_box(second, writable_system=True, base=(below,))
+    below = in_box(first, writable_root=True)
+    above = in_box(second, writable_root=True, base=(below,))
     try:
-        done = in_box(third, writable_system=True, base=(above, below))
+        done = in_box(third, writable_root=True, base=(above, below))
         assert done.stdout == "1\n2\n"
     finally:
         delete_snapshot(below)
@@ -166,7 +166,7 @@ def test_boxes_are_used_once_and_at_once(backend):
         with pytest.raises(SandboxError, match="not"):
             await box.exec("true")
         await box.start()
-        with pytest.raises(SandboxError, match="started before"):
+        with pytest.raises(SandboxError, match="already started"):
             await box.start()
         done = await asyncio.gather(*(box.exec(f"sleep 0.2; echo {i}") for i in range(4)))
         await box.close()
@@ -194,9 +194,9 @@ def test_a_sandbox_that_dies_says_so(backend):
 def test_a_sandbox_that_cannot_start_says_why_and_leaves_nothing(backend, tmp_path):
     before = machine()
     with pytest.raises(SandboxError, match="nowhere"):
-        execute("true", readable=(str(tmp_path / "nowhere"),))
-    with pytest.raises(SandboxError, match=r"no sandbox after 0.001 s"):
-        execute("true", start_s=0.001)
+        execute("true", read_only_mounts=(str(tmp_path / "nowhere"),))
+    with pytest.raises(SandboxError, match=r"did not start within 0.001 s"):
+        execute("true", start_timeout_s=0.001)
     assert machine() == before
 
 
@@ -204,7 +204,7 @@ def test_a_sandbox_that_cannot_start_says_why_and_leaves_nothing(backend, tmp_pa
 def test_shown_folders_can_be_read_and_not_written(backend, tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "shown").write_text("see\n")
-    done = execute(f"cat {tmp_path}/shown; touch {tmp_path}/x", readable=(str(tmp_path),))
+    done = execute(f"cat {tmp_path}/shown; touch {tmp_path}/x", read_only_mounts=(str(tmp_path),))
     assert done.stdout == "see\n"
     assert not (tmp_path / "x").exists()
 

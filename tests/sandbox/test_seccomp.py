@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.attack_sandbox import CALLS, PROBE, REFUSED
 from paddock.sandbox import ResourceLimits, seccomp
-from tests.envs.sandbox.boxes import BOTH, BWRAP, in_box
+from tests.sandbox.boxes import BOTH, BWRAP, in_box
 
 both = pytest.mark.parametrize("backend", BOTH)
 DEFAULT = Path("/usr/share/containers/seccomp.json")
@@ -46,7 +46,7 @@ ALLOWED = {
 @both
 def test_a_task_gets_what_it_names_and_no_more(backend):
     found = probe(
-        backend, [*ALLOWED.values(), ("unshare user", 272, 0x10000000)], allow=(*ALLOWED,)
+        backend, [*ALLOWED.values(), ("unshare user", 272, 0x10000000)], allow_syscalls=(*ALLOWED,)
     )
     assert found.pop("unshare user") in ("EPERM", "ENOSYS")
     assert found["traceme"] == "done"
@@ -92,7 +92,7 @@ def test_a_debugger_works_where_a_task_names_it(backend):
     async def work(box):
         return await box.exec("command -v gdb && gdb -batch -ex run -ex bt --args true")
 
-    done = in_box(work, allow=("ptrace",), limits=ROOMY)
+    done = in_box(work, allow_syscalls=("ptrace",), limits=ROOMY)
     if not done.stdout:
         pytest.skip("no gdb here")
     assert "exited normally" in done.stdout
@@ -104,7 +104,7 @@ def test_sandboxes_inside_need_namespaces_and_get_them_by_name(backend):
         return (await box.exec("unshare -Ur id -u")).stdout
 
     assert in_box(work) == ""
-    assert in_box(work, allow=("namespaces",)) == "0\n"
+    assert in_box(work, allow_syscalls=("namespaces",)) == "0\n"
 
 
 @pytest.mark.skipif(not DEFAULT.exists(), reason="no default profile to compare with")

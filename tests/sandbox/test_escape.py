@@ -11,7 +11,7 @@ import pytest
 
 from paddock.sandbox import ResourceLimits, cgroups
 from paddock.sandbox.filesystem import unpack
-from tests.envs.sandbox.boxes import (
+from tests.sandbox.boxes import (
     BOTH,
     LATER,
     MIB,
@@ -24,7 +24,7 @@ from tests.envs.sandbox.boxes import (
     running,
 )
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +75,9 @@ def test_files_outside_cannot_be_written(backend, secret):
     assert "ead-only" in done.stderr
 
 
-def test_a_writable_system_is_a_copy():
+def test_a_writable_root_is_a_copy():
     command = "rm /usr/bin/true; echo x > /usr/bin/yes; touch /etc/mine; ls /usr/bin/true"
-    done = execute(command, writable_system=True)
+    done = execute(command, writable_root=True)
     assert done.code == 2  # it is gone inside
     assert Path("/usr/bin/true").exists()
     assert Path("/usr/bin/yes").stat().st_size > 100
@@ -193,7 +193,7 @@ def test_no_place_that_can_be_written_is_without_a_limit(backend):
 def test_a_copied_system_is_limited_too():
     limits = ResourceLimits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, max_file_bytes=64 * MIB)
     command = "for p in / /usr /tmp /root /dev/shm; do head -c 40M /dev/zero > $p/full; done"
-    done = execute(command, limits=limits, writable_system=True)
+    done = execute(command, limits=limits, writable_root=True)
     assert done.stderr.count("No space left") == 5
 
 
@@ -206,7 +206,7 @@ def test_a_container_that_writes_its_layer_full_is_ended(backend):
             await box.exec(f"head -c 24M /dev/zero > full{i}; sleep 1")
 
     with pytest.raises(ValueError, match="16777216 bytes were written"):
-        in_box(work, backend=backend, limits=limits, writable_system=True)
+        in_box(work, backend=backend, limits=limits, writable_root=True)
 
 
 @both
@@ -309,7 +309,7 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         program = f"#!{box.python[0]}\n{forge}".encode()
         await box.put(program, "/opt/tar")
         await box.exec("chmod +x /opt/tar")
-        captured = await box.capture(["/opt/tar"], most=MIB)
+        captured = await box.capture(["/opt/tar"], max_bytes=MIB)
         return captured.stdout
 
     unpack(in_box(work, backend=backend), "d", tmp_path / "out", MIB)
@@ -385,7 +385,7 @@ def test_a_sandbox_dies_with_whoever_made_it(backend):
 
     def swept():  # what the next process does first
         for parent in cgroups.find_cgroup_parents():
-            cgroups._sweep(parent.folder)
+            cgroups._remove_stale(parent.folder)
         return groups(maker.pid) == []
 
     assert eventually(swept)
