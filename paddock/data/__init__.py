@@ -21,9 +21,10 @@ from paddock.data.dialogue import dialogue_to_json, message_to_json
 from paddock.data.long_context import LongContextExample, LongContextSource
 from paddock.data.prepare.build import corpus_key, prepare_corpus
 from paddock.data.prepare.settings import CorpusSettings
+from paddock.data.reasoning import ReasoningSource
 from paddock.data.shards import Corpus, IndexedDataset
 from paddock.data.sources import FileSource, FolderSource, JsonlSource, ParquetSource, SourceContext
-from paddock.data.tokenize_dialogue import THINKING_MODES
+from paddock.data.tokenize_dialogue import THINKING_MODES, tokenize_dialogue
 from paddock.data.tokenizer import TokenizerSettings, open_tokenizer
 from paddock.text import Tokenizer
 
@@ -41,6 +42,7 @@ __all__ = [
     "PackedBatch",
     "PackedDataLoader",
     "ParquetSource",
+    "ReasoningSource",
     "SourceContext",
     "Tokenizer",
     "TokenizerSettings",
@@ -50,4 +52,5 @@ __all__ = [
     "message_to_json",
     "open_tokenizer",
     "prepare_corpus",
+    "tokenize_dialogue",
 ]

@@ -111,7 +111,7 @@ def dialogue_to_json(dialogue: Dialogue) -> dict[str, Any]:
     }
     for i, spans in marks.items():
         found["messages"][i]["untrained"] = [
-            {"part": span.part, "init": span.start, "end": span.end} for span in spans
+            {"part": span.part, "start": span.start, "end": span.end} for span in spans
         ]
     if dialogue.tools:
         found["tools"] = [tool_to_openai(tool) for tool in dialogue.tools]

@@ -38,10 +38,10 @@ _MARKERS = re.compile("|".join(re.escape(token) for token in SpecialToken))
 class DialogueSourceSettings(SourceSettings):
     """What every source of dialogues has."""
 
-    train_on: TrainOn = "replies"  # "all": every token, as a base model reads
+    train_on: TrainOn = "assistant"  # "all": every token, as a base model reads
     # Marks errors besides those already marked: module:function, Dialogue -> spans; or world:NAME,
     # where every reply of an attempt that the world's grader does not give full reward is one.
-    mask_errors_with: Annotated[str, Field(pattern=r"^(world:[\w-]+|[\w.]+:\w+)$")] | None = None
+    mask_errors_with: Annotated[str, Field(pattern=r"^(env:[\w-]+|[\w.]+:\w+)$")] | None = None
 
     def dialogues(self) -> Iterator[Dialogue]:
         """In the same order every time, judged."""
@@ -218,7 +218,7 @@ def load_error_marker(name: str) -> ErrorMarker:
     """What marks errors: a function by its name, or a world's grader."""
     module, _, function = name.partition(":")
     try:
-        if module == "world":
+        if module == "env":
             return _graded(function)
         return cast(ErrorMarker, getattr(importlib.import_module(module), function))
     except (ImportError, AttributeError, EnvError) as error:

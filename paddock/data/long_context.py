@@ -349,8 +349,8 @@ class LongContextSource(SourceSettings):
         "multi_needle",
         "multi_value",
         "mrcr",
-        "make_interleaved_example",
-        "make_repository_example",
+        "interleaved",
+        "repository",
     ]
     haystack: Annotated[FileSource | ReasoningSource, Field(discriminator="kind")]
     haystack_documents: Annotated[int, Field(gt=0)] = 2000

@@ -43,10 +43,15 @@ class StreamState:
                 DocumentSpan(names[source], document, start, stop)
                 for source, document, start, stop in state["waiting"]
             ]
-            parts = {name: dict(state[name]) for name in ("made", "sizes", "taken", "counts")}
+            fields = {
+                "built_with": dict(state["made"]),
+                "sizes": dict(state["sizes"]),
+                "documents_taken": dict(state["taken"]),
+                "counts": dict(state["counts"]),
+            }
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(f"this is not the position of a data stream: {error!r}") from None
-        return cls(carried_over=waiting, **parts)
+        return cls(carried_over=waiting, **fields)
 
     def check(self, *, made: Mapping[str, int | str], sizes: Mapping[str, int]) -> None:
         """DataError if this is a position in another stream."""

@@ -28,7 +28,7 @@ THINKING_MODES: dict[ThinkingMode, ThinkingKwargs] = {
     "off": ThinkingKwargs(enable_thinking=False, clear_thinking=False),
 }
 
-TrainOn = Literal["replies", "all"]
+TrainOn = Literal["assistant", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class TokenizedDialogue:
 
 
 def tokenize_dialogue(
-    dialogue: Dialogue, renderer: Renderer, *, learn: TrainOn = "replies"
+    dialogue: Dialogue, renderer: Renderer, *, train_on: TrainOn = "assistant"
 ) -> list[TokenizedDialogue]:
     """The rows of a dialogue. Together they train each reply once, but for what is marked; or, to
     get a base model used to dialogues, every token that is not marked."""
     found: list[TokenizedDialogue] = []
     for row in _rows(dialogue, renderer):
-        if learn == "all":
+        if train_on == "all":
             row = replace(row, loss_mask=(True,) * len(row.token_ids))
         here = _marked(row, dialogue, renderer.tokenizer)
         if found and here.token_ids[: len(found[-1].token_ids)] == found[-1].token_ids:

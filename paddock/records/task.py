@@ -38,7 +38,7 @@ class Task:
     budget: Budget
 
     def __post_init__(self) -> None:
-        for name in ("id", "world", "messages"):
+        for name in ("id", "env", "messages"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: empty")
 

@@ -146,9 +146,12 @@ def test_a_wrong_line_is_named_with_file_line_and_field(tmp_path, line, complain
     [
         ("yes", "messages[1].untrained: expected true or a list of spans"),
         ([3], "messages[1].untrained[0]: expected an object"),
-        ([{"part": "soul"}], "messages[1].untrained[0]: Untrained.part: expected one of"),
-        ([{"part": "content", "form": 1}], "messages[1].untrained[0]: Untrained.form: unknown key"),
-        ([{"part": "content", "init": 0, "end": 99}], "untrained[0]: ends at 99"),
+        ([{"part": "soul"}], "messages[1].untrained[0]: LossMaskSpan.part: expected one of"),
+        (
+            [{"part": "content", "form": 1}],
+            "messages[1].untrained[0]: LossMaskSpan.form: unknown key",
+        ),
+        ([{"part": "content", "start": 0, "end": 99}], "untrained[0]: ends at 99"),
     ],
 )
 def test_a_wrong_mark_is_named(tmp_path, mark, complaint):
@@ -160,6 +163,6 @@ def test_a_wrong_mark_is_named(tmp_path, mark, complaint):
 
 def test_a_span_of_content_that_begins_with_a_thought_is_refused():
     entry = chat("a", "<think>b</think>c")
-    entry["messages"][1]["untrained"] = [{"part": "content", "init": 0, "end": 1}]
+    entry["messages"][1]["untrained"] = [{"part": "content", "start": 0, "end": 1}]
     with pytest.raises(ValueError, match="give it as reasoning_content"):
         parse_dialogue(entry)

@@ -97,7 +97,7 @@ def test_a_function_of_ones_own_judges_quality(tmp_path):
 
 
 def test_code_has_its_middle_last_and_prose_has_not(tmp_path):
-    code = jsonl(tmp_path, [story(i) for i in range(40)], name="code", holds="code")
+    code = jsonl(tmp_path, [story(i) for i in range(40)], name="code", content_type="code")
     prose = jsonl(tmp_path, [story(i) for i in range(40, 80)], name="prose")
     settings = CorpusSettings(
         sources=(code, prose), fim=FimSettings(rate=1.0), held_out_fraction=0.0
@@ -140,7 +140,7 @@ def test_the_same_settings_and_tokenizer_are_prepared_once(tmp_path):
 
 
 def test_the_same_settings_give_the_same_bytes(tmp_path):
-    source = jsonl(tmp_path, [story(i) for i in range(50)], holds="code")
+    source = jsonl(tmp_path, [story(i) for i in range(50)], content_type="code")
     settings = CorpusSettings(sources=(source,))
     folders = [prepare_corpus(settings, byte_tokenizer(), tmp_path / c).folder for c in "ab"]
     files = [{f.name: f.read_bytes() for f in d.rglob("*.*") if f.is_file()} for d in folders]

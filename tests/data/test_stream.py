@@ -83,8 +83,8 @@ def test_another_process_goes_on_with_the_same_batches(documents, mode, tmp_path
         from tests.data.tiny import shelf
         from tests.data.test_stream import LENGTHS, said, stream
         there = stream(shelf(Path(sys.argv[1]), LENGTHS), sys.argv[2])
-        there.restore(json.loads(sys.argv[3]))
-        print(json.dumps([said(there.next()) for _ in range(3)]))
+        there.load_state_dict(json.loads(sys.argv[3]))
+        print(json.dumps([said(there.next_batch()) for _ in range(3)]))
     """
     command = [sys.executable, "-c", code, str(tmp_path), mode, json.dumps(here.state_dict())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -201,11 +201,11 @@ def test_what_the_solver_says_it_has_read(region):
 
 
 def test_tasks_are_reproducible_distinct_and_split():
-    check_tasks(lambda: make("search", {"hops": 3, "entities": 300, "questions": 300}), 10)
+    check_tasks(lambda: make("search", {"hops": 3, "num_entities": 300, "num_questions": 300}), 10)
 
 
 def test_hops_move_the_pass_rate_of_a_player_that_follows_two(region):
-    short = make("search", {"hops": 2, "entities": 300, "questions": 200})
+    short = make("search", {"hops": 2, "num_entities": 300, "num_questions": 200})
     rates = []
     for world in (short, region):
         tasks = [world.task(index) for index in range(30)]
@@ -260,8 +260,8 @@ def test_pages_and_questions_of_ones_own(tmp_path):
     asked = [{"question": "How old is the oak of Elmtown?", "answer": "300"}]
     for name, entries in (("pages", pages), ("asked", asked)):
         (tmp_path / name).write_text("\n".join(map(json.dumps, entries)))
-    changes = {"pages": str(tmp_path / "pages"), "train": str(tmp_path / "asked")}
-    changes["index"] = str(tmp_path / "index")
+    changes = {"pages_file": str(tmp_path / "pages"), "train_file": str(tmp_path / "asked")}
+    changes["index_dir"] = str(tmp_path / "index")
     for _ in range(2):  # the second time the page is in the index already
         world = make("search-file", changes)
         check_sound(world, 1, [lambda task: always("<answer>3</answer>")])
@@ -271,6 +271,6 @@ def test_pages_and_questions_of_ones_own(tmp_path):
             "find",
         ]
     with pytest.raises(EnvError, match="'pages'"):
-        make("search-file", {"train": "x"})
+        make("search-file", {"train_file": "x"})
     with pytest.raises(EnvError, match="no question of 6 hops"):
-        make("search", {"hops": 6, "entities": 50, "questions": 1})
+        make("search", {"hops": 6, "num_entities": 50, "num_questions": 1})

@@ -106,7 +106,7 @@ def test_what_must_be_said_counts():
 
 
 def test_an_unfinished_dialogue_is_worth_nothing():
-    world = make("service", {"level": 1, "turns": 2})
+    world = make("service", {"level": 1, "max_turns": 2})
     (outcome,) = outcomes(world, [world.task(0)], lambda task: playing(world.scenario(task), []))
     assert outcome.reward == 0
 

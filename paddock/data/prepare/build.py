@@ -200,7 +200,7 @@ class CorpusBuilder:
         documents = size = 0
         for split, dialogue in self._both_splits(source):
             try:
-                rows = tokenize_dialogue(dialogue, renderer, learn=source.train_on)
+                rows = tokenize_dialogue(dialogue, renderer, train_on=source.train_on)
             except (ChatTemplateError, NotPrefixPreservingError) as error:
                 raise DataError(f"source '{source.name}', {dialogue.id}: {error}") from None
             rows = [row for row in rows if any(row.loss_mask[1:])] if dialogue.weight else []

@@ -27,7 +27,7 @@ class SearchSettings(QASettings):
     """A region drawn by chance, its pages, and the questions that are left of `questions` when
     the filters are done with them."""
 
-    task_keys = (*QASettings.task_keys, "entities", "hops", "questions")
+    task_keys = (*QASettings.task_keys, "num_entities", "hops", "num_questions")
 
     answer_format: AnswerFormatName = "tag"
     max_turns: Annotated[int, Field(ge=2)] = 60
