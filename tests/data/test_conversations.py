@@ -123,9 +123,12 @@ def test_held_out_demonstrations_are_of_test_tasks_alone():
     ("wrong", "complaint"),
     [
         ({"env": "moon"}, "no world is called 'moon'"),
-        ({"styles": {"loud": 1.0}}, "nano-chain knows no 'loud', only worked, terse"),
-        ({"styles": {"worked": 0.0}}, "styles: all shares are zero"),
-        ({"tasks_per_dialogue": (3, 2)}, "tasks: 3 to 2 is no range"),
+        (
+            {"styles": {"loud": 1.0}},
+            "nano-chain has no style 'loud'; it must be one of worked, terse",
+        ),
+        ({"styles": {"worked": 0.0}}, "styles: at least one weight must be positive"),
+        ({"tasks_per_dialogue": (3, 2)}, "tasks_per_dialogue: 3 must not be greater than 2"),
         ({"args": {"min_step": 1}}, "did you mean 'min_steps'"),
     ],
 )
@@ -230,7 +233,7 @@ def test_what_has_nothing_to_learn_is_left_out_and_counted(tmp_path):
         CorpusSettings(sources=(source,), held_out_fraction=0), byte_tokenizer(), tmp_path
     )
     assert len(corpus.documents("talk")) == 1
-    assert corpus.manifest.sources["talk"].drop_counts == {"nothing to learn": 2}
+    assert corpus.manifest.sources["talk"].drop_counts == {"no trained tokens": 2}
 
 
 def test_a_wrong_line_stops_the_preparation_and_leaves_nothing(tmp_path):
@@ -298,7 +301,7 @@ def test_half_a_dialogue_is_left_out_where_rows_must_be_whole(tmp_path):
     assert len(lengths) == 1 and stream.counts["left_out"] > 0
     cut = {length for _ in range(4) for length in batches(corpus).next_batch().lengths}
     assert 128 in cut
-    with pytest.raises(DataError, match="no document is as short as a row of 16 tokens"):
+    with pytest.raises(DataError, match="all documents are longer than a row of 16 tokens"):
         batches(corpus, drop_overlong=True, seq_len=16).next_batch()
 
 
@@ -368,7 +371,7 @@ def test_a_world_can_be_the_judge(tmp_path):
 
 @pytest.mark.parametrize("name", ["nowhere:judge", "json:judge", "env:moon"])
 def test_a_judge_that_is_not_there_is_named(name):
-    with pytest.raises(DataError, match=f"judge '{name}'"):
+    with pytest.raises(DataError, match=f"mask_errors_with '{name}'"):
         load_error_marker(name)
 
 
