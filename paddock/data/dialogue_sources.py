@@ -162,7 +162,7 @@ class DemonstrationSource(DialogueSourceSettings):
         (style,) = rng.choices([*styles], [*styles.values()])
         thinks = mode != "off" and (mode != "turns" or rng.random() < 0.5)
         demonstration_style = nano.DemonstrationStyle(
-            style=style, thinks=thinks, slips=rng.random() < self.mistake_rate
+            style=style, thinks=thinks, makes_mistake=rng.random() < self.mistake_rate
         )
         return taskset.demonstrate(task, demonstration_style, rng)
 

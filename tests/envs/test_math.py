@@ -150,7 +150,7 @@ def test_a_file_begins_again_in_another_order(tmp_path):
     [
         ({"question": "?"}, "a:1: 'answer' is missing"),
         ({"answer": "4"}, "a:1: 'question' or 'problem' or 'prompt' is missing"),
-        ({"problem": "?", "solution": "4"}, "a:1: no answer: the solution has no box"),
+        ({"problem": "?", "solution": "4"}, "a:1: no answer: the solution has no "),
         ({"problem": "?", "answer": " "}, "there is no problem in it"),
     ],
 )

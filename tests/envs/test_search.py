@@ -85,13 +85,13 @@ def test_an_index_in_a_folder_grows_and_comes_back(tmp_path):
 def test_a_page_twice_a_half_written_batch_and_a_broken_folder(tmp_path):
     index = BM25Index(tmp_path)
     index.add(pages_of([["oak"]]))
-    with pytest.raises(PageError, match="page 'p0' is there already"):
+    with pytest.raises(PageError, match="page 'p0' is already in the index"):
         index.add(pages_of([["elm"]]))
     (tmp_path / ".000002").mkdir()  # a writer that was killed
     assert len(BM25Index(tmp_path)) == 1
     BM25Index(tmp_path).add([WebPage(id="b", title="", text="elm")])
     (tmp_path / "000001" / "terms.json").write_text("{")
-    with pytest.raises(PageError, match="000001 is no part of an index"):
+    with pytest.raises(PageError, match="000001 is not an index segment"):
         BM25Index(tmp_path)
 
 
@@ -270,7 +270,7 @@ def test_pages_and_questions_of_ones_own(tmp_path):
             "open",
             "find",
         ]
-    with pytest.raises(EnvError, match="'pages'"):
+    with pytest.raises(EnvError, match="'pages_file'"):
         make("search-file", {"train_file": "x"})
     with pytest.raises(EnvError, match="no question of 6 hops"):
         make("search", {"hops": 6, "num_entities": 50, "num_questions": 1})
