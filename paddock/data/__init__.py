@@ -1,19 +1,19 @@
-"""Documents from anywhere into packed batches of tokens: given a seed, the same ones every time.
+"""Training data: sources, corpus preparation, mixtures, packing and resumable dataloading.
 
-sources.py        sources of documents: folders, JSONL, Parquet, datasets, Python's own files
-dialogue.py       dialogues as JSON lines, in OpenAI's shape and ShareGPT's
-dialogue_sources.py  sources of dialogues: files, and worlds that show how it is done
-tokenize_dialogue.py  dialogues as rows of tokens that know whether they are learnt
-reasoning.py      generated reasoning text, with an eighth of all problems held out
-long_context.py   generated long documents with questions about them
-prepare/          cleaning, copies, quality, fill-in-the-middle; sources into shards
-shards.py         tokenized documents on disk
-rng.py            random numbers and orders that are computed, not drawn
-mixture.py        which document comes next
-packing.py        documents into rows
-dataloader.py     batches for one rank of many
-stream_state.py   where a stream stands
-tokenizer.py      the tokenizer a corpus is cut up with
+sources.py        document sources: folders, JSONL, Parquet, Hugging Face datasets, Python files
+dialogue.py       dialogue files in the OpenAI and ShareGPT formats
+dialogue_sources.py  dialogue sources: files, and demonstrations by environments
+tokenize_dialogue.py  dialogues as token rows with loss masks
+reasoning.py      synthetic reasoning text, with an eighth of all problems held out
+long_context.py   synthetic long-context tasks: needles, MRCR, interleaved texts, repositories
+prepare/          cleaning, deduplication, quality filter, FIM; sources into shards
+shards.py         tokenized shards on disk and their manifest
+rng.py            counter-based random numbers and permutations
+mixture.py        weighted mixture of sources
+packing.py        sequence packing
+dataloader.py     packed batches for one data-parallel rank
+stream_state.py   dataloader state for checkpoints
+tokenizer.py      loading or training the tokenizer of a corpus
 """
 
 from paddock.data.dataloader import DataLoaderSettings, PackedBatch, PackedDataLoader, iterate_once
@@ -21,9 +21,10 @@ from paddock.data.dialogue import dialogue_to_json, message_to_json
 from paddock.data.long_context import LongContextExample, LongContextSource
 from paddock.data.prepare.build import corpus_key, prepare_corpus
 from paddock.data.prepare.settings import CorpusSettings
+from paddock.data.reasoning import ReasoningSource
 from paddock.data.shards import Corpus, IndexedDataset
 from paddock.data.sources import FileSource, FolderSource, JsonlSource, ParquetSource, SourceContext
-from paddock.data.tokenize_dialogue import THINKING_MODES
+from paddock.data.tokenize_dialogue import THINKING_MODES, tokenize_dialogue
 from paddock.data.tokenizer import TokenizerSettings, open_tokenizer
 from paddock.text import Tokenizer
 
@@ -41,6 +42,7 @@ __all__ = [
     "PackedBatch",
     "PackedDataLoader",
     "ParquetSource",
+    "ReasoningSource",
     "SourceContext",
     "Tokenizer",
     "TokenizerSettings",
@@ -50,4 +52,5 @@ __all__ = [
     "message_to_json",
     "open_tokenizer",
     "prepare_corpus",
+    "tokenize_dialogue",
 ]

@@ -1,4 +1,4 @@
-"""Dialogues on disk: one JSON object a line, in OpenAI's shape or ShareGPT's.
+"""Dialogue files: JSON Lines in the OpenAI or the ShareGPT format.
 
     {"messages": [{"role": "user", "content": "Hi"},
                   {"role": "assistant", "reasoning_content": "Hm.", "content": "Hello.",
@@ -6,9 +6,9 @@
                    "untrained": [{"part": "reasoning", "start": 0, "end": 3}]}],
      "tools": [...], "thinking": "preserved", "weight": 0.5, "id": "...", "source": "..."}
 
-Of a message, `"untrained": true` (or OpenAI's `"weight": 0`) leaves all of a reply untrained. A
-thought at the head of the content, <think>...</think>, is the reasoning. Other keys are left alone:
-people keep notes in their data.
+`"untrained": true` on a message (or OpenAI's `"weight": 0`) excludes the whole reply from the loss.
+A leading <think>...</think> in the content becomes the reasoning. Unknown keys are ignored, since
+data files often carry notes.
 """
 
 import json
@@ -42,10 +42,12 @@ _SHAREGPT: dict[str, str] = {
 
 
 def read_dialogues(file: Path, *, thinking: ThinkingMode = "interleaved") -> Iterator[Dialogue]:
-    """The dialogues of a JSONL file, packed (.gz) or not, each line in either shape. `thinking` is
-    the mode of those that say none. DataError names the file, the line and the field."""
+    """Read the dialogues of a JSONL file (.gz or not), each line in either format.
+
+    `thinking` applies to dialogues that do not name a mode. DataError names file, line and field.
+    """
     with open_lines(file) as lines:
-        for number, line in enumerate(_whole(lines, file), 1):
+        for number, line in enumerate(_checked_lines(lines, file), 1):
             if not line.strip():
                 continue
             where = f"{file}:{number}"
@@ -60,15 +62,15 @@ def read_dialogues(file: Path, *, thinking: ThinkingMode = "interleaved") -> Ite
 def parse_dialogue(
     raw: Mapping[str, Any], *, where: str = "", thinking: ThinkingMode = "interleaved"
 ) -> Dialogue:
-    """One line as a dialogue. ValueError begins with the field that is wrong.
+    """Parse one line. The ValueError for a bad line begins with the name of the bad field.
 
-    >>> asked = {"from": "human", "value": "Hi"}
-    >>> said = {"from": "gpt", "value": "<think>Hm.</think>Hello."}
-    >>> parse_dialogue({"conversations": [asked, said]}).message_indices[1].reasoning
+    >>> question = {"from": "human", "value": "Hi"}
+    >>> reply = {"from": "gpt", "value": "<think>Hm.</think>Hello."}
+    >>> parse_dialogue({"conversations": [question, reply]}).messages[1].reasoning
     'Hm.'
     >>> parse_dialogue({"prompt": "Hi"})
     Traceback (most recent call last):
-    ValueError: neither 'messages' (OpenAI) nor 'conversations' (ShareGPT) is a list
+    ValueError: expected a list 'messages' (OpenAI) or 'conversations' (ShareGPT)
     """
     if isinstance(raw.get("messages"), list):
         entries = raw["messages"]
@@ -79,13 +81,13 @@ def parse_dialogue(
         if isinstance(raw.get("system"), str) and raw["system"]:
             entries = [{"role": "system", "content": raw["system"]}, *entries]
     else:
-        raise ValueError("neither 'messages' (OpenAI) nor 'conversations' (ShareGPT) is a list")
+        raise ValueError("expected a list 'messages' (OpenAI) or 'conversations' (ShareGPT)")
     messages: list[Message] = []
     untrained: list[LossMaskSpan] = []
     for i, (message, entry) in enumerate(zip(parse_messages(entries), entries, strict=True)):
-        moved, cut = _thought_apart(message)
+        moved, removed = _move_leading_thought(message)
         messages.append(moved)
-        untrained += _marks(entry, i, cut)
+        untrained += _parse_untrained(entry, i, removed)
     return Dialogue(
         messages=tuple(messages),
         tools=text_messages.parse_tools(_tools(raw.get("tools"))),
@@ -98,7 +100,7 @@ def parse_dialogue(
 
 
 def dialogue_to_json(dialogue: Dialogue) -> dict[str, Any]:
-    """The dialogue in OpenAI's shape, as `dialogue_from` reads it back."""
+    """The dialogue in the OpenAI format that `parse_dialogue` reads."""
     marks: dict[int, list[LossMaskSpan]] = {}
     for span in dialogue.untrained:
         marks.setdefault(span.message, []).append(span)
@@ -111,7 +113,7 @@ def dialogue_to_json(dialogue: Dialogue) -> dict[str, Any]:
     }
     for i, spans in marks.items():
         found["messages"][i]["untrained"] = [
-            {"part": span.part, "init": span.start, "end": span.end} for span in spans
+            {"part": span.part, "start": span.start, "end": span.end} for span in spans
         ]
     if dialogue.tools:
         found["tools"] = [tool_to_openai(tool) for tool in dialogue.tools]
@@ -119,7 +121,7 @@ def dialogue_to_json(dialogue: Dialogue) -> dict[str, Any]:
 
 
 def message_to_json(message: Message) -> dict[str, Any]:
-    """A message as OpenAI's API has it, with its reasoning."""
+    """A message in the OpenAI format, with `reasoning_content`."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
         found["reasoning_content"] = message.reasoning
@@ -140,18 +142,18 @@ def message_to_json(message: Message) -> dict[str, Any]:
     return found
 
 
-def _whole(lines: Iterable[bytes], file: Path) -> Iterator[bytes]:
+def _checked_lines(lines: Iterable[bytes], file: Path) -> Iterator[bytes]:
     try:
         yield from lines
     except DECOMPRESSION_ERRORS as error:
-        raise DataError(f"{file}: cut off or damaged: {error}") from None
+        raise DataError(f"{file}: truncated or damaged: {error}") from None
 
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON: {error}") from None
+        raise ValueError(f"not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"expected an object, got {found!r:.80}")
     return found
@@ -163,28 +165,29 @@ def _from_sharegpt(entries: list[Any], i: int) -> dict[str, Any]:
         raise ValueError(f"{path}: expected an object, got {entry!r:.80}")
     role = _SHAREGPT.get(str(entry.get("from")))
     if role is None:
-        raise ValueError(f"{path}.from: {entry.get('from')!r} is none of {', '.join(_SHAREGPT)}")
+        roles = ", ".join(_SHAREGPT)
+        raise ValueError(f"{path}.from must be one of {roles}, got {entry.get('from')!r}")
     if not isinstance(entry.get("value"), str):
-        raise ValueError(f"{path}.value: expected text, got {entry.get('value')!r:.80}")
+        raise ValueError(f"{path}.value: expected a string, got {entry.get('value')!r:.80}")
     extra = {name: entry[name] for name in ("untrained", "weight") if name in entry}
     if entry["from"] not in ("function_call", "tool_call"):
         return {"role": role, "content": entry["value"], **extra}
-    thought, said = _split_thought(entry["value"])
+    thought, call = _split_thought(entry["value"])
     try:
-        calls = json.loads(said)
+        calls = json.loads(call)
     except ValueError as error:
-        raise ValueError(f"{path}.value: a call is no JSON: {error}") from None
+        raise ValueError(f"{path}.value: a call must be JSON: {error}") from None
     calls = calls if isinstance(calls, list) else [calls]
     return {"role": role, "content": "", "reasoning": thought, "tool_calls": calls, **extra}
 
 
 def _tools(raw: object) -> Any:
-    """ShareGPT has them as JSON text."""
+    """Tools as a list; ShareGPT stores them as a JSON string."""
     if isinstance(raw, str):
         try:
             raw = json.loads(raw) if raw.strip() else []
         except ValueError as error:
-            raise ValueError(f"tools: no JSON: {error}") from None
+            raise ValueError(f"tools: not valid JSON: {error}") from None
     if raw is not None and not isinstance(raw, list):
         raise ValueError(f"tools: expected a list, got {raw!r:.80}")
     return raw
@@ -197,9 +200,11 @@ def _split_thought(text: str) -> tuple[str | None, str]:
     return head.lstrip().removeprefix(_OPEN).strip(), rest.lstrip("\n")
 
 
-def _thought_apart(message: Message) -> tuple[Message, int]:
-    """The message with a thought at the head of its content as its reasoning, and how many
-    characters the content lost in front."""
+def _move_leading_thought(message: Message) -> tuple[Message, int]:
+    """Move a leading <think> block from the content to the reasoning.
+
+    Returns the message and the number of characters removed from the front of the content.
+    """
     if message.role != "assistant" or message.reasoning is not None:
         return message, 0
     thought, content = _split_thought(message.content)
@@ -211,37 +216,37 @@ def _thought_apart(message: Message) -> tuple[Message, int]:
     return moved, len(message.content) - len(content)
 
 
-def _marks(entry: Mapping[str, Any], i: int, cut: int) -> Iterator[LossMaskSpan]:
+def _parse_untrained(entry: Mapping[str, Any], i: int, removed: int) -> Iterator[LossMaskSpan]:
     path = f"messages[{i}].untrained"
-    said = entry.get("untrained")
-    if said is True or (entry.get("role") == "assistant" and entry.get("weight") == 0):
+    given = entry.get("untrained")
+    if given is True or (entry.get("role") == "assistant" and entry.get("weight") == 0):
         yield LossMaskSpan(message=i)
         return
-    if said in (None, False):
+    if given in (None, False):
         return
-    if not isinstance(said, list):
-        raise ValueError(f"{path}: expected true or a list of spans, got {said!r:.80}")
-    for j, span in enumerate(said):
+    if not isinstance(given, list):
+        raise ValueError(f"{path}: expected true or a list of spans, got {given!r:.80}")
+    for j, span in enumerate(given):
         if not isinstance(span, dict):
             raise ValueError(f"{path}[{j}]: expected an object, got {span!r:.80}")
         try:
             found = json_codec.decode(LossMaskSpan, {"message": i, **span})
         except json_codec.RecordDecodeError as error:
             raise ValueError(f"{path}[{j}]: {error}") from None
-        if cut and found.part == "content":
+        if removed and found.part == "content":
             raise ValueError(
-                f"{path}[{j}]: the content begins with a thought: give it as reasoning_content, "
-                "or a span of the content cannot be found"
+                f"{path}[{j}]: the content begins with <think>, so offsets into it are ambiguous; "
+                "give the reasoning as reasoning_content"
             )
         yield found
 
 
-def _thinking(raw: Mapping[str, Any], otherwise: ThinkingMode) -> Any:
-    said = raw.get("thinking")
-    return otherwise if said is None else said
+def _thinking(raw: Mapping[str, Any], default: ThinkingMode) -> Any:
+    given = raw.get("thinking")
+    return default if given is None else given
 
 
-def _weight(said: object) -> float:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not isfinite(said):
-        raise ValueError(f"weight: expected a number, got {said!r:.80}")
-    return float(said)
+def _weight(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError(f"weight: expected a number, got {value!r:.80}")
+    return float(value)

@@ -1,8 +1,8 @@
-"""Documents into rows: three ways to fill a batch, all without padding.
+"""Sequence packing without padding, in three modes.
 
-truncate  one stream of documents, cut wherever a row is full (pre-training)
-best_fit  documents fitted together; only what is longer than a row is cut (mid-training)
-rows      one document a row, up to so many tokens a batch (small models, short texts)
+truncate  one stream of documents, cut where a row is full (pre-training)
+best_fit  best-fit decreasing; only documents longer than a row are cut (mid-training)
+rows      one document per row, up to a number of tokens per batch (small models, short texts)
 """
 
 from bisect import bisect_left, insort
@@ -15,96 +15,96 @@ from paddock.data.mixture import DocumentSpan
 
 PackingMode = Literal["truncate", "best_fit", "rows"]
 Row = list[DocumentSpan]
-NextDocument = Callable[[], DocumentSpan]  # the next whole document
+NextDocument = Callable[[], DocumentSpan]  # returns the next whole document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingLimits:
-    seq_len: int  # tokens in a row at most
-    tokens: int  # in a batch at most
-    lookahead: float = 1.0  # batches more that best_fit chooses from
+    seq_len: int  # max tokens per row
+    tokens: int  # max tokens per batch
+    lookahead: float = 1.0  # further batches that best_fit chooses from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingResult:
-    """A batch of all ranks, and the pieces that wait for the next."""
+    """A global batch, and the spans carried over to the next."""
 
     rows: list[Row]
     carried_over: list[DocumentSpan]
-    dropped_tokens: int = 0  # left out for good
-    split_documents: int = 0  # longer than a row
+    dropped_tokens: int = 0  # never trained on
+    split_documents: int = 0  # documents cut into several spans
 
 
 def pack_truncating(
-    draw: NextDocument, waiting: Sequence[DocumentSpan], shape: PackingLimits
+    next_document: NextDocument, carried_over: Sequence[DocumentSpan], limits: PackingLimits
 ) -> PackingResult:
-    """Every token exactly once, in rows that are all full. Where a document is cut depends on what
-    came before it, so that the model sees texts begin anywhere. What is cut off begins a row of a
-    later batch: however long a document is, it never fills a batch, and only after so many batches
-    as it has rows do long documents have their full share."""
-    ready, later = list(waiting), []
+    """Every token exactly once, all rows full. Where a document is cut depends on what came
+    before it, so the model sees texts begin anywhere. The rest of a cut document starts a row of a
+    later batch, so a long document never fills a batch by itself; long documents reach their full
+    share after as many batches as they have rows."""
+    ready, later = list(carried_over), []
     rows: list[Row] = []
     split = 0
-    for _ in range(shape.tokens // shape.seq_len):
-        row, room = Row(), shape.seq_len
-        while room:
-            piece, rest = (ready.pop(0) if ready else draw()).split_at(room)
-            row.append(piece)
-            room -= len(piece)
+    for _ in range(limits.tokens // limits.seq_len):
+        row, free = Row(), limits.seq_len
+        while free:
+            span, rest = (ready.pop(0) if ready else next_document()).split_at(free)
+            row.append(span)
+            free -= len(span)
             if rest:
                 later.append(rest)
-                split += piece.start == 0
+                split += span.start == 0
         rows.append(row)
     return PackingResult(rows=rows, carried_over=[*ready, *later], split_documents=split)
 
 
 def pack_best_fit(
-    draw: NextDocument, waiting: Sequence[DocumentSpan], shape: PackingLimits
+    next_document: NextDocument, carried_over: Sequence[DocumentSpan], limits: PackingLimits
 ) -> PackingResult:
-    """The longest pieces first, each into the fullest row that still has room for it.
+    """Longest spans first, each into the fullest row that still fits it.
 
-    Every row begins with the piece that has waited longest, so none waits for ever.
+    Every row begins with the span that has waited longest, so that none is starved.
     """
-    pool, split = list(waiting), 0
-    held = sum(map(len, pool))
-    while held < shape.tokens * (1 + shape.lookahead):
-        document = draw()
-        pool += document.chunks(shape.seq_len)
-        held += len(document)
-        split += len(document) > shape.seq_len
-    count = shape.tokens // shape.seq_len
-    rows = [[piece] for piece in pool[:count]]
-    rooms = sorted((shape.seq_len - len(row[0]), i) for i, row in enumerate(rows))
+    pool, split = list(carried_over), 0
+    available = sum(map(len, pool))
+    while available < limits.tokens * (1 + limits.lookahead):
+        document = next_document()
+        pool += document.chunks(limits.seq_len)
+        available += len(document)
+        split += len(document) > limits.seq_len
+    count = limits.tokens // limits.seq_len
+    rows = [[span] for span in pool[:count]]
+    free_by_row = sorted((limits.seq_len - len(row[0]), i) for i, row in enumerate(rows))
     left: set[int] = set()
     for number in sorted(range(count, len(pool)), key=lambda n: -len(pool[n])):
         size = len(pool[number])
-        at = bisect_left(rooms, (size, 0))
-        if at == len(rooms):
+        at = bisect_left(free_by_row, (size, 0))
+        if at == len(free_by_row):
             left.add(number)
             continue
-        room, i = rooms.pop(at)
+        free, i = free_by_row.pop(at)
         rows[i].append(pool[number])
-        insort(rooms, (room - size, i))
+        insort(free_by_row, (free - size, i))
     return PackingResult(
         rows=rows, carried_over=[pool[n] for n in sorted(left)], split_documents=split
     )
 
 
 def pack_rows(
-    draw: NextDocument, waiting: Sequence[DocumentSpan], shape: PackingLimits
+    next_document: NextDocument, carried_over: Sequence[DocumentSpan], limits: PackingLimits
 ) -> PackingResult:
-    """Documents as they come, until the next would be too many tokens. What one has beyond the
-    context is left out."""
-    rest = list(waiting)
+    """One document per row, in order, until the next exceeds the batch. Tokens beyond `seq_len`
+    are dropped."""
+    rest = list(carried_over)
     packed: list[Row] = []
-    room, cut = shape.tokens, 0
+    free, cut = limits.tokens, 0
     while True:
-        document = rest.pop(0) if rest else draw()
-        piece, beyond = document.split_at(shape.seq_len)
-        if len(piece) > room:
+        document = rest.pop(0) if rest else next_document()
+        span, beyond = document.split_at(limits.seq_len)
+        if len(span) > free:
             return PackingResult(rows=packed, carried_over=[document, *rest], dropped_tokens=cut)
-        packed.append([piece])
-        room -= len(piece)
+        packed.append([span])
+        free -= len(span)
         cut += len(beyond) if beyond else 0
 
 
@@ -118,7 +118,7 @@ PACKERS: dict[
 
 
 def shard_rows(rows: Sequence[Row], *, rank: int, world: int) -> list[Row]:
-    """The rows of one rank: all ranks together have each row once, and about as many tokens.
+    """The rows of one rank; each row goes to exactly one rank, balanced by tokens.
 
     >>> row = lambda size: [DocumentSpan("code", size, 0, size)]
     >>> [[len(r[0]) for r in shard_rows([row(5), row(2), row(3)], rank=i, world=2)] for i in (0, 1)]

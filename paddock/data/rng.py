@@ -1,6 +1,6 @@
-"""Chance without memory: the n-th number is computed, not drawn, so a position is all the state.
+"""Counter-based random numbers: the n-th value is computed, so a position is the whole state.
 
-Plain integers, hence the same on every machine and with every version of every library.
+Integer arithmetic only: identical on every machine and with every library version.
 """
 
 from hashlib import blake2b
@@ -10,7 +10,7 @@ _ROUNDS = 6
 
 
 def derive_seed(*parts: object) -> int:
-    """64 bits that stand for these values.
+    """A 64-bit hash of these values.
 
     >>> derive_seed("code", 0) != derive_seed("code", 1)
     True
@@ -20,15 +20,15 @@ def derive_seed(*parts: object) -> int:
 
 
 def uniform_at(stream: int, n: int) -> float:
-    """The n-th number of a stream, in [0, 1)."""
-    return (_mixed(stream + n * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
+    """The n-th number of the stream, uniform in [0, 1)."""
+    return (_splitmix64(stream + n * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
 
 
 def permute_index(position: int, count: int, stream: int) -> int:
-    """Where `position` goes in a permutation of range(count), in constant time and memory.
+    """Index at `position` of a random permutation of range(count), in constant time and memory.
 
-    A Feistel network over the next power of two, walked until it lands below `count`: a corpus of
-    any size is reshuffled every epoch without ever holding a permutation.
+    A Feistel network over the next power of two, repeated until the result is below `count`
+    (cycle walking): a corpus of any size is reshuffled every epoch without storing a permutation.
 
     >>> sorted(permute_index(i, 7, stream=5) for i in range(7))
     [0, 1, 2, 3, 4, 5, 6]
@@ -41,14 +41,14 @@ def permute_index(position: int, count: int, stream: int) -> int:
         widths = (left_bits, right_bits)
         for i in range(_ROUNDS):
             mask = (1 << widths[0]) - 1
-            left, right = right, left ^ (_mixed(stream + (i << 56) + right) & mask)
+            left, right = right, left ^ (_splitmix64(stream + (i << 56) + right) & mask)
             widths = widths[::-1]
         position = (left << right_bits) | right
         if position < count:
             return position
 
 
-def _mixed(x: int) -> int:
+def _splitmix64(x: int) -> int:
     """splitmix64's finalizer."""
     x = (x + 0x9E3779B97F4A7C15) & _ONES
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _ONES

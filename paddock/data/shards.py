@@ -1,9 +1,9 @@
-"""Tokenized documents on disk: numbered pairs of files, memory-mapped, and a manifest.
+"""Tokenized shards on disk: memory-mapped .bin/.idx files and a manifest.
 
-NAME.bin holds the tokens of a shard's documents one after another, little-endian, two or four
-bytes each; NAME.idx where each document begins, and the end, as 64-bit numbers. Rows of dialogues
-also have NAME.trn, a byte a token: whether it is learnt, and NAME.wgt, how much each row counts.
-What a manifest says is checked when a corpus is opened, what a token may be when it is read.
+NAME.bin holds the token ids of a shard's documents, little-endian, two or four bytes each; NAME.idx
+the offset of each document and the end, as 64-bit integers. Rows of dialogues also have NAME.trn,
+the loss mask with one byte per token, and NAME.wgt, the loss weight of each row. File sizes and
+offsets are checked when a corpus is opened, token ids when they are read.
 """
 
 from bisect import bisect_right
@@ -22,36 +22,37 @@ from paddock.text import Tokenizer
 MANIFEST_NAME = "manifest.json"
 FORMAT: Final = 1
 
-_AGAIN = "delete the folder of the corpus to have it prepared again"
+_REBUILD = "delete the corpus folder to build it again"
 
 Split = Literal["train", "held_out"]
 Count = Annotated[int, Field(ge=0)]
 
 
 class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # manifest.json keeps its own key names, by alias.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
 
 class Shard(_Entry):
-    name: str  # of its files, without their endings
+    name: str  # file name without suffix
     documents: Count
     tokens: Count
-    has_loss_mask: bool = False  # with .trn and .wgt
+    has_loss_mask: bool = Field(False, alias="lessons")  # with .trn and .wgt
 
 
 class SourceManifest(_Entry):
-    """What became of one source."""
+    """Counts and shards of one source."""
 
     documents: Count
-    bytes: Count  # of the kept text as UTF-8
-    drop_counts: dict[str, Count]  # documents left out, by reason
+    bytes: Count  # UTF-8 size of the documents
+    drop_counts: dict[str, Count] = Field(alias="drops")  # dropped documents, by reason
     splits: dict[Split, tuple[Shard, ...]]
 
 
 class CorpusManifest(_Entry):
     format: Literal[1] = FORMAT
-    key: str  # stands for the settings and the tokenizer
-    tokenizer: str  # its fingerprint
+    key: str  # corpus_key of the settings and the tokenizer
+    tokenizer: str  # fingerprint
     vocab_size: Count
     sources: dict[str, SourceManifest]
 
@@ -61,32 +62,37 @@ class CorpusManifest(_Entry):
 
 
 class ShardWriter:
-    """Documents of one split into shards of about `shard_tokens`."""
+    """Writes the documents of one split into shards of about `tokens_per_shard` tokens."""
 
     def __init__(
-        self, folder: Path, split: Split, *, dtype: np.dtype[np.unsignedinteger], shard_tokens: int
+        self,
+        folder: Path,
+        split: Split,
+        *,
+        dtype: np.dtype[np.unsignedinteger],
+        tokens_per_shard: int,
     ) -> None:
         self._folder, self._split = folder, split
-        self._dtype, self._shard_tokens = dtype, shard_tokens
+        self._dtype, self._tokens_per_shard = dtype, tokens_per_shard
         self._done: list[Shard] = []
         self._file: BinaryIO | None = None
-        self._trained, self._weights = bytearray(), list[float]()
+        self._loss_mask, self._weights = bytearray(), list[float]()
         self._offsets = [0]
 
     def add(
-        self, ids: Sequence[int], trained: Sequence[bool] | None = None, weight: float = 1.0
+        self, ids: Sequence[int], loss_mask: Sequence[bool] | None = None, weight: float = 1.0
     ) -> None:
-        """A document; with `trained` a row of a dialogue, as all of a writer's must then be."""
+        """Add a document. Either all documents of a writer have a loss mask or none has."""
         if self._file is None:
             self._file = (self._folder / f"{self._name}.bin").open("wb")
         assert ids, "a document without tokens"
         self._file.write(np.asarray(ids, self._dtype).tobytes())
         self._offsets.append(self._offsets[-1] + len(ids))
-        if trained is not None:
-            assert len(trained) == len(ids), (len(trained), len(ids))
-            self._trained += bytes(trained)
+        if loss_mask is not None:
+            assert len(loss_mask) == len(ids), (len(loss_mask), len(ids))
+            self._loss_mask += bytes(loss_mask)
             self._weights.append(weight)
-        if self._offsets[-1] >= self._shard_tokens:
+        if self._offsets[-1] >= self._tokens_per_shard:
             self._finish_shard()
 
     def close(self) -> tuple[Shard, ...]:
@@ -102,47 +108,47 @@ class ShardWriter:
             return
         self._file.close()
         (self._folder / f"{self._name}.idx").write_bytes(np.array(self._offsets, "<u8").tobytes())
-        documents, tokens, lessons = len(self._offsets) - 1, self._offsets[-1], bool(self._weights)
-        if lessons:
-            (self._folder / f"{self._name}.trn").write_bytes(self._trained)
+        documents, tokens, masked = len(self._offsets) - 1, self._offsets[-1], bool(self._weights)
+        if masked:
+            (self._folder / f"{self._name}.trn").write_bytes(self._loss_mask)
             (self._folder / f"{self._name}.wgt").write_bytes(
                 np.array(self._weights, "<f4").tobytes()
             )
-        shard = Shard(name=self._name, documents=documents, tokens=tokens, has_loss_mask=lessons)
+        shard = Shard(name=self._name, documents=documents, tokens=tokens, has_loss_mask=masked)
         self._done.append(shard)
         self._file, self._offsets = None, [0]
-        self._trained, self._weights = bytearray(), []
+        self._loss_mask, self._weights = bytearray(), []
 
 
 class IndexedDataset:
-    """The documents of one source and split, by number."""
+    """Memory-mapped documents of one source and split."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], manifest: CorpusManifest) -> None:
         self._manifest = manifest
         self._folder = folder
         self._tokens = [
-            _mapped(folder / f"{shard.name}.bin", manifest.dtype, shard.tokens) for shard in shards
+            _memmap(folder / f"{shard.name}.bin", manifest.dtype, shard.tokens) for shard in shards
         ]
         self._offsets = [
-            _mapped(folder / f"{shard.name}.idx", np.dtype("<u8"), shard.documents + 1)
+            _memmap(folder / f"{shard.name}.idx", np.dtype("<u8"), shard.documents + 1)
             for shard in shards
         ]
-        self._trained = [
-            _mapped(folder / f"{shard.name}.trn", np.dtype("u1"), shard.tokens)
+        self._loss_masks = [
+            _memmap(folder / f"{shard.name}.trn", np.dtype("u1"), shard.tokens)
             if shard.has_loss_mask
             else None
             for shard in shards
         ]
         self._weights = [
-            _mapped(folder / f"{shard.name}.wgt", np.dtype("<f4"), shard.documents)
+            _memmap(folder / f"{shard.name}.wgt", np.dtype("<f4"), shard.documents)
             if shard.has_loss_mask
             else None
             for shard in shards
         ]
         for shard, offsets in zip(shards, self._offsets, strict=True):
-            grows = bool((np.diff(offsets.astype(np.int64)) > 0).all())
-            if offsets[0] != 0 or offsets[-1] != shard.tokens or not grows:
-                raise DataError(f"{folder / shard.name}.idx is corrupt; {_AGAIN}")
+            increasing = bool((np.diff(offsets.astype(np.int64)) > 0).all())
+            if offsets[0] != 0 or offsets[-1] != shard.tokens or not increasing:
+                raise DataError(f"{folder / shard.name}.idx is corrupt; {_REBUILD}")
         self._ends = list(accumulate(shard.documents for shard in shards))
         self.tokens = sum(shard.tokens for shard in shards)
 
@@ -154,34 +160,34 @@ class IndexedDataset:
         return int(self._offsets[shard][i + 1] - self._offsets[shard][i])
 
     def token_ids(self, number: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
-        """The tokens of a document from `start` to before `stop`."""
+        """Token ids `start` to `stop` (exclusive) of a document."""
         shard, i = self._find(number)
         begin = int(self._offsets[shard][i])
         found = self._tokens[shard][begin + start : begin + stop]
         if len(found) and int(found.max()) >= self._manifest.vocab_size:
             raise DataError(
-                f"document {number} in {self._folder} has token {found.max()}, but the vocabulary "
-                f"ends at {self._manifest.vocab_size}; {_AGAIN}"
+                f"document {number} in {self._folder} has token id {found.max()}, but the "
+                f"vocabulary has {self._manifest.vocab_size} tokens; {_REBUILD}"
             )
         return found
 
     def loss_mask(self, number: int, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of those tokens are learnt: of a text, all."""
+        """Loss mask of those tokens; all true for plain text."""
         shard, i = self._find(number)
-        found = self._trained[shard]
+        found = self._loss_masks[shard]
         if found is None:
             return np.ones(stop - start, np.bool_)
         begin = int(self._offsets[shard][i])
         return found[begin + start : begin + stop].astype(np.bool_)
 
     def loss_weight(self, number: int) -> float:
-        """How much each token of a document counts."""
+        """Loss weight of the tokens of a document."""
         shard, i = self._find(number)
         found = self._weights[shard]
         return 1.0 if found is None else float(found[i])
 
     def mean_length(self, *, at_most: int | None = None) -> float:
-        """Tokens a document, where those beyond `at_most` are not counted."""
+        """Mean tokens per document, each counted up to `at_most`."""
         limit = at_most or np.iinfo(np.int64).max
         sums = [int(np.minimum(np.diff(o.astype(np.int64)), limit).sum()) for o in self._offsets]
         return sum(sums) / max(1, len(self))
@@ -193,27 +199,27 @@ class IndexedDataset:
 
 
 class Corpus:
-    """A prepared corpus, opened to be read with the tokenizer it was made with."""
+    """An existing corpus, opened with the tokenizer it was built with."""
 
     def __init__(self, folder: str | Path, *, tokenizer: Tokenizer) -> None:
         self.folder = Path(folder)
         self.manifest = _manifest(self.folder / MANIFEST_NAME)
         if self.manifest.tokenizer != tokenizer.fingerprint:
             raise DataError(
-                f"{folder} was prepared with tokenizer {self.manifest.tokenizer} of "
-                f"{self.manifest.vocab_size} tokens, not with {tokenizer.fingerprint} "
-                f"('{tokenizer.name}') of {tokenizer.vocab_size}"
+                f"{folder} was built with tokenizer {self.manifest.tokenizer} "
+                f"({self.manifest.vocab_size} tokens), not with {tokenizer.fingerprint} "
+                f"('{tokenizer.name}', {tokenizer.vocab_size} tokens)"
             )
 
     def documents(self, source: str, split: Split = "train") -> IndexedDataset:
         if source not in self.manifest.sources:
-            there = ", ".join(self.manifest.sources)
-            raise DataError(f"{self.folder} has no source '{source}'; there are {there}")
+            names = ", ".join(self.manifest.sources)
+            raise DataError(f"{self.folder} has no source '{source}'; its sources are {names}")
         shards = self.manifest.sources[source].splits.get(split, ())
         return IndexedDataset(self.folder / source, shards, self.manifest)
 
     def split(self, split: Split) -> dict[str, IndexedDataset]:
-        """Every source that has documents in a split."""
+        """All sources that have documents in the split."""
         found = {name: self.documents(name, split) for name in self.manifest.sources}
         return {name: documents for name, documents in found.items() if len(documents)}
 
@@ -222,19 +228,19 @@ def _manifest(file: Path) -> CorpusManifest:
     try:
         return CorpusManifest.model_validate_json(file.read_bytes())
     except OSError as error:
-        raise DataError(f"{file.parent} is not a prepared corpus: {error.strerror}") from None
+        raise DataError(f"{file.parent} is not a corpus folder: {error.strerror}") from None
     except ValidationError as error:
         raise DataError(f"{file} is not a manifest of format {FORMAT}: {error}") from None
 
 
-def _mapped(file: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+def _memmap(file: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     try:
         size = file.stat().st_size
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror}; {_AGAIN}") from None
+        raise DataError(f"{file}: {error.strerror}; {_REBUILD}") from None
     if size != count * dtype.itemsize:
         raise DataError(
-            f"{file} has {size} bytes, not {count * dtype.itemsize}: truncated or overwritten; "
-            f"{_AGAIN}"
+            f"{file} has {size} bytes, expected {count * dtype.itemsize}: it was truncated or "
+            f"overwritten; {_REBUILD}"
         )
     return np.memmap(file, dtype, mode="r", shape=(count,))

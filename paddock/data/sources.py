@@ -1,6 +1,6 @@
-"""Where documents come from: folders, JSONL, Parquet, Hugging Face datasets, Python's own sources.
+"""Document sources: text folders, JSONL, Parquet, Hugging Face datasets, installed Python files.
 
-A source that is not there is an error; a document that cannot be used is skipped and counted.
+A missing source raises `DataError`; an unusable document is skipped and counted by reason.
 """
 
 import gzip
@@ -23,12 +23,12 @@ from paddock.config import BaseSettings, RequiredFile
 from paddock.data.rng import derive_seed
 
 ContentType = Literal["text", "code"]
-DropCounts = Counter[str]  # documents left out, by reason
-DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error)  # what reading a damaged .gz raises
+DropCounts = Counter[str]  # dropped documents, by reason
+DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error)  # raised when context a damaged .gz
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message names the source or file and what is wrong."""
+    """Unusable data; the message names the source or file and the problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,28 +41,29 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceContext:
-    """What a source reads with: how to measure text, and where to count what is left out."""
+    """What a source needs to produce documents: a token counter and the drop counts to update."""
 
     count_tokens: Callable[[str], int]
     drop_counts: DropCounts = field(default_factory=Counter)
 
 
 class SourceSettings(BaseSettings):
-    """What every source has. A source yields its documents in the same order every time."""
+    """Base settings of a source. Documents come in the same order on every pass."""
 
-    is_generated: ClassVar[bool] = False  # made on purpose: not cleaned, and its own rule holds out
+    # Generated sources skip cleaning and deduplication, and define their own held-out set.
+    is_generated: ClassVar[bool] = False
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]  # in mixtures and folder names
 
-    def documents(self, reading: SourceContext) -> Iterator[Document]:
+    def documents(self, context: SourceContext) -> Iterator[Document]:
         raise NotImplementedError
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        """The files and folders that it reads."""
+        """Files and folders that this source reads."""
         return ()
 
     def held_out_source(self, share: float) -> "SourceSettings | None":  # noqa: ARG002
-        """For a generated source, the one of the documents it never yields."""
+        """For a generated source, the source of its held-out documents; else None."""
         return None
 
     def error(self, what: str) -> DataError:
@@ -70,7 +71,7 @@ class SourceSettings(BaseSettings):
 
 
 class FolderSource(SourceSettings):
-    """Files below a folder, in the order of their paths."""
+    """Files under a folder that match `glob_patterns`, sorted by path."""
 
     kind: Literal["folder"] = "folder"
     path: str
@@ -82,19 +83,19 @@ class FolderSource(SourceSettings):
         return (RequiredFile(path=self.path, contains=contains),)
 
     def files(self) -> list[Path]:
-        """The files that match, relative to the folder."""
+        """Matching files, relative to the folder."""
         root = Path(self.path)
         if not root.is_dir():
-            raise self.error(f"there is no folder {root}")
+            raise self.error(f"folder {root} not found")
         found = {path for pattern in self.glob_patterns for path in root.glob(pattern)}
         files = sorted(path.relative_to(root) for path in found if not path.is_dir())
         if not files:
             raise self.error(f"no file in {root} matches {', '.join(self.glob_patterns)}")
         return files
 
-    def documents(self, reading: SourceContext) -> Iterator[Document]:
+    def documents(self, context: SourceContext) -> Iterator[Document]:
         for file in self.files():
-            text = read_text(Path(self.path) / file, reading.drop_counts)
+            text = read_text(Path(self.path) / file, context.drop_counts)
             if text is not None:
                 yield Document(
                     text=text, id=file.as_posix(), source=self.name, content_type=self.content_type
@@ -102,7 +103,7 @@ class FolderSource(SourceSettings):
 
 
 class JsonlSource(SourceSettings):
-    """One field of each line of a JSONL file, or of every one in a folder; packed (.gz) or not."""
+    """One field per line of a JSONL file, or of all JSONL files in a folder (.jsonl, .jsonl.gz)."""
 
     kind: Literal["jsonl"] = "jsonl"
     path: str
@@ -111,15 +112,15 @@ class JsonlSource(SourceSettings):
 
     def data_files(self) -> tuple[RequiredFile, ...]:
         contains = (
-            f"JSONL, .gz or not, a file or a folder of them, with text in {self.text_field!r}"
+            f"JSONL (.gz or not), one file or a folder of files, with text in {self.text_field!r}"
         )
         return (RequiredFile(path=self.path, contains=contains),)
 
-    def documents(self, reading: SourceContext) -> Iterator[Document]:
+    def documents(self, context: SourceContext) -> Iterator[Document]:
         for file in list_files(self, self.path, (".jsonl", ".jsonl.gz")):
             with open_lines(file) as lines:
-                for number, line in enumerate(_whole_lines(lines, reading.drop_counts), 1):
-                    text = _field(line, self.text_field, reading.drop_counts)
+                for number, line in enumerate(_whole_lines(lines, context.drop_counts), 1):
+                    text = _field(line, self.text_field, context.drop_counts)
                     if text is not None:
                         where = f"{file.name}:{number}"
                         yield Document(
@@ -136,10 +137,12 @@ class ParquetSource(SourceSettings):
     content_type: ContentType = "text"
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        contains = f"Parquet, a file or a folder of them, with text in column {self.text_column!r}"
+        contains = (
+            f"Parquet, one file or a folder of files, with text in column {self.text_column!r}"
+        )
         return (RequiredFile(path=self.path, contains=contains),)
 
-    def documents(self, reading: SourceContext) -> Iterator[Document]:
+    def documents(self, context: SourceContext) -> Iterator[Document]:
         parquet, arrow = _extra("pyarrow.parquet"), _extra("pyarrow")
         for file in list_files(self, self.path, (".parquet",)):
             try:
@@ -147,16 +150,17 @@ class ParquetSource(SourceSettings):
             except (arrow.ArrowInvalid, OSError) as error:
                 raise self.error(f"{file} is not Parquet: {error}") from None
             if self.text_column not in table.schema_arrow.names:
-                there = ", ".join(table.schema_arrow.names)
-                raise self.error(f"{file} has no column '{self.text_column}', only {there}")
+                columns = ", ".join(table.schema_arrow.names)
+                raise self.error(
+                    f"{file} has no column '{self.text_column}'; its columns are {columns}"
+                )
             batches = table.iter_batches(columns=[self.text_column], batch_size=1024)
             values = (value for batch in batches for value in batch.column(0).to_pylist())
-            yield from _column(values, reading.drop_counts, file.name, self.name, self.content_type)
+            yield from _column(values, context.drop_counts, file.name, self.name, self.content_type)
 
 
 class HubSource(SourceSettings):
-    """One column of a Hugging Face dataset, by its name or by the path of a local copy. It is
-    streamed, so nothing is copied and the first documents come at once."""
+    """One column of a Hugging Face dataset, by name or local path, read in streaming mode."""
 
     kind: Literal["hub"] = "hub"
     dataset: str
@@ -165,7 +169,7 @@ class HubSource(SourceSettings):
     text_column: str = "text"
     content_type: ContentType = "text"
 
-    def documents(self, reading: SourceContext) -> Iterator[Document]:
+    def documents(self, context: SourceContext) -> Iterator[Document]:
         datasets = _extra("datasets")
         try:
             rows = datasets.load_dataset(
@@ -174,18 +178,18 @@ class HubSource(SourceSettings):
         except (OSError, ValueError) as error:
             raise self.error(f"dataset '{self.dataset}' cannot be read: {error}") from None
         values = (row.get(self.text_column) for row in rows)
-        yield from _column(values, reading.drop_counts, self.split, self.name, self.content_type)
+        yield from _column(values, context.drop_counts, self.split, self.name, self.content_type)
 
 
 class PythonSource(SourceSettings):
-    """This machine's own Python sources: the standard library, then site-packages, each in an
-    order that mixes packages, until `max_bytes` are read. A corpus that needs no network."""
+    """Python files of this installation: the standard library, then site-packages, each shuffled
+    by a hash of the path, up to `max_bytes`. Needs no network."""
 
     kind: Literal["python"] = "python"
     max_bytes: Annotated[int, Field(gt=0)] = 20_000_000
 
     def files(self) -> Iterator[tuple[Path, Path]]:
-        """Each file with the folder its path is relative to."""
+        """Pairs of root folder and file."""
         paths = sysconfig.get_paths()
         packages = Path(paths["purelib"])
         for root in (Path(paths["stdlib"]), packages):
@@ -196,10 +200,10 @@ class PythonSource(SourceSettings):
                 found |= {derive_seed(file.relative_to(root).as_posix()): file for file in files}
             yield from ((root, found[place]) for place in sorted(found))
 
-    def documents(self, reading: SourceContext) -> Iterator[Document]:
+    def documents(self, context: SourceContext) -> Iterator[Document]:
         left = self.max_bytes
         for root, path in self.files():
-            text = read_text(path, reading.drop_counts)
+            text = read_text(path, context.drop_counts)
             if text is None:
                 continue
             left -= len(text.encode())
@@ -210,11 +214,11 @@ class PythonSource(SourceSettings):
 
 
 def read_text(file: Path, drops: DropCounts) -> str | None:
-    """The text in a file; None, and counted, if it has none that can be read."""
+    """Text of a file; None, with the reason counted, if it cannot be read as UTF-8 text."""
     try:
         content = file.read_bytes()
     except OSError:
-        drops["unreadable"] += 1
+        drops["unreadable file"] += 1
         return None
     if b"\0" in content:
         drops["binary"] += 1
@@ -222,21 +226,21 @@ def read_text(file: Path, drops: DropCounts) -> str | None:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        drops["encoding"] += 1
+        drops["invalid encoding"] += 1
         return None
 
 
 def open_lines(file: Path) -> AbstractContextManager[Iterable[bytes]]:
-    """The lines of a file, packed (.gz) or not."""
+    """Open a file for context lines of bytes, decompressing .gz."""
     return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
 def list_files(source: SourceSettings, path: str, suffixes: tuple[str, ...]) -> list[Path]:
-    """A file, or every file below a folder that ends in one of the suffixes."""
+    """The file at `path`, or all files below it whose names end in one of the suffixes."""
     here = Path(path)
     files = sorted(here.rglob("*")) if here.is_dir() else [here]
     if not here.exists():
-        raise source.error(f"there is no file or folder {here}")
+        raise source.error(f"file or folder {here} not found")
     found = [file for file in files if file.name.endswith(suffixes) or file == here]
     if not found:
         raise source.error(f"no file in {here} ends in {' or '.join(suffixes)}")
@@ -244,7 +248,7 @@ def list_files(source: SourceSettings, path: str, suffixes: tuple[str, ...]) -> 
 
 
 def _whole_lines(lines: Iterable[bytes], drops: DropCounts) -> Iterator[bytes]:
-    """The lines of a file that may have been cut off while it was packed, or damaged since."""
+    """Lines up to the first decompression error: a .gz file may be truncated or damaged."""
     try:
         yield from lines
     except DECOMPRESSION_ERRORS:
@@ -254,7 +258,7 @@ def _whole_lines(lines: Iterable[bytes], drops: DropCounts) -> Iterator[bytes]:
 def _field(line: bytes, field: str, drops: DropCounts) -> str | None:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # the latter of a line that is nested too deeply
+    except (ValueError, RecursionError):  # RecursionError: nested too deeply
         drops["malformed"] += 1
         return None
     text = record.get(field) if isinstance(record, dict) else None
@@ -280,7 +284,7 @@ def _extra(module: str) -> ModuleType:
     except ImportError:
         library = module.split(".")[0]
         raise DataError(
-            f"this source needs the '{library}' library: pip install 'paddock[data]'"
+            f"this source needs the library '{library}': pip install 'paddock[data]'"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Where a stream stands, small enough for every checkpoint."""
+"""Dataloader state, small enough to store in every checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from paddock.data.sources import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """Everything that decides what comes next, given the same documents and settings.
+    """Everything that determines the next batches, given the same documents and settings.
 
-    Nothing of it depends on the number of ranks. Pieces that wait are references, not tokens.
+    It does not depend on the number of ranks. Carried-over spans are references, not tokens.
     """
 
     built_with: Mapping[
         str, int | str
     ]  # what the stream was built with, so that another is refused
-    sizes: Mapping[str, int]  # documents in each source
-    documents_taken: Mapping[str, int]  # documents taken of each source, over all epochs
+    sizes: Mapping[str, int]  # documents per source
+    documents_taken: Mapping[str, int]  # per source, over all epochs
     carried_over: Sequence[DocumentSpan]
-    counts: Mapping[str, int]  # for the record: batches, tokens, what was cut
+    counts: Mapping[str, int]  # statistics: batches, tokens, dropped tokens
 
     def to_json(self) -> dict[str, Any]:
         names = list(self.sizes)
@@ -39,24 +39,29 @@ class StreamState:
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         try:
             names = list(state["sizes"])
-            waiting = [
+            carried_over = [
                 DocumentSpan(names[source], document, start, stop)
                 for source, document, start, stop in state["waiting"]
             ]
-            parts = {name: dict(state[name]) for name in ("made", "sizes", "taken", "counts")}
+            fields = {
+                "built_with": dict(state["made"]),
+                "sizes": dict(state["sizes"]),
+                "documents_taken": dict(state["taken"]),
+                "counts": dict(state["counts"]),
+            }
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DataError(f"this is not the position of a data stream: {error!r}") from None
-        return cls(carried_over=waiting, **parts)
+            raise DataError(f"not the state of a dataloader: {error!r}") from None
+        return cls(carried_over=carried_over, **fields)
 
-    def check(self, *, made: Mapping[str, int | str], sizes: Mapping[str, int]) -> None:
-        """DataError if this is a position in another stream."""
+    def check(self, *, built_with: Mapping[str, int | str], sizes: Mapping[str, int]) -> None:
+        """Raise DataError if this is the state of a different dataloader."""
         for what, here, there in (
-            ("", made, self.built_with),
+            ("", built_with, self.built_with),
             ("documents of ", sizes, self.sizes),
         ):
             for name in {**there, **here}:
                 if here.get(name) != there.get(name):
                     raise DataError(
-                        f"the position belongs to another data stream: {what}{name} "
+                        f"the state belongs to another dataloader: {what}{name} "
                         f"was {there.get(name)} and is {here.get(name)}"
                     )

@@ -1,9 +1,9 @@
-"""A dialogue as rows of tokens that know whether they are learnt.
+"""Dialogues as token rows with loss masks (SFT tokenization).
 
-Each reply is learnt in exactly the context in which a model would have to say it. Where a template
-only ever goes on, one row holds all replies. Where it leaves out old thoughts when a user speaks
-again, each turn of the user is a row of its own: otherwise a reply would be learnt behind thoughts
-that are no longer there.
+Each reply is trained in exactly the context in which the model would have to generate it. If the
+chat template is prefix-preserving, one row holds all replies. If it drops earlier reasoning at each
+user message, each user turn is a separate row; otherwise a reply would be trained after reasoning
+that is absent at inference time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,27 +28,30 @@ THINKING_MODES: dict[ThinkingMode, ThinkingKwargs] = {
     "off": ThinkingKwargs(enable_thinking=False, clear_thinking=False),
 }
 
-TrainOn = Literal["replies", "all"]
+TrainOn = Literal["assistant", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedDialogue:
-    """A row: tokens, and which of them are learnt."""
+    """One row: token ids and loss mask."""
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
 
 
 def tokenize_dialogue(
-    dialogue: Dialogue, renderer: Renderer, *, learn: TrainOn = "replies"
+    dialogue: Dialogue, renderer: Renderer, *, train_on: TrainOn = "assistant"
 ) -> list[TokenizedDialogue]:
-    """The rows of a dialogue. Together they train each reply once, but for what is marked; or, to
-    get a base model used to dialogues, every token that is not marked."""
+    """Tokenize a dialogue into rows.
+
+    Together the rows train each reply once, except spans marked in `dialogue.untrained`. With
+    `train_on="all"` every token that is not marked is trained.
+    """
     found: list[TokenizedDialogue] = []
     for row in _rows(dialogue, renderer):
-        if learn == "all":
+        if train_on == "all":
             row = replace(row, loss_mask=(True,) * len(row.token_ids))
-        here = _marked(row, dialogue, renderer.tokenizer)
+        here = _apply_marks(row, dialogue, renderer.tokenizer)
         if found and here.token_ids[: len(found[-1].token_ids)] == found[-1].token_ids:
             before = found.pop()
             padded = (*before.loss_mask, *[False] * (len(here.loss_mask) - len(before.loss_mask)))
@@ -81,8 +84,8 @@ def _rows(dialogue: Dialogue, renderer: Renderer) -> Iterator[RenderedTokens]:
 def _turn(
     renderer: Renderer, dialogue: Dialogue, messages: Sequence[Message], turn: range
 ) -> Iterator[RenderedTokens]:
-    """The replies of a turn in one row; or, where the template would change what it said before,
-    each in its own."""
+    """The replies of one turn in one row; one row per reply if the template is not
+    prefix-preserving."""
     tools, thinking = dialogue.tools, THINKING_MODES[dialogue.thinking]
     try:
         row = renderer.render_dialogue(messages[: turn.stop], tools=tools, thinking=thinking)
@@ -94,10 +97,10 @@ def _turn(
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[range]:
-    """From each user message to before the next; only those with a reply.
+    """Ranges from each user message to the next, without those that have no reply.
 
-    >>> said = [Message(role=role, content="") for role in ("user", "assistant", "user")]
-    >>> list(_turns(said))
+    >>> messages = [Message(role=role, content="") for role in ("user", "assistant", "user")]
+    >>> list(_turns(messages))
     [range(0, 2)]
     """
     starts = [i for i, message in enumerate(messages) if message.role == "user"] or [0]
@@ -107,10 +110,12 @@ def _turns(messages: Sequence[Message]) -> Iterator[range]:
             yield range(start, stop)
 
 
-# --- marks ----------------------------------------------------------------------------------------
+# --- loss mask spans ------------------------------------------------------------------------------
 
 
-def _marked(row: RenderedTokens, dialogue: Dialogue, tokenizer: Tokenizer) -> TokenizedDialogue:
+def _apply_marks(
+    row: RenderedTokens, dialogue: Dialogue, tokenizer: Tokenizer
+) -> TokenizedDialogue:
     trained = list(row.loss_mask)
     for span in dialogue.untrained:
         own = [
@@ -121,65 +126,68 @@ def _marked(row: RenderedTokens, dialogue: Dialogue, tokenizer: Tokenizer) -> To
             if message == span.message and producer == "assistant"
         ]
         message = dialogue.messages[span.message]
-        for i in _reached(span, own, message, row.token_ids, tokenizer):
+        for i in _masked_positions(span, own, message, row.token_ids, tokenizer):
             trained[i] = False
     return TokenizedDialogue(row.token_ids, tuple(trained))
 
 
-def _reached(
+def _masked_positions(
     span: LossMaskSpan,
     own: Sequence[int],
     message: Message,
     token_ids: Sequence[int],
     tokenizer: Tokenizer,
 ) -> list[int]:
-    """Of a reply's places `own`, those that a mark reaches, if only with a character. Where the
-    tokens do not spell the part as it was written, all of the part: an error is never learnt."""
+    """Positions among `own`, the reply's tokens, that overlap the span by at least one character.
+
+    If the tokens do not spell the part as written, the whole part is masked: an error must never be
+    trained.
+    """
     if span.part == "message":
         return list(own)
-    said = _Said.of([token_ids[i] for i in own], tokenizer)
-    start, stop = said.parts(message)[span.part]
+    decoded = _DecodedReply.from_ids([token_ids[i] for i in own], tokenizer)
+    start, stop = decoded.parts(message)[span.part]
     if span.part == "calls":
-        found = said.calls(range(start, stop), span, len(message.tool_calls))
+        found = decoded.calls(range(start, stop), span, len(message.tool_calls))
         return [own[i] for i in found]
     text = (message.reasoning or "") if span.part == "reasoning" else message.content
-    lost = len(text) - len(text.lstrip())  # templates strip
+    lost = len(text) - len(text.lstrip())  # templates strip whitespace
     size = len(text.strip())
     first = max(0, span.start - lost)
     last = size if span.end is None else min(size, span.end - lost)
-    if said.text[start:stop] != text.strip():
+    if decoded.text[start:stop] != text.strip():
         first, last = 0, stop - start
-    return [own[i] for i in said.overlapping(start + first, start + last)]
+    return [own[i] for i in decoded.overlapping(start + first, start + last)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A reply's tokens and the text they spell; a marker is one character that no text has."""
+class _DecodedReply:
+    """Tokens of a reply with their text; a special token is one private character, `MARK`."""
 
     text: str
-    spans: tuple[tuple[int, int], ...]  # of each token, in the text
-    markers: tuple[SpecialToken | None, ...]  # of each token, what it marks, if it does
-    has_think: bool  # whether </think> is a token
+    spans: tuple[tuple[int, int], ...]  # character range of each token
+    markers: tuple[SpecialToken | None, ...]  # special token at each position, if any
+    has_think: bool  # whether </think> is one token
 
     MARK = "\ufdd1"
 
     @classmethod
-    def of(cls, ids: Sequence[int], tokenizer: Tokenizer) -> "_Said":
+    def from_ids(cls, ids: Sequence[int], tokenizer: Tokenizer) -> "_DecodedReply":
         known = {number: token for token, number in tokenizer.special_token_ids.ids.items()}
         text, spans = "", []
-        growing, waiting = IncrementalDetokenizer(tokenizer), 0
+        detokenizer, waiting = IncrementalDetokenizer(tokenizer), 0
         for number in ids:
             if tokenizer.is_added(number):
-                text += growing.flush() + cls.MARK
+                text += detokenizer.flush() + cls.MARK
                 spans += [(len(text) - 1, len(text))] * (waiting + 1)
                 waiting = 0
                 continue
-            new = growing.push(number)
+            new = detokenizer.push(number)
             waiting += 1
-            if new:  # a token of half a character shares it with the one that ends it
+            if new:  # tokens of an incomplete character share the range of the completed one
                 spans += [(len(text), len(text) + len(new))] * waiting
                 text, waiting = text + new, 0
-        text += growing.flush()
+        text += detokenizer.flush()
         spans += [(len(text) - 1, len(text))] * waiting
         markers = tuple(known.get(number) for number in ids)
         return cls(
@@ -187,11 +195,11 @@ class _Said:
         )
 
     def parts(self, message: Message) -> dict[str, tuple[int, int]]:
-        """Where in the text the parts of the message stand; empty where they are not shown."""
+        """Character range of each part of the message; empty for parts that are not rendered."""
         closed = next(
             (i for i, m in enumerate(self.markers) if m is SpecialToken.THINK_CLOSE), None
         )
-        # Thoughts end at </think>. A model without that token may still spell it in letters.
+        # Reasoning ends at </think>. A tokenizer without that token may spell it in characters.
         limit = self.spans[closed][0] if closed is not None else len(self.text)
         shown = closed is not None or not self.has_think
         thought, content = (message.reasoning or "").strip(), message.content.strip()
@@ -203,12 +211,12 @@ class _Said:
         return {"reasoning": reasoning, "content": found, "calls": (found[1], len(self.text))}
 
     def overlapping(self, start: int, stop: int) -> list[int]:
-        """The tokens that hold a character of these; no token where there is none."""
+        """Tokens that overlap the character range; none if the range is empty."""
         return [i for i, (a, b) in enumerate(self.spans) if max(a, start) < min(b, stop)]
 
     def calls(self, where: range, span: LossMaskSpan, count: int) -> list[int]:
-        """The tokens of calls `span.start` to before `span.end`. If the markers do not tell calls
-        apart, everything behind the content."""
+        """Tokens of calls `span.start` to `span.end`. If the special tokens do not separate the
+        calls, everything after the content."""
         behind = [i for i, (a, _) in enumerate(self.spans) if a in where]
         opened = [i for i in behind if self.markers[i] is SpecialToken.TOOL_CALL_OPEN]
         closed = [i for i in behind if self.markers[i] is SpecialToken.TOOL_CALL_CLOSE]

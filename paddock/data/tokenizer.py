@@ -1,4 +1,4 @@
-"""The tokenizer a corpus is cut up with: read, or trained on the corpus itself."""
+"""Tokenizer of a corpus: loaded from files, or trained on the corpus."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -15,15 +15,14 @@ from paddock.text import ChatTemplate, GlmVersion, Tokenizer, train_tokenizer, w
 
 
 class TokenizerSettings(BaseSettings):
-    """Read from `folder`, or trained on the head of the corpus when there is none."""
+    """Loaded from `path`, or trained on the first documents of the corpus if there is none."""
 
     path: str | None = None
     vocab_size: PositiveInt = 32_768
     pre_tokenizer: Literal["bytes", "words"] = "bytes"
-    documents_per_source: PositiveInt = 20_000  # of each source, to train on
-    extra_sources: tuple[
-        Source, ...
-    ] = ()  # read for the tokenizer alone: words that later stages bring
+    documents_per_source: PositiveInt = 20_000  # to train on
+    # Read for tokenizer training only: words that later stages introduce.
+    extra_sources: tuple[Source, ...] = ()
 
 
 def open_tokenizer(
@@ -34,9 +33,11 @@ def open_tokenizer(
     inherited: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tokenizer:
-    """The tokenizer in `own`, where it stays for good once it is there: changing it later would
-    give every token another meaning. Until then: the one the settings name, else the one of the
-    network that is built upon (`inherited`), else a new one.
+    """The tokenizer in `own`, created there if missing. Once created it is never replaced, since
+    that would change the meaning of every token.
+
+    A new one comes from the settings' path, else from the checkpoint the run starts from
+    (`inherited`), else from training.
     """
     if (own / "tokenizer.json").is_file():
         return Tokenizer.load(own)
@@ -45,7 +46,7 @@ def open_tokenizer(
     elif inherited is not None and (inherited / "tokenizer.json").is_file():
         tokenizer = Tokenizer.load(inherited)
     else:
-        say(f"training a tokenizer of up to {settings.vocab_size:,} tokens")
+        say(f"training a tokenizer with up to {settings.vocab_size:,} tokens")
         tokenizer = train_tokenizer(
             _texts(corpus, settings), vocab=settings.vocab_size, splitting=settings.pre_tokenizer
         )
@@ -56,22 +57,22 @@ def open_tokenizer(
 
 
 def ensure_chat_template(tokenizer: Tokenizer, version: GlmVersion | None) -> Tokenizer:
-    """The tokenizer with the chat template that its dialogues are read with among its files, so
-    that whoever serves the network reads them the same way."""
+    """The tokenizer with the chat template of its dialogues among its files, so that a server of
+    the model renders them the same way."""
     if version is None and ChatTemplate.from_tokenizer(tokenizer) is not None:
         return tokenizer
     return with_chat_template(tokenizer, version or "5")
 
 
 def _texts(corpus: CorpusSettings, settings: TokenizerSettings) -> Iterator[str]:
-    """The head of every source, cleaned. Long documents are made of the others: they add nothing
-    but time."""
-    reading = SourceContext(count_tokens=len)
+    """Cleaned first documents of every source. Long-context documents consist of the others, so
+    they are skipped."""
+    context = SourceContext(count_tokens=len)
     for source in (*corpus.sources, *settings.extra_sources):
         if source.kind == "longcontext":
             continue
-        for document in islice(source.documents(reading), settings.documents_per_source):
+        for document in islice(source.documents(context), settings.documents_per_source):
             if source.is_generated:
                 yield document.text
-            elif (text := clean_text(document.text, corpus.clean, reading.drop_counts)) is not None:
+            elif (text := clean_text(document.text, corpus.clean, context.drop_counts)) is not None:
                 yield text

@@ -36,12 +36,13 @@ from paddock.envs.env import (
     run_rollout,
 )
 from paddock.envs.nano.demonstrations import DemonstrationTaskset
-from paddock.envs.registry import REGISTRY, EnvError, get_spec, load_env_settings, make
+from paddock.envs.registry import REGISTRY, EnvError, EnvSettings, get_spec, load_env_settings, make
 
 __all__ = [
     "REGISTRY",
     "DemonstrationTaskset",
     "EnvError",
+    "EnvSettings",
     "Policy",
     "RolloutFailed",
     "RolloutTrace",

@@ -24,11 +24,11 @@ def extract_boxed_answer(text: str) -> str | None:
     r"""What stands in the last box whose braces balance; where there is none, the number in the
     last box without any.
 
-    >>> extract_boxed_answer(r"first \extract_boxed_answer{1}, so \extract_boxed_answer{\frac{1}{2}}.")
+    >>> extract_boxed_answer(r"first \boxed{1}, so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
-    >>> extract_boxed_answer(r"the answer is $\extract_boxed_answer 2$.")
+    >>> extract_boxed_answer(r"the answer is $\boxed 2$.")
     '2'
-    >>> extract_boxed_answer(r"\extract_boxed_answer{1} and \extract_boxed_answer{never closed")
+    >>> extract_boxed_answer(r"\boxed{1} and \boxed{never closed")
     '1'
     """
     open_braces: list[int | None] = []  # where the box of each begins; None: it is no box

@@ -37,7 +37,7 @@ AnswerVerifier = Callable[
 class QASettings(EnvSettings):
     """What every world of questions can be told."""
 
-    task_keys: ClassVar[tuple[str, ...]] = ("seed", "form")
+    task_keys: ClassVar[tuple[str, ...]] = ("seed", "answer_format")
 
     seed: int = 0
     answer_format: AnswerFormatName = "boxed"

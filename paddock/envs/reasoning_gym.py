@@ -58,7 +58,9 @@ class ReasoningGymDataset:
         self._settings = settings
         self._of = (settings.dataset, settings.config)
         self._workers = shared_pool(
-            "paddock.envs.reasoning_gym:work", count=settings.num_workers, preload="reasoning_gym"
+            "paddock.envs.reasoning_gym:run_reasoning_gym",
+            count=settings.num_workers,
+            preload="reasoning_gym",
         )
         self._find = lru_cache(maxsize=4096)(self._searched)
         self._last: dict[Split, int] = {}  # row that was asked for

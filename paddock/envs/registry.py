@@ -10,6 +10,10 @@ from typing import Any, ClassVar
 from paddock.config import BaseSettings, ConfigError, Recipe, RequiredFile, resolve
 from paddock.envs.env import Taskset, describe_error
 
+# Names under which settings enter the hash in task ids. They differ from the names of the fields
+# where a field was renamed: ids in ledgers and data files must stay valid.
+_HASHED_AS = {"answer_format": "form", "num_entities": "entities", "num_questions": "questions"}
+
 
 class EnvError(ValueError):
     """A world that cannot be opened as it was asked for."""
@@ -23,7 +27,8 @@ class EnvSettings(BaseSettings):
     task_keys: ClassVar[tuple[str, ...]] = ()
 
     def task_shape(self) -> Mapping[str, Any]:
-        return self.model_dump(include=set(self.task_keys) or None)
+        shape = self.model_dump(include=set(self.task_keys) or None)
+        return {_HASHED_AS.get(name, name): value for name, value in shape.items()}
 
     @property
     def shape_hash(self) -> str:
@@ -48,7 +53,7 @@ class EnvSettings(BaseSettings):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
     about: str  # one line
-    settings: str  # where its WorldSettings are: "paddock.envs.nano.chain:ChainSettings"
+    settings: str  # where its WorldSettings are: "paddock.envs.nano.chain:NanoChainSettings"
     needs: str = ""  # an extra to install, or a program
 
     def load(self) -> type[EnvSettings]:
@@ -71,7 +76,7 @@ class EnvSpec:
 REGISTRY: dict[str, EnvSpec] = {
     "ask": EnvSpec(
         about="questions of a file, worth what rules, a model or a judge say",
-        settings="paddock.envs.qa:FileSettings",
+        settings="paddock.envs.qa:QAFileSettings",
     ),
     "code": EnvSpec(
         about="small functions to write, graded by hidden tests in a sandbox",
@@ -85,7 +90,7 @@ REGISTRY: dict[str, EnvSpec] = {
     ),
     "gym": EnvSpec(
         about="the hundred generators of reasoning-gym, by `dataset`",
-        settings="paddock.envs.reasoning_gym:GymSettings",
+        settings="paddock.envs.reasoning_gym:ReasoningGymSettings",
         needs="pip install 'paddock[worlds]', bubblewrap",
     ),
     "logic": EnvSpec(
@@ -103,15 +108,15 @@ REGISTRY: dict[str, EnvSpec] = {
     ),
     "nano-chain": EnvSpec(
         about="chains of sums modulo ten, for a laptop",
-        settings="paddock.envs.nano.chain:ChainSettings",
+        settings="paddock.envs.nano.chain:NanoChainSettings",
     ),
     "nano-rules": EnvSpec(
         about="colours, said as the question wants them, for a laptop",
-        settings="paddock.envs.nano.rules:RulesSettings",
+        settings="paddock.envs.nano.rules:NanoRulesSettings",
     ),
     "nano-tools": EnvSpec(
         about="look-up, calculator, files and search in a tiny store, for a laptop",
-        settings="paddock.envs.nano.tools:ToolsSettings",
+        settings="paddock.envs.nano.tools:NanoToolsSettings",
     ),
     "search": EnvSpec(
         about="questions of several look-ups about a generated region, with search, open and find",
@@ -127,7 +132,7 @@ REGISTRY: dict[str, EnvSpec] = {
     ),
     "harbor": EnvSpec(
         about="tasks of a folder, in Harbor's layout or terminal-bench 1's, with a shell",
-        settings="paddock.envs.terminal.harbor_taskset:FolderSettings",
+        settings="paddock.envs.terminal.harbor_taskset:HarborEnvSettings",
         needs="bubblewrap or a container engine",
     ),
     "terminal": EnvSpec(

@@ -28,11 +28,11 @@ def test_line_ends_are_newlines_and_control_characters_are_gone():
     ("text", "reason"),
     [
         (" \n\t ", "empty"),
-        ("short", "short"),
+        ("short", "too short"),
         ("\x01\x02\x03" * 20 + LONG, "binary"),
         ("\ufffd" * 20 + LONG, "binary"),
         ("buy now " * 300, "repetitive"),
-        ("half a pair \ud800 " + LONG, "encoding"),
+        ("half a pair \ud800 " + LONG, "invalid encoding"),
     ],
 )
 def test_what_is_left_out_is_counted_by_reason(text, reason):

@@ -47,7 +47,7 @@ def chain(**changes):
 
 def tools(**changes):
     kinds = {"kinds": ["follow", "plus", "file", "search"]}
-    defaults = {"name": "t", "world": "nano-tools", "args": kinds, "count": 200}
+    defaults = {"name": "t", "env": "nano-tools", "args": kinds, "count": 200}
     return DemonstrationSource(**(defaults | changes))
 
 
@@ -79,7 +79,7 @@ def test_shares_of_styles_modes_and_slips_are_kept():
         count=2000,
         styles={"worked": 0.3, "terse": 0.7},
         thinking={"interleaved": 0.8, "off": 0.2},
-        slips=0.5,
+        mistake_rate=0.5,
     )
     found = list(source.dialogues())
     modes = Counter(d.thinking for d in found)
@@ -92,7 +92,7 @@ def test_shares_of_styles_modes_and_slips_are_kept():
 
 
 def test_several_tasks_make_one_dialogue_with_the_tools_of_all():
-    source = tools(count=100, tasks=(2, 3), slips=1.0, styles={"full": 1.0})
+    source = tools(count=100, tasks_per_dialogue=(2, 3), mistake_rate=1.0, styles={"full": 1.0})
     for found in source.dialogues():
         users = [m for m in found.messages if m.role == "user"]
         assert 2 <= len(users) <= 3
@@ -105,7 +105,7 @@ def test_several_tasks_make_one_dialogue_with_the_tools_of_all():
 
 
 def test_turns_switch_thinking_on_and_off():
-    found = chain(count=50, tasks=(4, 4), thinking={"turns": 1.0}).dialogues()
+    found = chain(count=50, tasks_per_dialogue=(4, 4), thinking={"turns": 1.0}).dialogues()
     patterns = {tuple(m.reasoning is None for m in d.messages[1::2]) for d in found}
     assert len(patterns) > 8
 
@@ -122,11 +122,14 @@ def test_held_out_demonstrations_are_of_test_tasks_alone():
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"world": "moon"}, "no world is called 'moon'"),
-        ({"styles": {"loud": 1.0}}, "nano-chain knows no 'loud', only worked, terse"),
-        ({"styles": {"worked": 0.0}}, "styles: all shares are zero"),
-        ({"tasks": (3, 2)}, "tasks: 3 to 2 is no range"),
-        ({"changes": {"lest": 1}}, "did you mean 'least'"),
+        ({"env": "moon"}, "no world is called 'moon'"),
+        (
+            {"styles": {"loud": 1.0}},
+            "nano-chain has no style 'loud'; it must be one of worked, terse",
+        ),
+        ({"styles": {"worked": 0.0}}, "styles: at least one weight must be positive"),
+        ({"tasks_per_dialogue": (3, 2)}, "tasks_per_dialogue: 3 must not be greater than 2"),
+        ({"args": {"min_step": 1}}, "did you mean 'min_steps'"),
     ],
 )
 def test_impossible_demonstrations_are_refused(wrong, complaint):
@@ -155,7 +158,7 @@ def test_one_after_another_moves_the_marks():
 def test_a_tokenizer_knows_the_words_of_later_dialogues_before_it_meets_them(tmp_path):
     corpus = CorpusSettings(sources=(ReasoningSource(name="f", family="facts", count=200),))
     settings = TokenizerSettings(
-        vocab_size=960, pre_tokenizer="words", extra_sources=(tools(count=600, slips=0.2),)
+        vocab_size=960, pre_tokenizer="words", extra_sources=(tools(count=600, mistake_rate=0.2),)
     )
     tokenizer = open_tokenizer(settings, corpus, tmp_path / "own")
     whole = {
@@ -230,7 +233,7 @@ def test_what_has_nothing_to_learn_is_left_out_and_counted(tmp_path):
         CorpusSettings(sources=(source,), held_out_fraction=0), byte_tokenizer(), tmp_path
     )
     assert len(corpus.documents("talk")) == 1
-    assert corpus.manifest.sources["talk"].drop_counts == {"nothing to learn": 2}
+    assert corpus.manifest.sources["talk"].drop_counts == {"no trained tokens": 2}
 
 
 def test_a_wrong_line_stops_the_preparation_and_leaves_nothing(tmp_path):
@@ -253,13 +256,18 @@ def test_the_template_decides_what_shards_hold():
 
 
 def batches(corpus, mode="rows", **changes):
-    made = {"mode": mode, "context": 128, "batch_tokens": 512} | changes
+    made = {"packing": mode, "seq_len": 128, "batch_tokens": 512} | changes
     return PackedDataLoader(corpus.split("train"), DataLoaderSettings(**made))
 
 
 @pytest.mark.parametrize("mode", ["rows", "best_fit"])
 def test_batches_train_what_the_lessons_say(tmp_path, mode):
-    source = tools(count=60, slips=0.5, tasks=(1, 2), thinking={"preserved": 0.5, "off": 0.5})
+    source = tools(
+        count=60,
+        mistake_rate=0.5,
+        tasks_per_dialogue=(1, 2),
+        thinking={"preserved": 0.5, "off": 0.5},
+    )
     corpus = prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
     renderer = GlmRenderer(byte_tokenizer())
     rows = {
@@ -288,19 +296,19 @@ def test_half_a_dialogue_is_left_out_where_rows_must_be_whole(tmp_path):
     corpus = prepare_corpus(
         CorpusSettings(sources=(source,), held_out_fraction=0), byte_tokenizer(), tmp_path / "cache"
     )
-    stream = batches(corpus, whole=True)
+    stream = batches(corpus, drop_overlong=True)
     lengths = {length for _ in range(4) for length in stream.next_batch().lengths}
     assert len(lengths) == 1 and stream.counts["left_out"] > 0
     cut = {length for _ in range(4) for length in batches(corpus).next_batch().lengths}
     assert 128 in cut
-    with pytest.raises(DataError, match="no document is as short as a row of 16 tokens"):
-        batches(corpus, whole=True, context=16).next_batch()
+    with pytest.raises(DataError, match="all documents are longer than a row of 16 tokens"):
+        batches(corpus, drop_overlong=True, seq_len=16).next_batch()
 
 
 def test_a_stream_of_dialogues_goes_on_where_it_stood(tmp_path):
     source = chain(count=40)
     corpus = prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
-    one, two = batches(corpus, whole=True), batches(corpus, whole=True)
+    one, two = batches(corpus, drop_overlong=True), batches(corpus, drop_overlong=True)
     for _ in range(3):
         one.next_batch()
     two.load_state_dict(json.loads(json.dumps(one.state_dict())))
@@ -337,7 +345,7 @@ def test_a_judge_by_name_marks_errors_that_nobody_marked(tmp_path):
     reply = {"role": "assistant", "content": "8", "reasoning_content": "3 add 5 is 7 , no , 8"}
     entry = {"messages": [{"role": "user", "content": "?"}, reply]}
     source = write(tmp_path, entry).model_copy(
-        update={"judge": "paddock.envs.nano.chain:wrong_sums"}
+        update={"mask_errors_with": "paddock.envs.nano.chain:find_wrong_steps"}
     )
     (found,) = source.dialogues()
     assert found.untrained == (LossMaskSpan(message=1, part="reasoning", start=0, end=12),)
@@ -354,16 +362,16 @@ def test_a_world_can_be_the_judge(tmp_path):
         if index % 2:
             shown["messages"][-1]["content"] = "wrong"
         entries.append(shown)
-    source = write(tmp_path, *entries).model_copy(update={"judge": "world:nano-tools"})
+    source = write(tmp_path, *entries).model_copy(update={"mask_errors_with": "env:nano-tools"})
     found = list(source.dialogues())
     assert [bool(d.untrained) for d in found] == [False, True, False, True]
     replies = [i for i, m in enumerate(found[1].messages) if m.role == "assistant"]
     assert [mark.message for mark in found[1].untrained] == replies
 
 
-@pytest.mark.parametrize("name", ["nowhere:judge", "json:judge", "world:moon"])
+@pytest.mark.parametrize("name", ["nowhere:judge", "json:judge", "env:moon"])
 def test_a_judge_that_is_not_there_is_named(name):
-    with pytest.raises(DataError, match=f"judge '{name}'"):
+    with pytest.raises(DataError, match=f"mask_errors_with '{name}'"):
         load_error_marker(name)
 
 

@@ -32,11 +32,11 @@ def test_what_is_no_text_is_skipped_and_counted(tmp_path):
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
     found, drops = read(FolderSource(name="f", path=str(tmp_path)))
     assert found == [("good.txt", "good")]
-    assert drops == {"binary": 1, "encoding": 1, "unreadable": 1}
+    assert drops == {"binary": 1, "invalid encoding": 1, "unreadable file": 1}
 
 
 def test_a_folder_that_is_not_there_or_has_nothing_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="source 'f': there is no folder"):
+    with pytest.raises(DataError, match="source 'f': folder .* not found"):
         read(FolderSource(name="f", path=str(tmp_path / "nowhere")))
     with pytest.raises(DataError, match=r"source 'f': no file in .* matches \*\*/\*\.txt"):
         read(FolderSource(name="f", path=str(tmp_path)))
@@ -75,7 +75,7 @@ def test_parquet_is_read_by_column(tmp_path):
     parquet.write_table(pyarrow.table({"body": ["one", None, "two"]}), tmp_path / "a.parquet")
     found, drops = read(ParquetSource(name="p", path=str(tmp_path), text_column="body"))
     assert (found, drops) == ([("a.parquet:0", "one"), ("a.parquet:2", "two")], {"no text": 1})
-    with pytest.raises(DataError, match="has no column 'text', only body"):
+    with pytest.raises(DataError, match="has no column 'text'; its columns are body"):
         read(ParquetSource(name="p", path=str(tmp_path)))
     (tmp_path / "b.parquet").write_text("hello")
     with pytest.raises(DataError, match=r"b\.parquet is not Parquet"):
@@ -116,8 +116,8 @@ def test_a_recipe_says_its_sources_by_kind():
 @pytest.mark.parametrize(
     ("sources", "complaint"),
     [
-        ([{"family": "facts", "count": 9}] * 2, "two sources are called 'a'"),
-        ([{"family": "facts"}], "source 'a' has no end: give it a count"),
+        ([{"family": "facts", "count": 9}] * 2, "source name 'a' is used twice"),
+        ([{"family": "facts"}], "source 'a' is endless: set its 'count'"),
     ],
 )
 def test_sources_that_cannot_be_prepared_are_refused(sources, complaint):

@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from paddock.data.prepare.dedup import DedupSettings, MinHashDeduplicator, _shingles
+from paddock.data.prepare.dedup import DedupSettings, MinHashDeduplicator, _ngrams
 
 WORDS = [f"{a}{b}" for a in ("lo", "ka", "mi", "ne", "tu") for b in ("ra", "so", "vi", "pe", "da")]
 
@@ -36,10 +36,10 @@ def test_near_copies_are_found_and_distinct_texts_are_kept():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.05, 0.2])
-def test_signatures_estimate_the_share_of_common_shingles(share):
+def test_signatures_estimate_the_share_of_common_ngrams(share):
     copies = MinHashDeduplicator(DedupSettings(bands=64, rows_per_band=16))
     here, there = prose(0, 2000), changed(prose(0, 2000), share)
-    a, b = set(_shingles(here, 5).tolist()), set(_shingles(there, 5).tolist())
+    a, b = set(_ngrams(here, 5).tolist()), set(_ngrams(there, 5).tolist())
     estimate = (copies.signature(here) == copies.signature(there)).mean()
     assert abs(estimate - len(a & b) / len(a | b)) < 0.06  # four deviations of 1024 hashes
 

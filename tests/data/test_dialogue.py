@@ -112,27 +112,30 @@ def test_packed_files_and_empty_lines(tmp_path):
 def test_a_packed_file_that_is_damaged_is_named(tmp_path, harm):
     packed = gzip.compress(json.dumps(chat("a", "b")).encode())
     (tmp_path / "d.jsonl.gz").write_bytes(harm(packed))
-    with pytest.raises(DataError, match=r"d\.jsonl\.gz: cut off or damaged: "):
+    with pytest.raises(DataError, match=r"d\.jsonl\.gz: truncated or damaged: "):
         list(read_dialogues(tmp_path / "d.jsonl.gz"))
 
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"messages": [', "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ('{"messages": [', "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[1]", "expected an object, got [1]"),
-        ({"prompt": "a"}, "neither 'messages' (OpenAI) nor 'conversations' (ShareGPT)"),
+        ({"prompt": "a"}, "expected a list 'messages' (OpenAI) or 'conversations' (ShareGPT)"),
         (chat("a"), "messages: none of 1 is a reply"),
         ({"messages": [{"role": "boss", "content": "a"}]}, "messages[0].role: 'boss'"),
         (chat("a", 7), "messages[1].content: expected text, got 7"),
         (chat("a", "b", thinking="hard"), "thinking: 'hard'"),
         (chat("a", "b", weight="much"), "weight: expected a number, got 'much'"),
         (chat("a", "b", weight=-1), "weight: -1.0"),
-        (chat("a", "b", tools="[{"), "tools: no JSON"),
+        (chat("a", "b", tools="[{"), "tools: not valid JSON"),
         (chat("a", "b", tools=[{"type": "web"}]), "tools[0]: a tool of type 'web'"),
-        ({"conversations": [{"from": "who", "value": "a"}]}, "conversations[0].from: 'who'"),
-        ({"conversations": [{"from": "gpt"}]}, "conversations[0].value: expected text"),
+        (
+            {"conversations": [{"from": "who", "value": "a"}]},
+            "conversations[0].from must be one of",
+        ),
+        ({"conversations": [{"from": "gpt"}]}, "conversations[0].value: expected a string"),
     ],
 )
 def test_a_wrong_line_is_named_with_file_line_and_field(tmp_path, line, complaint):
@@ -146,9 +149,12 @@ def test_a_wrong_line_is_named_with_file_line_and_field(tmp_path, line, complain
     [
         ("yes", "messages[1].untrained: expected true or a list of spans"),
         ([3], "messages[1].untrained[0]: expected an object"),
-        ([{"part": "soul"}], "messages[1].untrained[0]: Untrained.part: expected one of"),
-        ([{"part": "content", "form": 1}], "messages[1].untrained[0]: Untrained.form: unknown key"),
-        ([{"part": "content", "init": 0, "end": 99}], "untrained[0]: ends at 99"),
+        ([{"part": "soul"}], "messages[1].untrained[0]: LossMaskSpan.part: expected one of"),
+        (
+            [{"part": "content", "form": 1}],
+            "messages[1].untrained[0]: LossMaskSpan.form: unknown key",
+        ),
+        ([{"part": "content", "start": 0, "end": 99}], "untrained[0]: ends at 99"),
     ],
 )
 def test_a_wrong_mark_is_named(tmp_path, mark, complaint):
@@ -160,6 +166,6 @@ def test_a_wrong_mark_is_named(tmp_path, mark, complaint):
 
 def test_a_span_of_content_that_begins_with_a_thought_is_refused():
     entry = chat("a", "<think>b</think>c")
-    entry["messages"][1]["untrained"] = [{"part": "content", "init": 0, "end": 1}]
-    with pytest.raises(ValueError, match="give it as reasoning_content"):
+    entry["messages"][1]["untrained"] = [{"part": "content", "start": 0, "end": 1}]
+    with pytest.raises(ValueError, match="give the reasoning as reasoning_content"):
         parse_dialogue(entry)

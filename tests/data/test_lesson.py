@@ -141,7 +141,9 @@ def test_each_reply_is_learnt_exactly_once(mode, version):
 
 def test_a_base_model_learns_every_token_but_marked_ones():
     marks = (LossMaskSpan(message=1, part="reasoning"),)
-    rows = tokenize_dialogue(Dialogue(messages=THREE[:2], untrained=marks), renderer(), learn="all")
+    rows = tokenize_dialogue(
+        Dialogue(messages=THREE[:2], untrained=marks), renderer(), train_on="all"
+    )
     assert shown(rows[0], trained=False) == "first"
 
 
@@ -157,25 +159,25 @@ def marked(message, *marks, made=None):
 
 def test_a_mark_in_the_reasoning_masks_its_tokens_alone_and_leaves_them_in_the_context():
     thought = "It is blue. No, it is red."
-    row = marked(reply("Red.", thought), {"part": "reasoning", "init": 0, "end": 11})
+    row = marked(reply("Red.", thought), {"part": "reasoning", "start": 0, "end": 11})
     assert shown(row) == " No, it is red.</think>Red.<|user|>"
     assert "<think>It is blue. No, it is red.</think>Red." in text(row)
 
 
 def test_a_mark_in_the_content_is_not_taken_for_the_same_words_in_the_reasoning():
-    row = marked(reply("red, red", "red, red"), {"part": "content", "init": 0, "end": 3})
+    row = marked(reply("red, red", "red, red"), {"part": "content", "start": 0, "end": 3})
     assert shown(row) == "red, red</think>|, red<|user|>"
 
 
 def test_blanks_that_the_template_strips_do_not_shift_a_mark():
-    row = marked(reply("  \n no yes ", " a b "), {"part": "content", "init": 4, "end": 6})
+    row = marked(reply("  \n no yes ", " a b "), {"part": "content", "start": 4, "end": 6})
     assert shown(row) in ("a b</think>| yes<|user|>", "a b</think>|yes<|user|>")
     assert "no" not in shown(row)
 
 
 def test_calls_are_masked_by_number():
     calls = (call("a", far=1), call("b", far=2))
-    row = marked(reply("Ok.", "go", calls), {"part": "calls", "init": 0, "end": 1})
+    row = marked(reply("Ok.", "go", calls), {"part": "calls", "start": 0, "end": 1})
     assert "<arg_value>1<" not in shown(row) and "<arg_value>2<" in shown(row)
     assert shown(row).startswith("go</think>Ok.|<tool_call>look")
 
@@ -202,7 +204,7 @@ def test_a_token_that_a_mark_only_touches_is_masked():
     tokenizer = byte_tokenizer()
     pieces = [tokenizer.decode([token]) for token in tokenizer.encode("morning", specials=False)]
     assert pieces == ["m", "orning"]
-    row = marked(reply("morning"), {"part": "content", "init": 3, "end": 4})
+    row = marked(reply("morning"), {"part": "content", "start": 3, "end": 4})
     assert shown(row) == "m|<|user|>"
 
 
@@ -221,13 +223,13 @@ def test_other_families_are_marked_too():
     made = foreign()
     row = marked(
         reply("Red, I say.", "blue? no", (call("a", far=1),)),
-        {"part": "reasoning", "init": 0, "end": 5},
-        {"part": "content", "init": 0, "end": 3},
+        {"part": "reasoning", "start": 0, "end": 5},
+        {"part": "content", "start": 0, "end": 3},
         {"part": "calls"},
         made=made,
     )
     learnt = made.tokenizer.decode(
-        [t for t, f in zip(row.token_ids, row.trained, strict=True) if f]
+        [t for t, f in zip(row.token_ids, row.loss_mask, strict=True) if f]
     )
     assert "blue" not in learnt and "Red" not in learnt and "look" not in learnt
     assert " no" in learnt and "I say." in learnt
@@ -263,7 +265,7 @@ WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=
 
 def test_a_mark_of_nothing_takes_nothing_away():
     made, message = renderer(), reply("0", "00ll")
-    nothing = marked(message, {"part": "reasoning", "init": 3, "end": 3}, made=made)
+    nothing = marked(message, {"part": "reasoning", "start": 3, "end": 3}, made=made)
     assert nothing == marked(message, made=made)
 
 
@@ -278,17 +280,17 @@ def test_no_character_of_a_mark_is_ever_learnt(thought, content, data):
     made = renderer()
     message = reply(content, thought)
     plain = marked(message, made=made)
-    row = marked(message, {"part": part, "init": start, "end": end}, made=made)
+    row = marked(message, {"part": part, "start": start, "end": end}, made=made)
     assert row.token_ids == plain.token_ids
     assert all(
-        before or not after for before, after in zip(plain.trained, row.trained, strict=True)
+        before or not after for before, after in zip(plain.loss_mask, row.loss_mask, strict=True)
     )
     lost = len(whole) - len(whole.lstrip())
     kept = whole.strip()
     inside = kept[max(0, start - lost) : max(0, end - lost)]
     lost_ids = [
         token
-        for token, before, after in zip(row.token_ids, plain.trained, row.trained, strict=True)
+        for token, before, after in zip(row.token_ids, plain.loss_mask, row.loss_mask, strict=True)
         if before and not after
     ]
     assert bool(lost_ids) == bool(inside)
@@ -309,8 +311,8 @@ def test_words_of_a_closed_language_are_marked_too():
     made = GlmRenderer(tokenizer)
     row = marked(
         reply("red", "the boat is blue , no , the boat is red"),
-        {"part": "reasoning", "init": 0, "end": 16},
+        {"part": "reasoning", "start": 0, "end": 16},
         made=made,
     )
-    learnt = tokenizer.decode([t for t, f in zip(row.token_ids, row.trained, strict=True) if f])
+    learnt = tokenizer.decode([t for t, f in zip(row.token_ids, row.loss_mask, strict=True) if f])
     assert learnt == ", no , the boat is red</think>red<|user|>"

@@ -48,7 +48,7 @@ def made_by(task, material, seed, tokens):
     if task in LONG_CONTEXT_TASKS:
         return LONG_CONTEXT_TASKS[task](material, Random(seed), tokens=tokens)
     return make_needle_example(
-        material, Random(seed), tokens=tokens, hidden=NEEDLE_TASKS[task], wording=PLAIN
+        material, Random(seed), tokens=tokens, needle=NEEDLE_TASKS[task], template=PLAIN
     )
 
 
@@ -107,7 +107,7 @@ def test_tasks_follow_from_chance_and_differ(material, task):
     ],
 )
 def test_needles_answer_the_question_and_the_others_do_not(material, hidden, answers):
-    made = make_needle_example(material, Random(3), tokens=1500, hidden=hidden, wording=PLAIN)
+    made = make_needle_example(material, Random(3), tokens=1500, needle=hidden, template=PLAIN)
     said = re.findall(r"The number of (\w+) is (\d{6})\.", made.text)
     asked = set(re.findall(r"\w+", made.question)) & set(KEYS)
     assert sorted(v for name, v in said if name in asked) == sorted(made.answers)
@@ -118,7 +118,7 @@ def test_needles_answer_the_question_and_the_others_do_not(material, hidden, ans
 def test_needles_said_more_than_once_say_the_same_every_time(material):
     hidden = Needle(distractors=5, repeats=4)
     made = make_needle_example(
-        material, Random(1), tokens=900, hidden=hidden, wording=NEEDLE_TEMPLATES["nano"]
+        material, Random(1), tokens=900, needle=hidden, template=NEEDLE_TEMPLATES["nano"]
     )
     said = NEEDLE["nano"].findall(made.text)
     assert len(said) == 6 * 4 and len(set(said)) == len({name for name, _ in said}) == 6
@@ -130,7 +130,7 @@ def test_needles_said_more_than_once_say_the_same_every_time(material):
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
 def test_a_needle_lies_as_deep_as_asked(material, depth):
     hidden = Needle(depth=depth, distractors=0)
-    made = make_needle_example(material, Random(0), tokens=2000, hidden=hidden, wording=PLAIN)
+    made = make_needle_example(material, Random(0), tokens=2000, needle=hidden, template=PLAIN)
     assert made.text.index("The number of") / len(made.text) == pytest.approx(depth, abs=0.05)
 
 
@@ -209,6 +209,6 @@ def test_a_source_of_long_documents_reads_its_material(tmp_path):
 
 def test_lengths_too_short_for_the_task_are_refused(material):
     with pytest.raises(DataError, match="10 tokens are too few"):
-        make_needle_example(material, Random(0), tokens=10, hidden=Needle(), wording=PLAIN)
-    with pytest.raises(DataError, match="no material"):
+        make_needle_example(material, Random(0), tokens=10, needle=Needle(), template=PLAIN)
+    with pytest.raises(DataError, match="no documents"):
         Haystack([], words)

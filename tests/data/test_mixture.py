@@ -75,13 +75,15 @@ def test_the_order_follows_from_the_seed(documents):
 
 
 def test_a_mixture_that_cannot_be_drawn_from_is_refused(documents, tmp_path):
-    with pytest.raises(DataError, match="name a source 'code'; there are facts, chains, late"):
+    with pytest.raises(
+        DataError, match="source 'code' not found; the corpus has facts, chains, late"
+    ):
         Mixture(documents, MixtureSettings(weights={"code": 1.0}), seed=0)
     with pytest.raises(DataError, match=r"all weights of the mixture are zero at progress 0\.1"):
         Mixture(documents, MixtureSettings(weights={"late": ((0.5, 0.0),)}), seed=0).next_document(
             0.1
         )
-    with pytest.raises(DataError, match="no document in any source"):
+    with pytest.raises(DataError, match="no source of the mixture has any documents"):
         Mixture(shelf(tmp_path, {"none": []}), MixtureSettings(), seed=0)
 
 

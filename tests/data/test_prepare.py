@@ -73,7 +73,7 @@ def test_every_drop_is_counted_and_copies_are_found_across_sources(tmp_path):
     second = jsonl(tmp_path, [story(2), story(3), "spam " * 999], name="second")
     settings = CorpusSettings(sources=(first, second), held_out_fraction=0.0)
     manifest = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache").manifest
-    assert manifest.sources["first"].drop_counts == {"empty": 1, "short": 1}
+    assert manifest.sources["first"].drop_counts == {"empty": 1, "too short": 1}
     assert manifest.sources["second"].drop_counts == {"exact copy": 1, "repetitive": 1}
     assert manifest.sources["second"].bytes == len(story(3))
 
@@ -97,7 +97,7 @@ def test_a_function_of_ones_own_judges_quality(tmp_path):
 
 
 def test_code_has_its_middle_last_and_prose_has_not(tmp_path):
-    code = jsonl(tmp_path, [story(i) for i in range(40)], name="code", holds="code")
+    code = jsonl(tmp_path, [story(i) for i in range(40)], name="code", content_type="code")
     prose = jsonl(tmp_path, [story(i) for i in range(40, 80)], name="prose")
     settings = CorpusSettings(
         sources=(code, prose), fim=FimSettings(rate=1.0), held_out_fraction=0.0
@@ -140,7 +140,7 @@ def test_the_same_settings_and_tokenizer_are_prepared_once(tmp_path):
 
 
 def test_the_same_settings_give_the_same_bytes(tmp_path):
-    source = jsonl(tmp_path, [story(i) for i in range(50)], holds="code")
+    source = jsonl(tmp_path, [story(i) for i in range(50)], content_type="code")
     settings = CorpusSettings(sources=(source,))
     folders = [prepare_corpus(settings, byte_tokenizer(), tmp_path / c).folder for c in "ab"]
     files = [{f.name: f.read_bytes() for f in d.rglob("*.*") if f.is_file()} for d in folders]
@@ -152,10 +152,12 @@ def test_the_same_settings_give_the_same_bytes(tmp_path):
 
 def test_a_source_of_which_nothing_is_left_is_an_error_that_says_why(tmp_path):
     settings = CorpusSettings(sources=(jsonl(tmp_path, ["", "tiny", "tiny"]),))
-    with pytest.raises(DataError, match="'lines': no document is left; left out: 1 empty, 2 short"):
+    with pytest.raises(
+        DataError, match="'lines': no documents are left; dropped: 1 empty, 2 too short"
+    ):
         prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     (tmp_path / "lines.jsonl").write_text("")
-    with pytest.raises(DataError, match="source 'lines': it is empty"):
+    with pytest.raises(DataError, match="source 'lines': it has no documents"):
         prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     assert [p.suffix for p in (tmp_path / "cache").iterdir()] == [".lock"]
 
@@ -212,10 +214,12 @@ def test_a_truncated_or_corrupt_shard_is_a_clear_error(tmp_path):
     tokens, index = (corpus.folder / "lines" / f"train-00000.{end}" for end in ("bin", "idx"))
     good = tokens.read_bytes()
     tokens.write_bytes(good[:-2])
-    with pytest.raises(DataError, match=r"train-00000\.bin has \d+ bytes, not \d+: truncated"):
+    with pytest.raises(
+        DataError, match=r"train-00000\.bin has \d+ bytes, expected \d+: it was truncated"
+    ):
         corpus.documents("lines")
     tokens.write_bytes(np.full(len(good) // 2, 60_000, "<u2").tobytes())
-    with pytest.raises(DataError, match="has token 60000, but the vocabulary ends at"):
+    with pytest.raises(DataError, match="has token id 60000, but the vocabulary has"):
         corpus.documents("lines").token_ids(0, 0, 5)
     tokens.unlink()
     with pytest.raises(DataError, match=r"train-00000\.bin: No such file"):
@@ -243,7 +247,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
     cache = tmp_path / "cache"
     command = [sys.executable, "-c", code, str(tmp_path / "lines.jsonl"), str(cache)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert "DataError: no room for a corpus in" in done.stderr.splitlines()[-1]
+    assert "DataError: no space for a corpus in" in done.stderr.splitlines()[-1]
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 

@@ -98,7 +98,7 @@ def test_every_key_has_values_on_both_sides():
 
 
 def test_what_must_be_known_is_not_held_out():
-    with pytest.raises(ValidationError, match="no facts are held out"):
+    with pytest.raises(ValidationError, match="'facts' has no held-out documents"):
         ReasoningSource(name="r", family="facts", held_out=True)
 
 

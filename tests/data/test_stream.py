@@ -83,8 +83,8 @@ def test_another_process_goes_on_with_the_same_batches(documents, mode, tmp_path
         from tests.data.tiny import shelf
         from tests.data.test_stream import LENGTHS, said, stream
         there = stream(shelf(Path(sys.argv[1]), LENGTHS), sys.argv[2])
-        there.restore(json.loads(sys.argv[3]))
-        print(json.dumps([said(there.next()) for _ in range(3)]))
+        there.load_state_dict(json.loads(sys.argv[3]))
+        print(json.dumps([said(there.next_batch()) for _ in range(3)]))
     """
     command = [sys.executable, "-c", code, str(tmp_path), mode, json.dumps(here.state_dict())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -122,12 +122,12 @@ def test_a_position_taken_on_four_ranks_serves_two(documents):
 def test_batches_may_grow(documents):
     growing = stream(documents, "truncate")
     assert [len(growing.next_batch(tokens=64 * n).token_T) for n in (1, 2, 8)] == [64, 128, 512]
-    with pytest.raises(DataError, match="batch_tokens: 100 are no whole rows of 64"):
+    with pytest.raises(DataError, match="batch_tokens: 100 must be a multiple of seq_len .64"):
         growing.next_batch(tokens=100)
 
 
 def test_ranks_that_would_get_nothing_are_refused(documents):
-    with pytest.raises(DataError, match="256 are too few for 5 ranks with a context of 64"):
+    with pytest.raises(DataError, match="256 are too few for 5 ranks with a seq_len of 64"):
         stream(documents, "rows", world=5).next_batch()
 
 
@@ -157,8 +157,8 @@ def test_weights_are_shares_of_the_tokens_that_are_used(tmp_path, mode):
         ({"made": {"seed": 7, "mode": "rows", "context": 64}}, "seed was 7 and is 0"),
         ({"made": {"seed": 0, "mode": "rows", "context": 32}}, "context was 32 and is 64"),
         ({"sizes": {"a": 41, "b": 27}}, "documents of a was 41 and is 40"),
-        ({"waiting": [[9, 0, 0, 1]]}, "not the position of a data stream"),
-        ({"taken": None}, "not the position of a data stream"),
+        ({"waiting": [[9, 0, 0, 1]]}, "not the state of a dataloader"),
+        ({"taken": None}, "not the state of a dataloader"),
     ],
 )
 def test_a_position_in_another_stream_is_refused(documents, change, complaint):
@@ -168,7 +168,7 @@ def test_a_position_in_another_stream_is_refused(documents, change, complaint):
 
 
 def test_settings_that_fill_no_batch_are_refused():
-    with pytest.raises(ValueError, match="batch_tokens: 100 are less than one row of 200"):
+    with pytest.raises(ValueError, match="batch_tokens: 100 must be at least one row of 200"):
         DataLoaderSettings(seq_len=200, batch_tokens=100)
 
 

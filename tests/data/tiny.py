@@ -25,7 +25,7 @@ def shelf(folder, lengths, *, shard_tokens=1000):
     for source, sizes in lengths.items():
         (folder / source).mkdir(parents=True)
         writer = ShardWriter(
-            folder / source, "train", dtype=manifest.dtype, shard_tokens=shard_tokens
+            folder / source, "train", dtype=manifest.dtype, tokens_per_shard=shard_tokens
         )
         for size in sizes:
             writer.add(list(range(first, first + size)))

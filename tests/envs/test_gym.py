@@ -6,7 +6,7 @@ from paddock.envs.worker_pool import can_isolate
 from tests.envs.soundness import check_sound, check_tasks, outcomes, pass_rate, rewards, says
 
 pytest.importorskip("reasoning_gym", reason="pip install 'paddock[worlds]'")
-OPEN = {"unisolated": not can_isolate()}
+OPEN = {"allow_unisolated": not can_isolate()}
 
 
 def gym_world(dataset, **config):
@@ -39,7 +39,7 @@ def test_splits_are_disjoint_where_problems_repeat():
 def test_the_scorers_own_shades_come_through():
     world = gym_world("spell_backward")
     task = world.task(0)
-    answer = world.problem(task).answer
+    answer = world.example_of(task).answer
     (half,) = rewards(world, [task], lambda task: world.scripted_answer(answer + "x"))
     assert 0 <= half < 1
 
@@ -91,12 +91,12 @@ def test_an_answer_with_two_underscores_is_not_evaluated():
 
 @pytest.mark.parametrize("answer", ["[9**9**9]", "exit()", "[0] * 10**12", "x" * 50_000])
 def test_an_answer_that_breaks_the_scorer_is_a_zero(answer):
-    world = make("gym", {**OPEN, "dataset": "string_insertion", "scorer_seconds": 0.5})
-    assert rewards(world, [world.task(0)], lambda task: world.saying(answer)) == [0.0]
+    world = make("gym", {**OPEN, "dataset": "string_insertion", "scorer_timeout_s": 0.5})
+    assert rewards(world, [world.task(0)], lambda task: world.scripted_answer(answer)) == [0.0]
 
 
 def test_without_a_jail_it_must_be_said_so(monkeypatch):
-    monkeypatch.setattr(reasoning_gym, "jail_works", lambda: False)
+    monkeypatch.setattr(reasoning_gym, "can_isolate", lambda: False)
     with pytest.raises(EnvError, match="say unisolated = true"):
         ReasoningGymSettings(dataset="chain_sum").make_taskset()
 

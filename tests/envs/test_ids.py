@@ -7,6 +7,8 @@ import pytest
 from paddock.envs import make
 from paddock.envs.registry import REGISTRY, EnvSettings
 
+LENGTH = {"kind": "length", "full_reward_chars": 1, "zero_reward_chars": 2}
+
 
 @pytest.mark.parametrize(
     ("name", "change"),
@@ -14,7 +16,7 @@ from paddock.envs.registry import REGISTRY, EnvSettings
         ("math", {"seed": 1}),
         ("math", {"level": 3}),
         ("math", {"families": ["linear"]}),
-        ("math", {"form": "tag"}),
+        ("math", {"answer_format": "tag"}),
         ("logic", {"level": 3}),
         ("logic", {"families": ["circuit"]}),
         ("code", {"level": 3}),
@@ -30,10 +32,10 @@ def test_another_shape_makes_other_ids(name, change):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("math", {"turns": 5, "python": {"seconds": 3.0}, "seconds": 5.0}),
-        ("math", {"also": [{"kind": "length", "full": 1, "none": 2}], "correct": 0.5}),
-        ("code", {"warm": 0, "test_seconds": 99.0, "partly": True}),
-        ("service", {"turns": 9}),
+        ("math", {"max_turns": 5, "python_tool": {"timeout_s": 3.0}, "timeout_s": 5.0}),
+        ("math", {"rewards": [LENGTH], "correct_weight": 0.5}),
+        ("code", {"warm_sandboxes": 0, "test_timeout_s": 99.0, "partial_credit": True}),
+        ("service", {"max_turns": 9}),
     ],
 )
 def test_how_a_world_is_run_does_not_change_ids(name, change):
@@ -46,7 +48,7 @@ def test_a_file_is_known_by_its_name_wherever_it_lies(tmp_path):
         (tmp_path / folder).mkdir()
         file = tmp_path / folder / "a.jsonl"
         file.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
-        ids.add(make("math-file", {"train": str(file), "checker": "plain"}).task(0).id)
+        ids.add(make("math-file", {"train_file": str(file), "verifier": "plain"}).task(0).id)
     assert len(ids) == 1
 
 

@@ -14,7 +14,7 @@ from tests.envs.soundness import check_sound, check_tasks, pass_rate, says
 def test_puzzles_are_sound(family):
     for level, count in ((1, 100), (3, 80), (4, 20)):
         world = make("logic", {"families": [family], "level": level})
-        near = [lambda task, n=n, w=world: says(w.problem(task).near[n]) for n in (0, 1)]
+        near = [lambda task, n=n, w=world: says(w.example_of(task).near[n]) for n in (0, 1)]
         check_sound(world, count, near)
 
 
@@ -100,7 +100,7 @@ def test_what_a_puzzle_says_leaves_exactly_its_answer(level):
     for family, count in (("knights", 60), ("ordering", 30), ("houses", 20 if level < 4 else 2)):
         world = make("logic", {"families": [family], "level": level})
         for index in range(count):
-            problem = world.problem(world.task(index))
+            problem = world.example_of(world.task(index))
             if family == "knights":
                 (knights,) = knights_by_hand(problem.question)
                 assert knights == {*problem.answer.split(", ")} - {"none"}
@@ -122,7 +122,7 @@ def test_a_circuit_says_what_comes_out():
     }
     world = make("logic", {"families": ["circuit"], "level": 4})
     for index in range(60):
-        problem = world.problem(world.task(index))
+        problem = world.example_of(world.task(index))
         values = {n: int(v) for n, v in re.findall(r"(i\d) = (\d)", problem.question)}
         for gate, a, word, b in re.findall(r"(g\d+) = (\w+) ([A-Z]+) (\w+)", problem.question):
             values[gate] = gates[word](values[a], values[b])
@@ -168,11 +168,11 @@ def test_more_houses_are_harder_to_guess():
 def test_of_a_set_the_order_does_not_matter_of_a_row_it_does():
     for family, reward in (("knights", 1.0), ("ordering", 0.0)):
         world = make("logic", {"families": [family], "level": 4})
-        tasks = [t for t in map(world.task, range(40)) if "," in world.problem(t).answer]
+        tasks = [t for t in map(world.task, range(40)) if "," in world.example_of(t).answer]
         assert tasks
 
         def backwards(task, world=world):
-            return says(" and ".join(world.problem(task).answer.split(", ")[::-1]))
+            return says(" and ".join(world.example_of(task).answer.split(", ")[::-1]))
 
         assert pass_rate(world, tasks, backwards) == reward
 

@@ -20,7 +20,9 @@ from tests.envs.soundness import DATA, check_sound, check_tasks, outcomes, pass_
 @pytest.mark.parametrize("level", [1, 3, 5])
 def test_problems_are_sound(family, level):
     world = make("math", {"families": [family], "level": level})
-    nearest = [lambda task, n=n: world.saying(world.problem(task).near[n]) for n in (0, 1)]
+    nearest = [
+        lambda task, n=n: world.scripted_answer(world.example_of(task).near[n]) for n in (0, 1)
+    ]
     check_sound(world, 67, [*nearest, lambda task: says("\\boxed{}")])
 
 
@@ -81,7 +83,7 @@ def test_level_moves_the_pass_rate_of_a_solver_that_knows_small_numbers():
 def test_equations_are_solved_by_their_answers():
     world = make("math", {"families": ["linear", "quadratic"], "level": 4})
     for index in range(100):
-        problem = world.problem(world.task(index))
+        problem = world.example_of(world.task(index))
         text = re.search(r"(?:Solve for x: |solution of )(.*?)\??$", problem.question)[1]
         text = re.sub(r"(\d)(x|\()", r"\1*\2", text).replace("^", "**")
         left, right = (eval(side, {"x": Fraction(problem.answer)}) for side in text.split("="))
@@ -89,7 +91,12 @@ def test_equations_are_solved_by_their_answers():
 
 
 def test_parts_of_the_reward_are_on_record():
-    changes = {"formed": 0.1, "also": [{"kind": "length", "full": 20, "none": 40, "weight": 0.5}]}
+    changes = {
+        "format_weight": 0.1,
+        "rewards": [
+            {"kind": "length", "full_reward_chars": 20, "zero_reward_chars": 40, "weight": 0.5}
+        ],
+    }
     world = make("math", changes)
     task = world.task(0)
     (short,) = outcomes(world, [task], world.solver)
@@ -120,7 +127,7 @@ def write(path, *rows):
 def test_both_layouts_are_read(tmp_path):
     test = write(tmp_path / "test.jsonl", GSM8K, MATH, ROW, {"problem": "Empty?", "answer": ""})
     train = write(tmp_path / "train.jsonl", GSM8K, {"question": "Other?", "answer": "#### 5"})
-    world = make("math-file", {"test": test, "train": train, "checker": "plain"})
+    world = make("math-file", {"test_file": test, "train_file": train, "verifier": "plain"})
     assert world.size("test") == 3
     assert world.size("train") == 1, "what is asked in the test is not trained on"
     answers = [world.example_of(world.task(index, "test")).answer for index in range(3)]
@@ -130,7 +137,7 @@ def test_both_layouts_are_read(tmp_path):
 
 def test_a_file_begins_again_in_another_order(tmp_path):
     rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(20)]
-    world = make("math-file", {"train": write(tmp_path / "a", *rows), "checker": "plain"})
+    world = make("math-file", {"train_file": write(tmp_path / "a", *rows), "verifier": "plain"})
     passes = [[world.task(20 * n + index).id for index in range(20)] for n in range(3)]
     assert len({tuple(one) for one in passes}) == 3
     assert {frozenset(one) for one in passes} == {frozenset(passes[0])}
@@ -143,13 +150,13 @@ def test_a_file_begins_again_in_another_order(tmp_path):
     [
         ({"question": "?"}, "a:1: 'answer' is missing"),
         ({"answer": "4"}, "a:1: 'question' or 'problem' or 'prompt' is missing"),
-        ({"problem": "?", "solution": "4"}, "a:1: no answer: the solution has no box"),
+        ({"problem": "?", "solution": "4"}, "a:1: no answer: the solution has no "),
         ({"problem": "?", "answer": " "}, "there is no problem in it"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path, row, said):
     with pytest.raises(RowError, match=said):
-        make("math-file", {"train": write(tmp_path / "a", row)})
+        make("math-file", {"train_file": write(tmp_path / "a", row)})
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +205,7 @@ EXPLODING = (
 
 def test_an_answer_that_explodes_is_a_zero_and_no_failure(tmp_path):
     pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
-    world = make("math-file", {"train": write(tmp_path / "a", ROW), "checker_seconds": 0.5})
+    world = make("math-file", {"train_file": write(tmp_path / "a", ROW), "verifier_timeout_s": 0.5})
     players = iter([says(f"\\boxed{{{said}}}") for said in (*EXPLODING, "x^2+2x+1")])
     tasks = [world.task(0)] * (len(EXPLODING) + 1)
     *exploded, fine = outcomes(world, tasks, lambda task: next(players))
@@ -209,7 +216,7 @@ def test_an_answer_that_explodes_is_a_zero_and_no_failure(tmp_path):
 def test_a_right_answer_that_cannot_be_evaluated_is_the_graders_failure(tmp_path):
     pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
     row = {"problem": "?", "answer": "\\sum_{n=1}^{10^{9}} n^{n}"}
-    world = make("math-file", {"train": write(tmp_path / "a", row), "checker_seconds": 0.5})
+    world = make("math-file", {"train_file": write(tmp_path / "a", row), "verifier_timeout_s": 0.5})
     hung, fine = (
         outcomes(world, [world.task(0)], lambda task, text=text: says(text))[0]
         for text in ("\\boxed{x+1}", f"\\boxed{{{row['answer']}}}")
@@ -225,7 +232,9 @@ here = pytest.mark.skipif(not DATA.exists(), reason="the public data files are n
 @pytest.mark.parametrize(("split", "count"), [("train", 7473), ("test", 1319)])
 def test_gsm8k_is_read_whole_and_sound(split, count):
     path = str(DATA / "gsm8k" / f"{split}.jsonl.gz")
-    world = make("math-file", {split: path, "checker": "plain", "form": "number"})
+    world = make(
+        "math-file", {f"{split}_file": path, "verifier": "plain", "answer_format": "number"}
+    )
     assert world.size(split) == count
     tasks = [world.task(index, split) for index in range(0, count, count // 100)]
     assert set(rewards(world, tasks, world.solver)) == {1.0}
@@ -235,7 +244,7 @@ def test_gsm8k_is_read_whole_and_sound(split, count):
 @here
 def test_math_is_read_whole_and_sound():
     path = str(DATA / "math" / "train.jsonl.gz")
-    world = make("math-file", {"train": path, "checker": "plain"})
+    world = make("math-file", {"train_file": path, "verifier": "plain"})
     assert world.size("train") == 7498
     tasks = [world.task(index) for index in range(0, 7498, 70)]
     assert set(rewards(world, tasks, world.solver)) == {1.0}

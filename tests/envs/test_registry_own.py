@@ -17,11 +17,11 @@ class Other:
     pass
 
 class Torn(EnvSettings):
-    def world(self):
+    def make_taskset(self):
         raise KeyError("colour")
 
 class Leaving(EnvSettings):
-    def world(self):
+    def make_taskset(self):
         raise SystemExit(0)
 """
 

@@ -67,21 +67,21 @@ def test_two_parts_of_one_name_are_refused():
     ("rule", "said", "value"),
     [
         ({"kind": "exact"}, " An  OAK. ", 1),
-        ({"kind": "exact", "case": True}, "an oak.", 0),
+        ({"kind": "exact", "case_sensitive": True}, "an oak.", 0),
         ({"kind": "overlap"}, "oak", 2 / 3),
         ({"kind": "matches", "pattern": r"(?s)^<think>.*</think>\S"}, "<think>\n</think>x", 1),
         ({"kind": "matches", "pattern": "^fir"}, "a fir", 0),
         ({"kind": "contains", "words": ["oak", "elm"]}, "The OAK", 0.5),
-        ({"kind": "length", "full": 2, "none": 6}, "four", 0.5),
-        ({"kind": "json", "like": {"required": ["a"]}}, '```json\n{"a": 1}\n```', 1),
-        ({"kind": "json", "like": {"required": ["a"]}}, '{"b": 1}', 0),
+        ({"kind": "length", "full_reward_chars": 2, "zero_reward_chars": 6}, "four", 0.5),
+        ({"kind": "json", "json_schema": {"required": ["a"]}}, '```json\n{"a": 1}\n```', 1),
+        ({"kind": "json", "json_schema": {"required": ["a"]}}, '{"b": 1}', 0),
         ({"kind": "json"}, "[", 0),
         ({"kind": "json"}, "[" * 100_000, 0),
     ],
 )
 def test_rules_score_a_reply_in_a_world(tmp_path, rule, said, value):
     (tmp_path / "q.jsonl").write_text('{"prompt": "A tree?", "reference": "An oak."}')
-    world = make("ask", {"train": str(tmp_path / "q.jsonl"), "also": [rule]})
+    world = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [rule]})
     (found,) = outcomes(world, [world.task(0)], lambda task: says(said))
     assert found.parts[rule["kind"]] == pytest.approx(value)
     assert found.reward == pytest.approx(value)
@@ -89,8 +89,19 @@ def test_rules_score_a_reply_in_a_world(tmp_path, rule, said, value):
 
 def test_a_rule_may_look_at_the_answer_alone(tmp_path):
     (tmp_path / "q.jsonl").write_text('{"prompt": "A tree?", "answer": "oak"}')
-    rule = {"kind": "length", "full": 3, "none": 4, "of": "answer", "name": "short"}
-    changes = {"train": str(tmp_path / "q.jsonl"), "form": "tag", "also": [rule], "correct": 1.0}
+    rule = {
+        "kind": "length",
+        "full_reward_chars": 3,
+        "zero_reward_chars": 4,
+        "applies_to": "answer",
+        "name": "short",
+    }
+    changes = {
+        "train_file": str(tmp_path / "q.jsonl"),
+        "answer_format": "tag",
+        "rewards": [rule],
+        "correct_weight": 1.0,
+    }
     world = make("ask", changes)
     for said, parts in (
         ("A long way. <answer>oak</answer>", {"correct": 1, "formed": 1, "short": 1}),
@@ -104,21 +115,30 @@ def test_a_rule_may_look_at_the_answer_alone(tmp_path):
     ("rule", "said"),
     [
         ({"kind": "matches", "pattern": "("}, "is no regular expression"),
-        ({"kind": "length", "full": 5, "none": 5}, "must be above full"),
-        ({"kind": "json", "like": {"oneOf": []}}, "keywords that are not checked here: oneOf"),
+        (
+            {"kind": "length", "full_reward_chars": 5, "zero_reward_chars": 5},
+            "must be greater than full_reward_chars",
+        ),
+        (
+            {"kind": "json", "json_schema": {"oneOf": []}},
+            "keywords that are not checked here: oneOf",
+        ),
         ({"kind": "contains", "words": []}, "words"),
         ({"kind": "taste"}, "'kind' is one of"),
-        ({"kind": "judge", "url": "u", "model": "m", "rubric": "r", "highest": 0}, "above lowest"),
+        (
+            {"kind": "judge", "url": "u", "model": "m", "rubric": "r", "max_score": 0},
+            "must be greater than min_score",
+        ),
     ],
 )
 def test_a_part_that_cannot_work_is_refused_at_the_door(rule, said):
     with pytest.raises(EnvError, match=said):
-        make("ask", {"train": "x", "also": [rule]})
+        make("ask", {"train_file": "x", "rewards": [rule]})
 
 
 def test_a_world_without_a_reward_is_refused():
     with pytest.raises(EnvError, match="what an answer is worth"):
-        make("ask", {"train": "x"})
+        make("ask", {"train_file": "x"})
 
 
 @pytest.mark.parametrize(
@@ -166,7 +186,7 @@ def test_an_answer_opens_and_closes_no_marker():
 
 def test_votes_are_averaged():
     with serving(graded(1), f"```json\n{graded(5)}\n```") as (url, _):
-        assert asyncio.run(judge_at(url, votes=2)(WORK)).value == 0.5
+        assert asyncio.run(judge_at(url, num_votes=2)(WORK)).value == 0.5
 
 
 @pytest.mark.parametrize(
@@ -202,9 +222,9 @@ def test_a_judge_that_is_not_there_is_a_failure_in_the_episode(tmp_path):
         "url": "http://127.0.0.1:9/v1",
         "model": "m",
         "rubric": "r",
-        "tries": 1,
+        "max_tries": 1,
     }
-    world = make("ask", {"train": str(tmp_path / "q.jsonl"), "also": [part]})
+    world = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [part]})
     (outcome,) = outcomes(world, [world.task(0)], lambda task: says("oak"))
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("grader", "judge")
@@ -268,8 +288,8 @@ def test_a_judge_that_disagrees_gives_no_score(tmp_path):
     (tmp_path / "q.jsonl").write_text('{"prompt": "A tree?"}')
     with serving(grades_in) as (url, _):
         part = {"kind": "judge", "url": f"{url}/v1", "model": "m", "rubric": "r"}
-        part |= {"anchors": anchors(tmp_path, [0.0, 1.0, 0.0]), "least": 0.5}
-        world = make("ask", {"train": str(tmp_path / "q.jsonl"), "also": [part]})
+        part |= {"calibration_file": anchors(tmp_path, [0.0, 1.0, 0.0]), "min_agreement": 0.5}
+        world = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [part]})
         (outcome,) = outcomes(world, [world.task(0)], lambda task: says("oak"))
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("grader", "calibration")
@@ -285,13 +305,18 @@ def test_anchors_that_cannot_tell_are_refused(tmp_path, scores, said):
 
 def outcome_of(tmp_path, part):
     (tmp_path / "q.jsonl").write_text('{"prompt": "A tree?", "reference": "oak"}')
-    world = make("ask", {"train": str(tmp_path / "q.jsonl"), "also": [part]})
+    world = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [part]})
     return outcomes(world, [world.task(0)], lambda task: says("fir"))[0]
 
 
 def test_an_outcome_model_scores_in_a_world(tmp_path):
     with serving({"data": [{"score": 0.0}]}) as (url, endpoint):
-        part = {"kind": "model", "url": f"{url}/score", "field": "data.0.score", "logit": True}
+        part = {
+            "kind": "model",
+            "url": f"{url}/score",
+            "score_field": "data.0.score",
+            "is_logit": True,
+        }
         found = outcome_of(tmp_path, part)
     assert found == Verdict(reward=0.5, parts={"correct": 0.0, "formed": 1.0, "model": 0.5})
     (body,) = endpoint.bodies
@@ -305,7 +330,7 @@ def test_an_outcome_model_scores_in_a_world(tmp_path):
 )
 def test_an_outcome_model_without_a_number_is_a_failure(tmp_path, reply, said):
     with serving(reply) as (url, _):
-        part = {"kind": "model", "url": f"{url}/score", "tries": 1}
+        part = {"kind": "model", "url": f"{url}/score", "max_tries": 1}
         found = outcome_of(tmp_path, part)
     assert isinstance(found, Failure)
     assert (found.kind, found.where) == ("grader", "outcome model")
@@ -321,8 +346,8 @@ def test_parts_that_are_called_the_same_are_refused_when_a_world_is_opened():
     oak, elm = ({"kind": "contains", "words": [word]} for word in ("oak", "elm"))
     for also in ([oak, elm], [oak | {"name": "formed"}]):
         with pytest.raises(EnvError, match=r"also: two parts are called '(contains|formed)'"):
-            make("math", {"also": also})
-    make("math", {"also": [oak, elm | {"name": "elm"}]})
+            make("math", {"rewards": also})
+    make("math", {"rewards": [oak, elm | {"name": "elm"}]})
 
 
 def test_an_open_fence_of_blank_lines_is_read_at_once():

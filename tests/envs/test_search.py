@@ -85,13 +85,13 @@ def test_an_index_in_a_folder_grows_and_comes_back(tmp_path):
 def test_a_page_twice_a_half_written_batch_and_a_broken_folder(tmp_path):
     index = BM25Index(tmp_path)
     index.add(pages_of([["oak"]]))
-    with pytest.raises(PageError, match="page 'p0' is there already"):
+    with pytest.raises(PageError, match="page 'p0' is already in the index"):
         index.add(pages_of([["elm"]]))
     (tmp_path / ".000002").mkdir()  # a writer that was killed
     assert len(BM25Index(tmp_path)) == 1
     BM25Index(tmp_path).add([WebPage(id="b", title="", text="elm")])
     (tmp_path / "000001" / "terms.json").write_text("{")
-    with pytest.raises(PageError, match="000001 is no part of an index"):
+    with pytest.raises(PageError, match="000001 is not an index segment"):
         BM25Index(tmp_path)
 
 
@@ -201,11 +201,11 @@ def test_what_the_solver_says_it_has_read(region):
 
 
 def test_tasks_are_reproducible_distinct_and_split():
-    check_tasks(lambda: make("search", {"hops": 3, "entities": 300, "questions": 300}), 10)
+    check_tasks(lambda: make("search", {"hops": 3, "num_entities": 300, "num_questions": 300}), 10)
 
 
 def test_hops_move_the_pass_rate_of_a_player_that_follows_two(region):
-    short = make("search", {"hops": 2, "entities": 300, "questions": 200})
+    short = make("search", {"hops": 2, "num_entities": 300, "num_questions": 200})
     rates = []
     for world in (short, region):
         tasks = [world.task(index) for index in range(30)]
@@ -260,8 +260,8 @@ def test_pages_and_questions_of_ones_own(tmp_path):
     asked = [{"question": "How old is the oak of Elmtown?", "answer": "300"}]
     for name, entries in (("pages", pages), ("asked", asked)):
         (tmp_path / name).write_text("\n".join(map(json.dumps, entries)))
-    changes = {"pages": str(tmp_path / "pages"), "train": str(tmp_path / "asked")}
-    changes["index"] = str(tmp_path / "index")
+    changes = {"pages_file": str(tmp_path / "pages"), "train_file": str(tmp_path / "asked")}
+    changes["index_dir"] = str(tmp_path / "index")
     for _ in range(2):  # the second time the page is in the index already
         world = make("search-file", changes)
         check_sound(world, 1, [lambda task: always("<answer>3</answer>")])
@@ -270,7 +270,7 @@ def test_pages_and_questions_of_ones_own(tmp_path):
             "open",
             "find",
         ]
-    with pytest.raises(EnvError, match="'pages'"):
-        make("search-file", {"train": "x"})
+    with pytest.raises(EnvError, match="'pages_file'"):
+        make("search-file", {"train_file": "x"})
     with pytest.raises(EnvError, match="no question of 6 hops"):
-        make("search", {"hops": 6, "entities": 50, "questions": 1})
+        make("search", {"hops": 6, "num_entities": 50, "num_questions": 1})

@@ -16,7 +16,7 @@ from paddock.envs.service.store import (
     format_money,
 )
 from paddock.envs.service.store_api import StoreAPI
-from paddock.envs.service.taskset import SimulatedUser, _granting
+from paddock.envs.service.taskset import SimulatedUser, _solve
 from paddock.envs.tools import execute_tool_calls
 from paddock.records import Message, ToolCall
 from tests.envs.soundness import always, check_sound, check_tasks, outcomes, pass_rate, rewards
@@ -28,8 +28,10 @@ def obliging(world):
     def player(task):
         scenario = world.scenario(task)
         granted = [
-            replace(wish, act=wish.tempting, tempting=None) if wish.tempting else wish
-            for wish in scenario.wishes
+            replace(wish, action=wish.forbidden_action, forbidden_action=None)
+            if wish.forbidden_action
+            else wish
+            for wish in scenario.intents
         ]
         return playing(scenario, granted)
 
@@ -41,7 +43,9 @@ def forgetful(world):
 
     def player(task):
         scenario = world.scenario(task)
-        return playing(scenario, [*scenario.wishes[:-1], CustomerIntent(said="", told="done")])
+        return playing(
+            scenario, [*scenario.intents[:-1], CustomerIntent(request="", must_say="done")]
+        )
 
     return player
 
@@ -51,7 +55,7 @@ def silent(world):
 
     def player(task):
         scenario = world.scenario(task)
-        mute = [replace(wish, told="") for wish in scenario.wishes]
+        mute = [replace(wish, must_say="") for wish in scenario.intents]
         return playing(scenario, mute)
 
     return player
@@ -60,7 +64,7 @@ def silent(world):
 def playing(scenario, wishes):
     script = [] if scenario.gives_email else [Message(role="assistant", content="Your email?")]
     for wish in wishes:
-        script += _granting(wish)
+        script += _solve(wish)
 
     async def speak(messages, tools):
         said = sum(message.role == "assistant" for message in messages)
@@ -74,7 +78,7 @@ def test_scenarios_are_sound(level):
     world = make("service", {"level": level})
     check_sound(world, 60, [lambda task: always("It is done.")])
     tasks = [world.task(index) for index in range(60)]
-    open_ended = [task for task in tasks if not world.scenario(task).wishes[-1].tempting]
+    open_ended = [task for task in tasks if not world.scenario(task).intents[-1].forbidden_action]
     assert len(open_ended) > 30
     assert max(rewards(world, open_ended, forgetful(world))) == 0
 
@@ -97,7 +101,7 @@ def test_what_must_be_said_counts():
     tasks = [
         task
         for task in map(world.task, range(60))
-        if any(wish.told for wish in world.scenario(task).wishes)
+        if any(wish.must_say for wish in world.scenario(task).intents)
     ]
     for outcome in outcomes(world, tasks, silent(world)):
         assert outcome.reward == 0
@@ -106,7 +110,7 @@ def test_what_must_be_said_counts():
 
 
 def test_an_unfinished_dialogue_is_worth_nothing():
-    world = make("service", {"level": 1, "turns": 2})
+    world = make("service", {"level": 1, "max_turns": 2})
     (outcome,) = outcomes(world, [world.task(0)], lambda task: playing(world.scenario(task), []))
     assert outcome.reward == 0
 
@@ -120,7 +124,7 @@ def test_a_customer_gives_the_email_when_asked_and_insists_once():
         episode = asyncio.run(run_rollout(world.make_env(task), world.solver(task)))
         heard = [m.content for m in episode.messages if m.role == "user"][1:]
         assert heard[0] == f"It is {scenario.customer.email}."
-        pushes = [wish.push for wish in scenario.wishes if wish.push]
+        pushes = [wish.push for wish in scenario.intents if wish.push]
         assert [text for text in heard if text in pushes] == pushes
 
 
@@ -220,7 +224,7 @@ def test_tools_show_the_database_and_say_what_is_wrong():
     assert call("cancel_order", order_id="W9") == "error: there is no order 'W9'"
     assert call("return_goods", order_id="W1", sku="A", quantity=0).startswith("error: return_go")
     assert json.loads(call("cancel_order", order_id="W1"))["status"] == "cancelled"
-    assert desk.shop == SHOP.cancel("W1")
+    assert desk.store == SHOP.cancel("W1")
 
 
 def test_rewards_of_the_solver_come_with_their_parts():

@@ -34,13 +34,13 @@ class Scripted:
             raise found
         return await found() if callable(found) else found
 
-    async def start(self):
+    async def reset(self):
         await self._do("start", None)
 
-    async def respond(self, reply):
+    async def step(self, reply):
         return await self._do("respond", ())
 
-    async def grade(self):
+    async def score(self):
         return await self._do("grade", Verdict(reward=1.0))
 
     async def close(self):

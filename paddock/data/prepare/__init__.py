@@ -1,10 +1,11 @@
-"""What happens to documents between their source and the shards.
+"""Corpus preparation: from sources to tokenized shards.
 
-settings.py  what a corpus is made of
-clean.py     text made plain, and what is no text left out
-dedup.py     copies, exact and near
-fim.py       code with its middle last
-build.py     all of it, into a folder that appears when it is complete
+settings.py  corpus settings
+clean.py     text cleaning and filters
+dedup.py     exact and MinHash deduplication
+fim.py       fill-in-the-middle
+build.py     corpus builder, with an atomic result folder
+parallel.py  generated sources in parallel processes
 """
 
 from paddock.data.prepare.build import Progress, corpus_key, prepare_corpus

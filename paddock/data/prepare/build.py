@@ -1,4 +1,4 @@
-"""Sources into a corpus of shards: all of it, or nothing."""
+"""Corpus builder: clean, deduplicate, filter and tokenize sources into shards, atomically."""
 
 import errno
 import fcntl
@@ -41,9 +41,9 @@ from paddock.text import (
     get_renderer,
 )
 
-Progress = Callable[[str, int, int], None]  # a source, its documents and bytes so far
+Progress = Callable[[str, int, int], None]  # source name, documents and bytes so far
 
-_BATCH = 256  # documents tokenized together
+_BATCH = 256  # documents per tokenizer call
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -55,27 +55,28 @@ def prepare_corpus(
     progress: Progress = lambda *_: None,
     processes: int = 1,
 ) -> Corpus:
-    """The corpus that the settings describe, in a folder of its own below `root`.
+    """Build the corpus for these settings in a folder below `root`, or open it if it exists.
 
-    Made once for the same settings and tokenizer: what is there already is opened, so files that
-    changed since are read again only once that folder is deleted. Whoever else prepares the same
-    corpus meanwhile waits. A run that is stopped, or finds the disk full, leaves nothing behind.
+    The folder name is the `corpus_key`. Files that changed since are read again only after that
+    folder is deleted. Concurrent callers wait on a lock. An interrupted build, or one that runs out
+    of disk space, leaves nothing behind.
 
-    With `processes`, generated sources that are worth it are made side by side; the script that
-    asks for that must be one that can be imported (`if __name__ == "__main__"`).
+    With `processes` > 1, large generated sources are built in parallel processes; the calling
+    script must then be importable (`if __name__ == "__main__"`).
     """
     folder = Path(root) / corpus_key(settings, tokenizer)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_suffix(".lock")):
         if not folder.exists():
-            with _appearing(folder) as partial:
-                manifest = _fill(partial, settings, tokenizer, progress, processes)
-                (partial / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=1) + "\n")
+            with _atomic_folder(folder) as partial:
+                manifest = _build(partial, settings, tokenizer, progress, processes)
+                text = manifest.model_dump_json(indent=1, by_alias=True)
+                (partial / MANIFEST_NAME).write_text(text + "\n")
     return Corpus(folder, tokenizer=tokenizer)
 
 
 def corpus_key(settings: CorpusSettings, tokenizer: Tokenizer) -> str:
-    """Stands for everything that decides what the shards hold, except the files themselves."""
+    """Hash of everything that decides what the shards contain, except the source files."""
     parts = [str(FORMAT), tokenizer.fingerprint, settings.model_dump_json()]
     if settings.has_dialogues and settings.chat_template is None:
         template = ChatTemplate.from_tokenizer(tokenizer)
@@ -84,7 +85,7 @@ def corpus_key(settings: CorpusSettings, tokenizer: Tokenizer) -> str:
 
 
 def _manifest(settings: CorpusSettings, tokenizer: Tokenizer) -> CorpusManifest:
-    """Before anything is in it."""
+    """A manifest without sources."""
     return CorpusManifest(
         key=corpus_key(settings, tokenizer),
         tokenizer=tokenizer.fingerprint,
@@ -93,24 +94,24 @@ def _manifest(settings: CorpusSettings, tokenizer: Tokenizer) -> CorpusManifest:
     )
 
 
-def _fill(
+def _build(
     folder: Path,
     settings: CorpusSettings,
     tokenizer: Tokenizer,
     progress: Progress,
     processes: int,
 ) -> CorpusManifest:
-    manifest, kitchen = _manifest(settings, tokenizer), CorpusBuilder(settings, tokenizer)
+    manifest, builder = _manifest(settings, tokenizer), CorpusBuilder(settings, tokenizer)
     entries: dict[str, SourceManifest] = {}
     sources = parallel.sources_to_parallelize(settings.sources, processes)
-    make = partial(_made_alone, settings, tokenizer.files, folder)
+    make = partial(_build_in_process, settings, tokenizer.files, folder)
     with parallel.generate_in_processes(sources, processes, make) as futures:
         for source in settings.sources:
             if source.name not in futures:
                 writers = _writers(folder, source, settings, manifest)
-                entries[source.name] = kitchen.prepare(source, writers, progress)
+                entries[source.name] = builder.prepare(source, writers, progress)
         for future in as_completed(futures.values()):
-            future.result()  # what went wrong first is told first
+            future.result()  # raises the first error as soon as it occurs
         for name, future in futures.items():
             entries[name] = future.result()
             progress(name, entries[name].documents, entries[name].bytes)
@@ -118,10 +119,10 @@ def _fill(
     return manifest.model_copy(update={"sources": ordered})
 
 
-def _made_alone(
+def _build_in_process(
     settings: CorpusSettings, tokenizer: dict[str, bytes], folder: Path, name: str
 ) -> SourceManifest:
-    """One generated source of a corpus, in a process of its own; its shards lie below `folder`."""
+    """Build one generated source in a worker process; its shards are written below `folder`."""
     (source,) = (source for source in settings.sources if source.name == name)
     known = Tokenizer(tokenizer)
     writers = _writers(folder, source, settings, _manifest(settings, known))
@@ -131,53 +132,56 @@ def _made_alone(
 def _writers(
     folder: Path, source: SourceSettings, settings: CorpusSettings, manifest: CorpusManifest
 ) -> dict[Split, ShardWriter]:
-    place = folder / source.name
-    place.mkdir()
+    source_folder = folder / source.name
+    source_folder.mkdir()
     return {
         split: ShardWriter(
-            place, split, dtype=manifest.dtype, shard_tokens=settings.tokens_per_shard
+            source_folder, split, dtype=manifest.dtype, tokens_per_shard=settings.tokens_per_shard
         )
         for split in ("train", "held_out")
     }
 
 
 class CorpusBuilder:
-    """The steps between a source and its shards; remembers documents, so that a copy is found in
-    whichever source it comes."""
+    """The steps from a source to its shards. Deduplication covers all sources of one builder."""
 
     def __init__(self, settings: CorpusSettings, tokenizer: Tokenizer) -> None:
         self._settings, self._tokenizer = settings, tokenizer
-        self._copies = MinHashDeduplicator(settings.dedup)
+        self._dedup = MinHashDeduplicator(settings.dedup)
         self._score = settings.quality.load() if settings.quality else None
-        self._begin = [self._id(token) for token in settings.bos_tokens]
-        self._end = [self._id(token) for token in settings.eos_tokens]
+        self._bos = [self._id(token) for token in settings.bos_tokens]
+        self._eos = [self._id(token) for token in settings.eos_tokens]
 
     def prepare(
         self, source: SourceSettings, writers: dict[Split, ShardWriter], progress: Progress
     ) -> SourceManifest:
-        reading = SourceContext(count_tokens=self._count)
+        context = SourceContext(count_tokens=self._count)
         if isinstance(source, DialogueSourceSettings):
-            documents, size = self._write_dialogues(source, writers, reading, progress)
+            documents, size = self._write_dialogues(source, writers, context, progress)
         else:
-            documents, size = self._write_texts(source, writers, reading, progress)
+            documents, size = self._write_texts(source, writers, context, progress)
         splits = {split: writer.close() for split, writer in writers.items()}
         if not splits["train"]:
             held = f"all {documents} documents are held out" if documents else ""
-            raise DataError(f"source '{source.name}': {held or _nothing_left(reading.drop_counts)}")
-        drops = dict(sorted(reading.drop_counts.items()))
+            raise DataError(
+                f"source '{source.name}': {held or _describe_drops(context.drop_counts)}"
+            )
+        drops = dict(sorted(context.drop_counts.items()))
         return SourceManifest(documents=documents, bytes=size, drop_counts=drops, splits=splits)
 
     def _write_texts(
         self,
         source: SourceSettings,
         writers: dict[Split, ShardWriter],
-        reading: SourceContext,
+        context: SourceContext,
         progress: Progress,
     ) -> tuple[int, int]:
-        """How many documents were written, and their size in bytes."""
+        """Number of documents written, and their size in bytes."""
         documents = size = 0
         kept = (
-            self._generated(source, reading) if source.is_generated else self._kept(source, reading)
+            self._generated(source, context)
+            if source.is_generated
+            else self._filtered(source, context)
         )
         while batch := list(islice(kept, _BATCH)):
             rows = self._ids([document for _, document in batch])
@@ -192,19 +196,19 @@ class CorpusBuilder:
         self,
         source: DialogueSourceSettings,
         writers: dict[Split, ShardWriter],
-        reading: SourceContext,
+        context: SourceContext,
         progress: Progress,
     ) -> tuple[int, int]:
-        """As `_write_texts`; one that has nothing to learn is left out."""
+        """As `_write_texts`; dialogues without trained tokens are dropped."""
         renderer = get_renderer(self._tokenizer, version=self._settings.chat_template)
         documents = size = 0
-        for split, dialogue in self._both_splits(source):
+        for split, dialogue in self._split_dialogues(source):
             try:
-                rows = tokenize_dialogue(dialogue, renderer, learn=source.train_on)
+                rows = tokenize_dialogue(dialogue, renderer, train_on=source.train_on)
             except (ChatTemplateError, NotPrefixPreservingError) as error:
                 raise DataError(f"source '{source.name}', {dialogue.id}: {error}") from None
             rows = [row for row in rows if any(row.loss_mask[1:])] if dialogue.weight else []
-            reading.drop_counts.update([] if rows else ["nothing to learn"])
+            context.drop_counts.update([] if rows else ["no trained tokens"])
             for row in rows:
                 writers[split].add(row.token_ids, row.loss_mask, dialogue.weight)
             documents += bool(rows)
@@ -214,64 +218,65 @@ class CorpusBuilder:
         progress(source.name, documents, size)
         return documents, size
 
-    def _both_splits(self, source: DialogueSourceSettings) -> Iterator[tuple[Split, Dialogue]]:
+    def _split_dialogues(self, source: DialogueSourceSettings) -> Iterator[tuple[Split, Dialogue]]:
         share = self._settings.held_out_fraction
         if not source.is_generated:
             for found in source.dialogues():
-                said = repr((found.messages, found.tools))  # by what it says, not where it stands
-                yield ("held_out" if derive_seed(said) < share * 2**64 else "train"), found
+                # By content, not by position: a dialogue never moves to the other split.
+                content = repr((found.messages, found.tools))
+                yield ("held_out" if derive_seed(content) < share * 2**64 else "train"), found
             return
         yield from (("train", found) for found in source.dialogues())
         other = source.held_out_source(share) if share else None
         if isinstance(other, DialogueSourceSettings):
             yield from (("held_out", found) for found in other.dialogues())
 
-    def _kept(
-        self, source: SourceSettings, reading: SourceContext
+    def _filtered(
+        self, source: SourceSettings, context: SourceContext
     ) -> Iterator[tuple[Split, Document]]:
         rules = self._settings
-        for found in source.documents(reading):
-            text = clean_text(found.text, rules.clean, reading.drop_counts)
+        for found in source.documents(context):
+            text = clean_text(found.text, rules.clean, context.drop_counts)
             if text is None:
                 continue
             document = Document(
                 text=text, id=found.id, source=found.source, content_type=found.content_type
             )
-            reason = self._copies.duplicate_reason(text) or self._below(document)
+            reason = self._dedup.duplicate_reason(text) or self._quality_reason(document)
             if reason:
-                reading.drop_counts[reason] += 1
+                context.drop_counts[reason] += 1
                 continue
-            # By what it says, so that a document never changes sides.
+            # By content, so that a document never moves to the other split.
             yield (
                 ("held_out" if derive_seed(text) < rules.held_out_fraction * 2**64 else "train"),
                 document,
             )
 
     def _generated(
-        self, source: SourceSettings, reading: SourceContext
+        self, source: SourceSettings, context: SourceContext
     ) -> Iterator[tuple[Split, Document]]:
-        yield from (("train", document) for document in source.documents(reading))
+        yield from (("train", document) for document in source.documents(context))
         other = (
             source.held_out_source(self._settings.held_out_fraction)
             if self._settings.held_out_fraction
             else None
         )
         if other is not None:
-            yield from (("held_out", document) for document in other.documents(reading))
+            yield from (("held_out", document) for document in other.documents(context))
 
-    def _below(self, document: Document) -> str | None:
+    def _quality_reason(self, document: Document) -> str | None:
         quality = self._settings.quality
         if quality is None or self._score is None or self._score(document) >= quality.min_score:
             return None
         return "quality"
 
     def _ids(self, documents: Sequence[Document]) -> Iterator[list[int]]:
-        """The tokens of each document, with what stands before and after."""
+        """Token ids of each document, with BOS and EOS tokens."""
         rows = [self._parts(document) for document in documents]
         texts = [part for row in rows for part in row if not isinstance(part, SpecialToken)]
         encoded = iter(self._tokenizer.encode_batch(texts))
         for row in rows:
-            yield [*self._begin, *self._joined(row, encoded), *self._end]
+            yield [*self._bos, *self._joined(row, encoded), *self._eos]
 
     def _joined(self, row: FimParts, encoded: Iterator[list[int]]) -> Iterable[int]:
         for part in row:
@@ -283,8 +288,8 @@ class CorpusBuilder:
     def _parts(self, document: Document) -> FimParts:
         if document.content_type != "code":
             return (document.text,)
-        chance = Random(derive_seed(self._settings.seed, "fim", document.source, document.id))
-        return fill_in_middle(document.text, self._settings.fim, chance)
+        rng = Random(derive_seed(self._settings.seed, "fim", document.source, document.id))
+        return fill_in_middle(document.text, self._settings.fim, rng)
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, specials=False))
@@ -296,18 +301,18 @@ class CorpusBuilder:
         return found
 
 
-def _nothing_left(drops: dict[str, int]) -> str:
+def _describe_drops(drops: dict[str, int]) -> str:
     if not drops:
-        return "it is empty"
+        return "it has no documents"
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(drops.items()))
-    return f"no document is left; left out: {reasons}"
+    return f"no documents are left; dropped: {reasons}"
 
 
 @contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder to fill. It gets its name when the block ends well, and is gone otherwise."""
+def _atomic_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder that is renamed to `folder` on success and removed otherwise."""
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
     partial.mkdir()
     try:
         yield partial
@@ -319,7 +324,7 @@ def _appearing(folder: Path) -> Iterator[Path]:
         if error.errno not in _FULL:
             raise
         raise DataError(
-            f"no room for a corpus in {folder.parent} ({error.strerror}); nothing was kept"
+            f"no space for a corpus in {folder.parent} ({error.strerror}); nothing was written"
         ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)

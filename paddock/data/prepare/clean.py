@@ -1,4 +1,4 @@
-"""Text made plain, and what is no text left out."""
+"""Text cleaning: line ends, control characters, and filters for unusable documents."""
 
 import zlib
 from typing import Annotated
@@ -14,18 +14,18 @@ _SAMPLE_BYTES = 65536
 
 class CleaningSettings(BaseSettings):
     min_chars: Annotated[int, Field(ge=1)] = 32
-    max_unreadable_fraction: float = 0.02  # share of control and replacement characters
-    # zlib makes prose and code a third to a quarter of their size, logs and tables a tenth.
+    max_unreadable_fraction: float = 0.02  # of control and replacement characters
+    # zlib compresses prose and code to a third or a quarter, logs and tables to a tenth.
     min_compression_ratio: float = 0.06
 
 
-def clean_text(text: str, rules: CleaningSettings, drops: DropCounts) -> str | None:
-    """The text with "\\n" line ends, without control characters; None, and counted, if it is empty,
-    too short, broken, or says the same over and over."""
+def clean_text(text: str, settings: CleaningSettings, drops: DropCounts) -> str | None:
+    """The text with "\\n" line ends and without control characters; None, with the reason counted,
+    if it is empty, too short, binary or repetitive."""
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a pair of surrogates, which JSON can say and UTF-8 cannot
-        drops["encoding"] += 1
+    except UnicodeEncodeError:  # a lone surrogate, valid in JSON but not in UTF-8
+        drops["invalid encoding"] += 1
         return None
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     plain = lines.translate(_CONTROLS)
@@ -33,18 +33,18 @@ def clean_text(text: str, rules: CleaningSettings, drops: DropCounts) -> str | N
     reason = ""
     if not plain.strip():
         reason = "empty"
-    elif unreadable > rules.max_unreadable_fraction * len(lines):
+    elif unreadable > settings.max_unreadable_fraction * len(lines):
         reason = "binary"
-    elif len(plain) < rules.min_chars:
-        reason = "short"
-    elif compression_ratio(plain) < rules.min_compression_ratio:
+    elif len(plain) < settings.min_chars:
+        reason = "too short"
+    elif compression_ratio(plain) < settings.min_compression_ratio:
         reason = "repetitive"
     drops.update([reason] if reason else [])
     return None if reason else plain
 
 
 def compression_ratio(text: str) -> float:
-    """To what share of its size zlib brings the beginning of a text.
+    """Compressed size over size of the beginning of a text.
 
     >>> compression_ratio("so it goes " * 500) < 0.05 < compression_ratio("so it goes")
     True

@@ -1,4 +1,4 @@
-"""Generated sources in processes of their own: nothing of one depends on another."""
+"""Generated sources built in parallel processes; they are independent of each other."""
 
 import multiprocessing
 import os
@@ -10,19 +10,18 @@ from threading import Thread
 from paddock.data.shards import SourceManifest
 from paddock.data.sources import SourceSettings
 
-MIN_PARALLEL_DOCUMENTS = (
-    8_000  # documents to be made, below which starting processes takes longer than it saves
-)
+# Fewer documents than this: starting processes takes longer than it saves.
+MIN_PARALLEL_DOCUMENTS = 8_000
 
 
 def sources_to_parallelize(
     sources: Sequence[SourceSettings], processes: int
 ) -> list[SourceSettings]:
-    """Those to be made apart: all that are generated, where they are many. The longest first, as
-    far as counts tell: what is begun last should not end last."""
-    made = sorted((source for source in sources if source.is_generated), key=_count, reverse=True)
-    many = len(made) > 1 and sum(map(_count, made)) >= MIN_PARALLEL_DOCUMENTS
-    return made if many and processes > 1 else []
+    """The sources to build in parallel: all generated ones, if there are enough documents. The
+    largest come first, so that none is started late and finishes last."""
+    generated = sorted((s for s in sources if s.is_generated), key=_count, reverse=True)
+    enough = len(generated) > 1 and sum(map(_count, generated)) >= MIN_PARALLEL_DOCUMENTS
+    return generated if enough and processes > 1 else []
 
 
 def _count(source: SourceSettings) -> int:
@@ -33,12 +32,12 @@ def _count(source: SourceSettings) -> int:
 def generate_in_processes(
     sources: Sequence[SourceSettings], processes: int, make: Callable[[str], SourceManifest]
 ) -> Iterator[dict[str, "Future[SourceManifest]"]]:
-    """What `make` returns for each source's name, some day."""
+    """Futures of `make(name)` by source name."""
     if not sources:
         yield {}
         return
     pool = ProcessPoolExecutor(
-        min(processes, len(sources)), multiprocessing.get_context("spawn"), initializer=_begin
+        min(processes, len(sources)), multiprocessing.get_context("spawn"), initializer=_init_worker
     )
     try:
         yield {source.name: pool.submit(make, source.name) for source in sources}
@@ -46,13 +45,13 @@ def generate_in_processes(
         pool.shutdown(cancel_futures=True)
 
 
-def _begin() -> None:
-    Thread(target=_end_with_the_asker, daemon=True).start()
+def _init_worker() -> None:
+    Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_the_asker() -> None:
-    """A pool's processes would wait for ever for one that was killed."""
-    asker = multiprocessing.parent_process()
-    assert asker is not None
-    asker.join()
+def _exit_with_parent() -> None:
+    """Without this, workers of a killed parent would wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)

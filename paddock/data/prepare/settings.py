@@ -1,4 +1,4 @@
-"""What a corpus is made of."""
+"""Corpus settings: sources, cleaning, deduplication, quality filter, FIM, splits."""
 
 import importlib
 from collections.abc import Callable
@@ -35,7 +35,7 @@ DEFAULT_SOURCES = (
 
 
 class QualityFilterSettings(BaseSettings):
-    """Documents that a function of yours scores below a threshold are left out."""
+    """Drops documents that a user function scores below `min_score`."""
 
     function: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # module:name, Document -> float
     min_score: float
@@ -49,9 +49,9 @@ class QualityFilterSettings(BaseSettings):
 
 
 class CorpusSettings(BaseSettings):
-    """Sources, and what is done to their documents on the way into shards.
+    """Sources and how their documents become shards.
 
-    The defaults need no network: Python's own sources and generated reasoning text.
+    The defaults need no network: installed Python files and generated reasoning text.
     """
 
     sources: Annotated[tuple[Source, ...], Field(min_length=1)] = DEFAULT_SOURCES
@@ -59,13 +59,12 @@ class CorpusSettings(BaseSettings):
     dedup: DedupSettings = DedupSettings()
     quality: QualityFilterSettings | None = None
     fim: FimSettings = FimSettings()
-    # A boundary on both sides: the first word is predicted from one, the end is the other.
+    # A boundary token on both sides: the first token is predicted from one, the end is the other.
     bos_tokens: tuple[str, ...] = (SpecialToken.ENDOFTEXT.value,)
     eos_tokens: tuple[str, ...] = (SpecialToken.ENDOFTEXT.value,)
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.005  # share of documents
-    chat_template: GlmVersion | None = (
-        None  # of dialogues; None: the tokenizer's own, else GLM-5's first
-    )
+    # For dialogues. None: the tokenizer's own template, else the first of GLM-5.
+    chat_template: GlmVersion | None = None
     tokens_per_shard: Annotated[int, Field(gt=0)] = 250_000_000
     seed: int = 0
 
@@ -74,10 +73,10 @@ class CorpusSettings(BaseSettings):
         names = [source.name for source in self.sources]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"two sources are called '{twice[0]}'")
+            raise ValueError(f"source name '{twice[0]}' is used twice")
         for source in self.sources:
             if isinstance(source, ReasoningSource) and source.count is None:
-                raise ValueError(f"source '{source.name}' has no end: give it a count")
+                raise ValueError(f"source '{source.name}' is endless: set its 'count'")
         return self
 
     @property

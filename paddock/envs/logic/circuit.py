@@ -1,4 +1,4 @@
-"""A circuit of gates: which values come out?"""
+"""Logic circuits: what are the values of the last gates?"""
 
 from random import Random
 
@@ -14,8 +14,8 @@ _GATES = {
 
 
 def generate_circuit(rng: Random, level: int) -> QAExample:
-    """Four inputs and 3 gates a level, each fed by what stands before it; the last gates, as many
-    as the level and one, are asked for."""
+    """Four inputs and 3 gates per level, each fed by earlier values. The question asks for the last
+    `level` + 1 gates."""
     inputs = [f"i{n}" for n in range(1, 5)]
     values = {name: rng.random() < 0.5 for name in inputs}
     lines = [f"{name} = {int(value)}" for name, value in values.items()]
@@ -25,15 +25,15 @@ def generate_circuit(rng: Random, level: int) -> QAExample:
         word = rng.choice(list(_GATES))
         lines.append(f"{gate} = {a} {word} {b}")
         values[gate] = _GATES[word](values[a], values[b])
-    asked = gates[-level - 1 :]
+    outputs = gates[-level - 1 :]
     question = (
-        f"A circuit: {'; '.join(lines)}. What are {', '.join(asked)}? "
+        f"A circuit: {'; '.join(lines)}. What are {', '.join(outputs)}? "
         "Give a 0 or a 1 for each, with commas between them."
     )
-    bits = [int(values[gate]) for gate in asked]
+    bits = [int(values[gate]) for gate in outputs]
     flipped = [[bit ^ (at == place) for at, bit in enumerate(bits)] for place in range(len(bits))]
-    return QAExample(question=question, answer=_listed(bits), near=tuple(map(_listed, flipped)))
+    return QAExample(question=question, answer=_join(bits), near=tuple(map(_join, flipped)))
 
 
-def _listed(bits: list[int]) -> str:
+def _join(bits: list[int]) -> str:
     return ", ".join(map(str, bits))

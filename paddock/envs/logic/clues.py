@@ -1,7 +1,7 @@
-"""A puzzle from the clues that leave one solution.
+"""Clue selection: add clues until one solution is left.
 
-Clues are tried in random order and kept if they rule something out, until only the truth is left.
-So every puzzle has exactly one solution, and every clue says something the ones before did not.
+Clues are tried in random order and kept if they exclude a solution. Every puzzle therefore has
+exactly one solution, and every clue adds information to the ones before it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ class Clue(Generic[S]):
 
 
 def minimal_clues(clues: Iterable[Clue[S]], solutions: Sequence[S]) -> tuple[Clue[S], ...] | None:
-    """The first of the clues that leave one of the solutions; None if all of them leave more."""
+    """The informative clues until exactly one solution is left; None if all clues leave more."""
     kept: list[Clue[S]] = []
     left = list(solutions)
     for clue in clues:
@@ -32,6 +32,6 @@ def minimal_clues(clues: Iterable[Clue[S]], solutions: Sequence[S]) -> tuple[Clu
 
 
 def consistent_solutions(clues: Iterable[Clue[S]], solutions: Sequence[S]) -> list[S]:
-    """All that the clues leave."""
+    """All solutions that satisfy the clues."""
     clues = tuple(clues)
     return [solution for solution in solutions if all(clue.holds(solution) for clue in clues)]

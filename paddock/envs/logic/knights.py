@@ -1,4 +1,4 @@
-"""Knights, who tell the truth, and knaves, who lie: who is what?"""
+"""Knights, who tell the truth, and knaves, who lie: who is a knight?"""
 
 from collections.abc import Callable
 from itertools import product
@@ -7,7 +7,7 @@ from random import Random
 from paddock.envs.datasets import QAExample
 from paddock.envs.logic.clues import Clue, consistent_solutions
 
-Kinds = tuple[bool, ...]  # of each person: whether a knight
+Kinds = tuple[bool, ...]  # per person, whether a knight
 
 _NAMES = ("Anna", "Bert", "Cora", "Dina", "Egon", "Fern", "Gwen", "Hugo")
 
@@ -21,22 +21,22 @@ def generate_knights(rng: Random, level: int) -> QAExample:
         found = consistent_solutions(clues, everyone)
         if len(found) == 1:
             break
-    said = " ".join(clue.text for clue in clues)
+    statements = " ".join(clue.text for clue in clues)
     question = (
-        f"On an island knights always tell the truth and knaves always lie. {said} "
+        f"On an island knights always tell the truth and knaves always lie. {statements} "
         "Who are the knights? Give their names with commas between them, or none."
     )
     near = [kinds for kinds in everyone if kinds != found[0]]
     return QAExample(
         question=question,
-        answer=_listed(names, found[0]),
+        answer=_join(names, found[0]),
         any_order=True,
-        near=tuple(_listed(names, kinds) for kinds in rng.sample(near, min(3, len(near)))),
+        near=tuple(_join(names, kinds) for kinds in rng.sample(near, min(3, len(near)))),
     )
 
 
 def _statement(rng: Random, speaker: int, names: list[str]) -> Clue[Kinds]:
-    """Holds where the speaker is a knight exactly if what is said is true."""
+    """Holds if and only if the speaker is a knight and the claim true, or neither."""
     text, claim = _claim(rng, speaker, names)
 
     def holds(kinds: Kinds) -> bool:
@@ -72,5 +72,5 @@ def _claim(rng: Random, speaker: int, names: list[str]) -> tuple[str, Callable[[
             return says, lambda kinds: not kinds[a] or kinds[b] == wants
 
 
-def _listed(names: list[str], kinds: Kinds) -> str:
+def _join(names: list[str], kinds: Kinds) -> str:
     return ", ".join(n for n, knight in zip(names, kinds, strict=True) if knight) or "none"

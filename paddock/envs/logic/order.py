@@ -1,4 +1,4 @@
-"""Things in a row, and houses with owners: who stands where?"""
+"""Orderings of books on a shelf, and houses with owners, pets and drinks (zebra puzzles)."""
 
 from collections.abc import Iterator
 from itertools import permutations, product
@@ -7,8 +7,8 @@ from random import Random
 from paddock.envs.datasets import QAExample
 from paddock.envs.logic.clues import Clue, minimal_clues
 
-Row = tuple[str, ...]  # the things, from left to right
-Street = tuple[Row, ...]  # of each kind of thing, what belongs to each house
+Row = tuple[str, ...]  # things from left to right
+Street = tuple[Row, ...]  # one row per kind of thing, one entry per house
 
 _BOOKS = ("amber", "black", "coral", "green", "ivory", "olive", "white")
 _KINDS = {
@@ -24,7 +24,7 @@ def generate_ordering(rng: Random, level: int) -> QAExample:
     things = rng.sample(_BOOKS, level + 2)
     truth = tuple(things)
     clues = minimal_clues(_row_clues(rng, truth), list(permutations(sorted(things))))
-    assert clues is not None, "a clue for every place leaves one order"
+    assert clues is not None, "a clue for every position leaves one order"
     question = (
         f"{len(things)} books stand on a shelf: {', '.join(sorted(things))}. "
         f"{' '.join(clue.text for clue in clues)} "
@@ -36,14 +36,14 @@ def generate_ordering(rng: Random, level: int) -> QAExample:
 
 
 def _row_clues(rng: Random, truth: Row) -> Iterator[Clue[Row]]:
-    """Weak clues first, in random order; at last the place of each, which leaves no choice."""
+    """Weak clues in random order, then the position of each thing, which leaves one solution."""
     weak = [clue for a, b in permutations(truth, 2) for clue in _pair_clues(truth, a, b)]
     rng.shuffle(weak)
     yield from weak
-    yield from (_at_place(at, thing) for at, thing in enumerate(truth))
+    yield from (_position_clue(at, thing) for at, thing in enumerate(truth))
 
 
-def _at_place(at: int, thing: str) -> Clue[Row]:
+def _position_clue(at: int, thing: str) -> Clue[Row]:
     return Clue(f"Number {at + 1} is {thing}.", lambda row: row[at] == thing)
 
 
@@ -73,7 +73,7 @@ def generate_houses(rng: Random, level: int) -> QAExample:
     clues = list(_street_clues(truth))
     rng.shuffle(clues)
     kept = minimal_clues([*clues, *_exact_clues(truth)], streets)
-    assert kept is not None, "the house of each leaves one street"
+    assert kept is not None, "a clue for every house leaves one street"
     names = [f"{kind}: {', '.join(w)}" for kind, w in zip(_KINDS, things, strict=False)]
     question = (
         f"{count} houses stand in a row, numbered from 1. To each belong one of these: "
@@ -87,16 +87,16 @@ def generate_houses(rng: Random, level: int) -> QAExample:
 
 def _street_clues(truth: Street) -> Iterator[Clue[Street]]:
     for a, b in permutations([thing for row in truth for thing in row], 2):
-        yield from _two_things(truth, a, b)
+        yield from _relation_clues(truth, a, b)
 
 
-def _two_things(truth: Street, a: str, b: str) -> Iterator[Clue[Street]]:
+def _relation_clues(truth: Street, a: str, b: str) -> Iterator[Clue[Street]]:
     kind_a, kind_b = (next(k for k, row in enumerate(truth) if x in row) for x in (a, b))
 
     def gap(street: Street) -> int:
         return street[kind_b].index(b) - street[kind_a].index(a)
 
-    steps, first, second = gap(truth), _named(a).capitalize(), _named(b)
+    steps, first, second = gap(truth), _with_article(a).capitalize(), _with_article(b)
     if steps == 1:
         yield Clue(f"{first} is directly left of {second}.", lambda street: gap(street) == 1)
     if steps > 0:
@@ -111,13 +111,13 @@ def _two_things(truth: Street, a: str, b: str) -> Iterator[Clue[Street]]:
 
 def _exact_clues(truth: Street) -> Iterator[Clue[Street]]:
     for kind, row in enumerate(truth):
-        yield from (_in_house(kind, house, thing) for house, thing in enumerate(row))
+        yield from (_house_clue(kind, house, thing) for house, thing in enumerate(row))
 
 
-def _in_house(kind: int, house: int, thing: str) -> Clue[Street]:
-    text = f"{_named(thing).capitalize()} is in house {house + 1}."
+def _house_clue(kind: int, house: int, thing: str) -> Clue[Street]:
+    text = f"{_with_article(thing).capitalize()} is in house {house + 1}."
     return Clue(text, lambda street: street[kind][house] == thing)
 
 
-def _named(thing: str) -> str:
+def _with_article(thing: str) -> str:
     return thing if thing[0].isupper() else f"the {thing}"

@@ -1,4 +1,4 @@
-"""The world `logic`: puzzles of several families, each with exactly one solution."""
+"""Environment `logic`: puzzles of several families, each with exactly one solution."""
 
 import re
 from collections.abc import Callable
@@ -39,15 +39,16 @@ class LogicSettings(QASettings):
 
 
 async def verify(answer: str, problem: QAExample) -> RewardScore:
-    """Right if the same things are listed, in order; of a set, in any order."""
-    said, right = _items(answer), _items(problem.answer)
+    """Reward 1 if the answer lists the same items in order, or in any order for `any_order`."""
+    given, right = _items(answer), _items(problem.answer)
     if problem.any_order:
-        said, right = sorted(said), sorted(right)
-    return RewardScore(float(said == right))
+        given, right = sorted(given), sorted(right)
+    return RewardScore(float(given == right))
 
 
 def _items(text: str) -> list[str]:
-    """
+    """Normalized items of a list.
+
     >>> _items("Oak, **elm** and the fir.")
     ['oak', 'elm', 'fir']
     """

@@ -1,8 +1,8 @@
-"""Mathematics: problems that are generated or read, and answers compared as mathematics.
+"""Mathematics environments, generated or from files, with symbolic comparison of answers.
 
-verifier.py  whether two answers are the same
-rows.py      the layouts of GSM8K and MATH
-generate.py  arithmetic and algebra, by family and level
-size_bound.py  how large an expression's numbers can be
-taskset.py   the worlds `math` and `math-file`
+verifier.py  equality of two answers
+rows.py      GSM8K and MATH rows
+generate.py  arithmetic and algebra problems, by family and level
+size_bound.py  upper bound on the size of an expression's numbers
+taskset.py   the environments `math` and `math-file`
 """

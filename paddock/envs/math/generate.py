@@ -1,6 +1,6 @@
-"""Problems of arithmetic and algebra whose answers are whole numbers or fractions.
+"""Generated arithmetic and algebra problems with integer or fraction answers.
 
-Each family makes a problem of a level, 1 to 5. Answers are computed with fractions, never rounded.
+Each family generates problems of levels 1 to 5. Answers are exact fractions.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LEVELS = 5
 
 
 def generate_example(rng: Random, families: tuple[Family, ...], level: int) -> QAExample:
-    """One problem, of a family chosen by chance."""
+    """One problem of a random family."""
     return FAMILIES[rng.choice(families)](rng, level)
 
 
@@ -36,11 +36,11 @@ def fractions(rng: Random, level: int) -> QAExample:
 
 
 def linear(rng: Random, level: int) -> QAExample:
-    """a x + b = c x + d; from level 3 on a product stands around the left side."""
-    most = 4 + 5 * level
-    x = Fraction(rng.randint(-most, most), rng.randint(1, level) if level > 1 else 1)
-    a, b = _nonzero(rng, most), rng.randint(-most, most)
-    c = rng.choice([n for n in range(-most, most + 1) if n != a]) if level > 1 else 0
+    """a x + b = c x + d; from level 3 on the left side is multiplied by a factor."""
+    limit = 4 + 5 * level
+    x = Fraction(rng.randint(-limit, limit), rng.randint(1, level) if level > 1 else 1)
+    a, b = _nonzero(rng, limit), rng.randint(-limit, limit)
+    c = rng.choice([n for n in range(-limit, limit + 1) if n != a]) if level > 1 else 0
     k = rng.randint(2, 5) if level > 2 else 1
     # d = k (a x + b) - c x must be whole, so x's denominator goes into a and c.
     a, c = a * x.denominator, c * x.denominator
@@ -53,10 +53,10 @@ def linear(rng: Random, level: int) -> QAExample:
 
 
 def system(rng: Random, level: int) -> QAExample:
-    """As many equations as unknowns: two, or three from level 4 on. Their sum is asked."""
+    """As many equations as unknowns: two, or three from level 4 on. The question is their sum."""
     names = "xyz" if level > 3 else "xy"
-    most = 3 * level
-    values = [rng.randint(-most, most) for _ in names]
+    limit = 3 * level
+    values = [rng.randint(-limit, limit) for _ in names]
     while True:
         matrix = [[_nonzero(rng, level + 2) for _ in names] for _ in names]
         if _determinant(matrix):
@@ -66,14 +66,14 @@ def system(rng: Random, level: int) -> QAExample:
         f"{sum(a * v for a, v in zip(row, values, strict=True))}"
         for row in matrix
     ]
-    asked = " + ".join(names)
-    return _problem(f"Given {', '.join(lines)}: what is {asked}?", Fraction(sum(values)))
+    total = " + ".join(names)
+    return _problem(f"Given {', '.join(lines)}: what is {total}?", Fraction(sum(values)))
 
 
 def quadratic(rng: Random, level: int) -> QAExample:
-    most = 2 + 3 * level
-    p = Fraction(rng.randint(-most, most), rng.randint(1, max(1, level - 1)))
-    q = Fraction(rng.randint(-most, most), rng.randint(1, max(1, level - 2)))
+    limit = 2 + 3 * level
+    p = Fraction(rng.randint(-limit, limit), rng.randint(1, max(1, level - 1)))
+    q = Fraction(rng.randint(-limit, limit), rng.randint(1, max(1, level - 2)))
     scale = p.denominator * q.denominator * (rng.randint(1, 3) if level > 1 else 1)
     terms = [(scale, "x^2"), (int(-scale * (p + q)), "x"), (int(scale * p * q), "")]
     return _problem(
@@ -95,8 +95,8 @@ def percent(rng: Random, level: int) -> QAExample:
         share, rises = 5 * rng.randint(1, 10), rng.random() < 0.5
         value *= 1 + Fraction(share if rises else -share, 100)
         steps.append(f"{'rises' if rises else 'falls'} by {share}%")
-    asked = f"A price of {start} {', then '.join(steps)}. What is it in the end? Do not round."
-    return _problem(asked, value)
+    question = f"A price of {start} {', then '.join(steps)}. What is it in the end? Do not round."
+    return _problem(question, value)
 
 
 _PEOPLE = ("Ada", "Ben", "Chi", "Dov", "Eva", "Finn", "Gus", "Hal", "Ida", "Jun", "Kai", "Lea")
@@ -104,7 +104,7 @@ _THINGS = ("apples", "books", "coins", "eggs", "lamps", "nails", "pens", "shells
 
 
 def word_problem(rng: Random, level: int) -> QAExample:
-    """A word problem of `level` + 1 steps, with one sentence that does not matter from level 3."""
+    """A word problem of `level` + 1 steps, with one irrelevant sentence from level 3 on."""
     who, other = rng.sample(_PEOPLE, 2)
     thing = rng.choice(_THINGS)
     value = rng.randint(4, 20 * level)
@@ -161,25 +161,25 @@ def _problem(question: str, value: Fraction | int, near: tuple[Fraction, ...] = 
     return QAExample(question=question, answer=_ratio(value), near=wrong)
 
 
-def _expression(rng: Random, operations: int, most: int) -> tuple[str, int, bool]:
-    """A text, its value, and whether it must stand in brackets inside a product."""
+def _expression(rng: Random, operations: int, limit: int) -> tuple[str, int, bool]:
+    """An expression, its value, and whether it needs brackets inside a product."""
     if operations == 0:
-        value = rng.randint(2, most)
+        value = rng.randint(2, limit)
         return str(value), value, False
     left = rng.randrange(operations)
-    a, x, a_loose = _expression(rng, left, most)
-    b, y, b_loose = _expression(rng, operations - 1 - left, most)
+    a, x, a_is_sum = _expression(rng, left, limit)
+    b, y, b_is_sum = _expression(rng, operations - 1 - left, limit)
     match rng.choice("+-*"):
         case "+":
             return f"{a} + {b}", x + y, True
         case "-":
-            return f"{a} - {f'({b})' if b_loose else b}", x - y, True
+            return f"{a} - {f'({b})' if b_is_sum else b}", x - y, True
         case _:
-            return f"{f'({a})' if a_loose else a} * {f'({b})' if b_loose else b}", x * y, False
+            return f"{f'({a})' if a_is_sum else a} * {f'({b})' if b_is_sum else b}", x * y, False
 
 
 def _sum(terms: list[tuple[int, str]]) -> str:
-    """Terms as people write them.
+    """A sum of terms in usual notation.
 
     >>> _sum([(1, "x"), (-2, "y"), (0, "z"), (3, "")]), _sum([(0, "x")])
     ('x - 2y + 3', '0')
@@ -199,8 +199,8 @@ def _ratio(value: Fraction) -> str:
     )
 
 
-def _nonzero(rng: Random, most: int) -> int:
-    return rng.choice([-1, 1]) * rng.randint(1, most)
+def _nonzero(rng: Random, limit: int) -> int:
+    return rng.choice([-1, 1]) * rng.randint(1, limit)
 
 
 def _determinant(matrix: list[list[int]]) -> int:

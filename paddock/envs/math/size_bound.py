@@ -1,37 +1,37 @@
-"""How large the numbers of an expression can be, told without computing them."""
+"""Upper bound on the size of an expression's numbers, without evaluating it."""
 
 import re
 from math import log2
 
-MOST_BITS = 1 << 16  # of a number that is still computed: twenty thousand digits
+MAX_BITS = 1 << 16  # of a number that is still computed: twenty thousand digits
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\\[a-zA-Z]+|\\.|\*\*|\S")
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_too_large(text: str) -> bool:
-    r"""Whether to compute the text may take more than any answer needs: powers and factorials of
-    large numbers, thousands of digits, brackets in brackets in brackets.
+    r"""Whether evaluating the text may take longer than any real answer needs: powers and
+    factorials of large numbers, thousands of digits, deeply nested brackets.
 
-    >>> [is_too_large(said) for said in ("9^{9^{9}}", "9^9^9", "(1+x)^{100000}", "100000!", "9!!!")]
+    >>> [is_too_large(text) for text in ("9^{9^{9}}", "9^9^9", "(1+x)^{100000}", "100000!", "9!!!")]
     [True, True, True, True, True]
-    >>> [is_too_large(said) for said in ("2^{2023}", "x^{2^{10}}", r"\frac{7!}{2^{99}}", "(1+x)^{9}")]
+    >>> [is_too_large(text) for text in ("2^{2023}", "x^{2^{10}}", r"\frac{7!}{2^{99}}", "(1+x)^9")]
     [False, False, False, False]
     """
     try:
-        return _Reader(_TOKEN.findall(text)).bits("") > MOST_BITS
+        return _BitBound(_TOKEN.findall(text)).bits("") > MAX_BITS
     except RecursionError:
         return True
 
 
-class _Reader:
-    """Bounds of the bits that values have. Factors and terms alike add their bits up: more than
-    there are, which the limit can bear."""
+class _BitBound:
+    """Upper bound on the bits of a value. The bits of factors and of terms alike are added up,
+    which overestimates sums; the limit is generous enough for that."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens[::-1]
 
     def bits(self, end: str) -> float:
-        """Of what stands before the bracket `end`, which is taken away."""
+        """Bound for the tokens up to the bracket `end`, which is consumed."""
         whole = 0.0
         while self._tokens:
             if self._tokens[-1] == end:

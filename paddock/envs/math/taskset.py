@@ -1,4 +1,4 @@
-"""The worlds of mathematics: generated, or of a file; with a Python tool, if it is asked for."""
+"""Environments `math` (generated) and `math-file` (GSM8K or MATH files)."""
 
 from random import Random
 from typing import Annotated, Literal
@@ -30,7 +30,7 @@ class MathSettings(QASettings):
 
 
 class MathFileSettings(QAFileSettings):
-    """Files in the layout of GSM8K or MATH."""
+    """Files in the format of GSM8K or MATH."""
 
     row_format = (
         '{"question", "answer": "... #### 72"} as in GSM8K, or {"problem", and "solution" with a '
@@ -39,17 +39,17 @@ class MathFileSettings(QAFileSettings):
 
     answer_format: AnswerFormatName = "boxed"
     correct_weight: float = 1.0
-    verifier: VerifierName = "algebra"  # plain: numbers and letters only, and needs no extra
-    num_workers: Annotated[int, Field(ge=1)] = 1  # processes that do algebra
+    verifier: VerifierName = "algebra"  # plain: compares numbers and text, needs no extra package
+    num_workers: Annotated[int, Field(ge=1)] = 1  # processes for algebra
     verifier_timeout_s: Annotated[float, Field(gt=0)] = 10.0
 
     def parse_row(self, row: JsonRow) -> QAExample | None:
         return parse_row(row)
 
     def make_from_dataset(self, problems: QADataset) -> QATaskset:
-        return self.make_qa_taskset("math-file", problems, self._check())
+        return self.make_qa_taskset("math-file", problems, self._verifier())
 
-    def _check(self) -> AnswerVerifier:
+    def _verifier(self) -> AnswerVerifier:
         if self.verifier == "plain":
             return verify_text
         return make_math_verifier(count=self.num_workers, seconds=self.verifier_timeout_s)

@@ -1,9 +1,9 @@
-"""Whether two mathematical answers are the same.
+"""Equality of two mathematical answers.
 
-Most pairs are settled by plain rules, here and at once. What those leave open goes to math-verify
-in a worker. It evaluates what it reads, so an answer can keep it busy for ever: one whose numbers
-are huge is not evaluated at all, and one that uses up a call's time or memory, or makes it fail, is
-wrong if the right answer by itself does not.
+Most pairs are decided by plain rules in this process. The others go to math-verify in a worker. It
+evaluates what it parses, so an answer could keep it busy for ever: answers with huge numbers are
+not evaluated, and one that exceeds a call's time or memory, or makes it fail, is wrong if the
+reference answer alone does not fail too.
 """
 
 from importlib.util import find_spec
@@ -17,23 +17,23 @@ from paddock.envs.registry import EnvError
 from paddock.envs.rewards import RewardScore
 from paddock.envs.worker_pool import shared_pool
 
-_LONGEST = 2000  # characters of an answer that is looked at; the rest is no answer but an essay
+_MAX_CHARS = 2000  # longer answers are not compared
 
 
 def make_math_verifier(*, count: int = 1, seconds: float = 10.0) -> AnswerVerifier:
-    """A check that knows algebra: \\frac{1}{2} is 0.5, (x+1)^2 is x^2+2x+1, {1,2} is {2,1}."""
+    """A symbolic verifier: \\frac{1}{2} equals 0.5, (x+1)^2 equals x^2+2x+1, {1,2} equals {2,1}."""
     if not find_spec("math_verify"):
         raise EnvError("math-verify is not installed: pip install 'paddock[worlds]'")
     here = "paddock.envs.math.verifier"
-    workers = shared_pool(f"{here}:equal", count=count, preload=f"{here}:warm")
+    workers = shared_pool(f"{here}:answers_equal", count=count, preload=f"{here}:warm_up")
 
-    async def check(answer: str, problem: QAExample) -> RewardScore:
+    async def verify(answer: str, problem: QAExample) -> RewardScore:
         right = problem.answer
-        if len(answer) > _LONGEST:
+        if len(answer) > _MAX_CHARS:
             return RewardScore(0.0, f"an answer of {len(answer)} characters")
-        plainly = answers_match(answer, right)
-        if plainly is not None:
-            return RewardScore(float(plainly))
+        matches = answers_match(answer, right)
+        if matches is not None:
+            return RewardScore(float(matches))
         if is_too_large(answer):
             return RewardScore(0.0, "an answer with numbers too large to compare")
         found = await workers.call_with_control(
@@ -45,17 +45,17 @@ def make_math_verifier(*, count: int = 1, seconds: float = 10.0) -> AnswerVerifi
             else RewardScore(found)
         )
 
-    return check
+    return verify
 
 
-def answers_equal(right: str, said: str) -> bool:
-    """Runs in a worker. What cannot be read as mathematics equals nothing."""
-    found = [_read(right), _read(said)]
+def answers_equal(right: str, answer: str) -> bool:
+    """Runs in a worker. Text that cannot be parsed as mathematics equals nothing."""
+    found = [_parse(right), _parse(answer)]
     if not all(found):
         return False
     from math_verify import verify
 
-    # Its own clock works by signals that wait for Python; the worker's kills the process.
+    # math-verify's own timeout uses signals that wait for Python; the worker's kills the process.
     return bool(verify(*found, timeout_seconds=None, raise_on_error=True))
 
 
@@ -64,7 +64,7 @@ def warm_up() -> None:
     answers_equal("(x+1)^2", "x^2+2x+1")
 
 
-def _read(text: str) -> list[Any]:
+def _parse(text: str) -> list[Any]:
     from math_verify import parse
 
     found: list[Any] = parse(f"\\boxed{{{text}}}", parsing_timeout=None)

@@ -1,10 +1,10 @@
-"""Three worlds small enough for a model of under a million parameters, and how each is shown.
+"""Three environments for models of under a million parameters, with demonstrations.
 
-language.py       words, sums and keys, and the rule that holds an eighth of them out
-demonstrations.py  how a world shows what to do
+language.py       vocabulary, sums and keys, and the rule that holds an eighth of them out
+demonstrations.py  interface and helpers for demonstrations
 chain.py          nano-chain: a chain of sums
-tools.py          nano-tools: a store that only tools can see into
-rules.py          nano-rules: a colour, said as the question wants it
+tools.py          nano-tools: look-ups in a store with tools
+rules.py          nano-rules: answer with a colour under formatting rules
 """
 
 from paddock.envs.nano.demonstrations import DemonstrationStyle, DemonstrationTaskset, replay_policy

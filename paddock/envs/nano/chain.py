@@ -1,4 +1,4 @@
-"""nano-chain: a chain of sums, of which the last digit is asked.
+"""Environment nano-chain: the last digit of a chain of sums.
 
 Take 3 , first minus 5 , second add 2 . Last digit ?
 worked  first 3 minus 5 is 8 , second 8 add 2 is 0     -> 0
@@ -29,7 +29,7 @@ _STEP = re.compile(r"(\w+ )?(\d) (add|minus) (\d) is (\d)")
 
 
 class NanoChainSettings(EnvSettings):
-    min_steps: Annotated[int, Field(ge=1, le=4)] = 2  # steps
+    min_steps: Annotated[int, Field(ge=1, le=4)] = 2
     max_steps: Annotated[int, Field(ge=1, le=4)] = 4
     seed: int = 0
 
@@ -63,29 +63,29 @@ class NanoChainTaskset:
         return NanoChainEnv(task, self.chain_of(task.id).answer)
 
     def chain_of(self, name: str) -> ArithmeticChain:
-        """What belongs to a task, by its id."""
+        """The chain of a task, by task id."""
         settings, test = self._settings, name.split("/")[1] == "test"
-        chance = Random(f"{name}/{settings.seed}")
+        rng = Random(f"{name}/{settings.seed}")
         while True:
-            steps = chance.randint(settings.min_steps, max(settings.min_steps, settings.max_steps))
-            asked, work, value = generate_chain(chance, steps=steps)
-            question = f"{asked} . Last digit ?"
+            steps = rng.randint(settings.min_steps, max(settings.min_steps, settings.max_steps))
+            prompt, work, value = generate_chain(rng, steps=steps)
+            question = f"{prompt} . Last digit ?"
             if is_held_out(question) == test:
                 return ArithmeticChain(question, work, str(value))
 
-    def demonstrate(self, task: Task, manner: DemonstrationStyle, chance: Random) -> Dialogue:
-        sums = self.chain_of(task.id)
-        if not manner.thinks:
-            return single_turn_dialogue(task, sums.answer, None)
-        if manner.style == "terse":
-            return single_turn_dialogue(task, sums.answer, "easy")
-        steps, slip = sums.work.split(" , "), ""
-        if manner.slips:
-            at = chance.randrange(len(steps))
-            begun, _, digit = steps[at].rpartition(" ")
-            slip = f"{begun} {(int(digit) + chance.randint(1, 9)) % 10}"
-            steps[at] = self_correction(slip, steps[at])
-        return single_turn_dialogue(task, sums.answer, " , ".join(steps), slip)
+    def demonstrate(self, task: Task, style: DemonstrationStyle, rng: Random) -> Dialogue:
+        chain = self.chain_of(task.id)
+        if not style.thinks:
+            return single_turn_dialogue(task, chain.answer, None)
+        if style.style == "terse":
+            return single_turn_dialogue(task, chain.answer, "easy")
+        steps, mistake = chain.work.split(" , "), ""
+        if style.makes_mistake:
+            at = rng.randrange(len(steps))
+            start, _, digit = steps[at].rpartition(" ")
+            mistake = f"{start} {(int(digit) + rng.randint(1, 9)) % 10}"
+            steps[at] = self_correction(mistake, steps[at])
+        return single_turn_dialogue(task, chain.answer, " , ".join(steps), mistake)
 
     def solver(self, task: Task) -> Policy:
         return replay_policy(self.demonstrate(task, DemonstrationStyle(style="worked"), Random(0)))
@@ -95,17 +95,17 @@ class NanoChainEnv:
     def __init__(self, task: Task, answer: str) -> None:
         self.task, self._answer = task, answer
         self.tools: tuple[ToolSpec, ...] = ()
-        self._said = ""
+        self._reply = ""
 
     async def reset(self) -> None:
         pass
 
     async def step(self, reply: Message) -> tuple[Message, ...]:
-        self._said = reply.content
+        self._reply = reply.content
         return ()
 
     async def score(self) -> Verdict:
-        right = float(self._said.strip() == self._answer)
+        right = float(self._reply.strip() == self._answer)
         return Verdict(reward=right, parts={"right": right})
 
     async def close(self) -> None:
@@ -113,11 +113,11 @@ class NanoChainEnv:
 
 
 def find_wrong_steps(dialogue: Dialogue) -> tuple[LossMaskSpan, ...]:
-    """A judge for such dialogues: every step whose sum is wrong.
+    """Error marker for these dialogues: spans of all steps with a wrong sum.
 
     >>> reply = Message(role="assistant", content="8", reasoning="3 minus 5 is 7 , 3 minus 5 is 8")
     >>> find_wrong_steps(Dialogue(messages=(reply,)))
-    (Untrained(message=0, part='reasoning', start=0, end=14),)
+    (LossMaskSpan(message=0, part='reasoning', start=0, end=14),)
     """
     return tuple(
         LossMaskSpan(message=i, part="reasoning", start=step.start(), end=step.end())

@@ -1,7 +1,7 @@
-"""How a world shows what to do, in one of several manners.
+"""Demonstrations: how an environment shows solutions of its tasks, in one of several styles.
 
-A demonstration is right in the end, but need not be a good way: some are terse, or guess, so that
-reinforcement learning has something left to find out.
+A demonstration ends with the right answer but need not be a good solution: some are terse or guess,
+which leaves reinforcement learning something to improve.
 """
 
 from dataclasses import dataclass
@@ -14,34 +14,35 @@ from paddock.records import Dialogue, LossMaskSpan, Message, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationStyle:
-    style: str  # one of the world's
-    thinks: bool = True  # aloud, before each reply
-    slips: bool = False  # takes a wrong step first and corrects it; the step is marked
+    style: str  # one of the environment's styles
+    thinks: bool = True  # with reasoning before each reply
+    makes_mistake: bool = False  # a wrong step first, then corrected; the wrong step is untrained
 
 
 class DemonstrationTaskset(Taskset, Protocol):
-    """A world that can show how its tasks are done."""
+    """An environment that can demonstrate solutions."""
 
     styles: tuple[str, ...]
 
-    def demonstrate(self, task: Task, manner: DemonstrationStyle, chance: Random) -> Dialogue:
-        """The task and what follows it, as its environment would have it. Wrong steps are marked
-        as untrained."""
+    def demonstrate(self, task: Task, style: DemonstrationStyle, rng: Random) -> Dialogue:
+        """The task's messages and a solution as the environment would play it. Wrong steps are in
+        `untrained`."""
 
 
 def self_correction(wrong: str, right: str) -> str:
-    """A thought that begins wrongly and corrects itself."""
+    """Reasoning that begins with a mistake and corrects it."""
     return f"{wrong} , no , {right}"
 
 
 def single_turn_dialogue(task: Task, answer: str, thought: str | None, wrong: str = "") -> Dialogue:
-    """A dialogue of one reply. If `wrong` is said, the first time its thought says it is an error.
+    """A dialogue with one reply. The first occurrence of `wrong` in the reasoning is untrained.
 
     >>> from paddock.records import Budget
-    >>> task = Task(id="t", world="w", messages=(Message(role="user", content="?"),),
-    ...             limits=Budget(turns=1, seconds=1, output_bytes=1))
-    >>> single_turn_dialogue(task, "red", self_correction("it is blue", "it is red"), "it is blue").untrained
-    (Untrained(message=1, part='reasoning', start=0, end=10),)
+    >>> task = Task(id="t", env="w", messages=(Message(role="user", content="?"),),
+    ...             budget=Budget(turns=1, seconds=1, output_bytes=1))
+    >>> thought = self_correction("it is blue", "it is red")
+    >>> single_turn_dialogue(task, "red", thought, "it is blue").untrained
+    (LossMaskSpan(message=1, part='reasoning', start=0, end=10),)
     """
     at = len(task.messages)
     untrained: tuple[LossMaskSpan, ...] = ()
@@ -54,7 +55,7 @@ def single_turn_dialogue(task: Task, answer: str, thought: str | None, wrong: st
 
 
 def replay_policy(dialogue: Dialogue) -> Policy:
-    """A player who says what the dialogue's replies say, in order."""
+    """A policy that gives the replies of the dialogue in order."""
     return scripted_policy(
         *(message for message in dialogue.messages if message.role == "assistant")
     )

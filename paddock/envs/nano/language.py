@@ -1,8 +1,7 @@
-"""The small closed language of the laptop story: its words, its sums, its keys, and the rule that
-holds an eighth of all problems out of training.
+"""The closed language of the nano models: vocabulary, sums, keys, and the held-out rule.
 
-Words and signs stand apart. Pre-training text (data/reasoning.py) and the worlds here speak it, so
-that what one teaches the other can ask.
+Words and signs are separated by spaces. Pre-training text (data/reasoning.py) and the environments
+use the same language, so that the environments can ask for what pre-training taught.
 """
 
 from collections.abc import Callable
@@ -34,7 +33,7 @@ COLOUR_OF = {noun: COLOURS[(i * 5 + i // 8) % 8] for i, noun in enumerate(NOUNS)
 
 
 def is_held_out(signature: str) -> bool:
-    """Whether a problem belongs to the eighth of all problems that training never sees.
+    """Whether a problem belongs to the eighth that is never trained on.
 
     >>> sum(is_held_out(f"oak {digit}") for digit in range(10))
     1
@@ -42,26 +41,26 @@ def is_held_out(signature: str) -> bool:
     return crc32(signature.encode()) % 8 == 0
 
 
-def generate_chain(chance: Random, *, steps: int) -> tuple[str, str, int]:
-    """What to take, how it is worked out, and the last digit.
+def generate_chain(rng: Random, *, steps: int) -> tuple[str, str, int]:
+    """The prompt, the worked steps and the last digit.
 
     >>> generate_chain(Random(1), steps=2)
     ('Take 2 , first add 5 , second add 8', 'first 2 add 5 is 7 , second 7 add 8 is 5', 5)
     """
-    value = chance.randint(0, 9)
-    asked, worked = [f"Take {value}"], []
+    value = rng.randint(0, 9)
+    prompt, worked = [f"Take {value}"], []
     for ordinal in ORDINALS[:steps]:
-        name, operand = chance.choice([*OPERATIONS]), chance.randint(1, 9)
+        name, operand = rng.choice([*OPERATIONS]), rng.randint(1, 9)
         after = OPERATIONS[name](value, operand)
-        asked.append(f"{ordinal} {name} {operand}")
+        prompt.append(f"{ordinal} {name} {operand}")
         worked.append(f"{ordinal} {value} {name} {operand} is {after}")
         value = after
-    return " , ".join(asked), " , ".join(worked), value
+    return " , ".join(prompt), " , ".join(worked), value
 
 
-def generate_entry(chance: Random, name: str, *, held_out: bool = False) -> str:
-    """A value that a key may have: another key to see, or a digit."""
+def generate_entry(rng: Random, name: str, *, held_out: bool = False) -> str:
+    """A random value for a key: a reference to another key, or a digit."""
     while True:
-        value = f"see {chance.choice(KEYS)}" if chance.random() < 0.5 else f"{chance.randint(0, 9)}"
+        value = f"see {rng.choice(KEYS)}" if rng.random() < 0.5 else f"{rng.randint(0, 9)}"
         if is_held_out(f"{name} {value}") == held_out:
             return value

@@ -1,4 +1,4 @@
-"""nano-rules: what colour a thing has, said as the question wants it, or not said where it forbids.
+"""Environment nano-rules: the colour of a thing, formatted by rules, or a refusal.
 
     What color is the boat ? Answer twice end with done .
     the boat is red                                                          -> red red done
@@ -7,8 +7,8 @@
     What color is the boat ? Answer unless it is red .
     the boat is red                                                          -> no
 
-The reward is 1 for a right answer within so many words, thinking included, 0.4 for a longer one.
-Refusing where the colour is not the forbidden one is as wrong as saying it where it is.
+The reward is 1 for a right answer within `max_words`, reasoning included, and 0.4 for a longer one.
+A refusal where the colour is allowed is as wrong as naming a forbidden colour.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from paddock.records import Budget, Dialogue, Message, Task, ToolSpec, Verdict
 
 NAME = "nano-rules"
 LIMITS = Budget(turns=1, seconds=60, output_bytes=1000)
-TOO_LONG_REWARD = 0.4  # what a right answer in too many words is worth
+TOO_LONG_REWARD = 0.4  # for a right answer with too many words
 RULE_SETS = (
     ("in capitals",),
     ("twice",),
@@ -44,12 +44,12 @@ RULE_SETS = (
 )
 FORBIDDING = ("but never say {}", "without saying {}", "unless it is {}", "but not if it is {}")
 REFUSAL = "no"
-Kind = Literal["form", "forbidden"]  # how to say it, or whether
+Kind = Literal["form", "forbidden"]  # a formatting rule, or a forbidden colour
 
 
 class NanoRulesSettings(EnvSettings):
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("form", "forbidden")
-    max_words: Annotated[int, Field(gt=0)] = 8  # of a reply that is short enough
+    max_words: Annotated[int, Field(gt=0)] = 8  # of a reply that earns full reward
     seed: int = 0
 
     def make_taskset(self) -> "NanoRulesTaskset":
@@ -57,19 +57,21 @@ class NanoRulesSettings(EnvSettings):
 
 
 def apply_rules(colour: str, rules: tuple[str, ...]) -> str:
-    """The colour as the rules want it.
+    """The right answer under the rules.
 
-    >>> apply_rules("red", ("twice", "end with done")), apply_rules("red", ("in capitals", "start with ok"))
-    ('red red done', 'ok RED')
+    >>> apply_rules("red", ("twice", "end with done"))
+    'red red done'
+    >>> apply_rules("red", ("in capitals", "start with ok"))
+    'ok RED'
     >>> apply_rules("red", ("unless it is red",)), apply_rules("red", ("unless it is blue",))
     ('no', 'red')
     """
     if any(words.format(colour) in rules for words in FORBIDDING):
         return REFUSAL
-    said = colour.upper() if "in capitals" in rules else colour
-    said = f"{said} {said}" if "twice" in rules else said
-    said = f"{said} done" if "end with done" in rules else said
-    return f"ok {said}" if "start with ok" in rules else said
+    answer = colour.upper() if "in capitals" in rules else colour
+    answer = f"{answer} {answer}" if "twice" in rules else answer
+    answer = f"{answer} done" if "end with done" in rules else answer
+    return f"ok {answer}" if "start with ok" in rules else answer
 
 
 def build_question(noun: str, rules: tuple[str, ...]) -> str:
@@ -77,7 +79,7 @@ def build_question(noun: str, rules: tuple[str, ...]) -> str:
 
 
 def _forbidding(noun: str) -> Iterator[tuple[str, ...]]:
-    """In all words the thing's own colour and another one, so that half of them may be answered."""
+    """Each wording with the thing's own colour and with another one: half may be answered."""
     own = COLOURS.index(COLOUR_OF[noun])
     for number, words in enumerate(FORBIDDING):
         for further in (0, 1 + (len(noun) + 2 * number) % 7):
@@ -123,27 +125,27 @@ class NanoRulesTaskset:
         return NanoRulesEnv(task, apply_rules(COLOUR_OF[noun], rules), self._settings.max_words)
 
     def noun_and_rules(self, name: str) -> tuple[str, tuple[str, ...]]:
-        """What belongs to a task, by its id: the noun and the rules."""
+        """The noun and the rules of a task, by task id."""
         _, split, index = name.split("/")
         every = _problems(self._settings.kinds, "test" if split == "test" else "train")
         epoch, place = divmod(int(index), len(every))
         return every[_order(len(every), f"{split}/{epoch}/{self._settings.seed}")[place]]
 
-    def demonstrate(self, task: Task, manner: DemonstrationStyle, chance: Random) -> Dialogue:
+    def demonstrate(self, task: Task, style: DemonstrationStyle, rng: Random) -> Dialogue:
         noun, rules = self.noun_and_rules(task.id)
         colour = COLOUR_OF[noun]
-        obeys = manner.style.startswith("kept")
+        obeys = style.style.startswith("kept")
         answer = apply_rules(colour, rules) if obeys else colour
-        if not manner.thinks:
+        if not style.thinks:
             return single_turn_dialogue(task, answer, None)
         thought, wrong = f"the {noun} is {colour}", ""
-        if manner.slips:
-            other = chance.choice([c for c in COLOURS if c != colour])
+        if style.makes_mistake:
+            other = rng.choice([c for c in COLOURS if c != colour])
             wrong = f"the {noun} is {other}"
             thought = self_correction(wrong, thought)
-        if manner.style.endswith("long"):
-            wish = f" , they want it {' '.join(rules)}" if obeys else ""
-            thought += f"{wish} , so I say {answer}"
+        if style.style.endswith("long"):
+            restated = f" , they want it {' '.join(rules)}" if obeys else ""
+            thought += f"{restated} , so I say {answer}"
         return single_turn_dialogue(task, answer, thought, wrong)
 
     def solver(self, task: Task) -> Policy:

@@ -103,7 +103,8 @@ class LengthReward(_Rule):
     def _falls(self) -> "LengthReward":
         if self.zero_reward_chars <= self.full_reward_chars:
             raise ValueError(
-                f"none ({self.zero_reward_chars}) must be above full ({self.full_reward_chars})"
+                f"zero_reward_chars ({self.zero_reward_chars}) must be greater than "
+                f"full_reward_chars ({self.full_reward_chars})"
             )
         return self
 
@@ -182,7 +183,9 @@ class JudgeReward(_Remote):
     @model_validator(mode="after")
     def _rises(self) -> "JudgeReward":
         if self.max_score <= self.min_score:
-            raise ValueError(f"highest ({self.max_score}) must be above lowest ({self.min_score})")
+            raise ValueError(
+                f"max_score ({self.max_score}) must be greater than min_score ({self.min_score})"
+            )
         return self
 
     def endpoint(self) -> JsonEndpoint:
@@ -192,8 +195,16 @@ class JudgeReward(_Remote):
         )
 
     def make_remote_func(self, endpoint: JsonEndpoint) -> RewardFunc:
-        asked = ("model", "rubric", "lowest", "highest", "votes", "temperature", "max_tokens")
-        return LLMJudge(endpoint=endpoint, **{name: getattr(self, name) for name in asked})
+        return LLMJudge(
+            endpoint=endpoint,
+            model=self.model,
+            rubric=self.rubric,
+            min_score=self.min_score,
+            max_score=self.max_score,
+            num_votes=self.num_votes,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+        )
 
 
 RewardSettingsUnion = Annotated[

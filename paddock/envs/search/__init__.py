@@ -1,10 +1,10 @@
-"""Search: pages, an index over them, tools to read them, questions that take several look-ups.
+"""Search environments: web pages, a BM25 index, browsing tools and multi-hop questions.
 
-solver.py     a player that looks up one step after the other
-knowledge_graph.py  a small world of people, towns and things
-bm25.py       BM25, in memory or in a folder
-pages.py      facts into pages and back
-questions.py  questions of several hops, and three filters
+solver.py     scripted policy that follows the hops of a question
+knowledge_graph.py  generated entities and facts
+bm25.py       BM25 index, in memory or in a folder
+pages.py      facts to pages and back
+questions.py  multi-hop questions and their three filters
 tools.py      search, open, find
-taskset.py    the worlds `search` and `search-file`
+taskset.py    the environments `search` and `search-file`
 """

@@ -1,7 +1,7 @@
-"""A small world of people, towns, companies, schools, books and rivers, made by chance.
+"""Generated knowledge graph of people, towns, companies, schools, books and rivers.
 
-Every relation has one object for each subject, so that following it leads to one thing; against it,
-to as many as there are.
+Every relation has one object per subject: following it forward leads to one entity, backward to any
+number of them.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from random import Random
 from typing import Literal
 
 Kind = Literal["person", "town", "company", "school", "book", "river"]
-_SHARES: dict[Kind, int] = {  # of a hundred entities
+_SHARES: dict[Kind, int] = {  # percent of all entities
     "person": 34,
     "town": 20,
     "company": 14,
@@ -27,9 +27,9 @@ class Relation:
     name: str
     subject: Kind
     object: Kind
-    sentences: tuple[str, ...]  # ways to say it, {s} and {o}
-    ahead: str  # the object, described by the subject
-    back: str  # the subject, described by the object
+    sentences: tuple[str, ...]  # alternative wordings with {s} and {o}
+    ahead: str  # description of the object by the subject
+    back: str  # description of the subject by the object
 
 
 RELATIONS = {
@@ -120,7 +120,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One hop: along a relation, or back against it."""
+    """One hop, forward or backward along a relation."""
 
     relation: str
     ahead: bool
@@ -149,23 +149,23 @@ class KnowledgeGraph:
                 steps.setdefault(Hop(fact.relation, ahead), set()).add(there)
 
     def neighbours(self, name: str, step: Hop) -> set[str]:
-        """Everything one hop away."""
+        """All entities one hop away."""
         return self._next.get(name, {}).get(step, set())
 
     def unique_hops(self, name: str) -> list[tuple[Hop, str]]:
-        """The steps that lead to one thing only, and to what."""
+        """Hops that lead to exactly one entity, with that entity."""
         steps = self._next.get(name, {}).items()
         return [(step, next(iter(there))) for step, there in steps if len(there) == 1]
 
     @cached_property
     def mentions(self) -> Counter[str]:
-        """How often each entity takes part in a fact."""
+        """Number of facts each entity takes part in."""
         return Counter(name for fact in self.facts for name in (fact.subject, fact.object))
 
 
 def generate_graph(rng: Random, entities: int) -> KnowledgeGraph:
-    """So many entities, with every relation of every subject. Some objects are far more popular
-    than others."""
+    """A graph with about `entities` entities and every relation of every subject. Objects follow a
+    power law: some are far more popular than others."""
     kinds: dict[str, Kind] = {}
     for kind, share in _SHARES.items():
         for _ in range(max(2, entities * share // 100)):

@@ -1,4 +1,4 @@
-"""Facts into pages, and pages back into facts."""
+"""Pages generated from facts, and facts parsed from pages."""
 
 import re
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ _FILLERS = (
 
 
 def write_pages(rng: Random, graph: KnowledgeGraph) -> list[WebPage]:
-    """A page for each entity. Every fact stands on the page of its subject or of its object, some
-    on both, said in one way or another among sentences that say nothing."""
+    """One page per entity. Every fact is stated on the page of its subject, of its object or both,
+    in one of its wordings, among filler sentences."""
     lines: dict[str, list[str]] = {name: [] for name in graph.kinds}
     for fact in sorted(graph.facts):
         homes = rng.choice(((fact.subject,), (fact.subject, fact.object), (fact.object,)))
@@ -32,9 +32,9 @@ def write_pages(rng: Random, graph: KnowledgeGraph) -> list[WebPage]:
             lines[home].append(sentence.format(s=fact.subject, o=fact.object))
     pages = []
     for number, (name, kind) in enumerate(graph.kinds.items(), start=1):
-        said = lines[name] + rng.sample(_FILLERS, 3)
-        rng.shuffle(said)
-        text = " ".join([f"{name} is a {kind} of the region.", *said])
+        sentences = lines[name] + rng.sample(_FILLERS, 3)
+        rng.shuffle(sentences)
+        text = " ".join([f"{name} is a {kind} of the region.", *sentences])
         pages.append(WebPage(id=f"p{number}", title=name, text=text))
     return pages
 
@@ -54,7 +54,7 @@ def parse_facts(text: str) -> tuple[Fact, ...]:
 
 
 def parse_graph(pages: Iterable[WebPage]) -> KnowledgeGraph:
-    """The world as the pages tell it."""
+    """The knowledge graph as stated by the pages."""
     pages = tuple(pages)
     facts = frozenset(fact for page in pages for fact in parse_facts(page.text))
     found = [_KIND.match(page.text) for page in pages]

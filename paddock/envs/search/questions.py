@@ -1,4 +1,4 @@
-"""Questions that take several look-ups, and the three filters they must pass."""
+"""Multi-hop questions and the three filters they must pass."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,18 +12,18 @@ from paddock.envs.search.pages import parse_facts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiHopQuestion:
-    """What is reached from `start` by the steps, each of which leads to one thing."""
+    """The entity reached from `start` by the hops, each of which leads to exactly one entity."""
 
     start: str
     steps: tuple[Hop, ...]
-    names: tuple[str, ...]  # of what each step leads to; the last is the answer
+    names: tuple[str, ...]  # entity after each hop; the last is the answer
 
     @property
     def text(self) -> str:
-        said = self.start
+        description = self.start
         for step in self.steps:
-            said = step.describe(said)
-        return f"What is the name of {said}?"
+            description = step.describe(description)
+        return f"What is the name of {description}?"
 
     @property
     def answer(self) -> str:
@@ -31,7 +31,7 @@ class MultiHopQuestion:
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """What one must know."""
+        """The facts needed to answer."""
         here, found = self.start, []
         for step, there in zip(self.steps, self.names, strict=True):
             pair = (here, there) if step.ahead else (there, here)
@@ -43,7 +43,7 @@ class MultiHopQuestion:
 def generate_questions(
     rng: Random, graph: KnowledgeGraph, *, hops: int, count: int, uses: int = 3
 ) -> list[MultiHopQuestion]:
-    """Up to `count` questions of so many hops that start from what is rarely mentioned. No fact is
+    """Up to `count` questions of `hops` hops that start from rarely mentioned entities. No fact is
     used by more than `uses` of them."""
     mentions = graph.mentions
     median = sorted(mentions.values())[len(mentions) // 2]
@@ -69,10 +69,10 @@ def _walk(rng: Random, graph: KnowledgeGraph, start: str, hops: int) -> MultiHop
     steps: list[Hop] = []
     names: list[str] = []
     for _ in range(hops):
-        ways = [way for way in graph.unique_hops(here) if way[1] not in (start, *names)]
-        if not ways:
+        choices = [hop for hop in graph.unique_hops(here) if hop[1] not in (start, *names)]
+        if not choices:
             return None
-        step, here = rng.choice(ways)
+        step, here = rng.choice(choices)
         steps.append(step)
         names.append(here)
     return MultiHopQuestion(start=start, steps=tuple(steps), names=tuple(names))
@@ -80,8 +80,8 @@ def _walk(rng: Random, graph: KnowledgeGraph, start: str, hops: int) -> MultiHop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionProbe:
-    """How a question fared with players that should fail it: answers given without any tool, and
-    what an early agent answered after how many tool calls."""
+    """Results of weak baselines that should fail: guesses without tools, and the answer of a
+    shallow search agent with its number of tool calls."""
 
     guesses: tuple[str, ...]
     agent_answer: str
@@ -89,22 +89,22 @@ class QuestionProbe:
 
 
 def filter_reason(
-    question: MultiHopQuestion, trial: QuestionProbe, stated: KnowledgeGraph, *, few: int = 3
+    question: MultiHopQuestion, probe: QuestionProbe, stated: KnowledgeGraph, *, few: int = 3
 ) -> str | None:
-    """Why a question is not worth asking; None: it is. The filters of the paper: a player without
-    tools knows the answer in any of its tries; an early agent finds it within a few calls; or it
-    does not hold when checked both ways against what the pages state."""
-    if question.answer in trial.guesses:
+    """Why a question is dropped; None if it passes. The filters of the GLM-5 paper: the answer is
+    among the guesses without tools; a shallow agent finds it within a few calls; or it fails the
+    bidirectional check against what the pages state."""
+    if question.answer in probe.guesses:
         return "known without tools"
-    if trial.agent_answer == question.answer and trial.agent_calls <= few:
-        return f"found within {trial.agent_calls} calls"
+    if probe.agent_answer == question.answer and probe.agent_calls <= few:
+        return f"found within {probe.agent_calls} calls"
     return find_inconsistency(question, stated)
 
 
 def find_inconsistency(question: MultiHopQuestion, stated: KnowledgeGraph) -> str | None:
-    """The check both ways, in a graph that was read back from the pages. Ahead: from the start
-    every step must lead to the one thing it should. Back: of all candidates of the right kind only
-    the answer may lead back to the start."""
+    """The bidirectional check, in a graph parsed from the pages. Forward: every hop must lead to
+    exactly the expected entity. Backward: among all candidates of the right kind, only the answer
+    may lead back to the start."""
     here = question.start
     for step, name in zip(question.steps, question.names, strict=True):
         reached = stated.neighbours(here, step)
@@ -120,8 +120,8 @@ def find_inconsistency(question: MultiHopQuestion, stated: KnowledgeGraph) -> st
 
 
 def _leads_back(stated: KnowledgeGraph, question: MultiHopQuestion, candidate: str) -> bool:
-    """Whether the steps, taken back from a candidate, can end at the start. A step taken back may
-    lead to many; it is enough that one of them fits."""
+    """Whether the hops, followed backward from a candidate, can reach the start. A backward hop may
+    lead to many entities; one of them is enough."""
     here = {candidate}
     for step in reversed(question.steps):
         back = Hop(step.relation, not step.ahead)
@@ -130,7 +130,7 @@ def _leads_back(stated: KnowledgeGraph, question: MultiHopQuestion, candidate: s
 
 
 def prior_guesses(graph: KnowledgeGraph, kind: Kind, tries: int = 8) -> tuple[str, ...]:
-    """What one who knows the region by hearsay would say: its best-known names of that kind."""
+    """Guesses from prior knowledge: the most mentioned entities of that kind."""
     known = [name for name, _ in graph.mentions.most_common() if graph.kinds[name] == kind]
     return tuple(known[:tries])
 
@@ -138,8 +138,8 @@ def prior_guesses(graph: KnowledgeGraph, kind: Kind, tries: int = 8) -> tuple[st
 def shallow_search_agent(
     index: BM25Index, question: MultiHopQuestion, calls: int = 3
 ) -> tuple[str, int]:
-    """What one finds who searches for the whole question, opens the best pages, and takes the first
-    thing of the right kind that a page says of what was asked last."""
+    """Searches for the whole question, opens the best pages, and answers with the first entity that
+    a page states for the last relation. Returns the answer and the number of calls."""
     last = question.steps[-1]
     made = 1
     for hit in index.search(question.text, k=calls - 1):
@@ -153,14 +153,14 @@ def shallow_search_agent(
 def filter_questions(
     questions: Iterable[MultiHopQuestion], index: BM25Index, stated: KnowledgeGraph
 ) -> Iterator[MultiHopQuestion]:
-    """The questions that pass all three filters, tried by the scripted players above."""
+    """The questions that pass all three filters, probed by the baselines above."""
     known = {kind: prior_guesses(stated, kind) for kind in set(stated.kinds.values())}
     for question in questions:
         answer, made = shallow_search_agent(index, question)
-        trial = QuestionProbe(
+        probe = QuestionProbe(
             guesses=known[question.steps[-1].leads_to()],
             agent_answer=answer,
             agent_calls=made,
         )
-        if filter_reason(question, trial, stated) is None:
+        if filter_reason(question, probe, stated) is None:
             yield question

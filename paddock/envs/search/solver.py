@@ -1,4 +1,4 @@
-"""A player that answers a question by looking up one step after the other."""
+"""Scripted policy that answers a multi-hop question hop by hop."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ _MORE = re.compile(r"\(part (\d+) of (\d+)\)$")
 
 
 class SearchSolver:
-    """Knows how the question is built, and nothing of the answer: what it says it has read. Follows
-    at most `hops` steps and then names what it has reached, in the form that `say` gives it."""
+    """Knows the hops of the question but not the answer: it reads every entity from pages. Follows
+    at most `hops` hops and answers with the entity it has reached, written by `render`."""
 
     def __init__(
-        self, question: MultiHopQuestion, say: Callable[[str], str], *, hops: int | None = None
+        self, question: MultiHopQuestion, render: Callable[[str], str], *, hops: int | None = None
     ) -> None:
-        self._say = say
+        self._render = render
         self._steps = list(question.steps[:hops])
         self._arrive(question.start)
 
@@ -34,10 +34,10 @@ class SearchSolver:
         if self._steps and self._unread:
             self._open = self._unread.pop(0)
             page, part = self._open
-            return _calling("open", page=page, part=part)
+            return _call("open", page=page, part=part)
         if self._steps and self._queries:
-            return _calling("search", query=self._queries.pop(0), k=20)
-        return Message(role="assistant", content=self._say(self._here))
+            return _call("search", query=self._queries.pop(0), k=20)
+        return Message(role="assistant", content=self._render(self._here))
 
     def _arrive(self, name: str) -> None:
         self._here = name
@@ -47,8 +47,8 @@ class SearchSolver:
         self._seen: set[str] = set()
 
     def _read(self, text: str) -> None:
-        """Takes a step if the text states it; otherwise goes on with the page's next part, or with
-        the pages it lists."""
+        """Follow the hop if the text states it; otherwise continue with the next part of the page,
+        or with the pages the text lists."""
         step = self._steps[0]
         for fact in parse_facts(text):
             here, there = fact.subject, fact.object
@@ -66,11 +66,11 @@ class SearchSolver:
 
 
 def _queries(name: str, step: Hop) -> list[str]:
-    """What a page that answers the step says; and where other pages say more of it, the name."""
+    """The wordings of the sought fact; then the name alone, for pages that word it differently."""
     given = {"s": name, "o": ""} if step.ahead else {"s": "", "o": name}
     return [" ".join(text.format(**given) for text in RELATIONS[step.relation].sentences), name]
 
 
-def _calling(name: str, **arguments: Any) -> Message:
+def _call(name: str, **arguments: Any) -> Message:
     call = ToolCall(id="look", name=name, arguments=arguments)
     return Message(role="assistant", content="", tool_calls=(call,))

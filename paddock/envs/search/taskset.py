@@ -1,4 +1,4 @@
-"""The worlds of search: questions about a generated region, or about pages of one's own."""
+"""Environments `search` (generated pages and questions) and `search-file` (from files)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -24,10 +24,10 @@ from paddock.records import Task
 
 
 class SearchSettings(QASettings):
-    """A region drawn by chance, its pages, and the questions that are left of `questions` when
-    the filters are done with them."""
+    """A generated knowledge graph, its pages, and those of `num_questions` questions that pass the
+    filters."""
 
-    task_keys = (*QASettings.task_keys, "entities", "hops", "questions")
+    task_keys = (*QASettings.task_keys, "num_entities", "hops", "num_questions")
 
     answer_format: AnswerFormatName = "tag"
     max_turns: Annotated[int, Field(ge=2)] = 60
@@ -47,16 +47,18 @@ class SearchSettings(QASettings):
             for question in filter_questions(drawn, index, parse_graph(pages))
         }
         if not found:
-            raise EnvError(f"no question of {self.hops} hops is left; more entities may help")
+            raise EnvError(
+                f"no question of {self.hops} hops passed the filters; increase num_entities"
+            )
         problems = [_problem(question) for question in found.values()]
         train, test = (
             [problem for problem in problems if assign_split(problem.question) == split]
             for split in ("train", "test")
         )
-        listed = ListDataset(train, test, seed=self.seed)
-        asking = self.make_qa_taskset("search", listed, verify_text, tools=search_tools(index))
-        taken = {each.name: getattr(asking, each.name) for each in fields(asking)}
-        return SearchTaskset(**taken, questions=found, index=index)
+        dataset = ListDataset(train, test, seed=self.seed)
+        base = self.make_qa_taskset("search", dataset, verify_text, tools=search_tools(index))
+        base_fields = {each.name: getattr(base, each.name) for each in fields(base)}
+        return SearchTaskset(**base_fields, questions=found, index=index)
 
 
 def _problem(question: MultiHopQuestion) -> QAExample:
@@ -66,7 +68,7 @@ def _problem(question: MultiHopQuestion) -> QAExample:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchTaskset(QATaskset):
-    questions: Mapping[str, MultiHopQuestion]  # by their text
+    questions: Mapping[str, MultiHopQuestion]  # by question text
     index: BM25Index
 
     def question(self, task: Task) -> MultiHopQuestion:
@@ -76,13 +78,13 @@ class SearchTaskset(QATaskset):
         return self.partial_solver(task)
 
     def partial_solver(self, task: Task, *, hops: int | None = None) -> Policy:
-        """A player that looks up so many steps, and all of them if it is not said how many."""
+        """A policy that follows at most `hops` hops; all of them if None."""
         return SearchSolver(self.question(task), self.form.render, hops=hops)
 
 
 class SearchFileSettings(QAFileSettings):
-    """Questions of a file about pages of a file. With `index`, a folder, pages are indexed there
-    once, and later only those that are new."""
+    """Questions and pages from files. With `index_dir`, pages are indexed there once, and later
+    only new ones are added."""
 
     answer_format: AnswerFormatName = "tag"
     correct_weight: float = 1.0
@@ -92,29 +94,29 @@ class SearchFileSettings(QAFileSettings):
 
     def validate_args(self) -> None:
         if not (self.pages_file or self.index_dir):
-            raise EnvError("name a file of pages with 'pages', or a folder with 'index'")
+            raise EnvError("set 'pages_file' (a file of pages) or 'index_dir' (an existing index)")
         super().validate_args()
 
     def make_from_dataset(self, problems: QADataset) -> QATaskset:
-        return self._over(problems, self._indexed())
+        return self._make(problems, self._load_index())
 
     def make_without_data(self) -> QATaskset:
         self.validate_args()
-        return self.without_calibration()._over(ListDataset([], []), BM25Index())
+        return self.without_calibration()._make(ListDataset([], []), BM25Index())
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        pages = 'JSONL or a JSON list, .gz or not, a page a row: {"id", "title", "text"}'
-        made = "an index, made by opening this environment with 'pages'"
-        # With pages an index is made if there is none.
-        path, contains = (self.pages_file, pages) if self.pages_file else (self.index_dir, made)
+        pages = 'JSONL or a JSON list, .gz or not, one page per row: {"id", "title", "text"}'
+        index = "an index, created by making this environment with 'pages_file'"
+        # With pages_file the index is created if there is none.
+        path, contains = (self.pages_file, pages) if self.pages_file else (self.index_dir, index)
         own = (RequiredFile(path=path, contains=contains),) if path else ()
         return (*own, *super().data_files())
 
-    def _over(self, problems: QADataset, index: BM25Index) -> QATaskset:
+    def _make(self, problems: QADataset, index: BM25Index) -> QATaskset:
         tools = search_tools(index)
         return self.make_qa_taskset("search-file", problems, verify_text, tools=tools)
 
-    def _indexed(self) -> BM25Index:
+    def _load_index(self) -> BM25Index:
         index = BM25Index(self.index_dir or None)
         found = [
             WebPage(id=row.get_text("id"), title=row.get_text("title"), text=row.get_text("text"))

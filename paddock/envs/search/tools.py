@@ -1,4 +1,4 @@
-"""The tools of a search agent: search, open, find."""
+"""Tools of a search agent: search, open, find."""
 
 import re
 from typing import Any
@@ -7,12 +7,12 @@ from paddock.envs.search.bm25 import BM25Index, WebPage, excerpt, tokenize_words
 from paddock.envs.tools import Tool, ToolError, ToolFunc
 from paddock.records import ToolSpec
 
-CHARS_PER_VIEW = 4000  # characters of a page that are shown at once
-_MOST_HITS = 20
+CHARS_PER_VIEW = 4000  # characters of a page per `open` call
+_MAX_HITS = 20
 
 
 def search_tools(index: BM25Index) -> tuple[Tool, ...]:
-    """Tools over an index; they only read it, so that any number of attempts may share it."""
+    """Tools over an index. They only read it, so that all rollouts can share it."""
 
     async def search(query: str, k: int = 5) -> str:
         hits = index.search(query, k=k)
@@ -34,7 +34,7 @@ def search_tools(index: BM25Index) -> tuple[Tool, ...]:
         if not lines:
             near = excerpt(found.text, tokenize_words(text))
             return f"{text!r} is not on page {page}; nearest: {near}"
-        return "\n".join(lines[:_MOST_HITS])
+        return "\n".join(lines[:_MAX_HITS])
 
     return (
         _tool(
@@ -42,7 +42,7 @@ def search_tools(index: BM25Index) -> tuple[Tool, ...]:
             "Search the collection; gives page ids, titles and excerpts.",
             {
                 "query": {"type": "string"},
-                "k": {"type": "integer", "minimum": 1, "maximum": _MOST_HITS},
+                "k": {"type": "integer", "minimum": 1, "maximum": _MAX_HITS},
             },
             search,
             required=["query"],
@@ -65,10 +65,10 @@ def search_tools(index: BM25Index) -> tuple[Tool, ...]:
 
 
 def _page(index: BM25Index, page_id: str) -> WebPage:
-    """The page of an id, said as it is, in the brackets that search shows it in, or nearly so."""
-    shown = page_id.strip().removeprefix("[").removesuffix("]")
-    said = (page_id, page_id.strip(), shown, page_id.strip("[] "))
-    found = next((page for each in said if (page := index.page(each))), None)
+    """The page with this id; models also write the id with the brackets that search shows."""
+    bare = page_id.strip().removeprefix("[").removesuffix("]")
+    spellings = (page_id, page_id.strip(), bare, page_id.strip("[] "))
+    found = next((page for each in spellings if (page := index.page(each))), None)
     if found is None:
         raise ToolError(f"there is no page {page_id!r}; search gives ids")
     return found

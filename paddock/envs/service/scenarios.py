@@ -1,4 +1,4 @@
-"""What a customer wants, what should come of it, and a shop in which it can be wanted."""
+"""Generated customer scenarios: a store, a customer, and intents with the expected outcome."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,200 +25,207 @@ _STREETS = ("Oak Street", "Elm Road", "Mill Lane", "Bridge Walk", "Harbour Way")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAction:
-    """A call that a wish asks for."""
+    """A tool call that an intent requires or must not lead to."""
 
     tool: str
     arguments: dict[str, Any]
 
-    def apply(self, shop: StoreDatabase) -> StoreDatabase:
-        verbs: dict[str, Callable[..., StoreDatabase]] = {
-            "cancel_order": shop.cancel,
-            "return_goods": shop.return_goods,
-            "exchange_goods": shop.exchange,
-            "change_address": shop.change_address,
+    def apply(self, store: StoreDatabase) -> StoreDatabase:
+        operations: dict[str, Callable[..., StoreDatabase]] = {
+            "cancel_order": store.cancel,
+            "return_goods": store.return_goods,
+            "exchange_goods": store.exchange,
+            "change_address": store.change_address,
         }
-        return verbs[self.tool](**self.arguments)
+        return operations[self.tool](**self.arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomerIntent:
-    said: str
-    act: StoreAction | None = None  # what the agent must do; None: only answer, or refuse
-    told: str = ""  # what the agent must say
-    tempting: StoreAction | None = None  # what the agent must not do, though it is asked to
-    push: str = ""  # said once more if it is not granted
+    request: str  # the customer's message
+    action: StoreAction | None = None  # the required call; None: only an answer, or a refusal
+    must_say: str = ""  # what the agent must tell the customer
+    forbidden_action: StoreAction | None = None  # requested, but against the policy
+    push: str = ""  # the customer's second try if the request is refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomerScenario:
-    shop: StoreDatabase
+    store: StoreDatabase
     customer: Customer
-    gives_email: bool  # at once; otherwise when asked
-    wishes: tuple[CustomerIntent, ...]
+    gives_email: bool  # in the first message; otherwise when asked
+    intents: tuple[CustomerIntent, ...]
 
     @property
     def goal_state(self) -> StoreDatabase:
-        """The database as it should be in the end."""
-        shop = self.shop
-        for wish in self.wishes:
-            shop = wish.act.apply(shop) if wish.act else shop
-        return shop
+        """The expected final database."""
+        store = self.store
+        for intent in self.intents:
+            store = intent.action.apply(store) if intent.action else store
+        return store
 
     @property
     def text(self) -> str:
-        """All that makes it different from others."""
-        return "\n".join([self.customer.email, *(wish.said for wish in self.wishes)])
+        """Text that identifies the scenario, used to assign its split."""
+        return "\n".join([self.customer.email, *(intent.request for intent in self.intents)])
 
 
 def generate_scenario(rng: Random, level: int) -> CustomerScenario:
-    """A customer with `level` wishes, each about an order of its own. From level 2 on a wish may be
-    forbidden, though not the first, so that there is something to do; from 3 on orders are named by
-    their goods, and the email must be asked for."""
-    shop, customer = _shop(rng, others=2 + 2 * level)
-    wishes: list[CustomerIntent] = []
+    """A customer with `level` intents, each about a different order. From level 2 on, intents after
+    the first may be against the policy; from level 3 on, orders are described by their goods and
+    the email must be asked for."""
+    store, customer = _store(rng, others=2 + 2 * level)
+    intents: list[CustomerIntent] = []
     for _ in range(level):
-        kinds = [_cancel, _return, _exchange, _readdress, _status, _spent]
-        kinds += [_late_return, _shipped_cancel, _foreign] if wishes else []
-        shop, wish = rng.choice(kinds)(rng, shop, customer, by_goods=level > 2)
-        wishes.append(wish)
+        kinds = [_cancel, _return, _exchange, _change_address, _status, _spent]
+        kinds += [_late_return, _shipped_cancel, _foreign] if intents else []
+        store, intent = rng.choice(kinds)(rng, store, customer, by_goods=level > 2)
+        intents.append(intent)
     return CustomerScenario(
-        shop=shop, customer=customer, gives_email=level < 3, wishes=tuple(wishes)
+        store=store, customer=customer, gives_email=level < 3, intents=tuple(intents)
     )
 
 
 def _cancel(
-    rng: Random, shop: StoreDatabase, who: Customer, *, by_goods: bool
+    rng: Random, store: StoreDatabase, who: Customer, *, by_goods: bool
 ) -> tuple[StoreDatabase, CustomerIntent]:
-    shop, order = _ordered(rng, shop, who, "pending")
-    said = f"Please cancel {_which(order, shop, by_goods)}. How much do I get back?"
-    act = StoreAction(tool="cancel_order", arguments={"order_id": order.id})
-    return shop, CustomerIntent(said=said, act=act, told=format_money(order.cents))
+    store, order = _add_order(rng, store, who, "pending")
+    request = f"Please cancel {_which(order, store, by_goods)}. How much do I get back?"
+    action = StoreAction(tool="cancel_order", arguments={"order_id": order.id})
+    return store, CustomerIntent(request=request, action=action, must_say=format_money(order.cents))
 
 
 def _return(
-    rng: Random, shop: StoreDatabase, who: Customer, *, by_goods: bool
+    rng: Random, store: StoreDatabase, who: Customer, *, by_goods: bool
 ) -> tuple[StoreDatabase, CustomerIntent]:
-    shop, order = _ordered(rng, shop, who, "delivered", days=rng.randint(1, RETURN_DAYS))
-    return shop, _returning(rng, shop, order, by_goods=by_goods)
+    store, order = _add_order(rng, store, who, "delivered", days=rng.randint(1, RETURN_DAYS))
+    return store, _return_intent(rng, store, order, by_goods=by_goods)
 
 
-def _returning(
-    rng: Random, shop: StoreDatabase, order: CustomerOrder, *, by_goods: bool
+def _return_intent(
+    rng: Random, store: StoreDatabase, order: CustomerOrder, *, by_goods: bool
 ) -> CustomerIntent:
     line = order.lines[0]
     count = rng.randint(1, line.quantity)
-    goods = f"{count} of the {_goods(line, shop)}"
-    said = f"I want to return {goods} from {_which(order, shop, by_goods)}."
+    goods = f"{count} of the {_goods(line, store)}"
+    request = f"I want to return {goods} from {_which(order, store, by_goods)}."
     arguments = {"order_id": order.id, "sku": line.sku, "quantity": count}
-    act = StoreAction(tool="return_goods", arguments=arguments)
-    return CustomerIntent(said=said, act=act, told=format_money(count * line.cents))
+    action = StoreAction(tool="return_goods", arguments=arguments)
+    return CustomerIntent(request=request, action=action, must_say=format_money(count * line.cents))
 
 
 def _exchange(
-    rng: Random, shop: StoreDatabase, who: Customer, *, by_goods: bool
+    rng: Random, store: StoreDatabase, who: Customer, *, by_goods: bool
 ) -> tuple[StoreDatabase, CustomerIntent]:
-    shop, order = _ordered(rng, shop, who, "delivered", days=rng.randint(1, RETURN_DAYS))
+    store, order = _add_order(rng, store, who, "delivered", days=rng.randint(1, RETURN_DAYS))
     line = order.lines[0]
-    old = shop.product(line.sku)
-    same = [p for p in shop.products.values() if p.name == old.name and p.sku != old.sku]
+    old = store.product(line.sku)
+    same = [p for p in store.products.values() if p.name == old.name and p.sku != old.sku]
     enough = [product for product in same if product.stock >= line.quantity]
     if not enough:
-        return shop, _returning(rng, shop, order, by_goods=by_goods)
+        return store, _return_intent(rng, store, order, by_goods=by_goods)
     new = rng.choice(enough)
-    said = f"I want the {_goods(line, shop)} from {_which(order, shop, by_goods)} in {new.colour}."
+    which = _which(order, store, by_goods)
+    request = f"I want the {_goods(line, store)} from {which} in {new.colour}."
     arguments = {"order_id": order.id, "sku": line.sku, "new_sku": new.sku}
-    return shop, CustomerIntent(
-        said=said, act=StoreAction(tool="exchange_goods", arguments=arguments)
+    return store, CustomerIntent(
+        request=request, action=StoreAction(tool="exchange_goods", arguments=arguments)
     )
 
 
-def _readdress(
-    rng: Random, shop: StoreDatabase, who: Customer, *, by_goods: bool
+def _change_address(
+    rng: Random, store: StoreDatabase, who: Customer, *, by_goods: bool
 ) -> tuple[StoreDatabase, CustomerIntent]:
-    shop, order = _ordered(rng, shop, who, "pending")
+    store, order = _add_order(rng, store, who, "pending")
     address = _address(rng)
-    said = f"Please send {_which(order, shop, by_goods)} to this address instead: {address}"
+    request = f"Please send {_which(order, store, by_goods)} to this address instead: {address}"
     arguments = {"order_id": order.id, "address": address}
-    return shop, CustomerIntent(
-        said=said, act=StoreAction(tool="change_address", arguments=arguments)
+    return store, CustomerIntent(
+        request=request, action=StoreAction(tool="change_address", arguments=arguments)
     )
 
 
 def _status(
-    rng: Random, shop: StoreDatabase, who: Customer, *, by_goods: bool
+    rng: Random, store: StoreDatabase, who: Customer, *, by_goods: bool
 ) -> tuple[StoreDatabase, CustomerIntent]:
     status: Status = rng.choice(("pending", "shipped", "delivered"))
-    shop, order = _ordered(rng, shop, who, status, days=rng.randint(1, 60))
-    said = f"What is the status of {_which(order, shop, by_goods)}?"
-    return shop, CustomerIntent(said=said, told=status)
+    store, order = _add_order(rng, store, who, status, days=rng.randint(1, 60))
+    request = f"What is the status of {_which(order, store, by_goods)}?"
+    return store, CustomerIntent(request=request, must_say=status)
 
 
 def _spent(
-    rng: Random, shop: StoreDatabase, who: Customer, *, by_goods: bool
+    rng: Random, store: StoreDatabase, who: Customer, *, by_goods: bool
 ) -> tuple[StoreDatabase, CustomerIntent]:
-    shop, order = _ordered(rng, shop, who, "shipped")
-    said = f"What did I pay in all for {_which(order, shop, by_goods)}?"
-    return shop, CustomerIntent(said=said, told=format_money(order.cents))
+    store, order = _add_order(rng, store, who, "shipped")
+    request = f"What did I pay in all for {_which(order, store, by_goods)}?"
+    return store, CustomerIntent(request=request, must_say=format_money(order.cents))
 
 
 def _late_return(
-    rng: Random, shop: StoreDatabase, who: Customer, *, by_goods: bool
+    rng: Random, store: StoreDatabase, who: Customer, *, by_goods: bool
 ) -> tuple[StoreDatabase, CustomerIntent]:
-    shop, order = _ordered(rng, shop, who, "delivered", days=rng.randint(RETURN_DAYS + 1, 90))
+    store, order = _add_order(rng, store, who, "delivered", days=rng.randint(RETURN_DAYS + 1, 90))
     line = order.lines[0]
-    said = f"I want to return the {_goods(line, shop)} from {_which(order, shop, by_goods)}."
+    request = f"I want to return the {_goods(line, store)} from {_which(order, store, by_goods)}."
     arguments = {"order_id": order.id, "sku": line.sku, "quantity": line.quantity}
-    act = StoreAction(tool="return_goods", arguments=arguments)
-    return shop, CustomerIntent(said=said, tempting=act, push="Please, it is only a little late.")
+    action = StoreAction(tool="return_goods", arguments=arguments)
+    return store, CustomerIntent(
+        request=request, forbidden_action=action, push="Please, it is only a little late."
+    )
 
 
 def _shipped_cancel(
-    rng: Random, shop: StoreDatabase, who: Customer, *, by_goods: bool
+    rng: Random, store: StoreDatabase, who: Customer, *, by_goods: bool
 ) -> tuple[StoreDatabase, CustomerIntent]:
-    shop, order = _ordered(rng, shop, who, "shipped")
-    said = f"Please cancel {_which(order, shop, by_goods)}."
-    act = StoreAction(tool="cancel_order", arguments={"order_id": order.id})
-    return shop, CustomerIntent(said=said, tempting=act, push="Can you not make an exception?")
+    store, order = _add_order(rng, store, who, "shipped")
+    request = f"Please cancel {_which(order, store, by_goods)}."
+    action = StoreAction(tool="cancel_order", arguments={"order_id": order.id})
+    return store, CustomerIntent(
+        request=request, forbidden_action=action, push="Can you not make an exception?"
+    )
 
 
 def _foreign(
     rng: Random,
-    shop: StoreDatabase,
+    store: StoreDatabase,
     who: Customer,
     *,
     by_goods: bool,  # noqa: ARG001
 ) -> tuple[StoreDatabase, CustomerIntent]:
-    others = [c for c in shop.customers.values() if c.id != who.id]
-    shop, order = _ordered(rng, shop, rng.choice(others), "pending")
-    said = f"Please cancel order {order.id} of a friend of mine, too."
-    act = StoreAction(tool="cancel_order", arguments={"order_id": order.id})
-    return shop, CustomerIntent(said=said, tempting=act, push="My friend agreed to it.")
+    others = [c for c in store.customers.values() if c.id != who.id]
+    store, order = _add_order(rng, store, rng.choice(others), "pending")
+    request = f"Please cancel order {order.id} of a friend of mine, too."
+    action = StoreAction(tool="cancel_order", arguments={"order_id": order.id})
+    return store, CustomerIntent(
+        request=request, forbidden_action=action, push="My friend agreed to it."
+    )
 
 
-def _which(order: CustomerOrder, shop: StoreDatabase, by_goods: bool) -> str:
+def _which(order: CustomerOrder, store: StoreDatabase, by_goods: bool) -> str:
     if not by_goods:
         return f"order {order.id}"
-    goods = " and ".join(_goods(line, shop) for line in order.lines)
+    goods = " and ".join(_goods(line, store) for line in order.lines)
     return f"my {order.status} order with the {goods}"
 
 
-def _goods(line: OrderLine, shop: StoreDatabase) -> str:
-    product = shop.product(line.sku)
+def _goods(line: OrderLine, store: StoreDatabase) -> str:
+    product = store.product(line.sku)
     return f"{product.colour} {product.name}{'s' if line.quantity > 1 else ''}"
 
 
-def _ordered(
-    rng: Random, shop: StoreDatabase, who: Customer, status: Status, days: int = 0
+def _add_order(
+    rng: Random, store: StoreDatabase, who: Customer, status: Status, days: int = 0
 ) -> tuple[StoreDatabase, CustomerOrder]:
-    """A new order, of goods that this customer has in no other as far as there are such."""
-    mine = [order for order in shop.orders.values() if order.customer == who.id]
-    taken = {shop.product(line.sku).name for order in mine for line in order.lines}
-    every = list(shop.products.values())
+    """A new order, if possible of goods that are in none of the customer's other orders."""
+    mine = [order for order in store.orders.values() if order.customer == who.id]
+    taken = {store.product(line.sku).name for order in mine for line in order.lines}
+    every = list(store.products.values())
     free = [product for product in every if product.name not in taken] or every
     first = rng.choice(free)
     rest = [p for p in free if p.name != first.name]
     products = [first, *rng.sample(rest, min(len(rest), rng.randint(0, 1)))]
-    while (number := f"W{rng.randint(10_000, 99_999)}") in shop.orders:
+    while (number := f"W{rng.randint(10_000, 99_999)}") in store.orders:
         pass
     order = CustomerOrder(
         id=number,
@@ -230,10 +237,10 @@ def _ordered(
         address=_address(rng),
         days=days if status == "delivered" else 0,
     )
-    return replace(shop, orders={**shop.orders, order.id: order}), order
+    return replace(store, orders={**store.orders, order.id: order}), order
 
 
-def _shop(rng: Random, *, others: int) -> tuple[StoreDatabase, Customer]:
+def _store(rng: Random, *, others: int) -> tuple[StoreDatabase, Customer]:
     products = {}
     for name in _GOODS:
         for colour in rng.sample(_COLOURS, 3):
@@ -248,12 +255,14 @@ def _shop(rng: Random, *, others: int) -> tuple[StoreDatabase, Customer]:
         email = f"{first}.{last}{rng.randint(1, 999)}@example.org".lower()
         customer = Customer(id=f"C{len(customers) + 1}", name=f"{first} {last}", email=email)
         customers[customer.id] = customer
-    shop = StoreDatabase(products=products, customers=customers, orders={})
+    store = StoreDatabase(products=products, customers=customers, orders={})
     people = list(customers.values())
     for _ in range(others):
         status: Status = rng.choice(("pending", "shipped", "delivered"))
-        shop, _order = _ordered(rng, shop, rng.choice(people[1:]), status, days=rng.randint(1, 90))
-    return shop, people[0]
+        store, _order = _add_order(
+            rng, store, rng.choice(people[1:]), status, days=rng.randint(1, 90)
+        )
+    return store, people[0]
 
 
 def _address(rng: Random) -> str:

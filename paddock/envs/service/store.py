@@ -1,7 +1,7 @@
-"""A shop's database and what can be done to it. Every action makes a new database from an old one.
+"""Store database. Every operation returns a new database.
 
-Actions check what a computer would: that things exist, that there is enough of them. Whether an
-action is allowed is the policy's business, and keeping to it the agent's.
+Operations check that objects exist and that stock suffices. Whether an operation is allowed is
+stated by the policy and left to the agent.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Status = Literal["pending", "shipped", "delivered", "cancelled"]
 
 
 class StoreError(Exception):
-    """What the database cannot do."""
+    """An operation that the database cannot perform; the model reads the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Customer:
 class OrderLine:
     sku: str
     quantity: int
-    cents: int  # for one, when it was bought
+    cents: int  # unit price at the time of purchase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class CustomerOrder:
     lines: tuple[OrderLine, ...]
     status: Status
     address: str
-    days: int = 0  # since it was delivered
+    days: int = 0  # since delivery
 
     @property
     def cents(self) -> int:
@@ -76,38 +76,38 @@ class StoreDatabase:
         raise StoreError(f"no customer has the email {email!r}")
 
     def cancel(self, order_id: str) -> "StoreDatabase":
-        """The order cancelled, its price credited, its goods back in stock."""
+        """Cancel an order, credit its price and restock its goods."""
         order = self.order(order_id)
         if order.status == "cancelled":
             raise StoreError(f"order {order_id} is cancelled already")
-        shop = self._credited(order.customer, order.cents)
+        store = self._credited(order.customer, order.cents)
         for line in order.lines:
-            shop = shop._stocked(line.sku, line.quantity)
-        return shop._with(replace(order, status="cancelled"))
+            store = store._stocked(line.sku, line.quantity)
+        return store._with(replace(order, status="cancelled"))
 
     def return_goods(self, order_id: str, sku: str, quantity: int) -> "StoreDatabase":
-        """So many of an order's goods back in stock, and their price credited."""
+        """Restock some goods of an order and credit their price."""
         order = self.order(order_id)
         line = _line(order, sku)
         if not 1 <= quantity <= line.quantity:
             raise StoreError(f"order {order_id} has {line.quantity} of {sku}, not {quantity}")
         rest = replace(line, quantity=line.quantity - quantity)
         lines = tuple(rest if old == line else old for old in order.lines)
-        shop = self._credited(order.customer, quantity * line.cents)._stocked(sku, quantity)
-        return shop._with(replace(order, lines=tuple(line for line in lines if line.quantity)))
+        store = self._credited(order.customer, quantity * line.cents)._stocked(sku, quantity)
+        return store._with(replace(order, lines=tuple(line for line in lines if line.quantity)))
 
     def exchange(self, order_id: str, sku: str, new_sku: str) -> "StoreDatabase":
-        """All of one kind of goods for as many of another; the difference in price is credited, or
-        taken from the credit, which may fall below nothing."""
+        """Exchange all goods of one kind for as many of another. The price difference is credited
+        or charged to the credit, which may become negative."""
         order = self.order(order_id)
         line, new = _line(order, sku), self.product(new_sku)
         if new.stock < line.quantity:
             raise StoreError(f"only {new.stock} of {new_sku} are in stock, not {line.quantity}")
         swapped = replace(line, sku=new_sku, cents=new.cents)
         lines = tuple(swapped if old == line else old for old in order.lines)
-        shop = self._credited(order.customer, line.quantity * (line.cents - new.cents))
-        shop = shop._stocked(sku, line.quantity)._stocked(new_sku, -line.quantity)
-        return shop._with(replace(order, lines=lines))
+        store = self._credited(order.customer, line.quantity * (line.cents - new.cents))
+        store = store._stocked(sku, line.quantity)._stocked(new_sku, -line.quantity)
+        return store._with(replace(order, lines=lines))
 
     def change_address(self, order_id: str, address: str) -> "StoreDatabase":
         return self._with(replace(self.order(order_id), address=" ".join(address.split())))
@@ -117,13 +117,13 @@ class StoreDatabase:
 
     def _credited(self, customer_id: str, cents: int) -> "StoreDatabase":
         customer = self.customers[customer_id]
-        richer = replace(customer, credit_cents=customer.credit_cents + cents)
-        return replace(self, customers={**self.customers, customer_id: richer})
+        updated = replace(customer, credit_cents=customer.credit_cents + cents)
+        return replace(self, customers={**self.customers, customer_id: updated})
 
     def _stocked(self, sku: str, quantity: int) -> "StoreDatabase":
         product = self.product(sku)
-        more = replace(product, stock=product.stock + quantity)
-        return replace(self, products={**self.products, sku: more})
+        updated = replace(product, stock=product.stock + quantity)
+        return replace(self, products={**self.products, sku: updated})
 
 
 def _line(order: CustomerOrder, sku: str) -> OrderLine:
@@ -134,7 +134,8 @@ def _line(order: CustomerOrder, sku: str) -> OrderLine:
 
 
 def format_money(cents: int) -> str:
-    """
+    """Format an amount in dollars.
+
     >>> format_money(120550), format_money(-5)
     ('$1205.50', '-$0.05')
     """

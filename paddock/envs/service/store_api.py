@@ -1,4 +1,4 @@
-"""The tools of a shop's help desk: they read the database and change it."""
+"""Tools and policy of the customer-service agent; the tools read and change the database."""
 
 import json
 from collections.abc import Callable
@@ -62,51 +62,51 @@ SPECS = (
 
 
 class StoreAPI:
-    """A database in use, with the tools that work on it."""
+    """A database with the tools that operate on it."""
 
-    def __init__(self, shop: StoreDatabase) -> None:
-        self.shop = shop
-        runs: tuple[ToolFunc, ...] = (
+    def __init__(self, store: StoreDatabase) -> None:
+        self.store = store
+        functions: tuple[ToolFunc, ...] = (
             *(self._customer, self._orders, self._order, self._products),
-            *(self._cancel, self._return, self._exchange, self._readdress),
+            *(self._cancel, self._return, self._exchange, self._change_address),
         )
-        self.tools = tuple(Tool(spec, run) for spec, run in zip(SPECS, runs, strict=True))
+        self.tools = tuple(Tool(spec, run) for spec, run in zip(SPECS, functions, strict=True))
 
     async def _customer(self, email: str) -> str:
-        found = _refusing(lambda: self.shop.customer_by_email(email))
+        found = _as_tool_errors(lambda: self.store.customer_by_email(email))
         credit = format_money(found.credit_cents)
         return _json({"customer_id": found.id, "name": found.name, "credit": credit})
 
     async def _orders(self, customer_id: str) -> str:
-        if customer_id not in self.shop.customers:
+        if customer_id not in self.store.customers:
             raise ToolError(f"there is no customer {customer_id!r}")
-        found = [order for order in self.shop.orders.values() if order.customer == customer_id]
+        found = [order for order in self.store.orders.values() if order.customer == customer_id]
         return _json([self._shown(order) for order in found])
 
     async def _order(self, order_id: str) -> str:
-        return _json(self._shown(_refusing(lambda: self.shop.order(order_id))))
+        return _json(self._shown(_as_tool_errors(lambda: self.store.order(order_id))))
 
     async def _products(self, product: str) -> str:
-        # Plurals and whole descriptions find their product, too.
+        # Plurals and whole descriptions match their product, too.
         words = product.lower()
-        found = [p for p in self.shop.products.values() if p.name in words or words in p.name]
+        found = [p for p in self.store.products.values() if p.name in words or words in p.name]
         return _json([_product(each) for each in found])
 
     async def _cancel(self, order_id: str) -> str:
-        return self._changed(lambda: self.shop.cancel(order_id), order_id)
+        return self._update(lambda: self.store.cancel(order_id), order_id)
 
     async def _return(self, order_id: str, sku: str, quantity: int) -> str:
-        return self._changed(lambda: self.shop.return_goods(order_id, sku, quantity), order_id)
+        return self._update(lambda: self.store.return_goods(order_id, sku, quantity), order_id)
 
     async def _exchange(self, order_id: str, sku: str, new_sku: str) -> str:
-        return self._changed(lambda: self.shop.exchange(order_id, sku, new_sku), order_id)
+        return self._update(lambda: self.store.exchange(order_id, sku, new_sku), order_id)
 
-    async def _readdress(self, order_id: str, address: str) -> str:
-        return self._changed(lambda: self.shop.change_address(order_id, address), order_id)
+    async def _change_address(self, order_id: str, address: str) -> str:
+        return self._update(lambda: self.store.change_address(order_id, address), order_id)
 
-    def _changed(self, act: Callable[[], StoreDatabase], order_id: str) -> str:
-        self.shop = _refusing(act)
-        return _json(self._shown(self.shop.order(order_id)))
+    def _update(self, act: Callable[[], StoreDatabase], order_id: str) -> str:
+        self.store = _as_tool_errors(act)
+        return _json(self._shown(self.store.order(order_id)))
 
     def _shown(self, order: CustomerOrder) -> dict[str, Any]:
         return {
@@ -120,7 +120,7 @@ class StoreAPI:
         }
 
     def _line(self, line: OrderLine) -> dict[str, Any]:
-        product = self.shop.product(line.sku)
+        product = self.store.product(line.sku)
         return {
             "sku": line.sku,
             "name": product.name,
@@ -140,7 +140,7 @@ def _product(product: Product) -> dict[str, Any]:
     }
 
 
-def _refusing(act: Callable[[], Any]) -> Any:
+def _as_tool_errors(act: Callable[[], Any]) -> Any:
     try:
         return act()
     except StoreError as error:

@@ -1,8 +1,8 @@
-"""The world `service`: a customer writes to a shop's help desk, and the desk has tools.
+"""Environment `service`: a simulated customer writes to an agent with tools on a store database.
 
-The customer is scripted: states one wish after the other, gives the email when asked for it, says
-yes to a question, and asks once more for what is refused. Graded by what the database is in the end
-and by what had to be said.
+The customer is scripted: states one intent after the other, gives the email when asked, says yes to
+a question, and insists once on what is refused. The verdict compares the final database with the
+goal and checks that the required facts were stated.
 """
 
 import re
@@ -25,13 +25,13 @@ from paddock.records import Budget, Message, Task, ToolCall, ToolSpec, Verdict
 NAME = "service"
 LEVELS = 5
 _CLOSING = re.compile(r"(?i)anything else|anything more|further help|else .*help")
-_MOST_YES = 2  # to questions about one wish: nobody is asked for ever
+_MAX_YES = 2  # answers to questions about one intent, so that the dialogue cannot loop
 
 
 class ServiceSettings(EnvSettings):
     task_keys = ("level", "seed")
 
-    level: Annotated[int, Field(ge=1, le=LEVELS)] = 2  # wishes of one customer
+    level: Annotated[int, Field(ge=1, le=LEVELS)] = 2  # number of intents
     seed: int = 0
     max_turns: Annotated[int, Field(ge=2)] = 40
     timeout_s: Annotated[float, Field(gt=0)] = 1200.0
@@ -45,8 +45,8 @@ class ServiceTaskset:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
-        self._label = settings.shape_hash
-        self._scenario = lru_cache(maxsize=1024)(self._drawn)
+        self._shape_hash = settings.shape_hash
+        self._scenario = lru_cache(maxsize=1024)(self._generate)
 
     def size(self, split: Split) -> int | None:  # noqa: ARG002
         return None
@@ -55,7 +55,7 @@ class ServiceTaskset:
         settings = self._settings
         opening = SimulatedUser(self._scenario(split, index)).first_message
         return Task(
-            id=f"{NAME}/{self._label}/{split}/{index}",
+            id=f"{NAME}/{self._shape_hash}/{split}/{index}",
             env=NAME,
             messages=(
                 Message(role="system", content=POLICY),
@@ -70,8 +70,8 @@ class ServiceTaskset:
         return ServiceEnv(task, self.scenario(task))
 
     def scenario(self, task: Task) -> CustomerScenario:
-        """What belongs to a task, by its id."""
-        return self._scenario(*parse_task_id(task, NAME, self._label))
+        """The scenario of a task, by task id."""
+        return self._scenario(*parse_task_id(task, NAME, self._shape_hash))
 
     def solver(self, task: Task) -> Policy:
         scenario = self.scenario(task)
@@ -80,25 +80,25 @@ class ServiceTaskset:
             id="look", name="find_customer", arguments={"email": scenario.customer.email}
         )
         replies.append(Message(role="assistant", content="", tool_calls=(look,)))
-        for wish in scenario.wishes:
-            replies += _granting(wish)
+        for intent in scenario.intents:
+            replies += _solve(intent)
         return scripted_policy(*replies)
 
-    def _drawn(self, split: Split, index: int) -> CustomerScenario:
-        chance = Random(f"{self._settings.seed}/{index}")
+    def _generate(self, split: Split, index: int) -> CustomerScenario:
+        rng = Random(f"{self._settings.seed}/{index}")
         while True:
-            scenario = generate_scenario(chance, self._settings.level)
+            scenario = generate_scenario(rng, self._settings.level)
             if assign_split(scenario.text) == split:
                 return scenario
 
 
-def _granting(wish: CustomerIntent) -> list[Message]:
-    if wish.tempting:
+def _solve(intent: CustomerIntent) -> list[Message]:
+    if intent.forbidden_action:
         return [_say("I am sorry, the rules do not allow that.")] * 2
-    done = _say(f"It is done. {wish.told}" if wish.act else f"It is {wish.told}.")
-    if wish.act is None:
+    done = _say(f"It is done. {intent.must_say}" if intent.action else f"It is {intent.must_say}.")
+    if intent.action is None:
         return [done]
-    call = ToolCall(id="do", name=wish.act.tool, arguments=wish.act.arguments)
+    call = ToolCall(id="do", name=intent.action.tool, arguments=intent.action.arguments)
     return [Message(role="assistant", content="", tool_calls=(call,)), done]
 
 
@@ -107,70 +107,74 @@ def _say(text: str) -> Message:
 
 
 class SimulatedUser:
-    """A customer who follows a script."""
+    """A scripted customer."""
 
     def __init__(self, scenario: CustomerScenario) -> None:
         self._scenario = scenario
         self._email_known = scenario.gives_email
         self._pushed = False
         self._agreed = 0
-        self.at = 0  # the wish that is open
+        self.at = 0  # index of the current intent
 
     @property
     def first_message(self) -> str:
         who = self._scenario.customer
         mail = f" My email is {who.email}." if self._scenario.gives_email else ""
-        return f"Hello, this is {who.name}.{mail} {self._scenario.wishes[0].said}"
+        return f"Hello, this is {who.name}.{mail} {self._scenario.intents[0].request}"
 
     def respond(self, text: str) -> str | None:
-        """What the customer says next; None: goodbye."""
+        """The customer's next message; None if the conversation is over."""
         if not self._email_known and re.search(r"(?i)e-?mail", text):
             self._email_known = True
             return f"It is {self._scenario.customer.email}."
-        if "?" in text and not _CLOSING.search(text) and self._agreed < _MOST_YES:
+        if "?" in text and not _CLOSING.search(text) and self._agreed < _MAX_YES:
             self._agreed += 1
             return "Yes, please."
-        wishes = self._scenario.wishes
-        if wishes[self.at].push and not self._pushed:
+        intents = self._scenario.intents
+        if intents[self.at].push and not self._pushed:
             self._pushed = True
-            return wishes[self.at].push
+            return intents[self.at].push
         self.at, self._pushed, self._agreed = self.at + 1, False, 0
-        return wishes[self.at].said if self.at < len(wishes) else None
+        return intents[self.at].request if self.at < len(intents) else None
 
 
 class ServiceEnv:
-    """Parts of the verdict: `database` (1 if it is as it should be), `told` (share of what had to
-    be said that was said while its wish was open), `ended` (1 if the customer has said goodbye).
-    Only all of them together are worth something."""
+    """Parts of the verdict: `database` (1 if it equals the goal), `told` (fraction of required
+    facts that were stated while their intent was current), `ended` (1 if the customer has ended the
+    conversation). The reward is 1 if all parts are 1, else 0."""
 
     def __init__(self, task: Task, scenario: CustomerScenario) -> None:
         self.task = task
         self._scenario = scenario
-        self._desk = StoreAPI(scenario.shop)
+        self._store_api = StoreAPI(scenario.store)
         self._user = SimulatedUser(scenario)
-        self._said = [""] * len(scenario.wishes)  # while each wish was open
+        self._replies = [""] * len(scenario.intents)  # text while each intent was current
         self._ended = False
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        return tuple(tool.spec for tool in self._desk.tools)
+        return tuple(tool.spec for tool in self._store_api.tools)
 
     async def reset(self) -> None:
         pass
 
     async def step(self, reply: Message) -> tuple[Message, ...]:
-        self._said[self._user.at] += f" {reply.content}"
+        self._replies[self._user.at] += f" {reply.content}"
         if reply.tool_calls:
-            return await execute_tool_calls(self._desk.tools, reply)
-        next_words = self._user.respond(reply.content)
-        self._ended = next_words is None
-        return () if next_words is None else (Message(role="user", content=next_words),)
+            return await execute_tool_calls(self._store_api.tools, reply)
+        message = self._user.respond(reply.content)
+        self._ended = message is None
+        return () if message is None else (Message(role="user", content=message),)
 
     async def score(self) -> Verdict:
-        wishes = self._scenario.wishes
-        told = [_says(t, w.told) for w, t in zip(wishes, self._said, strict=True) if w.told]
+        intents = self._scenario.intents
+        told = [
+            _states(text, intent.must_say)
+            for intent, text in zip(intents, self._replies, strict=True)
+            if intent.must_say
+        ]
         parts = {
-            "database": float(self._desk.shop == self._scenario.goal_state),
+            "database": float(self._store_api.store == self._scenario.goal_state),
             "told": fmean(told) if told else 1.0,
             "ended": float(self._ended),
         }
@@ -180,10 +184,10 @@ class ServiceEnv:
         pass
 
 
-def _says(text: str, what: str) -> bool:
-    """Whether an amount or a word is said, thousands with a comma or without.
+def _states(text: str, what: str) -> bool:
+    """Whether the text contains an amount or a word; thousands may have a comma.
 
-    >>> _says("You get $1,205.50 back.", "$1205.50"), _says("It is undelivered", "delivered")
+    >>> _states("You get $1,205.50 back.", "$1205.50"), _states("It is undelivered", "delivered")
     (True, False)
     """
     plain = text.lower().replace(",", "")

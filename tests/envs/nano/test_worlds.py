@@ -193,7 +193,7 @@ def test_a_demonstration_is_what_its_world_would_have_said(name, slips, thinks):
     for style in here.styles:
         for index in range(20):
             task = here.task(index)
-            manner = DemonstrationStyle(style=style, slips=slips, thinks=thinks)
+            manner = DemonstrationStyle(style=style, makes_mistake=slips, thinks=thinks)
             shown = here.demonstrate(task, manner, Random(index))
             episode = asyncio.run(run_rollout(here.make_env(task), replay_policy(shown)))
             assert episode.messages == shown.messages
@@ -206,7 +206,7 @@ def test_only_wrong_steps_are_marked_and_all_of_them():
     here = world("nano-chain")
     for index in range(100):
         shown = here.demonstrate(
-            here.task(index), DemonstrationStyle(style="worked", slips=True), Random(index)
+            here.task(index), DemonstrationStyle(style="worked", makes_mistake=True), Random(index)
         )
         (mark,) = shown.untrained
         thought = shown.messages[mark.message].reasoning
@@ -222,7 +222,9 @@ def test_a_wrong_look_up_is_a_marked_reply_that_is_answered():
     here = world("nano-tools")
     for index in range(50):
         task = here.task(index)
-        shown = here.demonstrate(task, DemonstrationStyle(style="full", slips=True), Random(index))
+        shown = here.demonstrate(
+            task, DemonstrationStyle(style="full", makes_mistake=True), Random(index)
+        )
         (mark,) = shown.untrained
         (call,) = shown.messages[mark.message].tool_calls
         (key,) = call.arguments.values()
