@@ -36,7 +36,7 @@ class RenderedTokens:
     ]  # index of the message that the token belongs to, if any
 
     def __post_init__(self) -> None:
-        for name in ("producers", "trained", "messages"):
+        for name in ("sources", "loss_mask", "message_indices"):
             count = len(getattr(self, name))
             if count != len(self.token_ids):
                 raise ValueError(f"{name}: {count} for {len(self.token_ids)} tokens")
