@@ -1,34 +1,31 @@
-"""Public JSON shapes into records and back, and the HTTP manners that all doors share.
+"""Public JSON shapes of the OpenAI, Anthropic, SGLang and vLLM APIs <-> records.
 
-anthropic_request.py       Anthropic's messages: what is asked
-anthropic_format.py        Anthropic's messages: how it answers
-request.py                 what is asked of us, once a dialect's words are taken away
-body.py                    bytes into checked fields
-dialect.py                 what a handler returns or raises, told in the dialect of its path
-errors.py                  what is wrong with a request, in each dialect
-vllm_generate.py           vLLM's /inference/v1/generate
-keys.py                    how clients send API keys, and how these are compared
-sampling_fields.py         how clients say what is to be sampled
-sglang_request.py          SGLang's /generate: what is asked
-sglang_client.py           SGLang's /generate from the other side
-sglang_format.py           SGLang's /generate: how it answers
-openai_chat_request.py     OpenAI's chat completions: what is asked
-openai_chat_format.py      OpenAI's chat completions: how it answers
-openai_completions.py      OpenAI's completions, with echo and log-probabilities
-openai_responses_request.py  OpenAI's Responses: what is asked
-openai_responses_format.py  OpenAI's Responses: how it answers
-openai_usage.py            tokens counted as OpenAI counts them
-delta_parser.py            the engine's tokens into what was thought, said and called
-token_decoder.py           single tokens as clients are shown them
-sse.py                     server-sent events, and clients that leave
-thinking_options.py        the ways in which clients ask for thinking, as one
-tokenize.py                the tokenizer's own endpoints
-formatter.py               one reply, told in a dialect, whole or as it comes
+anthropic_request.py       Anthropic Messages: request bodies
+anthropic_format.py        Anthropic Messages: responses and stream events
+body.py                    validation of request bodies
+delta_parser.py            engine output deltas into reasoning, content and tool calls
+errors.py                  error bodies of each API
+formatter.py               one completion in the shape of an API, whole or streamed
+openai_chat_request.py     OpenAI Chat Completions: request bodies
+openai_chat_format.py      OpenAI Chat Completions: responses and stream chunks
+openai_completions.py      OpenAI Completions, with echo and log-probabilities
+openai_responses_request.py  OpenAI Responses: request bodies
+openai_responses_format.py  OpenAI Responses: responses and stream events
+openai_usage.py            token usage as OpenAI counts it
+protocol.py                the API that a path belongs to
+request.py                 requests independent of the API they came from
+sampling_fields.py         sampling fields of request bodies into SamplingParams
+sglang_request.py          SGLang /generate: request bodies
+sglang_client.py           SGLang /generate: the client side
+sglang_format.py           SGLang /generate: responses and stream chunks
+thinking_options.py        the fields with which clients control thinking
+token_decoder.py           the text of single tokens, for log-probabilities
+tokenize.py                /tokenize, /detokenize and /tokenizer_info
+vllm_generate.py           vLLM /inference/v1/generate
 """
 
 from paddock.api import (
     anthropic_request,
-    dialect,
     formatter,
     openai_chat_request,
     openai_completions,
@@ -41,8 +38,8 @@ from paddock.api import (
 )
 from paddock.api.body import RequestBody, parse_body
 from paddock.api.delta_parser import DeltaParser, OutputDeltaLike, RequestOutputLike
-from paddock.api.errors import ApiError
 from paddock.api.openai_usage import openai_usage
+from paddock.api.protocol import protocol_for_path
 from paddock.api.request import (
     ApiRequest,
     ChatRequest,
@@ -55,7 +52,6 @@ from paddock.api.thinking_options import ThinkingOptions, from_template_kwargs
 from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
 
 __all__ = [
-    "ApiError",
     "ApiRequest",
     "ChatRequest",
     "DeltaParser",
@@ -69,7 +65,6 @@ __all__ = [
     "TokenLogprobLike",
     "anthropic_request",
     "context_length_error",
-    "dialect",
     "fit_to_context",
     "formatter",
     "from_template_kwargs",
@@ -79,6 +74,7 @@ __all__ = [
     "openai_usage",
     "parse_body",
     "parse_sampling_params",
+    "protocol_for_path",
     "sglang_client",
     "sglang_format",
     "sglang_request",

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from paddock.api import thinking_options
 from paddock.api.body import RequestBody
-from paddock.api.errors import ApiError
 from paddock.api.openai_chat_request import (
     parse_function_tools,
     parse_request_messages,
@@ -22,7 +21,7 @@ from paddock.api.sampling_fields import (
     parse_response_format,
     parse_stop,
 )
-from paddock.records import SamplingParams, ToolSpec
+from paddock.records import ApiError, SamplingParams, ToolSpec
 
 BILLING_HEADER = (
     "x-anthropic-billing-header:"  # differs every time, so that no prefix is ever found again
@@ -79,12 +78,12 @@ def parse_messages_request(
         only_tool=tools.only,
         thinking=wish.thinking,
         sampling=make_sampling_params(
-            OPENAI_FIELD_NAMES | {"stop_texts": "stop_sequences"},
+            OPENAI_FIELD_NAMES | {"stop": "stop_sequences"},
             max_new_tokens=body.max_tokens,
             temperature=float(_given(body.temperature, defaults.temperature)),
             top_p=float(_given(body.top_p, defaults.top_p)),
             top_k=top_k if top_k and top_k > 0 else None,
-            stop_texts=parse_stop(body.stop_sequences),
+            stop=parse_stop(body.stop_sequences),
             thinking_budget=wish.budget,
             grammar=parse_response_format(
                 _format(body.output_config), where="output_config.format"

@@ -4,14 +4,11 @@ Unknown keys are tolerated, and null is the same as leaving a key out. A value o
 the one promised is refused; nothing is converted, except a whole number given for a float.
 """
 
-import json
 from typing import Any, TypeVar
 
-import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from paddock.api.errors import ApiError
-from paddock.text import to_json_value
+from paddock.records import ApiError
 
 _B = TypeVar("_B", bound="RequestBody")
 
@@ -24,34 +21,6 @@ class RequestBody(BaseModel):
     )
 
 
-def parse_json(data: bytes) -> Any:
-    """The value that a body spells. Halves of surrogate pairs, which some clients send when they
-    cut a text, are mended.
-
-    >>> parse_json(b'{"a": [1, 2.5]}')
-    {'a': [1, 2.5]}
-    >>> parse_json(b'{"a": NaN}')
-    Traceback (most recent call last):
-    paddock.api.errors.ApiError: the body is not JSON: NaN is no JSON number
-    """
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return to_json_value(json.loads(data.decode(), parse_constant=_refuse))
-    except UnicodeDecodeError as error:
-        raise ApiError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
-    except RecursionError:
-        raise ApiError("the body is nested too deeply") from None
-    except ValueError as error:
-        raise ApiError(f"the body is not JSON: {error}") from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
-
-
 def parse_body(kind: type[_B], value: Any) -> _B:
     """The body as `kind`, or an ApiError that names the first field that is wrong.
 
@@ -61,7 +30,7 @@ def parse_body(kind: type[_B], value: Any) -> _B:
     3
     >>> parse_body(Small, {"size": "3"})
     Traceback (most recent call last):
-    paddock.api.errors.ApiError: size: Input should be a valid integer
+    paddock.records.errors.ApiError: size: Input should be a valid integer
     """
     if not isinstance(value, dict):
         raise ApiError("the body is not a JSON object")

@@ -158,10 +158,10 @@ class HeldBackText:
     """Text passed on as soon as it cannot be the beginning of a text that ends the reply.
 
     >>> held = HeldBackText(["END"])
-    >>> [held.write_stdin([ContentDelta(text)]) for text in ("so E", "N", "x")]
-    [[ContentText(text='so ')], [], [ContentText(text='ENx')]]
-    >>> held.finish_reason([ContentDelta(" END.")], "END")
-    [ContentText(text=' ')]
+    >>> [held.feed([parse_events.ContentDelta(text)]) for text in ("so E", "N", "x")]
+    [[ContentDelta(text='so ')], [], [ContentDelta(text='ENx')]]
+    >>> held.finish([parse_events.ContentDelta(" END.")], "END")
+    [ContentDelta(text=' ')]
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """What is wrong with a request, in the words of each dialect."""
 
-from dataclasses import dataclass
 from typing import Any
+
+from paddock.records import ApiError
 
 # The name that each dialect gives a status.
 _OPENAI = {
@@ -17,36 +18,7 @@ _OPENAI = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-MAX_MESSAGE_CHARS = 1000  # characters: what was wrong may be long, and a client knows what it sent
 _ANTHROPIC = _OPENAI | {500: "api_error", 503: "overloaded_error"}
-
-
-@dataclass(eq=False)
-class ApiError(ValueError):
-    """A request that cannot be answered. `param` is the field at fault, `code` a word that clients
-    look for, such as context_length_exceeded.
-
-    >>> openai_error(ApiError("temperature: -1 is not at least 0", param="temperature"))["error"]["type"]
-    'invalid_request_error'
-    >>> anthropic_error(ApiError("no such key", status=401))["error"]["type"]
-    'authentication_error'
-    """
-
-    message: str
-    status: int = 400
-    param: str | None = None
-    code: str | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.message) > MAX_MESSAGE_CHARS:
-            self.message = f"{self.message[:MAX_MESSAGE_CHARS]} ..."
-
-    def __str__(self) -> str:
-        return self.message
-
-    @property
-    def retryable(self) -> bool:
-        return self.status in (409, 429, 503)
 
 
 def check_completion_count(replies: int, most: int) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.api import thinking_options
-from paddock.api.errors import ApiError
 from paddock.api.request import ChatRequest
 from paddock.api.sampling_fields import (
     RoutingFields,
@@ -13,7 +12,7 @@ from paddock.api.sampling_fields import (
     parse_response_format,
     parse_sampling_params,
 )
-from paddock.records import Message, SamplingParams, ToolSpec
+from paddock.records import ApiError, Message, SamplingParams, ToolSpec
 from paddock.text import messages as text_messages
 from paddock.text import parse_messages
 
@@ -165,8 +164,10 @@ def parse_tool_choice(
     """The tools that the model is shown, whether it must call one, and which.
 
     >>> look = ToolSpec(name="look", description="", parameters={})
-    >>> parse_tool_choice("none", (look,)), parse_tool_choice({"type": "function", "name": "look"}, (look,))[1:]
-    (((), False, None), (True, 'look'))
+    >>> parse_tool_choice("none", (look,))
+    ((), False, None)
+    >>> parse_tool_choice({"type": "function", "name": "look"}, (look,))[1:]
+    (True, 'look')
     """
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         mode, tools = _allowed(choice, tools)

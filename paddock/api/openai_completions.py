@@ -10,7 +10,7 @@ from paddock.api.delta_parser import (
     RequestOutputLike,
     truncate_at_stop,
 )
-from paddock.api.errors import ApiError, check_completion_count
+from paddock.api.errors import check_completion_count
 from paddock.api.request import ApiRequest, Prompt
 from paddock.api.sampling_fields import (
     RoutingFields,
@@ -19,7 +19,7 @@ from paddock.api.sampling_fields import (
     parse_sampling_params,
 )
 from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
-from paddock.records import SamplingParams
+from paddock.records import ApiError, SamplingParams
 from paddock.text import DETOKENIZE_CONTEXT_TOKENS, IncrementalDetokenizer, Tokenizer, parse_events
 
 DEFAULT_MAX_TOKENS = 16  # tokens, where nothing is said

@@ -7,7 +7,6 @@ from typing import Any
 
 from paddock.api import thinking_options
 from paddock.api.body import RequestBody
-from paddock.api.errors import ApiError
 from paddock.api.openai_chat_request import (
     parse_function_tools,
     parse_request_messages,
@@ -19,8 +18,7 @@ from paddock.api.sampling_fields import (
     make_sampling_params,
     parse_response_format,
 )
-from paddock.http import json_bytes
-from paddock.records import Message, SamplingParams
+from paddock.records import ApiError, Message, SamplingParams, json_codec
 
 MAX_ECHO_BYTES = 1 << 20  # bytes of a field that a response repeats
 
@@ -162,7 +160,7 @@ def _refuse_long_echo(body: ResponsesBody) -> None:
         what = "must be at most 16 texts of 512 characters, with keys of 64"
         raise ApiError(f"metadata: {what}", param="metadata")
     for name in ("tools", "tool_choice", "text", "reasoning"):
-        length = len(json_bytes(getattr(body, name)))
+        length = len(json_codec.json_bytes(getattr(body, name)))
         if length > MAX_ECHO_BYTES:
             raise ApiError(f"{name}: {length} bytes, more than {MAX_ECHO_BYTES}", param=name)
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from paddock.api.errors import ApiError
-from paddock.records import Grammar, Message, SamplingParams, ToolSpec
+from paddock.records import ApiError, Grammar, Message, SamplingParams, ToolSpec
 from paddock.text import (
     DEFAULT_THINKING,
     SpecialToken,

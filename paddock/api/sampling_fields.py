@@ -5,13 +5,10 @@ from collections.abc import Mapping, Sized
 from typing import Any
 
 from paddock.api.body import RequestBody
-from paddock.api.errors import ApiError
-from paddock.records import MAX_SEED, Grammar, LogitBias, SamplingParams
+from paddock.records import MAX_SEED, ApiError, Grammar, LogitBias, SamplingParams
 
 OPENAI_FIELD_NAMES = {  # of a Sampling's fields, as most clients call them
     "max_new_tokens": "max_tokens",
-    "stop_ids": "stop_token_ids",
-    "stop_texts": "stop",
     "thinking_budget": "thinking_token_budget",
 }
 MAX_STOP_STRINGS, MAX_STOP_CHARS, MAX_TOKEN_IDS = 64, 1000, 1024  # every token is held against them
@@ -76,8 +73,8 @@ def parse_sampling_params(
         frequency_penalty=float(given(knobs.frequency_penalty, defaults.frequency_penalty)),
         presence_penalty=float(given(knobs.presence_penalty, defaults.presence_penalty)),
         logit_bias=biases,
-        stop_ids=tuple(given(knobs.stop_token_ids, defaults.stop_token_ids)),
-        stop_texts=defaults.stop if knobs.stop is None else parse_stop(knobs.stop),
+        stop_token_ids=tuple(given(knobs.stop_token_ids, defaults.stop_token_ids)),
+        stop=defaults.stop if knobs.stop is None else parse_stop(knobs.stop),
         ignore_eos=given(knobs.ignore_eos, defaults.ignore_eos),
         seed=given(normalize_seed(knobs.seed), defaults.seed),
         thinking_budget=thinking_budget,
@@ -92,9 +89,9 @@ def make_sampling_params(
 
     >>> make_sampling_params(max_new_tokens=-1)
     Traceback (most recent call last):
-    paddock.api.errors.ApiError: max_tokens: -1 is less than 1
+    paddock.records.errors.ApiError: max_tokens: -1 is less than 1
     """
-    check_id_count(fields.get("stop_ids", ()), "stop_token_ids")
+    check_id_count(fields.get("stop_token_ids", ()), "stop_token_ids")
     try:
         return SamplingParams(**fields)
     except ValueError as error:
@@ -111,7 +108,7 @@ def check_id_count(ids: Sized, name: str) -> None:
 def parse_logit_bias(said: Mapping[str, float] | None) -> tuple[LogitBias, ...]:
     """
     >>> parse_logit_bias({"7": -100})
-    (Bias(token_id=7, amount=-100.0),)
+    (LogitBias(token_id=7, amount=-100.0),)
     """
     found = []
     check_id_count(said or (), "logit_bias")
@@ -143,7 +140,8 @@ def parse_response_format(
 ) -> Grammar | None:
     """OpenAI's `response_format`, or `text.format` of the Responses API.
 
-    >>> parse_response_format({"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}).text
+    >>> form = {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}
+    >>> parse_response_format(form).text
     '{"type": "null"}'
     """
     kind = (form or {}).get("type")

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api.errors import ApiError
 from paddock.api.sglang_request import GRAMMAR_FIELDS, SHARED_FIELDS
-from paddock.records import Completion, FinishReason, SamplingParams, Segment
+from paddock.records import ApiError, Completion, FinishReason, SamplingParams, Segment
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _NUMBER = re.compile(r"(\d{1,18})$")
@@ -21,7 +20,8 @@ def to_sglang_sampling_params(sampling: SamplingParams) -> dict[str, Any]:
     """`sampling_params`; reading them back gives the same Sampling. `max_new_tokens` must be said:
     servers have small defaults of their own.
 
-    >>> to_sglang_sampling_params(SamplingParams(max_new_tokens=5, top_k=3, seed=1))["sampling_seed"]
+    >>> params = SamplingParams(max_new_tokens=5, top_k=3, seed=1)
+    >>> to_sglang_sampling_params(params)["sampling_seed"]
     1
     """
     if sampling.max_new_tokens is None:
@@ -110,7 +110,7 @@ def parse_weight_version(label: object) -> int:
     (7, 12, 0)
     >>> parse_weight_version("latest")
     Traceback (most recent call last):
-    paddock.api.errors.ApiError: weight_version: 'latest' carries no number
+    paddock.records.errors.ApiError: weight_version: 'latest' carries no number
     """
     if label is None or label == "default":
         return 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.api.body import RequestBody, parse_body
-from paddock.api.errors import ApiError, check_completion_count
+from paddock.api.errors import check_completion_count
 from paddock.api.request import ApiRequest, Prompt
 from paddock.api.sampling_fields import (
     check_id_count,
@@ -15,7 +15,7 @@ from paddock.api.sampling_fields import (
     parse_logit_bias,
     parse_stop,
 )
-from paddock.records import Grammar, SamplingParams
+from paddock.records import ApiError, Grammar, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128  # tokens, where nothing is said
 SHARED_FIELDS = (
@@ -56,8 +56,6 @@ class GenerateBody(RequestBody):
 
 
 SGLANG_FIELD_NAMES = {  # of a Sampling's fields, as SGLang's clients call them
-    "stop_ids": "stop_token_ids",
-    "stop_texts": "stop",
     "seed": "sampling_seed",
     "thinking_budget": "max_thinking_tokens",
 }
@@ -192,8 +190,8 @@ def parse_sglang_sampling_params(
         SGLANG_FIELD_NAMES,
         max_new_tokens=max(1, most) if most >= 0 else most,
         top_k=params.top_k if params.top_k is not None and params.top_k > 0 else None,
-        stop_ids=tuple(params.stop_token_ids or ()),
-        stop_texts=parse_stop(params.stop),
+        stop_token_ids=tuple(params.stop_token_ids or ()),
+        stop=parse_stop(params.stop),
         logit_bias=parse_logit_bias(params.logit_bias),
         seed=normalize_seed(params.sampling_seed),
         thinking_budget=thinking_budget,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api.errors import ApiError
+from paddock.records import ApiError
 from paddock.text import DEFAULT_THINKING, ThinkingKwargs
 
 
@@ -35,7 +35,7 @@ NO_THINKING_OPTIONS = ThinkingOptions()
 def from_template_kwargs(kwargs: Mapping[str, Any] | None) -> ThinkingOptions:
     """`chat_template_kwargs`; words that are not about thinking are passed over.
 
-    >>> from_template_kwargs({"thinking": False}).thinking.said
+    >>> from_template_kwargs({"thinking": False}).thinking.as_kwargs
     {'enable_thinking': False}
     """
     kwargs = kwargs or {}
@@ -85,7 +85,7 @@ def from_reasoning_field(said: Mapping[str, Any] | None) -> ThinkingOptions:
 def from_effort(effort: object, where: str = "reasoning_effort") -> ThinkingOptions:
     """An effort; "none" turns thinking off.
 
-    >>> from_effort("none").thinking.said, from_effort("high").thinking.said
+    >>> from_effort("none").thinking.as_kwargs, from_effort("high").thinking.as_kwargs
     ({'enable_thinking': False}, {'reasoning_effort': 'high'})
     """
     if effort is not None and not isinstance(effort, str):

@@ -7,10 +7,9 @@ from pydantic import Field
 
 from paddock.api import thinking_options
 from paddock.api.body import RequestBody
-from paddock.api.errors import ApiError
 from paddock.api.openai_chat_request import parse_function_tools, parse_request_messages
 from paddock.api.request import ChatRequest
-from paddock.records import SamplingParams
+from paddock.records import ApiError, SamplingParams
 from paddock.text import TOKENIZER_CONFIG_FILE, Tokenizer
 
 

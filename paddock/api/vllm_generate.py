@@ -5,12 +5,11 @@ from typing import Any
 
 from paddock.api.body import parse_body
 from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
-from paddock.api.errors import ApiError
 from paddock.api.openai_usage import openai_usage
 from paddock.api.request import ApiRequest
 from paddock.api.sampling_fields import SamplingFields, parse_sampling_params
 from paddock.api.token_decoder import TokenLogprobLike
-from paddock.records import SamplingParams
+from paddock.records import ApiError, SamplingParams
 
 
 class VLLMGenerateBody(SamplingFields):

@@ -3,14 +3,20 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 from weakref import WeakKeyDictionary
 
 from paddock.engine.request import OutputDelta, Request, RequestOutput
 
 OutputCallback = Callable[[OutputDelta | Exception], None]
+
+
+class OutputInbox(Protocol):
+    """Where the deltas of a request go; an asyncio.Queue is one."""
+
+    def put_nowait(self, item: OutputDelta | Exception, /) -> None: ...
 
 
 class StreamBridge:
@@ -55,17 +61,21 @@ class StreamBridge:
             async for delta in deltas:
                 yield delta
 
-    async def _listen(
-        self, request: Request, *, streamed: bool
-    ) -> AsyncGenerator[OutputDelta, None]:
+    def deliver_to(self, inbox: OutputInbox) -> OutputCallback:
+        """A callback for `submit` that puts each delta into `inbox` in the running event loop."""
         loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[OutputDelta | Exception] = asyncio.Queue()
         mail = self._mail.setdefault(loop, _Mail())
 
         def deliver(delta: OutputDelta | Exception) -> None:
             mail.send(loop, inbox, delta)
 
-        name, over = self.submit(request, deliver, streamed=streamed), False
+        return deliver
+
+    async def _listen(
+        self, request: Request, *, streamed: bool
+    ) -> AsyncGenerator[OutputDelta, None]:
+        inbox: asyncio.Queue[OutputDelta | Exception] = asyncio.Queue()
+        name, over = self.submit(request, self.deliver_to(inbox), streamed=streamed), False
         try:
             while not over:
                 delta = await inbox.get()
@@ -84,15 +94,13 @@ class _Mail:
     """
 
     def __init__(self) -> None:
-        self._pile: deque[
-            tuple[asyncio.Queue[OutputDelta | Exception], OutputDelta | Exception]
-        ] = deque()
+        self._pile: deque[tuple[OutputInbox, OutputDelta | Exception]] = deque()
         self._called = False
 
     def send(
         self,
         loop: asyncio.AbstractEventLoop,
-        inbox: asyncio.Queue[OutputDelta | Exception],
+        inbox: OutputInbox,
         delta: OutputDelta | Exception,
     ) -> None:
         if loop.is_closed():
@@ -100,7 +108,8 @@ class _Mail:
         self._pile.append((inbox, delta))
         if not self._called:
             self._called = True
-            loop.call_soon_threadsafe(self._hand_out)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(self._hand_out)
 
     def _hand_out(self) -> None:
         self._called = False  # before looking: who comes later calls again

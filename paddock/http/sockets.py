@@ -1,12 +1,14 @@
-"""Where a server listens."""
+"""Listening sockets of servers and their URLs."""
 
 import socket
 
-from paddock.cli.errors import UserError
+
+class SocketBindError(ValueError):
+    """The address cannot be bound."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A socket that nobody else has; it does not listen yet."""
+    """A bound TCP socket that does not listen yet. Raises SocketBindError if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -14,12 +16,12 @@ def bind_socket(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except (OSError, OverflowError) as error:
         sock.close()
-        raise UserError(f"cannot listen on {host}:{port}: {error}") from None
+        raise SocketBindError(f"cannot listen on {host}:{port}: {error}") from None
     return sock
 
 
 def socket_url(sock: socket.socket) -> str:
-    """How to reach it from this machine."""
+    """The URL of the socket from this machine."""
     host, port = sock.getsockname()[:2]
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"

@@ -1,14 +1,14 @@
 """Server-sent events, and clients that leave."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
+
+from paddock.records import json_codec
 
 DONE = b"data: [DONE]\n\n"
 
@@ -19,17 +19,6 @@ class ClientDisconnected(Exception):
     """Nobody waits for the answer any more."""
 
 
-def json_bytes(value: Any) -> bytes:
-    """
-    >>> json_bytes({"a": 10**30})
-    b'{"a": 1000000000000000000000000000000}'
-    """
-    try:
-        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:  # numbers beyond 64 bits, which a model may well write into a call
-        return json.dumps(value, ensure_ascii=False).encode()
-
-
 def encode_event(payload: dict[str, Any], *, named: bool = False) -> bytes:
     """One event; `named` also puts its type on a line of its own.
 
@@ -37,7 +26,7 @@ def encode_event(payload: dict[str, Any], *, named: bool = False) -> bytes:
     b'event: ping\\ndata: {"type":"ping"}\\n\\n'
     """
     name = b"event: " + str(payload["type"]).encode() + b"\n" if named else b""
-    return name + b"data: " + json_bytes(payload) + b"\n\n"
+    return name + b"data: " + json_codec.json_bytes(payload) + b"\n\n"
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[_T]) -> _T:
@@ -96,7 +85,7 @@ class TrackedJSONResponse(Response):
     def __init__(
         self, value: Any, *, received: Callable[[], object], over: Callable[[], object]
     ) -> None:
-        super().__init__(json_bytes(value))
+        super().__init__(json_codec.json_bytes(value))
         self._received, self._over = received, over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,11 +7,13 @@ train_sample.py  one trainable token sequence
 sampling_params.py  how a reply is to be sampled
 task.py        what a world is asked to do, and what came of it
 trajectory.py  one attempt at a task, token by token
+errors.py      errors that an HTTP API reports to its client
 json_codec.py  records as JSON values and back
 """
 
 from paddock.records import json_codec
 from paddock.records.dialogue import Dialogue, LossMaskSpan, ThinkingMode
+from paddock.records.errors import ApiError
 from paddock.records.message import Message, Role, ToolCall, ToolSpec
 from paddock.records.parameter import (
     ModelPart,
@@ -36,6 +38,7 @@ from paddock.records.trajectory import Completion, FinishReason, Segment, Trajec
 __all__ = [
     "MAX_ABS_REWARD",
     "MAX_SEED",
+    "ApiError",
     "Budget",
     "Completion",
     "Dialogue",

@@ -16,6 +16,7 @@ told apart by its keys.
     paddock.records.json_codec.WireError: Message.content: expected str, got 7
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
@@ -23,6 +24,8 @@ from math import isfinite
 from reprlib import repr as short
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import orjson
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -32,6 +35,7 @@ JsonObject = Mapping[str, Any]  # in a record, Any stands for any JSON value
 _R = TypeVar("_R", bound="DataclassInstance")
 _Decoder = Callable[[Any, str], Any]  # value, its path -> what the record holds
 _SCALARS = (str, int, float, bool)
+_MAX_DEPTH = 100  # of nested values in `to_json_value`
 
 
 class RecordDecodeError(ValueError):
@@ -176,3 +180,38 @@ def replace_lone_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def to_json_value(value: object) -> Any:
+    """A copy of a JSON value with lone surrogates replaced in every string.
+
+    Raises RecordDecodeError if `value` is not a JSON value or is nested too deeply.
+    """
+    return check_json_object({"value": _without_surrogates(value, _MAX_DEPTH)}, "value")["value"]
+
+
+def _without_surrogates(value: Any, depth: int) -> Any:
+    if not depth:
+        raise RecordDecodeError(f"nested more than {_MAX_DEPTH} levels deep")
+    if isinstance(value, str):
+        return replace_lone_surrogates(value)
+    if isinstance(value, dict):
+        return {
+            _without_surrogates(key, depth): _without_surrogates(item, depth - 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_surrogates(item, depth - 1) for item in value]
+    return value
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as compact UTF-8 JSON.
+
+    >>> json_bytes({"a": 10**30})
+    b'{"a": 1000000000000000000000000000000}'
+    """
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:  # integers beyond 64 bits, which a model may write into a tool call
+        return json.dumps(value, ensure_ascii=False).encode()

@@ -72,7 +72,7 @@ class SamplingParams:
     logit_bias: tuple[LogitBias, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # besides those the engine stops at anyway
     stop: tuple[str, ...] = ()
-    ignore_eos: bool = False  # stop at `stop_ids` and `stop_texts` alone
+    ignore_eos: bool = False  # stop at `stop_token_ids` and `stop` alone
     seed: int | None = None  # the same seed, the same reply, whatever else is being answered
     thinking_budget: int | None = None  # reasoning tokens before </think> is put there
     grammar: Grammar | None = None
@@ -107,8 +107,8 @@ def _complaints(s: SamplingParams) -> list[str]:
         ),
         (-2 <= s.frequency_penalty <= 2, "frequency_penalty", "is not in [-2, 2]"),
         (-2 <= s.presence_penalty <= 2, "presence_penalty", "is not in [-2, 2]"),
-        (min(s.stop_token_ids, default=0) >= 0, "stop_ids", "has a negative id"),
-        (all(s.stop), "stop_texts", "has an empty text"),
+        (min(s.stop_token_ids, default=0) >= 0, "stop_token_ids", "has a negative id"),
+        (all(s.stop), "stop", "has an empty text"),
         (s.seed is None or 0 <= s.seed < MAX_SEED, "seed", "is not in [0, 2^63)"),
         (s.thinking_budget is None or s.thinking_budget >= 0, "thinking_budget", "is negative"),
     ]

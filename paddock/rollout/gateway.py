@@ -24,23 +24,23 @@ from starlette.responses import Response
 
 from paddock import __version__
 from paddock.api import (
-    ApiError,
     ChatRequest,
     RequestBody,
     SamplingFields,
     ThinkingOptions,
     TokenDecoder,
     anthropic_request,
-    dialect,
     formatter,
     from_template_kwargs,
     openai_chat_request,
     openai_responses_request,
     parse_body,
     parse_sampling_params,
+    protocol_for_path,
 )
-from paddock.http import TrackedJSONResponse, has_api_key
-from paddock.records import Failure, Outcome, Verdict, json_codec
+from paddock.http import JsonRouter, PayloadStream, TrackedJSONResponse, error_response, has_api_key
+from paddock.http import to_api_error as http_to_api_error
+from paddock.records import ApiError, Failure, Outcome, Verdict, json_codec
 from paddock.rollout.atif import to_atif
 from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
 from paddock.rollout.prefix_matcher import MATCHERS
@@ -95,7 +95,7 @@ def build_gateway(
     app.router.route_class = _Straight
     app.state.sessions = sessions
     gateway, access = _Gateway(sessions, rules or SessionConfig()), _Access(sessions, admin_key)
-    public = dialect.JsonRouter(app, sessions.settings.max_body_bytes, to_api_error)
+    public = JsonRouter(app, protocol_for_path, sessions.settings.max_body_bytes, to_api_error)
     public.add_route("/health", gateway.health, methods=("GET",))
     admin = replace(public, admit=access.admin)
     admin.add_route("/sessions", gateway.create, body=SessionBody)
@@ -321,7 +321,7 @@ class _Gateway:
         del sent
         turn.formatter = voice(turn.prompt.prompt)
         if ask.stream:
-            return dialect.PayloadStream(turn.stream())
+            return PayloadStream(turn.stream())
         payload = await turn.respond()
         telling = live.begin_delivery()
         return TrackedJSONResponse(
@@ -358,7 +358,7 @@ def to_api_error(error: Exception) -> ApiError:
         error = ApiError(f"messages: {error}", param="messages")
     if isinstance(error, EngineUnavailableError):
         error = ApiError(f"no engine could answer: {error}", status=503, code="engine_failed")
-    return dialect.to_api_error(error)
+    return http_to_api_error(error)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -366,8 +366,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     path = request.url.path
     what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
     message = what.get(error.status_code, str(error.detail))
-    return dialect.error_response(
-        dialect.protocol_for_path(path), ApiError(message[:300], status=error.status_code)
+    return error_response(
+        protocol_for_path(path), ApiError(message[:300], status=error.status_code)
     )
 
 

@@ -15,10 +15,10 @@ from uuid import uuid4
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from paddock.api import ApiError, ChatRequest, OutputDeltaLike, RequestOutputLike, fit_to_context
+from paddock.api import ChatRequest, OutputDeltaLike, RequestOutputLike, fit_to_context
 from paddock.api import formatter as api_formatter
 from paddock.config import BaseSettings
-from paddock.records import Message, SamplingParams
+from paddock.records import ApiError, Message, SamplingParams
 from paddock.rollout.client import InferenceClient, InferenceRequest, final_delta, turn_seed
 from paddock.rollout.prefix_matcher import LOOSE, Digest, PrefixMatcher, prefix_digests
 from paddock.rollout.session import PRESERVED, Session, SessionHistory, TurnPrompt

@@ -16,41 +16,14 @@ weights agree; `state` and `adopt` carry weights and detours from one to another
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
-from math import log
+
+from paddock.http import ranks_by_preference, rendezvous_scores
 
 MIN_WEIGHT, MAX_WEIGHT = 0.25, 4.0  # of the mean weight
 
 
 class NoRankAvailableError(Exception):
     """There is nobody left to serve a session."""
-
-
-def rendezvous_hash(session: str, rank: str) -> float:
-    """A number in (0, 1), the same everywhere and always.
-
-    >>> rendezvous_hash("s1", "a") == rendezvous_hash("s1", "a"), rendezvous_hash("s1", "2a") == rendezvous_hash("s12", "a")
-    (True, False)
-    """
-    name = f"{len(session)}:{session}:{rank}".encode()
-    bits = int.from_bytes(blake2b(name, digest_size=8).digest(), "little") >> 11
-    return (bits + 0.5) / 2**53
-
-
-def rendezvous_scores(session: str, weights: Mapping[str, float]) -> dict[str, float]:
-    """Of each rank; the smallest is the session's."""
-    return {rank: -log(rendezvous_hash(session, rank)) / weight for rank, weight in weights.items()}
-
-
-def ranks_by_preference(session: str, weights: Mapping[str, float]) -> list[str]:
-    """The ranks, the session's favourite first.
-
-    >>> before = ranks_by_preference("s1", {"a": 1.0, "b": 1.0, "c": 1.0})
-    >>> ranks_by_preference("s1", {rank: 1.0 for rank in before[1:]}) == before[1:]
-    True
-    """
-    found = rendezvous_scores(session, weights)
-    return sorted(found, key=lambda rank: (found[rank], rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

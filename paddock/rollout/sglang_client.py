@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from paddock.api import ApiError, OutputDeltaLike, RequestOutputLike, sglang_client
+from paddock.api import OutputDeltaLike, RequestOutputLike, sglang_client
 from paddock.http import ConnectionPool, PooledResponse
-from paddock.records import SamplingParams
+from paddock.records import ApiError, SamplingParams
 from paddock.rollout.client import (
     EngineUnavailableError,
     InferenceRequest,

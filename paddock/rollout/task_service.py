@@ -19,9 +19,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from paddock import __version__
-from paddock.api import ApiError, RequestBody, dialect, parse_body
-from paddock.http import ConnectionPool, has_api_key
-from paddock.records import Failure, Outcome, Trajectory, Verdict, json_codec
+from paddock.api import RequestBody, parse_body, protocol_for_path
+from paddock.http import Authorize, ConnectionPool, JsonRouter, has_api_key
+from paddock.records import ApiError, Failure, Outcome, Trajectory, Verdict, json_codec
 from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
 from paddock.rollout.session_manager import LiveSession, SessionConfig, SessionManager
 from paddock.rollout.sglang_client import ServerClient
@@ -80,10 +80,12 @@ def build_task_service(tasks: Mapping[str, AgentFn], *, key: str) -> FastAPI:
     async def health(_http: Request, _value: Any) -> Any:
         return {"status": "ok", "tasks": list(tasks)}
 
-    dialect.JsonRouter(app, MAX_BODY_BYTES, admit=_admit(key)).add_route(
+    JsonRouter(app, protocol_for_path, MAX_BODY_BYTES, admit=_admit(key)).add_route(
         "/rollouts", play, body=RolloutBody
     )
-    dialect.JsonRouter(app, MAX_BODY_BYTES).add_route("/health", health, methods=("GET",))
+    JsonRouter(app, protocol_for_path, MAX_BODY_BYTES).add_route(
+        "/health", health, methods=("GET",)
+    )
     return app
 
 
@@ -145,7 +147,7 @@ class TaskServiceRegistry:
         async def every(_http: Request, _value: Any) -> Any:
             return {"tasks": self.tasks()}
 
-        doors = dialect.JsonRouter(app, MAX_BODY_BYTES, admit=_admit(key))
+        doors = JsonRouter(app, protocol_for_path, MAX_BODY_BYTES, admit=_admit(key))
         doors.add_route("/tasks", register, body=RegisterBody)
         doors.add_route("/tasks", every, methods=("GET",))
 
@@ -245,7 +247,7 @@ def _nothing(given: RolloutSpec, outcome: Outcome) -> Trajectory:
     )
 
 
-def _admit(key: str) -> dialect.Authorize:
+def _admit(key: str) -> Authorize:
     if not key:
         raise ValueError("the key of task services must not be empty")
 

@@ -8,9 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
-from paddock.api import ApiError, dialect
+from paddock.api import protocol_for_path
 from paddock.config import ConfigError
 from paddock.engine import Engine
+from paddock.http import JsonRouter, error_response
+from paddock.records import ApiError
 from paddock.serve.auth import AuthMiddleware
 from paddock.serve.chat_service import ChatService, engine_error_to_api_error
 from paddock.serve.routes.admin import AdminRoutes
@@ -47,7 +49,7 @@ def build_app(
     app = FastAPI(title="Paddock", version=__version__, docs_url=None, redoc_url=None)
     hall = ChatService(engines, tokenizer, renderer, settings)
     app.state.hall = hall
-    doors = dialect.JsonRouter(app, settings.max_body_bytes, engine_error_to_api_error)
+    doors = JsonRouter(app, protocol_for_path, settings.max_body_bytes, engine_error_to_api_error)
     for door in (
         SGLangRoutes(hall),
         VLLMGenerateRoutes(hall),
@@ -71,14 +73,14 @@ async def _refused(request: Request, error: Exception) -> Response:
     path = request.scope["path"]  # `url` raises where the Host header is no host
     what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
     message = what.get(error.status_code, str(error.detail))
-    found = dialect.error_response(
-        dialect.protocol_for_path(path), ApiError(message[:300], status=error.status_code)
+    found = error_response(
+        protocol_for_path(path), ApiError(message[:300], status=error.status_code)
     )
     found.headers.update(error.headers or {})
     return found
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return dialect.error_response(
-        dialect.protocol_for_path(request.scope["path"]), engine_error_to_api_error(error)
+    return error_response(
+        protocol_for_path(request.scope["path"]), engine_error_to_api_error(error)
     )

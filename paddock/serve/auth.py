@@ -3,8 +3,9 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paddock.api import ApiError, dialect
-from paddock.http import api_key_from_headers, is_allowed_host, is_cross_site
+from paddock.api import protocol_for_path
+from paddock.http import api_key_from_headers, error_response, is_allowed_host, is_cross_site
+from paddock.records import ApiError
 from paddock.serve.routes.admin import ADMIN_PATHS
 from paddock.serve.settings import ApiKeys, ServeSettings
 
@@ -26,9 +27,7 @@ class AuthMiddleware:
         if error is None:
             await self.app(scope, receive, send)
         else:
-            await dialect.error_response(dialect.protocol_for_path(scope["path"]), error)(
-                scope, receive, send
-            )
+            await error_response(protocol_for_path(scope["path"]), error)(scope, receive, send)
 
     def find_error(self, method: str, path: str, headers: Headers) -> ApiError | None:
         """Why a request may not pass, if it may not."""

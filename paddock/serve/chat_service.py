@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
@@ -13,14 +13,12 @@ from uuid import uuid4
 from starlette.requests import Request as HttpRequest
 
 from paddock.api import (
-    ApiError,
     ApiRequest,
     ChatRequest,
     Prompt,
     ThinkingOptions,
     TokenDecoder,
     context_length_error,
-    dialect,
     fit_to_context,
     formatter,
 )
@@ -36,7 +34,8 @@ from paddock.engine import (
     RequestOutput,
     WeightVersionLabels,
 )
-from paddock.records import SamplingParams
+from paddock.http import to_api_error
+from paddock.records import ApiError, SamplingParams
 from paddock.serve.load_balancer import ReplicaLoadBalancer
 from paddock.serve.settings import ServeSettings
 from paddock.text import (
@@ -279,16 +278,16 @@ class Generation:
         return aclosing(self._deltas(streamed=True))
 
     async def _deltas(self, *, streamed: bool) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-        inbox: asyncio.Queue[tuple[int, OutputDelta | EngineError]] = asyncio.Queue()
+        inbox: asyncio.Queue[tuple[int, OutputDelta | Exception]] = asyncio.Queue()
         unanswered: dict[int, str] = {}
         with self._known(), self.hall.replicas.reserve(self.replica, len(self.requests)) as engine:
             try:
                 for i, request in enumerate(self.requests):
-                    deliver = _delivery(inbox, i)
+                    deliver = engine.deliver_to(_IndexedInbox(inbox, i))
                     unanswered[i] = await _handed_in(engine, request, deliver, streamed=streamed)
                 while unanswered:
                     i, delta = await inbox.get()
-                    if isinstance(delta, EngineError):
+                    if isinstance(delta, Exception):
                         del unanswered[i]
                         raise delta
                     if delta.output is not None:
@@ -334,17 +333,16 @@ class Generation:
         )
 
 
-def _delivery(
-    inbox: asyncio.Queue[tuple[int, OutputDelta | EngineError]], index: int
-) -> OutputCallback:
-    """Puts what an engine's thread says into an inbox of this thread's event loop."""
-    loop = asyncio.get_running_loop()
+class _IndexedInbox:
+    """The inbox of one of several requests that share a queue."""
 
-    def deliver(delta: OutputDelta | EngineError) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-            loop.call_soon_threadsafe(inbox.put_nowait, (index, delta))
+    def __init__(
+        self, queue: asyncio.Queue[tuple[int, OutputDelta | Exception]], index: int
+    ) -> None:
+        self._queue, self._index = queue, index
 
-    return deliver
+    def put_nowait(self, item: OutputDelta | Exception, /) -> None:
+        self._queue.put_nowait((self._index, item))
 
 
 async def _handed_in(
@@ -381,8 +379,11 @@ def _scored(delta: OutputDelta, request: Request) -> OutputDelta:
     wanted = len(request.token_ids) - start
     if len(answer.prompt_logprobs) == wanted:
         return delta
-    rows = {"prompt_logprobs": answer.prompt_logprobs, "prompt_top": answer.prompt_top_logprobs}
-    rows["prompt_asked"] = answer.prompt_requested_logprobs
+    rows = {
+        "prompt_logprobs": answer.prompt_logprobs,
+        "prompt_top_logprobs": answer.prompt_top_logprobs,
+    }
+    rows["prompt_requested_logprobs"] = answer.prompt_requested_logprobs
     padded = {name: (*row, *[None] * (wanted - len(row))) for name, row in rows.items()}
     return replace(delta, output=replace(answer, **padded))  # type: ignore[arg-type]
 
@@ -402,4 +403,4 @@ def engine_error_to_api_error(error: Exception) -> ApiError:
         error = ApiError(str(error), status=409, code="duplicate_id")
     if isinstance(error, EngineError):
         error = ApiError(str(error), status=500, code="engine_failed")
-    return dialect.to_api_error(error)
+    return to_api_error(error)

@@ -7,24 +7,11 @@ passed over. Whoever has no session goes to the least busy.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 from itertools import count
 
-from paddock.api import ApiError
 from paddock.engine import Engine
-
-
-def rendezvous_order(session: str, replicas: int) -> list[int]:
-    """The replicas, the session's favourite first. Losing the last replica moves only its sessions.
-
-    >>> rendezvous_order("a", 3) == rendezvous_order("a", 3), sorted(rendezvous_order("a", 3))
-    (True, [0, 1, 2])
-    """
-
-    def draw(replica: int) -> bytes:
-        return blake2b(f"{session}\0{replica}".encode(), digest_size=8).digest()
-
-    return sorted(range(replicas), key=draw, reverse=True)
+from paddock.http import rendezvous_order
+from paddock.records import ApiError
 
 
 def is_overloaded(load: int, least: int, *, room: int) -> bool:

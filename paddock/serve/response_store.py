@@ -7,8 +7,7 @@ from time import monotonic
 from typing import Any
 
 from paddock.api import openai_responses_request
-from paddock.http import json_bytes
-from paddock.records import Message
+from paddock.records import Message, json_codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class ResponseStore:
     >>> now = 0.0
     >>> kept = ResponseStore(most=2, seconds=60, most_bytes=1000, clock=lambda: now)
     >>> for name in ("a", "b", "c"):
-    ...     kept.add_validated({"id": name}, (), "s")
+    ...     kept.put({"id": name}, (), "s")
     >>> [kept.get(name) is not None for name in ("a", "b", "c")]
     [False, True, True]
     >>> now = 61.0
@@ -52,7 +51,7 @@ class ResponseStore:
         self, response: dict[str, Any], messages: tuple[Message, ...], session: str | None
     ) -> None:
         name = response["id"]
-        size = len(json_bytes(response)) + sum(map(_size, messages))
+        size = len(json_codec.json_bytes(response)) + sum(map(_size, messages))
         previous = openai_responses_request.PreviousResponse(
             messages=messages, session=session or name
         )

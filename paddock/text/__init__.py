@@ -42,7 +42,6 @@ from paddock.text.tokenizer import (
     TokenizerError,
     train_tokenizer,
 )
-from paddock.text.tool_arguments import to_json_value
 from paddock.text.tool_call_grammar import tool_call_grammar
 
 __all__ = [
@@ -70,7 +69,6 @@ __all__ = [
     "parse_completion",
     "parse_events",
     "parse_messages",
-    "to_json_value",
     "tokenizer_from_gguf",
     "tool_call_grammar",
     "tool_to_openai",

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Any, overload
 
 from paddock.records import Message, Role, ToolCall, ToolSpec, json_codec
-from paddock.text.tool_arguments import parse_arguments, to_json_value
+from paddock.text.tool_arguments import parse_arguments
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -118,7 +118,7 @@ def parse_tools(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]
                 ToolSpec(
                     name=json_codec.replace_lone_surrogates(bare["name"]),
                     description=_text(bare.get("description"), "description"),
-                    parameters=to_json_value({} if parameters is None else parameters),
+                    parameters=json_codec.to_json_value({} if parameters is None else parameters),
                 )
             )
         except ValueError as error:
@@ -194,7 +194,7 @@ def _text(content: object, path: str, *, any_json: bool = False) -> str:
     if isinstance(content, _LIST) and not (any_json and not _is_parts(content)):
         return "".join(_part(part, f"{path}[{j}]") for j, part in enumerate(content))
     if any_json:
-        return json.dumps(to_json_value(content), ensure_ascii=False)
+        return json.dumps(json_codec.to_json_value(content), ensure_ascii=False)
     raise ValueError(f"{path}: expected text, got {content!r:.80}")
 
 

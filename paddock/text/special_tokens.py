@@ -75,12 +75,13 @@ class MissingTokenError(ValueError):
 class SpecialTokenIds:
     """The ids of GLM-5's added tokens in one tokenizer, which need not have them all.
 
-    >>> specials = SpecialTokenIds({SpecialToken.ENDOFTEXT: 300, SpecialToken.USER: 301}, tokenizer="tiny")
+    >>> ids = {SpecialToken.ENDOFTEXT: 300, SpecialToken.USER: 301}
+    >>> specials = SpecialTokenIds(ids, tokenizer="tiny")
     >>> specials[SpecialToken.USER], specials.stop_token_ids
     (301, (300, 301))
     >>> specials[SpecialToken.SOP]
     Traceback (most recent call last):
-    paddock.text.special_tokens.MissingToken: tokenizer 'tiny' has no token <sop>
+    paddock.text.special_tokens.MissingTokenError: tokenizer 'tiny' has no token <sop>
     """
 
     ids: Mapping[SpecialToken, int]

@@ -10,7 +10,6 @@ from paddock.records import json_codec
 
 RAW_ARGUMENTS_KEY = "arguments"  # the key under which arguments that are no JSON object are kept
 
-_LEVELS = 100  # of values within values
 _SCHEMA_LEVELS = 16  # that are looked into; a schema may refer to itself
 _KINDS: dict[type, str] = {
     str: "string",
@@ -23,15 +22,10 @@ _KINDS: dict[type, str] = {
 }
 
 
-def to_json_value(value: object) -> Any:
-    """A copy of a JSON value with every text mended; WireError if it is none or too deep."""
-    return json_codec.check_json_object({"value": _mended(value, _LEVELS)}, "value")["value"]
-
-
 def parse_json_value(text: str) -> Any:
     """The value that JSON `text` spells, as a record can carry it; ValueError if it does not."""
     try:
-        return to_json_value(json.loads(text))
+        return json_codec.to_json_value(json.loads(text))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -46,7 +40,9 @@ def parse_arguments(given: object) -> json_codec.JsonObject:
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     try:
-        value = parse_json_value(given) if isinstance(given, str) else to_json_value(given)
+        value = (
+            parse_json_value(given) if isinstance(given, str) else json_codec.to_json_value(given)
+        )
     except ValueError:
         return {
             RAW_ARGUMENTS_KEY: json_codec.replace_lone_surrogates(
@@ -89,8 +85,10 @@ def coerce_argument(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
 
     >>> coerce_argument("5", frozenset({"integer"})), coerce_argument("5", frozenset({"string"}))
     ((5, True), ('5', True))
-    >>> coerce_argument("five", frozenset({"integer"})), coerce_argument("{'a': None}", frozenset({"object"}))
-    (('five', False), ({'a': None}, True))
+    >>> coerce_argument("five", frozenset({"integer"}))
+    ('five', False)
+    >>> coerce_argument("{'a': None}", frozenset({"object"}))
+    ({'a': None}, True)
     """
     others = kinds - {"string"}
     if kinds and not others:
@@ -108,16 +106,6 @@ def coerce_argument(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
     return value, False
 
 
-def _mended(value: Any, levels: int) -> Any:
-    if not levels:
-        raise json_codec.RecordDecodeError(f"more than {_LEVELS} values within values")
-    if isinstance(value, str):
-        return json_codec.replace_lone_surrogates(value)
-    if isinstance(value, dict):
-        return {_mended(key, levels): _mended(item, levels - 1) for key, item in value.items()}
-    return [_mended(item, levels - 1) for item in value] if isinstance(value, list) else value
-
-
 def _spelled(text: str, *, literal: bool) -> Any:
     """The value that `text` spells in JSON or, with `literal`, in Python."""
     try:
@@ -128,7 +116,7 @@ def _spelled(text: str, *, literal: bool) -> Any:
     try:
         with warnings.catch_warnings():  # about escapes in what is no Python at all
             warnings.simplefilter("ignore")
-            return to_json_value(ast.literal_eval(text.strip()))
+            return json_codec.to_json_value(ast.literal_eval(text.strip()))
     except (SyntaxError, TypeError, MemoryError, RecursionError):
         raise ValueError("no literal") from None
 

@@ -9,15 +9,15 @@ from paddock.api.anthropic_request import (
     parse_count_tokens_request,
     parse_messages_request,
 )
-from paddock.api.body import parse_body, parse_json
-from paddock.api.errors import ApiError
+from paddock.api.body import parse_body
 from paddock.api.openai_chat_request import ChatCompletionBody, parse_chat_request
 from paddock.api.openai_completions import CompletionBody, parse_completion_requests
 from paddock.api.openai_responses_request import ResponsesBody, parse_responses_request
 from paddock.api.sampling_fields import SamplingFields, parse_sampling_params
 from paddock.api.sglang_request import GenerateBody, parse_generate_requests
 from paddock.api.thinking_options import NO_THINKING_OPTIONS, ThinkingOptions
-from paddock.records import LogitBias, SamplingParams
+from paddock.http import parse_json
+from paddock.records import ApiError, LogitBias, SamplingParams
 from paddock.text import ThinkingKwargs
 
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9, top_k=40)
@@ -393,9 +393,9 @@ def test_what_would_slow_every_token_down_is_refused(wrong):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\xff", "not UTF-8: invalid start byte at byte 0"),
-        (b'{"a": Infinity}', "Infinity is no JSON number"),
-        (b"{", "not JSON"),
+        (b"\xff", "not valid UTF-8: invalid start byte at byte 0"),
+        (b'{"a": Infinity}', "Infinity is not a JSON number"),
+        (b"{", "not valid JSON"),
         (b"[" * 100_000, "nested too deeply|more than 100 values"),
     ],
 )

@@ -28,8 +28,8 @@ SAMPLINGS = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-9, 9), max_size=2).map(
         lambda found: tuple(LogitBias(token, amount) for token, amount in found.items())
     ),
-    stop_ids=st.lists(st.integers(0, 99), max_size=2).map(tuple),
-    stop_texts=st.lists(st.text(min_size=1, max_size=3), max_size=2).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, 99), max_size=2).map(tuple),
+    stop=st.lists(st.text(min_size=1, max_size=3), max_size=2).map(tuple),
     ignore_eos=st.booleans(),
     seed=st.none() | st.integers(0, 2**63 - 1),
     grammar=st.none() | st.just(Grammar("regex", "a+")),

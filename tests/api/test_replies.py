@@ -47,7 +47,7 @@ class Answer:
     """What an engine says of a finished request, as far as replies look at it."""
 
     completion: Completion
-    matched: int | str | None = None
+    matched_stop: int | str | None = None
     id: str = "r"
     prompt_tokens: int = 9
     cached_tokens: int = 4
@@ -59,8 +59,8 @@ class Answer:
 class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    answer: Answer | None = None
-    top: tuple = ()
+    output: Answer | None = None
+    top_logprobs: tuple = ()
     version: int = 0
 
 
@@ -122,8 +122,8 @@ def test_a_chat_stream_adds_up_however_it_is_cut(cuts):
     chunks = [stream.open()]
     for delta in deltas(IDS, cuts):
         chunks += stream.push(found.feed(delta), delta)
-        if delta.answer:
-            chunks.append(stream.close(delta.answer, calls=len(found.message.tool_calls)))
+        if delta.output:
+            chunks.append(stream.close(delta.output, calls=len(found.message.tool_calls)))
     choices = [chunk["choices"][0] for chunk in chunks]
     said = {"reasoning_content": "", "reasoning": "", "content": ""}
     calls = {}
@@ -154,8 +154,8 @@ def test_blocks_of_a_message_stream_add_up_however_they_are_cut(cuts):
     events = stream.open()
     for delta in deltas(IDS, cuts):
         events += stream.push(found.feed(delta))
-        if delta.answer:
-            events += stream.close(delta.answer, calls=2)
+        if delta.output:
+            events += stream.close(delta.output, calls=2)
     made, is_open = [], None
     for event in events:
         match event["type"]:
@@ -196,8 +196,8 @@ def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
     events = stream.open()
     for delta in deltas(IDS, cuts):
         events += stream.push(found.feed(delta), delta)
-        if delta.answer:
-            events += stream.close(delta.answer)
+        if delta.output:
+            events += stream.close(delta.output)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     done = events[-1]["response"]
     expected = frame.format_response(whole(), answer_of(IDS))

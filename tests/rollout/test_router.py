@@ -6,7 +6,8 @@ from random import Random
 import pytest
 
 from benchmarks.rl_routing import Trace, ours, replay, taking_turns
-from paddock.rollout.session_router import NoRankAvailableError, SessionRouter, ranks_by_preference
+from paddock.http import ranks_by_preference
+from paddock.rollout.session_router import NoRankAvailableError, SessionRouter
 
 RANKS = tuple("abcdefgh")
 

@@ -77,7 +77,7 @@ def serving(
         **({"kv_cache_bytes": 1 << 22, "max_running_requests": 8} | (engine or {}))
     )
     engines = [Engine(load_pretrained(folder), tokenizer, chosen) for _ in range(replicas)]
-    names = {"served_name": "tiny", "aliases": ("m", "glm-5[1m]")}
+    names = {"served_model_name": "tiny", "served_model_aliases": ("m", "glm-5[1m]")}
     said = names | {"model_path": str(folder)} | settings
     ways = [weights(each) for each in engines] if weights else []
     shown = ServeSettings(**said)

@@ -150,7 +150,7 @@ def test_sessions_spread_over_replicas():
 
 @pytest.fixture(scope="module")
 def pair(folder):
-    with serving(folder, replicas=2, engine={"max_running": 2}) as server:
+    with serving(folder, replicas=2, engine={"max_running_requests": 2}) as server:
         yield server
         assert server.audit() == []
 
@@ -194,7 +194,7 @@ def test_a_replica_that_is_too_busy_is_passed_over(pair):
 
 
 def test_more_requests_than_may_wait_are_told_to_come_back(folder):
-    with serving(folder, engine={"max_running": 1, "max_waiting": 1}) as live:
+    with serving(folder, engine={"max_running_requests": 1, "max_queued_requests": 1}) as live:
         asking = Asking(live, SLOW | {"sampling_params": SLOW["sampling_params"] | {"n": 2}})
         running(live)
         found = live.post("/v1/completions", {"prompt": "x"})

@@ -9,7 +9,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from paddock.api.dialect import JsonRouter
+from paddock.api import protocol_for_path
+from paddock.http import JsonRouter
 from paddock.http.server import ConnectionTimeouts, uvicorn_config
 from tests.patience import PATIENCE_S
 
@@ -37,7 +38,8 @@ def address():
     async def echo(_http, value):
         return {"heard": value, "long": "x" * (value or {}).get("long", 0)}
 
-    JsonRouter(app, 1 << 20, body_s=0.2).add_route("/echo", echo, methods=("POST", "GET"))
+    router = JsonRouter(app, protocol_for_path, 1 << 20, body_timeout_s=0.2)
+    router.add_route("/echo", echo, methods=("POST", "GET"))
     # A busy machine may take its time between connecting and sending.
     limits = ConnectionTimeouts(headers_s=1.0, unread_s=0.2, header_bytes=1 << 14)
     with listening(app, limits) as where:

@@ -49,7 +49,7 @@ def test_nothing_and_wrong_methods_are_told_in_the_dialect(live):
 
 
 def test_long_bodies_are_refused(folder):
-    with serving(folder, body_bytes=1000) as live:
+    with serving(folder, max_body_bytes=1000) as live:
         long = {"text": "x" * 2000}
         assert live.post("/generate", long).status_code == 413
 

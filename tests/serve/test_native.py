@@ -119,7 +119,7 @@ def test_a_stream_is_cumulative(live):
 
 
 def test_a_stream_can_be_incremental(folder):
-    with serving(folder, incremental=True) as live:
+    with serving(folder, incremental_streaming_output=True) as live:
         whole = generate(live, **ASK)
         said = events(live.post("/generate", ASK | {"dataloader": True}))
     assert [i for e in said for i in e["output_ids"]] == whole["output_ids"]
@@ -146,7 +146,7 @@ def test_stop_texts_are_trimmed_unless_not_wanted(live):
 
 
 def test_replay_is_handed_over(folder):
-    with serving(folder, engine={"replay": True}) as live:
+    with serving(folder, engine={"capture_routing": True}) as live:
         done = generate(
             live,
             input_ids=IDS,
@@ -164,7 +164,7 @@ def test_replay_is_handed_over(folder):
 
 def test_drafts_are_reported(folder):
     """The school teaches no drafting; what is reported is what the engine counted."""
-    with serving(folder, engine={"mtp_steps": 2}) as live:
+    with serving(folder, engine={"num_speculative_tokens": 2}) as live:
         meta = generate(live, **ASK)["meta_info"]
     assert meta["spec_verify_ct"] >= 2 and meta["spec_num_proposed_drafts"] > 0
     assert meta["spec_accept_length"] == pytest.approx(6 / meta["spec_verify_ct"])

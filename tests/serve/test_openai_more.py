@@ -213,7 +213,7 @@ def test_responses_that_are_not_kept_cannot_be_gone_on_from(client):
 
 
 def test_a_server_that_keeps_no_responses_says_so(folder):
-    with serving(folder, keep_responses=0) as live:
+    with serving(folder, max_stored_responses=0) as live:
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
         done = client.responses.create(model="m", input="Say hello.", temperature=0)
         assert not done.store

@@ -27,7 +27,7 @@ APART = ["/pause_generation"]
 @pytest.fixture(scope="module")
 def small(folder):
     """Replies are short here, however long they are asked to be."""
-    with serving(folder, engine={"context": 96}) as server:
+    with serving(folder, engine={"context_length": 96}) as server:
         yield server
         assert server.audit() == []
 

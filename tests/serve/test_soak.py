@@ -129,7 +129,7 @@ async def soaked(url, folder, clients, count):
 
 @pytest.mark.parametrize("mtp_steps", [0, 2])
 def test_nothing_is_left_over_after_a_soak(folder, mtp_steps):
-    few_pages = {"pages": 80, "max_running": 6, "mtp_steps": mtp_steps}
+    few_pages = {"num_pages": 80, "max_running_requests": 6, "num_speculative_tokens": mtp_steps}
     with serving(folder, replicas=2, engine=few_pages, weights=EngineWeightUpdater) as live:
         total = asyncio.run(soaked(live.url, folder, clients=16, count=10))
         assert total.get(200, 0) > 10 and total.get(400, 0) > 3 and total.get("left", 0) > 3, total

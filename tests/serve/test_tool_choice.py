@@ -127,7 +127,7 @@ def required(server, seed, most):
 
 
 def test_a_required_call_with_drafts(folder, capfd):
-    with serving(folder, temperature=50.0, engine={"mtp_steps": 2}) as server:
+    with serving(folder, temperature=50.0, engine={"num_speculative_tokens": 2}) as server:
         for seed in range(300, 306):
             most = lambda schema: smallest(server.tokenizer, "look", schema) + 8  # noqa: E731
             arguments, schema = required(server, seed, most)

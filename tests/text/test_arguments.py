@@ -5,13 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.records import ToolCall
-from paddock.records.json_codec import RecordDecodeError, replace_lone_surrogates
+from paddock.records.json_codec import RecordDecodeError, replace_lone_surrogates, to_json_value
 from paddock.text.tool_arguments import (
     allowed_json_types,
     coerce_argument,
     parse_arguments,
     parse_json_value,
-    to_json_value,
 )
 
 NUMBER, TEXT = frozenset({"number"}), frozenset({"string"})
@@ -62,7 +61,7 @@ def test_what_is_nested_without_end_is_text(text):
 def test_what_is_no_json_is_refused_by_name():
     with pytest.raises(RecordDecodeError, match="value"):
         to_json_value({"a": object()})
-    with pytest.raises(RecordDecodeError, match="values within values"):
+    with pytest.raises(RecordDecodeError, match="levels deep"):
         to_json_value(json.loads("[" * 200 + "]" * 200))
 
 

@@ -124,7 +124,7 @@ def test_a_model_learns_its_replies_up_to_the_token_that_stops_it(files):
     ours = renderer(files, CHATML)
     whole = ours.render_dialogue(TURNS)
     call = '<tool_call>{"name": "look", "arguments": {"at": "up"}}</tool_call>'
-    assert runs(ours, whole, "trained") == [
+    assert runs(ours, whole, "loss_mask") == [
         (False, SAID("system", "You are a pony.") + SAID("user", "What is up?") + OPENER),
         (True, f"Looking.\n{call}<|im_end|>"),
         (False, "\n" + SAID("user", "sky") + OPENER),
@@ -133,7 +133,7 @@ def test_a_model_learns_its_replies_up_to_the_token_that_stops_it(files):
         (True, "Yes.<|im_end|>"),
         (False, "\n"),
     ]
-    words = [(who, text) for who, text in runs(ours, whole, "producers") if who != "template"]
+    words = [(who, text) for who, text in runs(ours, whole, "sources") if who != "template"]
     assert words == [
         ("user", "What is up?"),
         ("assistant", f"Looking.\n{call}<|im_end|>"),
@@ -142,9 +142,16 @@ def test_a_model_learns_its_replies_up_to_the_token_that_stops_it(files):
         ("user", "Sure?"),
         ("assistant", "Yes.<|im_end|>"),
     ]
-    assert [m for m, _ in runs(ours, whole, "messages") if m is not None] == [0, 1, 2, 3, 4, 5]
+    assert [m for m, _ in runs(ours, whole, "message_indices") if m is not None] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     open_ended = ours.render_dialogue(TURNS, closed=False)
-    assert runs(ours, open_ended, "trained")[-1] == (True, "Yes.")
+    assert runs(ours, open_ended, "loss_mask")[-1] == (True, "Yes.")
 
 
 def test_the_tokens_of_a_dialogue_are_those_of_its_text(files):
@@ -152,7 +159,7 @@ def test_the_tokens_of_a_dialogue_are_those_of_its_text(files):
     text = ours.template.render(TURNS, tools=())
     assert list(ours.render_dialogue(TURNS).token_ids) == ours.tokenizer.encode(text, specials=True)
     asked = ours.render_dialogue((*TURNS, user("Bye.")))
-    assert runs(ours, asked, "trained")[-1] == (False, "\n" + SAID("user", "Bye."))
+    assert runs(ours, asked, "loss_mask")[-1] == (False, "\n" + SAID("user", "Bye."))
 
 
 def test_no_text_can_spell_a_marker(files):
@@ -205,7 +212,7 @@ def test_a_template_that_forgets_is_refused_with_the_place(files):
         ours.render_dialogue(thought)
     # One turn of it, and results of tools, are fine.
     alone = ours.render_last_reply(thought)
-    assert [text for on, text in runs(ours, alone, "trained") if on] == [
+    assert [text for on, text in runs(ours, alone, "loss_mask") if on] == [
         "<think>\nSo.\n</think>\n\nd<|im_end|>"
     ]
     ours.render_dialogue((user("a"), reply("b", "Hm."), reply("c", "So.")))
@@ -282,7 +289,7 @@ def test_stops_are_found_in_the_template_and_the_tokenizer(files):
 def test_a_template_without_markers_works_too(files):
     ours = renderer(files, WORDS_ONLY)
     whole = ours.render_dialogue((user("a"), reply("b"), user("c")))
-    assert runs(ours, whole, "trained") == [
+    assert runs(ours, whole, "loss_mask") == [
         (False, "### user: a\n\n### assistant:"),
         (True, " b\n\n"),
         (False, "### user: c\n\n"),

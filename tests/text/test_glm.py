@@ -106,7 +106,7 @@ def test_a_model_learns_what_it_says_up_to_the_token_that_stops_it():
     whole = GlmRenderer(TOKENIZER).render_dialogue(DIALOGUE, thinking=KEEP)
     call = "<tool_call>look<arg_key>at</arg_key><arg_value>up</arg_value>"
     call += "<arg_key>far</arg_key><arg_value>2</arg_value></tool_call>"
-    assert said(whole, "trained") == [
+    assert said(whole, "loss_mask") == [
         (False, "[gMASK]<sop><|system|>Be brief.<|user|>What is up?<|assistant|><think>"),
         (True, f"Hm.</think>Looking.{call}<|observation|>"),
         (False, "<tool_response>sky</tool_response><|assistant|><think>"),
@@ -114,7 +114,7 @@ def test_a_model_learns_what_it_says_up_to_the_token_that_stops_it():
         (False, "Sure?<|assistant|></think>"),
         (True, "Yes.<|user|>"),
     ]
-    assert [(who, text) for who, text in said(whole, "producers") if who != "template"] == [
+    assert [(who, text) for who, text in said(whole, "sources") if who != "template"] == [
         ("system", "Be brief."),
         ("user", "What is up?"),
         ("assistant", f"Hm.</think>Looking.{call}<|observation|>"),
@@ -123,7 +123,7 @@ def test_a_model_learns_what_it_says_up_to_the_token_that_stops_it():
         ("user", "Sure?"),
         ("assistant", "Yes.<|user|>"),
     ]
-    assert said(whole, "messages")[:4] == [
+    assert said(whole, "message_indices")[:4] == [
         (None, "[gMASK]<sop>"),
         (0, "<|system|>Be brief."),
         (1, "<|user|>What is up?"),
@@ -138,7 +138,7 @@ def test_nothing_of_a_prompt_is_learned():
 
 def test_a_last_reply_with_calls_stops_for_their_results():
     whole = GlmRenderer(TOKENIZER).render_dialogue(DIALOGUE[:3])
-    assert said(whole, "trained")[-1][1].endswith("</tool_call><|observation|>")
+    assert said(whole, "loss_mask")[-1][1].endswith("</tool_call><|observation|>")
 
 
 @pytest.mark.parametrize("version", GLM_VERSIONS)
@@ -159,11 +159,11 @@ def test_a_prompt_is_how_the_reply_to_it_begins(version):
 
 def test_a_reply_alone_is_learned_on_request_and_any_choice_of_messages():
     renderer = GlmRenderer(TOKENIZER)
-    assert [t for on, t in said(renderer.render_last_reply(DIALOGUE), "trained") if on] == [
+    assert [t for on, t in said(renderer.render_last_reply(DIALOGUE), "loss_mask") if on] == [
         "Yes.<|user|>"
     ]
     whole = renderer.render_dialogue(DIALOGUE, thinking=KEEP).restrict_loss_to({4})
-    assert [t for on, t in said(whole, "trained") if on] == ["So.</think>Sky.<|user|>"]
+    assert [t for on, t in said(whole, "loss_mask") if on] == ["So.</think>Sky.<|user|>"]
     with pytest.raises(ValueError, match="the last message is no reply"):
         renderer.render_last_reply(DIALOGUE[:2])
 
@@ -171,10 +171,10 @@ def test_a_reply_alone_is_learned_on_request_and_any_choice_of_messages():
 def test_5_2_does_not_learn_to_leave_out_thoughts_that_were_only_cleared():
     renderer = GlmRenderer(TOKENIZER, version="5.2")
     turns = (user("a"), reply("b", "thought"), user("c"), reply("d"), user("e"))
-    trained = [t for on, t in said(renderer.render_dialogue(turns), "trained") if on]
+    trained = [t for on, t in said(renderer.render_dialogue(turns), "loss_mask") if on]
     assert trained == ["b<|user|>", "</think>d<|user|>"]
     off = renderer.render_dialogue(turns, thinking=ThinkingKwargs(enable_thinking=False))
-    assert [t for on, t in said(off, "trained") if on] == ["b<|user|>", "d<|user|>"]
+    assert [t for on, t in said(off, "loss_mask") if on] == ["b<|user|>", "d<|user|>"]
 
 
 # --- what text cannot do --------------------------------------------------------------------------

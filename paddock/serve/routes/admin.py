@@ -10,8 +10,10 @@ from typing import Any, TypeVar, get_args
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api import ApiError, RequestBody, dialect, parse_body
+from paddock.api import RequestBody, parse_body
 from paddock.engine import Engine, PauseMode
+from paddock.http import JsonRouter, json_response
+from paddock.records import ApiError
 from paddock.serve.chat_service import ChatService
 from paddock.serve.weight_updater import TensorSpec, WeightUpdateGroup, WeightUpdater
 
@@ -96,7 +98,7 @@ class AdminRoutes:
         self.hall, self.weights = hall, tuple(weights)
         self._changing = asyncio.Lock()  # one change of weights at a time
 
-    def register(self, doors: dialect.JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         both = ("GET", "POST")
         doors.add_route("/flush_cache", self.flush_cache, methods=both)
         doors.add_route("/abort_request", self.abort_request, body=AbortRequestBody)
@@ -107,12 +109,11 @@ class AdminRoutes:
             self.update_weights_from_disk,
             body=UpdateWeightsFromDiskBody,
         )
-        most = self.hall.settings.max_weights_body_bytes
         doors.add_route(
             "/update_weights_from_tensor",
             self.update_weights_from_tensor,
             body=UpdateWeightsFromTensorBody,
-            most=most,
+            max_body_bytes=self.hall.settings.max_weights_body_bytes,
         )
         doors.add_route(
             "/init_weights_update_group",
@@ -145,10 +146,10 @@ class AdminRoutes:
             raise ApiError(f"timeout: {said!r:.80} is no number", param="timeout") from None
         while True:
             if all(await self._each(Engine.flush_cache)):
-                return dialect.json_response({"success": True, "message": "the cache is empty"})
+                return json_response({"success": True, "message": "the cache is empty"})
             if not left > 0:
                 message = "the cache is in use: requests are waiting or running"
-                return dialect.json_response({"success": False, "message": message}, status=400)
+                return json_response({"success": False, "message": message}, status=400)
             await asyncio.sleep(POLL_S)
             left -= POLL_S
 
@@ -249,7 +250,7 @@ class AdminRoutes:
         found = await asyncio.to_thread(
             _asked, lambda: self._weights()[0].get_weights_by_name(body.name, body.truncate_size)
         )
-        return dialect.json_response(found)
+        return json_response(found)
 
     async def check_weights(self, _http: Request, value: Any) -> Any:
         action = parse_body(CheckWeightsBody, value).action or "checksum"
@@ -292,15 +293,11 @@ class AdminRoutes:
             threads.shutdown(wait=False)
         for outcome in outcomes:
             if isinstance(outcome, ValueError | OSError):
-                return dialect.json_response(
-                    {"success": False, "message": str(outcome)}, status=400
-                )
+                return json_response({"success": False, "message": str(outcome)}, status=400)
             if isinstance(outcome, BaseException):
                 raise outcome
         running = sum(outcome for outcome in outcomes if isinstance(outcome, int))
-        return dialect.json_response(
-            {"success": True, "message": "done", "num_paused_requests": running}
-        )
+        return json_response({"success": True, "message": "done", "num_paused_requests": running})
 
     async def _each(self, act: Callable[[Engine], _T]) -> list[_T]:
         """On every engine, off the event loop: an engine answers between two steps."""

@@ -4,7 +4,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api import anthropic_request, dialect, formatter, parse_body
+from paddock.api import anthropic_request, formatter, parse_body
+from paddock.http import JsonRouter, PayloadStream
 from paddock.serve.chat_service import ChatService
 
 
@@ -12,7 +13,7 @@ class AnthropicRoutes:
     def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def register(self, doors: dialect.JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         doors.add_route("/v1/messages", self.messages, body=anthropic_request.MessagesBody)
         doors.add_route(
             "/v1/messages/count_tokens", self.count, body=anthropic_request.CountTokensBody
@@ -35,6 +36,6 @@ class AnthropicRoutes:
         call = self.hall.new_generation(http, ask, self.hall.build_requests(ask, prompt))
         voice = formatter.MessagesFormatter(self.hall.speaker, ask, prompt)
         if ask.stream:
-            return dialect.PayloadStream(formatter.stream_payloads(voice, call.stream_single()))
+            return PayloadStream(formatter.stream_payloads(voice, call.stream_single()))
         (delta,) = await call.final_deltas()
         return voice.format_response(delta)

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
-from paddock.api import ApiError, dialect
 from paddock.engine import Engine, EngineError, EngineStats
 from paddock.engine import Request as EngineRequest
-from paddock.records import SamplingParams
+from paddock.http import JsonRouter
+from paddock.records import ApiError, SamplingParams
 from paddock.serve.chat_service import ChatService
 from paddock.serve.metrics import MetricsCollector
 
@@ -31,12 +31,12 @@ class InfoRoutes:
         self.page = (files("paddock.serve") / "page" / "chat.html").read_bytes()
         self.created = int(time.time())
 
-    def register(self, doors: dialect.JsonRouter) -> None:
-        doors.add_route("/", self.chat_page, methods=GET, media="text/html")
+    def register(self, doors: JsonRouter) -> None:
+        doors.add_route("/", self.chat_page, methods=GET, media_type="text/html")
         for path in ("/health", "/ping"):
             doors.add_route(path, self.health, methods=GET)
         doors.add_route("/health_generate", self.health_generate, methods=GET)
-        doors.add_route("/metrics", self.metrics, methods=GET, media="text/plain")
+        doors.add_route("/metrics", self.metrics, methods=GET, media_type="text/plain")
         doors.add_route("/v1/models", self.models, methods=GET)
         doors.add_route("/v1/models/{model:path}", self.model, methods=GET)
         for path in ("/model_info", "/get_model_info"):

@@ -9,9 +9,7 @@ from uuid import uuid4
 from starlette.requests import Request
 
 from paddock.api import (
-    ApiError,
     RequestOutputLike,
-    dialect,
     formatter,
     openai_chat_request,
     openai_completions,
@@ -20,6 +18,8 @@ from paddock.api import (
     sglang_format,
     sglang_request,
 )
+from paddock.http import JsonRouter, PayloadStream
+from paddock.records import ApiError
 from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
 
 
@@ -27,7 +27,7 @@ class OpenAIRoutes:
     def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def register(self, doors: dialect.JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         doors.add_route(
             "/v1/chat/completions",
             self.chat_completions,
@@ -52,7 +52,7 @@ class OpenAIRoutes:
             for i in range(len(requests))
         ]
         if ask.stream:
-            return dialect.PayloadStream(self._chunks(call, voices))
+            return PayloadStream(self._chunks(call, voices))
         answers, choices = [], []
         for voice, delta in zip(voices, await call.final_deltas(), strict=True):
             shown, answer = voice.format_choice(delta)
@@ -133,7 +133,7 @@ class OpenAIRoutes:
             "model": asks[0].model or self.hall.settings.served_model_name,
         }
         if asks[0].stream:
-            return dialect.PayloadStream(self._completion_chunks(call, forms, around, len(asks)))
+            return PayloadStream(self._completion_chunks(call, forms, around, len(asks)))
         answers = await call.request_outputs()
         choices = [
             form.format_choice(a, i) for i, (form, a) in enumerate(zip(forms, answers, strict=True))

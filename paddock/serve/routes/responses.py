@@ -6,7 +6,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api import ApiError, dialect, formatter, openai_responses_request, parse_body
+from paddock.api import formatter, openai_responses_request, parse_body
+from paddock.http import JsonRouter, PayloadStream
+from paddock.records import ApiError
 from paddock.serve.chat_service import ChatService
 from paddock.serve.response_store import ResponseStore, StoredResponse
 
@@ -22,7 +24,7 @@ class ResponsesRoutes:
             most_bytes=settings.max_stored_responses_bytes,
         )
 
-    def register(self, doors: dialect.JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         doors.add_route("/v1/responses", self.create, body=openai_responses_request.ResponsesBody)
         doors.add_route(
             "/v1/responses/input_tokens", self.count, body=openai_responses_request.ResponsesBody
@@ -36,7 +38,7 @@ class ResponsesRoutes:
         call = self.hall.new_generation(http, ask, self.hall.build_requests(ask, prompt))
         voice = formatter.ResponsesFormatter(self.hall.speaker, ask, prompt)
         if ask.stream:
-            return dialect.PayloadStream(
+            return PayloadStream(
                 self._keeping(ask, voice, formatter.stream_payloads(voice, call.stream_single()))
             )
         (delta,) = await call.final_deltas()

@@ -7,9 +7,11 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from paddock.api import ApiError, dialect, parse_body, sglang_format, sglang_request
+from paddock.api import parse_body, sglang_format, sglang_request
 from paddock.engine import Request as EngineRequest
 from paddock.engine import RequestOutput
+from paddock.http import JsonRouter, PayloadStream
+from paddock.records import ApiError
 from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
 
 
@@ -17,7 +19,7 @@ class SGLangRoutes:
     def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def register(self, doors: dialect.JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         doors.add_route(
             "/generate", self.generate, body=sglang_request.GenerateBody, methods=("POST", "PUT")
         )
@@ -46,7 +48,7 @@ class SGLangRoutes:
             for request in group
         ]
         if asks[0].stream:
-            return dialect.PayloadStream(self._payloads(call, forms, many or len(forms) > 1))
+            return PayloadStream(self._payloads(call, forms, many or len(forms) > 1))
         answers: list[RequestOutput] = await call.request_outputs()
         found = [form.format_response(answer) for form, answer in zip(forms, answers, strict=True)]
         return found if many or len(forms) > 1 else found[0]

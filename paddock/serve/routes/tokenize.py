@@ -4,8 +4,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api import ApiError, dialect, parse_body
+from paddock.api import parse_body
 from paddock.api import tokenize as api_tokenize
+from paddock.http import JsonRouter
+from paddock.records import ApiError
 from paddock.serve.chat_service import ChatService
 
 
@@ -13,7 +15,7 @@ class TokenizerRoutes:
     def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def register(self, doors: dialect.JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         for prefix in ("", "/v1"):
             doors.add_route(f"{prefix}/tokenize", self.tokenize, body=api_tokenize.TokenizeBody)
             doors.add_route(

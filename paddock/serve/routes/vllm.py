@@ -6,7 +6,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paddock.api import dialect, parse_body, vllm_generate
+from paddock.api import parse_body, vllm_generate
+from paddock.http import JsonRouter, PayloadStream
 from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
 
 
@@ -14,7 +15,7 @@ class VLLMGenerateRoutes:
     def __init__(self, hall: ChatService) -> None:
         self.hall = hall
 
-    def register(self, doors: dialect.JsonRouter) -> None:
+    def register(self, doors: JsonRouter) -> None:
         doors.add_route(
             "/inference/v1/generate", self.generate, body=vllm_generate.VLLMGenerateBody
         )
@@ -31,7 +32,7 @@ class VLLMGenerateRoutes:
         requests = self.hall.build_requests(ask, ask.prompt, n=ask.n, extras=extras)
         call = self.hall.new_generation(http, ask, requests)
         if ask.stream:
-            return dialect.PayloadStream(self._payloads(call, ask))
+            return PayloadStream(self._payloads(call, ask))
         answers = await call.request_outputs()
         return vllm_generate.format_vllm_generate_response(
             ask,
