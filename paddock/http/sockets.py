@@ -2,7 +2,9 @@
 
 import socket
 
-from paddock.cli.errors import UserError
+
+class SocketBindError(ValueError):
+    """The address cannot be bound; the message says which and why."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -14,7 +16,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except (OSError, OverflowError) as error:
         sock.close()
-        raise UserError(f"cannot listen on {host}:{port}: {error}") from None
+        raise SocketBindError(f"cannot listen on {host}:{port}: {error}") from None
     return sock
 
 
