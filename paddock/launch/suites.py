@@ -196,11 +196,11 @@ def _run_text_suite(suite: SuiteSettings, run: Path, network: "Transformer") -> 
 
 
 def _text_source(suite: SuiteSettings, run: Path) -> "tuple[TrainSettings, Tokenizer]":
-    """Settings and tokenizer of the stage named by the argument `text`, by default this run's."""
+    """Settings and tokenizer of the stage named by the argument `corpus_stage`, by default this run's."""
     from paddock.data import Tokenizer
     from paddock.train import TrainSettings
 
-    folder = run.parent / str(suite.args.get("text", run.name))
+    folder = run.parent / str(suite.args.get("corpus_stage", run.name))
     settings = resolve(TrainSettings, load_recipe(folder / "recipe.toml"))
     return settings, Tokenizer.load(folder / "tokenizer")
 
@@ -243,9 +243,9 @@ def _needle_recall(
 
 
 def _needle_source(suite: SuiteSettings) -> "LongContextSource":
-    """Arguments of a "niah" suite are those of a long-context source, and `text`."""
+    """Arguments of a "niah" suite are those of a long-context source, and `corpus_stage`."""
     from paddock.data import LongContextSource
 
-    values = {key: value for key, value in suite.args.items() if key != "text"}
+    values = {key: value for key, value in suite.args.items() if key != "corpus_stage"}
     values |= {"name": "needles", "count": suite.num_tasks, "held_out": True}
     return resolve(LongContextSource, Recipe(values, {}))
