@@ -1,4 +1,4 @@
-"""What the preparing of a latent layer is timed on: a batch that decodes one token each.
+"""Benchmark case of the MLA prepare kernels: a batch that decodes one token per sequence.
 
 T tokens, Q query latent, C row width, H heads, D dims of a head, P pairs.
 """
@@ -8,28 +8,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paddock.bench.kernel_cases import Call, RandomInputs
+    from paddock.bench.kernel_cases import Call
+    from paddock.bench.kernel_inputs import RandomInputs
 
 
-def latent_prepare(made: "RandomInputs") -> "Call":
-    """Both launches, and everything they leave behind."""
+def latent_prepare(inputs: "RandomInputs") -> "Call":
+    """Both launches; returns everything they write."""
     import torch
 
     from paddock.kernels import mla_prepare as prepare
 
-    size, tokens = made.size, made.size.sequences
+    size, tokens = inputs.size, inputs.size.sequences
     row = size.latent + size.rope
-    angle_TP = made.random(tokens, size.rope // 2, wide=True)
+    angle_TP = inputs.random(tokens, size.rope // 2, wide=True)
     angles = prepare.RotaryCosSin(angle_TP.cos(), angle_TP.sin())
-    slot_T = torch.arange(tokens, device=made.device)
+    slot_T = torch.arange(tokens, device=inputs.device)
     latent = prepare.QueryLatentInput(
-        made.random(tokens, size.hidden), made.random(size.hidden), 1e-5
+        inputs.random(tokens, size.hidden), inputs.random(size.hidden), 1e-5
     )
     kept = prepare.KVLatentInput(
-        made.random(tokens, row), made.random(size.latent), 1e-5, True, made.random(tokens, row)
+        inputs.random(tokens, row),
+        inputs.random(size.latent),
+        1e-5,
+        True,
+        inputs.random(tokens, row),
     )
-    raw_THD = made.random(tokens, size.heads, 2 * size.rope)
-    absorbed_THC = made.random(tokens, size.heads, row)
+    raw_THD = inputs.random(tokens, size.heads, 2 * size.rope)
+    absorbed_THC = inputs.random(tokens, size.heads, row)
     queries = prepare.QueryRopeInput(raw_THD, True, absorbed_THC)
 
     @torch.no_grad()

@@ -1,42 +1,27 @@
-"""The front door: one verb a file, and nothing heavy loaded before a verb needs it.
+"""The `paddock` command line: typer functions, tables and progress displays.
 
-__main__.py  the table of verbs
-bench.py     the verb that measures speed
-bench_cases.py    what each kernel is timed on
-bench_kernels.py  kernels against their plain forms
-bench_prepare.py  what the preparing of a latent layer is timed on
-bench_serve.py    how fast an engine or a server answers
-chat.py      the verb that chats with a model in the terminal
-dash.py      the verb that shows run folders in a browser
-describe.py  what a network weighs and costs, in tables or JSON
-distill.py   the verb that brings back what later stages forgot
-dry.py       what a plan would do, checked without doing it
-doctor.py    the verb that says what this machine offers
-ending.py    an event loop that ends in time, and a process that does
-engines.py   a model's folder as engines that are ready to answer
-env.py       the verb that lists worlds, shows one, plays in it, and checks tasks
-errors.py    what the user must change, in one line
-eval.py      the verb that measures a model in worlds
-forecast.py  how long a plan will take on this machine
-harvest.py   a file of dialogues that only grows
-look.py      the verb that writes down where a network looks
-model.py     the verb that describes, checks and converts models
-units.py     numbers as people read and write them
-plan.py      stages in order, and what of them is done
-quantize.py  the verb that makes a model small
-quantize_text.py  the text a network is calibrated and measured with
-report.py    the verb that makes a page of a run, or of several
-rl.py        the verb that trains by reinforcement
-rl_engines.py  who samples for an RL run, and who teaches it
-rl_feed.py   what a learner is fed with
-rl_gauge.py  how engines fare in an RL run, as rows
-rl_progress.py  an RL run as it goes
-run.py       the verb that runs a whole plan
-sample.py    the verb that samples answers and keeps those that a world accepts
-serve.py     the verb that serves a model over HTTP
-sockets.py   where a server listens
-skills.py    what a model can do, measured
-tables.py    tables that read well on a terminal and in a pipe
-track.py     where a run's numbers go besides its journal
-train.py     the verb that trains one stage of a base model
+What a command does is in `paddock.launch` and `paddock.bench`; torch and the servers are imported
+inside the function that needs them, so that `paddock --help` is quick.
+
+__main__.py     the table of commands
+bench.py        paddock bench: speed of serving, training and kernels
+chat.py         paddock chat: a chat in the terminal
+dash.py         paddock dash: runs in a browser
+describe.py     tables of paddock model describe
+distill.py      paddock distill: on-policy distillation
+doctor.py       paddock doctor: what is installed and what is missing
+env.py          paddock env: list, show, try and check environments
+errors.py       errors for the user in one line
+eval.py         paddock eval: a model in environments
+look.py         paddock look: a network traced on one text
+model.py        paddock model: describe, check and convert
+quantize.py     paddock quantize: integer weights
+report.py       paddock report: a page of a run, or of several
+rl.py           paddock rl: reinforcement learning
+rl_progress.py  progress of an RL run
+run.py          paddock run: a pipeline
+sample.py       paddock sample: rejection sampling
+serve.py        paddock serve: a model over HTTP
+tables.py       tables for terminals and pipes
+train.py        paddock train: one stage of training
 """

@@ -1,4 +1,4 @@
-"""The table of verbs."""
+"""The `paddock` command: the table of its commands."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ from paddock.cli import (
     train,
 )
 from paddock.cli.errors import ErrorReportingGroup
-from paddock.launch.event_loop import run_and_exit
+from paddock.launch import event_loop
 
 COMMANDS: dict[str, typer.Typer | Callable[..., None]] = {
     "run": run.run,
@@ -52,23 +52,23 @@ app = typer.Typer(
     cls=ErrorReportingGroup,
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # a traceback is for us, not for decoration
+    pretty_exceptions_enable=False,
 )
-for name, verb in COMMANDS.items():
-    if isinstance(verb, typer.Typer):
-        app.add_typer(verb, name=name)
+for name, command in COMMANDS.items():
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
     else:
-        app.command(name)(verb)
+        app.command(name)(command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"paddock {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _front_door(
+def _root(
     version: Annotated[
         bool,
         typer.Option(
@@ -80,8 +80,8 @@ def _front_door(
 
 
 def main() -> None:
-    sys.path.append(os.getcwd())  # worlds and hooks of one's own are named by module
-    run_and_exit(app)
+    sys.path.append(os.getcwd())  # for environments and hooks that recipes name by module
+    event_loop.run_and_exit(app)
 
 
 if __name__ == "__main__":

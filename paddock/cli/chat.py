@@ -1,4 +1,4 @@
-"""The verb that chats with a model in the terminal."""
+"""`paddock chat`: a chat with a model in the terminal."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,22 +11,15 @@ from uuid import uuid4
 
 import typer
 
-from paddock.cli.errors import UserError
-from paddock.launch.engines import (
-    ModelFolder,
-    default_sampling,
-    load_engines,
-    open_model_folder,
-    pick_devices,
-    pick_dtype,
-)
+from paddock.launch import UserError, engines
 from paddock.records import Message, SamplingParams
 
 if TYPE_CHECKING:
     from paddock.engine import Engine, RequestOutput
 
 HELP = (
-    "/new starts over, /think on|off, /thoughts shows the last ones, /quit ends; Ctrl-C interrupts"
+    "/new starts a new chat, /think on|off, /reasoning shows the last reasoning, /quit exits; "
+    "Ctrl-C interrupts"
 )
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -35,37 +28,44 @@ def chat(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A checkpoint with tokenizer, or a run.")
     ],
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0: greedy.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a reply at most.")] = None,
-    mtp: Annotated[int, typer.Option(min=0, max=5, help="Tokens drafted ahead.")] = 0,
-    template_version: Annotated[
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Max tokens of a reply.")] = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(min=0, max=5, help="Speculative (MTP) tokens per step.")
+    ] = 0,
+    chat_template: Annotated[
         Literal["5", "5.1", "5.2", "5.3"] | None,
-        typer.Option(help="GLM-5's chat template, in place of the folder's."),
+        typer.Option(help="A version of GLM-5's chat template, in place of the folder's."),
     ] = None,
 ) -> None:
-    """Chat with a model in the terminal. Without one, lines are read and answers printed."""
+    """Chat with a model in the terminal; with piped input, each line is a message."""
     from paddock.engine import EngineSettings
 
-    model = open_model_folder(folder, template_version)
-    said = default_sampling(folder) | ({} if temperature is None else {"temperature": temperature})
-    (place,) = pick_devices(None, 1)
+    model = engines.open_model_folder(folder, chat_template)
+    sampling = engines.default_sampling(folder)
+    sampling |= {} if temperature is None else {"temperature": temperature}
+    (device,) = engines.pick_devices(None, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(
-        num_speculative_tokens=mtp, max_running_requests=1, stop_token_ids=stops or None
+        num_speculative_tokens=num_speculative_tokens,
+        max_running_requests=1,
+        stop_token_ids=stops or None,
     )
-    dtype = pick_dtype(model.folder, place, None)
-    (engine,) = load_engines(model, [place], dtype, settings, fits=True)
+    dtype = engines.pick_dtype(model.folder, device, None)
+    (engine,) = engines.load_engines(model, [device], dtype, settings, fits=True)
     with engine:
-        talk = ChatLoop(model, engine, SamplingParams(max_new_tokens=max_tokens, **said), system)
+        loop = ChatLoop(
+            model, engine, SamplingParams(max_new_tokens=max_tokens, **sampling), system
+        )
         typer.echo(f"{folder.resolve().name}. {HELP}", err=True)
         for line in _lines():
-            if not talk.handle_line(line):
+            if not loop.handle_line(line):
                 return
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, or what a pipe holds. Bytes that are no UTF-8 become U+FFFD."""
+    """Lines of the terminal or a pipe. Bytes that are not UTF-8 become U+FFFD."""
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     while True:
@@ -84,16 +84,18 @@ def _lines() -> Iterator[str]:
 
 @dataclass(slots=True)
 class ChatLoop:
-    model: ModelFolder
+    """The conversation and its commands."""
+
+    model: engines.ModelFolder
     engine: "Engine"
     sampling: SamplingParams
     system: str | None = None
-    thinks: bool = True
+    enable_thinking: bool = True
     messages: list[Message] = field(default_factory=list)
-    thoughts: str = ""
+    reasoning: str = ""
 
     def handle_line(self, line: str) -> bool:
-        """A command or something to answer; False if it was the last."""
+        """Run a command or answer a message; False to exit."""
         word, _, rest = line.partition(" ")
         if not line.startswith("/"):
             self._answer(line)
@@ -101,12 +103,12 @@ class ChatLoop:
             return False
         elif word == "/new":
             self.messages.clear()
-            typer.echo("(a new conversation)")
+            typer.echo("(new chat)")
         elif word == "/think" and rest.strip() in ("on", "off"):
-            self.thinks = rest.strip() == "on"
+            self.enable_thinking = rest.strip() == "on"
             typer.echo(f"(thinking is {rest.strip()})")
-        elif word == "/thoughts":
-            typer.echo(self.thoughts or "(none)")
+        elif word == "/reasoning":
+            typer.echo(self.reasoning or "(none)")
         else:
             typer.echo(HELP)
         return True
@@ -120,33 +122,33 @@ class ChatLoop:
             reply = self._reply()
         except (InvalidRequestError, ChatTemplateError) as error:
             self.messages.pop()
-            typer.echo(f"({error}; /new starts over)")
+            typer.echo(f"({error}; /new starts a new chat)")
         except EngineError as error:
             raise UserError(str(error)) from None
         else:
             self.messages.append(reply)
-            self.thoughts = reply.reasoning or ""
+            self.reasoning = reply.reasoning or ""
 
     def _reply(self) -> Message:
         from paddock.text import CompletionParser, ThinkingKwargs
 
-        enable = None if self.thinks else False
+        enable = None if self.enable_thinking else False
         first = [Message(role="system", content=self.system)] if self.system else []
         prompt = self.model.renderer.render_prompt(
             [*first, *self.messages],
             thinking=ThinkingKwargs(enable_thinking=enable, clear_thinking=False),
         ).token_ids
         parser = CompletionParser(self.model.tokenizer, tools=(), prompt=prompt)
-        shown = ReplyPrinter(sys.stdout.isatty())
+        printer = ReplyPrinter(sys.stdout.isatty())
         for delta in self._deltas(prompt):
-            shown.print_events(parser.feed(delta.token_ids))
+            printer.print_events(parser.feed(delta.token_ids))
             if delta.output is not None:
-                shown.print_events(parser.finish(delta.output.completion.finish))
-                shown.finish(delta.output)
+                printer.print_events(parser.finish(delta.output.completion.finish))
+                printer.finish(delta.output)
         return parser.result.message
 
     def _deltas(self, prompt: tuple[int, ...]) -> Iterator[Any]:
-        """What the engine writes. Ctrl-C ends the reply where it stands."""
+        """Deltas of the engine. Ctrl-C aborts the request."""
         from paddock.engine import EngineError, Request
 
         inbox: SimpleQueue[Any] = SimpleQueue()
@@ -166,11 +168,11 @@ class ChatLoop:
 
 @dataclass(slots=True)
 class ReplyPrinter:
-    """A reply as it is printed: thoughts dim on a terminal, folded into one line elsewhere."""
+    """Prints a reply: reasoning dim on a terminal, folded into one line elsewhere."""
 
     terminal: bool
     _dim: bool = False
-    _folded: int = 0  # characters of thoughts that were not printed
+    _folded: int = 0  # characters of reasoning that were not printed
 
     def print_events(self, events: Iterable[Any]) -> None:
         from paddock.text import parse_events
@@ -183,14 +185,14 @@ class ReplyPrinter:
             elif isinstance(event, parse_events.ContentDelta):
                 self._write(event.text, dim=False)
 
-    def finish(self, answer: "RequestOutput") -> None:
-        notes = {"length": " [cut: no room]", "abort": " [interrupted]"}
-        self._write(notes.get(answer.completion.finish, ""), dim=False)
+    def finish(self, output: "RequestOutput") -> None:
+        notes = {"length": " [truncated: max_tokens or context reached]", "abort": " [interrupted]"}
+        self._write(notes.get(output.completion.finish, ""), dim=False)
         typer.echo("")
 
     def _write(self, text: str, *, dim: bool) -> None:
         if self._folded:
-            text, self._folded = f"(thought, {self._folded} characters)\n{text}", 0
+            text, self._folded = f"(reasoning, {self._folded} characters)\n{text}", 0
         if dim != self._dim:
             sys.stdout.write(DIM if dim else f"{PLAIN}\n")
             self._dim = dim

@@ -1,11 +1,11 @@
-"""The verb that brings back what later stages forgot: earlier models teach the last one."""
+"""`paddock distill`: earlier stages' checkpoints teach the last one."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paddock.cli.errors import UserError
+from paddock import launch
 from paddock.cli.rl import run_rl
 
 
@@ -17,16 +17,12 @@ def distill(
         Path | None, typer.Option(help="Run folder. Default: runs/RECIPE'S FOLDER/NAME.")
     ] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting.")
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one setting.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe, and stop.")
     ] = False,
 ) -> None:
-    """Distil teachers from earlier stages into one student, on what the student itself writes."""
-    from paddock.config import load_recipe
-
-    stage = load_recipe(recipe, sets or []).values.get("stage")
-    if stage != "distill":
-        raise UserError(f"{recipe}: its stage is {stage!r}, not 'distill'; see paddock rl")
+    """Distil teachers from earlier stages into one student, on the student's own rollouts."""
+    launch.settings.check_distill_recipe(recipe, sets or [])
     run_rl(recipe, out, sets or [], dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""The verb that says what this machine offers, what is missing, and how to get it."""
+"""`paddock doctor`: what is installed, what is missing, and how to install it."""
 
 import os
 import platform
@@ -14,9 +14,9 @@ import typer
 
 from paddock import __version__
 from paddock.cli.tables import print_parts, table
-from paddock.cli.units import format_bytes
+from paddock.launch import units
 
-# What pyproject.toml asks for, by import name.
+# Dependencies of pyproject.toml, by import name.
 CORE = (
     "torch", "numpy", "safetensors", "tokenizers", "jinja2", "pydantic", "typer", "rich",
     "fastapi", "uvicorn", "httptools", "uvloop", "httpx", "orjson", "prometheus_client",
@@ -28,21 +28,24 @@ EXTRAS = {
     "web": ("playwright",),
     "dash": ("plotly",),
     "data": ("datasets", "pyarrow", "gguf"),
-    "worlds": ("reasoning_gym", "math_verify", "yaml"),
+    "envs": ("reasoning_gym", "math_verify", "yaml"),
     "track": ("tensorboard", "trackio", "wandb"),
 }
-# Programs any one of which will do, and how to get one.
+# Programs, any one of which is enough, and how to install one.
 PROGRAMS = {
     "nvcc": (("nvcc",), "the CUDA toolkit, to build kernels written in CUDA C++"),
-    "podman or docker": (("podman", "docker"), "apt install podman, for worlds in containers"),
+    "podman or docker": (
+        ("podman", "docker"),
+        "apt install podman, for environments in containers",
+    ),
     "chromium": (("chromium", "chromium-browser", "google-chrome"), "apt install chromium"),
 }
-BUBBLEWRAP = "apt install bubblewrap, for worlds that run code"
+BUBBLEWRAP = "apt install bubblewrap, for environments that run code"
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One thing looked for: what was found, or what to do about it."""
+    """One check: what was found, or how to fix it."""
 
     what: str
     found: str | None
@@ -51,14 +54,14 @@ class DoctorCheck:
 
 
 def doctor() -> None:
-    """What this machine offers, what is missing, and how to get it."""
-    findings = [*_libraries(), *_machine(), *_programs(), *_isolation(), *_extras()]
-    rows = table("", "what", "found, or how to get it")
-    for each in findings:
+    """Show what is installed, what is missing, and how to install it."""
+    checks = [*_libraries(), *_machine(), *_programs(), *_isolation(), *_extras()]
+    rows = table("", "check", "found, or how to install it")
+    for each in checks:
         state = "ok" if each.found else "BROKEN" if each.vital else "-"
         rows.add_row(state, each.what, each.found or each.remedy)
     print_parts(rows)
-    if any(each.vital and not each.found for each in findings):
+    if any(each.vital and not each.found for each in checks):
         raise typer.Exit(1)
 
 
@@ -69,7 +72,7 @@ def _libraries() -> Iterator[DoctorCheck]:
     for name in CORE:
         try:
             import_module(name)
-        except Exception as error:  # a library that is half there may raise anything
+        except Exception as error:  # a broken library may raise anything
             broken[name] = f"{type(error).__name__}: {error}"
     for name, problem in broken.items():
         yield DoctorCheck(
@@ -90,21 +93,19 @@ def _torch() -> Iterator[DoctorCheck]:
     yield DoctorCheck("torch", f"{torch.__version__}, built for {built[0]}, {threads}")
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
-        yield DoctorCheck(
-            "accelerator", None, "none that this torch can use; the CPU does the work"
-        )
+        yield DoctorCheck("accelerator", None, "none that this torch can use; runs on the CPU")
         return
     device = torch.get_device_module(kind)
     for i in range(torch.accelerator.device_count()):
         name = device.get_device_name(i) if hasattr(device, "get_device_name") else str(kind)
         _, memory = torch.accelerator.get_memory_info(i)
-        yield DoctorCheck(f"accelerator {i}", f"{name}, {format_bytes(memory)}")
+        yield DoctorCheck(f"accelerator {i}", f"{name}, {units.format_bytes(memory)}")
 
 
 def _machine() -> Iterator[DoctorCheck]:
     yield DoctorCheck("CPU", f"{os.cpu_count()} cores, {platform.machine()}")
     yield DoctorCheck(
-        "memory", format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        "memory", units.format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     )
 
 
@@ -116,11 +117,11 @@ def _programs() -> Iterator[DoctorCheck]:
 
 
 def _isolation() -> Iterator[DoctorCheck]:
-    """Each layer between code in a sandbox and this machine."""
+    """Every isolation layer between sandboxed code and this machine."""
     from paddock.sandbox import check_isolation
 
     for layer in check_isolation():
-        yield DoctorCheck(f"sandbox: {layer.name}", layer.found, f"lost without it: {layer.lost}")
+        yield DoctorCheck(f"sandbox: {layer.name}", layer.found, f"without it: {layer.lost}")
 
 
 def _which(name: str) -> str | None:

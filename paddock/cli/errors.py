@@ -1,7 +1,7 @@
-"""What the user must change, in one line; what we must change, in a traceback.
+"""Errors for the user as one line on stderr; bugs as a traceback.
 
-Our own kinds of ValueError (ConfigError, CheckpointError, ...) are written for the user, and so is
-what the system says about a file. Any other error is a bug and is left alone.
+Our own kinds of ValueError (UserError, ConfigError, CheckpointError, ...) are messages to the user,
+and so are the system's errors about files. Any other error is a bug and is raised.
 """
 
 import errno
@@ -10,18 +10,18 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-NO_ROOM = "free some space, then call the same command again"
-# What a disk can do to any write: told without a traceback even where nobody knows the file.
+from paddock.launch import UserError
+
+__all__ = ["ErrorReportingGroup", "UserError"]
+
+NO_SPACE = "free some space, then run the same command again"
+# Errors of any write to a disk: reported without a traceback even if the file is unknown.
 DISK = {
-    errno.ENOSPC: NO_ROOM,
-    errno.EDQUOT: NO_ROOM,
+    errno.ENOSPC: NO_SPACE,
+    errno.EDQUOT: NO_SPACE,
     errno.EFBIG: "the file system or `ulimit -f` allows no larger files",
     errno.EIO: "the disk may be broken",
 }
-
-
-class UserError(ValueError):
-    """A request that makes no sense; the message says what to change."""
 
 
 class ErrorReportingGroup(TyperGroup):
@@ -31,7 +31,7 @@ class ErrorReportingGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except (ValueError, OSError) as error:
-            lines = _explained(error)
+            lines = _message_lines(error)
             if not lines:
                 raise
             for line in lines:
@@ -39,13 +39,13 @@ class ErrorReportingGroup(TyperGroup):
             raise typer.Exit(1) from None
 
 
-def _explained(error: ValueError | OSError) -> list[str]:
-    """What to tell the user; nothing if the error is not theirs."""
+def _message_lines(error: ValueError | OSError) -> list[str]:
+    """The message for the user; empty if the error is a bug."""
     if isinstance(error, OSError):
         if error.filename is None and error.errno not in DISK:
             return []
-        named = "" if error.filename is None else f"{error.filename}: "
+        prefix = "" if error.filename is None else f"{error.filename}: "
         advice = f"; {DISK[error.errno]}" if error.errno in DISK else ""
-        return [f"{named}{error.strerror}{advice}"]
+        return [f"{prefix}{error.strerror}{advice}"]
     ours = type(error).__module__.split(".")[0] == "paddock"
     return str(error).splitlines() if ours else []

@@ -1,54 +1,58 @@
-"""The verb that measures a model in worlds."""
+"""`paddock eval`: a model in environments, on held-out tasks."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paddock import launch
 from paddock.cli.tables import print_parts, table
 from paddock.config import parse_overrides
-from paddock.launch.engines import open_model_folder
-from paddock.launch.pipeline import SuiteSettings
-from paddock.launch.suites import open_eval_engine, run_env_suite
+
+if TYPE_CHECKING:
+    from paddock.evals import EvalResult
 
 
-def evaluate(  # noqa: PLR0913 (a verb has as many options as it needs)
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint, or a run folder.")],
-    worlds: Annotated[list[str], typer.Argument(metavar="WORLD...", help="See paddock env list.")],
-    tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks of each world.")] = 200,
-    attempts: Annotated[int, typer.Option(min=1, help="At each task; for pass@k.")] = 1,
+def evaluate(  # noqa: PLR0913  one option each
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint or a run folder.")],
+    envs: Annotated[list[str], typer.Argument(metavar="ENV...", help="See paddock env list.")],
+    num_tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks per environment.")] = 200,
+    rollouts_per_task: Annotated[int, typer.Option(min=1, help="For pass@k.")] = 1,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A=B", help="Change the worlds' settings.")
+        list[str] | None,
+        typer.Option("--set", metavar="A=B", help="Override the environments' settings."),
     ] = None,
-    thinking: Annotated[bool, typer.Option(help="Whether the model may think.")] = True,
+    enable_thinking: Annotated[bool, typer.Option(help="Let the model reason first.")] = True,
     seed: Annotated[int, typer.Option(help="Of the sampling; tasks are always the same.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a world.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per environment.")
+    ] = False,
 ) -> None:
-    """Play held-out tasks and say how many were solved, and how sure that is."""
+    """Run rollouts on held-out tasks; print the mean reward with its standard error."""
     import json
     from dataclasses import asdict
 
-    changes = parse_overrides(sets or [])
-    opened = open_model_folder(model, None)
-    made = table("world", numbers=("score", "±", "tasks", "turns", "pass@k", "not judged"))
-    with open_eval_engine(opened) as engine:
-        for name in worlds:
-            skill = SuiteSettings(
-                name=name,
-                env=name,
-                args=changes,
-                num_tasks=tasks,
-                rollouts_per_task=attempts,
-                enable_thinking=thinking,
-                from_stage="",
-            )
-            found = run_env_suite(opened, engine, skill, seed).metrics
-            if as_json:
-                typer.echo(json.dumps({"world": name, **asdict(found)}))
-                continue
-            solved = ", ".join(f"{k}: {share:.3f}" for k, share in found.pass_at_k.items())
-            lost = ", ".join(f"{count} x {why}" for why, count in found.failures.items())
-            numbers = (f"{found.mean_reward:.3f}", f"{found.stderr:.3f}", f"{found.num_tasks}")
-            made.add_row(name, *numbers, f"{found.mean_turns:.1f}", solved, lost)
+    made = table("env", numbers=("reward", "± SE", "tasks", "mean turns", "pass@k", "not scored"))
+
+    def on_result(name: str, result: "EvalResult") -> None:
+        found = result.metrics
+        if as_json:
+            typer.echo(json.dumps({"env": name, **asdict(found)}))
+            return
+        passed = ", ".join(f"{k}: {share:.3f}" for k, share in found.pass_at_k.items())
+        failed = ", ".join(f"{count} x {why}" for why, count in found.failures.items())
+        numbers = (f"{found.mean_reward:.3f}", f"{found.stderr:.3f}", f"{found.num_tasks}")
+        made.add_row(name, *numbers, f"{found.mean_turns:.1f}", passed, failed)
+
+    launch.evaluate(
+        model,
+        envs,
+        num_tasks=num_tasks,
+        rollouts_per_task=rollouts_per_task,
+        args=parse_overrides(sets or []),
+        enable_thinking=enable_thinking,
+        seed=seed,
+        on_result=on_result,
+    )
     if not as_json:
         print_parts(made)

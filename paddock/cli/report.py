@@ -1,4 +1,4 @@
-"""The verb that makes a page of a run, or of several beside each other."""
+"""`paddock report`: a page of a run, or one that compares several."""
 
 from glob import glob
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paddock.cli.errors import UserError
+from paddock.launch import UserError
 
 
 def report(
@@ -15,10 +15,10 @@ def report(
         typer.Argument(metavar="RUN", help="Run folders; with --compare also NAME=RUN,RUN,..."),
     ],
     compare: Annotated[
-        bool, typer.Option("--compare", help="One page that compares them, an arm each.")
+        bool, typer.Option("--compare", help="One page that compares them, one arm each.")
     ] = False,
     metric: Annotated[
-        str | None, typer.Option(help="What arms are compared by. Default: the held-out loss.")
+        str | None, typer.Option(help="Metric of the comparison. Default: validation loss.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -36,15 +36,15 @@ def report(
         typer.echo(f"comparison: {page}")
         return
     if metric is not None:
-        raise UserError("--metric is for --compare")
+        raise UserError("--metric needs --compare")
     if out is not None and len(runs) > 1:
-        raise UserError(f"--out is one page, but there are {len(runs)} runs")
+        raise UserError(f"--out names one page, but {len(runs)} runs were given")
     for run in runs:
         typer.echo(f"report: {write_report(run, out)}")
 
 
 def _arms(words: list[str]) -> dict[str, list[str]]:
-    """Arms by name; a folder without a name is called as it is.
+    """Arms by name; an unnamed folder is an arm of its own name.
 
     >>> _arms(["split=a,b", "runs/adamw"])
     {'split': ['a', 'b'], 'adamw': ['runs/adamw']}
@@ -53,18 +53,18 @@ def _arms(words: list[str]) -> dict[str, list[str]]:
     for word in words:
         name, sign, folders = word.partition("=")
         parts = [part for part in folders.split(",") if part]
-        if not sign or Path(word).is_dir():  # a folder's own name may hold the signs
+        if not sign or Path(word).is_dir():  # a folder's own name may contain them
             name, parts = Path(word).resolve().name, [word]
         if not name or not parts:
             raise UserError(f"'{word}' is not an arm such as NAME=RUN,RUN")
         if name in arms:
-            raise UserError(f"two arms are called '{name}'; name them apart: NAME=RUN,RUN")
-        arms[name] = [found for part in parts for found in _found(part)]
+            raise UserError(f"two arms are called '{name}'; give them names: NAME=RUN,RUN")
+        arms[name] = [found for part in parts for found in _expand(part)]
     return arms
 
 
-def _found(pattern: str) -> list[str]:
-    """A folder as it is, or those a pattern matches."""
+def _expand(pattern: str) -> list[str]:
+    """A folder, or those that a pattern matches."""
     if Path(pattern).exists() or not any(sign in pattern for sign in "*?["):
         return [pattern]
     found = sorted(path for path in glob(pattern) if Path(path).is_dir())

@@ -1,4 +1,4 @@
-"""An RL run as it goes: a live table on a terminal, a plain line now and then elsewhere."""
+"""Progress of an RL run: a live table on a terminal, elsewhere a plain line from time to time."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -7,24 +7,26 @@ from rich.console import Console
 from rich.live import Live
 
 from paddock.cli.tables import table
+from paddock.launch import RLCallbacks
 
 if TYPE_CHECKING:
-    from paddock.journal import Journal
-    from paddock.rl import RLSettings, UpdateMetrics
+    from paddock.rl import UpdateMetrics
 
-# What the orchestrator may tell.
-PRINTED_EVENTS = ("blocked", "group_dropped", "ratios", "stale", "stall", "task_aside", "task_back")
+# Events of the orchestrator that are printed and not only logged.
+PRINTED_EVENTS = (
+    *("blocked", "group_dropped", "ratios", "stale", "stall", "task_aside", "task_back"),
+    *("event_loop_blocked", "task_ratios", "group_stale", "rollouts_stalled"),
+    *("task_disabled", "task_enabled"),
+)
 
 
-class RLProgress:
-    """Writes every batch down, and shows it."""
+class RLProgress(RLCallbacks):
+    """Shows every batch, and prints events and alerts."""
 
-    def __init__(self, journal: "Journal", settings: "RLSettings") -> None:
-        self._journal, self._settings = journal, settings
+    def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, transient=True, refresh_per_second=4)
-        self._alerts: set[str] = set()  # that are going on
-        self._said_at = 0.0
+        self._printed_at = 0.0
 
     def __enter__(self) -> "RLProgress":
         if self._console.is_terminal:
@@ -37,47 +39,43 @@ class RLProgress:
     def print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def log_event(self, kind: str, **fields: Any) -> None:
-        """What the orchestrator has to say."""
-        self._journal.log_event(kind, **fields)
+    def on_start(self, step: int, steps: int) -> None:
+        self.print(f"step {step} of {steps}")
+
+    def on_event(self, kind: str, **fields: Any) -> None:
         if kind in PRINTED_EVENTS:
             self.print(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in fields.items()))
 
-    def on_update(self, moment: "UpdateMetrics") -> None:
-        self._journal.log_metrics(moment.update, **moment.metrics())
-        self._warn(moment)
-        cells = _cells(moment)
+    def on_alert(self, kind: str, message: str) -> None:
+        self.print(f"alert: {kind}: {message}")
+
+    def on_update(self, metrics: "UpdateMetrics") -> None:
+        cells = _cells(metrics)
         if self._console.is_terminal:
             made = table(*cells)
             made.add_row(*cells.values())
             self._live.update(made)
-        elif moment.update == moment.steps or time.monotonic() - self._said_at >= 5:
-            self._said_at = time.monotonic()
-            self.print("  ".join(f"{name} {value}" for name, value in cells.items() if value))
-
-    def _warn(self, moment: "UpdateMetrics") -> None:
-        """Each alert once, until it has passed."""
-        for alert in moment.alerts:
-            if alert.kind not in self._alerts:
-                self._journal.log_event(
-                    "alert", alert=alert.kind, what=alert.message, step=moment.update
-                )
-                self.print(f"alert: {alert.kind}: {alert.message}")
-        self._alerts = {alert.kind for alert in moment.alerts}
+        elif metrics.update == metrics.steps or time.monotonic() - self._printed_at >= 5:
+            self._printed_at = time.monotonic()
+            self.print("  ".join(_cell(name, value) for name, value in cells.items() if value))
 
 
-def _cells(moment: "UpdateMetrics") -> dict[str, str]:
-    study, tally = moment.train_stats, moment.rollout_stats
-    cells = {"update": f"{moment.update}/{moment.steps}"}
-    cells |= {f"reward {task}": f"{reward:.3f}" for task, reward in tally.rewards.items()}
-    lags = moment.staleness or (0,)
-    cells["lag"] = f"{sum(lags) / len(lags):.1f} (max {max(lags)})"
-    cells["trainer idle"] = f"{moment.trainer_idle:.0%}"
-    cells["engine idle"] = "" if moment.engine_idle is None else f"{moment.engine_idle:.0%}"
-    cells["tokens/s"] = f"{study.tokens / max(moment.seconds, 1e-9):,.0f}"
-    cells["gap"] = f"{study.mean('logprob_diff'):.1e}"
-    cells["masked"] = f"{study.mean('masked'):.1%}"
-    cells["entropy"] = f"{study.mean('entropy'):.3f}"
-    cells["flat"] = f"{tally.num_zero_variance}/{tally.num_groups}"
-    cells["failed"] = ", ".join(f"{kind} {count}" for kind, count in tally.failures.items())
+def _cell(name: str, value: str) -> str:
+    return f"{value} {name}" if name == "tok/s" else f"{name} {value}"
+
+
+def _cells(metrics: "UpdateMetrics") -> dict[str, str]:
+    trained, rollouts = metrics.train_stats, metrics.rollout_stats
+    cells = {"step": f"{metrics.update}/{metrics.steps}"}
+    cells |= {f"reward/{task}": f"{reward:.3f}" for task, reward in rollouts.rewards.items()}
+    staleness = metrics.staleness or (0,)
+    cells["staleness"] = f"{sum(staleness) / len(staleness):.1f} (max {max(staleness)})"
+    cells["trainer idle"] = f"{metrics.trainer_idle:.0%}"
+    cells["engine idle"] = "" if metrics.engine_idle is None else f"{metrics.engine_idle:.0%}"
+    cells["tok/s"] = f"{trained.tokens / max(metrics.seconds, 1e-9):,.0f}"
+    cells["logprob diff"] = f"{trained.mean('logprob_diff'):.1e}"
+    cells["masked"] = f"{trained.mean('masked'):.1%}"
+    cells["entropy"] = f"{trained.mean('entropy'):.3f}"
+    cells["zero-variance"] = f"{rollouts.num_zero_variance}/{rollouts.num_groups}"
+    cells["failures"] = ", ".join(f"{kind} {count}" for kind, count in rollouts.failures.items())
     return cells

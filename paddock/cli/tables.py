@@ -1,20 +1,20 @@
-"""Tables that read well on a terminal and in a pipe."""
+"""Tables for terminals and pipes."""
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
 
-def table(*words: str, numbers: tuple[str, ...] = ()) -> Table:
-    """An empty table with columns of words, then columns of numbers."""
-    made = Table(*words, box=SIMPLE_HEAD, show_edge=False, collapse_padding=True)
+def table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
+    """An empty table with text columns, then right-aligned columns of numbers."""
+    made = Table(*columns, box=SIMPLE_HEAD, show_edge=False, collapse_padding=True)
     for name in numbers:
         made.add_column(name, justify="right")
     return made
 
 
 def print_parts(*parts: RenderableType) -> None:
-    """Print to stdout with blank lines between, taking nothing in the text for markup."""
+    """Print to stdout with blank lines between; text is not parsed as markup."""
     console = Console(markup=False, emoji=False, highlight=False)
     for i, part in enumerate(parts):
         if i:

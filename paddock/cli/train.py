@@ -1,6 +1,5 @@
-"""The verb that trains one stage of a base model."""
+"""`paddock train`: one stage of training, its estimate and its progress table."""
 
-import os
 import statistics
 import time
 from collections import deque
@@ -12,13 +11,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from paddock import launch
 from paddock.cli.tables import print_parts, table
-from paddock.cli.units import format_bytes, format_count
-from paddock.launch.trackers import Tracker, open_tracker
+from paddock.launch import units
 
 if TYPE_CHECKING:
-    from paddock.model import ModelConfig
-    from paddock.train import StepMetrics, TrainingEstimate, TrainingRun, TrainSettings
+    from paddock.train import StepMetrics, TrainingEstimate, TrainSettings
 
 
 def train(
@@ -27,116 +25,101 @@ def train(
         Path | None, typer.Option(help="Run folder. Default: runs/RECIPE'S FOLDER/NAME.")
     ] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting.")
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one setting.")
     ] = None,
     tracker: Annotated[
-        Tracker | None, typer.Option("--track", help="Copy the numbers to a tracker.")
+        launch.Tracker | None, typer.Option("--track", help="Also log metrics to a tracker.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and its cost, and stop.")
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and an estimate, and stop.")
     ] = False,
 ) -> None:
-    """Train one stage; called again, it goes on from the newest checkpoint.
+    """Train one stage; run the same command to resume from the newest checkpoint.
 
     Many processes: torchrun --nproc-per-node 8 -m paddock.cli train RECIPE --set parallel.data=8
     """
-    from paddock.config import dump_toml, load_recipe, resolve
+    from paddock.config import dump_toml
     from paddock.dashboard import write_report
     from paddock.parallel import is_rank_zero
-    from paddock.train import TrainingRun, TrainSettings
-    from paddock.train import train as run_stage
+    from paddock.train import CHECKPOINTS
 
-    settings = resolve(TrainSettings, load_recipe(recipe, sets or []))
-    folder = out or Path("runs") / recipe.resolve().parent.name / recipe.stem
-    run = TrainingRun(
-        folder=folder,
-        corpora_dir=folder.parent / "corpora",
-        settings=settings,
-        processes=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
-    )
-    if not is_rank_zero():  # torchrun's other processes only work
+    settings = launch.settings.load_train_settings(recipe, sets or [])
+    folder = out or launch.settings.default_run_dir(recipe)
+    if not is_rank_zero():  # torchrun's other processes print nothing
         if not dry_run:
-            run_stage(run)
+            launch.train(settings, out=folder)
         return
-    config, planned = _planned(run)
+    estimate = launch.estimate.estimate_train(settings)
     if dry_run:
         print_parts(
-            dump_toml(settings).rstrip(), _plan_table(planned), _expected(settings, config, planned)
+            dump_toml(settings).rstrip(),
+            _estimate_table(estimate),
+            _estimated_time(settings, estimate),
         )
         return
-    print_parts(_plan_table(planned))
-    with (
-        open_tracker(tracker, folder, settings.model_dump(mode="json")) as track,
-        TrainProgress(planned, settings.compute.device) as progress,
-    ):
-
-        def watch(moment: "StepMetrics") -> None:
-            track(moment)
-            progress.on_update(moment)
-
-        run_stage(run, say=progress.show_text, watch=watch)
-    print_parts(f"done: {run.checkpoints}\nreport: {write_report(folder)}")
+    print_parts(_estimate_table(estimate))
+    with TrainProgress(estimate, settings.compute.device) as progress:
+        launch.train(
+            settings,
+            out=folder,
+            tracker=tracker,
+            on_message=progress.show_text,
+            on_update=progress.on_update,
+        )
+    print_parts(f"done: {folder / CHECKPOINTS}\nreport: {write_report(folder)}")
 
 
-def _planned(run: "TrainingRun") -> "tuple[ModelConfig, TrainingEstimate]":
-    from paddock.train import estimate_training, load_init_config
-
-    config = load_init_config(run.settings)
-    return config, estimate_training(run.settings, config)
-
-
-def _plan_table(planned: "TrainingEstimate") -> Table:
-    made, alone = table("plan", numbers=("",)), planned.ranks == 1
-    made.add_row("parameters", format_count(planned.parameters))
-    made.add_row("active without embeddings", format_count(planned.active))
-    made.add_row("tokens", format_count(planned.tokens))
-    made.add_row("FLOPs needed a token, forward and backward", f"{planned.flops_token:.3g}")
-    made.add_row("FLOPs in all", f"{planned.flops:.3g}")
-    made.add_row(
-        "weights" if alone else "weights gathered at a time", format_bytes(planned.weight_bytes)
-    )
-    made.add_row("exact weights, gradients, optimizer", format_bytes(planned.state_bytes))
-    made.add_row("activations of a micro-batch, roughly", format_bytes(planned.activation_bytes))
+def _estimate_table(estimate: "TrainingEstimate") -> Table:
+    made, alone, size = table("estimate", numbers=("",)), estimate.ranks == 1, units.format_bytes
+    made.add_row("parameters", units.format_count(estimate.parameters))
+    made.add_row("active parameters (no embeddings)", units.format_count(estimate.active))
+    made.add_row("tokens", units.format_count(estimate.tokens))
+    made.add_row("FLOPs/token (forward + backward)", f"{estimate.flops_token:.3g}")
+    made.add_row("total FLOPs", f"{estimate.flops:.3g}")
+    made.add_row("weights" if alone else "all-gathered weights", size(estimate.weight_bytes))
+    made.add_row("master weights, gradients, optimizer state", size(estimate.state_bytes))
+    made.add_row("activations per micro-batch (approx.)", size(estimate.activation_bytes))
     if not alone:
-        made.add_row(f"each of {planned.ranks:,} ranks, in all", format_bytes(planned.rank_bytes))
+        made.add_row(f"total per rank ({estimate.ranks:,} ranks)", size(estimate.rank_bytes))
     return made
 
 
-def _expected(settings: "TrainSettings", config: "ModelConfig", planned: "TrainingEstimate") -> str:
-    """How long the run will take here: a few steps are timed where they fit into memory."""
-    from paddock.train import fits_in_memory, measure_step_time, peak_flops, pick_device
+def _estimated_time(settings: "TrainSettings", estimate: "TrainingEstimate") -> str:
+    """How long the run takes here; a few steps are timed if they fit in memory."""
+    from paddock.train import peak_flops, pick_device
 
     device = pick_device(settings.compute.device)
-    if fits_in_memory(planned, device):
-        seconds = measure_step_time(settings, config)
-        return f"expected: {_span(seconds * settings.steps)} on {device} ({seconds:.3g} s a step)"
+    seconds = launch.estimate.estimate_step_s(settings, estimate)
+    if seconds is not None:
+        span = _span(seconds * settings.steps)
+        return f"estimated time: {span} on {device} ({seconds:.3g} s per step)"
     peak = peak_flops(device) or 989e12
-    hours = planned.flops / (0.4 * peak) / 3600
+    hours = estimate.flops / (0.4 * peak) / 3600
     speed = f"40 % of {peak / 1e12:.0f} TFLOP/s"
-    if planned.ranks > 1:
-        days = hours / 24 / planned.ranks
-        return f"expected: {days:,.3g} days on {planned.ranks:,} chips at {speed}"
-    return f"expected: {hours:,.3g} chip-hours at {speed}; too big for this machine"
+    if estimate.ranks > 1:
+        days = hours / 24 / estimate.ranks
+        return f"estimated time: {days:,.3g} days on {estimate.ranks:,} accelerators at {speed}"
+    return f"estimated time: {hours:,.3g} accelerator-hours at {speed}; too big for this machine"
 
 
 class TrainProgress:
-    """A live table on a terminal, a plain line now and then elsewhere."""
+    """A live table on a terminal; elsewhere a plain line from time to time."""
 
-    def __init__(self, planned: "TrainingEstimate", device: str | None) -> None:
-        self._planned, self._device = planned, device
+    def __init__(self, estimate: "TrainingEstimate", device: str | None) -> None:
+        self._estimate, self._device = estimate, device
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, transient=True, refresh_per_second=4)
         self._seconds: deque[float] = deque(maxlen=50)
         self._tokens: deque[int] = deque(maxlen=50)
-        self._held_out = ""
-        self._said_at = 0.0
+        self._val_loss = ""
+        self._printed_at = 0.0
         self._peak: float | None = None
 
     def __enter__(self) -> "TrainProgress":
         from paddock.train import peak_flops, pick_device
 
         peak = peak_flops(pick_device(self._device))
-        self._peak = None if peak is None else peak * self._planned.ranks
+        self._peak = None if peak is None else peak * self._estimate.ranks
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -147,42 +130,42 @@ class TrainProgress:
     def show_text(self, text: str) -> None:
         if self._console.is_terminal:
             self._live.update(text)
-        elif time.monotonic() - self._said_at >= 2:
-            self._said_at = time.monotonic()
+        elif time.monotonic() - self._printed_at >= 2:
+            self._printed_at = time.monotonic()
             self._console.print(text, highlight=False)
 
-    def on_update(self, moment: "StepMetrics") -> None:
-        self._seconds.append(moment.seconds)
-        self._tokens.append(moment.output.tokens)
-        if moment.validation is not None:
-            self._held_out = f"{moment.validation.loss:.4f}"
-        cells = self._cells(moment)
+    def on_update(self, metrics: "StepMetrics") -> None:
+        self._seconds.append(metrics.seconds)
+        self._tokens.append(metrics.output.tokens)
+        if metrics.validation is not None:
+            self._val_loss = f"{metrics.validation.loss:.4f}"
+        cells = self._cells(metrics)
         if self._console.is_terminal:
             made = table(*cells)
             made.add_row(*cells.values())
             self._live.update(made)
-        elif self._worth_a_line(moment):
-            self._said_at = time.monotonic()
+        elif self._worth_a_line(metrics):
+            self._printed_at = time.monotonic()
             line = "  ".join(f"{name} {value}" for name, value in cells.items() if value)
             self._console.print(line, highlight=False, soft_wrap=True)
 
-    def _worth_a_line(self, moment: "StepMetrics") -> bool:
-        ended = moment.validation is not None or moment.step == moment.steps
-        return ended or time.monotonic() - self._said_at >= 10
+    def _worth_a_line(self, metrics: "StepMetrics") -> bool:
+        notable = metrics.validation is not None or metrics.step == metrics.steps
+        return notable or time.monotonic() - self._printed_at >= 10
 
-    def _cells(self, moment: "StepMetrics") -> dict[str, str]:
+    def _cells(self, metrics: "StepMetrics") -> dict[str, str]:
         from paddock.model import cost
         from paddock.train import peak_memory_bytes
 
         rate = sum(self._tokens) / sum(self._seconds)
-        left = statistics.median(self._seconds) * (moment.steps - moment.step)
-        cells = {"step": f"{moment.step}/{moment.steps}"}
-        cells |= {name: f"{value:.4f}" for name, value in moment.output.losses.items()}
-        cells |= {"held out": self._held_out, "lr": f"{moment.output.lr:.2e}"}
-        cells |= {"grad": f"{moment.output.grad_norm:.2f}", "tokens/s": f"{rate:,.0f}"}
+        remaining = statistics.median(self._seconds) * (metrics.steps - metrics.step)
+        cells = {"step": f"{metrics.step}/{metrics.steps}"}
+        cells |= {name: f"{value:.4f}" for name, value in metrics.output.losses.items()}
+        cells |= {"val loss": self._val_loss, "lr": f"{metrics.output.lr:.2e}"}
+        cells |= {"grad norm": f"{metrics.output.grad_norm:.2f}", "tok/s": f"{rate:,.0f}"}
         if self._peak is not None:
-            cells["MFU"] = f"{cost.mfu(self._planned.flops_token, rate, self._peak):.1%}"
-        cells |= {"memory": format_bytes(peak_memory_bytes()), "left": _span(left)}
+            cells["MFU"] = f"{cost.mfu(self._estimate.flops_token, rate, self._peak):.1%}"
+        cells |= {"memory": units.format_bytes(peak_memory_bytes()), "ETA": _span(remaining)}
         return cells
 
 

@@ -4,7 +4,7 @@ import socket
 
 
 class SocketBindError(ValueError):
-    """The address cannot be bound."""
+    """The address cannot be bound; the message says which and why."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:

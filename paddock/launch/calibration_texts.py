@@ -6,7 +6,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paddock.cli.errors import UserError
+from paddock.launch.errors import UserError
 
 if TYPE_CHECKING:
     from paddock.data import FileSource, IndexedDataset, LongContextSource, SourceContext, Tokenizer

@@ -1,4 +1,4 @@
-"""A file of dialogues that only grows, and what became of every answer that was asked for."""
+"""Append-only JSONL of accepted dialogues, with a log of the outcome of every completion."""
 
 import fcntl
 import json
@@ -10,93 +10,96 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from paddock.cli.errors import UserError
 from paddock.journal import JsonlWriter, follow
+from paddock.launch.errors import UserError
 from paddock.records import Failure, Verdict
+
+# Outcomes as files of earlier versions spell them.
+OLD_FATES = {"kept": "accepted", "said before": "duplicate", "unusable": "policy failure"}
 
 
 @dataclass(slots=True)
 class DialogueFile:
-    """The file of dialogues that were kept, and beside it what became of every answer.
+    """Accepted dialogues in OUT, and the outcome of every completion in OUT.notes.
 
-    A dialogue is written before its answer is noted, each with one write. Whoever is killed
-    between the two finds the dialogue and does not ask again.
+    A dialogue is written before its outcome is noted, each with one write: a process killed between
+    the two finds the dialogue when it resumes and does not sample it again.
     """
 
-    kept_lines: JsonlWriter
-    noted_lines: JsonlWriter
+    dialogues: JsonlWriter
+    notes: JsonlWriter
     done: set[str] = field(default_factory=set)
-    said: set[str] = field(default_factory=set)  # digests of the conversations kept
+    digests: set[str] = field(default_factory=set)  # of the accepted dialogues
     counts: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     @contextmanager
-    def open(cls, out: Path, begun: dict[str, Any]) -> Iterator["DialogueFile"]:
+    def open(cls, out: Path, options: dict[str, Any]) -> Iterator["DialogueFile"]:
+        """Create the file, or continue one that was begun with the same `options`; locks it."""
         out.parent.mkdir(parents=True, exist_ok=True)
         notes = out.with_name(f"{out.name}.notes")
         with out.with_name(f"{out.name}.lock").open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{out}: another process is writing it") from None
+                raise UserError(f"{out} is in use by another process") from None
             if out.exists() and out.stat().st_size and not notes.exists():
-                raise UserError(f"{out} is there already and was not written by this command")
-            harvest = cls(JsonlWriter(out), JsonlWriter(notes))
+                raise UserError(f"{out} already exists and was not written by this command")
+            opened = cls(JsonlWriter(out), JsonlWriter(notes))
             try:
-                harvest._take_up(out, [note for note, _ in follow(notes)], begun)
-                yield harvest
+                opened._resume(out, [note for note, _ in follow(notes)], options)
+                yield opened
             finally:
-                harvest.kept_lines.close()
-                harvest.noted_lines.close()
+                opened.dialogues.close()
+                opened.notes.close()
 
-    def _take_up(self, out: Path, notes: list[dict[str, Any]], begun: dict[str, Any]) -> None:
-        """Go on from what the files say."""
+    def _resume(self, out: Path, notes: list[dict[str, Any]], options: dict[str, Any]) -> None:
         if not notes:
-            self.noted_lines.append({"begun": begun})
-        elif notes[0].get("begun") != begun:
+            self.notes.append({"begun": options})
+        elif notes[0].get("begun") != options:
             before = notes[0].get("begun") or {}
-            name = next(key for key in {**begun, **before} if begun.get(key) != before.get(key))
+            name = next(key for key in {**options, **before} if options.get(key) != before.get(key))
             raise UserError(
-                f"{out} was begun with {name} {before.get(name)!r}, not {begun.get(name)!r}: "
+                f"{out} was started with {name} {before.get(name)!r}, not {options.get(name)!r}: "
                 "choose another file with --out"
             )
         for note in notes[1:]:
             self.done.add(note["id"])
-            self.counts[note["fate"]] += 1
+            self.counts[OLD_FATES.get(note["fate"], note["fate"])] += 1
         for line, _ in follow(out):
-            self.said.add(_digest(line["task"], line["messages"]))
+            self.digests.add(_digest(line["task"], line["messages"]))
             if line["id"] not in self.done:  # killed before it was noted
-                self._note(line["id"], "kept", line["reward"])
+                self._note(line["id"], "accepted", line["reward"])
 
-    def add(self, name: str, line: dict[str, Any], verdict: Verdict, at_least: float) -> None:
-        """An answer that was judged."""
-        if verdict.reward < at_least:
+    def add(self, name: str, line: dict[str, Any], verdict: Verdict, min_reward: float) -> None:
+        """A completion that was scored."""
+        if verdict.reward < min_reward:
             self._note(name, "rejected", verdict.reward)
             return
         digest = _digest(line["task"], line["messages"])
-        if digest in self.said:
-            self._note(name, "said before", verdict.reward)
+        if digest in self.digests:
+            self._note(name, "duplicate", verdict.reward)
             return
-        self.said.add(digest)
-        self.kept_lines.append(line)
-        self._note(name, "kept", verdict.reward)
+        self.digests.add(digest)
+        self.dialogues.append(line)
+        self._note(name, "accepted", verdict.reward)
 
     def add_failure(self, name: str, failure: Failure) -> None:
-        """An answer without a verdict. Unless the model is to blame it is not noted, so that it is
-        asked for again when the command is called again."""
+        """A rollout without a verdict. A failure that is not the policy's is not noted, so that the
+        completion is sampled again when the command is run again."""
         if failure.is_policy_failure:
-            self._note(name, "unusable", None)
+            self._note(name, "policy failure", None)
         else:
             self.counts["failed"] += 1
 
     def _note(self, name: str, fate: str, reward: float | None) -> None:
-        self.noted_lines.append({"id": name, "fate": fate, "reward": reward})
+        self.notes.append({"id": name, "fate": fate, "reward": reward})
         self.done.add(name)
         self.counts[fate] += 1
 
 
 def _digest(task: str, messages: Sequence[dict[str, Any]]) -> str:
-    """Stands for a conversation about a task; ids of calls do not matter."""
+    """Identifies a conversation about a task; ids of tool calls do not count."""
     bare = [{k: v for k, v in m.items() if k != "tool_call_id"} for m in messages]
     for message in bare:
         if "tool_calls" in message:

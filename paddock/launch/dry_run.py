@@ -1,12 +1,12 @@
-"""What a plan would do, checked without doing it: recipes resolved, memory against the chips,
-environments and rewards opened, data looked for."""
+"""Checks of a dry run: recipes resolve, memory fits, environments open, data files exist."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.errors import UserError
-from paddock.cli.units import format_count
+from paddock.launch.errors import UserError
+from paddock.launch.settings import load_rl_settings, load_train_settings
+from paddock.launch.units import format_count
 
 if TYPE_CHECKING:
     from paddock.config import RequiredFile
@@ -15,77 +15,75 @@ if TYPE_CHECKING:
     from paddock.train import TrainSettings
 
 GIB = 1 << 30
-CHECKPOINT = "a checkpoint, or a run's folder: config.json, *.safetensors, tokenizer.json"
+CHECKPOINT = "a checkpoint or run folder: config.json, *.safetensors, tokenizer.json"
 TOKENIZER = "a tokenizer: tokenizer.json"
 
 
-def describe_stage(step: "PipelineStage", cluster: "ResourceSettings | None") -> Iterator[str]:
-    """What a stage costs, in lines; a UserError says what cannot be."""
+def describe_stage(step: "PipelineStage", resources: "ResourceSettings | None") -> Iterator[str]:
+    """Lines about the cost of a stage. Raises UserError if it does not fit the resources."""
     if step.stage.command == "train":
-        yield _trained(step, cluster)
+        yield _describe_train(step, resources)
     elif step.stage.command in ("rl", "distill"):
-        yield _reinforced(step)
+        yield _describe_rl(step)
 
 
-def _trained(step: "PipelineStage", cluster: "ResourceSettings | None") -> str:
-    from paddock.config import load_recipe, resolve
-    from paddock.train import TrainSettings, estimate_training, load_init_config
+def _describe_train(step: "PipelineStage", resources: "ResourceSettings | None") -> str:
+    from paddock.train import estimate_training, load_init_config
 
-    settings = resolve(TrainSettings, load_recipe(step.recipe, step.overrides))
-    start = settings.init
-    if start.checkpoint is not None and start.like is None and not Path(start.checkpoint).exists():
-        return f"{format_count(settings.steps)} steps; its memory is known once {start.checkpoint} is there"
-    planned = estimate_training(settings, load_init_config(settings))
+    settings = load_train_settings(step.recipe, step.overrides)
+    init = settings.init
+    if init.checkpoint is not None and init.like is None and not Path(init.checkpoint).exists():
+        steps = format_count(settings.steps)
+        return f"{steps} steps; memory unknown until {init.checkpoint} exists"
+    estimate = estimate_training(settings, load_init_config(settings))
     shape = settings.parallel
     layout = f"data {shape.data} x expert {shape.expert} x context {shape.context}"
-    told = f"{format_count(planned.tokens)} tokens, {format_count(planned.parameters)} parameters"
-    if cluster is None:
-        return f"{told}, {planned.rank_bytes / GIB:,.1f} GiB"
-    if planned.ranks > cluster.accelerators:
+    amount = (
+        f"{format_count(estimate.tokens)} tokens, {format_count(estimate.parameters)} parameters"
+    )
+    gib = f"{estimate.rank_bytes / GIB:,.1f}"
+    if resources is None:
+        return f"{amount}, {gib} GiB"
+    if estimate.ranks > resources.accelerators:
         raise UserError(
-            f"stage {step.stage.name!r} wants {planned.ranks} chips ({layout}), "
-            f"{cluster.name} has {cluster.accelerators}"
+            f"stage {step.stage.name!r} needs {estimate.ranks} accelerators ({layout}), "
+            f"{resources.name} has {resources.accelerators}"
         )
-    if planned.rank_bytes > cluster.accelerator_memory_gib * GIB:
+    if estimate.rank_bytes > resources.accelerator_memory_gib * GIB:
         raise UserError(
-            f"stage {step.stage.name!r} needs {planned.rank_bytes / GIB:,.1f} GiB a chip "
-            f"({layout}), {cluster.name} has {cluster.accelerator_memory_gib:g}"
+            f"stage {step.stage.name!r} needs {gib} GiB per accelerator "
+            f"({layout}), {resources.name} has {resources.accelerator_memory_gib:g}"
         )
     return (
-        f"{told}, {planned.ranks} of {cluster.accelerators} chips ({layout}), "
-        f"{planned.rank_bytes / GIB:,.1f} of {cluster.accelerator_memory_gib:g} GiB each"
+        f"{amount}, {estimate.ranks} of {resources.accelerators} accelerators ({layout}), "
+        f"{gib} of {resources.accelerator_memory_gib:g} GiB each"
     )
 
 
-def _reinforced(step: "PipelineStage") -> str:
-    settings = _rl_settings(step)
+def _describe_rl(step: "PipelineStage") -> str:
+    settings = load_rl_settings(step.recipe, step.overrides)
     check_environments(settings, f"stage {step.stage.name!r}, ")
-    pace = settings.rollout
-    kind = "synchronous" if pace.is_synchronous else f"stale by {pace.max_staleness} at most"
+    rollout = settings.rollout
+    mode = "synchronous" if rollout.is_synchronous else f"max staleness {rollout.max_staleness}"
     tasks = ", ".join(
         f"{name} ({task.env}, groups of {task.group_size})" for name, task in settings.tasks.items()
     )
-    return f"{settings.steps} updates of {pace.groups_per_batch} groups, {kind}: {tasks}"
-
-
-def _rl_settings(step: "PipelineStage") -> "RLSettings":
-    from paddock.config import load_recipe, resolve
-    from paddock.rl import RLSettings, with_stage_defaults
-
-    return resolve(RLSettings, with_stage_defaults(load_recipe(step.recipe, step.overrides)))
+    return f"{settings.steps} steps of {rollout.groups_per_batch} groups, {mode}: {tasks}"
 
 
 # --- environments and data ------------------------------------------------------------------------
 
 
 def check_environments(settings: "RLSettings", where: str = "") -> None:
-    """Open every task's environment and its rewards, as far as its data is there; a UserError
-    says what is wrong with which."""
+    """Make every task's environment and its rewards, as far as the data exists.
+
+    Raises UserError with the task and what is wrong with it.
+    """
     for name, task in settings.tasks.items():
-        _open(task.env, task.args, f"{where}task {name!r}")
+        _check_environment(task.env, task.args, f"{where}task {name!r}")
 
 
-def _open(env: str, args: Mapping[str, Any], where: str) -> None:
+def _check_environment(env: str, args: Mapping[str, Any], where: str) -> None:
     from paddock.envs import load_env_settings
 
     try:
@@ -93,7 +91,7 @@ def _open(env: str, args: Mapping[str, Any], where: str) -> None:
         if any(file.is_missing for file in settings.data_files()):
             settings.make_without_data()
         elif settings.make_taskset().size("train") == 0:
-            raise UserError(f"{env!r} has no train problems")
+            raise UserError(f"env {env!r} has no training tasks")
     except (ValueError, OSError) as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -125,36 +123,35 @@ def _train_data(settings: "TrainSettings") -> "Iterator[RequiredFile]":
 
 
 def _stage_data(step: "PipelineStage") -> "Iterator[RequiredFile]":
-    from paddock.config import load_recipe, resolve
-    from paddock.train import TrainSettings
-
     if step.stage.command == "train":
-        yield from _train_data(resolve(TrainSettings, load_recipe(step.recipe, step.overrides)))
+        yield from _train_data(load_train_settings(step.recipe, step.overrides))
     elif step.stage.command in ("rl", "distill"):
-        yield from rl_data_files(_rl_settings(step))
+        yield from rl_data_files(load_rl_settings(step.recipe, step.overrides))
 
 
-def _skill_data(plan: "PipelineSettings") -> "Iterator[tuple[str, RequiredFile]]":
+def _suite_data(pipeline: "PipelineSettings") -> "Iterator[tuple[str, RequiredFile]]":
     from paddock.envs import load_env_settings
 
-    for skill in plan.suites:
-        if skill.kind == "world":
-            for file in load_env_settings(skill.env, skill.args).data_files():
-                yield f"skill {skill.name}", file
+    for suite in pipeline.suites:
+        if suite.kind == "env":
+            for file in load_env_settings(suite.env, suite.args).data_files():
+                yield f"suite {suite.name}", file
 
 
-def missing_pipeline_data(plan: "PipelineSettings", todo: "Iterable[PipelineStage]") -> list[str]:
-    """In lines, what the stages and skills of a plan read that neither is there nor is made by an
-    earlier stage."""
+def missing_pipeline_data(
+    pipeline: "PipelineSettings", todo: "Iterable[PipelineStage]"
+) -> list[str]:
+    """Lines about the files that stages and suites read and that neither exist nor are written by
+    an earlier stage."""
     todo = tuple(todo)
     made = {step.out for step in todo}
     read = [(step.stage.name, file) for step in todo for file in _stage_data(step)]
-    every = [*read, *_skill_data(plan)]
+    every = [*read, *_suite_data(pipeline)]
     return missing_files((who, file) for who, file in every if Path(file.path) not in made)
 
 
 def missing_files(read: "Iterable[tuple[str, RequiredFile]]") -> list[str]:
-    """In lines, which of the files that somebody reads are not there."""
+    """Lines about those of the files that do not exist; each comes with who reads it."""
     wanted: dict[RequiredFile, list[str]] = {}
     for who, file in read:
         if file.is_missing:

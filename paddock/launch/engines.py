@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.errors import UserError
+from paddock.launch.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -1,8 +1,8 @@
-"""A plan: stages in order, what is measured after each, and what of it is already done."""
+"""Pipelines: stages in order, the suites run after each, and which of them are finished."""
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -10,57 +10,55 @@ from typing import Any, Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from paddock.cli.errors import UserError
 from paddock.config import BaseSettings, load_recipe, resolve
 from paddock.journal import EVENTS_FILE, follow
+from paddock.launch.errors import UserError
 
-PIPELINE_FILE = "pipeline.toml"
+PIPELINE_FILE, OLD_PIPELINE_FILE = "pipeline.toml", "plan.toml"
 StageCommand = Literal["train", "rl", "distill", "quantize"]
 
 
 class StageSettings(BaseSettings):
-    """One stage: the same command that a person can run alone."""
+    """One stage: the same command that can be run alone."""
 
     name: str
     command: StageCommand = "train"
-    recipe: str  # beside the plan
+    recipe: str  # in the pipeline's folder
     description: str = ""  # what it is for, in a few words
-    estimated_s: PositiveFloat | None = None  # it took once, measuring included: for the estimate
-    overrides: tuple[str, ...] = ()  # as --set; {out} is the run's folder, {seed} the run's seed
-    model: str = ""  # of verb "quantize": the stage whose model becomes integers
-    calibration_stages: tuple[
-        str, ...
-    ] = ()  # likewise: the stages with whose text it is calibrated
+    estimated_s: PositiveFloat | None = None  # a measured time, suites included
+    overrides: tuple[str, ...] = ()  # as --set; {out} is the pipeline's folder, {seed} its seed
+    model: str = ""  # of command "quantize": the stage whose model is quantized
+    calibration_stages: tuple[str, ...] = ()  # likewise: the stages whose text calibrates it
 
     @model_validator(mode="after")
-    def _fits_its_verb(self) -> Self:
+    def _check_model(self) -> Self:
         if (self.command == "quantize") != bool(self.model):
             raise ValueError(
-                f"stage {self.name!r}: 'model' names the stage that is quantized, for that verb "
-                "and no other"
+                f"stage {self.name!r}: 'model' names the stage to quantize and is required by "
+                "command 'quantize' and no other"
             )
         return self
 
 
 class SuiteSettings(BaseSettings):
-    """One thing a model can do, measured on the same held-out tasks after every stage."""
+    """One evaluation, run on the same held-out tasks after every stage from `from_stage` on."""
 
     name: str
-    kind: Literal["world", "loss", "needles"] = "world"
-    env: str = ""  # of kind "world": its name and settings
+    kind: Literal["env", "loss", "niah"] = "env"
+    env: str = ""  # of kind "env": its name and settings
     args: Mapping[str, Any] = {}
     num_tasks: PositiveInt = 200  # of kind "loss": thousands of tokens
-    rollouts_per_task: PositiveInt = 1  # at each task
-    from_stage: str  # the first stage after which it is measured
-    enable_thinking: bool = True  # whether the model may think before it answers
+    rollouts_per_task: PositiveInt = 1
+    from_stage: str  # the first stage after which it is run
+    enable_thinking: bool = True
 
 
 class ResourceSettings(BaseSettings):
-    """The machines a plan is made for: --dry-run checks that every stage fits on them."""
+    """The hardware a pipeline is made for: --dry-run checks that every stage fits on it."""
 
     name: str
     accelerators: PositiveInt
-    accelerator_memory_gib: PositiveFloat  # of memory of each
+    accelerator_memory_gib: PositiveFloat  # of each
 
 
 class PipelineSettings(BaseSettings):
@@ -70,17 +68,17 @@ class PipelineSettings(BaseSettings):
     suites: tuple[SuiteSettings, ...] = ()
 
     @model_validator(mode="after")
-    def _names(self) -> Self:
+    def _check_names(self) -> Self:
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("two stages have the same name")
-        for skill in self.suites:
-            if skill.from_stage not in names:
-                raise ValueError(f"skill {skill.name!r}: no stage is called {skill.from_stage!r}")
+        for suite in self.suites:
+            if suite.from_stage not in names:
+                raise ValueError(f"suite {suite.name!r}: stage {suite.from_stage!r} not found")
         for number, stage in enumerate(self.stages):
             for parent in (stage.model, *stage.calibration_stages):
                 if parent and parent not in names[:number]:
-                    raise ValueError(f"stage {stage.name!r}: no earlier one is called {parent!r}")
+                    raise ValueError(f"stage {stage.name!r}: no earlier stage is called {parent!r}")
         return self
 
     def suites_after(self, stage: str) -> list[SuiteSettings]:
@@ -90,29 +88,29 @@ class PipelineSettings(BaseSettings):
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """A stage of a plan in a certain folder."""
+    """A stage of a pipeline with its run folder."""
 
     stage: StageSettings
     recipe: Path
     out: Path
     overrides: tuple[str, ...]
-    digest: str  # of everything that decides how it ends, earlier stages included
+    digest: str  # of everything that decides its result, earlier stages included
 
     @property
     def model(self) -> Path:
-        """Of verb "quantize": what becomes integers."""
+        """Of command "quantize": the run whose model is quantized."""
         return self.out.parent / self.stage.model
 
     @property
     def calibration_runs(self) -> list[Path]:
-        return [self.out.parent / text for text in self.stage.calibration_stages]
+        return [self.out.parent / stage for stage in self.stage.calibration_stages]
 
     @property
     def command_line(self) -> str:
         words: list[str | Path] = ["paddock", self.stage.command]
         if self.stage.command == "quantize":
             words += [self.model, self.out, "--recipe", self.recipe]
-            words += [word for text in self.calibration_runs for word in ("--text", text)]
+            words += [word for run in self.calibration_runs for word in ("--calibration-data", run)]
             words += ["--needles", "0"]
         else:
             words += [self.recipe, "--out", self.out]
@@ -120,42 +118,46 @@ class PipelineStage:
         return shlex.join(map(str, words))
 
 
-def load_pipeline(path: Path, sets: list[str]) -> tuple[Path, PipelineSettings]:
-    """The plan in a file, or in a folder's plan.toml, and the folder its recipes are in."""
+def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> tuple[Path, PipelineSettings]:
+    """The pipeline in a file, or in a folder's pipeline.toml, and the folder of its recipes."""
     file = path / PIPELINE_FILE if path.is_dir() else path
+    if not file.is_file() and (old := file.with_name(OLD_PIPELINE_FILE)).is_file():
+        raise UserError(f"{old}: rename it to {PIPELINE_FILE}")
     if not file.is_file():
-        raise UserError(f"{file}: no such plan")
-    return file.parent, resolve(PipelineSettings, load_recipe(file, sets))
+        raise UserError(f"{file}: no such pipeline")
+    return file.parent, resolve(PipelineSettings, load_recipe(file, list(overrides)))
 
 
-def resolve_stages(plan: PipelineSettings, recipes: Path, out: Path) -> list[PipelineStage]:
-    """The stages as commands. Two plans whose digests agree up to a stage agree on its result."""
+def resolve_stages(pipeline: PipelineSettings, recipes: Path, out: Path) -> list[PipelineStage]:
+    """The stages as commands. Pipelines whose digests agree up to a stage agree on its result."""
     found: list[PipelineStage] = []
     digest = ""
-    for stage in plan.stages:
+    for stage in pipeline.stages:
         recipe = recipes / stage.recipe
-        sets, anywhere = (_sets(stage, place, plan.seed) for place in (out, "anywhere"))
-        # Where a run lies decides nothing about how it ends.
+        overrides, anywhere = (
+            _overrides(stage, folder, pipeline.seed) for folder in (out, "anywhere")
+        )
+        # The digest must not depend on where the run folder is.
         values = load_recipe(recipe, anywhere).values
         parts = [digest, stage.name, stage.command, values]
         if stage.model:
             parts += [stage.model, stage.calibration_stages]
-        told = json.dumps(parts, sort_keys=True, default=str)
-        digest = sha256(told.encode()).hexdigest()[:16]
-        found.append(PipelineStage(stage, recipe, out / stage.name, sets, digest))
+        described = json.dumps(parts, sort_keys=True, default=str)
+        digest = sha256(described.encode()).hexdigest()[:16]
+        found.append(PipelineStage(stage, recipe, out / stage.name, overrides, digest))
     return found
 
 
-def _sets(stage: StageSettings, out: Path | str, seed: int) -> tuple[str, ...]:
-    told = {"{out}": str(out), "{seed}": str(seed)}  # other braces are TOML's tables
+def _overrides(stage: StageSettings, out: Path | str, seed: int) -> tuple[str, ...]:
+    values = {"{out}": str(out), "{seed}": str(seed)}  # other braces are TOML's tables
     changes = [*stage.overrides, "seed={seed}"]
-    for name, value in told.items():
+    for name, value in values.items():
         changes = [change.replace(name, value) for change in changes]
     return tuple(changes)
 
 
 def finished_stages(out: Path) -> dict[str, str]:
-    """Of each stage that was finished in this folder, its digest."""
+    """Digests of the stages that are finished in this folder, by name."""
     found: dict[str, str] = {}
     for event in read_events(out):
         if event.get("kind") == "stage_done":
@@ -166,7 +168,7 @@ def finished_stages(out: Path) -> dict[str, str]:
 
 
 def finished_suites(out: Path) -> set[tuple[str, str]]:
-    """Stages and skills that were measured since the stage was last finished."""
+    """Pairs of stage and suite that were measured since the stage was last finished."""
     found: set[tuple[str, str]] = set()
     for event in read_events(out):
         if event.get("kind") == "skill":

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.errors import UserError
 from paddock.launch.engine_stats import EngineStatLogger, Row
 from paddock.launch.engines import ModelFolder, load_engines, open_model_folder, pick_devices
+from paddock.launch.errors import UserError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -326,7 +326,8 @@ async def open_teachers(
             theirs = open_model_folder(Path(teacher.checkpoint), settings.chat_template)
             if theirs.tokenizer.files["tokenizer.json"] != model.tokenizer.files["tokenizer.json"]:
                 raise UserError(
-                    f"'teachers.{name}': {teacher.checkpoint} has another tokenizer than the student"
+                    f"'teachers.{name}': {teacher.checkpoint} and the student have different "
+                    "tokenizers"
                 )
             (engine,) = _engines(theirs, settings, replicas=1)
             stack.callback(engine.close)

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.errors import UserError
 from paddock.journal import LEDGER_FILE
 from paddock.launch.engine_stats import Row
+from paddock.launch.errors import UserError
 from paddock.launch.rollout_engines import (
     RolloutEngines,
     RoutingRecorder,

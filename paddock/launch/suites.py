@@ -1,4 +1,4 @@
-"""What a model can do, measured: in worlds through the engine, on text and needles directly."""
+"""Evaluation suites: rollouts in environments, loss on held-out text, needle recall (NIAH)."""
 
 import asyncio
 import tomllib
@@ -8,7 +8,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.errors import UserError
 from paddock.config import Recipe, load_recipe, resolve
 from paddock.launch.engines import (
     ModelFolder,
@@ -17,6 +16,7 @@ from paddock.launch.engines import (
     pick_devices,
     pick_dtype,
 )
+from paddock.launch.errors import UserError
 from paddock.launch.pipeline import SuiteSettings
 from paddock.records import Message, SamplingParams, Verdict, json_codec
 
@@ -30,68 +30,70 @@ if TYPE_CHECKING:
     from paddock.text import Tokenizer
     from paddock.train import TrainSettings
 
-EXAMPLES = 2  # dialogues kept of a skill
-MAX_CONCURRENCY = 64  # episodes
+EXAMPLES = 2  # sample rollouts kept per suite
+MAX_CONCURRENCY = 64  # rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteResult:
-    skill: str
+    """The metric of one suite."""
+
+    suite: str
     score: float
-    error: float = 0.0
+    stderr: float = 0.0
     better: str = "higher"
-    told: str = ""  # how many tasks, and what could not be judged
+    detail: str = ""  # how many tasks, and how many could not be scored
     examples: tuple[dict[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        around = f" ± {self.error:.3f}" if self.error else ""
-        return f"{self.skill}: {self.score:.3f}{around} ({self.told})"
+        error = f" ± {self.stderr:.3f}" if self.stderr else ""
+        return f"{self.suite}: {self.score:.3f}{error} ({self.detail})"
 
     def as_event(self) -> dict[str, Any]:
         return {
-            "skill": self.skill,
+            "skill": self.suite,
             "score": self.score,
-            "error": self.error,
+            "error": self.stderr,
             "better": self.better,
-            "told": self.told,
+            "told": self.detail,
             "examples": list(self.examples),
         }
 
 
 def run_suites(
-    skills: list[SuiteSettings], run: Path, *, seed: int, like: Path | None = None
+    suites: list[SuiteSettings], run: Path, *, seed: int, like: Path | None = None
 ) -> Iterator[SuiteResult]:
-    """Each skill of a run's newest checkpoint, in the precision of that run or of one `like` it.
-    The weights are read once."""
-    if not skills:
+    """The suites' results for a run's newest checkpoint, in the dtype of that run or of the run
+    `like`. The weights are loaded once."""
+    if not suites:
         return
-    network = _network_of(run, _trained_in(like or run))
-    for skill in skills:
-        if skill.kind != "world":
-            yield _read(skill, run, network)
-    worlds = [skill for skill in skills if skill.kind == "world"]
-    if worlds:
+    network = _load_network(run, _train_dtype(like or run))
+    for suite in suites:
+        if suite.kind != "env":
+            yield _run_text_suite(suite, run, network)
+    env_suites = [suite for suite in suites if suite.kind == "env"]
+    if env_suites:
         model = open_model_folder(run, None)
         with open_eval_engine(model, network) as engine:
-            for skill in worlds:
-                yield _result(skill.name, run_env_suite(model, engine, skill, seed))
+            for suite in env_suites:
+                yield _result(suite.name, run_env_suite(model, engine, suite, seed))
 
 
-def validate_suites(skills: Iterable[SuiteSettings]) -> None:
-    """A skill that cannot be measured is an error before the first stage, not after it."""
+def validate_suites(suites: Iterable[SuiteSettings]) -> None:
+    """Raise UserError for a suite that cannot be run, before the first stage and not after it."""
     from paddock.envs import load_env_settings
 
-    for skill in skills:
+    for suite in suites:
         try:
-            if skill.kind == "needles":
-                _needle_source(skill)
-            elif skill.kind == "world":
-                load_env_settings(skill.env, skill.args)
+            if suite.kind == "niah":
+                _needle_source(suite)
+            elif suite.kind == "env":
+                load_env_settings(suite.env, suite.args)
         except ValueError as error:
-            raise UserError(f"skill {skill.name!r}: {error}") from error
+            raise UserError(f"suite {suite.name!r}: {error}") from error
 
 
-def _network_of(run: Path, dtype: str | None) -> "Transformer":
+def _load_network(run: Path, dtype: str | None) -> "Transformer":
     from paddock.checkpoint import latest_model, load_pretrained
 
     folder = latest_model(run)
@@ -99,17 +101,17 @@ def _network_of(run: Path, dtype: str | None) -> "Transformer":
     return load_pretrained(folder, pick_dtype(folder, place, dtype), place)
 
 
-def _trained_in(run: Path) -> str | None:
-    """The precision of a run's products: what it learnt, it can do in that."""
+def _train_dtype(run: Path) -> str | None:
+    """The dtype that a run was trained in, and is therefore evaluated in."""
     recipe = run / "recipe.toml"
     values = tomllib.loads(recipe.read_text()) if recipe.is_file() else {}
-    return values.get("machine", {}).get("dtype")  # type: ignore[no-any-return]
+    return values.get("compute", {}).get("dtype")  # type: ignore[no-any-return]
 
 
 def open_eval_engine(
     model: ModelFolder, network: "Transformer | None" = None, *, device: str | None = None
 ) -> "Engine":
-    """One engine for a model, sized for many short episodes; its weights are read unless given."""
+    """One engine for a model, sized for many short rollouts; weights are loaded unless given."""
     from paddock.checkpoint import load_pretrained
     from paddock.engine import Engine, EngineSettings
 
@@ -122,124 +124,128 @@ def open_eval_engine(
 
 
 def run_env_suite(
-    model: ModelFolder, engine: "Engine", skill: SuiteSettings, seed: int
+    model: ModelFolder, engine: "Engine", suite: SuiteSettings, seed: int
 ) -> "EvalResult":
-    """The model in the skill's world, sampled at temperature 1 as in training."""
+    """Rollouts of the model in the suite's environment, at temperature 1 as in training."""
     from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
     from paddock.envs import make
     from paddock.evals import EvalSettings, evaluate
     from paddock.rollout import PRESERVED, InProcessClient, RolloutWorker
 
-    generate = InProcessClient(
+    client = InProcessClient(
         engine,
         Request,
         overlong_errors=(ContextLengthExceededError,),
         rejection_errors=(InvalidRequestError,),
         engine_errors=(EngineError,),
     )
-    thinking = PRESERVED if skill.enable_thinking else replace(PRESERVED, enable_thinking=False)
-    room = engine.capacity.context_length
-    player = RolloutWorker(
-        client=generate, renderer=model.renderer, thinking=thinking, context_length=room
+    thinking = PRESERVED if suite.enable_thinking else replace(PRESERVED, enable_thinking=False)
+    context_length = engine.capacity.context_length
+    worker = RolloutWorker(
+        client=client, renderer=model.renderer, thinking=thinking, context_length=context_length
     )
-    world = make(skill.env, skill.args)
+    taskset = make(suite.env, suite.args)
 
-    async def plays(task: "Task", attempt: int) -> "RolloutTrace":
-        sampling = SamplingParams(seed=_seed(seed, task.id, attempt))
-        played = await player.run_episode(world, task, sampling, f"{task.id}/{attempt}")
-        return played.episode
+    async def run_rollout(task: "Task", number: int) -> "RolloutTrace":
+        sampling = SamplingParams(seed=_seed(seed, task.id, number))
+        rollout = await worker.run_episode(taskset, task, sampling, f"{task.id}/{number}")
+        return rollout.episode
 
     return asyncio.run(
         evaluate(
-            world,
-            plays,
-            EvalSettings(num_tasks=skill.num_tasks, rollouts_per_task=skill.rollouts_per_task),
+            taskset,
+            run_rollout,
+            EvalSettings(num_tasks=suite.num_tasks, rollouts_per_task=suite.rollouts_per_task),
         )
     )
 
 
-def _seed(*words: object) -> int:
-    return int.from_bytes(blake2b(repr(words).encode(), digest_size=4).digest(), "big") >> 1
+def _seed(*parts: object) -> int:
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=4).digest(), "big") >> 1
 
 
-def _result(name: str, found: "EvalResult") -> SuiteResult:
-    lost = sum(found.metrics.failures.values())
+def _result(name: str, result: "EvalResult") -> SuiteResult:
+    failed = sum(result.metrics.failures.values())
     return SuiteResult(
-        skill=name,
-        score=found.metrics.mean_reward,
-        error=found.metrics.stderr,
-        told=f"{found.metrics.num_tasks} tasks" + (f", {lost} not judged" if lost else ""),
-        examples=tuple(_example(group[0]) for group in found.rollouts[:EXAMPLES]),
+        suite=name,
+        score=result.metrics.mean_reward,
+        stderr=result.metrics.stderr,
+        detail=f"{result.metrics.num_tasks} tasks" + (f", {failed} not scored" if failed else ""),
+        examples=tuple(_example(group[0]) for group in result.rollouts[:EXAMPLES]),
     )
 
 
-def _example(episode: "RolloutTrace") -> dict[str, Any]:
-    outcome = episode.outcome
+def _example(rollout: "RolloutTrace") -> dict[str, Any]:
+    outcome = rollout.outcome
     if isinstance(outcome, Verdict):
         result = f"reward {outcome.reward:g}" + (f": {outcome.note}" if outcome.note else "")
     else:
         result = f"{outcome.kind}: {outcome.what}"
-    return {"messages": [_plain(m) for m in episode.messages], "result": result}
+    return {"messages": [_plain(m) for m in rollout.messages], "result": result}
 
 
 def _plain(message: Message) -> dict[str, Any]:
     return {name: value for name, value in json_codec.encode(message).items() if value}
 
 
-def _read(skill: SuiteSettings, run: Path, network: "Transformer") -> SuiteResult:
-    """Skills of a network that need no conversation."""
+def _run_text_suite(suite: SuiteSettings, run: Path, network: "Transformer") -> SuiteResult:
+    """Suites that need no rollouts."""
     recipe = tomllib.loads((run / "recipe.toml").read_text())
     dense = recipe.get("stage") in ("pretrain", "midtrain", "warmup")
-    return (_loss if skill.kind == "loss" else _needles)(skill, run, network, dense)
+    return (_loss if suite.kind == "loss" else _needle_recall)(suite, run, network, dense)
 
 
-def _text(skill: SuiteSettings, run: Path) -> "tuple[TrainSettings, Tokenizer]":
-    """What the stage named by the setting `text` was trained on, this run's unless said."""
+def _text_source(suite: SuiteSettings, run: Path) -> "tuple[TrainSettings, Tokenizer]":
+    """Settings and tokenizer of the stage named by the argument `corpus_stage`, by default this run's."""
     from paddock.data import Tokenizer
     from paddock.train import TrainSettings
 
-    folder = run.parent / str(skill.args.get("text", run.name))
+    folder = run.parent / str(suite.args.get("corpus_stage", run.name))
     settings = resolve(TrainSettings, load_recipe(folder / "recipe.toml"))
     return settings, Tokenizer.load(folder / "tokenizer")
 
 
-def _loss(skill: SuiteSettings, run: Path, network: "Transformer", dense: bool) -> SuiteResult:
-    """Nats a token of text that was held out."""
+def _loss(suite: SuiteSettings, run: Path, network: "Transformer", dense: bool) -> SuiteResult:
+    """Loss on held-out text, in nats/token."""
     from paddock.data import Corpus, corpus_key
     from paddock.train import evaluate as train_evaluate
 
-    settings, tokenizer = _text(skill, run)
+    settings, tokenizer = _text_source(suite, run)
     key = corpus_key(settings.corpus, tokenizer)
     corpus = Corpus(run.parent / "corpora" / key, tokenizer=tokenizer)
-    context, tokens = settings.dataloader.seq_len, 1000 * skill.num_tasks
+    context, tokens = settings.dataloader.seq_len, 1000 * suite.num_tasks
     loss = train_evaluate.validation_loss(
         network, corpus, dense=dense, context=context, tokens=tokens
     )
     if loss is None:
-        raise UserError(f"skill {skill.name!r}: nothing was held out of that text")
-    return SuiteResult(skill=skill.name, score=loss.loss, better="lower", told=f"{tokens:,} tokens")
-
-
-def _needles(skill: SuiteSettings, run: Path, network: "Transformer", dense: bool) -> SuiteResult:
-    """The share of needles found in long documents."""
-    from paddock.data import SourceContext
-    from paddock.train import evaluate as train_evaluate
-
-    settings, tokenizer = _text(skill, run)
-    reading = SourceContext(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
-    begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
-    tasks = _needle_source(skill).tasks(reading)
-    share = train_evaluate.needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
-    error = (share * (1 - share) / skill.num_tasks) ** 0.5
+        raise UserError(f"suite {suite.name!r}: that text has no held-out split")
     return SuiteResult(
-        skill=skill.name, score=share, error=error, told=f"{skill.num_tasks} needles"
+        suite=suite.name, score=loss.loss, better="lower", detail=f"{tokens:,} tokens"
     )
 
 
-def _needle_source(skill: SuiteSettings) -> "LongContextSource":
-    """The settings of such a skill are those of a longcontext source, and whose text it knows."""
+def _needle_recall(
+    suite: SuiteSettings, run: Path, network: "Transformer", dense: bool
+) -> SuiteResult:
+    """Share of the needles that are found in long documents."""
+    from paddock.data import SourceContext
+    from paddock.train import evaluate as train_evaluate
+
+    settings, tokenizer = _text_source(suite, run)
+    context = SourceContext(count_tokens=lambda text: len(tokenizer.encode(text, specials=False)))
+    begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
+    tasks = _needle_source(suite).tasks(context)
+    recall = train_evaluate.needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
+    error = (recall * (1 - recall) / suite.num_tasks) ** 0.5
+    return SuiteResult(
+        suite=suite.name, score=recall, stderr=error, detail=f"{suite.num_tasks} needles"
+    )
+
+
+def _needle_source(suite: SuiteSettings) -> "LongContextSource":
+    """Arguments of a "niah" suite are those of a long-context source, and `corpus_stage`."""
     from paddock.data import LongContextSource
 
-    values = {key: value for key, value in skill.args.items() if key != "text"}
-    values |= {"name": "needles", "count": skill.num_tasks, "held_out": True}
+    values = {key: value for key, value in suite.args.items() if key != "corpus_stage"}
+    values |= {"name": "needles", "count": suite.num_tasks, "held_out": True}
     return resolve(LongContextSource, Recipe(values, {}))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli.errors import UserError
+from paddock.launch.errors import UserError
 
 if TYPE_CHECKING:
     from paddock.train import StepMetrics

@@ -13,6 +13,6 @@ def plan_in(tmp_path, plan, *, steps, **recipes):
     chosen = settings(network_folder(tmp_path / "born"), steps=steps, corpus=corpus)
     folder = tmp_path / "plan"
     folder.mkdir()
-    for name, text in {"plan": plan, "first": dump_toml(chosen), **recipes}.items():
+    for name, text in {"pipeline": plan, "first": dump_toml(chosen), **recipes}.items():
         (folder / f"{name}.toml").write_text(text)
     return folder

@@ -7,7 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from paddock.bench.kernels import KERNELS, time_kernels
+from paddock.bench.kernels import KERNELS as CASES
+from paddock.bench.kernels import time_kernels
 from paddock.bench.serving import LatencyPercentiles, Workload, run_workload
 from paddock.cli.__main__ import app
 from paddock.config import dump_toml
@@ -36,53 +37,55 @@ def folder(tmp_path_factory):
     return target
 
 
-SMALL = ("--prompt", 12, "--reply", 5, "--at-once", "1,3", "--json")
+SMALL = ("--input-len", 12, "--output-len", 5, "--max-concurrency", "1,3", "--json")
 
 
 def test_a_model_here_is_asked_so_many_at_once(folder):
     one, three = lines(bench("serve", folder, *SMALL))
-    assert [(row["at_once"], row["requests"]) for row in (one, three)] == [(1, 4), (3, 12)]
-    assert (three["prompt_tokens"], three["reply_tokens"]) == (12 * 12, 12 * 5)
+    assert [(row["max_concurrency"], row["requests"]) for row in (one, three)] == [(1, 4), (3, 12)]
+    assert (three["prompt_tokens"], three["output_tokens"]) == (12 * 12, 12 * 5)
     assert (three["device"], three["dtype"]) == ("cpu", "float32")
-    rate = (three["prompt_tokens"] + three["reply_tokens"]) / three["seconds"]
-    assert three["tokens_a_second"] == pytest.approx(rate)
-    for name in ("first_token_ms", "between_tokens_ms", "request_ms"):
+    rate = (three["prompt_tokens"] + three["output_tokens"]) / three["seconds"]
+    assert three["total_token_throughput"] == pytest.approx(rate)
+    for name in ("ttft_ms", "itl_ms", "e2e_latency_ms"):
         spread = three[name]
         assert 0 < spread["p50"] <= spread["p95"] <= spread["p99"]
 
 
 def test_drafts_change_the_time_and_not_the_count(folder):
-    (row,) = lines(bench("serve", folder, "--mtp", 2, *SMALL[:4], "--at-once", 2, "--json"))
-    assert row["reply_tokens"] == 8 * 5
+    words = ("--num-speculative-tokens", 2, *SMALL[:4], "--max-concurrency", 2, "--json")
+    (row,) = lines(bench("serve", folder, *words))
+    assert row["output_tokens"] == 8 * 5
 
 
 def test_a_preset_needs_no_folder_and_people_get_a_table():
-    found = bench("serve", "nano", "--prompt", 8, "--reply", 3, "--at-once", 2, "--requests", 2)
+    words = ("--input-len", 8, "--output-len", 3, "--max-concurrency", 2, "--num-prompts", 2)
+    found = bench("serve", "nano", *words)
     assert found.exit_code == 0, found.output
-    assert "8 tokens in, 3 out" in found.stdout
+    assert "8 input tokens, 3 output tokens" in found.stdout
     assert found.stdout.count("p99") == 2
 
 
 def test_a_server_is_asked_in_the_same_way(folder):
     with serving(folder) as live:
-        rows = lines(bench("serve", "--url", live.url, *SMALL))
+        rows = lines(bench("serve", "--base-url", live.url, *SMALL))
         assert live.audit() == []
     assert [row["requests"] for row in rows] == [4, 12]
-    assert [row["reply_tokens"] for row in rows] == [20, 60]
+    assert [row["output_tokens"] for row in rows] == [20, 60]
     assert rows[0]["url"] == live.url
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ((), "name either a MODEL"),
-        (("nano", "--url", "http://127.0.0.1:9"), "name either a MODEL"),
+        ((), "pass either a MODEL"),
+        (("nano", "--base-url", "http://127.0.0.1:9"), "pass either a MODEL"),
         (("nono",), "'nono' is neither a folder nor a preset"),
-        (("glm5",), "fresh weights take"),
-        (("nano", "--at-once", "two"), "expected numbers such as 1,8,32"),
-        (("nano", "--prompt", 8, "--shared", 8), "leaves nothing"),
-        (("--url", "http://127.0.0.1:9"), "no server answers there"),
-        (("nano", "--prompt", 100_000), "exceeds the model's"),
+        (("glm5",), "fresh weights need"),
+        (("nano", "--max-concurrency", "two"), "expected numbers such as 1,8,32"),
+        (("nano", "--input-len", 8, "--prefix-len", 8), "must be smaller than --input-len"),
+        (("--base-url", "http://127.0.0.1:9"), "server unreachable"),
+        (("nano", "--input-len", 100_000), "exceeds the model's"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_a_line(words, complaint):
@@ -103,7 +106,7 @@ def test_shares_are_ranked_and_never_exceed_what_was_measured():
 
 
 def test_prompts_differ_but_for_what_they_share():
-    load = Workload(prompt=40, reply=1, requests=1, shared=16, vocab=300)
+    load = Workload(input_len=40, output_len=1, num_prompts=1, prefix_len=16, vocab=300)
     warm, timed = load.prompts("warm"), load.prompts("timed")
     found = [next(warm), next(warm), next(timed)]
     assert {len(prompt) for prompt in found} == {40}
@@ -139,9 +142,9 @@ class Paced(StatelessClient):
 
 def test_times_are_those_of_the_tokens():
     paced = Paced()
-    load = Workload(prompt=3, reply=5, requests=2)
+    load = Workload(input_len=3, output_len=5, num_prompts=2)
     found = asyncio.run(run_workload(paced, load, 1, paced.clock))
-    assert (found.requests, found.reply_tokens, found.seconds) == (2, 10, 12.0)
+    assert (found.requests, found.output_tokens, found.seconds) == (2, 10, 12.0)
     assert found.ttft_ms == LatencyPercentiles(p50=1000.0, p95=1000.0, p99=1000.0)
     assert found.itl_ms == LatencyPercentiles(p50=2000.0, p95=2000.0, p99=2000.0)
     assert found.e2e_latency_ms.p50 == 6000.0
@@ -151,7 +154,7 @@ def test_times_are_those_of_the_tokens():
 def test_so_many_are_under_way_and_a_first_round_does_not_count():
     paced = Paced()
     found = asyncio.run(
-        run_workload(paced, Workload(prompt=3, reply=5, requests=7), 3, paced.clock)
+        run_workload(paced, Workload(input_len=3, output_len=5, num_prompts=7), 3, paced.clock)
     )
     assert (found.requests, len(paced.crowds)) == (7, 10)
     assert paced.crowds[:3] == paced.crowds[3:6] == [1, 2, 3]
@@ -164,12 +167,12 @@ def test_a_step_is_timed_and_nothing_is_saved(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     (row,) = lines(bench("train", recipe, "--steps", 2, "--json"))
     assert sorted(tmp_path.rglob("*")) == before
-    assert row["tokens_a_step"] == 128
-    assert row["tokens_a_second"] == pytest.approx(128 / row["seconds_a_step"])
+    assert row["tokens_per_step"] == 128
+    assert row["tokens_per_second"] == pytest.approx(128 / row["seconds_per_step"])
     assert row["peak_bytes"] > row["parameters"] * 4
     assert row["mfu"] is None  # no peak is known of a CPU
     shown = bench("train", recipe, "--steps", 1)
-    assert "tokens a second" in shown.stdout
+    assert "tok/s" in shown.stdout
 
 
 def test_a_step_for_many_processes_is_refused():
@@ -178,32 +181,32 @@ def test_a_step_for_many_processes_is_refused():
     assert "processes, and one is timed here" in found.stderr
 
 
-def test_every_twin_has_a_case_that_runs():
-    assert set(KERNELS) == set(KERNELS) | {"gated_delta"}
+def test_every_kernel_has_a_case_that_runs():
+    assert set(CASES) == set(KERNELS) | {"gated_delta"}
     found = {each.kernel: each for each in time_kernels((), torch.device("cpu"), 1)}
-    assert set(found) == set(KERNELS)
-    assert all(each.plain_ms > 0 for each in found.values())
-    without = {name for name, each in found.items() if each.fast_ms is None}
+    assert set(found) == set(CASES)
+    assert all(each.reference_ms > 0 for each in found.values())
+    without = {name for name, each in found.items() if each.kernel_ms is None}
     assert without == set(KERNELS)
     assert all("NVIDIA GPU" in found[name].note for name in without)
-    assert found["gated_delta"].apart < 1e-4
-    assert found["gated_delta"].ratio > 0
+    assert found["gated_delta"].difference < 1e-4
+    assert found["gated_delta"].speedup > 0
 
 
 def test_kernels_are_shown_and_a_misspelt_one_is_named():
     found = bench("kernels", "norm", "gated_delta", "--repeats", 1)
     assert found.exit_code == 0, found.output
-    assert "the twin needs an NVIDIA GPU" in found.stdout
+    assert "the kernel needs an NVIDIA GPU" in found.stdout
     assert [row["kernel"] for row in lines(bench("kernels", "rope", "--json"))] == ["rope"]
     wrong = bench("kernels", "nrom")
     assert wrong.exit_code == 1
-    assert "no kernel is called 'nrom'" in wrong.stderr
+    assert "kernel 'nrom' not found" in wrong.stderr
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_every_twin_answers_as_its_reference():
+def test_on_a_gpu_every_kernel_agrees_with_its_reference():
     exact = {"expert_choice", "topk"}
     for each in time_kernels((), torch.device("cuda"), 1):
-        assert each.fast_ms is not None, each.kernel
+        assert each.kernel_ms is not None, each.kernel
         if each.kernel != "adamw":  # whose every step differs from the one before
-            assert each.apart <= (0.0 if each.kernel in exact else 0.03), each
+            assert each.difference <= (0.0 if each.kernel in exact else 0.03), each

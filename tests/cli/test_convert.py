@@ -54,7 +54,7 @@ def folder(tmp_path):
 def test_a_folder_is_stored_anew_with_its_tokenizer(folder, tmp_path):
     (folder / "pytorch_model.bin").write_bytes(b"stale")
     (folder / ".cache").write_bytes(b"private")
-    done = convert(folder, tmp_path / "half", "--dtype", "bfloat16", "--shard-size", "200KB")
+    done = convert(folder, tmp_path / "half", "--dtype", "bfloat16", "--max-shard-size", "200KB")
     assert done.exit_code == 0, done.output
     shards = list((tmp_path / "half").glob("model-*-of-*.safetensors"))
     assert len(shards) > 1
@@ -108,7 +108,7 @@ def test_a_model_of_another_family_gets_glm5s_chat_and_keeps_what_it_knew(tmp_pa
     network = grouped("qwen2", len(pieces))
     source = write_gguf(tmp_path / "m.gguf", pre="qwen2", network=network)
     assert convert(source, tmp_path / "old").exit_code == 0
-    done = convert(source, tmp_path / "new", "--chat", "5.1")
+    done = convert(source, tmp_path / "new", "--chat-template", "5.1")
     assert done.exit_code == 0, done.output
     old, new = (Tokenizer.load(tmp_path / name) for name in ("old", "new"))
     assert old.encode("The pony", specials=False) == new.encode("The pony", specials=False)
@@ -133,9 +133,9 @@ def test_a_model_of_another_family_gets_glm5s_chat_and_keeps_what_it_knew(tmp_pa
 
 def test_chat_needs_a_tokenizer(tmp_path):
     save_pretrained(Transformer.from_config(preset("nano"), 0), tmp_path / "bare")
-    done = convert(tmp_path / "bare", tmp_path / "new", "--chat", "5")
+    done = convert(tmp_path / "bare", tmp_path / "new", "--chat-template", "5")
     assert done.exit_code == 1
-    assert "there is no tokenizer.json to add GLM-5's tokens to" in done.stderr
+    assert "no tokenizer.json to add GLM-5's tokens to" in done.stderr
     assert not (tmp_path / "new").exists()
 
 
@@ -192,8 +192,8 @@ def test_the_source_is_never_overwritten(folder, tmp_path):
     [
         ("nowhere", "new", (), "nowhere: neither a checkpoint folder nor a .gguf file"),
         ("nowhere.gguf", "new", (), "nowhere.gguf: no such file"),
-        ("nano", "full", (), "full: already there; convert writes a new folder"),
-        ("nano", "new", ("--shard-size", "5 apples"), "'5 apples' is not a size such as 5GB"),
+        ("nano", "full", (), "full: already exists; convert writes a new folder"),
+        ("nano", "new", ("--max-shard-size", "5 apples"), "'5 apples' is not a size such as 5GB"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(folder, tmp_path, source, target, options, named):

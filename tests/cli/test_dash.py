@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
-from paddock.cli.dash import TokenizerText
+from paddock.launch.token_text import TokenizerText
 from paddock.text.tokenizer import train_tokenizer
 from tests.dashboard.runs import write_run
 
@@ -63,7 +63,7 @@ def test_the_demo_needs_no_run_and_goes_when_it_ends(dashboard):
 def test_a_server_is_watched(dashboard, tmp_path):
     """The dashboard's own server has no metrics: what is wrong is said, and it goes on."""
     _, first = dashboard("--demo")
-    _, said = dashboard("--demo", "--engine", first[1])
+    _, said = dashboard("--demo", "--engine-url", first[1])
     assert httpx.get(f"{said[1]}/api/runs").json()["engine"] is True
     live = httpx.get(f"{said[1]}/api/engine/live").json()
     assert live["rows"] == [] and "404" in live["wrong"]
@@ -73,7 +73,7 @@ def test_a_server_is_watched(dashboard, tmp_path):
     ("words", "why"),
     [
         (["nowhere"], "error: nowhere: no such folder"),
-        (["--demo", "runs"], "--demo shows the bundled run alone"),
+        (["--demo", "runs"], "--demo shows only the bundled run"),
         (["--demo", "--port", "99999"], "cannot listen on 127.0.0.1:99999"),
     ],
 )

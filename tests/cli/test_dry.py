@@ -13,7 +13,7 @@ from paddock.rl.settings import RLSettings
 from paddock.rl.stages import with_stage_defaults
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-STAGE = 'stage = "general"\nsteps = 1\n[start]\nfolder = "model"\n'
+STAGE = 'stage = "general"\nsteps = 1\n[init]\ncheckpoint = "model"\n'
 
 
 def said(*words):
@@ -34,8 +34,8 @@ def plan(tmp_path, monkeypatch):
 
     def write(tasks, verb="rl", recipe=STAGE):
         (tmp_path / "stage.toml").write_text(recipe + tasks)
-        lines = ["[[stages]]", 'name = "only"', f'verb = "{verb}"', 'recipe = "stage.toml"']
-        (tmp_path / "plan.toml").write_text("\n".join(lines))
+        lines = ["[[stages]]", 'name = "only"', f'command = "{verb}"', 'recipe = "stage.toml"']
+        (tmp_path / "pipeline.toml").write_text("\n".join(lines))
         return tmp_path
 
     return write
@@ -47,25 +47,25 @@ def plan(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["reasoning", "agentic", "general", "distill"])
 def test_every_environment_of_glm5_can_be_opened_but_for_its_data(name):
     for task in stage(name).tasks.values():
-        chosen = load_env_settings(task.world, task.settings)
+        chosen = load_env_settings(task.env, task.args)
         assert chosen.data_files()
-        assert chosen.make_without_data().name == task.world
+        assert chosen.make_without_data().name == task.env
 
 
 def test_glm5_reasons_with_python_and_is_judged_in_science():
     tasks = stage("reasoning").tasks
     assert set(tasks) == {"math", "science", "code", "tools"}
     assert len({task.ratio for task in tasks.values()}) == 1  # balanced
-    assert tasks["tools"].world == "math-file"
-    opened = load_env_settings("math-file", tasks["tools"].settings).make_without_data()
+    assert tasks["tools"].env == "math-file"
+    opened = load_env_settings("math-file", tasks["tools"].args).make_without_data()
     assert opened.lend is not None  # the Python tool
-    (judge,) = tasks["science"].settings["also"]
+    (judge,) = tasks["science"].args["also"]
     assert (judge["kind"], judge["lowest"], judge["highest"]) == ("judge", 0, 1)  # binary
 
 
 def test_glm5_general_rewards_are_rules_a_reward_model_and_judges():
     (task,) = stage("general").tasks.values()
-    parts = task.settings["also"]
+    parts = task.args["also"]
     assert {part["kind"] for part in parts} == {"length", "model", "judge"}
     assert sum(part["weight"] for part in parts) == pytest.approx(1.0)
 
@@ -100,7 +100,7 @@ def test_a_dry_run_of_glm5_names_all_data_and_what_it_must_contain(tmp_path, mon
 
 @pytest.mark.parametrize("verb", ["run", "rl"])
 def test_an_environment_without_a_reward_is_refused_by_a_dry_run(plan, verb):
-    folder = plan('[tasks.chat]\nworld = "ask"\nsettings = { train = "chat.jsonl" }\n')
+    folder = plan('[tasks.chat]\nenv = "ask"\nargs = { train = "chat.jsonl" }\n')
     what = folder if verb == "run" else folder / "stage.toml"
     code, text = said(verb, what, "--dry-run")
     assert code == 1
@@ -112,7 +112,7 @@ def test_missing_files_of_rewards_and_models_are_named(plan):
     judge = 'kind = "judge", url = "http://judge/v1", model = "m", rubric = "r"'
     files = 'anchors = "anchors.jsonl", key_file = "judge.key"'
     settings = f'train = "chat.jsonl", also = [{{ {judge}, {files} }}]'
-    folder = plan(f'[tasks.chat]\nworld = "ask"\nsettings = {{ {settings} }}\n')
+    folder = plan(f'[tasks.chat]\nenv = "ask"\nargs = {{ {settings} }}\n')
     code, text = said("run", folder, "--dry-run")
     assert code == 0, text
     for path in ("chat.jsonl", "anchors.jsonl", "judge.key", "model"):
@@ -127,7 +127,7 @@ def test_missing_files_of_rewards_and_models_are_named(plan):
 
 
 def test_data_that_is_there_is_read(plan):
-    tasks = '[tasks.sums]\nworld = "math-file"\nsettings = { train = "sums.jsonl" }\n'
+    tasks = '[tasks.sums]\nenv = "math-file"\nargs = { train = "sums.jsonl" }\n'
     folder = plan(tasks)
     (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?"}) + "\n")
     code, text = said("run", folder, "--dry-run")
@@ -138,16 +138,16 @@ def test_data_that_is_there_is_read(plan):
 
 
 def test_an_environment_with_nothing_to_train_on_is_refused(plan):
-    tasks = '[tasks.sums]\nworld = "math-file"\nsettings = { test = "sums.jsonl" }\n'
+    tasks = '[tasks.sums]\nenv = "math-file"\nargs = { test = "sums.jsonl" }\n'
     folder = plan(tasks)
     (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
     code, text = said("run", folder, "--dry-run")
-    assert code == 1 and "task 'sums'" in text and "no train problems" in text
+    assert code == 1 and "task 'sums'" in text and "no training tasks" in text
 
 
 def test_pages_are_not_indexed_by_a_dry_run_that_lacks_them(plan):
     settings = 'train = "q.jsonl", pages = "pages.jsonl", index = "index"'
-    folder = plan(f'[tasks.search]\nworld = "search-file"\nsettings = {{ {settings} }}\n')
+    folder = plan(f'[tasks.search]\nenv = "search-file"\nargs = {{ {settings} }}\n')
     code, text = said("run", folder, "--dry-run")
     assert code == 0 and " pages.jsonl: " in text
     assert not (folder / "index").exists()

@@ -37,7 +37,7 @@ def test_every_world_is_listed():
 def test_a_world_is_shown_with_settings_tools_and_a_task():
     done = paddock("show", "terminal", *SMALL)
     assert done.exit_code == 0
-    for word in ("without end", "shell(command, timeout_s)", "levels = [1]", "memory_bytes = "):
+    for word in ("unlimited", "shell(command, timeout_s)", "levels = [1]", "memory_bytes = "):
         assert word in done.stdout
     assert "user: In " in done.stdout
 
@@ -48,7 +48,10 @@ def test_a_world_is_shown_with_settings_tools_and_a_task():
         (["show", "termial"], "error: no world is called 'termial'; there are "),
         (["show", "terminal", "--set", "levls=[1]"], "error: world 'terminal': "),
         (["show", "harbor", "--set", 'folder="/nowhere"'], "error: /nowhere: no such folder"),
-        (["try", "terminal", "--url", "http://127.0.0.1:1"], "error: --url wants --model too"),
+        (
+            ["try", "terminal", "--base-url", "http://127.0.0.1:1"],
+            "error: --base-url needs --model",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(words, said):
@@ -63,7 +66,7 @@ def test_a_person_plays(backend):
     done = paddock("try", "terminal", *SMALL, typed=typed)
     assert done.exit_code == 0, done.stderr
     assert "tool: /workspace" in done.stdout
-    assert "there are /shell(command, timeout_s)" in done.stderr
+    assert "tools: /shell(command, timeout_s)" in done.stderr
     assert "reward 0 (not so: " in done.stdout
     assert "after 3 turns" in done.stdout
 
@@ -72,7 +75,7 @@ def test_a_person_plays(backend):
 def test_a_person_who_goes_away_ends_without_a_verdict(backend):
     done = paddock("try", "terminal", *SMALL, typed="")
     assert done.exit_code == 1
-    assert "error: no verdict, policy at person: went away" in done.stderr
+    assert "error: rollout failed (policy at person): end of input" in done.stderr
 
 
 @bwrap
@@ -117,7 +120,7 @@ def test_a_model_behind_a_url_plays(backend):
     with ThreadingHTTPServer(("127.0.0.1", 0), Model) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        done = paddock("try", "terminal", *SMALL, "--url", url, "--model", "m")
+        done = paddock("try", "terminal", *SMALL, "--base-url", url, "--model", "m")
         server.shutdown()
     assert done.exit_code == 0, done.stderr
     assert "tool: from-42" in done.stdout
@@ -144,7 +147,7 @@ def test_a_model_of_a_folder_plays(tmp_path):
     tokenizer.save(tmp_path / "model")
     folder = str(tmp_path / "model")
     done = paddock("try", "nano-chain", "--model", folder, "--max-tokens", "20")
-    assert "reward " in done.stdout or "no verdict, policy at engine" in done.stderr
+    assert "reward " in done.stdout or "rollout failed (policy at engine)" in done.stderr
 
 
 @bwrap
@@ -162,7 +165,7 @@ def test_an_unsound_task_is_exit_code_one_with_the_reason(backend, tmp_path):
     done = paddock("check", str(tmp_path / "bad"), "--set", "build_network=false")
     assert done.exit_code == 1
     assert "bad: the solution has reward 0" in done.stdout
-    assert "error: 1 of 1 tasks are not sound" in done.stderr
+    assert "error: 1 of 1 tasks are not valid" in done.stderr
 
 
 def test_a_malformed_task_is_named_with_file_and_field(tmp_path):

@@ -15,7 +15,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("look")
     corpus = {
         "sources": (ReasoningSource(name="chains", family="chains", count=60),),
-        "held_out": 0.2,
+        "held_out_fraction": 0.2,
     }
     chosen = settings(network_folder(folder / "born"), steps=2, corpus=corpus)
     made = run_in(folder / "run", chosen)
@@ -50,10 +50,10 @@ def test_a_text_of_ones_own(run, tmp_path):
 def test_what_cannot_be_read_is_said(run, tmp_path):
     (tmp_path / "empty.txt").touch()
     found = told(run, "--text", tmp_path / "empty.txt")
-    assert found.exit_code == 1 and "nothing to read" in found.output
+    assert found.exit_code == 1 and "fewer than two tokens" in found.output
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     found = told(run, "--text", tmp_path / "picture.png")
-    assert found.exit_code == 1 and "picture.png: no text in UTF-8" in found.output
+    assert found.exit_code == 1 and "picture.png: not UTF-8 text" in found.output
     found = told(tmp_path)
     assert found.exit_code == 1 and "error: " in found.output
     with Journal(run):

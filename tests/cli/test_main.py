@@ -36,12 +36,19 @@ def test_the_package_itself_is_the_front_door():
     assert done.stdout == f"paddock {__version__}\n"
 
 
-def test_the_front_door_opens_without_torch():
+def test_help_imports_no_torch_transformers_or_fastapi():
     code = (
         "import sys; from paddock.cli.__main__ import main; sys.argv[1:] = ['--help']\n"
-        "try: main()\nfinally: assert 'torch' not in sys.modules"
+        "try: main()\nfinally:\n"
+        "    assert not {'torch', 'transformers', 'fastapi', 'starlette'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("package", ["paddock.launch", "paddock.bench"])
+def test_launch_and_bench_import_without_torch(package):
+    code = f"import sys, {package}; assert not {{'torch', 'fastapi'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_user_error_is_one_line_on_stderr_and_exit_code_one():
@@ -76,7 +83,7 @@ def raising(error):
         (FileNotFoundError(2, "No such file", "x.toml"), "error: x.toml: No such file\n"),
         (  # as a write of bytes raises it: without the name of the file
             OSError(errno.ENOSPC, "No space left on device"),
-            "error: No space left on device; free some space, then call the same command again\n",
+            "error: No space left on device; free some space, then run the same command again\n",
         ),
     ],
 )

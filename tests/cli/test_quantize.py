@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
 from paddock.cli.__main__ import app
-from paddock.cli.quantize import paired_difference
 from paddock.config import ConfigError
 from paddock.dashboard import read_pipeline_report
 from paddock.data import CorpusSettings
@@ -18,6 +17,7 @@ from paddock.data.reasoning import ReasoningSource
 from paddock.launch import engines, suites
 from paddock.launch.calibration_texts import CalibrationBudget, load_calibration_texts
 from paddock.launch.pipeline import finished_stages, load_pipeline, resolve_stages
+from paddock.launch.quantize import paired_difference
 from paddock.quant import QuantSettings
 from paddock.quant.calibration_data import make_batches
 from paddock.quant.layer_quantizer import text_digest
@@ -28,7 +28,10 @@ from tests.quant.elsewhere import ELSEWHERE, Pretending
 from tests.train.tiny import network_folder, run_in, settings
 
 QUICK = ["--set", "n_grid=2", "--set", "calibration_rows=16"]
-LITTLE = ["--tokens", "300", "--measure", "200", "--needles", "0", "--length", "64"]
+LITTLE = [
+    *("--calibration-tokens", "300", "--eval-tokens", "200"),
+    *("--needles", "0", "--max-seq-length", "64"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +51,10 @@ def quantize(*words):
 def test_a_run_is_quantized_with_its_own_text_and_reported(run, tmp_path):
     found = quantize(run, tmp_path / "out", *QUICK, *LITTLE)
     assert found.exit_code == 0, found.output
-    for word in ("weights", "nats a token", "own error", f"done: {tmp_path / 'out'}"):
+    for word in ("weights", "nats/token", "layer error", f"done: {tmp_path / 'out'}"):
         assert word in found.output
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
-    assert report["settings"]["alphas"] == 2
+    assert report["settings"]["n_grid"] == 2
     assert report["tokens"] > 100
     exact, integers = load_pretrained(latest_model(run)), load_pretrained(tmp_path / "out")
     with torch.no_grad():
@@ -78,7 +81,7 @@ def test_it_runs_where_there_is_an_accelerator(run, tmp_path, monkeypatch):
 def test_a_checkpoint_is_quantized_with_given_text(run, tmp_path):
     lines = [json.dumps({"text": "the number of apples is 12 . " * 8}) for _ in range(12)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    words = [latest_model(run), tmp_path / "out", "--text", tmp_path / "text.jsonl"]
+    words = [latest_model(run), tmp_path / "out", "--calibration-data", tmp_path / "text.jsonl"]
     found = quantize(*words, *QUICK, *LITTLE)
     assert found.exit_code == 0, found.output
     assert json.loads((tmp_path / "out" / "quantization.json").read_text())["tokens"] > 60
@@ -86,8 +89,24 @@ def test_a_checkpoint_is_quantized_with_given_text(run, tmp_path):
 
 def test_no_document_is_longer_than_the_model_reads(run, tmp_path):
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 800)
-    words = [latest_model(run), tmp_path / "out", "--text", tmp_path / "book.txt", *QUICK]
-    found = quantize(*words, "--tokens", 300, "--measure", 300, "--needles", 0, "--length", 1000)
+    words = [
+        latest_model(run),
+        tmp_path / "out",
+        "--calibration-data",
+        tmp_path / "book.txt",
+        *QUICK,
+    ]
+    found = quantize(
+        *words,
+        "--calibration-tokens",
+        300,
+        "--eval-tokens",
+        300,
+        "--needles",
+        0,
+        "--max-seq-length",
+        1000,
+    )
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
     assert report["tokens"] == 2 * 255  # of a model that reads 256
@@ -96,8 +115,24 @@ def test_no_document_is_longer_than_the_model_reads(run, tmp_path):
 
 def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
-    words = [latest_model(run), tmp_path / "out", "--text", tmp_path / "book.txt", *QUICK]
-    found = quantize(*words, "--tokens", 200, "--measure", 0, "--needles", 3, "--length", 200)
+    words = [
+        latest_model(run),
+        tmp_path / "out",
+        "--calibration-data",
+        tmp_path / "book.txt",
+        *QUICK,
+    ]
+    found = quantize(
+        *words,
+        "--calibration-tokens",
+        200,
+        "--eval-tokens",
+        0,
+        "--needles",
+        3,
+        "--max-seq-length",
+        200,
+    )
     assert found.exit_code == 0, found.output
     assert "needles of 3" in found.output
 
@@ -111,7 +146,7 @@ def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
 )
 def test_text_that_is_all_left_out_is_refused_with_the_reason(run, tmp_path, name, content, why):
     (tmp_path / name).write_bytes(content)
-    found = quantize(latest_model(run), tmp_path / "out", "--text", tmp_path / name)
+    found = quantize(latest_model(run), tmp_path / "out", "--calibration-data", tmp_path / name)
     assert found.exit_code == 1
     assert f"tokens or more; left out: {why}" in found.output
 
@@ -128,8 +163,24 @@ def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
 def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
     """A checkpoint that does not say what it was trained on is given a run's text and a file's."""
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
-    texts = ["--text", run, "--text", tmp_path / "book.txt", "--text", tmp_path / "book.txt"]
-    few = ["--tokens", "200", "--measure", "100", "--needles", "2", "--length", "200"]
+    calibration_stages = [
+        "--calibration-data",
+        run,
+        "--calibration-data",
+        tmp_path / "book.txt",
+        "--calibration-data",
+        tmp_path / "book.txt",
+    ]
+    few = [
+        "--calibration-tokens",
+        "200",
+        "--eval-tokens",
+        "100",
+        "--needles",
+        "2",
+        "--max-seq-length",
+        "200",
+    ]
     found = quantize(latest_model(run), tmp_path / "out", *texts, *QUICK, *few)
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
@@ -138,7 +189,7 @@ def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
 
 
 def test_skills_are_measured_on_both_sides_task_by_task(run, tmp_path):
-    words = ["--recipe", "rtn", "--world", "nano-chain", "--tasks", "3"]
+    words = ["--recipe", "rtn", "--env", "nano-chain", "--num-tasks", "3"]
     found = quantize(latest_model(run), tmp_path / "out", *words)
     assert found.exit_code == 0, found.output
     assert "nano-chain, 3 tasks" in found.output
@@ -170,7 +221,7 @@ def test_nearest_integers_need_no_text(run, tmp_path):
         (["--recipe", "w4a9"], "'w4a9' is neither a file nor one of w4a8, rtn, qat"),
         (["--set", "alpha=3"], "unknown setting 'alpha'"),
         ([], "name some with --text"),
-        (["--text", "nowhere.jsonl"], "nowhere.jsonl: no such file or folder"),
+        (["--calibration-data", "nowhere.jsonl"], "nowhere.jsonl: no such file or folder"),
     ],
 )
 def test_what_makes_no_sense_is_explained(run, tmp_path, words, message):
@@ -263,7 +314,7 @@ def test_a_plan_may_end_in_integers(plan, monkeypatch):
     assert small.scores["loss"] != first.scores["loss"]
     assert 0 <= small.scores["chain"] <= 1
     report = json.loads((out / "small" / "quantization.json").read_text())
-    assert report["settings"]["alphas"] == 2
+    assert report["settings"]["n_grid"] == 2
     assert report["text"] == text_digest(texts_of(out / "first", out / "first"))
     again = story_of(plan)
     assert "small: done before" in again.output
@@ -271,7 +322,7 @@ def test_a_plan_may_end_in_integers(plan, monkeypatch):
 
 def test_a_plan_stopped_behind_its_integers_goes_on(plan):
     """The folder is whole, but nobody wrote down that the stage was."""
-    (plan / "plan.toml").write_text(PLAN[: PLAN.rindex("[[suites]]")])
+    (plan / "pipeline.toml").write_text(PLAN[: PLAN.rindex("[[suites]]")])
     assert story_of(plan).exit_code == 0
     events = plan.parent / "run" / "events.jsonl"
     lines = [json.loads(line) for line in events.read_text().splitlines()]
@@ -287,21 +338,25 @@ def test_a_plan_stopped_behind_its_integers_goes_on(plan):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('model = "first"', "", "'model' names the stage that is quantized"),
-        ('verb = "quantize"', "", "'model' names the stage that is quantized"),
+        ('model = "first"', "", "'model' names the stage to quantize"),
+        ('command = "quantize"', "", "'model' names the stage to quantize"),
         ('model = "first"', 'model = "small"', "no earlier one is called 'small'"),
-        ('texts = ["first", "first"]', 'texts = ["last"]', "no earlier one is called 'last'"),
+        (
+            'calibration_stages = ["first", "first"]',
+            'calibration_stages = ["last"]',
+            "no earlier stage is called 'last'",
+        ),
     ],
 )
 def test_a_plan_whose_integers_come_from_nowhere_is_refused(plan, old, new, message):
-    (plan / "plan.toml").write_text(PLAN.replace(old, new))
+    (plan / "pipeline.toml").write_text(PLAN.replace(old, new))
     with pytest.raises(ConfigError, match=message):
         load_pipeline(plan, [])
 
 
 def test_other_text_makes_another_stage(plan):
     one = resolve_stages(load_pipeline(plan, [])[1], plan, plan)
-    (plan / "plan.toml").write_text(PLAN.replace('texts = ["first", "first"]', ""))
+    (plan / "pipeline.toml").write_text(PLAN.replace('calibration_stages = ["first", "first"]', ""))
     two = resolve_stages(load_pipeline(plan, [])[1], plan, plan)
     assert one[0].digest == two[0].digest
     assert one[1].digest != two[1].digest

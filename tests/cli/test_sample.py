@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from paddock.checkpoint import save_pretrained
 from paddock.cli.__main__ import app
-from paddock.cli.errors import UserError
 from paddock.data.dialogue import read_dialogues
 from paddock.data.dialogue_sources import DemonstrationSource
+from paddock.launch import UserError
 from paddock.launch.dialogue_file import DialogueFile
 from paddock.model import Transformer
 from paddock.records import Failure, Verdict
@@ -48,8 +48,8 @@ def folder(tmp_path_factory):
 
 
 def words(folder, out, *more, world="nano-chain"):
-    said = ["sample", folder, world, "--out", out, "--n", 3, "--count", 6, "--at-least", 0]
-    return [str(word) for word in (*said, "--max-tokens", 40, "--at-once", 4, *more)]
+    said = ["sample", folder, world, "--out", out, "--n", 3, "--num-tasks", 6, "--min-reward", 0]
+    return [str(word) for word in (*said, "--max-tokens", 40, "--max-concurrent", 4, *more)]
 
 
 def sampled(folder, out, *more, **options):
@@ -85,7 +85,7 @@ def test_what_is_kept_can_be_learnt_from_and_says_where_it_comes_from(straight, 
     notes = lines(straight.with_name("kept.jsonl.notes"))
     assert len(notes) == 1 + 18  # how it was begun, and every answer
     fates = Counter(note["fate"] for note in notes[1:])
-    assert fates["kept"] == len(found) and fates["unusable"] > 0
+    assert fates["accepted"] == len(found) and fates["policy failure"] > 0
 
 
 def test_called_again_it_asks_for_nothing_and_with_more_it_adds(straight, folder, tmp_path):
@@ -95,7 +95,7 @@ def test_called_again_it_asks_for_nothing_and_with_more_it_adds(straight, folder
     before = out.read_bytes()
     sampled(folder, out)
     assert out.read_bytes() == before
-    sampled(folder, out, "--count", "8")
+    sampled(folder, out, "--num-tasks", "8")
     assert out.read_bytes().startswith(before)
     assert len(lines(tmp_path / "kept.jsonl.notes")) == 1 + 24
 
@@ -103,7 +103,7 @@ def test_called_again_it_asks_for_nothing_and_with_more_it_adds(straight, folder
 def test_other_settings_need_another_file(straight, folder):
     found = CliRunner().invoke(app, words(folder, straight, "--temperature", "0.5"))
     assert found.exit_code == 1
-    assert "was begun with temperature 1.0, not 0.5" in found.output
+    assert "was started with temperature 1.0, not 0.5" in found.output
     other = CliRunner().invoke(app, words(folder, straight, world="nano-moon"))
     assert other.exit_code == 1 and "no world is called 'nano-moon'" in other.output
 
@@ -117,7 +117,7 @@ def test_a_file_of_someone_elses_is_left_alone(folder, tmp_path):
 
 def test_killed_and_called_again_it_ends_with_the_same_dialogues(straight, folder, tmp_path):
     out = tmp_path / "kept.jsonl"
-    command = [sys.executable, "-m", "paddock.cli", *words(folder, out, "--at-once", "2")]
+    command = [sys.executable, "-m", "paddock.cli", *words(folder, out, "--max-concurrent", "2")]
     notes = tmp_path / "kept.jsonl.notes"
     for _ in range(5):  # a busy machine may let the command end before this test sees its notes
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -137,8 +137,8 @@ def test_killed_and_called_again_it_ends_with_the_same_dialogues(straight, folde
 def test_a_server_can_be_asked_instead(straight, folder, tmp_path):
     out = tmp_path / "kept.jsonl"
     with serving(folder) as live:
-        said = ["sample", "tiny", "nano-chain", "--url", live.url, "--out", str(out)]
-        said += ["--n", "3", "--count", "6", "--at-least", "0", "--max-tokens", "40"]
+        said = ["sample", "tiny", "nano-chain", "--base-url", live.url, "--out", str(out)]
+        said += ["--n", "3", "--num-tasks", "6", "--min-reward", "0", "--max-tokens", "40"]
         found = CliRunner().invoke(app, said)
     assert found.exit_code == 0, found.output
     here, there = by_id(straight), by_id(out)
@@ -149,9 +149,9 @@ def test_a_server_can_be_asked_instead(straight, folder, tmp_path):
 
 
 def test_no_server_is_said_at_once(tmp_path):
-    said = ["sample", "x", "nano-chain", "--url", "http://127.0.0.1:9", "--out"]
+    said = ["sample", "x", "nano-chain", "--base-url", "http://127.0.0.1:9", "--out"]
     found = CliRunner().invoke(app, [*said, str(tmp_path / "k.jsonl")])
-    assert found.exit_code == 1 and "no server answers there" in found.output
+    assert found.exit_code == 1 and "server unreachable" in found.output
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_only_what_is_good_enough_is_kept_and_the_same_words_once(tmp_path):
 def test_one_writer_at_a_time(tmp_path):
     with (
         DialogueFile.open(tmp_path / "k.jsonl", BEGUN),
-        pytest.raises(UserError, match="another process is writing it"),
+        pytest.raises(UserError, match="is in use by another process"),
         DialogueFile.open(tmp_path / "k.jsonl", BEGUN),
     ):
         pass
@@ -210,7 +210,7 @@ def test_a_dialogue_that_was_written_but_not_noted_is_not_asked_for_again(tmp_pa
             harvest.add(f"a#{k}", line("a", k, str(k)), Verdict(reward=1.0), 1.0)
     notes.write_bytes(notes.read_bytes()[: notes.read_bytes().rindex(b'{"id": "a#1"')])
     with DialogueFile.open(out, BEGUN) as harvest:
-        assert harvest.done == {"a#0", "a#1"} and harvest.counts["kept"] == 2
+        assert harvest.done == {"a#0", "a#1"} and harvest.counts["accepted"] == 2
     assert len(lines(notes)) == 3
 
 
@@ -221,7 +221,7 @@ from paddock.launch.dialogue_file import DialogueFile
 from paddock.records import Verdict
 from tests.killing import die_after
 
-with DialogueFile.opened(Path(sys.argv[1]), {BEGUN!r}) as harvest:
+with DialogueFile.open(Path(sys.argv[1]), {BEGUN!r}) as harvest:
     die_after(int(sys.argv[2]))
     for k in range(400):
         if f"a#{{k}}" not in harvest.done:

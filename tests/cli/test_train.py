@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from paddock.cli.__main__ import app
-from paddock.cli.errors import UserError
 from paddock.config import dump_toml, load_recipe, resolve
+from paddock.launch import UserError
 from paddock.launch.trackers import Tracker, open_tracker
 from paddock.rl.settings import RLSettings
 from paddock.rl.stages import with_stage_defaults
@@ -32,7 +32,7 @@ def test_every_recipe_we_ship_resolves():
     parts = {
         "base.toml",
         "rl.toml",
-        "plan.toml",
+        "pipeline.toml",
         "w4a8.toml",
     }  # shared by others, or tested as what they are
     kinds: Counter[type] = Counter()
@@ -65,11 +65,11 @@ def test_a_dry_run_prints_a_recipe_that_resolves_to_the_same_and_trains_nothing(
     words = ["train", str(recipe), "--dry-run", "--out", str(tmp_path / "run"), "--set", "steps=7"]
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 0, found.output
-    printed = found.output[: found.output.index(" plan ")]
+    printed = found.output[: found.output.index(" estimate ")]
     (tmp_path / "printed.toml").write_text(printed)
     wanted = resolve(TrainSettings, load_recipe(recipe, ["steps=7"]))
     assert resolve(TrainSettings, load_recipe(tmp_path / "printed.toml")) == wanted
-    assert "expected:" in found.output
+    assert "estimated time:" in found.output
     assert not (tmp_path / "run").exists()
 
 
@@ -79,7 +79,7 @@ def test_a_run_speaks_in_plain_lines_when_nobody_watches(tmp_path):
     found = paddock("train", tmp_path / "recipe.toml", "--out", tmp_path / "run")
     assert found.returncode == 0, found.stderr
     assert "step 2/2" in found.stderr
-    assert "tokens/s" in found.stderr
+    assert "tok/s" in found.stderr
     assert "\x1b" not in found.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
     report = tmp_path / "run" / "report.html"
@@ -100,7 +100,7 @@ def test_tensorboard_shows_every_step(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = tracked_run(tmp_path, "tensorboard")
-    events = EventAccumulator(str(run / "tensorboard")).EngineWeightUpdater()
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("loss/loss")] == [1, 2]
     assert "tokens_per_second" in events.Tags()["scalars"]
 

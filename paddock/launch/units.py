@@ -2,7 +2,7 @@
 
 import re
 
-from paddock.cli.errors import UserError
+from paddock.launch.errors import UserError
 
 POWERS = {"T": 4, "G": 3, "M": 2, "K": 1}  # of 1000 or 1024
 
