@@ -7,11 +7,10 @@ check that timed out while this process itself was blocked does not count.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from logging import getLogger
-from types import TracebackType
 from typing import Self, TypeVar
 
 from pydantic import PositiveFloat, PositiveInt
@@ -101,12 +100,7 @@ class ReplicaPool:
         ]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         tasks = [*self._health_checks.values(), *self._chores]
         for task in tasks:
             task.cancel()
@@ -139,7 +133,7 @@ class ReplicaPool:
         end = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         before: Completion | None = None
         current, failures = request, 0
-        with _BusySession(self._busy, request.session_id):
+        with _busy_session(self._busy, request.session_id):
             while True:
                 replica = await self._route(current, end)
                 try:
@@ -163,7 +157,7 @@ class ReplicaPool:
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
         end = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         current, failures, streamed = request, 0, DeltaAccumulator()
-        with _BusySession(self._busy, request.session_id):
+        with _busy_session(self._busy, request.session_id):
             while True:
                 replica, before = await self._route(current, end), streamed.completion()
                 failures += 1
@@ -391,16 +385,13 @@ def _retry(rest: InferenceRequest, request: InferenceRequest, failures: int) -> 
     return replace(rest, id=f"{request.id}~{failures}") if request.id else rest
 
 
-class _BusySession:
-    """Marks a session as busy within the block."""
-
-    def __init__(self, busy: dict[str, int], session: str) -> None:
-        self.busy, self.session = busy, session
-
-    def __enter__(self) -> None:
-        self.busy[self.session] = self.busy.get(self.session, 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        self.busy[self.session] -= 1
-        if not self.busy[self.session]:
-            del self.busy[self.session]
+@contextmanager
+def _busy_session(busy: dict[str, int], session: str) -> Iterator[None]:
+    """Mark a session as busy within the block."""
+    busy[session] = busy.get(session, 0) + 1
+    try:
+        yield
+    finally:
+        busy[session] -= 1
+        if not busy[session]:
+            del busy[session]

@@ -193,8 +193,8 @@ class SGLangClient(StatelessClient):
             left = self.context - len(request.token_ids)
             if left < 1:
                 raise OverlongPromptError(
-                    f"prompt of {len(request.token_ids)} tokens, context length {self.context}: no room"
-                    " for a reply"
+                    f"prompt of {len(request.token_ids)} tokens, context length {self.context}:"
+                    " no room for a reply"
                 )
             sampling = replace(sampling, max_new_tokens=left)
         body: dict[str, Any] = {
