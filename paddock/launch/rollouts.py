@@ -74,7 +74,7 @@ async def open_rollouts(
         }
         ledger = stack.enter_context(Ledger(folder / LEDGER_FILE))
         orchestrator = Orchestrator(
-            works, settings.rollout, ledger, seed=settings.seed, tell=tell, waves=waves
+            works, settings.rollout, ledger, seed=settings.seed, log_event=tell, barrier=waves
         )
         collector = LiveBatchSource(
             orchestrator,
@@ -161,7 +161,7 @@ async def _attempt(
             task = world.task(given.number)
     except RolloutFailed as stop:
         return (failed_trajectory(given, stop.failure),)
-    found: Sequence[Trajectory] = await player.attempt(
+    found: Sequence[Trajectory] = await player.rollout(
         world,
         task,
         replace(sampling, seed=given.seed),

@@ -56,7 +56,9 @@ def parameter_roles(
 def _parts(network: nn.Module) -> dict[int, ModelPart]:
     """The part of every parameter of an indexer or MTP layer, by the parameter's id."""
     found: dict[int, ModelPart] = {}
-    for kind, part in ((Indexer, "indexer"), (MTP, "mtp")):  # an indexer within MTP is MTP's
+    # In this order: an indexer within MTP belongs to MTP.
+    kinds: tuple[tuple[type[nn.Module], ModelPart], ...] = ((Indexer, "indexer"), (MTP, "mtp"))
+    for kind, part in kinds:
         for module in network.modules():
             if isinstance(module, kind):
                 found |= dict.fromkeys(map(id, module.parameters()), part)

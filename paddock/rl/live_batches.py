@@ -278,7 +278,7 @@ class LiveBatchSource:
 
     async def _watch_engine(self, pressure: Callable[[], Awaitable[EngineLoad]]) -> None:
         limit = AdaptiveConcurrencyLimit(
-            least=self._settings.min_concurrent, most=self._settings.max_concurrent
+            minimum=self._settings.min_concurrent, maximum=self._settings.max_concurrent
         )
         self._o.executor.limit = limit.value
         try:

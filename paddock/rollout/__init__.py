@@ -1,32 +1,31 @@
-"""Tasks into token-exact episodes: sessions that own their tokens, and who samples for them.
+"""Rollouts: sessions with exact token ids, inference clients, orchestration of tasks and groups.
 
-atif.py          a session in the format in which agents' runs are exchanged
-watchdog.py      who blocks the event loop
-continuation.py  replies that break off and are gone on with
-client.py        who is asked for tokens: the seam to engines
-concurrency.py   how many attempts run at once
-connections.py   many requests at once over connections that are used again
-context_management.py  what of a long conversation a policy is shown
-worker.py        one attempt at a task: a world, a session, an engine
-replica_pool.py  several replicas as one, heartbeats, retries
-in_flight.py     a group on its way, and an attempt that ends in time
-gateway.py       the HTTP face of sessions, in three dialects
-group.py         the attempts at one problem that are compared with each other
-task_health.py   whether a task is worth its share
-session_manager.py  sessions that agents talk to, and their rules
-deterministic.py  everybody's next request at once, for the same bits twice
-prefix_matcher.py  when a conversation counts as the one that was recorded
-task_mixture.py  the shares of tasks over time
-orchestrator.py  which groups are issued, which attempts run, how each group ends
-batch_composer.py  what goes into the next batch, within the bound on staleness
-sglang_client.py  servers far away, over SGLang's /generate
-session_router.py  which rank a session is served by
-executor.py      the attempts that run
-task_schedule.py  which task comes next, and what chance an attempt has
-task_service.py  tasks that live elsewhere, over HTTP
-session.py       one agent's conversation, in the tokens that were really seen and sampled
-settings.py      how rollouts are paced, and what a task may use up
-session_tree.py  the tokens of a session, turn by turn
+atif.py                ATIF export of a session
+batch_composer.py      batch composition under bounded staleness and task ratios
+client.py              inference client: token-in-token-out interface to engines
+concurrency.py         adaptive concurrency limit
+context_management.py  which messages of a long conversation are in the prompt
+continuation.py        continuation of interrupted completions
+deterministic.py       deterministic mode: barrier for requests
+executor.py            runs rollouts up to a concurrency limit
+gateway.py             HTTP gateway: sessions for agents, in three API dialects
+group.py               groups of rollouts that share a baseline
+in_flight.py           groups in flight, rollout timeouts
+orchestrator.py        issues groups, runs rollouts, records outcomes
+prefix_matcher.py      when a conversation equals the recorded one
+replica_pool.py        several engine replicas as one: health checks, retries
+session.py             one agent's conversation as token ids
+session_manager.py     open sessions of the gateway, and their configuration
+session_router.py      session-affine routing to replicas
+session_tree.py        token ids of a session as a tree of turns
+settings.py            rollout settings
+sglang_client.py       client of SGLang-compatible servers; weight sync over HTTP
+task_health.py         disables tasks after consecutive failures
+task_mixture.py        task ratios over time
+task_schedule.py       deterministic order of tasks, rollout seeds
+task_service.py        rollouts by agents in other processes
+watchdog.py            detects a blocked event loop
+worker.py              runs one rollout: environment, session, client
 """
 
 from paddock.rollout import sglang_client

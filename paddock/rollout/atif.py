@@ -1,7 +1,7 @@
-"""A session as an ATIF trajectory ("ATIF-v1.8"), the format in which agents' runs are exchanged.
+"""ATIF export ("ATIF-v1.8", Agent Trajectory Interchange Format) of a session.
 
-Each branch is a trajectory of its own. Turns that an earlier branch holds too, and replies that
-this session did not sample, are marked as copied context: they are no training data here.
+Each branch is one trajectory. Turns shared with an earlier branch, and replies that this session
+did not sample, are marked as copied context: they are not training data.
 """
 
 from typing import Any
@@ -18,24 +18,24 @@ AtifStep = dict[str, Any]
 def to_atif(
     session: Session, branch: int, *, tokens: bool = True, model: str | None = None
 ) -> dict[str, Any]:
-    """One branch. With `tokens` every sampled step carries prompt ids (the whole prompt, as the
-    format wants it), completion ids and log-probabilities."""
+    """One branch. With `tokens` every sampled step has prompt ids (the whole prompt, as the format
+    requires), completion ids and log-probabilities."""
     leaves = list(session.tree.leaves())
     path = leaves[branch].path()
     earlier = {node.number for leaf in leaves[:branch] for node in leaf.path()}
     steps: list[AtifStep] = []
     for node in path:
-        came, reply = node.messages()
-        for message in came:
-            _heard(steps, message)
-        steps.append(_sampled(node, reply, copied=node.number in earlier, tokens=tokens))
+        new_messages, reply = node.messages()
+        for message in new_messages:
+            _add_message(steps, message)
+        steps.append(_sampled_step(node, reply, copied=node.number in earlier, tokens=tokens))
     for number, step in enumerate(steps, start=1):
         step["step_id"] = number
     agent: dict[str, Any] = {"name": "paddock", "version": __version__}
     if model is not None:
         agent["model_name"] = model
     if session.tools:
-        agent["tool_definitions"] = [_definition(tool) for tool in session.tools]
+        agent["tool_definitions"] = [_tool_definition(tool) for tool in session.tools]
     return {
         "schema_version": SCHEMA,
         "session_id": session.id,
@@ -50,22 +50,22 @@ def to_atif(
     }
 
 
-def _heard(steps: list[AtifStep], message: Message) -> None:
-    """A message that was not sampled here."""
+def _add_message(steps: list[AtifStep], message: Message) -> None:
+    """Add a message that this session did not sample."""
     if message.role == "tool" and steps and steps[-1]["source"] == "agent":
-        seen = steps[-1].setdefault("observation", {"results": []})
+        observation = steps[-1].setdefault("observation", {"results": []})
         result = {"source_call_id": message.tool_call_id, "content": message.content}
-        seen["results"].append(result)
+        observation["results"].append(result)
         return
     if message.role == "assistant":
         step = {"source": "agent", "message": message.content, "llm_call_count": 0}
-        steps.append(step | _calls(message) | {"is_copied_context": True})
+        steps.append(step | _tool_calls(message) | {"is_copied_context": True})
         return
     source = "system" if message.role == "system" else "user"
     steps.append({"source": source, "message": message.content})
 
 
-def _sampled(node: TurnNode, reply: Message, *, copied: bool, tokens: bool) -> AtifStep:
+def _sampled_step(node: TurnNode, reply: Message, *, copied: bool, tokens: bool) -> AtifStep:
     metrics: dict[str, Any] = {
         "prompt_tokens": node.tokens - len(node.ids),
         "completion_tokens": len(node.ids),
@@ -77,7 +77,7 @@ def _sampled(node: TurnNode, reply: Message, *, copied: bool, tokens: bool) -> A
     step: AtifStep = {"source": "agent", "message": reply.content, "llm_call_count": 1}
     if reply.reasoning:
         step["reasoning_content"] = reply.reasoning
-    step |= _calls(reply)
+    step |= _tool_calls(reply)
     step["metrics"] = metrics
     step["extra"] = {
         "finish": node.finish,
@@ -89,7 +89,7 @@ def _sampled(node: TurnNode, reply: Message, *, copied: bool, tokens: bool) -> A
     return step
 
 
-def _calls(message: Message) -> AtifStep:
+def _tool_calls(message: Message) -> AtifStep:
     if not message.tool_calls:
         return {}
     return {
@@ -104,7 +104,7 @@ def _calls(message: Message) -> AtifStep:
     }
 
 
-def _definition(tool: ToolSpec) -> dict[str, Any]:
+def _tool_definition(tool: ToolSpec) -> dict[str, Any]:
     return {
         "type": "function",
         "function": {

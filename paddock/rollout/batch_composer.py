@@ -1,9 +1,9 @@
-"""What goes into the next batch, and what must be begun for those after it.
+"""Batch composition under bounded staleness and task ratios.
 
-Pure arithmetic over the groups that are alive: issued, and neither trained nor ended otherwise. The
-shares of tasks hold in every batch, whichever task is fast. The bound on staleness comes before
-them: a group is alive for a known number of batches, and never are more groups alive than those
-batches can take, so that waiting for the last of them is always enough.
+Pure functions over the live groups: issued, and neither trained nor dropped. Every batch keeps the
+task ratios, however fast a task is. The staleness bound comes first: a group can be trained for a
+known number of batches, and never more groups are live than those batches can take, so waiting for
+the last group always suffices.
 """
 
 from collections import Counter, defaultdict
@@ -18,138 +18,148 @@ UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveGroup:
-    """A group that is alive."""
+    """A group that was issued and is neither trained nor dropped."""
 
     ordinal: int
     task: str
     number: int
-    oldest_version: (
-        int | None
-    )  # the oldest version that may have sampled any of it; None: not begun
+    oldest_version: int | None  # oldest version that may have sampled a token; None: not started
     finished: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """What the next batch is made under."""
+    """Policy version, update number and task weights that the next batch is composed under."""
 
-    update: int  # its first
-    version: int  # what engines serve now
-    task_weights: Mapping[str, float]  # of tasks
-    groups_taken: Mapping[str, int]  # groups of each task in batches since these weights hold
+    update: int  # first update of the batch
+    version: int  # weight version that engines serve
+    task_weights: Mapping[str, float]
+    groups_taken: Mapping[str, int]  # by task, in batches since these weights hold
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReady:
-    ordinals: tuple[int, ...]  # by task and number, whoever was issued or finished first
+    """Groups of the next batch, ordered by task and number: finishing order does not matter."""
+
+    ordinals: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchIncomplete:
-    """No batch yet: these have not finished, and so many more of these tasks must be begun."""
+    """Which groups are unfinished, and how many more of each task must be started."""
 
     unfinished: tuple[int, ...]
     missing: Mapping[str, int]
 
 
-def batches_until_stale(pace: RolloutSettings, since: int, update: int) -> int:
-    """How many batches, the one whose first update is `update` included, may still train what
-    version `since` has sampled. The last update of a batch is within the bound too.
+def batches_until_stale(settings: RolloutSettings, since: int, update: int) -> int:
+    """How many batches, starting with the one of `update`, may train tokens of version `since`.
 
-    >>> pace = RolloutSettings(max_staleness=5, updates_per_batch=2)
-    >>> [batches_until_stale(pace, since=10, update=n) for n in (10, 12, 14, 16)]
+    The last update of a batch must be within the staleness bound too.
+
+    >>> settings = RolloutSettings(max_staleness=5, updates_per_batch=2)
+    >>> [batches_until_stale(settings, since=10, update=n) for n in (10, 12, 14, 16)]
     [3, 2, 1, 0]
     """
-    last_first = since + pace.max_staleness - (pace.updates_per_batch - 1)
-    return max(0, (last_first - update) // pace.updates_per_batch + 1)
+    last_first = since + settings.max_staleness - (settings.updates_per_batch - 1)
+    return max(0, (last_first - update) // settings.updates_per_batch + 1)
 
 
-def is_stale(pace: RolloutSettings, since: int | None, update: int) -> bool:
-    """Whether the batch that begins with `update` comes too late for it."""
-    return since is not None and batches_until_stale(pace, since, update) == 0
+def is_stale(settings: RolloutSettings, since: int | None, update: int) -> bool:
+    """Whether tokens of version `since` exceed `max_staleness` in the batch of `update`."""
+    return since is not None and batches_until_stale(settings, since, update) == 0
 
 
 def groups_allowed(
-    alive: Iterable[LiveGroup], moment: BatchContext, pace: RolloutSettings, *, begun: bool
+    live: Iterable[LiveGroup],
+    context: BatchContext,
+    settings: RolloutSettings,
+    *,
+    started_only: bool,
 ) -> int:
-    """How many more groups may be issued, or begun, now: as many as the batches can take that come
-    before what is sampled now is too old."""
-    if pace.on_stale == "drop":
+    """How many more groups may be issued (`started_only`: started) without exceeding staleness.
+
+    That is the capacity of the batches before tokens sampled now are too stale.
+    """
+    if settings.on_stale == "drop":
         return UNBOUNDED
-    places = pace.groups_per_batch * batches_until_stale(pace, moment.version, moment.update)
-    return places - sum(group.oldest_version is not None or not begun for group in alive)
+    capacity = settings.groups_per_batch * batches_until_stale(
+        settings, context.version, context.update
+    )
+    return capacity - sum(group.oldest_version is not None or not started_only for group in live)
 
 
 def tasks_to_issue(
-    alive: Sequence[LiveGroup], moment: BatchContext, pace: RolloutSettings, *, ahead: int
+    live: Sequence[LiveGroup], context: BatchContext, settings: RolloutSettings, *, ahead: int
 ) -> list[str]:
-    """The tasks of which groups must be issued so that the next `ahead` batches have theirs, the
-    soonest needed first."""
-    most = max(0, groups_allowed(alive, moment, pace, begun=False))
-    there = Counter(group.task for group in alive)
-    found = []
-    for task in next_tasks(moment.task_weights, moment.groups_taken, pace.groups_per_batch * ahead):
-        if there[task] > 0:
-            there[task] -= 1
+    """Tasks of the groups to issue to fill the next `ahead` batches, most urgent first."""
+    limit = max(0, groups_allowed(live, context, settings, started_only=False))
+    available = Counter(group.task for group in live)
+    tasks = []
+    for task in next_tasks(
+        context.task_weights, context.groups_taken, settings.groups_per_batch * ahead
+    ):
+        if available[task] > 0:
+            available[task] -= 1
         else:
-            found.append(task)
-    return found[:most]
+            tasks.append(task)
+    return tasks[:limit]
 
 
 def compose_batch(
-    alive: Sequence[LiveGroup], moment: BatchContext, pace: RolloutSettings
+    live: Sequence[LiveGroup], context: BatchContext, settings: RolloutSettings
 ) -> BatchReady | BatchIncomplete:
-    """The next batch, or what it waits for. None of `alive` may be stale."""
-    begun = [group for group in alive if group.oldest_version is not None]
-    chosen = groups_due(begun, moment, pace) if pace.on_stale == "wait" else []
-    taken = Counter(moment.groups_taken)
+    """The next batch, or what it waits for. No group of `live` may be stale."""
+    started = [group for group in live if group.oldest_version is not None]
+    chosen = groups_due(started, context, settings) if settings.on_stale == "wait" else []
+    taken = Counter(context.groups_taken)
     taken.update(group.task for group in chosen)
-    candidates = _candidates(begun, chosen, pace)
-    spare = groups_allowed(alive, moment, pace, begun=True)
-    short: Counter[str] = Counter()
-    while len(chosen) + short.total() < pace.groups_per_batch:
+    candidates = _candidates(started, chosen, settings)
+    allowed = groups_allowed(live, context, settings, started_only=True)
+    missing: Counter[str] = Counter()
+    while len(chosen) + missing.total() < settings.groups_per_batch:
         task = next_task(
-            moment.task_weights, taken, moment.task_weights if spare > 0 else candidates
+            context.task_weights, taken, context.task_weights if allowed > 0 else candidates
         )
-        if task is None:  # of the tasks that have a share, nothing can come any more
+        if task is None:  # no group of a task with weight can come
             task = min(candidates, key=lambda name: candidates[name][0].ordinal, default=None)
         if task is None:
             return BatchIncomplete((), {})
         taken[task] += 1
         if task not in candidates:
-            short[task] += 1
-            spare -= 1
+            missing[task] += 1
+            allowed -= 1
             continue
         chosen.append(candidates[task].pop(0))
         if not candidates[task]:
             del candidates[task]
     unfinished = tuple(sorted(group.ordinal for group in chosen if not group.finished))
-    if unfinished or short:
-        return BatchIncomplete(unfinished, dict(short))
+    if unfinished or missing:
+        return BatchIncomplete(unfinished, dict(missing))
     return BatchReady(tuple(g.ordinal for g in sorted(chosen, key=lambda g: (g.task, g.number))))
 
 
 def groups_due(
-    begun: Sequence[LiveGroup], moment: BatchContext, pace: RolloutSettings
+    started: Sequence[LiveGroup], context: BatchContext, settings: RolloutSettings
 ) -> list[LiveGroup]:
-    """Those that the next batch must take, or one after it would have to take more than it can.
+    """Groups that the next batch must take, or a later batch would have to take too many.
 
-    If h batches can still take a set of groups, the h - 1 after this one take a batch of it each;
-    what is left over is due now. What the present version samples has the longest time of all, and
-    `room` has seen to it that there is not too much of it.
+    If h batches can still take a set of groups, each of the h - 1 later ones takes a whole batch of
+    it; the rest is due now. Groups of the current version have the longest time, and
+    `groups_allowed` has bounded their number.
     """
     by_left = defaultdict(list)
-    for group in begun:
+    for group in started:
         assert group.oldest_version is not None
-        by_left[batches_until_stale(pace, group.oldest_version, moment.update)].append(group)
-    by_left.pop(batches_until_stale(pace, moment.version, moment.update), None)
+        by_left[batches_until_stale(settings, group.oldest_version, context.update)].append(group)
+    by_left.pop(batches_until_stale(settings, context.version, context.update), None)
     chosen: list[LiveGroup] = []
     waiting: list[LiveGroup] = []
     for left in sorted(by_left):
         waiting += by_left[left]
-        waiting.sort(key=_soonest if pace.order == "oldest_first" else lambda g: g.ordinal)
-        must = max(0, len(waiting) - pace.groups_per_batch * (left - 1))
-        must = min(must, pace.groups_per_batch - len(chosen))
+        waiting.sort(key=_soonest if settings.order == "oldest_first" else lambda g: g.ordinal)
+        must = max(0, len(waiting) - settings.groups_per_batch * (left - 1))
+        must = min(must, settings.groups_per_batch - len(chosen))
         chosen += waiting[:must]
         del waiting[:must]
     return chosen
@@ -160,14 +170,14 @@ def _soonest(group: LiveGroup) -> tuple[bool, int, int]:
 
 
 def _candidates(
-    begun: Iterable[LiveGroup], chosen: Sequence[LiveGroup], pace: RolloutSettings
+    started: Iterable[LiveGroup], chosen: Sequence[LiveGroup], settings: RolloutSettings
 ) -> dict[str, list[LiveGroup]]:
-    """What else a batch could take, by task, in the order in which it would."""
-    gone = {group.ordinal for group in chosen}
+    """Further groups that a batch could take, by task, in order of preference."""
+    taken = {group.ordinal for group in chosen}
     found: dict[str, list[LiveGroup]] = {}
-    for group in begun:
-        if group.ordinal not in gone:
+    for group in started:
+        if group.ordinal not in taken:
             found.setdefault(group.task, []).append(group)
     for groups in found.values():
-        groups.sort(key=_soonest if pace.order == "oldest_first" else lambda g: g.number)
+        groups.sort(key=_soonest if settings.order == "oldest_first" else lambda g: g.number)
     return found

@@ -1,8 +1,7 @@
-"""Who is asked for tokens: the seam between a rollout and whatever samples.
+"""Inference client: the token-in-token-out interface between rollouts and engines.
 
-A rollout hands over exact token ids and gets back exact token ids, each with its log-probability
-and the version of the weights that sampled it. What lies behind the seam (an engine in this
-process, a server, a fleet of servers) looks the same.
+A request has exact token ids, and so has its output, each with its log-probability and the weight
+version that sampled it. An engine in this process, a server and a pool of servers look the same.
 """
 
 from array import array
@@ -17,58 +16,58 @@ from paddock.records import MAX_SEED, Completion, SamplingParams
 
 
 class EngineUnavailableError(Exception):
-    """No answer came: an engine or the way to it broke, or took too long. Another may be asked."""
+    """No output: an engine or its connection failed or timed out. Another may be tried."""
 
 
 class RequestRejectedError(ValueError):
-    """No engine could answer this, however often it is asked; the message has the numbers."""
+    """No engine can serve this request; the message has the numbers."""
 
 
 class OverlongPromptError(RequestRejectedError):
-    """The conversation has outgrown the context: the only refusal that is the policy's doing."""
+    """The prompt exceeds the context length: the only rejection caused by the policy."""
 
 
 class InvalidModelResponseError(ValueError):
-    """A server that answers in a way that cannot be trained on; the run must not go on."""
+    """A server's response cannot be trained on; the run must end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InferenceRequest:
-    """A prompt in tokens, and what is wanted of it."""
+    """A prompt as token ids, with sampling parameters."""
 
     token_ids: Sequence[int]
     sampling_params: SamplingParams
-    session_id: str  # asks of one session go where its prefix is cached
-    id: str = ""  # of the request; empty: whoever answers gives it one
-    return_routing: bool = False  # the experts that each token chose are wanted too
+    session_id: str  # requests of a session go to the replica with its prefix cache
+    id: str = ""  # of the request; empty: chosen by the engine
+    return_routing: bool = False  # return the routed experts of each token
 
 
 class InferenceClient(Protocol):
-    """Answers asks. Both ways of asking end the request when nobody waits any more: when the task
-    is cancelled, or the stream closed early. Raises EngineLost or AskRefused."""
+    """Generates tokens. A request is aborted when its task is cancelled or its stream is closed
+    early. Raises EngineUnavailableError or RequestRejectedError."""
 
-    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
-        """The whole answer."""
+    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
+        """The complete output."""
 
-    def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
-        """What is new, as it comes; the last delta carries the answer."""
+    def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+        """Deltas as they are sampled; the last one has the complete output."""
 
     def end_session(self, session: str) -> None:
-        """The session asks no more: nothing need be kept for it."""
+        """The session is over: free what is kept for it."""
 
     def unavailable_reason(self) -> str:
-        """Why nobody could answer at this moment; nothing: somebody could."""
+        """Why no engine is available now; empty if one is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """An answer by anyone but the embedded engine, whose own has the same looks."""
+    """Output of a request, structurally equal to that of the engine package."""
 
     completion: Completion
     prompt_tokens: int = 0
     id: str = ""
-    matched_stop: int | str | None = None  # the stop token or text that ended it
-    abort_reason: str = ""  # why it was aborted
+    matched_stop: int | str | None = None  # stop token or stop string
+    abort_reason: str = ""  # if it was aborted
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     preemptions: int = 0
@@ -86,26 +85,26 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDelta:
-    """Some of an answer, as it comes."""
+    """Newly sampled tokens of a streamed output."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     version: int
     top_logprobs: Sequence[TokenLogprobLike] = ()
-    output: RequestOutputLike | None = None  # with the last one
+    output: RequestOutputLike | None = None  # in the last delta only
 
 
-def final_delta(answer: RequestOutputLike) -> OutputDelta:
-    """A whole answer as the only delta of a stream."""
-    done = answer.completion
+def final_delta(output: RequestOutputLike) -> OutputDelta:
+    """A complete output as the only delta of a stream."""
+    done = output.completion
     version = done.versions[-1].version if done.versions else 0
     return OutputDelta(
-        token_ids=done.token_ids, logprobs=done.logprobs, version=version, output=answer
+        token_ids=done.token_ids, logprobs=done.logprobs, version=version, output=output
     )
 
 
 class StatelessClient:
-    """The base of whoever keeps nothing between asks."""
+    """Base of clients without state between requests."""
 
     def end_session(self, session: str) -> None:
         pass
@@ -115,17 +114,17 @@ class StatelessClient:
 
 
 class NonStreamingClient(StatelessClient):
-    """The base of whoever answers in one piece: a stream is then a single delta."""
+    """Base of clients that do not stream: `stream` yields a single delta."""
 
-    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
         raise NotImplementedError
 
-    async def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
-        yield final_delta(await self.generate(ask))
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+        yield final_delta(await self.generate(request))
 
 
 class AsyncEngine(Protocol):
-    """What is needed of an engine in this process."""
+    """The methods used of an engine in this process."""
 
     async def async_generate(self, request: Any) -> Any: ...
     def stream(self, request: Any) -> AsyncGenerator[Any, None]: ...
@@ -133,32 +132,34 @@ class AsyncEngine(Protocol):
 
 @dataclass(frozen=True)
 class InProcessClient(StatelessClient):
-    """An engine in this process. This room knows no engine, so its own classes are handed in:
+    """An engine in this process. This package imports no engine, so its classes are passed:
 
-    InProcess(engine, Request, overlong=(ContextExceeded,), refusals=(RequestRefused,),
-              failures=(EngineFailed,))
+    InProcessClient(engine, Request, overlong_errors=(ContextLengthExceededError,),
+                    rejection_errors=(InvalidRequestError,), engine_errors=(EngineError,))
     """
 
     engine: AsyncEngine
     request_type: Callable[..., Any]
-    overlong_errors: tuple[type[Exception], ...] = field(kw_only=True)  # may be among the refusals
+    overlong_errors: tuple[type[Exception], ...] = field(
+        kw_only=True
+    )  # may be subclasses of the rejections
     rejection_errors: tuple[type[Exception], ...] = field(kw_only=True)
     engine_errors: tuple[type[Exception], ...] = field(kw_only=True)
 
-    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
         try:
-            answer: RequestOutputLike = await self.engine.async_generate(self._request(ask))
+            output: RequestOutputLike = await self.engine.async_generate(self._request(request))
         except self.overlong_errors as error:
             raise OverlongPromptError(str(error)) from None
         except self.rejection_errors as error:
             raise RequestRejectedError(str(error)) from None
         except self.engine_errors as error:
             raise EngineUnavailableError(str(error)) from error
-        return answer
+        return output
 
-    async def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
         try:
-            async with aclosing(self.engine.stream(self._request(ask))) as deltas:
+            async with aclosing(self.engine.stream(self._request(request))) as deltas:
                 async for delta in deltas:
                     yield delta
         except self.overlong_errors as error:
@@ -168,18 +169,20 @@ class InProcessClient(StatelessClient):
         except self.engine_errors as error:
             raise EngineUnavailableError(str(error)) from error
 
-    def _request(self, ask: InferenceRequest) -> Any:
+    def _request(self, request: InferenceRequest) -> Any:
         return self.request_type(
-            token_ids=tuple(ask.token_ids),
-            sampling_params=ask.sampling_params,
-            id=ask.id or None,
-            return_routing=ask.return_routing,
+            token_ids=tuple(request.token_ids),
+            sampling_params=request.sampling_params,
+            id=request.id or None,
+            return_routing=request.return_routing,
         )
 
 
 def turn_seed(seed: int | None, turn: int) -> int | None:
-    """The seed of one turn of an attempt. Engines draw by (seed, index in the reply), so turns that
-    shared a seed would share their luck.
+    """The seed of one turn of a rollout.
+
+    Engines sample by (seed, index in the completion): turns with the same seed would repeat
+    the same random numbers.
 
     >>> turn_seed(7, 0) == turn_seed(7, 0) != turn_seed(7, 1), turn_seed(None, 3)
     (True, None)
@@ -191,7 +194,7 @@ def turn_seed(seed: int | None, turn: int) -> int | None:
 
 
 def as_int32_array(ids: Sequence[int]) -> "array[int]":
-    """Token ids, four bytes each; an array is not copied.
+    """Token ids as an int32 array; an array is not copied.
 
     >>> as_int32_array((1, 2)).itemsize
     4

@@ -1,8 +1,8 @@
-"""What of a long conversation a policy is shown.
+"""Context management: which messages of a long conversation are in the next prompt.
 
-A world's conversation only grows. A `Show` decides what of it the model reads for the next reply:
-all of it, or what is left when old results are hidden or everything but the task is dropped.
-Whatever is shown otherwise than before is a changed past: the session begins another branch there.
+The conversation of an environment only grows. A `ContextFilter` selects the messages for the next
+turn: all, all without old tool results, or the task alone. A changed history starts a new branch of
+the session.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,23 +10,22 @@ from collections.abc import Callable, Sequence
 from paddock.envs import context as envs
 from paddock.records import Message
 
-ContextFilter = Callable[
-    [Sequence[Message], int], Sequence[Message]
-]  # conversation, tokens it came to last
-ContextStrategy = Callable[[], ContextFilter]  # a fresh one for each attempt
+# (messages, tokens of the last turn) -> messages of the next prompt
+ContextFilter = Callable[[Sequence[Message], int], Sequence[Message]]
+ContextStrategy = Callable[[], ContextFilter]  # a new filter for each rollout
 
 
 def keep_all() -> ContextFilter:
-    """Nothing is left out, however long it gets."""
+    """Keep every message."""
     return lambda messages, _tokens: messages
 
 
 def keep_recent(turns: int) -> ContextStrategy:
-    """Only the tool results of the last `turns` replies that called tools are shown."""
+    """Keep only the tool results of the last `turns` replies with tool calls."""
     return lambda: lambda messages, _tokens: envs.keep_recent(messages, turns)
 
 
-class _Discards:
+class _DiscardAll:
     def __init__(self, above: int) -> None:
         self.above, self.start = above, 0
 
@@ -39,14 +38,15 @@ class _Discards:
 
 
 def discard_all(above: int) -> ContextStrategy:
-    """Once the conversation came to more than `above` tokens, all that the policy said and all that
-    it was answered is dropped: the model begins again with the task alone."""
-    return lambda: _Discards(above)
+    """Once the conversation exceeds `above` tokens, drop everything but the task."""
+    return lambda: _DiscardAll(above)
 
 
 def chain_strategies(*contexts: ContextStrategy) -> ContextStrategy:
-    """One after another, each on what the one before shows. GLM-5's search agents keep recent
-    results and, when that is not enough, discard all."""
+    """Apply strategies in order, each to the result of the one before.
+
+    GLM-5's search agents keep recent results and, when that is not enough, discard all.
+    """
 
     def fresh() -> ContextFilter:
         shows = [context() for context in contexts]

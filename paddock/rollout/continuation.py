@@ -1,16 +1,18 @@
-"""Replies that break off and are gone on with: what is asked next, and the parts as one."""
+"""Continuation of interrupted completions: the follow-up request, and the merged output."""
 
 from array import array
 from dataclasses import replace
 
-from paddock.api import RequestOutputLike
+from paddock.api import OutputDeltaLike, RequestOutputLike
 from paddock.records import Completion, SamplingParams, Segment
 from paddock.rollout.client import InferenceRequest, RequestOutput, turn_seed
 
 
 def can_continue(sampling: SamplingParams) -> bool:
-    """Whether the rest of a reply can be asked for alone. Not where what was said already decides
-    what may follow: a grammar, penalties, texts that end it, a budget for thoughts."""
+    """Whether the rest of a completion can be requested separately.
+
+    Not if it depends on the tokens before: grammar, penalties, stop strings, thinking budget.
+    """
     return (
         sampling.grammar is None
         and not sampling.stop
@@ -21,28 +23,33 @@ def can_continue(sampling: SamplingParams) -> bool:
     )
 
 
-def continuation_request(ask: InferenceRequest, done: Completion) -> InferenceRequest | None:
-    """What is still to be asked for; None if the reply is as long as it may be."""
+def continuation_request(request: InferenceRequest, done: Completion) -> InferenceRequest | None:
+    """The request for the rest; None if `max_new_tokens` is reached."""
     count = len(done.token_ids)
-    most = ask.sampling_params.max_new_tokens
-    if most is not None and count >= most:
+    limit = request.sampling_params.max_new_tokens
+    if limit is not None and count >= limit:
         return None
-    ids = array("i", ask.token_ids)
+    ids = array("i", request.token_ids)
     ids.extend(done.token_ids)
     sampling = replace(
-        ask.sampling_params,
-        max_new_tokens=None if most is None else most - count,
-        min_new_tokens=max(0, ask.sampling_params.min_new_tokens - count),
-        # Chance is drawn by (seed, index in the reply): the same seed would repeat its luck.
-        seed=turn_seed(ask.sampling_params.seed, count) if count else ask.sampling_params.seed,
+        request.sampling_params,
+        max_new_tokens=None if limit is None else limit - count,
+        min_new_tokens=max(0, request.sampling_params.min_new_tokens - count),
+        # Sampling uses (seed, index in the completion): the same seed would repeat random numbers.
+        seed=turn_seed(request.sampling_params.seed, count)
+        if count
+        else request.sampling_params.seed,
     )
     return replace(
-        ask, token_ids=ids, sampling_params=sampling, id=f"{ask.id}+{count}" if ask.id else ""
+        request,
+        token_ids=ids,
+        sampling_params=sampling,
+        id=f"{request.id}+{count}" if request.id else "",
     )
 
 
 def concat_completions(one: Completion, other: Completion) -> Completion:
-    """Two parts of a reply.
+    """Two parts of a completion as one.
 
     >>> part = Completion(token_ids=(5,), logprobs=(-1.0,), versions=(Segment(3, 1),),
     ...                   finish="abort", forced=(0,))
@@ -66,18 +73,46 @@ def concat_completions(one: Completion, other: Completion) -> Completion:
 
 
 def merge_partial_output(
-    before: Completion | None, answer: RequestOutputLike, ask: InferenceRequest
+    before: Completion | None, output: RequestOutputLike, request: InferenceRequest
 ) -> RequestOutputLike:
-    """The answer to the whole ask, whose last part `answer` is."""
+    """The output of the original request, whose last part is `output`."""
     if before is None:
-        return answer
+        return output
     return RequestOutput(
-        completion=concat_completions(before, answer.completion),
-        prompt_tokens=len(ask.token_ids),
-        id=ask.id,
-        matched_stop=answer.matched_stop,
-        abort_reason=answer.abort_reason,
-        cached_tokens=min(answer.cached_tokens, len(ask.token_ids)),
-        preemptions=answer.preemptions + 1,
-        routing=answer.routing,  # the last ask read all that came before it
+        completion=concat_completions(before, output.completion),
+        prompt_tokens=len(request.token_ids),
+        id=request.id,
+        matched_stop=output.matched_stop,
+        abort_reason=output.abort_reason,
+        cached_tokens=min(output.cached_tokens, len(request.token_ids)),
+        preemptions=output.preemptions + 1,
+        routing=output.routing,  # the last part prefilled all tokens before it
     )
+
+
+class DeltaAccumulator:
+    """Accumulates the streamed deltas of a completion."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._versions: list[Segment] = []
+
+    def add(self, delta: OutputDeltaLike) -> None:
+        count = len(delta.token_ids)
+        self._ids += delta.token_ids
+        self._logprobs += delta.logprobs
+        if count and self._versions and self._versions[-1].version == delta.version:
+            self._versions[-1] = Segment(delta.version, self._versions[-1].tokens + count)
+        elif count:
+            self._versions.append(Segment(delta.version, count))
+
+    def completion(self) -> Completion | None:
+        if not self._ids:
+            return None
+        return Completion(
+            token_ids=tuple(self._ids),
+            logprobs=tuple(self._logprobs),
+            versions=tuple(self._versions),
+            finish="abort",
+        )

@@ -1,10 +1,9 @@
-"""Waves: everybody's next request at once, so that what an engine computes together never depends
-on who was quick.
+"""Deterministic mode: a barrier that submits the next request of all sessions together.
 
-A session is in motion from the moment it is let in until it asks for tokens or leaves. When none is
-in motion, all asks are handed to the engine together, sorted, while it is held; then everybody who
-got an answer is in motion again. A slow world therefore slows everybody: the price of getting the
-same bits twice.
+Engine batches then never depend on timing. A session is active from `join` until it submits a
+request or leaves. When no session is active, all requests are submitted to the paused engine
+together, sorted by session; sessions with an answer are active again. A slow environment therefore
+slows down every session: the price of bitwise identical results.
 """
 
 import asyncio
@@ -20,79 +19,84 @@ PauseEngine = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @dataclass(slots=True)
-class _Turn:
+class _PendingRequest:
     call: Callable[[], Awaitable[Any]]
     answer: "asyncio.Future[Any]"
     work: "asyncio.Task[None] | None" = None
 
 
 class RequestBarrier:
-    """`held` keeps the engine from beginning anything until a wave has been handed over whole."""
+    """`pause_engine` keeps the engine from starting until all requests of a round are submitted."""
 
-    def __init__(self, held: PauseEngine = nullcontext) -> None:
-        self._held = held
-        self._moving: set[str] = set()
-        self._turns: dict[str, _Turn] = {}  # asked, not handed over yet
-        self._going: asyncio.Task[None] | None = None  # the wave that is being handed over
-        self._looking = False
+    def __init__(self, pause_engine: PauseEngine = nullcontext) -> None:
+        self._pause_engine = pause_engine
+        self._active: set[str] = set()
+        self._pending: dict[str, _PendingRequest] = {}  # not submitted to the engine yet
+        self._going: asyncio.Task[None] | None = None  # the round being submitted
+        self._scheduled = False
         self.rounds = 0
-        self.on_idle: Callable[[], None] = lambda: None  # may let more sessions in
+        self.on_idle: Callable[[], None] = lambda: None  # may add sessions
 
     def join(self, session: str) -> None:
-        self._moving.add(session)
+        self._active.add(session)
 
     def leave(self, session: str) -> None:
-        self._moving.discard(session)
-        self._look()
+        self._active.discard(session)
+        self._schedule_check()
 
     async def submit(self, session: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of `call`, made together with those of all other sessions."""
-        if session in self._turns or session not in self._moving:
-            raise RuntimeError(f"session {session} asks out of turn: in lock-step, one at a time")
-        turn = _Turn(call, asyncio.get_running_loop().create_future())
-        self._turns[session] = turn
-        self._moving.discard(session)
-        self._look()
+        """The result of `call`, which is made together with those of all other sessions.
+
+        Raises RuntimeError if the session is not active or already has a request.
+        """
+        if session in self._pending or session not in self._active:
+            raise RuntimeError(
+                f"session {session} already has a request: only one at a time in deterministic mode"
+            )
+        turn = _PendingRequest(call, asyncio.get_running_loop().create_future())
+        self._pending[session] = turn
+        self._active.discard(session)
+        self._schedule_check()
         try:
             return await turn.answer
         except asyncio.CancelledError:
-            self._turns.pop(session, None)
+            self._pending.pop(session, None)
             if turn.work is not None:
                 turn.work.cancel()
             raise
 
-    def _look(self) -> None:
-        if not self._moving and not self._looking:
-            self._looking = True
-            asyncio.get_running_loop().call_soon(self._still)
+    def _schedule_check(self) -> None:
+        if not self._active and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._check)
 
-    def _still(self) -> None:
-        """Nobody moves: whoever is waiting outside may come in; if nobody does, a wave goes."""
-        self._looking = False
-        if self._moving:
+    def _check(self) -> None:
+        """No session is active: let `on_idle` add sessions; if it adds none, submit a round."""
+        self._scheduled = False
+        if self._active:
             return
         self.on_idle()
-        if not self._moving and self._turns:
-            turns, self._turns = sorted(self._turns.items()), {}
-            self._moving.update(session for session, _ in turns)
+        if not self._active and self._pending:
+            turns, self._pending = sorted(self._pending.items()), {}
+            self._active.update(session for session, _ in turns)
             self.rounds += 1
             self._going = asyncio.get_running_loop().create_task(
-                self._go([turn for _, turn in turns])
+                self._submit_round([turn for _, turn in turns])
             )
 
-    async def _go(self, turns: list[_Turn]) -> None:
+    async def _submit_round(self, turns: list[_PendingRequest]) -> None:
         try:
-            async with self._held():
+            async with self._pause_engine():
                 for turn in turns:
-                    turn.work = asyncio.ensure_future(_answered(turn))
-                await asyncio.sleep(0)  # each has made its request now
-        except Exception as error:  # an engine that cannot be held: whoever asked must hear of it
+                    turn.work = asyncio.ensure_future(_run(turn))
+                await asyncio.sleep(0)  # every call has submitted its request now
+        except Exception as error:  # the engine cannot be paused: every caller gets the error
             for turn in turns:
                 if not turn.answer.done():
                     turn.answer.set_exception(error)
 
 
-async def _answered(turn: _Turn) -> None:
+async def _run(turn: _PendingRequest) -> None:
     try:
         result = await turn.call()
     except BaseException as error:
@@ -105,19 +109,19 @@ async def _answered(turn: _Turn) -> None:
 
 
 class DeterministicClient(NonStreamingClient):
-    """A Generate that answers in waves."""
+    """InferenceClient that submits its requests through a RequestBarrier."""
 
-    def __init__(self, generate: InferenceClient, waves: RequestBarrier) -> None:
-        self._generate, self._waves = generate, waves
+    def __init__(self, client: InferenceClient, barrier: RequestBarrier) -> None:
+        self._client, self._barrier = client, barrier
 
-    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
-        answer: RequestOutputLike = await self._waves.submit(
-            ask.session_id, lambda: self._generate.generate(ask)
+    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
+        output: RequestOutputLike = await self._barrier.submit(
+            request.session_id, lambda: self._client.generate(request)
         )
-        return answer
+        return output
 
     def end_session(self, session: str) -> None:
-        self._generate.end_session(session)
+        self._client.end_session(session)
 
     def unavailable_reason(self) -> str:
-        return self._generate.unavailable_reason()
+        return self._client.unavailable_reason()

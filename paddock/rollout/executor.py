@@ -1,4 +1,4 @@
-"""The attempts that run: as many as there are slots, each until it ends or its time is over."""
+"""Rollout executor: runs rollouts up to a concurrency limit, each with a timeout."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ from paddock.rollout.task_schedule import RolloutSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRunningRollout:
-    """An attempt that runs, and for how long already."""
+    """A running rollout and its age."""
 
     session_id: str
     task: str
@@ -23,40 +23,41 @@ class LongRunningRollout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveRollout:
-    """One attempt of a group."""
+    """A running rollout of a group."""
 
     group: GroupInFlight
     spec: RolloutSpec
-    began: float
+    started: float
 
 
 OnRolloutEnd = Callable[[ActiveRollout, tuple[Trajectory, ...]], None]
 
 
 class RolloutExecutor:
-    """Calls `ended` with every attempt that has ended, and `broken` with what one raised. In
-    lock-step, `ended` is called when nobody moves, in an order that does not depend on when."""
+    """Calls `on_end` with every finished rollout and `on_error` with an exception of one.
+
+    In deterministic mode `on_end` is called at barriers only, in the order of session ids.
+    """
 
     def __init__(
         self,
-        works: Mapping[str, TaskSpec],
+        tasks: Mapping[str, TaskSpec],
         *,
         seed: int,
-        waves: RequestBarrier | None,
-        ended: OnRolloutEnd,
-        broken: Callable[[BaseException], None],
+        barrier: RequestBarrier | None,
+        on_end: OnRolloutEnd,
+        on_error: Callable[[BaseException], None],
     ) -> None:
-        self.limit = 0  # attempts at once
-        self.ended_at = 0.0  # on the loop's clock: the last one
-        self._works, self._seed, self._waves = works, seed, waves
-        self._ended, self._broken = ended, broken
+        self.limit = 0  # maximum number of running rollouts
+        self.ended_at = 0.0  # event-loop time of the last end of a rollout
+        self._tasks, self._seed, self._barrier = tasks, seed, barrier
+        self._on_end, self._on_error = on_end, on_error
         self._runs: dict[str, ActiveRollout] = {}  # by session
         self._by_task: Counter[str] = Counter()
-        self._late: list[
-            tuple[ActiveRollout, tuple[Trajectory, ...]]
-        ] = []  # ended since the last wave
-        if waves is not None:
-            waves.on_idle = self._everybody_is_still
+        # Ended since the last barrier.
+        self._ended: list[tuple[ActiveRollout, tuple[Trajectory, ...]]] = []
+        if barrier is not None:
+            barrier.on_idle = self._report_ended
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -65,82 +66,82 @@ class RolloutExecutor:
     def is_full(self) -> bool:
         return len(self._runs) >= self.limit
 
-    def longest_running(self, most: int = 3) -> list[LongRunningRollout]:
-        """The attempts that have been running longest."""
+    def longest_running(self, limit: int = 3) -> list[LongRunningRollout]:
+        """The longest-running rollouts."""
         now = asyncio.get_running_loop().time()
-        runs = sorted(self._runs.values(), key=lambda run: run.began)[:most]
+        runs = sorted(self._runs.values(), key=lambda run: run.started)[:limit]
         return [
             LongRunningRollout(
-                session_id=r.spec.session_id, task=r.spec.task, seconds=now - r.began
+                session_id=r.spec.session_id, task=r.spec.task, seconds=now - r.started
             )
             for r in runs
         ]
 
-    def start(self, flight: GroupInFlight, version: int) -> None:
-        """As many of the group's attempts as there are slots for."""
-        task = flight.record.task
-        most = self._works[task].settings.max_concurrent or self.limit
-        while flight.queued and not self.is_full and self._by_task[task] < most:
-            member = flight.queued.pop()
-            flight.note_version(version)
-            given = RolloutSpec.derive(task, flight.record.number, member, seed=self._seed)
-            run = ActiveRollout(flight, given, asyncio.get_running_loop().time())
-            self._runs[given.session_id] = run
+    def start(self, group: GroupInFlight, version: int) -> None:
+        """Start queued rollouts of the group, within the limits of run and task."""
+        task = group.record.task
+        limit = self._tasks[task].settings.max_concurrent or self.limit
+        while group.queued and not self.is_full and self._by_task[task] < limit:
+            member = group.queued.pop()
+            group.note_version(version)
+            spec = RolloutSpec.derive(task, group.record.number, member, seed=self._seed)
+            run = ActiveRollout(group, spec, asyncio.get_running_loop().time())
+            self._runs[spec.session_id] = run
             self._by_task[task] += 1
-            if self._waves is not None:
-                self._waves.join(given.session_id)
-            flight.running[member] = asyncio.ensure_future(self._run(run))
+            if self._barrier is not None:
+                self._barrier.join(spec.session_id)
+            group.running[member] = asyncio.ensure_future(self._run(run))
 
-    def cancel_group(self, flight: GroupInFlight) -> None:
-        """Cancel the group's attempts; their slots are free at once."""
-        for task in flight.running.values():
+    def cancel_group(self, group: GroupInFlight) -> None:
+        """Cancel the rollouts of a group; their slots are free at once."""
+        for task in group.running.values():
             task.cancel()
-        for run in [run for run in self._runs.values() if run.group is flight]:
+        for run in [run for run in self._runs.values() if run.group is group]:
             self.release(run)
 
-    def cancel(self, flights: Iterable[GroupInFlight]) -> list["asyncio.Task[None]"]:
-        tasks = [task for flight in flights for task in flight.running.values()]
+    def cancel(self, groups: Iterable[GroupInFlight]) -> list["asyncio.Task[None]"]:
+        tasks = [task for group in groups for task in group.running.values()]
         for task in tasks:
             task.cancel()
         return tasks
 
     def release(self, run: ActiveRollout) -> None:
-        """Its slot; asked for twice where it was cancelled."""
+        """Free the slot of a rollout; idempotent, since a cancelled rollout is released twice."""
         if self._runs.pop(run.spec.session_id, None) is None:
             return
         self._by_task[run.spec.task] -= 1
         run.group.running.pop(run.spec.member, None)
-        if self._waves is not None:
-            self._waves.leave(run.spec.session_id)
+        if self._barrier is not None:
+            self._barrier.leave(run.spec.session_id)
 
     async def _run(self, run: ActiveRollout) -> None:
-        work = self._works[run.spec.task]
+        task = self._tasks[run.spec.task]
         try:
             branches = await run_with_timeout(
-                work.rollout_fn, run.spec, limit_s=work.settings.attempt_timeout_s
+                task.rollout_fn, run.spec, timeout_s=task.settings.attempt_timeout_s
             )
         except asyncio.CancelledError:
             self.release(run)
             raise
-        except BaseException as error:  # a bug, here or in an attempt: the run ends with it
+        except BaseException as error:  # a bug: it ends the run
             self.release(run)
-            self._broken(error)
+            self._on_error(error)
             return
         self.ended_at = asyncio.get_running_loop().time()
-        if self._waves is None:
-            self._hand_over(run, branches)
+        if self._barrier is None:
+            self._report(run, branches)
         else:
-            self._late.append((run, branches))
-            self._waves.leave(run.spec.session_id)
+            self._ended.append((run, branches))
+            self._barrier.leave(run.spec.session_id)
 
-    def _everybody_is_still(self) -> None:
-        late, self._late = sorted(self._late, key=lambda item: item[0].spec.session_id), []
-        for run, branches in late:
-            self._hand_over(run, branches)
+    def _report_ended(self) -> None:
+        ended, self._ended = sorted(self._ended, key=lambda item: item[0].spec.session_id), []
+        for run, branches in ended:
+            self._report(run, branches)
 
-    def _hand_over(self, run: ActiveRollout, branches: tuple[Trajectory, ...]) -> None:
+    def _report(self, run: ActiveRollout, branches: tuple[Trajectory, ...]) -> None:
         self.release(run)
         try:
-            self._ended(run, branches)
+            self._on_end(run, branches)
         except BaseException as error:
-            self._broken(error)
+            self._on_error(error)

@@ -1,4 +1,4 @@
-"""The attempts at one problem that are compared with each other."""
+"""Rollout groups: rollouts of one task that share a baseline, and how a task is run."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,17 +11,19 @@ from paddock.rollout.task_schedule import RolloutSpec
 
 
 class RolloutFn(Protocol):
-    """How a task is attempted: in this process, or by a service somewhere else."""
+    """Runs one rollout of a task, in this process or on a task service."""
 
-    async def __call__(self, given: RolloutSpec) -> Sequence[Trajectory]:
-        """The branches of one session, at least one, all with the same outcome. What goes wrong
-        with a world, an engine or a grader is a Failure; whatever is raised is a bug, and ends the
-        run."""
+    async def __call__(self, spec: RolloutSpec) -> Sequence[Trajectory]:
+        """The branches of one session, at least one, all with the same outcome.
+
+        Errors of environment, engine or grader are a Failure outcome. An exception is a bug and
+        ends the run.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:
-    """A problem, attempted `size` times. Every attempt is there, with a verdict or a failure."""
+    """All `size` rollouts of one problem, each with a verdict or a failure."""
 
     ordinal: int
     task: str
@@ -38,17 +40,16 @@ class RolloutGroup:
 
     @property
     def oldest_version(self) -> int | None:
-        """Of the weights that sampled any of its tokens."""
+        """The oldest weight version that sampled any of its tokens."""
         return oldest_version(branch for branches in self.rollouts for branch in branches)
 
 
-GroupFilterFn = Callable[[RolloutGroup], str]  # why a group has nothing to teach; nothing: it has
+GroupFilterFn = Callable[[RolloutGroup], str]  # why a group is not trained; empty: it is
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """One of the tasks of a run: how it is attempted, what it may use up, and which of its groups
-    have nothing to teach."""
+    """One task of a run: how to run a rollout, its settings, and which groups are filtered."""
 
     rollout_fn: RolloutFn
     settings: TaskSettings
@@ -61,13 +62,14 @@ def oldest_version(branches: Iterable[Trajectory]) -> int | None:
 
 
 def group_failure_reason(outcomes: Sequence[Outcome]) -> str:
-    """Why a group cannot be trained, or nothing if more than half of its attempts tell something
-    about the policy. The others get no reward, not even zero.
+    """Why a group failed; empty if more than half of its rollouts are valid.
+
+    Rollouts that failed through no fault of the policy have no reward, not even zero.
 
     >>> from paddock.records import Verdict
     >>> full = Failure(kind="world", where="start", what="disk full")
     >>> group_failure_reason([Verdict(reward=0.0), full, full, Verdict(reward=1.0)])
-    '2 of 4 attempts failed: world at start (2)'
+    '2 of 4 rollouts failed: world at start (2)'
     >>> group_failure_reason([Verdict(reward=0.0), full, Verdict(reward=1.0)])
     ''
     """
@@ -79,4 +81,4 @@ def group_failure_reason(outcomes: Sequence[Outcome]) -> str:
     if 2 * lost.total() < len(outcomes):
         return ""
     reasons = ", ".join(f"{reason} ({count})" for reason, count in lost.most_common())
-    return f"{lost.total()} of {len(outcomes)} attempts failed: {reasons}"
+    return f"{lost.total()} of {len(outcomes)} rollouts failed: {reasons}"

@@ -1,4 +1,4 @@
-"""A group on its way: which of its attempts are queued, running and done."""
+"""Groups in flight: queued, running and finished rollouts of a group, and rollout timeouts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from paddock.rollout.batch_composer import LiveGroup
 from paddock.rollout.group import RolloutFn, RolloutGroup
 from paddock.rollout.task_schedule import RolloutSpec
 
-CANCEL_GRACE_S = 5.0  # for an attempt that was given up to let everything go
+CANCEL_GRACE_S = 5.0  # for a cancelled rollout to release its resources
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupInFlight:
+    """A group that was issued, with the state of its rollouts."""
+
     record: GroupRecord
-    oldest_version: int | None = None  # the oldest version that may have sampled any of it
-    queued: list[int] = field(default_factory=list)  # members, the next one last
+    oldest_version: int | None = None  # oldest version that may have sampled a token
+    queued: list[int] = field(default_factory=list)  # rollout indices, the next one last
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     done: dict[int, tuple[Trajectory, ...]] = field(default_factory=dict)
     finished: bool = False
-    cached_live_group: LiveGroup | None = (
-        None  # what `alive` said last: it is asked often and changes seldom
-    )
+    cached_live_group: LiveGroup | None = None  # read often, changed rarely
 
     @property
     def is_done(self) -> bool:
@@ -31,54 +31,57 @@ class GroupInFlight:
 
     @property
     def live_group(self) -> LiveGroup:
-        seen = self.cached_live_group
+        cached = self.cached_live_group
         if (
-            seen is None
-            or seen.oldest_version != self.oldest_version
-            or seen.finished != self.finished
+            cached is None
+            or cached.oldest_version != self.oldest_version
+            or cached.finished != self.finished
         ):
-            entry = self.record
-            seen = self.cached_live_group = LiveGroup(
-                ordinal=entry.ordinal,
-                task=entry.task,
-                number=entry.number,
+            record = self.record
+            cached = self.cached_live_group = LiveGroup(
+                ordinal=record.ordinal,
+                task=record.task,
+                number=record.number,
                 oldest_version=self.oldest_version,
                 finished=self.finished,
             )
-        return seen
+        return cached
 
     @property
     def group(self) -> RolloutGroup:
         return make_group(self.record, [self.done[member] for member in sorted(self.done)])
 
     def note_version(self, version: int | None) -> None:
-        """Something of it was, or may now be, sampled by this version."""
+        """Tokens of the group were, or may now be, sampled with this version."""
         if version is not None:
             self.oldest_version = (
                 version if self.oldest_version is None else min(self.oldest_version, version)
             )
 
 
-def make_group(entry: GroupRecord, attempts: Sequence[tuple[Trajectory, ...]]) -> RolloutGroup:
+def make_group(record: GroupRecord, rollouts: Sequence[tuple[Trajectory, ...]]) -> RolloutGroup:
     return RolloutGroup(
-        ordinal=entry.ordinal, task=entry.task, number=entry.number, rollouts=tuple(attempts)
+        ordinal=record.ordinal, task=record.task, number=record.number, rollouts=tuple(rollouts)
     )
 
 
 async def run_with_timeout(
-    attempt: RolloutFn, given: RolloutSpec, *, limit_s: float
+    rollout_fn: RolloutFn, spec: RolloutSpec, *, timeout_s: float
 ) -> tuple[Trajectory, ...]:
-    """An attempt that ends in time. One that does not is cancelled and is a failure of kind time;
-    if even that does not stop it, it is left behind."""
-    work = asyncio.ensure_future(attempt(given))
-    if isinstance(work, asyncio.Task):  # whoever blocks the event loop is named by this
-        work.set_name(given.session_id)
+    """Run a rollout with a timeout.
+
+    After `timeout_s` it is cancelled and its outcome is a failure of kind `time`. A rollout that
+    ignores its cancellation is abandoned.
+    """
+    work = asyncio.ensure_future(rollout_fn(spec))
+    if isinstance(work, asyncio.Task):  # the event-loop watchdog logs this name
+        work.set_name(spec.session_id)
     try:
-        await asyncio.wait({work}, timeout=limit_s)
+        await asyncio.wait({work}, timeout=timeout_s)
         if work.cancelled():
-            raise RuntimeError(f"the attempt {given.session_id} cancelled itself")
+            raise RuntimeError(f"rollout {spec.session_id} cancelled itself")
         if work.done():
-            return _checked(tuple(work.result()), given)
+            return _checked(tuple(work.result()), spec)
         work.cancel()
         await asyncio.wait({work}, timeout=CANCEL_GRACE_S)
     except asyncio.CancelledError:
@@ -87,37 +90,37 @@ async def run_with_timeout(
     left = (
         "" if work.done() else f", and did not stop within {CANCEL_GRACE_S:g} s of being cancelled"
     )
-    work.add_done_callback(_heard)
-    what = f"over {limit_s:g} s{left}"
-    return (failed_trajectory(given, Failure(kind="time", where="attempt", what=what)),)
+    work.add_done_callback(_retrieve_exception)
+    what = f"over {timeout_s:g} s{left}"
+    return (failed_trajectory(spec, Failure(kind="time", where="attempt", what=what)),)
 
 
-def failed_trajectory(given: RolloutSpec, failure: Failure) -> Trajectory:
-    """An attempt of which nothing is known but why it failed."""
+def failed_trajectory(spec: RolloutSpec, failure: Failure) -> Trajectory:
+    """A trajectory without turns, for a rollout that failed."""
     return Trajectory(
-        task_id=given.task_id,
-        group_id=given.group_id,
-        session_id=given.session_id,
+        task_id=spec.task_id,
+        group_id=spec.group_id,
+        session_id=spec.session_id,
         turns=(),
         outcome=failure,
     )
 
 
-def _checked(branches: tuple[Trajectory, ...], given: RolloutSpec) -> tuple[Trajectory, ...]:
+def _checked(branches: tuple[Trajectory, ...], spec: RolloutSpec) -> tuple[Trajectory, ...]:
     if not branches:
-        raise ValueError(f"the attempt {given.session_id} returned no trajectory")
+        raise ValueError(f"rollout {spec.session_id} returned no trajectory")
     for branch in branches:
-        if (branch.group_id, branch.session_id) != (given.group_id, given.session_id):
+        if (branch.group_id, branch.session_id) != (spec.group_id, spec.session_id):
             raise ValueError(
-                f"the attempt {given.session_id} returned a trajectory of session"
+                f"rollout {spec.session_id} returned a trajectory of session"
                 f" {branch.session_id} in group {branch.group_id}"
             )
         if branch.outcome != branches[0].outcome:
-            raise ValueError(f"the branches of attempt {given.session_id} differ in their outcome")
+            raise ValueError(f"the branches of rollout {spec.session_id} differ in their outcome")
     return branches
 
 
-def _heard(work: "asyncio.Future[Sequence[Trajectory]]") -> None:
-    """What a cancelled attempt still has to say is of no use, but somebody must have asked."""
+def _retrieve_exception(work: "asyncio.Future[Sequence[Trajectory]]") -> None:
+    """Mark the exception of an abandoned rollout as retrieved, or asyncio would log it."""
     if not work.cancelled():
         work.exception()

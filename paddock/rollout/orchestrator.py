@@ -1,8 +1,8 @@
-"""Many tasks at once: which groups are issued, which attempts run, and how each group ends.
+"""Orchestrator: issues groups of several tasks, runs their rollouts, records how each group ends.
 
-One thread, one event loop. Nothing here waits: every event (an attempt ended, a batch was taken,
-new weights, other ratios) is followed by `pump`, which issues and starts what may be started now.
-Whoever wants to wait watches `changed`.
+One thread, one event loop. Nothing here waits: every event (a rollout ended, a batch was taken,
+weight sync, new ratios) is followed by `dispatch`, which issues and starts what may start now.
+Callers wait for `changed`.
 """
 
 import asyncio
@@ -30,64 +30,64 @@ from paddock.rollout.settings import RolloutSettings
 from paddock.rollout.task_health import STALE, RunAbortedError, TaskHealthMonitor
 from paddock.rollout.task_mixture import TaskMixture
 
-LogEvent = Callable[..., None]  # kind, and what there is to say about it
+LogEvent = Callable[..., None]  # kind of the event, and its fields
 
 
 class Orchestrator:
-    """Used by one thread, that of the loop it runs in. `tell` hears what a person may want to know;
-    `waves` keep lock-step."""
+    """Not thread-safe: used only in the thread of its event loop.
+
+    `log_event` gets events for the journal; `barrier` is needed in deterministic mode only.
+    """
 
     def __init__(
         self,
-        works: Mapping[str, TaskSpec],
-        pace: RolloutSettings,
+        tasks: Mapping[str, TaskSpec],
+        settings: RolloutSettings,
         ledger: Ledger,
         *,
         seed: int,
-        tell: LogEvent = lambda *_, **__: None,
-        waves: RequestBarrier | None = None,
+        log_event: LogEvent = lambda *_, **__: None,
+        barrier: RequestBarrier | None = None,
     ) -> None:
-        if not works:
-            raise RunAbortedError("there is no task to run")
-        if pace.deterministic != (waves is not None):
-            raise ValueError("lock-step is kept by waves: give both or neither")
-        self.tasks, self.settings, self.ledger = dict(works), pace, ledger
+        if not tasks:
+            raise RunAbortedError("there are no tasks to run")
+        if settings.deterministic != (barrier is not None):
+            raise ValueError("a barrier is required in deterministic mode, and only there")
+        self.tasks, self.settings, self.ledger = dict(tasks), settings, ledger
         self.task_mixture = TaskMixture(
-            ledger, {task: work.settings.ratio for task, work in works.items()}
+            ledger, {name: task.settings.ratio for name, task in tasks.items()}
         )
         self.executor = RolloutExecutor(
-            self.tasks, seed=seed, waves=waves, ended=self._ended, broken=self.fail
+            self.tasks, seed=seed, barrier=barrier, on_end=self._ended, on_error=self.fail
         )
-        self.executor.limit = pace.max_concurrent
-        self.next_update = 0  # the first of the next batch that will be made
-        self.current_update = 0  # the first of the batch that is being made or trained
-        self.version = 0  # what engines serve
-        self.batches_ahead = 0  # how many batches may be alive
+        self.executor.limit = settings.max_concurrent
+        self.next_update = 0  # first update of the next batch to compose
+        self.current_update = 0  # first update of the batch being composed or trained
+        self.version = 0  # weight version that engines serve
+        self.batches_ahead = 0  # number of batches that may be in group
         self.changed = asyncio.Event()
         self.broken = asyncio.Event()
-        self.failure: BaseException | None = None  # what broke it
-        self._seed, self._tell = seed, tell
-        self._flights: dict[
-            int, GroupInFlight
-        ] = {}  # every group that is alive, in the order of issue
-        self._numbers: Counter[str] = Counter()  # the next number of each task
+        self.failure: BaseException | None = None  # why the run ended
+        self._seed, self._log_event = seed, log_event
+        self._groups: dict[int, GroupInFlight] = {}  # live groups, in order of issue
+        self._numbers: Counter[str] = Counter()  # next group number of each task
         self._ordinal = 0
-        self._taken: Counter[str] = Counter()  # in batches, since the present shares hold
+        self._taken: Counter[str] = Counter()  # groups in batches since the current weights hold
         self._taken_since = 0
-        self._health = self._fresh_health()
+        self._health = self._new_health_monitor()
 
-    # -- where things stand ----------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     def live_groups(self) -> list[LiveGroup]:
-        return [flight.live_group for flight in self._flights.values()]
+        return [group.live_group for group in self._groups.values()]
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight."""
-        return not len(self.executor) and all(flight.finished for flight in self._flights.values())
+        """Whether no group is in group."""
+        return not len(self.executor) and all(group.finished for group in self._groups.values())
 
     def num_queued(self) -> int:
-        return sum(len(flight.queued) for flight in self._flights.values())
+        return sum(len(group.queued) for group in self._groups.values())
 
     def batch_context(self) -> BatchContext:
         weights, since = (
@@ -106,71 +106,73 @@ class Orchestrator:
     # -- events ----------------------------------------------------------------------------------
 
     def resume(self, updates: int) -> None:
-        """Take up what the ledger says is alive after so many updates. What runs no more is made
-        again, by the same assignments."""
+        """Resume the live groups of the ledger after so many updates.
+
+        Rollouts that were running are started again with the same specs, hence the same seeds.
+        """
         if self.ledger.get_metadata("seed") not in (None, self._seed):
             raise LedgerError(
-                f"the ledger was begun with seed {self.ledger.get_metadata('seed')}, not {self._seed}"
+                f"the ledger has seed {self.ledger.get_metadata('seed')}, the run has {self._seed}"
             )
         self.ledger.set_metadata("seed", self._seed)
         self.next_update = self.current_update = self.version = updates
         self.task_mixture.resume(updates)
         self._taken_since = self.task_mixture.effective_since(updates)
-        entries = self.ledger.groups()
-        self._ordinal = 1 + max((entry.ordinal for entry in entries), default=-1)
+        records = self.ledger.groups()
+        self._ordinal = 1 + max((record.ordinal for record in records), default=-1)
         self._numbers = Counter()
         self._taken = Counter(
-            e.task for e in entries if e.trained is not None and e.trained >= self._taken_since
+            r.task for r in records if r.trained is not None and r.trained >= self._taken_since
         )
-        self._health = self._fresh_health()
-        self._health.restore(entry for entry in entries if entry.status != "in flight")
-        for entry in entries:
-            self._numbers[entry.task] = max(self._numbers[entry.task], entry.number + 1)
-            if entry.status in ("in flight", "finished"):
-                self._take_up(entry)
+        self._health = self._new_health_monitor()
+        self._health.restore(record for record in records if record.status != "in flight")
+        for record in records:
+            self._numbers[record.task] = max(self._numbers[record.task], record.number + 1)
+            if record.status in ("in flight", "finished"):
+                self._resume_group(record)
 
     def take_batch(self, ready: BatchReady) -> list[GroupRecord]:
-        """A batch leaves for the trainer."""
-        gone = [self._flights.pop(ordinal).record for ordinal in ready.ordinals]
-        self._taken.update(entry.task for entry in gone)
-        return gone
+        """Hand the groups of a batch to the trainer."""
+        taken = [self._groups.pop(ordinal).record for ordinal in ready.ordinals]
+        self._taken.update(record.task for record in taken)
+        return taken
 
     def set_ratios(self, ratios: Mapping[str, float]) -> None:
-        """From the next batch on that is made."""
+        """Change the task ratios from the next composed batch on."""
         self.task_mixture.request_ratios(ratios, since=self.next_update, now=self.current_update)
-        self._tell("ratios", ratios=dict(ratios), update=self.next_update)
+        self._log_event("task_ratios", ratios=dict(ratios), update=self.next_update)
         self.dispatch_between_batches()
         self.changed.set()
 
     def compose_batch(self) -> BatchReady | BatchIncomplete:
-        """The next batch, if it is there; what is too old for it is thrown away first."""
+        """The next batch, if it is complete. Groups that are too stale for it are dropped first."""
         stale = [
             f
-            for f in self._flights.values()
+            for f in self._groups.values()
             if is_stale(self.settings, f.oldest_version, self.next_update)
         ]
-        for flight in stale:
-            self._drop(flight)
+        for group in stale:
+            self._drop(group)
         if stale:
             self.dispatch()
         return compose_batch(self.live_groups(), self.batch_context(), self.settings)
 
     def dispatch(self) -> None:
-        """Issue what the next batches lack, and start what may start."""
+        """Issue the groups that the next batches lack, and start rollouts within the limits."""
         if self.failure is None:
-            moment, alive = self.batch_context(), self.live_groups()
-            lacking = tasks_to_issue(alive, moment, self.settings, ahead=self.batches_ahead)
-            most = max(0, groups_allowed(alive, moment, self.settings, begun=False))
-            self._issue([*self._probes(alive), *lacking][:most])
+            context, live = self.batch_context(), self.live_groups()
+            missing = tasks_to_issue(live, context, self.settings, ahead=self.batches_ahead)
+            limit = max(0, groups_allowed(live, context, self.settings, started_only=False))
+            self._issue([*self._probes(live), *missing][:limit])
             self._start()
 
     def dispatch_between_batches(self) -> None:
-        """After what happens between two batches. In lock-step, the next batch begins all."""
+        """Dispatch after an event between batches; in deterministic mode only a batch does."""
         if not self.settings.deterministic:
             self.dispatch()
 
     def fail(self, error: BaseException) -> None:
-        """The run cannot go on. The first reason counts; everything that runs is cancelled."""
+        """End the run with an error. Only the first counts; running rollouts are cancelled."""
         if self.failure is None:
             self.failure = error
             self.cancel()
@@ -178,26 +180,25 @@ class Orchestrator:
         self.changed.set()
 
     def cancel(self) -> list["asyncio.Task[None]"]:
-        """Everything that runs; the ledger knows it as in flight."""
-        return self.executor.cancel(self._flights.values())
+        """Cancel running rollouts; their groups stay in flight in the ledger."""
+        return self.executor.cancel(self._groups.values())
 
     def finish(self) -> list["asyncio.Task[None]"]:
-        """The run is complete: whatever is alive will not be trained, and the ledger says so.
-        Returns what was cancelled."""
+        """The run is complete: record live groups as unused. Returns the cancelled rollouts."""
         cancelled = self.cancel()
         with self.ledger.transaction():
-            for ordinal in self._flights:
+            for ordinal in self._groups:
                 self.ledger.end_group(ordinal, "filtered", UNUSED_REASON)
-        self._flights.clear()
+        self._groups.clear()
         return cancelled
 
     # -- issuing ---------------------------------------------------------------------------------
 
     def _issue(self, tasks: Sequence[str]) -> None:
-        entries = []
+        records = []
         for task in tasks:
             size = self.tasks[task].settings.group_size
-            entry = GroupRecord(
+            record = GroupRecord(
                 ordinal=self._ordinal,
                 task=task,
                 number=self._numbers[task],
@@ -206,83 +207,83 @@ class Orchestrator:
             )
             self._ordinal += 1
             self._numbers[task] += 1
-            entries.append(entry)
+            records.append(record)
             queued = list(reversed(range(size)))
-            self._flights[entry.ordinal] = GroupInFlight(record=entry, queued=queued)
-        if entries:
-            self.ledger.issue(entries)
+            self._groups[record.ordinal] = GroupInFlight(record=record, queued=queued)
+        if records:
+            self.ledger.issue(records)
 
-    def _probes(self, alive: Sequence[LiveGroup]) -> list[str]:
-        """Tasks that were set aside and have rested: one group of each, to see."""
-        there, asked = (
-            {group.task for group in alive},
+    def _probes(self, live_groups: Sequence[LiveGroup]) -> list[str]:
+        """Disabled tasks that are due for a retry: one group each."""
+        live, requested = (
+            {group.task for group in live_groups},
             self.task_mixture.requested(self.next_update),
         )
-        rest = self.settings.retry_disabled_after * self.settings.updates_per_batch
+        delay = self.settings.retry_disabled_after * self.settings.updates_per_batch
         return [
             task
             for task, row in self.task_mixture.disabled(self.next_update).items()
-            if asked.get(task) and task not in there and self.next_update >= row.since + rest
+            if requested.get(task) and task not in live and self.next_update >= row.since + delay
         ]
 
-    def _take_up(self, entry: GroupRecord) -> None:
-        """A group of the past that is alive."""
-        if entry.task not in self.tasks:
+    def _resume_group(self, record: GroupRecord) -> None:
+        """A live group of an earlier process."""
+        if record.task not in self.tasks:
             self.ledger.end_group(
-                entry.ordinal, "filtered", "its task is not in the recipe any more"
+                record.ordinal, "filtered", "its task is not in the recipe any more"
             )
             return
         try:
-            done = self.ledger.rollouts(entry.ordinal)
-        except (
-            json_codec.RecordDecodeError
-        ) as error:  # a record that no rollout could write any more
-            self._discard(entry, f"unreadable: {error}")
+            done = self.ledger.rollouts(record.ordinal)
+        except json_codec.RecordDecodeError as error:  # written by an older version
+            self._discard(record, f"unreadable: {error}")
             return
-        flight = GroupInFlight(record=entry, finished=entry.status == "finished")
+        group = GroupInFlight(record=record, finished=record.status == "finished")
         for branches in done.values():
-            flight.note_version(oldest_version(branches))
-        if not flight.finished:
-            flight.done = done
-            flight.queued = [m for m in reversed(range(entry.size)) if m not in done]
-        self._flights[entry.ordinal] = flight
-        if not flight.finished and flight.is_done:  # killed before its end was written
-            self._end(flight)
+            group.note_version(oldest_version(branches))
+        if not group.finished:
+            group.done = done
+            group.queued = [m for m in reversed(range(record.size)) if m not in done]
+        self._groups[record.ordinal] = group
+        if not group.finished and group.is_done:  # killed before its end was recorded
+            self._end(group)
 
-    def _discard(self, entry: GroupRecord, why: str) -> None:
-        """A group of the past that cannot be trained: the run goes on without it."""
-        self.ledger.end_group(entry.ordinal, "filtered", why)
-        self._tell("group_dropped", group=entry.ordinal, task=entry.task, why=why)
+    def _discard(self, record: GroupRecord, why: str) -> None:
+        """Drop a group of an earlier process that cannot be trained."""
+        self.ledger.end_group(record.ordinal, "filtered", why)
+        self._log_event("group_dropped", group=record.ordinal, task=record.task, why=why)
 
     # -- running ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Attempts of groups that have begun come first: their tokens grow old."""
+        """Start queued rollouts, those of started groups first: their tokens become stale."""
         if self.executor.is_full:
             return
-        waiting = [flight for flight in self._flights.values() if flight.queued]
-        for flight in waiting:
-            if flight.oldest_version is not None:
-                self.executor.start(flight, self.version)
-        fresh = [flight for flight in waiting if flight.oldest_version is None]
+        waiting = [group for group in self._groups.values() if group.queued]
+        for group in waiting:
+            if group.oldest_version is not None:
+                self.executor.start(group, self.version)
+        fresh = [group for group in waiting if group.oldest_version is None]
         if self.executor.is_full or not fresh:
             return
-        left = groups_allowed(self.live_groups(), self.batch_context(), self.settings, begun=True)
-        for flight in fresh:
+        left = groups_allowed(
+            self.live_groups(), self.batch_context(), self.settings, started_only=True
+        )
+        for group in fresh:
             if self.executor.is_full or left <= 0:
                 return
-            self.executor.start(flight, self.version)
-            left -= flight.oldest_version is not None
+            self.executor.start(group, self.version)
+            left -= group.oldest_version is not None
 
     def _ended(self, run: ActiveRollout, branches: tuple[Trajectory, ...]) -> None:
-        flight = run.group
-        if self.failure is not None or flight.record.ordinal not in self._flights:
+        group = run.group
+        if self.failure is not None or group.record.ordinal not in self._groups:
             return
-        flight.note_version(oldest_version(branches))
-        flight.done[run.spec.member] = branches
-        self.ledger.record_rollout(flight.record.ordinal, run.spec.member, branches)
-        if flight.is_done:
-            self._end(flight)
+        group.note_version(oldest_version(branches))
+        group.done[run.spec.member] = branches
+        self.ledger.record_rollout(group.record.ordinal, run.spec.member, branches)
+        if group.is_done:
+            self._end(group)
             self.dispatch()
             self.changed.set()
         else:
@@ -290,52 +291,56 @@ class Orchestrator:
 
     # -- ending ----------------------------------------------------------------------------------
 
-    def _end(self, flight: GroupInFlight) -> None:
-        """Every attempt of the group has ended: what is it good for?"""
-        entry = flight.record
-        group: RolloutGroup = flight.group
-        flight.done = {}  # the ledger has them; memory is for what runs
-        if group.oldest_version is not None:
-            flight.oldest_version = (
-                group.oldest_version
-            )  # so far, when it began: its tokens may be younger
-        reason = group_failure_reason(group.outcomes)
-        if not reason and is_stale(self.settings, flight.oldest_version, self.next_update):
-            self._drop(flight)
+    def _end(self, group: GroupInFlight) -> None:
+        """All rollouts of the group have ended: finished, filtered, failed or stale."""
+        record = group.record
+        rollouts: RolloutGroup = group.group
+        group.done = {}  # stored in the ledger
+        if rollouts.oldest_version is not None:
+            # Until now the version at its start; its tokens may be of newer ones.
+            group.oldest_version = rollouts.oldest_version
+        reason = group_failure_reason(rollouts.outcomes)
+        if not reason and is_stale(self.settings, group.oldest_version, self.next_update):
+            self._drop(group)
             return
         status: Literal["failed", "filtered", "finished"] = "failed"
         if not reason:
-            reason = self.tasks[entry.task].group_filter(group)
+            reason = self.tasks[record.task].group_filter(rollouts)
             status = "filtered" if reason else "finished"
-        self.ledger.end_group(entry.ordinal, status, reason)
-        flight.finished = status == "finished"
-        if not flight.finished:
-            del self._flights[entry.ordinal]
-        self._judge(entry.task, status, reason)
+        self.ledger.end_group(record.ordinal, status, reason)
+        group.finished = status == "finished"
+        if not group.finished:
+            del self._groups[record.ordinal]
+        self._update_task_health(record.task, status, reason)
 
-    def _judge(self, task: str, status: str, reason: str) -> None:
+    def _update_task_health(self, task: str, status: str, reason: str) -> None:
+        """Disable a task after too many consecutive failed or filtered groups, or enable it."""
         why = self._health.record_group(task, status, reason)
-        is_aside = task in self.task_mixture.disabled(self.next_update)
-        if status == "finished" and is_aside:
+        is_disabled = task in self.task_mixture.disabled(self.next_update)
+        if status == "finished" and is_disabled:
             self.task_mixture.enable(task, since=self.next_update, now=self.current_update)
-            self._tell("task_back", task=task, update=self.next_update)
+            self._log_event("task_enabled", task=task, update=self.next_update)
         elif why and self.tasks[task].settings.required:
-            raise RunAbortedError(f"task '{task}' cannot be done without: {why}")
+            raise RunAbortedError(f"required task '{task}' failed: {why}")
         elif why:
             self.task_mixture.disable(task, why, since=self.next_update, now=self.current_update)
-            if not is_aside:
-                self._tell("task_aside", task=task, why=why, update=self.next_update)
+            if not is_disabled:
+                self._log_event("task_disabled", task=task, why=why, update=self.next_update)
 
-    def _drop(self, flight: GroupInFlight) -> None:
-        entry = flight.record
-        lag = self.next_update + self.settings.updates_per_batch - 1 - (flight.oldest_version or 0)
-        reason = f"{STALE}: {lag} updates old, at most {self.settings.max_staleness} are allowed"
-        self.ledger.end_group(entry.ordinal, "filtered", reason)
-        del self._flights[entry.ordinal]
-        self.executor.cancel_group(flight)
-        if self.settings.on_stale == "wait":  # only an engine that serves old weights can do this
-            self._tell("stale", group=entry.ordinal, task=entry.task, why=reason)
-            self._judge(entry.task, "failed", reason)
+    def _drop(self, group: GroupInFlight) -> None:
+        record = group.record
+        staleness = (
+            self.next_update + self.settings.updates_per_batch - 1 - (group.oldest_version or 0)
+        )
+        reason = f"{STALE}: {staleness} updates old, max_staleness is {self.settings.max_staleness}"
+        self.ledger.end_group(record.ordinal, "filtered", reason)
+        del self._groups[record.ordinal]
+        self.executor.cancel_group(group)
+        if (
+            self.settings.on_stale == "wait"
+        ):  # only an engine that serves old weights can cause this
+            self._log_event("group_stale", group=record.ordinal, task=record.task, why=reason)
+            self._update_task_health(record.task, "failed", reason)
 
-    def _fresh_health(self) -> TaskHealthMonitor:
-        return TaskHealthMonitor({task: work.settings for task, work in self.tasks.items()})
+    def _new_health_monitor(self) -> TaskHealthMonitor:
+        return TaskHealthMonitor({name: task.settings for name, task in self.tasks.items()})

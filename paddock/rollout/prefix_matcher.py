@@ -1,8 +1,8 @@
-"""When a conversation that a client sends back counts as the one that was recorded.
+"""Prefix matching: when a conversation sent by a client equals the recorded one.
 
-Agents do not send back what they got: they spell the JSON of arguments anew, leave thoughts out,
-trim blanks. A `Matcher` says what makes no difference. Messages are compared by digests, so that
-a session need not keep its texts for it.
+Agents do not send back exactly what they received: they reformat JSON arguments, drop reasoning,
+strip whitespace. A `PrefixMatcher` defines which differences are ignored. Messages are compared by
+digests, so that a session need not keep their text.
 """
 
 import json
@@ -21,10 +21,10 @@ Digest = bytes
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatcher:
-    """What of a message counts.
+    """Which parts of a message are compared.
 
-    `key` gives a JSON value; messages whose keys differ are different. Thoughts are no part of it:
-    they "must" come back as they were, "may" be left out, or are "ignored".
+    `key` gives a JSON value; messages with different keys are different. Reasoning is not part of
+    the key: it "must" be sent back unchanged, "may" be left out, or is "ignored".
     """
 
     name: str
@@ -33,15 +33,14 @@ class PrefixMatcher:
 
 
 def exact_key(message: Message) -> Any:
-    """Everything, down to the order of the keys of arguments."""
-    calls = [[call.id, call.name, _spelled(call)] for call in message.tool_calls]
+    """Everything, including the order of argument keys."""
+    calls = [[call.id, call.name, _arguments_json(call)] for call in message.tool_calls]
     return [message.role, message.content, calls, message.tool_call_id]
 
 
 def normalized_key(message: Message) -> Any:
-    """Content without blanks around it; calls by name and by the value of their arguments, however
-    it was spelled. Ids of calls are names that clients may change."""
-    calls = [(call.name, _value(call.arguments)) for call in message.tool_calls]
+    """Stripped content; tool calls by name and parsed arguments. Call ids may change."""
+    calls = [(call.name, _normalized(call.arguments)) for call in message.tool_calls]
     return message.role, message.content.strip(), calls
 
 
@@ -51,10 +50,12 @@ MATCHERS = {matcher.name: matcher for matcher in (STRICT, LOOSE)}
 
 
 def chain_digest(value: Any, before: Digest = b"") -> Digest:
-    """Of a JSON value and, in a chain, of all that came before it.
+    """Digest of a JSON value, chained to the digest before it.
 
-    >>> chain_digest({"a": 1, "b": 2}) == chain_digest({"b": 2, "a": 1}), chain_digest([1]) == chain_digest(["1"])
-    (True, False)
+    >>> chain_digest({"a": 1, "b": 2}) == chain_digest({"b": 2, "a": 1})
+    True
+    >>> chain_digest([1]) == chain_digest(["1"])
+    False
     >>> chain_digest([10**30]) == chain_digest([10**30 + 1])
     False
     """
@@ -66,8 +67,9 @@ def chain_digest(value: Any, before: Digest = b"") -> Digest:
 
 
 def prefix_digests(raw: Sequence[Any], length: int) -> tuple[Digest, Digest] | None:
-    """Of JSON values, the first `length` of them and all; None if they cannot be written. One call
-    may count as first what was all in another.
+    """Digests of the first `length` JSON values and of all; None if they cannot be serialised.
+
+    The digest of a prefix equals that of all values in a call with the prefix alone.
 
     >>> prefix_digests([{"a": 1}, 2, 3], 2)[0] == prefix_digests([{"a": 1}, 2], 1)[1]
     True
@@ -76,41 +78,41 @@ def prefix_digests(raw: Sequence[Any], length: int) -> tuple[Digest, Digest] | N
         first, rest = orjson.dumps(raw[:length])[1:-1], orjson.dumps(raw[length:])[1:-1]
     except TypeError:  # numbers beyond 64 bits
         return None
-    found = sha256(first)  # of long texts: in hardware, on most machines
+    found = sha256(first)  # long texts: in hardware on most machines
     before = found.digest()
     found.update(b"," + rest if first else rest)
     return before, found.digest()
 
 
 def reasoning_digest(message: Message) -> Digest | None:
-    """Of what a reply thought; None if it shows none."""
-    said = (message.reasoning or "").strip()
-    return blake2b(said.encode(), digest_size=16).digest() if said else None
+    """Digest of the reasoning of a reply; None if it has none."""
+    text = (message.reasoning or "").strip()
+    return blake2b(text.encode(), digest_size=16).digest() if text else None
 
 
 def preamble_digest(
     tools: Sequence[ToolSpec], thinking: ThinkingKwargs, scaffold: Sequence[int]
 ) -> Digest:
-    """Of what stands before the first message: the tools, and what the template says about
-    thinking, which shows in the tokens of a fixed conversation (`scaffold`)."""
+    """Digest of everything before the first message: tools and the template's thinking options,
+    which show in the tokens of a fixed conversation (`scaffold`)."""
     return chain_digest(
         [[json_codec.encode(tool) for tool in tools], thinking.clear_thinking, list(scaffold)]
     )
 
 
 class MergedMessage(NamedTuple):
-    """A message, or replies that follow each other and are one."""
+    """A message, or consecutive assistant messages merged into one."""
 
     message: Message
-    end: int  # index of the message after it
+    end: int  # index of the next message
 
 
 def merge_assistant_messages(messages: Sequence[Message]) -> list[MergedMessage]:
-    """The conversation with replies that follow each other joined: some dialects tell one reply as
-    several (words, a call, more words).
+    """The conversation with consecutive assistant messages merged: some APIs split one reply into
+    several messages (text, a call, more text).
 
-    >>> said = [Message(role="assistant", content=text) for text in ("a", "b")]
-    >>> [(entry.abort_reason.content, entry.end) for entry in merge_assistant_messages(said)]
+    >>> replies = [Message(role="assistant", content=text) for text in ("a", "b")]
+    >>> [(entry.message.content, entry.end) for entry in merge_assistant_messages(replies)]
     [('ab', 2)]
     """
     found: list[MergedMessage] = []
@@ -125,30 +127,29 @@ def merge_assistant_messages(messages: Sequence[Message]) -> list[MergedMessage]
 
 
 def split_reasoning(message: Message) -> Message:
-    """A reply whose thoughts stand inside its content, where some clients are told them and others
-    put them, with the thoughts apart.
+    """A reply with reasoning inside its content, split into `reasoning` and `content`.
 
-    >>> said = split_reasoning(Message(role="assistant", content="<think>hm</think>so"))
-    >>> said.reasoning, said.content
+    >>> reply = split_reasoning(Message(role="assistant", content="<think>hm</think>so"))
+    >>> reply.reasoning, reply.content
     ('hm', 'so')
     """
     inside = message.role == "assistant" and message.content.startswith(SpecialToken.THINK_OPEN)
     if not inside or message.reasoning or SpecialToken.THINK_CLOSE not in message.content:
         return message
-    said = message.content.removeprefix(SpecialToken.THINK_OPEN)
-    thought, _, content = said.partition(SpecialToken.THINK_CLOSE)
-    return replace(message, reasoning=thought or None, content=content)
+    text = message.content.removeprefix(SpecialToken.THINK_OPEN)
+    reasoning, _, content = text.partition(SpecialToken.THINK_CLOSE)
+    return replace(message, reasoning=reasoning or None, content=content)
 
 
 def join_assistant_messages(one: Message, other: Message) -> Message:
-    """Two replies as one. Calls that have the same id keep the first's, as two cannot share it."""
+    """Two replies as one. A call id that is already taken gets a suffix."""
     ids = {call.id for call in one.tool_calls}
     calls = [_renamed(call, ids) for call in other.tool_calls]
-    thoughts = (one.reasoning or "") + (other.reasoning or "")
+    reasoning = (one.reasoning or "") + (other.reasoning or "")
     return replace(
         one,
         content=one.content + other.content,
-        reasoning=thoughts or None,
+        reasoning=reasoning or None,
         tool_calls=(*one.tool_calls, *calls),
     )
 
@@ -161,18 +162,18 @@ def _renamed(call: ToolCall, taken: set[str]) -> ToolCall:
     return replace(call, id=name)
 
 
-def _value(spelled: Any) -> Any:
-    """JSON has one kind of number: JavaScript sends 2 back for 2.0.
+def _normalized(value: Any) -> Any:
+    """Normalise numbers: JSON has one kind, and JavaScript sends back 2 for 2.0.
 
-    >>> _value({"near": [2.0, 2.5, True]})
+    >>> _normalized({"near": [2.0, 2.5, True]})
     {'near': [2, 2.5, True]}
     """
-    if isinstance(spelled, float):
-        return int(spelled) if spelled.is_integer() else spelled
-    if isinstance(spelled, Mapping):
-        return {key: _value(item) for key, item in spelled.items()}
-    return [_value(item) for item in spelled] if isinstance(spelled, list) else spelled
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {key: _normalized(item) for key, item in value.items()}
+    return [_normalized(item) for item in value] if isinstance(value, list) else value
 
 
-def _spelled(call: ToolCall) -> str:
+def _arguments_json(call: ToolCall) -> str:
     return json.dumps(call.arguments, ensure_ascii=False)

@@ -1,70 +1,72 @@
-"""Several replicas as one: asks go where their session's prefix is, and elsewhere if that is gone.
+"""Replica pool: several engine replicas as one client, with health checks, retries and failover.
 
-Every replica is listened to: two heartbeats missed, and it is deregistered, in less than two
-seconds by default. What it was answering is asked again elsewhere, from the ids that the asker
-holds; tokens that had already come stay, and the rest is asked for. No wait is without an end. A
-heartbeat that this process itself was too busy to hear in time says nothing about the replica.
+Requests go to the replica with the prefix cache of their session. A replica that fails two health
+checks is removed, in less than two seconds by default; its requests are retried on another one:
+tokens already streamed stay, and only the rest is requested. Every wait has a deadline. A health
+check that timed out while this process itself was blocked does not count.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from logging import getLogger
-from types import TracebackType
 from typing import Self, TypeVar
 
 from pydantic import PositiveFloat, PositiveInt
 
 from paddock.api import OutputDeltaLike, RequestOutputLike
 from paddock.config import BaseSettings
-from paddock.records import Completion, Segment
+from paddock.records import Completion
 from paddock.rollout.client import (
     EngineUnavailableError,
     InferenceClient,
     InferenceRequest,
     OutputDelta,
 )
-from paddock.rollout.continuation import can_continue, continuation_request, merge_partial_output
+from paddock.rollout.continuation import (
+    DeltaAccumulator,
+    can_continue,
+    continuation_request,
+    merge_partial_output,
+)
 from paddock.rollout.session_router import SessionRouter
 from paddock.rollout.task_health import RunAbortedError
 
 log = getLogger("paddock.rollout")
 
 _T = TypeVar("_T")
-HealthCheck = Callable[[float], Awaitable[bool]]  # within so many seconds
-LOOP_LAG_PROBE_S, LOOP_LAG_LIMIT_S = (
-    0.02,
-    0.1,
-)  # how often this process feels its own pulse, and when it is late
-FAILURES_BEFORE_REASSIGN = (
-    3  # failures of one replica, alive all the while, before a session is moved
-)
+HealthCheck = Callable[[float], Awaitable[bool]]  # argument: timeout in seconds
+LOOP_LAG_PROBE_S = 0.02  # interval of measuring the lag of this event loop
+LOOP_LAG_LIMIT_S = 0.1  # more lag makes a failed health check inconclusive
+FAILURES_BEFORE_REASSIGN = 3  # of a live replica, before a session moves to another one
 
 
 class ReplicaPoolSettings(BaseSettings):
-    health_check_interval_s: PositiveFloat = 0.5  # between heartbeats
-    health_check_timeout_s: PositiveFloat = 0.4  # for each of them
-    health_failure_threshold: PositiveInt = 2  # in a row, and a replica is dead
-    request_timeout_s: PositiveFloat = 900.0  # of an ask, every replica it is tried on included
+    health_check_interval_s: PositiveFloat = 0.5  # between health checks
+    health_check_timeout_s: PositiveFloat = 0.4  # of one health check
+    health_failure_threshold: PositiveInt = 2  # consecutive failures, before a replica is removed
+    request_timeout_s: PositiveFloat = 900.0  # of a request, including retries
     max_backoff_s: PositiveFloat = 1.0
-    unreachable_timeout_s: PositiveFloat = 600.0  # with no replica alive, before the run ends
+    unreachable_timeout_s: PositiveFloat = 600.0  # without a live replica, before the run aborts
 
 
 class Replica:
-    """One engine or server, by a name that stays the same when it comes back."""
+    """One engine or server, with a name that stays the same after a restart."""
 
     def __init__(self, name: str, generate: InferenceClient, alive: HealthCheck) -> None:
         self.name, self.generate, self.alive = name, generate, alive
         self.missed = 0
-        self.pending: set[asyncio.Timeout] = set()  # waits for it, to be ended when it dies
+        self.pending: set[asyncio.Timeout] = (
+            set()
+        )  # timeouts of requests, expired when it is removed
 
 
 class ReplicaPool:
-    """Use it as an async context manager, which listens for heartbeats.
+    """InferenceClient over replicas. Use it with `async with`, which runs the health checks.
 
-    `admit` is awaited before a replica that came back, or a new one, is asked for anything: it
-    brings its weights up to date, and says whether it could.
+    `admit` is awaited before a new or restarted replica gets requests: it syncs the weights of the
+    replica and returns whether that succeeded.
     """
 
     def __init__(
@@ -81,27 +83,25 @@ class ReplicaPool:
         for name in self.replicas:
             self.router.join(name)
         self._admit = admit
-        self._busy: dict[str, int] = {}  # asks of each session
+        self._busy: dict[str, int] = {}  # running requests of each session
         self._changed = asyncio.Condition()
-        self._listeners: dict[str, asyncio.Task[None]] = {}
+        self._health_checks: dict[str, asyncio.Task[None]] = {}
         self._chores: list[asyncio.Task[None]] = []
-        self._late = float("-inf")  # when this process was last too busy to listen
-        self._empty_since: float | None = None  # since when no replica is alive
-        self._why_gone: dict[str, str] = {}  # of each replica, the last time it was
+        self._late = float("-inf")  # when the event loop of this process last lagged
+        self._empty_since: float | None = None  # since when there is no live replica
+        self._why_gone: dict[str, str] = {}  # last reason of removal of each replica
 
     async def __aenter__(self) -> Self:
         for replica in self.replicas.values():
-            self._listen_to(replica)
-        self._chores = [asyncio.create_task(self._balance()), asyncio.create_task(self._pulse())]
+            self._start_health_checks(replica)
+        self._chores = [
+            asyncio.create_task(self._balance()),
+            asyncio.create_task(self._measure_loop_lag()),
+        ]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        tasks = [*self._listeners.values(), *self._chores]
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [*self._health_checks.values(), *self._chores]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -113,62 +113,62 @@ class ReplicaPool:
         return self.router.ranks
 
     async def add(self, replica: Replica) -> bool:
-        """A new replica, once it was admitted; whether it was. If not it is tried again."""
+        """Add a replica; whether it was admitted. If not, its next health check retries."""
         self.replicas[replica.name] = replica
-        self._listen_to(replica)
-        return await self._welcome(replica)
+        self._start_health_checks(replica)
+        return await self._admit_replica(replica)
 
     async def remove(self, name: str) -> None:
-        """Ask a replica for nothing any more; what it is answering goes elsewhere."""
-        listener = self._listeners.pop(name, None)
+        """Remove a replica; its running requests are retried on others."""
+        listener = self._health_checks.pop(name, None)
         if listener is not None:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
         replica = self.replicas.pop(name)
-        self._bury(replica, "it was removed")
+        self._remove(replica, "it was removed")
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
-    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
         end = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         before: Completion | None = None
-        current, failures = ask, 0
-        with _Counted(self._busy, ask.session_id):
+        current, failures = request, 0
+        with _busy_session(self._busy, request.session_id):
             while True:
-                replica = await self._placed(current, end)
+                replica = await self._route(current, end)
                 try:
                     answer = await self._wait(replica, replica.generate.generate(current), end)
                 except EngineUnavailableError as error:
                     failures += 1
                     await self._failed(replica, current, error, failures, end)
-                    current = _again(current, ask, failures)
+                    current = _retry(current, request, failures)
                     continue
-                whole = merge_partial_output(before, answer, ask)
-                rest = self._broken_off(ask, whole.completion)
+                whole = merge_partial_output(before, answer, request)
+                rest = self._rest_of_aborted(request, whole.completion)
                 if rest is None:
-                    self._grew(ask, whole.completion)
+                    self._update_load(request, whole.completion)
                     return whole
                 failures += 1
-                if rest is not ask:
+                if rest is not request:
                     before = whole.completion
-                current = _again(rest, ask, failures)
+                current = _retry(rest, request, failures)
                 await self._pause(failures, end)
 
-    async def stream(self, ask: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
         end = asyncio.get_running_loop().time() + self.settings.request_timeout_s
-        current, failures, told = ask, 0, DeltaAccumulator()
-        with _Counted(self._busy, ask.session_id):
+        current, failures, streamed = request, 0, DeltaAccumulator()
+        with _busy_session(self._busy, request.session_id):
             while True:
-                replica, before = await self._placed(current, end), told.completion()
+                replica, before = await self._route(current, end), streamed.completion()
                 failures += 1
                 try:
                     async with aclosing(self._deltas(replica, current, end)) as deltas:
                         async for delta in deltas:
-                            told.add(delta)
+                            streamed.add(delta)
                             answer = delta.output and merge_partial_output(
-                                before, delta.output, ask
+                                before, delta.output, request
                             )
-                            if answer and self._broken_off(ask, answer.completion):
+                            if answer and self._rest_of_aborted(request, answer.completion):
                                 answer = None
                             if answer or delta.token_ids:
                                 yield OutputDelta(
@@ -179,18 +179,18 @@ class ReplicaPool:
                                     output=answer,
                                 )
                             if answer:
-                                self._grew(ask, answer.completion)
+                                self._update_load(request, answer.completion)
                                 return
                     await self._pause(failures, end)
                 except EngineUnavailableError as error:
                     await self._failed(replica, current, error, failures, end)
-                current = _again(self._after(ask, told.completion()), ask, failures)
+                current = _retry(self._after(request, streamed.completion()), request, failures)
 
     async def _deltas(
-        self, replica: Replica, ask: InferenceRequest, end: float
+        self, replica: Replica, request: InferenceRequest, end: float
     ) -> AsyncGenerator[OutputDeltaLike, None]:
-        """A replica's stream, each wait of which has an end."""
-        async with aclosing(replica.generate.stream(ask)) as deltas:
+        """The stream of a replica, with a deadline for each delta."""
+        async with aclosing(replica.generate.stream(request)) as deltas:
             while True:
                 delta = await self._wait(replica, anext(deltas, None), end)
                 if delta is None:
@@ -200,8 +200,9 @@ class ReplicaPool:
                     return
 
     async def while_alive(self, name: str, work: Awaitable[_T]) -> _T:
-        """What `work` gives, which waits for a replica; EngineLost once that is deregistered."""
-        is_alive = name in self.router.ranks  # else nobody will say once more that it is gone
+        """The result of `work`, which waits for a replica. Raises EngineUnavailableError when the
+        replica is removed."""
+        is_alive = name in self.router.ranks  # else its removal has already happened
         patience_s = (
             self.settings.request_timeout_s if is_alive else self.settings.health_check_timeout_s
         )
@@ -213,27 +214,37 @@ class ReplicaPool:
         for replica in self.replicas.values():
             replica.generate.end_session(session)
 
-    def _broken_off(self, ask: InferenceRequest, done: Completion) -> InferenceRequest | None:
-        """What is left to ask for if an engine broke a reply off, as some do for new weights. The
-        ask itself if it must begin again."""
+    def _rest_of_aborted(
+        self, request: InferenceRequest, done: Completion
+    ) -> InferenceRequest | None:
+        """The request for the rest if an engine aborted the completion, as some do at a weight
+        sync; the original request if it must start again."""
         if done.finish != "abort":
             return None
-        return continuation_request(ask, done) if can_continue(ask.sampling_params) else ask
+        return (
+            continuation_request(request, done)
+            if can_continue(request.sampling_params)
+            else request
+        )
 
-    def _after(self, ask: InferenceRequest, told: Completion | None) -> InferenceRequest:
-        """What is left to ask for when some of the reply was passed on already."""
-        if told is None:
-            return ask
-        rest = continuation_request(ask, told) if can_continue(ask.sampling_params) else None
+    def _after(self, request: InferenceRequest, streamed: Completion | None) -> InferenceRequest:
+        """The request for the rest when part of the completion was already streamed."""
+        if streamed is None:
+            return request
+        rest = (
+            continuation_request(request, streamed)
+            if can_continue(request.sampling_params)
+            else None
+        )
         if rest is None:
             raise EngineUnavailableError(
                 "the engine was lost in the middle of a reply that cannot be continued"
             )
         return rest
 
-    async def _placed(self, ask: InferenceRequest, end: float) -> Replica:
-        """Whose turn it is; waits for a replica if there is none. Raises RunAborted when there has
-        been none for so long that none is to be expected."""
+    async def _route(self, request: InferenceRequest, end: float) -> Replica:
+        """The replica for a request; waits for one if there is none. Raises RunAbortedError after
+        `unreachable_timeout_s` without a live replica."""
         async with self._changed:
             while not self.router.ranks:
                 if self._empty_since is None:
@@ -251,7 +262,7 @@ class ReplicaPool:
                     raise RunAbortedError(
                         f"no engine has answered for {seconds:g} s: {self.unavailable_reason()}"
                     ) from None
-        return self.replicas[self.router.route(ask.session_id, len(ask.token_ids))]
+        return self.replicas[self.router.route(request.session_id, len(request.token_ids))]
 
     def unavailable_reason(self) -> str:
         if self.router.ranks:
@@ -259,7 +270,8 @@ class ReplicaPool:
         return "; ".join(f"{name}: {self._why_gone.get(name, 'gone')}" for name in self.replicas)
 
     async def _wait(self, replica: Replica, work: Awaitable[_T], end: float) -> _T:
-        """What `work` gives, unless the replica dies or the deadline comes first."""
+        """The result of `work`. Raises EngineUnavailableError if the replica is removed or the
+        deadline passes first."""
         limit = asyncio.timeout_at(end)
         try:
             async with limit:
@@ -269,22 +281,27 @@ class ReplicaPool:
                 finally:
                     replica.pending.discard(limit)
         except TimeoutError:
-            raise EngineUnavailableError(f"{replica.name} was lost, or took too long") from None
+            raise EngineUnavailableError(f"{replica.name} was removed or timed out") from None
 
     async def _failed(
-        self, replica: Replica, ask: InferenceRequest, error: Exception, failures: int, end: float
+        self,
+        replica: Replica,
+        request: InferenceRequest,
+        error: Exception,
+        failures: int,
+        end: float,
     ) -> None:
-        """Find out whether it is dead, and wait a little before the next attempt."""
-        log.warning("session %s: %s: %s", ask.session_id, replica.name, error)
+        """Check the health of a replica after a failed request, and back off before the retry."""
+        log.warning("session %s: %s: %s", request.session_id, replica.name, error)
         if asyncio.get_running_loop().time() >= end:
             raise EngineUnavailableError(
                 f"{failures} attempts within {self.settings.request_timeout_s:g} s: {error}"
             )
         if replica.name in self.router.ranks:
-            if await self._answers(replica) is False:
-                self._bury(replica, str(error))
+            if await self._check_health(replica) is False:
+                self._remove(replica, str(error))
             elif failures % FAILURES_BEFORE_REASSIGN == 0:
-                self.router.reassign(ask.session_id)
+                self.router.reassign(request.session_id)
         await self._pause(failures, end)
 
     async def _pause(self, failures: int, end: float) -> None:
@@ -293,39 +310,39 @@ class ReplicaPool:
             left = end - asyncio.get_running_loop().time()
             await asyncio.sleep(max(0.0, min(backoff, left)))
 
-    def _grew(self, ask: InferenceRequest, done: Completion) -> None:
-        self.router.update_load(ask.session_id, len(ask.token_ids) + len(done.token_ids))
+    def _update_load(self, request: InferenceRequest, done: Completion) -> None:
+        self.router.update_load(request.session_id, len(request.token_ids) + len(done.token_ids))
 
-    # --- heartbeats -------------------------------------------------------------------------------
+    # --- health checks ----------------------------------------------------------------------------
 
-    def _listen_to(self, replica: Replica) -> None:
-        self._listeners[replica.name] = asyncio.create_task(self._listen(replica))
+    def _start_health_checks(self, replica: Replica) -> None:
+        self._health_checks[replica.name] = asyncio.create_task(self._run_health_checks(replica))
 
-    async def _listen(self, replica: Replica) -> None:
+    async def _run_health_checks(self, replica: Replica) -> None:
         while True:
             await asyncio.sleep(self.settings.health_check_interval_s)
-            answers = await self._answers(replica)
+            answers = await self._check_health(replica)
             if answers:
                 replica.missed = 0
                 if replica.name not in self.router.ranks:
-                    await self._welcome(replica)
+                    await self._admit_replica(replica)
             elif answers is False:
                 replica.missed += 1
                 if replica.missed >= self.settings.health_failure_threshold:
-                    self._bury(replica, f"{replica.missed} heartbeats missed")
+                    self._remove(replica, f"{replica.missed} health checks failed")
 
-    async def _answers(self, replica: Replica) -> bool | None:
-        """Whether it is alive; None if nobody here had the time to hear it."""
+    async def _check_health(self, replica: Replica) -> bool | None:
+        """Whether the replica is healthy; None if the event loop of this process lagged."""
         loop = asyncio.get_running_loop()
         asked, answers = loop.time(), False
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.health_check_timeout_s):
                 answers = await replica.alive(self.settings.health_check_timeout_s)
         if not answers:
-            await asyncio.sleep(LOOP_LAG_PROBE_S)  # so that the pulse has been felt since
+            await asyncio.sleep(LOOP_LAG_PROBE_S)  # so that the lag has been measured since
         return None if not answers and self._late >= asked else answers
 
-    async def _pulse(self) -> None:
+    async def _measure_loop_lag(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LOOP_LAG_PROBE_S
@@ -333,22 +350,22 @@ class ReplicaPool:
             if loop.time() > due + LOOP_LAG_LIMIT_S:
                 self._late = loop.time()
 
-    def _bury(self, replica: Replica, why: str) -> None:
+    def _remove(self, replica: Replica, why: str) -> None:
         if replica.name not in self.router.ranks:
             return
         moved = self.router.leave(replica.name)
         self._why_gone[replica.name] = why
         if not self.router.ranks:
             self._empty_since = asyncio.get_running_loop().time()
-        log.warning("%s is gone (%s); %d sessions move", replica.name, why, len(moved))
+        log.warning("%s removed (%s); %d sessions are rerouted", replica.name, why, len(moved))
         now = asyncio.get_running_loop().time()
         for limit in list(replica.pending):
             if not limit.expired():
                 limit.reschedule(now)
 
-    async def _welcome(self, replica: Replica) -> bool:
+    async def _admit_replica(self, replica: Replica) -> bool:
         if self._admit is not None and not await self._admit(replica.name):
-            log.warning("%s is back but was not admitted", replica.name)
+            log.warning("%s is healthy but was not admitted", replica.name)
             return False
         async with self._changed:
             self.router.join(replica.name)
@@ -362,50 +379,19 @@ class ReplicaPool:
             self.router.rebalance(busy=tuple(self._busy))
 
 
-def _again(rest: InferenceRequest, ask: InferenceRequest, failures: int) -> InferenceRequest:
-    """What is asked next, under an id of its own: a replica that was only slow may still be busy
-    with the one before, and refuses another of the same id."""
-    return replace(rest, id=f"{ask.id}~{failures}") if ask.id else rest
+def _retry(rest: InferenceRequest, request: InferenceRequest, failures: int) -> InferenceRequest:
+    """The retry under a new request id: a slow replica may still run the one before and would
+    reject the same id."""
+    return replace(rest, id=f"{request.id}~{failures}") if request.id else rest
 
 
-class _Counted:
-    """A session is busy while the block lasts."""
-
-    def __init__(self, busy: dict[str, int], session: str) -> None:
-        self.busy, self.session = busy, session
-
-    def __enter__(self) -> None:
-        self.busy[self.session] = self.busy.get(self.session, 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        self.busy[self.session] -= 1
-        if not self.busy[self.session]:
-            del self.busy[self.session]
-
-
-class DeltaAccumulator:
-    """What of a reply was passed on already, delta by delta."""
-
-    def __init__(self) -> None:
-        self._ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._versions: list[Segment] = []
-
-    def add(self, delta: OutputDeltaLike) -> None:
-        count = len(delta.token_ids)
-        self._ids += delta.token_ids
-        self._logprobs += delta.logprobs
-        if count and self._versions and self._versions[-1].version == delta.version:
-            self._versions[-1] = Segment(delta.version, self._versions[-1].tokens + count)
-        elif count:
-            self._versions.append(Segment(delta.version, count))
-
-    def completion(self) -> Completion | None:
-        if not self._ids:
-            return None
-        return Completion(
-            token_ids=tuple(self._ids),
-            logprobs=tuple(self._logprobs),
-            versions=tuple(self._versions),
-            finish="abort",
-        )
+@contextmanager
+def _busy_session(busy: dict[str, int], session: str) -> Iterator[None]:
+    """Mark a session as busy within the block."""
+    busy[session] = busy.get(session, 0) + 1
+    try:
+        yield
+    finally:
+        busy[session] -= 1
+        if not busy[session]:
+            del busy[session]

@@ -1,10 +1,10 @@
-"""A session: one agent's conversation, in the tokens that an engine really saw and sampled.
+"""Session: one agent's conversation as token ids, token-in-token-out without re-tokenization.
 
-The session owns the ids. A client sends its whole conversation every time; what of it is already
-recorded is found again (match.py), only what is new becomes tokens, and these follow the ids that
-exist, spliced at the boundary token that the model itself sampled. The past is never rendered
-again. Where a client changed the past, the new turn forks off the last turn that still holds; a
-template that rewrites its own past (thoughts that a new user message clears) forks too.
+The session owns the token ids. A client sends its whole conversation every turn; the recorded
+prefix is matched (prefix_matcher.py), and only new messages are tokenized and appended to the
+recorded ids, spliced at the boundary token that the model sampled. If the client changed the
+history, the new turn forks off the last turn that still matches; so it does if the chat template
+rewrites its history (reasoning cleared by a new user message).
 """
 
 from array import array
@@ -34,26 +34,26 @@ from paddock.text import (
     is_in_reasoning,
 )
 
-PRESERVED = ThinkingKwargs(clear_thinking=False)  # an agent keeps its thoughts, and so its prefix
+PRESERVED = ThinkingKwargs(clear_thinking=False)  # keep reasoning, and so the prefix
 _PROBE = (Message(role="user", content="x"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionHistory:
-    """A conversation that was looked for before, without its texts."""
+    """Digest of a conversation that was matched before."""
 
     length: int = 0  # messages
     entries: int = 0
-    head: Digest  # of what stands before the first message
-    digest: Digest  # of all of it
-    parent: TurnNode | None = None  # the last turn whose reply is in it, as it was
-    ends_with_reply: bool = False  # a reply is its last message, so that another may be part of it
+    head: Digest  # of everything before the first message
+    digest: Digest  # of the conversation
+    parent: TurnNode | None = None  # last turn whose recorded reply is in it
+    ends_with_reply: bool = False  # the next message may be part of that reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatchedPrefix:
-    """A conversation, and what of it is recorded. Nothing of it is in tokens yet. `past` is all of
-    it, for a conversation that begins with this one."""
+    """A conversation with its recorded prefix, not tokenized yet. `history` describes all of it,
+    for matching a later conversation that starts with it."""
 
     messages: Sequence[Message]
     tools: tuple[ToolSpec, ...]
@@ -64,8 +64,8 @@ class MatchedPrefix:
 
     @property
     def num_chars(self) -> int:
-        """That may have to become tokens: of what is new, where that is results of tools alone; a
-        template may rewrite its past for whatever else comes."""
+        """Characters that may have to be tokenized: the new messages if all are tool results, else
+        the whole conversation, since the template may rewrite its history."""
         new = self.messages[self.start :]
         results = all(message.role == "tool" for message in new)
         return sum(len(message.content) for message in (new if results else self.messages))
@@ -73,22 +73,22 @@ class MatchedPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TurnPrompt:
-    """A turn about to be sampled. Nothing of it is recorded yet."""
+    """Prompt of a turn that is not sampled or recorded yet."""
 
-    prompt: "array[int]"  # all that the engine is to read
-    new_token_ids: "array[int]"  # of it, what follows the turn before
+    prompt: "array[int]"  # all token ids
+    new_token_ids: "array[int]"  # those after the parent turn
     parent: TurnNode | None
-    new_messages: tuple[Message, ...]  # the messages in `added`
+    new_messages: tuple[Message, ...]  # the messages in `new_token_ids`
     key: Digest  # of the conversation before the reply
     entries: int
-    fork_reason: str  # why it does not go on from the newest turn; "" if it does
+    fork_reason: str  # why it does not continue the newest turn; "" if it does
     tools: tuple[ToolSpec, ...] = ()
     thinking: ThinkingKwargs = DEFAULT_THINKING
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """All turns of one agent. Turns may be under way at once; each is recorded when it is over."""
+    """All turns of one agent. Turns may run concurrently; each is recorded when it ends."""
 
     id: str
     renderer: Renderer
@@ -108,8 +108,8 @@ class Session:
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         forced: Sequence[int] = (),
     ) -> TurnPrompt:
-        """The tokens of the next turn's prompt. `forced` are put behind it, for the reply to go on
-        from. Raises ChatTemplateError if the template cannot say it."""
+        """The prompt of the next turn, followed by the `forced` tokens of the reply. Raises
+        ChatTemplateError if the template cannot render it."""
         return self.build_prompt(
             self.match_prefix(messages, tools=tools, thinking=thinking), forced
         )
@@ -122,8 +122,8 @@ class Session:
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         past: SessionHistory | None = None,
     ) -> MatchedPrefix:
-        """The first half of `begin`, which takes microseconds a message. A `past` that the messages
-        begin with need not be looked at again, if its next reply was recorded."""
+        """First half of `begin_turn`: microseconds per message. A `past` that the messages start
+        with is not matched again if its next reply was recorded."""
         head = self._head(tuple(tools), thinking)
         nothing = SessionHistory(head=head, digest=head)
         goes_on = past is not None and past.head == head and not past.ends_with_reply
@@ -141,7 +141,7 @@ class Session:
         )
 
     def build_prompt(self, found: MatchedPrefix, forced: Sequence[int] = ()) -> TurnPrompt:
-        """The second half, which takes as long as a tokenizer needs for what is new."""
+        """Second half of `begin_turn`: tokenizes the new messages."""
         parent = found.history.parent
         past = array("i") if parent is None else parent.token_ids()
         added, follows, why = self._added(found, past)
@@ -158,46 +158,47 @@ class Session:
             thinking=found.thinking,
         )
 
-    def record(
-        self, opening: TurnPrompt, completion: Completion, reply: Message
-    ) -> TurnNode | None:
-        """Keep a turn that its client has received. A turn without a token is none."""
+    def record(self, prompt: TurnPrompt, completion: Completion, reply: Message) -> TurnNode | None:
+        """Record a turn that its client has received. A completion without tokens is ignored."""
         if not completion.token_ids:
             return None
-        said = split_reasoning(reply)  # as it will be looked for
+        matched = split_reasoning(reply)  # as it will be matched
         node = TurnNode(
-            parent=opening.parent,
+            parent=prompt.parent,
             number=len(self.tree.nodes),
-            added=opening.new_token_ids,
+            added=prompt.new_token_ids,
             ids=as_int32_array(completion.token_ids),
             logprobs=array("f", completion.logprobs),
             versions=completion.versions,
             finish=completion.finish,
             forced=completion.forced,
-            key=chain_digest(self.matcher.key(said), opening.key),
-            reasoning_digest=reasoning_digest(said),
-            entries=opening.entries + 1,
-            fork_reason=opening.fork_reason,
+            key=chain_digest(self.matcher.key(matched), prompt.key),
+            reasoning_digest=reasoning_digest(matched),
+            entries=prompt.entries + 1,
+            fork_reason=prompt.fork_reason,
         )
-        node.store_messages(opening.new_messages, reply)
+        node.store_messages(prompt.new_messages, reply)
         self.tree.add(node)
-        # Of replies that read alike the newest is the one that a client goes on from.
+        # Of equal replies a client continues the newest.
         self._by_key[node.key] = node
-        self.tools = opening.tools
+        self.tools = prompt.tools
         return node
 
-    # --- what came of it --------------------------------------------------------------------------
+    # --- export -----------------------------------------------------------------------------------
 
     @property
     def num_tokens(self) -> int:
-        """Of the newest branch."""
+        """Tokens of the newest branch."""
         return self.tree.nodes[-1].tokens if self.tree.nodes else 0
 
     def trajectories(
         self, *, task_id: str, group_id: str, outcome: Outcome
     ) -> tuple[Trajectory, ...]:
-        """Every branch. A turn that several share is trained in the first of them alone, so that
-        every sampled token is trained exactly once. A session without a turn is one branch."""
+        """Every branch as a trajectory; one without turns for a session without turns.
+
+        A turn shared by branches is trained in the first of them only, so every sampled token is
+        trained exactly once.
+        """
         trained: set[int] = set()
         found = []
         for branch, last in enumerate(self.tree.leaves()):
@@ -216,32 +217,32 @@ class Session:
             for branch, turns in found or [(0, ())]
         )
 
-    # --- finding the past again -------------------------------------------------------------------
+    # --- prefix matching --------------------------------------------------------------------------
 
     def _place(
         self, messages: Sequence[Message], before: SessionHistory
     ) -> tuple[SessionHistory, int, Message | None]:
-        """The conversation, of which `before` is known; where what is not recorded starts, and the
-        reply in front of that. Only replies after `before` are looked for."""
-        said = merge_assistant_messages(messages[before.length :])
+        """The history of the conversation, of which `before` is known; the index of the first
+        message that is not recorded; and the recorded reply before it."""
+        merged = merge_assistant_messages(messages[before.length :])
         keys = [before.digest]
-        for message, _ in said:
+        for message, _ in merged:
             keys.append(chain_digest(self.matcher.key(message), keys[-1]))
-        node, at = self._recorded(said, keys, before)
+        node, at = self._recorded(merged, keys, before)
         whole = SessionHistory(
             length=len(messages),
-            entries=before.entries + len(said),
+            entries=before.entries + len(merged),
             head=before.head,
             digest=keys[-1],
             parent=node,
-            ends_with_reply=bool(said) and said[-1].message.role == "assistant",
+            ends_with_reply=bool(merged) and merged[-1].message.role == "assistant",
         )
         if node is None:
             return whole, 0, None
-        return whole, before.length + said[at].end, said[at].message
+        return whole, before.length + merged[at].end, merged[at].message
 
     def _head(self, tools: tuple[ToolSpec, ...], thinking: ThinkingKwargs) -> Digest:
-        """Of what stands before the first message; the same, as a rule, in every turn."""
+        """Digest of everything before the first message; usually the same in every turn."""
         known = self._heads.get(thinking)
         if known is None or known[0] != tools:
             probe = self.renderer.render_dialogue(_PROBE, thinking=thinking).token_ids
@@ -249,36 +250,35 @@ class Session:
         return known[1]
 
     def _recorded(
-        self, said: Sequence[MergedMessage], keys: Sequence[Digest], before: SessionHistory
+        self, merged: Sequence[MergedMessage], keys: Sequence[Digest], before: SessionHistory
     ) -> tuple[TurnNode | None, int]:
-        """The last turn whose reply is among these entries, as it was, and at which."""
-        for at in range(len(said) - 1, -1, -1):
-            if said[at].message.role != "assistant":
+        """The last turn whose recorded reply is among these messages, and its index."""
+        for at in range(len(merged) - 1, -1, -1):
+            if merged[at].message.role != "assistant":
                 continue
             node = self._by_key.get(keys[at + 1])
-            if node is not None and self._same_thoughts(node, said, before):
+            if node is not None and self._same_reasoning(node, merged, before):
                 return node, at
         return None, 0
 
-    def _same_thoughts(
-        self, node: TurnNode, said: Sequence[MergedMessage], before: SessionHistory
+    def _same_reasoning(
+        self, node: TurnNode, merged: Sequence[MergedMessage], before: SessionHistory
     ) -> bool:
         rule = self.matcher.reasoning
         if rule == "ignored":
             return True
         turn: TurnNode | None = node
         while turn is not None and turn.entries > before.entries:
-            now = reasoning_digest(said[turn.entries - before.entries - 1].message)
+            now = reasoning_digest(merged[turn.entries - before.entries - 1].message)
             if now != turn.reasoning_digest and (rule == "must" or now is not None):
                 return False
             turn = turn.parent
-        return turn is before.parent  # up to there they were compared when that was found
+        return turn is before.parent  # earlier turns were compared when `before` was matched
 
     # --- new tokens -------------------------------------------------------------------------------
 
     def _added(self, found: MatchedPrefix, past: "array[int]") -> tuple["array[int]", bool, str]:
-        """What is new in tokens, whether it follows `past`, the tokens of the parent, and why that
-        is not the newest turn."""
+        """New token ids, whether they follow `past` (the parent's tokens), and the fork reason."""
         newest, parent = self.tree.nodes[-1] if self.tree.nodes else None, found.history.parent
         if parent is None:
             why = "" if newest is None else "nothing of the recorded past is in the conversation"
@@ -307,8 +307,8 @@ class Session:
         )
 
     def _spliced(self, found: MatchedPrefix, past: "array[int]") -> "array[int] | None":
-        """What the template puts after the recorded messages, where replies that this session did
-        not sample are among the rest; None if the template does not simply go on there."""
+        """New token ids if replies that this session did not sample are among the new messages;
+        None if the template does not preserve the prefix there."""
         before = self.renderer.render_dialogue(
             found.messages[: found.start], tools=found.tools, thinking=found.thinking, closed=False
         ).token_ids

@@ -1,8 +1,8 @@
-"""Sessions that agents talk to: each with its rules, all in one place.
+"""Session manager: open sessions of agents, their sampling configuration and delivery of turns.
 
-An agent says what it likes about sampling; what a trainer must be able to reproduce (temperature
-and what else shapes the distribution) is ruled by the session. A turn is recorded when its client
-has received it, and not before.
+What the trainer must be able to reproduce (temperature and whatever shapes the distribution) is
+set by the session, whatever the agent requests. A turn is recorded only once its client has
+received it.
 """
 
 import asyncio
@@ -25,78 +25,76 @@ from paddock.rollout.session import PRESERVED, Session, SessionHistory, TurnProm
 from paddock.text import Renderer, ThinkingKwargs
 from paddock.text import messages as text_messages
 
-TOKENIZE_IN_THREAD_CHARS = 1 << 14  # characters whose tokens are worth a thread of their own
+TOKENIZE_IN_THREAD_CHARS = 1 << 14  # longer texts are tokenized in a thread
 _ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
 
 
 class GatewaySettings(BaseSettings):
     served_model_name: str = "paddock"
-    context_length: PositiveInt | None = (
-        None  # tokens of a prompt and its reply; None: the engine says
-    )
+    context_length: PositiveInt | None = None  # prompt and reply; None: the engine checks
     max_sessions: PositiveInt = 65536
     max_body_bytes: PositiveInt = 64 << 20
-    max_concurrent_turns: PositiveInt = 64  # of one session; more are refused
-    delivery_timeout_s: NonNegativeFloat = (
-        2.0  # how long a turn waits for the one before to be received
-    )
+    max_concurrent_turns: PositiveInt = 64  # of one session; more are rejected
+    delivery_timeout_s: NonNegativeFloat = 2.0  # of waiting for delivery of the turn before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """How a session samples and compares, whatever its client says."""
+    """Sampling and prefix matching of a session, whatever its client requests."""
 
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
-    thinking: ThinkingKwargs = PRESERVED  # where the client says nothing
+    thinking: ThinkingKwargs = PRESERVED  # default; the client may override it
     matcher: PrefixMatcher = LOOSE
 
-    def apply(self, asked: SamplingParams, turn: int) -> SamplingParams:
-        """What shapes the distribution is the session's; how long a reply may be, where it ends and
-        which language it must belong to are the client's, within the session's bounds."""
+    def apply(self, requested: SamplingParams, turn: int) -> SamplingParams:
+        """The sampling parameters of a turn. The session decides the distribution; the client may
+        limit length, add stops and set a grammar."""
         own = self.sampling_params
-        bounds = [n for n in (own.max_new_tokens, asked.max_new_tokens) if n is not None]
+        bounds = [n for n in (own.max_new_tokens, requested.max_new_tokens) if n is not None]
         most = min(bounds, default=None)
         return replace(
             own,
             max_new_tokens=most,
             min_new_tokens=min(own.min_new_tokens, most or own.min_new_tokens),
-            stop_token_ids=tuple(dict.fromkeys((*own.stop_token_ids, *asked.stop_token_ids))),
-            stop=tuple(dict.fromkeys((*own.stop, *asked.stop))),
+            stop_token_ids=tuple(dict.fromkeys((*own.stop_token_ids, *requested.stop_token_ids))),
+            stop=tuple(dict.fromkeys((*own.stop, *requested.stop))),
             seed=turn_seed(own.seed, turn),
-            thinking_budget=asked.thinking_budget
+            thinking_budget=requested.thinking_budget
             if own.thinking_budget is None
             else own.thinking_budget,
-            grammar=own.grammar or asked.grammar,
+            grammar=own.grammar or requested.grammar,
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientConversation:
-    """A conversation as a client sent it."""
+    """A conversation as sent by a client."""
 
     messages: Sequence[Message]
     digest: Digest | None = None  # of its JSON
-    history: SessionHistory | None = None  # what it begins with
+    history: SessionHistory | None = None  # its known prefix
 
 
 class LiveSession:
-    """One session and what is under way in it.
+    """An open session with its running turns.
 
     `api_key` is the secret that its agent sends. It is new whenever a session is opened, also under
-    an id that was open before, and is written down nowhere: ids may be guessed, keys may not."""
+    a reused id, and is never stored: ids may be guessed, keys may not."""
 
     def __init__(self, session: Session, rules: SessionConfig) -> None:
         self.session, self.rules = session, rules
         self.api_key = token_urlsafe(32)
-        self.turns_started = 0  # turns begun
+        self.turns_started = 0  # including running ones
         self.running = 0
-        self._heard: tuple[Digest, SessionHistory] | None = None  # what the newest turn came with
-        self._telling: set[asyncio.Event] = set()  # answers being handed over
+        self._last_sent: tuple[Digest, SessionHistory] | None = (
+            None  # conversation of the newest turn
+        )
+        self._delivering: set[asyncio.Event] = set()  # responses being sent
 
     def parse_messages(self, raw: Sequence[Any]) -> ClientConversation:
-        """The messages that a body spells. Agents send again what they sent with the turn before:
-        if they do to the letter, only what follows is read. Raises MessageError."""
-        heard, past = self._heard or (None, None)
+        """The messages of a request body. Agents resend the conversation of the turn before; if its
+        JSON is identical, only what follows is parsed. Raises MessageError."""
+        heard, past = self._last_sent or (None, None)
         length = past.length if past is not None else 0
         now = prefix_digests(raw, length)
         follows = raw[length] if length < len(raw) else None
@@ -108,32 +106,32 @@ class LiveSession:
         )
 
     def remember_messages(self, sent: ClientConversation, past: SessionHistory) -> None:
-        """What was sent, for the next turn to be held against."""
-        self._heard = None if sent.digest is None else (sent.digest, past)
+        """Remember the conversation, to compare the next turn with it."""
+        self._last_sent = None if sent.digest is None else (sent.digest, past)
 
     def begin_delivery(self) -> asyncio.Event:
-        """To be set when an answer that is complete was received, or was not."""
+        """An event to pass to `end_delivery` when the response was received, or was not."""
         event = asyncio.Event()
-        self._telling.add(event)
+        self._delivering.add(event)
         return event
 
     def end_delivery(self, event: asyncio.Event) -> None:
-        self._telling.discard(event)
+        self._delivering.discard(event)
         event.set()
 
     async def wait_delivered(self, patience_s: float) -> None:
-        """Until answers that are being handed over are recorded. A client that has the last byte
-        of one may ask again before the server knows that it has."""
-        for event in tuple(self._telling):
+        """Wait until responses being sent are recorded: a client may send its next request before
+        the server knows that it received the last byte."""
+        for event in tuple(self._delivering):
             try:
                 async with asyncio.timeout(patience_s):
                     await event.wait()
             except TimeoutError:
-                self._telling.discard(event)
+                self._delivering.discard(event)
 
 
 class SessionManager:
-    """Every session there is, by its id."""
+    """All open sessions, by id."""
 
     def __init__(
         self, generate: InferenceClient, renderer: Renderer, settings: GatewaySettings | None = None
@@ -181,18 +179,18 @@ class SessionManager:
 
 @dataclass(slots=True, eq=False)
 class TurnInProgress:
-    """One turn, from its client's question to the answer that the client has received."""
+    """One turn, from the client's request to the delivered response."""
 
     sessions: SessionManager
     session: LiveSession
     prompt: TurnPrompt
     request: InferenceRequest
-    formatter: api_formatter.ResponseFormatter | None = None  # once somebody is there to tell it
+    formatter: api_formatter.ResponseFormatter | None = None
     output: RequestOutputLike | None = None
-    _telling: asyncio.Event | None = None
+    _delivery: asyncio.Event | None = None
 
     async def respond(self) -> api_formatter.Payload:
-        """The answer in the words of the voice."""
+        """The complete response, formatted."""
         assert self.formatter is not None
         self.session.running += 1
         try:
@@ -202,24 +200,24 @@ class TurnInProgress:
         return self.formatter.format_response(final_delta(self.output))
 
     async def stream(self) -> AsyncGenerator[api_formatter.Payload, None]:
-        """The same as it comes. Recorded when the last payload was taken; leaving before that ends
-        the engine's work."""
+        """The streamed response. Recorded when the last payload was consumed; closing the stream
+        earlier aborts the request."""
         assert self.formatter is not None
         self.session.running += 1
         try:
             async with aclosing(
-                api_formatter.stream_payloads(self.formatter, self._heard())
+                api_formatter.stream_payloads(self.formatter, self._deltas())
             ) as every:
                 async for payload in every:
                     yield payload
             self._record(self.formatter.reading.streamed_message)
         finally:
             self.session.running -= 1
-            if self._telling is not None:
-                self.session.end_delivery(self._telling)
+            if self._delivery is not None:
+                self.session.end_delivery(self._delivery)
 
     def commit(self) -> None:
-        """The client has it: it is part of the session."""
+        """Record the turn: the client has received it."""
         assert self.formatter is not None
         self._record(self.formatter.reading.message)
 
@@ -227,28 +225,30 @@ class TurnInProgress:
         assert self.output is not None
         self.session.session.record(self.prompt, self.output.completion, heard)
 
-    async def _heard(self) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def _deltas(self) -> AsyncGenerator[OutputDeltaLike, None]:
         async with aclosing(self.sessions.generate.stream(self.request)) as deltas:
             async for delta in deltas:
                 self.output = delta.output
                 if delta.output is not None:
-                    self._telling = self.session.begin_delivery()
+                    self._delivery = self.session.begin_delivery()
                 yield delta
 
 
 async def begin_turn(
     sessions: SessionManager, live: LiveSession, talk: ChatRequest, sent: ClientConversation
 ) -> TurnInProgress:
-    """The next turn of a session, ready to be asked for."""
+    """Prepare the next turn of a session: prompt and inference request."""
     _refuse(talk)
     await live.wait_delivered(sessions.settings.delivery_timeout_s)
     opening = await _opened(live, talk, sent)
     most = sessions.settings.max_concurrent_turns
-    if live.running >= most:  # one agent must not fill the engines' queues
-        raise ApiError(f"{most} turns of this session are running, no more are taken", status=429)
+    if live.running >= most:  # one agent must not fill the queues of the engines
+        raise ApiError(
+            f"{most} turns of this session are running, which is the maximum", status=429
+        )
     number, live.turns_started = live.turns_started, live.turns_started + 1
     sampling, room = live.rules.apply(talk.sampling, number), sessions.settings.context_length
-    if talk.must_call:  # a format is for words, not for the call that the prompt opens
+    if talk.must_call:  # a grammar is for text, not for the forced tool call
         sampling = replace(sampling, grammar=None)
     if room is not None:
         asked = replace(talk, sampling=sampling, fits_context=True)
@@ -275,7 +275,7 @@ async def _opened(live: LiveSession, talk: ChatRequest, sent: ClientConversation
 
 
 def _refuse(talk: ChatRequest) -> None:
-    """What a session, whose tokens are its own, cannot do."""
+    """Reject parameters that sessions do not support, since they own their tokens."""
     wrong: Sequence[tuple[bool, str, str]] = (
         (talk.prompt_ids is not None, "input_ids", "a session keeps its own tokens"),
         (talk.continues, "continue_final_message", "a session's replies are sampled whole"),

@@ -1,8 +1,8 @@
-"""The tokens of a session: each turn holds what it adds, and knows the turn before it.
+"""Session tree: token ids of a session, each turn storing only what it adds to its parent.
 
-A path from the first turn to a last one is a branch: exactly what an engine had before it at the
-end. Where a past was changed the tree forks; what branches share is stored once. Four bytes a
-token, four more for each that was sampled, and the messages compressed beside them.
+A path from the root to a leaf is a branch: exactly the tokens that the engine had at its end. The
+tree forks where the history was changed; a shared prefix is stored once. 4 bytes per token, 4 more
+per sampled token, and the compressed messages.
 """
 
 import json
@@ -15,16 +15,16 @@ import orjson
 
 from paddock.records import Completion, FinishReason, Message, Segment, Turn, json_codec
 
-_LEVEL = 1  # of compression: texts shrink to a third at the speed of the disk
+_LEVEL = 1  # zlib level: compresses text to a third, fast enough
 
 
 @dataclass(slots=True, eq=False)
 class TurnNode:
-    """One turn: what came, and what was sampled."""
+    """One turn: new prompt tokens and the completion."""
 
     parent: "TurnNode | None"
     number: int  # turns of the session recorded before this one
-    added: "array[int]"  # of the prompt, what follows the turn before
+    added: "array[int]"  # prompt tokens after the turn before
     ids: "array[int]"
     logprobs: "array[float]"
     versions: tuple[Segment, ...]
@@ -33,10 +33,10 @@ class TurnNode:
     key: bytes  # of the conversation up to this reply
     reasoning_digest: bytes | None
     entries: int  # of the conversation up to this reply
-    fork_reason: str = ""  # why it does not go on from the turn before it
+    fork_reason: str = ""  # why it does not continue the newest turn
     children: int = 0
     tokens: int = field(init=False)  # of the branch up to here
-    _said: bytes = b""
+    _messages: bytes = b""
 
     def __post_init__(self) -> None:
         before = self.parent.tokens if self.parent else 0
@@ -67,15 +67,15 @@ class TurnNode:
     def turn(self, *, trained: bool) -> Turn:
         return Turn(added_ids=tuple(self.added), completion=self.completion(), trained=trained)
 
-    def store_messages(self, came: Sequence[Message], reply: Message) -> None:
-        """Remember what was said, for whoever wants to read it."""
-        self._said = zlib.compress(_written((*came, reply)), _LEVEL)
+    def store_messages(self, new_messages: Sequence[Message], reply: Message) -> None:
+        """Store the messages of the turn, compressed, for export."""
+        self._messages = zlib.compress(_to_json((*new_messages, reply)), _LEVEL)
 
     def messages(self) -> tuple[tuple[Message, ...], Message]:
-        """The messages that came with this turn, and the reply."""
-        rows = json.loads(zlib.decompress(self._said))
-        *came, reply = (json_codec.decode(Message, row) for row in rows)
-        return tuple(came), reply
+        """The new messages of this turn, and the reply."""
+        rows = json.loads(zlib.decompress(self._messages))
+        *new_messages, reply = (json_codec.decode(Message, row) for row in rows)
+        return tuple(new_messages), reply
 
 
 @dataclass(slots=True)
@@ -96,23 +96,23 @@ class SessionTree:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens that a policy wrote, over all branches."""
+        """Sampled tokens over all branches."""
         return sum(len(node.ids) for node in self.nodes)
 
     @property
     def nbytes(self) -> int:
-        """Of tokens, log-probabilities and texts."""
+        """Bytes of tokens, log-probabilities and messages."""
         return sum(
             node.added.itemsize * (len(node.added) + len(node.ids))
             + node.logprobs.itemsize * len(node.logprobs)
-            + len(node._said)
+            + len(node._messages)
             for node in self.nodes
         )
 
 
-def _written(messages: Sequence[Message]) -> bytes:
+def _to_json(messages: Sequence[Message]) -> bytes:
     try:
-        return orjson.dumps(messages)  # records too, as `encode` has them
+        return orjson.dumps(messages)  # serialises dataclasses like `json_codec.encode`
     except TypeError:  # numbers beyond 64 bits
         rows = [json_codec.encode(message) for message in messages]
         return json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""How rollouts are paced, and what a task of a run may use up."""
+"""Rollout settings: batch size, staleness, weight sync, concurrency; limits per task."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,49 +10,48 @@ NonNegativeWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class RolloutSettings(BaseSettings):
-    """How far rollouts may run ahead of the trainer, and what happens to those that are late.
+    """How far rollouts may run ahead of the trainer, and what happens to stale ones.
 
-    Staleness is counted in updates: those done when a token is trained, less those that were done
-    when the weights that sampled it were published. `max_staleness` is a bound that nothing passes;
-    `pipeline_depth` says how much work is begun ahead and thereby how stale tokens usually are.
+    Staleness is counted in updates: those done when a token is trained, minus those done when the
+    weights that sampled it were published. `max_staleness` is a hard bound; `pipeline_depth` says
+    how many batches are started ahead, and so how stale tokens usually are.
 
     >>> RolloutSettings(pipeline_depth=0, max_staleness=0).is_synchronous
     True
-    >>> RolloutSettings(publish_every=4, max_staleness=2)
+    >>> RolloutSettings(sync_weights_every=4, max_staleness=2)
     Traceback (most recent call last):
-    pydantic_core._pydantic_core.ValidationError: 1 validation error for Pace
-      Value error, 'max_staleness' 2 is less than 3, what even fresh tokens reach when weights are \
-published every 4 updates [type=value_error, input_value={'publish_every': 4, 'max_staleness': 2}, \
-input_type=dict]
+    pydantic_core._pydantic_core.ValidationError: 1 validation error for RolloutSettings
+      Value error, 'max_staleness' 2 is less than 3, the staleness of the freshest tokens when \
+weights are synced every 4 updates [type=value_error, input_value={'sync_weights_every': 4, \
+'max_staleness': 2}, input_type=dict]
     ...
     """
 
     groups_per_batch: PositiveInt = 8
-    pipeline_depth: NonNegativeInt = 1  # batches in flight besides the one the trainer is at
+    pipeline_depth: NonNegativeInt = 1  # batches in flight besides the one being trained
     max_staleness: NonNegativeInt = 1  # updates
     on_stale: Literal["wait", "drop"] = "wait"
-    # wait: the trainer waits for what would become too old, nothing is thrown away
-    # drop: groups whose oldest token is too old are thrown away and issued anew
+    # wait: the trainer waits for groups that would become too stale; nothing is dropped
+    # drop: groups whose oldest token is too stale are dropped and replaced
     order: Literal["oldest_first", "in_order"] = "oldest_first"
-    # oldest_first: a batch takes whatever is finished; in_order: problems in their order
+    # oldest_first: a batch takes finished groups first; in_order: groups by their number
     updates_per_batch: PositiveInt = 1
-    sync_weights_every: PositiveInt = 1  # updates, at the next end of a batch
-    deterministic: bool = (
-        False  # weights change only while nothing is in flight: bit-identical resume
-    )
-    max_concurrent: PositiveInt = 256  # attempts at once, at most
-    min_concurrent: PositiveInt = 8  # below which a crowded engine is not relieved further
-    stall_timeout_s: PositiveFloat = 60.0  # without any attempt ending, before somebody is told
-    retry_disabled_after: PositiveInt = 2  # before a task that was set aside is tried again
+    sync_weights_every: PositiveInt = 1  # weight sync after so many updates, at the end of a batch
+    # Weight sync only while nothing is in flight: bitwise identical results and resume.
+    deterministic: bool = False
+    max_concurrent: PositiveInt = 256  # running rollouts
+    min_concurrent: PositiveInt = 8  # lower bound when the KV cache is full
+    stall_timeout_s: PositiveFloat = 60.0  # without a finished rollout, before it is logged
+    retry_disabled_after: PositiveInt = 2  # batches until a disabled task is retried
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _consistent(self) -> Self:
         batches = -(-self.sync_weights_every // self.updates_per_batch)
-        least = batches * self.updates_per_batch - 1
-        if self.max_staleness < least:
+        minimum = batches * self.updates_per_batch - 1
+        if self.max_staleness < minimum:
             raise ValueError(
-                f"'max_staleness' {self.max_staleness} is less than {least}, what even fresh"
-                f" tokens reach when weights are published every {least + 1} updates"
+                f"'max_staleness' {self.max_staleness} is less than {minimum}, the staleness of"
+                f" the freshest tokens when weights are synced every {minimum + 1} updates"
             )
         if self.deterministic and (self.order != "in_order" or self.on_stale != "wait"):
             raise ValueError('\'deterministic\' needs order = "in_order" and on_stale = "wait"')
@@ -65,19 +64,17 @@ input_type=dict]
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether nothing is ever in flight while the trainer works."""
+        """Whether no rollout is in flight while the trainer works."""
         return self.pipeline_depth == 0 or self.max_staleness < self.updates_per_batch
 
 
 class TaskSettings(BaseSettings):
-    """One of the tasks that a run mixes."""
+    """Settings of one task of a run."""
 
-    ratio: NonNegativeWeight = 1.0  # of all groups trained, relative to the other tasks
+    ratio: NonNegativeWeight = 1.0  # share of trained groups, relative to the other tasks
     group_size: PositiveInt = 8
-    max_concurrent: PositiveInt | None = None  # attempts at once, at most
-    attempt_timeout_s: PositiveFloat = (
-        600.0  # after which an attempt is given up, whatever holds it
-    )
-    max_consecutive_failed: PositiveInt = 8  # groups in a row that may fail
-    max_consecutive_filtered: PositiveInt = 64  # groups in a row that may have nothing to teach
-    required: bool = False  # whether the run ends when a budget is spent, or goes on without it
+    max_concurrent: PositiveInt | None = None  # running rollouts of this task
+    attempt_timeout_s: PositiveFloat = 600.0  # after which a rollout is cancelled
+    max_consecutive_failed: PositiveInt = 8  # groups, before the task is disabled
+    max_consecutive_filtered: PositiveInt = 64  # groups, before the task is disabled
+    required: bool = False  # abort the run instead of disabling the task

@@ -1,7 +1,7 @@
-"""The shares of tasks over time: as asked for, less the tasks that are set aside.
+"""Task mixture over time: requested ratios, minus disabled tasks.
 
-Every change is in the ledger, with the update from which on it holds, so that a run that is taken
-back to a checkpoint mixes its tasks as before.
+Every change is recorded in the ledger with the update from which it holds, so that a run resumed
+from a checkpoint mixes its tasks as before.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,20 +12,20 @@ from paddock.rollout.task_health import RunAbortedError
 
 
 class TaskRatioError(ValueError):
-    """Ratios that no run could hold."""
+    """Invalid task ratios."""
 
 
 class TaskMixture:
     def __init__(self, ledger: Ledger, ratios: Mapping[str, float]) -> None:
-        """`ratios` are the recipe's: those of an earlier call with the same recipe still hold,
-        with every change that was asked for since."""
+        """`ratios` are those of the recipe. If they are unchanged since an earlier process, all
+        changes requested since then still hold."""
         self._ledger = ledger
         self._tasks = tuple(ratios)
         self._recipe = validate_ratios(ratios, ratios)
         self._rows: list[TaskWeights] = []
 
     def resume(self, update: int) -> None:
-        """Read the ledger as it is now, `update` being the next one."""
+        """Load the changes from the ledger; `update` is the next one."""
         self._rows = self._ledger.task_weights()
         if self._ledger.get_metadata("ratios") != self._recipe:
             self._ledger.set_metadata("ratios", self._recipe)
@@ -34,42 +34,44 @@ class TaskMixture:
             )
 
     def request_ratios(self, ratios: Mapping[str, float], *, since: int, now: int) -> None:
-        """Other shares, from the batch on that begins with update `since`."""
-        asked = validate_ratios(ratios, self._tasks)
-        self._write(TaskWeights(since=since, weights=asked, why="asked", asked=True), now)
+        """Request other ratios from the batch of update `since` on."""
+        requested = validate_ratios(ratios, self._tasks)
+        self._write(TaskWeights(since=since, weights=requested, why="requested", asked=True), now)
 
     def disable(self, task: str, why: str, *, since: int, now: int) -> None:
         self._write(TaskWeights(since=since, weights={task: 0.0}, why=why, asked=False), now)
 
     def enable(self, task: str, *, since: int, now: int) -> None:
         self._write(
-            TaskWeights(since=since, weights={task: 1.0}, why="well again", asked=False), now
+            TaskWeights(since=since, weights={task: 1.0}, why="recovered", asked=False), now
         )
 
     def requested(self, update: int) -> dict[str, float]:
-        """What was asked for."""
+        """The requested ratios."""
         row = self._last(update)
         return {task: row.weights.get(task, 0.0) for task in self._tasks}
 
     def disabled(self, update: int) -> dict[str, TaskWeights]:
-        """The tasks that get nothing now, each with since when and why."""
+        """Disabled tasks, each with the row that disabled it."""
         last = {task: row for row in self._past(update, asked=False) for task in row.weights}
         return {task: row for task, row in last.items() if not row.weights[task]}
 
     def weights(self, update: int) -> dict[str, float]:
-        """What holds for the batch that begins with `update`. Raises RunAborted if every task that
-        should have a share is set aside."""
-        asked, aside = self.requested(update), self.disabled(update)
-        left = {task: 0.0 if task in aside else weight for task, weight in asked.items()}
+        """Task weights of the batch of `update`. Raises RunAbortedError if every task with a ratio
+        is disabled."""
+        requested, disabled = self.requested(update), self.disabled(update)
+        left = {task: 0.0 if task in disabled else weight for task, weight in requested.items()}
         if not any(left.values()):
-            reasons = "; ".join(f"{t}: {row.why}" for t, row in aside.items() if asked.get(t))
+            reasons = "; ".join(
+                f"{t}: {row.why}" for t, row in disabled.items() if requested.get(t)
+            )
             raise RunAbortedError(f"no task is left to train on: {reasons}")
         return left
 
     def effective_since(self, update: int) -> int:
-        """The update from which on these weights hold."""
-        aside = max((row.since for row in self._past(update, asked=False)), default=0)
-        return max(self._last(update).since, aside)
+        """The update from which these weights hold."""
+        changed = max((row.since for row in self._past(update, asked=False)), default=0)
+        return max(self._last(update).since, changed)
 
     def _last(self, update: int) -> TaskWeights:
         return self._past(update, asked=True)[-1]
@@ -86,10 +88,12 @@ class TaskMixture:
 def validate_ratios(ratios: Mapping[str, float], tasks: Collection[str]) -> dict[str, float]:
     unknown = sorted(set(ratios) - set(tasks))
     if unknown:
-        raise TaskRatioError(f"ratios name a task '{unknown[0]}'; there are {', '.join(tasks)}")
+        raise TaskRatioError(
+            f"unknown task '{unknown[0]}' in ratios; must be one of {', '.join(tasks)}"
+        )
     for task, ratio in ratios.items():
         if not isfinite(ratio) or ratio < 0:
-            raise TaskRatioError(f"the ratio of '{task}' is {ratio}, not zero or more")
+            raise TaskRatioError(f"ratio of '{task}' must be finite and not negative, got {ratio}")
     if not any(ratios.values()):
-        raise TaskRatioError("all ratios are zero")
+        raise TaskRatioError("at least one ratio must be positive")
     return dict(ratios)

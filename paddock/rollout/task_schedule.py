@@ -1,4 +1,4 @@
-"""Which task comes next, and what chance an attempt has: both computed, never drawn."""
+"""Deterministic task schedule and rollout seeds: both are computed, never drawn at random."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from paddock.records import MAX_SEED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSpec:
-    """One attempt to be made. The same run gives the same assignments, whatever becomes of them.
+    """One rollout to run. The same run derives the same specs, whatever their outcomes.
 
     >>> RolloutSpec.derive("sums", 17, 3, seed=1).session_id
     'sums-17-3'
     """
 
     task: str
-    number: int  # which problem of the task, from 0
-    member: int  # of its group, from 0
-    seed: int  # for sampling
+    number: int  # index of the problem, from 0
+    member: int  # index of the rollout in its group, from 0
+    seed: int  # of its sampling
 
     @classmethod
     def derive(cls, task: str, number: int, member: int, *, seed: int) -> "RolloutSpec":
-        """`seed` is the run's."""
+        """Derive the rollout's seed from that of the run."""
         text = f"{seed}\0{task}\0{number}\0{member}"
         digest = blake2b(text.encode(), digest_size=8).digest()
         own = int.from_bytes(digest, "little") % MAX_SEED
@@ -45,8 +45,7 @@ class RolloutSpec:
 def next_task(
     weights: Mapping[str, float], taken: Mapping[str, int], among: Collection[str]
 ) -> str | None:
-    """The task that is furthest behind its share, the first of equals; None if no task of `among`
-    has a share.
+    """The task furthest behind its weight, the first of equals; None if no task of `among` has one.
 
     >>> weights, taken = {"math": 0.5, "code": 0.25, "search": 0.25}, {}
     >>> for _ in range(8):
@@ -66,16 +65,16 @@ def next_task(
 
 
 def next_tasks(weights: Mapping[str, float], taken: Mapping[str, int], count: int) -> Sequence[str]:
-    """The next seats in a row.
+    """The next `count` tasks in order.
 
     >>> next_tasks({"a": 2.0, "b": 1.0}, {}, 6)
     ('a', 'b', 'a', 'a', 'b', 'a')
     """
-    return _seats(tuple(weights.items()), tuple(sorted(taken.items())), count)
+    return _next_tasks(tuple(weights.items()), tuple(sorted(taken.items())), count)
 
 
-@lru_cache(maxsize=16)  # asked for again and again between two batches
-def _seats(
+@lru_cache(maxsize=16)  # called repeatedly between batches
+def _next_tasks(
     weights: tuple[tuple[str, float], ...], taken: tuple[tuple[str, int], ...], count: int
 ) -> Sequence[str]:
     shares, filled, found = dict(weights), dict(taken), []

@@ -1,7 +1,7 @@
-"""Who blocks the event loop: a thread notices that it stands still, and names what holds it.
+"""Event-loop watchdog: a thread that detects a blocked loop and logs the code that blocks it.
 
-Everything in a run shares one loop: a tool that computes or waits without `await` makes attempts,
-heartbeats and deadlines late, none of which is to blame.
+Everything in a run shares one loop: a tool that computes or waits without `await` delays all
+rollouts, health checks and timeouts.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from paddock.rollout.orchestrator import LogEvent
 
 log = getLogger("paddock.rollout")
 
-BLOCKED_S = 3.0  # without a turn of the loop
+BLOCKED_S = 3.0  # without an iteration of the loop
 _LIBRARY = sysconfig.get_path("stdlib")
 
 
 class EventLoopWatchdog:
-    """Use it with `with` on the loop's own thread. A warning is logged while the loop is blocked;
-    `tell` hears of it, in the loop, when it is free again."""
+    """Use it with `with` in the thread of the loop. Logs a warning while the loop is blocked, and
+    calls `log_event` in the loop when it runs again."""
 
-    def __init__(self, tell: LogEvent, *, blocked_s: float = BLOCKED_S) -> None:
-        self._tell, self._blocked_s = tell, blocked_s
+    def __init__(self, log_event: LogEvent, *, blocked_s: float = BLOCKED_S) -> None:
+        self._log_event, self._blocked_s = log_event, blocked_s
         self._over = Event()
 
     def __enter__(self) -> Self:
@@ -42,16 +42,18 @@ class EventLoopWatchdog:
 
     def _watch(self) -> None:
         while not self._over.wait(self._blocked_s):
-            turned, asked_at = Event(), time.monotonic()
-            if not self._post(turned.set) or turned.wait(self._blocked_s):
+            ran, posted_at = Event(), time.monotonic()
+            if not self._post(ran.set) or ran.wait(self._blocked_s):
                 continue
-            session, where = self._culprit()
+            session, where = self._blocking_task()
             log.warning("%s blocks the event loop, at %s", session, where)
-            while not turned.wait(self._blocked_s):
+            while not ran.wait(self._blocked_s):
                 if self._over.is_set():
                     return
-            seconds = round(time.monotonic() - asked_at, 1)
-            self._post(self._tell, "blocked", session=session, seconds=seconds, why=where)
+            seconds = round(time.monotonic() - posted_at, 1)
+            self._post(
+                self._log_event, "event_loop_blocked", session=session, seconds=seconds, why=where
+            )
 
     def _post(self, call: Callable[..., object], *args: object, **fields: object) -> bool:
         try:
@@ -61,9 +63,9 @@ class EventLoopWatchdog:
             return False
         return True
 
-    def _culprit(self) -> tuple[str, str]:
-        """The task that the loop is in, and the innermost line of it outside the standard library.
-        Attempts are called by their session."""
+    def _blocking_task(self) -> tuple[str, str]:
+        """The current task and its innermost line outside the standard library. Tasks of rollouts
+        are named by their session."""
         task = asyncio.current_task(self._loop)
         frame = sys._current_frames().get(self._thread_id)
         if frame is None:

@@ -1,7 +1,7 @@
-"""One attempt at a task: a world on one side, a session and an engine on the other.
+"""Rollout worker: runs an environment against a session and an inference client.
 
-The same session code serves agents that come over HTTP (gateway.py); here the agent is the loop of
-`envs.play`, and no text travels further than it must.
+The same session code serves agents over HTTP (gateway.py); here the agent is `envs.run_rollout` in
+this process.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from paddock.text import Renderer, ThinkingKwargs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutResult:
-    """An attempt, as the world saw it and in tokens."""
+    """A rollout as messages (`episode`) and as tokens (`session`)."""
 
     episode: RolloutTrace
     session: Session
@@ -35,46 +35,44 @@ class RolloutResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutWorker:
-    """How attempts are played: by which engine, in whose words."""
+    """Runs rollouts with a client, a renderer and a context strategy."""
 
     client: InferenceClient
     renderer: Renderer
     thinking: ThinkingKwargs = PRESERVED
     matcher: PrefixMatcher = LOOSE
     context: ContextStrategy = keep_all
-    context_length: int | None = (
-        None  # tokens that a prompt and its reply may have; None: the engine says
-    )
+    context_length: int | None = None  # tokens of prompt and completion; None: the engine checks
 
     async def rollout(
         self,
-        world: Taskset,
+        taskset: Taskset,
         task: Task,
         sampling: SamplingParams,
         *,
         session_id: str,
         group_id: str,
     ) -> tuple[Trajectory, ...]:
-        """The branches of one attempt, all with its outcome; at least one, which has no turn if
-        the world failed before the first.
+        """Run one rollout; its branches, all with its outcome.
 
-        What goes wrong with the world, the engine or the clock is an outcome. Only a bug raises.
+        There is at least one branch, without turns if the environment failed before the first.
+        Errors of the environment or engine and timeouts are outcomes; only a bug raises.
         """
-        played = await self.run_episode(world, task, sampling, session_id)
-        return played.session.trajectories(
-            task_id=task.id, group_id=group_id, outcome=played.episode.outcome
+        result = await self.run_episode(taskset, task, sampling, session_id)
+        return result.session.trajectories(
+            task_id=task.id, group_id=group_id, outcome=result.episode.outcome
         )
 
     async def run_episode(
-        self, world: Taskset, task: Task, sampling: SamplingParams, session_id: str
+        self, taskset: Taskset, task: Task, sampling: SamplingParams, session_id: str
     ) -> RolloutResult:
         session = Session(session_id, self.renderer, self.matcher)
         policy = SessionPolicy(session, self, sampling)
         try:
             with convert_errors("world", "open"):
-                env = world.make_env(task)
+                env = taskset.make_env(task)
             episode = await run_rollout(env, policy, trouble=self.client.unavailable_reason)
-        except RolloutFailed as stop:  # there was nothing to play in
+        except RolloutFailed as stop:  # the environment could not be created
             episode = RolloutTrace(
                 task=task, messages=task.messages, outcome=stop.failure, turns=0, seconds=0.0
             )
@@ -84,65 +82,67 @@ class RolloutWorker:
 
 
 class SessionPolicy:
-    """A policy for `envs.play` whose every token is on record."""
+    """Policy for `envs.run_rollout` that records every token in a session."""
 
-    def __init__(self, session: Session, player: RolloutWorker, sampling: SamplingParams) -> None:
-        self.session, self.player, self.sampling = session, player, sampling
-        self._show: ContextFilter = player.context()
+    def __init__(self, session: Session, worker: RolloutWorker, sampling: SamplingParams) -> None:
+        self.session, self.worker, self.sampling = session, worker, sampling
+        self._filter: ContextFilter = worker.context()
         self._turns = 0
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
-        shown = self._show(messages, self.session.num_tokens)
-        opening = self.session.begin_turn(shown, tools=tools, thinking=self.player.thinking)
-        answer = await self._answer(opening)
+        messages_kept = self._filter(messages, self.session.num_tokens)
+        prompt = self.session.begin_turn(messages_kept, tools=tools, thinking=self.worker.thinking)
+        answer = await self._answer(prompt)
         reading = DeltaParser(
             self.session.renderer.tokenizer,
             tools=tools,
-            prompt=opening.prompt,
+            prompt=prompt.prompt,
             stops=self.sampling.stop,
             call_id=f"call_{self._turns}_{{}}".format,
         )
         reading.feed(final_delta(answer))
         self._turns += 1
-        self.session.record(opening, answer.completion, reading.message)
+        self.session.record(prompt, answer.completion, reading.message)
         if answer.completion.finish == "length" and reading.message.tool_calls:
-            # Answered, they would pay: a policy that never ends its turn would learn to go on.
-            what = f"cut off after {len(answer.completion.token_ids)} tokens: no call is answered"
+            # Executing them would reward a policy that never ends its turn.
+            count = len(answer.completion.token_ids)
+            what = f"truncated after {count} tokens: its tool calls are not executed"
             raise RolloutFailed("policy", "reply", what)
         return reading.message
 
-    async def _answer(self, opening: TurnPrompt) -> RequestOutputLike:
-        ask = InferenceRequest(
-            token_ids=opening.prompt,
-            sampling_params=self._fitted(len(opening.prompt)),
+    async def _answer(self, prompt: TurnPrompt) -> RequestOutputLike:
+        request = InferenceRequest(
+            token_ids=prompt.prompt,
+            sampling_params=self._fitted(len(prompt.prompt)),
             session_id=self.session.id,
             id=f"{self.session.id}/{self._turns}",
         )
         try:
-            answer = await self.player.client.generate(ask)
+            answer = await self.worker.client.generate(request)
         except OverlongPromptError as error:
             raise RolloutFailed("policy", "context", str(error)) from error
-        except (
-            RequestRejectedError
-        ) as error:  # settings that do not fit each other: nothing it could help
+        except RequestRejectedError as error:  # inconsistent settings, not the policy's fault
             raise RolloutFailed("infrastructure", "request", str(error)) from error
         except EngineUnavailableError as error:
             raise RolloutFailed("infrastructure", "engine", str(error)) from error
         if answer.completion.finish == "abort":
             why = answer.abort_reason or "aborted"
-            raise RolloutFailed("infrastructure", "engine", f"the reply was broken off: {why}")
+            raise RolloutFailed("infrastructure", "engine", f"the request was aborted: {why}")
         return answer
 
-    def _fitted(self, prompt: int) -> SamplingParams:
-        """This turn's sampling: its own luck, and no more tokens than there is room for."""
+    def _fitted(self, prompt_tokens: int) -> SamplingParams:
+        """Sampling parameters of this turn: its own seed, tokens limited by the context length."""
         sampling = replace(self.sampling, seed=turn_seed(self.sampling.seed, self._turns))
-        if self.player.context_length is None:
+        if self.worker.context_length is None:
             return sampling
-        room = self.player.context_length - prompt
-        if room < 1:
-            what = f"{prompt} tokens leave no room for a reply in {self.player.context_length}"
+        left = self.worker.context_length - prompt_tokens
+        if left < 1:
+            what = (
+                f"the prompt has {prompt_tokens} tokens, the context length is "
+                f"{self.worker.context_length}: no room for a reply"
+            )
             raise RolloutFailed("policy", "context", what)
-        most = room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens)
+        limit = left if sampling.max_new_tokens is None else min(left, sampling.max_new_tokens)
         return replace(
-            sampling, max_new_tokens=most, min_new_tokens=min(most, sampling.min_new_tokens)
+            sampling, max_new_tokens=limit, min_new_tokens=min(limit, sampling.min_new_tokens)
         )

@@ -46,7 +46,7 @@ class Stopping:
 
 def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, monkeypatch):
     stopping, gone = Stopping(monkeypatch), Event()
-    bury = ReplicaPool._bury
+    bury = ReplicaPool._remove
 
     def buried(fleet, *args):
         bury(fleet, *args)
@@ -57,7 +57,7 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
         gone.wait()
         os.kill(stopping.pid, signal.SIGCONT)
 
-    monkeypatch.setattr(ReplicaPool, "_bury", buried)
+    monkeypatch.setattr(ReplicaPool, "_remove", buried)
     waker = Thread(target=go_on, daemon=True)
     waker.start()
     sets = [*ONE_STEP_OFF, "steps=2", "engines.place=true", "credit.keep_zero_variance=true"]
@@ -71,7 +71,7 @@ def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp
     stopping = Stopping(monkeypatch)
     monkeypatch.setattr("paddock.engine.subprocess_engine.EXIT_TIMEOUT_S", 0.5)
     sets = ["engines.place=true", "engines.unreachable_timeout_s=1"]
-    why = r"no engine has answered for 1 s: engine-0: \d+ heartbeats missed"
+    why = r"no engine has answered for 1 s: engine-0: \d+ health checks failed"
     with pytest.raises(RunAbortedError, match=why):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with pytest.raises(ProcessLookupError):
@@ -89,7 +89,7 @@ def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
         "tasks.vault.attempt_timeout_s=1",
         "tasks.vault.max_consecutive_failed=1",
     ]
-    with pytest.raises(RunAbortedError, match=r"1 groups in a row failed.* time at attempt"):
+    with pytest.raises(RunAbortedError, match=r"1 consecutive groups failed.* time at attempt"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with pytest.raises(ProcessLookupError):
         os.kill(stopping.pid, 0)

@@ -198,11 +198,15 @@ def test_an_engine_that_serves_old_weights_is_found_out():
 
     engine = Lagging(tokens=lambda given, rng: 1, delay=lambda given, rng: 0.3)
     main = learn(
-        engine, pace, batches=6, step_s=lambda: 1.0, tell=lambda kind, **more: told.append(kind)
+        engine,
+        pace,
+        batches=6,
+        step_s=lambda: 1.0,
+        log_event=lambda kind, **more: told.append(kind),
     )
     (learner, ledger), _ = run(main)
     assert max(max(lags(batch, pace)) for batch in learner.batches) <= 1
-    assert "stale" in told and ledger.group_counts().filtered == told.count("stale")
+    assert "group_stale" in told and ledger.group_counts().filtered == told.count("group_stale")
 
 
 def test_an_engine_that_takes_no_weights_at_all_ends_the_run():
@@ -212,7 +216,7 @@ def test_an_engine_that_takes_no_weights_at_all_ends_the_run():
 
     engine = Deaf(tokens=lambda given, rng: 1, delay=lambda given, rng: 0.3)
     with pytest.raises(
-        RunAbortedError, match="8 groups in a row failed, the last: stale: 2 updates old"
+        RunAbortedError, match="8 consecutive groups failed, the last: stale: 2 updates old"
     ):
         run(learn(engine, RolloutSettings(groups_per_batch=2, max_staleness=1), batches=6))
 

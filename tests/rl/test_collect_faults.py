@@ -31,7 +31,7 @@ def test_every_kind_of_failure_has_its_own_reason_and_no_reward(kind):
     partly = sum(failure in g.outcomes for b in learner.batches for g in b.groups)
     assert partly > 3
     reasons = {entry.reason for entry in ledger.groups("failed")}
-    expected = {f"{n} of 4 attempts failed: {kind} at {failure.where} ({n})" for n in (2, 3, 4)}
+    expected = {f"{n} of 4 rollouts failed: {kind} at {failure.where} ({n})" for n in (2, 3, 4)}
     assert reasons and reasons <= expected
     assert set(ledger.failure_counts()) == {("sums", kind, failure.where)}
 
@@ -74,7 +74,7 @@ def test_who_holds_everybody_up_is_named():
             groups_per_batch=4, pipeline_depth=0, max_staleness=0, stall_timeout_s=30.0
         )
         orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0)
-        async with LiveBatchSource(orchestrator, tell=tell) as collect:
+        async with LiveBatchSource(orchestrator, log_event=tell) as collect:
             return await Learner(collect, engine).run(1)
 
     run(main())
@@ -91,7 +91,9 @@ def test_when_nothing_can_happen_any_more_it_is_said_at_once():
         async with LiveBatchSource(orchestrator) as collect:
             await collect.next_batch()
 
-    with pytest.raises(RolloutStalledError, match=r"no rollout is running and none may start: .*of sums"):
+    with pytest.raises(
+        RolloutStalledError, match=r"no rollout is running and none may start: .*of sums"
+    ):
         run(main())
 
 

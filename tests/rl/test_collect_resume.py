@@ -77,8 +77,8 @@ async def live(disk, pace, tasks, engine, *, batches, step_s, lives=None, of=Non
     engine.weights = dict(disk.saved)
     engine.version = updates
     works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
-    engine.rounds = RequestBarrier() if pace.deterministic else None
-    orchestrator = Orchestrator(works, pace, ledger, seed=5, waves=engine.rounds)
+    engine.waves = RequestBarrier() if pace.deterministic else None
+    orchestrator = Orchestrator(works, pace, ledger, seed=5, barrier=engine.waves)
     try:
         async with LiveBatchSource(orchestrator, batches=of or batches) as collect:
             collect.resume(updates)
@@ -246,8 +246,8 @@ def test_lockstep_does_not_depend_on_who_was_quick(tmp_path, depth):
     assert histories == [histories[0]] * 4
     with Ledger(disk.path) as ledger:
         whys = [row.why for row in ledger.task_weights()]
-        assert whys[0] == "recipe" and whys[1].startswith("2 groups in a row failed")
-        assert "well again" in whys
+        assert whys[0] == "recipe" and whys[1].startswith("2 consecutive groups failed")
+        assert "recovered" in whys
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -356,7 +356,11 @@ def test_a_poisoned_group_is_dropped_with_an_event_and_the_run_goes_on(tmp_path,
     async def main(batches):
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
             orchestrator = Orchestrator(
-                works, pace, ledger, seed=0, tell=lambda kind, **more: told.append((kind, more))
+                works,
+                pace,
+                ledger,
+                seed=0,
+                log_event=lambda kind, **more: told.append((kind, more)),
             )
             async with LiveBatchSource(orchestrator) as collect:
                 if batches is None:  # one batch is ready and nothing of it is trained

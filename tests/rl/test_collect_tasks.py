@@ -85,7 +85,7 @@ def test_ratios_of_tasks_that_do_not_exist_are_refused():
 
     with pytest.raises(TaskRatioError, match="'quick'; there are fast, middle, slow"):
         run(main({"quick": 1.0}))
-    with pytest.raises(TaskRatioError, match="all ratios are zero"):
+    with pytest.raises(TaskRatioError, match="at least one ratio must be positive"):
         run(main({"fast": 0.0}))
     with pytest.raises(TaskRatioError, match="of 'slow' is nan"):
         run(main({"slow": float("nan")}))
@@ -105,7 +105,7 @@ def test_a_task_that_is_down_is_set_aside_and_tried_again():
     async def main():
         works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
         tell = lambda kind, **more: told.append((kind, more))  # noqa: E731
-        orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0, tell=tell)
+        orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0, log_event=tell)
         async with LiveBatchSource(orchestrator) as collect:
             learner = Learner(collect, engine)
             await learner.run(10)
@@ -118,19 +118,21 @@ def test_a_task_that_is_down_is_set_aside_and_tried_again():
     early, late = trained(learner) - trained(learner, 10), trained(learner, 16)
     assert early["slow"] == 0 and early["fast"] == 50 and early["middle"] == 30
     assert abs(late["slow"] / late.total() - 0.2) < 0.02
-    why = "groups in a row failed, the last: 2 of 2 attempts failed: infrastructure at engine (2)"
+    why = (
+        "consecutive groups failed, the last: 2 of 2 rollouts failed: infrastructure at engine (2)"
+    )
     failed = sum(aside.failed.values())
     assert aside.disabled_reason == f"{failed} {why}"
     assert failed > 4  # it was tried again meanwhile
     assert back.disabled_reason == ""
-    assert [kind for kind, _ in told] == ["task_aside", "task_back"]
+    assert [kind for kind, _ in told] == ["task_disabled", "task_enabled"]
 
 
 def test_a_task_that_cannot_be_done_without_ends_the_run():
     tasks, engine = skewed(outcome=lambda given, rng: FAILURES["world"])
     tasks = {"fast": tasks["fast"], "slow": TaskSettings(required=True, max_consecutive_failed=3)}
     with pytest.raises(
-        RunAbortedError, match="'slow' cannot be done without: 3 groups in a row failed"
+        RunAbortedError, match="required task 'slow' failed: 3 consecutive groups failed"
     ):
         run(learn(engine, RolloutSettings(), batches=5, tasks=tasks))
 
@@ -138,7 +140,7 @@ def test_a_task_that_cannot_be_done_without_ends_the_run():
 def test_when_no_task_is_left_the_run_ends_with_the_reasons():
     tasks, engine = skewed(outcome=lambda given, rng: FAILURES["grader"])
     with pytest.raises(
-        RunAbortedError, match=r"no task is left to train on: fast: \d+ groups in a row"
+        RunAbortedError, match=r"no task is left to train on: fast: \d+ consecutive groups"
     ):
         run(learn(engine, RolloutSettings(groups_per_batch=4), batches=5, tasks=tasks))
 
@@ -156,7 +158,7 @@ def test_a_flood_of_groups_without_spread_ends_the_run_and_does_not_hang_it(dept
             await collect.next_batch()
 
     with pytest.raises(
-        RunAbortedError, match="sums: 20 groups in a row had nothing to teach: flat"
+        RunAbortedError, match="sums: 20 consecutive groups were filtered: zero variance"
     ):
         run(main())
     assert ledger.group_counts().filtered == 20 and ledger.group_counts().is_consistent

@@ -68,7 +68,7 @@ async def together(work, waves, which, seed):
 
     async def one(each):
         try:
-            return tuple(await work.attempt(each))
+            return tuple(await work.rollout_fn(each))
         finally:
             waves.leave(each.session_id)
 
@@ -142,7 +142,7 @@ def arm(patch, moment, countdown):
     from paddock.rollout.worker import RolloutWorker
 
     owner, name = {
-        "study": (Learner, "study"),
+        "study": (Learner, "train"),
         "save": (Learner, "save"),
         "publish": (rl_engines, "_publisher"),
         "attempt": (RolloutWorker, "attempt"),
@@ -218,7 +218,7 @@ def test_a_bug_ends_the_run_with_its_traceback(start, tmp_path, monkeypatch):
 
 def test_a_world_that_always_fails_ends_the_run_with_the_reason(start, tmp_path):
     sets = ["tasks.vault.args.breaks=1.0", "tasks.vault.max_consecutive_failed=3"]
-    with pytest.raises(ValueError, match="groups in a row failed"):
+    with pytest.raises(ValueError, match="consecutive groups failed"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
 
 
@@ -226,7 +226,7 @@ def test_a_world_that_always_fails_ends_the_run_with_the_reason(start, tmp_path)
 def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_path, where):
     sets = [f"tasks.vault.args.exits={where}", "tasks.vault.max_consecutive_failed=2"]
     kind = "grader" if where == "grade" else "world"
-    with pytest.raises(RunAbortedError, match=rf"2 groups in a row failed.*{kind} at {where}"):
+    with pytest.raises(RunAbortedError, match=rf"2 consecutive groups failed.*{kind} at {where}"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         found = [a for e in ledger.groups() for a in ledger.rollouts(e.ordinal).values()]
@@ -236,7 +236,7 @@ def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_pat
 def test_sys_exit_where_nobody_can_catch_it_is_an_error_and_no_success(start, tmp_path):
     """In a callback or a task of the environment's own."""
     with pytest.raises(UserError, match=r"sys\.exit\(0\)"):
-        run_rl(recipe_in(tmp_path, start), tmp_path / "run", ["tasks.vault.settings.exits=aside"])
+        run_rl(recipe_in(tmp_path, start), tmp_path / "run", ["tasks.vault.args.exits=aside"])
 
 
 def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):

@@ -47,7 +47,7 @@ def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
     for lesson in flat:
         sample = lesson.sample
         session, _, branch = sample.id.rpartition("/")
-        row = study.taught[session, int(branch)]
+        row = study.token_records[session, int(branch)]
         here = expected[start : start + len(sample.token_ids)][np.array(sample.loss_mask)]
         np.testing.assert_allclose(row.log_ratio, here, atol=1e-5)
         paid = [a for a, flag in zip(sample.advantages, sample.loss_mask, strict=True) if flag]
@@ -55,7 +55,7 @@ def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
         assert row.update == 1
         start += len(sample.token_ids)
     assert np.abs(expected).max() > 0.01
-    dropped = [not kept for row in study.taught.values() for kept in row.kept]
+    dropped = [not kept for row in study.token_records.values() for kept in row.kept]
     assert np.mean(dropped) == pytest.approx(study.mean("masked"))
 
 

@@ -55,6 +55,6 @@ def test_whoever_blocks_the_loop_is_named_by_session_and_line():
         log.removeHandler(noticed)
     assert "sums-7-1 blocks the event loop" in noticed.lines[0]
     (kind, fields), *_ = told
-    assert (kind, fields["session"]) == ("blocked", "sums-7-1")
+    assert (kind, fields["session"]) == ("event_loop_blocked", "sums-7-1")
     assert fields["seconds"] > 0
     assert "test_blocking.py" in fields["why"] and fields["why"].endswith("in grind")

@@ -102,7 +102,7 @@ def history(delays, *, in_waves, concurrency=5):
             for name, size in (("sums", 3), ("words", 2))
         }
         ledger = Ledger(":memory:")
-        orchestrator = Orchestrator(works, pace, ledger, seed=3, waves=waves)
+        orchestrator = Orchestrator(works, pace, ledger, seed=3, barrier=waves)
         async with LiveBatchSource(orchestrator) as collect:
             learner = await Learner(collect, engine).run(9)
         return learner.history, engine.steps, ledger.groups()

@@ -137,7 +137,7 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
     engine, learner, ledger, down, back = asyncio.run(main())
     assert [sum(g.task == "echo" for g in b.groups) for b in learner.batches[:3]] == [2, 2, 2]
     assert (
-        "groups in a row failed" in down.disabled_reason
+        "consecutive groups failed" in down.disabled_reason
         and "infrastructure at service" in down.disabled_reason
     )
     assert back.disabled_reason == "" and back.trained > 6
@@ -198,7 +198,7 @@ def test_a_service_with_a_bug_is_a_failure_and_never_a_reward():
 def test_a_service_that_has_no_such_task_is_named():
     branch, _ = attempted(build_task_service({}, key=KEY))
     assert branch.outcome.kind == "world"
-    assert "no task is called 'echo'" in branch.outcome.what
+    assert "task 'echo' not found" in branch.outcome.what
 
 
 def test_a_key_keeps_strangers_out():
@@ -206,7 +206,7 @@ def test_a_key_keeps_strangers_out():
         return Verdict(reward=1.0)
 
     service = build_task_service({"echo": rollout}, key=KEY)
-    assert "the key is missing or wrong" in attempted(service, key="guess")[0].outcome.what
+    assert "invalid or missing key" in attempted(service, key="guess")[0].outcome.what
     assert attempted(service)[0].outcome == Verdict(reward=1.0)
 
 
@@ -217,7 +217,7 @@ def test_without_a_service_the_attempt_fails_at_once():
 
     (branch,) = asyncio.run(main())
     assert branch.outcome == Failure(
-        kind="infrastructure", where="service", what="no service offers task 'echo' now"
+        kind="infrastructure", where="service", what="no service for task 'echo' is registered"
     )
 
 
