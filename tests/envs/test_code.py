@@ -246,10 +246,12 @@ def test_many_long_complaints_are_a_bad_answer_and_not_a_broken_grader():
 def test_half_right_may_count_half():
     world = make("code", {"level": 1, "families": ["numbers"], "partial_credit": True})
     task = world.task(0)
-    (found,) = rewards(world, [task], lambda t: world.saying(world.problem(t).near[0]))
+    (found,) = rewards(world, [task], lambda t: world.scripted_answer(world.example_of(t).near[0]))
     assert 0 <= found < 1
     shares = rewards(
-        world, [world.task(n) for n in range(6)], lambda t: world.saying(world.problem(t).near[0])
+        world,
+        [world.task(n) for n in range(6)],
+        lambda t: world.scripted_answer(world.example_of(t).near[0]),
     )
     assert any(0 < share < 1 for share in shares)
 
@@ -354,7 +356,7 @@ def test_public_files_are_read_whole_and_a_sample_is_sound(path, count):
 def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
     world = make("math", {"python_tool": {"timeout_s": 5.0}, "max_turns": 6, "level": 3})
     task = world.task(0)
-    answer = world.problem(task).answer
+    answer = world.example_of(task).answer
 
     def run(text):
         call = ToolCall(id="1", name="python", arguments={"code": text})
