@@ -403,8 +403,8 @@ async def reward(folder: Path, settings: HarborSettings, command: str) -> float 
         await trial.start()
         (step,) = trial.task.steps
         await trial.begin_step(step)
-        assert trial.place is not None
-        await trial.place.exec(command, timeout_s=PATIENCE_S)
+        assert trial.agent_sandbox is not None
+        await trial.agent_sandbox.exec(command, timeout_s=PATIENCE_S)
         return (await trial.verify(step))["reward"]
     except RolloutFailed as stopped:
         return str(stopped)

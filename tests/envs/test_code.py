@@ -31,16 +31,18 @@ boxed = pytest.mark.skipif(bool(WHY), reason=WHY or "there is a sandbox")
 @boxed
 @pytest.mark.parametrize(("level", "count"), [(1, 14), (3, 14)])
 def test_functions_are_sound_in_the_sandbox(level, count):
-    world = make("code", {"level": level})
-    check_sound(world, count, [lambda task: world.scripted_answer(world.example_of(task).near[0])])
+    taskset = make("code", {"level": level})
+    check_sound(
+        taskset, count, [lambda task: taskset.scripted_answer(taskset.example_of(task).near[0])]
+    )
 
 
 def test_every_hidden_test_agrees_with_the_solution_and_tells_it_from_shorter_ones():
     """The same 200 tasks without a sandbox: this code is our own."""
     for level in (1, 2, 4, 5):
-        world = make("code", {"level": level})
+        taskset = make("code", {"level": level})
         for index in range(50):
-            problem = world.example_of(world.task(index))
+            problem = taskset.example_of(taskset.task(index))
             assert fails(problem.answer, problem) == 0
             assert min(fails(near, problem) for near in problem.near) > 0
 
@@ -55,8 +57,8 @@ def fails(answer, problem):
 def test_level_moves_how_often_the_first_two_steps_are_enough():
     rates = []
     for level in (1, 2, 3, 5):
-        world = make("code", {"level": level})
-        problems = [world.example_of(world.task(index)) for index in range(100)]
+        taskset = make("code", {"level": level})
+        problems = [taskset.example_of(taskset.task(index)) for index in range(100)]
         short = [
             "\n".join([*problem.answer.split("\n")[:3], "    return x"]) for problem in problems
         ]
@@ -130,11 +132,11 @@ CHEATS = {
 @boxed
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_program_cannot_talk_itself_through(cheat):
-    world = make("code", {"level": 3})
-    task = world.task(0)
-    name = HiddenTests.from_example(world.example_of(task)).entry
+    taskset = make("code", {"level": 3})
+    task = taskset.task(0)
+    name = HiddenTests.from_example(taskset.example_of(task)).entry
     (found,) = outcomes(
-        world, [task], lambda t: world.scripted_answer(CHEATS[cheat].format(name=name))
+        taskset, [task], lambda t: taskset.scripted_answer(CHEATS[cheat].format(name=name))
     )
     assert found.reward == 0
     assert found.parts["formed"] == 1
@@ -155,9 +157,9 @@ for each in gc.get_objects():
 
 @boxed
 def test_a_forged_report_is_worth_nothing_where_the_share_counts(tmp_path):
-    world = make("code", {"level": 3, "partial_credit": True})
-    task = world.task(0)
-    assert rewards(world, [task], lambda t: world.scripted_answer(FORGED)) == [0.0]
+    taskset = make("code", {"level": 3, "partial_credit": True})
+    task = taskset.task(0)
+    assert rewards(taskset, [task], lambda t: taskset.scripted_answer(FORGED)) == [0.0]
 
 
 EQUAL = "class Yes:\n    __eq__ = __le__ = __ge__ = lambda a, b: True\n    __hash__ = None\n"
@@ -179,9 +181,11 @@ NUMBERS = {
     ],
 )
 def test_what_a_function_of_a_file_returns_is_compared_by_its_value(tmp_path, answer):
-    world = make("code-file", {"test_file": write(tmp_path / "a", NUMBERS), "partial_credit": True})
-    task = world.task(0, "test")
-    assert rewards(world, [task], lambda t: world.scripted_answer(answer)) == [0.0]
+    taskset = make(
+        "code-file", {"test_file": write(tmp_path / "a", NUMBERS), "partial_credit": True}
+    )
+    task = taskset.task(0, "test")
+    assert rewards(taskset, [task], lambda t: taskset.scripted_answer(answer)) == [0.0]
 
 
 @boxed
@@ -199,15 +203,15 @@ def test_tests_may_use_objects_of_the_answer_and_the_errors_it_raises(tmp_path):
             "    assert str(error) == 'no'",
         ],
     }
-    world = make("code-file", {"test_file": write(tmp_path / "a", row)})
-    assert rewards(world, [world.task(0, "test")], world.solver) == [1.0]
+    taskset = make("code-file", {"test_file": write(tmp_path / "a", row)})
+    assert rewards(taskset, [taskset.task(0, "test")], taskset.solver) == [1.0]
 
 
 @boxed
 def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
     row = {**NUMBERS, "test_setup_code": "raise OSError('no such data')"}
-    world = make("code-file", {"test_file": write(tmp_path / "a", row)})
-    (found,) = outcomes(world, [world.task(0, "test")], world.solver)
+    taskset = make("code-file", {"test_file": write(tmp_path / "a", row)})
+    (found,) = outcomes(taskset, [taskset.task(0, "test")], taskset.solver)
     assert isinstance(found, Failure)
     assert (found.kind, found.where) == ("grader", "tests")
     assert "no such data" in found.what
@@ -215,9 +219,9 @@ def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
 
 @boxed
 def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
-    world = make("code", {"test_timeout_s": 1.0})
+    taskset = make("code", {"test_timeout_s": 1.0})
     (found,) = outcomes(
-        world, [world.task(0)], lambda task: world.scripted_answer("while True: pass")
+        taskset, [taskset.task(0)], lambda task: taskset.scripted_answer("while True: pass")
     )
     assert found.reward == 0
     assert found.note == "correct: over 1 s"
@@ -225,11 +229,11 @@ def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
 
 @boxed
 def test_a_function_cannot_replace_the_judge_of_the_next_test():
-    world = make("code", {"level": 3, "partial_credit": True})
-    task = world.task(0)
-    name = HiddenTests.from_example(world.example_of(task)).entry
+    taskset = make("code", {"level": 3, "partial_credit": True})
+    task = taskset.task(0)
+    name = HiddenTests.from_example(taskset.example_of(task)).entry
     answer = f"def {name}(x):\n    globals()['same'] = lambda *rest: True"
-    assert rewards(world, [task], lambda t: world.scripted_answer(answer)) == [0.0]
+    assert rewards(taskset, [task], lambda t: taskset.scripted_answer(answer)) == [0.0]
 
 
 @boxed
@@ -244,24 +248,28 @@ def test_many_long_complaints_are_a_bad_answer_and_not_a_broken_grader():
 
 @boxed
 def test_half_right_may_count_half():
-    world = make("code", {"level": 1, "families": ["numbers"], "partial_credit": True})
-    task = world.task(0)
-    (found,) = rewards(world, [task], lambda t: world.saying(world.problem(t).near[0]))
+    taskset = make("code", {"level": 1, "families": ["numbers"], "partial_credit": True})
+    task = taskset.task(0)
+    (found,) = rewards(
+        taskset, [task], lambda t: taskset.scripted_answer(taskset.example_of(t).near[0])
+    )
     assert 0 <= found < 1
     shares = rewards(
-        world, [world.task(n) for n in range(6)], lambda t: world.saying(world.problem(t).near[0])
+        taskset,
+        [taskset.task(n) for n in range(6)],
+        lambda t: taskset.scripted_answer(taskset.example_of(t).near[0]),
     )
     assert any(0 < share < 1 for share in shares)
 
 
 def test_a_sandbox_that_cannot_be_had_is_a_failure_and_no_zero(monkeypatch):
-    world = make("code", {"warm_sandboxes": 0})
+    taskset = make("code", {"warm_sandboxes": 0})
 
     def broken(*arguments):
         raise SandboxError("no sandbox today")
 
     monkeypatch.setattr("paddock.sandbox.pool.open_sandbox", broken)
-    (found,) = outcomes(world, [world.task(0)], world.solver)
+    (found,) = outcomes(taskset, [taskset.task(0)], taskset.solver)
     assert isinstance(found, Failure)
     assert (found.kind, found.where) == ("grader", "grade")
     assert "no sandbox today" in found.what
@@ -300,10 +308,10 @@ def write(path, *entries):
 @boxed
 def test_all_layouts_are_read_and_sound(tmp_path):
     path = write(tmp_path / "a.jsonl.gz", HUMANEVAL, MBPP, CLEAN)
-    world = make("code-file", {"test_file": path})
-    assert world.size("test") == 3
-    check_sound(world, 3, [lambda task: always("```python\nx = 1\n```")], split="test")
-    asked = [world.task(index, "test").messages[0].content for index in range(3)]
+    taskset = make("code-file", {"test_file": path})
+    assert taskset.size("test") == 3
+    check_sound(taskset, 3, [lambda task: always("```python\nx = 1\n```")], split="test")
+    asked = [taskset.task(index, "test").messages[0].content for index in range(3)]
     assert "assert add(1, 2) == 3" in asked[1]
     assert "add(0, 0)" not in asked[1], "the other tests are hidden"
     assert "candidate" not in asked[0]
@@ -311,11 +319,11 @@ def test_all_layouts_are_read_and_sound(tmp_path):
 
 @boxed
 def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
-    world = make("code-file", {"test_file": write(tmp_path / "a", HUMANEVAL)})
-    task = world.task(0, "test")
+    taskset = make("code-file", {"test_file": write(tmp_path / "a", HUMANEVAL)})
+    task = taskset.task(0, "test")
     for answer in ("    return helper(math.sqrt(x))", "def root(x):\n    return math.sqrt(x)"):
-        assert rewards(world, [task], lambda t, a=answer: world.scripted_answer(a)) == [1.0]
-        assert rewards(world, [task], lambda t, a=answer: says(a)) == [1.0]
+        assert rewards(taskset, [task], lambda t, a=answer: taskset.scripted_answer(a)) == [1.0]
+        assert rewards(taskset, [task], lambda t, a=answer: says(a)) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -343,18 +351,18 @@ def test_a_wrong_row_is_named(tmp_path, row, said):
     ],
 )
 def test_public_files_are_read_whole_and_a_sample_is_sound(path, count):
-    world = make("code-file", {"test_file": str(DATA / path), "test_timeout_s": 120.0})
-    assert world.size("test") == count
-    tasks = [world.task(index, "test") for index in range(3, count, count // 5)]
-    assert set(rewards(world, tasks, world.solver)) == {1.0}
-    assert set(rewards(world, tasks, lambda task: always("pass"))) == {0.0}
+    taskset = make("code-file", {"test_file": str(DATA / path), "test_timeout_s": 120.0})
+    assert taskset.size("test") == count
+    tasks = [taskset.task(index, "test") for index in range(3, count, count // 5)]
+    assert set(rewards(taskset, tasks, taskset.solver)) == {1.0}
+    assert set(rewards(taskset, tasks, lambda task: always("pass"))) == {0.0}
 
 
 @boxed
 def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
-    world = make("math", {"python_tool": {"timeout_s": 5.0}, "max_turns": 6, "level": 3})
-    task = world.task(0)
-    answer = world.problem(task).answer
+    taskset = make("math", {"python_tool": {"timeout_s": 5.0}, "max_turns": 6, "level": 3})
+    task = taskset.task(0)
+    answer = taskset.example_of(task).answer
 
     def run(text):
         call = ToolCall(id="1", name="python", arguments={"code": text})
@@ -373,7 +381,7 @@ def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
         heard.append(messages[-1].content)
         return await scripted_policy(*script)(messages, tools)
 
-    assert rewards(world, [task], lambda task: player) == [1.0]
+    assert rewards(taskset, [task], lambda task: player) == [1.0]
     assert heard[1] == "(no output)"
     assert heard[2] == "Fraction(2, 1)"
     assert "NameError" in heard[3]

@@ -19,12 +19,13 @@ check.py           soundness check of a task
 from paddock.envs.harbor.check import TaskCheckReport, check_task
 from paddock.envs.harbor.results import write_results
 from paddock.envs.harbor.reward import scalar_reward
-from paddock.envs.harbor.settings import HarborSettings
+from paddock.envs.harbor.settings import SOLUTION, HarborSettings
 from paddock.envs.harbor.task import HarborTask, TaskStep, find_task_folders, read_task
 from paddock.envs.harbor.task_config import TaskConfig, TaskError, read_config
 from paddock.envs.harbor.trial import Trial
 
 __all__ = [
+    "SOLUTION",
     "HarborSettings",
     "HarborTask",
     "TaskCheckReport",

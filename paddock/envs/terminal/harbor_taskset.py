@@ -13,10 +13,16 @@ from pydantic import Field
 from paddock.config import RequiredFile
 from paddock.envs.datasets import assign_split
 from paddock.envs.env import Policy, RolloutFailed, Split, scripted_policy
-from paddock.envs.harbor import HarborSettings, HarborTask, Trial, find_task_folders, read_task
-from paddock.envs.harbor.reward import scalar_reward
-from paddock.envs.harbor.settings import SOLUTION
-from paddock.envs.harbor.task import TaskStep
+from paddock.envs.harbor import (
+    SOLUTION,
+    HarborSettings,
+    HarborTask,
+    TaskStep,
+    Trial,
+    find_task_folders,
+    read_task,
+    scalar_reward,
+)
 from paddock.envs.registry import EnvError, EnvSettings
 from paddock.envs.terminal.env import TerminalEnv
 from paddock.records import Budget, Message, Task, ToolCall, Verdict
