@@ -141,7 +141,7 @@ def test_a_world_that_is_set_wrongly_is_found_before_the_run(plan):
     ("skill", "complaint"),
     [
         ('kind = "needles"\nsettings = { text = "first", task = "nail" }', "nail"),
-        ('world = "mathh"', "no world is called 'mathh'"),
+        ('world = "mathh"', "environment 'mathh' not found"),
         ('world = "math"\nsettings = { colour = 1 }', "colour"),
     ],
 )
