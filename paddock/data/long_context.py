@@ -348,14 +348,7 @@ class LongContextSource(SourceSettings):
     is_generated: ClassVar[bool] = True
 
     kind: Literal["longcontext"] = "longcontext"
-    task: Literal[
-        "needle",
-        "multi_needle",
-        "multi_value",
-        "mrcr",
-        "interleaved",
-        "repository",
-    ]
+    task: Literal["needle", "multi_needle", "multi_value", "mrcr", "interleaved", "repository"]
     haystack: Annotated[FileSource | ReasoningSource, Field(discriminator="kind")]
     haystack_documents: Annotated[int, Field(gt=0)] = 2000
     max_tokens: Annotated[int, Field(ge=64)]

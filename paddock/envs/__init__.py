@@ -1,28 +1,27 @@
-"""Worlds that end in a verdict: tasks, tools and graders for reasoning and for agents.
+"""Environments: tasks, tools, verifiers and rewards for reasoning and for agents.
 
-answer_format.py  the answer in a reply
-qa.py        worlds that ask one question
-code/        functions to write, hidden tests in a sandbox
-context.py   what of a long conversation is still shown
-reasoning_gym.py  every generator of reasoning-gym
-harbor/      Harbor's tasks: read, run, graded
-logic/       puzzles with one solution
-math/        mathematics, generated or of a file
-nano/        three worlds for a model of under a million parameters
-datasets.py  where problems come from
+env.py       the Taskset and Env interfaces, and how one rollout is run
+registry.py  all environments, by name
+qa.py        environments that ask one question and verify the answer
+chat_env.py  an Env for one conversation with tools
+answer_format.py  answer extraction: boxed, tagged, last number, last line
+datasets.py  example datasets, generated or listed
+jsonl.py     rows of JSONL and JSON files
+json_schema.py  JSON Schema validation
+tools.py     tools that an environment provides
 python_tool.py  a Python interpreter as a tool
-registry.py  every world, by name
-rewards/     rules, outcome models and judges with weights
-jsonl.py     rows of a data file
-sandbox/     small machines of one's own in which anything may be run
-json_schema.py  JSON values against JSON schemas
-search/      pages, an index, questions of several look-ups
-service/     a help desk whose tools change a database
-chat_env.py  an environment that is a conversation
-terminal/    a shell: tasks of folders, and small ones made by chance
-tools.py     tools that a world lends
-worker_pool.py  functions of others in a process that may be killed
-env.py       what a world is, and how one episode in it is played
+worker_pool.py  third-party functions in processes that can be killed
+context.py   context management of long conversations
+rewards/     reward functions: rules, reward models, LLM judges
+math/        mathematics, generated or from files
+logic/       logic puzzles with one solution
+code/        programming tasks with hidden tests in a sandbox
+reasoning_gym.py  the generators of reasoning-gym
+search/      multi-hop questions over pages with search tools
+service/     customer service with tools on a database
+terminal/    shell tasks, from folders or generated
+harbor/      Harbor tasks: loading, running, verification
+nano/        three environments for models of under a million parameters
 """
 
 from paddock.envs import context, harbor, nano

@@ -1,7 +1,7 @@
-r"""The answer in a reply: boxed, tagged, a last number, a last line.
+"""Answer extraction and comparison: boxed, tagged, last number, last line, code.
 
-A form says how an answer is asked for, how it is found and how a solver says it. Finding never
-fails: a reply without an answer has None.
+An `AnswerFormat` has the instruction for the prompt, the extractor and the renderer for solvers.
+Extraction never raises: a reply without an answer gives None.
 """
 
 import re
@@ -12,17 +12,17 @@ from typing import Literal
 
 AnswerFormatName = Literal["boxed", "number", "tag", "line", "whole", "code"]
 
-# A brace behind a backslash is a character of the answer: \{1, 2\} is a set. Behind two it is none:
-# they end a row of a matrix.
+# A brace after a backslash is a character of the answer: \{1, 2\} is a set. After two backslashes,
+# which end a row of a matrix, it is a normal brace.
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!(?<!\\)\\)[{}]")
-_BARE = re.compile(r"\\(?:boxed|fbox)\s+([-+]?\d[\d.,/]*)")  # as a few solutions of MATH have it
+_BARE = re.compile(r"\\(?:boxed|fbox)\s+([-+]?\d[\d.,/]*)")  # as in a few solutions of MATH
 _NUMBER = re.compile(r"[-\u2212]?\$?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:\s*/\s*\d+)?")
 _MARKED = re.compile(r"####\s*(\S[^\n]*)")
 
 
 def extract_boxed_answer(text: str) -> str | None:
-    r"""What stands in the last box whose braces balance; where there is none, the number in the
-    last box without any.
+    r"""Content of the last \boxed{} with balanced braces; else the number after the last \boxed
+    without braces.
 
     >>> extract_boxed_answer(r"first \boxed{1}, so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
@@ -31,7 +31,7 @@ def extract_boxed_answer(text: str) -> str | None:
     >>> extract_boxed_answer(r"\boxed{1} and \boxed{never closed")
     '1'
     """
-    open_braces: list[int | None] = []  # where the box of each begins; None: it is no box
+    open_braces: list[int | None] = []  # start of the box content; None: not a box
     begin, end = -1, -1
     for match in _BRACE.finditer(text):
         if match[0].endswith("{"):
@@ -45,19 +45,19 @@ def extract_boxed_answer(text: str) -> str | None:
 
 
 def extract_tagged_answer(text: str) -> str | None:
-    """What stands between the last pair of answer tags.
+    """Content of the last pair of answer tags.
 
     >>> extract_tagged_answer("<answer>no</answer> I mean <answer> yes </answer>")
     'yes'
     """
-    # By search from the end: a pattern would take time quadratic in the tags left open.
+    # By search from the end: a regex would take quadratic time in the unclosed tags.
     end = text.rfind("</answer>")
     begin = text.rfind("<answer>", 0, max(end, 0))
     return text[begin + len("<answer>") : end].strip() if begin >= 0 else None
 
 
 def extract_last_number(text: str) -> str | None:
-    """The last number of a text, signs of money and thousands kept.
+    """The last number of a text, with currency sign and thousands separators.
 
     >>> extract_last_number("3 eggs at $2 make $1,206.50 a day.")
     '$1,206.50'
@@ -67,7 +67,7 @@ def extract_last_number(text: str) -> str | None:
 
 
 def extract_number(text: str) -> str | None:
-    """A boxed answer, else one marked with ####, else the last number."""
+    """A boxed answer, else one after ####, else the last number."""
     marked = _MARKED.findall(text)
     return extract_boxed_answer(text) or (
         marked[-1].strip() if marked else extract_last_number(text)
@@ -75,7 +75,7 @@ def extract_number(text: str) -> str | None:
 
 
 def extract_last_line(text: str) -> str | None:
-    """The last line that is not empty, without an "Answer:" before it.
+    """The last non-empty line, without a leading "Answer:".
 
     >>> extract_last_line("Well.\\nAnswer: oak, elm\\n")
     'oak, elm'
@@ -85,14 +85,14 @@ def extract_last_line(text: str) -> str | None:
 
 
 def extract_code(text: str) -> str | None:
-    """What stands in the last closed fence; a reply without a fence is code as it is.
+    """Content of the last closed code fence; a reply without a fence is code as a whole.
 
     >>> extract_code("So:\\n```python\\nx = 1\\n```\\nDone."), extract_code("    return 1")
     ('x = 1\\n', '    return 1')
     """
     if "```" not in text:
         return text if text.strip() else None
-    inside = text.split("```")[1::2]  # the last is open if fences are odd in number
+    inside = text.split("```")[1::2]  # with an odd number of fences the last is unclosed
     closed = inside[: text.count("```") // 2]
     if not closed:
         return None
@@ -102,7 +102,7 @@ def extract_code(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    hint: str  # what the question says of it
+    hint: str  # instruction appended to the question
     extract: Callable[[str], str | None]
     render: Callable[[str], str]
 
@@ -131,18 +131,18 @@ ANSWER_FORMATS: dict[AnswerFormatName, AnswerFormat] = {
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\s*\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _MIXED = re.compile(r"([-+]?)\s*(\d+)\s+(\d+)\s*/\s*(\d+)")
 _VALUE = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
-_LONGEST = 200  # characters; nothing plainly numeric is longer, and huge numbers cost time
+_MAX_CHARS = 200  # no plain number is longer, and huge numbers cost time
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""The number that a text plainly is; None if it is anything else.
+    r"""Parse a plain number; None if the text is anything else.
 
-    >>> [parse_number(said) for said in ("1,234", "$0.50", r"-\frac{1}{2}", "6/4.", "x + 1", "1/0")]
+    >>> [parse_number(text) for text in ("1,234", "$0.50", r"-\frac{1}{2}", "6/4.", "x + 1", "1/0")]
     [Fraction(1234, 1), Fraction(1, 2), Fraction(-1, 2), Fraction(3, 2), None, None]
     >>> parse_number("-1 3/4") == parse_number(r"-1\frac{3}{4}") == Fraction(-7, 4)
     True
     """
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_CHARS:
         return None
     text = text.strip().strip("$").replace("\\$", "").replace("\\!", "").replace("\\%", "%")
     text = text.replace("\u2212", "-")  # the minus sign that is not a hyphen
@@ -161,7 +161,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def normalize_answer(text: str) -> str:
-    r"""A text with what does not change its meaning taken out, to compare by letters.
+    r"""Normalize a text for comparison: without markup, spaces, case and final full stop.
 
     >>> normalize_answer(r" \text{Oak} ,  \left(1,2\right) ."), normalize_answer(r"\dfrac12")
     ('oak,(1,2)', '\\frac12')
@@ -172,14 +172,13 @@ def normalize_answer(text: str) -> str:
     return re.sub(r"\s+", "", text).rstrip(".").lower()
 
 
-def answers_match(said: str, right: str) -> bool | None:
-    """Whether two answers plainly are the same, or plainly are not: as numbers where both are
-    numbers, else letter by letter. None: they differ in letters, and may still mean the same."""
-    said_value, right_value = parse_number(said), parse_number(right)
-    if said_value is not None and right_value is not None:
-        return said_value == right_value
-    return (
-        True
-        if normalize_answer(said) == normalize_answer(right) and normalize_answer(said)
-        else None
-    )
+def answers_match(answer: str, right: str) -> bool | None:
+    """Compare two answers as numbers if both are numbers, else as normalized text.
+
+    None: the texts differ, but may still mean the same.
+    """
+    value, right_value = parse_number(answer), parse_number(right)
+    if value is not None and right_value is not None:
+        return value == right_value
+    text = normalize_answer(answer)
+    return True if text == normalize_answer(right) and text else None

@@ -1,7 +1,7 @@
-"""Where problems come from: a generator without end, or a list.
+"""Datasets of question-answer examples: endless generators, or lists.
 
-Whether a generated problem is one to train on or one to test with is read off its own text, so that
-no seed and no setting can carry a test problem into training.
+The split of a generated example is a hash of its text, so that no seed or setting can move a test
+example into training.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from typing import Protocol
 from paddock.envs.env import Split
 from paddock.envs.registry import EnvError
 
-TEST_SPLIT_ONE_IN = 4  # one generated problem in this many is for testing
+TEST_SPLIT_ONE_IN = 4  # one generated example in this many is a test example
 _TRIES = 2000
 
 
@@ -22,25 +22,25 @@ _TRIES = 2000
 class QAExample:
     question: str
     answer: str
-    near: tuple[str, ...] = ()  # wrong answers that a careless player gives
-    hidden: str = ""  # what its grader needs besides: tests, a seed
-    any_order: bool = False  # the answer is a set, its order does not matter
+    near: tuple[str, ...] = ()  # plausible wrong answers
+    hidden: str = ""  # further data for the verifier: tests, a seed
+    any_order: bool = False  # the answer is a set
 
 
 class QADataset(Protocol):
-    """A source of problems, each at its row: the same row is always the same problem."""
+    """Examples by row; a row is always the same example."""
 
     def size(self, split: Split) -> int | None:
-        """How many rows there are; None: without end."""
+        """Number of rows; None: endless."""
 
     def row_index(self, split: Split, index: int) -> int:
-        """The row of the index-th task."""
+        """The row of a task index."""
 
     def example(self, split: Split, row: int) -> QAExample: ...
 
 
 def assign_split(text: str) -> Split:
-    """The split to which a text belongs, for ever.
+    """The split of a text, by its hash.
 
     >>> {assign_split(f"What is {i} + {i}?") for i in range(30)} == {"train", "test"}
     True
@@ -50,12 +50,12 @@ def assign_split(text: str) -> Split:
 
 
 class GeneratedDataset:
-    """What `draw` makes of chance, without end."""
+    """An endless dataset of what `draw` generates."""
 
     def __init__(self, draw: Callable[[Random], QAExample], *, seed: int) -> None:
         self._draw, self._seed = draw, seed
-        # A task is asked for, opened and tried by many at about the same time.
-        self._at = lru_cache(maxsize=1024)(self._drawn)
+        # The rollouts of a group need the same example at about the same time.
+        self._example = lru_cache(maxsize=1024)(self._generate)
 
     def size(self, split: Split) -> int | None:  # noqa: ARG002
         return None
@@ -64,27 +64,27 @@ class GeneratedDataset:
         return index
 
     def example(self, split: Split, row: int) -> QAExample:
-        return self._at(split, row)
+        return self._example(split, row)
 
-    def _drawn(self, split: Split, row: int) -> QAExample:
+    def _generate(self, split: Split, row: int) -> QAExample:
         for attempt in range(_TRIES):
-            problem = self._draw(Random(f"{self._seed}/{row}/{attempt}"))
-            if assign_split(problem.question) == split:
-                return problem
+            example = self._draw(Random(f"{self._seed}/{row}/{attempt}"))
+            if assign_split(example.question) == split:
+                return example
         raise EnvError(
-            f"{_TRIES} problems were drawn and none is a {split} problem: too few differ"
+            f"none of {_TRIES} generated examples is in the {split} split: too few are distinct"
         )
 
 
 class ListDataset:
-    """Problems that are there. The first pass is in their order, every later one shuffled anew.
-    What is asked in the test split is left out of training."""
+    """Given examples: the first epoch in order, later ones reshuffled. Questions of the test split
+    are removed from the train split."""
 
     def __init__(
         self, train: Sequence[QAExample], test: Sequence[QAExample], *, seed: int = 0
     ) -> None:
-        asked = {problem.question for problem in test}
-        kept = tuple(problem for problem in train if problem.question not in asked)
+        test_questions = {example.question for example in test}
+        kept = tuple(example for example in train if example.question not in test_questions)
         self._rows: dict[Split, tuple[QAExample, ...]] = {"train": kept, "test": tuple(test)}
         self._seed = seed
 
@@ -94,16 +94,16 @@ class ListDataset:
     def row_index(self, split: Split, index: int) -> int:
         count = len(self._rows[split])
         if not count:
-            raise EnvError(f"there are no {split} problems; name a file for them")
-        again, place = divmod(index, count)
-        return _order(self._seed, again, count)[place] if again else place
+            raise EnvError(f"no {split} examples; set '{split}_file'")
+        epoch, position = divmod(index, count)
+        return _order(self._seed, epoch, count)[position] if epoch else position
 
     def example(self, split: Split, row: int) -> QAExample:
         return self._rows[split][row]
 
 
 @lru_cache(maxsize=8)
-def _order(seed: int, again: int, count: int) -> tuple[int, ...]:
+def _order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
     rows = list(range(count))
-    Random(f"{seed}/{again}").shuffle(rows)
+    Random(f"{seed}/{epoch}").shuffle(rows)
     return tuple(rows)

@@ -1,8 +1,8 @@
-"""What a world is, and how one episode in it is played.
+"""Environment interfaces and the rollout loop.
 
-A world makes tasks and opens an environment for each attempt. An environment reads messages and
-answers with messages; it never sees a token. An attempt ends in a verdict, or in a failure that
-says whose doing it was: a broken world is never a reward of zero.
+A `Taskset` creates tasks and makes an `Env` for each rollout. An `Env` exchanges messages with the
+policy and never sees tokens. A rollout ends in a `Verdict`, or in a `Failure` that says which side
+caused it: a broken environment is never recorded as reward 0.
 """
 
 import asyncio
@@ -23,33 +23,32 @@ from paddock.records import (
     json_codec,
 )
 
-Split = Literal["train", "test"]  # no task of one is a task of the other
-CLOSE_S = 120.0  # a container engine takes its time; what takes longer hangs
+Split = Literal["train", "test"]  # disjoint
+CLOSE_S = 120.0  # container engines are slow to close; beyond this they hang
 
 
 class Taskset(Protocol):
-    """A source of tasks. Keeps no state between attempts: the same index is always the same task,
-    and `open` finds what belongs to a task by its id alone."""
+    """A source of tasks, stateless across rollouts: an index always gives the same task, and
+    `make_env` needs nothing but the task id."""
 
     @property
     def name(self) -> str: ...
 
     def size(self, split: Split) -> int | None:
-        """How many different tasks there are; None where they are generated without end."""
+        """Number of distinct tasks; None if they are generated without end."""
 
     def task(self, index: int, split: Split = "train") -> Task:
-        """The task at an index, from 0 without end: a finite world begins again, in another
-        order."""
+        """The task at an index >= 0. A finite taskset repeats its tasks in another order."""
 
     def make_env(self, task: Task) -> "Env":
-        """A fresh environment for one attempt. Cheap: work is done in `start`."""
+        """A new environment for one rollout. Cheap: the work is done in `reset`."""
 
 
 class Env(Protocol):
-    """One attempt at one task, used once: start, respond until it is over, grade, close.
+    """One rollout of one task, used once: reset, step until it is over, score, close.
 
-    Each method may raise `Stopped` to say what went wrong; whatever else it raises, SystemExit
-    included, is a failure of the world, or of the grader if `grade` raised it.
+    Each method may raise `RolloutFailed` to name the cause. Any other exception, SystemExit
+    included, is a failure of the environment, or of the verifier if `score` raised it.
     """
 
     @property
@@ -62,45 +61,44 @@ class Env(Protocol):
         """Set up what the task needs."""
 
     async def step(self, reply: Message) -> tuple[Message, ...]:
-        """What follows a reply: a result for each call, or what a user says. Nothing: it is
-        over."""
+        """Messages that follow a reply: tool results or a user message. Empty: it is over."""
 
     async def score(self) -> Verdict:
-        """What the attempt was worth."""
+        """The verdict on the rollout."""
 
     async def close(self) -> None:
-        """Let everything go. Called exactly once, whatever happened, also before `start` ended."""
+        """Release all resources. Called exactly once, also if `reset` did not finish."""
 
 
 class Policy(Protocol):
-    """Who plays: a model, a person, a script."""
+    """What generates the replies: a model, a person, a script."""
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
-        """The next reply to a conversation that only ever grows. Raises `Stopped` if there will be
+        """The next reply to a conversation that only grows. Raises `RolloutFailed` if there is
         none."""
 
 
 class SolvableTaskset(Protocol):
-    """A world that knows how its tasks are solved: for soundness tests, demonstrations and SFT."""
+    """An environment with a solver: for soundness tests, demonstrations and SFT."""
 
     def solver(self, task: Task) -> Policy:
-        """A player of that one task whose every attempt is worth full reward."""
+        """A policy for this task that always gets full reward."""
 
 
 def scripted_policy(*replies: Message) -> Policy:
-    """A player that says these, one a turn, whatever it hears."""
+    """A policy that gives these replies, one per turn, whatever the messages are."""
 
-    async def speak(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:  # noqa: ARG001
+    async def reply(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:  # noqa: ARG001
         turn = sum(message.role == "assistant" for message in messages)
         if turn >= len(replies):
             raise RolloutFailed("policy", "script", f"no reply is left after {len(replies)}")
         return replies[turn]
 
-    return speak
+    return reply
 
 
 class RolloutFailed(Exception):
-    """An attempt that cannot go on, for a reason known where it is raised.
+    """Ends a rollout with a failure whose cause is known where it is raised.
 
     >>> RolloutFailed("policy", "context", "no room for another turn").failure.is_policy_failure
     True
@@ -115,9 +113,9 @@ class RolloutFailed(Exception):
 
 @contextmanager
 def convert_errors(kind: FailureKind, where: str) -> Iterator[None]:
-    """Turns whatever the block raises into `Stopped`: code of an environment must not end the
-    process (SystemExit) or pass for a cancellation that nobody asked for (CancelledError). Only
-    KeyboardInterrupt and a real cancellation of the running task get through."""
+    """Convert exceptions of the block into `RolloutFailed`: environment code must not exit the
+    process (SystemExit) or look like a cancellation that was not requested (CancelledError). Only
+    KeyboardInterrupt and a real cancellation of the running task pass through."""
     try:
         yield
     except (RolloutFailed, KeyboardInterrupt):
@@ -133,21 +131,21 @@ def convert_errors(kind: FailureKind, where: str) -> Iterator[None]:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody has asked the running task to end."""
+    """Whether cancellation of the running task was requested."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutTrace:
-    """One attempt as the world saw it."""
+    """One rollout as the environment saw it."""
 
     task: Task
-    messages: tuple[Message, ...]  # with those of the task
+    messages: tuple[Message, ...]  # including those of the task
     outcome: Outcome
     turns: int
     seconds: float
-    leak: str = ""  # what closing the environment complained about, if it did
+    leak: str = ""  # error while closing the environment, if any
 
 
 async def run_rollout(
@@ -158,19 +156,21 @@ async def run_rollout(
     close_s: float = CLOSE_S,
     trouble: Callable[[], str] = lambda: "",
 ) -> RolloutTrace:
-    """One attempt, from start to verdict, within the task's limits. The environment is closed in
-    the end, also if the caller gives up; whoever waits for the verdict waits no longer for that
-    than `close_s`. A reply after which no turn is left is still graded. `trouble` says why nobody
-    could play for the policy just now, if so: time that runs out meanwhile is not its own."""
-    attempt = _Attempt(env, policy, trouble)
-    began = clock()
+    """Run one rollout from reset to verdict within the task's budget.
+
+    The environment is always closed, also on cancellation, with a timeout of `close_s`. The reply
+    of the last turn is still scored. `trouble` returns why the policy cannot be served at the moment,
+    or "": a timeout meanwhile is an infrastructure failure, not the policy's.
+    """
+    rollout = _Rollout(env, policy, trouble)
+    started = clock()
     leak = ""
     try:
-        outcome = await attempt.run()
+        outcome = await rollout.run()
     finally:
         try:
             async with asyncio.timeout(close_s) as closing:
-                await asyncio.shield(_closed(env))
+                await asyncio.shield(_close(env))
         except RolloutFailed as stop:
             leak = stop.failure.what
         except TimeoutError:
@@ -178,24 +178,24 @@ async def run_rollout(
             leak = f"over {close_s:g} s to close"
     return RolloutTrace(
         task=env.task,
-        messages=tuple(attempt.messages),
+        messages=tuple(rollout.messages),
         outcome=outcome,
-        turns=attempt.turns,
-        seconds=clock() - began,
+        turns=rollout.turns,
+        seconds=clock() - started,
         leak=leak,
     )
 
 
-async def _closed(env: Env) -> None:
-    # In a task of its own, from which SystemExit would end the event loop.
+async def _close(env: Env) -> None:
+    # Runs as a separate task, in which SystemExit would end the event loop.
     with convert_errors("world", "close"):
         await env.close()
 
 
-class _Attempt:
+class _Rollout:
     def __init__(self, env: Env, policy: Policy, trouble: Callable[[], str]) -> None:
         self.env, self.policy, self.trouble = env, policy, trouble
-        self.messages = [_writable(message) for message in env.task.messages]
+        self.messages = [_encodable(message) for message in env.task.messages]
         self.turns = 0
         self.where = "start"
 
@@ -219,7 +219,7 @@ class _Attempt:
         while self.turns < limits.turns:
             with self._at("tools"):
                 tools = env.tools
-            # A bug in a policy is ours and ends the run; it is not caught here.
+            # A bug in a policy is our own and ends the run, so it is not caught here.
             self.where = "policy"
             reply = await self.policy(self.messages, tools)
             self.turns += 1
@@ -243,35 +243,35 @@ class _Attempt:
 
 
 def _are_messages(answers: object) -> bool:
-    """Worlds are written by many, not all of whom check types: what they give is looked at."""
+    """Type check at run time: environments may be third-party code without type checking."""
     return isinstance(answers, tuple | list) and all(isinstance(a, Message) for a in answers)
 
 
-def truncate_message(message: Message, most: int) -> Message:
-    """A message of at most `most` bytes, beginning and end kept, and said so where it was cut.
+def truncate_message(message: Message, max_bytes: int) -> Message:
+    """The message with at most `max_bytes` bytes of content; the middle is replaced by a note.
 
     >>> truncate_message(Message(role="user", content="x" * 100), 50).content
     'xxxxxxxxxxx\\n... 78 bytes left out ...\\nxxxxxxxxxxx'
     """
-    message = _writable(message)
+    message = _encodable(message)
     raw = message.content.encode()
-    if len(raw) <= most:
+    if len(raw) <= max_bytes:
         return message
     spare = len("\n...  bytes left out ...\n") + len(str(len(raw)))
-    half = max(0, most - spare) // 2
+    half = max(0, max_bytes - spare) // 2
     ends = raw[:half].decode(errors="ignore"), raw[len(raw) - half :].decode(errors="ignore")
     lost = len(raw) - sum(len(end.encode()) for end in ends)
     return replace(message, content=f"{ends[0]}\n... {lost} bytes left out ...\n{ends[1]}")
 
 
-def _writable(message: Message) -> Message:
-    """As every tokenizer and ledger takes it: names of files and JSON hold half surrogate pairs."""
+def _encodable(message: Message) -> Message:
+    """Without lone surrogates, which file names and JSON may contain but UTF-8 may not."""
     text = json_codec.replace_lone_surrogates(message.content)
     return message if text == message.content else replace(message, content=text)
 
 
 def describe_error(error: BaseException) -> str:
-    """An error as one line of a reason.
+    """One-line description of an error.
 
     >>> describe_error(KeyError("colour")), describe_error(SystemExit())
     ("KeyError: 'colour'", 'SystemExit')

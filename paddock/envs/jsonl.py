@@ -1,4 +1,4 @@
-"""Rows of a data file: JSONL or a JSON list, plain or gzip."""
+"""Rows of JSONL files or JSON lists, plain or gzip."""
 
 import gzip
 import json
@@ -10,36 +10,36 @@ from typing import Any
 
 
 class RowError(ValueError):
-    """A file that is not what it should be, with its place."""
+    """An invalid file or row; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonRow:
-    """One object of a file, and where it stands."""
+    """One object of a file, with its location."""
 
     where: str  # "train.jsonl:17"
     fields: dict[str, Any]
 
     def get_text(self, *names: str) -> str:
-        """The first of these fields that is there. Line ends become plain."""
+        """The first of these fields that exists, with "\\n" line ends."""
         for name in names:
             if name in self.fields:
                 found = self.fields[name]
                 if not isinstance(found, str):
-                    raise RowError(f"{self.where}: {name!r} is {found!r}, not text")
+                    raise RowError(f"{self.where}: {name!r} must be a string, got {found!r}")
                 return found.replace("\r\n", "\n")
         raise RowError(f"{self.where}: {' or '.join(map(repr, names))} is missing")
 
     def get_texts(self, name: str) -> tuple[str, ...]:
-        """A field that is a list of texts; none if it is not there."""
+        """A field that is a list of strings; empty if it does not exist."""
         found = self.fields.get(name, [])
         if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
-            raise RowError(f"{self.where}: {name!r} is not a list of texts")
+            raise RowError(f"{self.where}: {name!r} must be a list of strings")
         return tuple(entry.replace("\r\n", "\n") for entry in found)
 
 
 def read_rows(path: str | Path) -> Iterator[JsonRow]:
-    """The rows of a file, in order."""
+    """Read the rows of a file in order."""
     file = Path(path)
     try:
         raw = file.read_bytes()
@@ -47,8 +47,8 @@ def read_rows(path: str | Path) -> Iterator[JsonRow]:
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise RowError(f"cannot read {file}: {error}") from None
     if text.lstrip().startswith("["):
-        for place, entry in enumerate(_json(str(file), text), start=1):
-            yield _row(f"{file.name}[{place}]", entry)
+        for number, entry in enumerate(_json(str(file), text), start=1):
+            yield _row(f"{file.name}[{number}]", entry)
         return
     for line_number, line in enumerate(text.split("\n"), start=1):
         if line.strip():

@@ -1,4 +1,4 @@
-"""A Python interpreter that stays, as a tool: what one call defines, the next one sees."""
+"""A persistent Python interpreter as a tool: definitions stay from call to call."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -27,34 +27,35 @@ SPEC = ToolSpec(
 
 
 class PythonToolSettings(BaseSettings):
-    """The tool and the sandbox it runs in, one for each attempt."""
+    """The tool and its sandbox, one per rollout."""
 
-    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # for one call
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # per call
     warm_sandboxes: Annotated[int, Field(ge=0)] = 1  # sandboxes kept ready
     sandbox: SandboxSettings = SandboxSettings()
 
 
 def make_python_tool(settings: PythonToolSettings) -> ToolsFactory:
-    """The tool, in a sandbox of its own for each attempt."""
+    """Factory of the tool, with a new sandbox for each rollout."""
     pool = SandboxPool(settings.sandbox, warm=settings.warm_sandboxes)
 
     @asynccontextmanager
-    async def lend() -> AsyncIterator[Sequence[Tool]]:
+    async def open_tools() -> AsyncIterator[Sequence[Tool]]:
         async with pool.sandbox() as box:
             session = PythonSession(box)
 
             async def run(code: str) -> str:
-                return _shown(await session.run(code, settings.timeout_s))
+                return _format_result(await session.run(code, settings.timeout_s))
 
             yield (Tool(SPEC, run),)
 
-    return lend
+    return open_tools
 
 
-def _shown(reply: PythonResult) -> str:
-    """
-    >>> _shown(PythonResult(output="1\\n", error="NameError: x"))
+def _format_result(reply: PythonResult) -> str:
+    """Output and error of a call as the model reads them.
+
+    >>> _format_result(PythonResult(output="1\\n", error="NameError: x"))
     '1\\nNameError: x'
     """
-    said = [text.rstrip("\n") for text in (reply.output, reply.error) if text]
-    return "\n".join(said) or "(no output)"
+    parts = [text.rstrip("\n") for text in (reply.output, reply.error) if text]
+    return "\n".join(parts) or "(no output)"

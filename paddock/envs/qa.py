@@ -1,7 +1,7 @@
-"""Worlds that ask a question and look at the answer: mathematics, logic, anything with a reference.
+"""Question-answering environments: one question, an answer format and a verifier.
 
-A world here is a source of problems, a form in which answers are given, and a check. Everything
-else, other parts of the reward and tools included, is the same for all of them.
+An environment here is a dataset, an answer format and a verifier. Further rewards and tools are
+common to all of them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,13 +29,12 @@ from paddock.envs.rewards import (
 from paddock.envs.tools import Tool
 from paddock.records import Budget, Message, Task, Verdict
 
-AnswerVerifier = Callable[
-    [str, QAExample], Awaitable[RewardScore]
-]  # an answer against the problem it answers
+# Scores an extracted answer against its example.
+AnswerVerifier = Callable[[str, QAExample], Awaitable[RewardScore]]
 
 
 class QASettings(EnvSettings):
-    """What every world of questions can be told."""
+    """Settings of every question-answering environment."""
 
     task_keys: ClassVar[tuple[str, ...]] = ("seed", "answer_format")
 
@@ -43,10 +42,10 @@ class QASettings(EnvSettings):
     answer_format: AnswerFormatName = "boxed"
     max_turns: Annotated[int, Field(ge=1)] = 1
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    correct_weight: float = 1.0  # weight of being right
-    format_weight: float = 0.0  # weight of giving an answer in the form at all
-    rewards: tuple[RewardSettingsUnion, ...] = ()  # further parts of the reward
-    python_tool: PythonToolSettings | None = None  # a Python tool to reason with; none if left out
+    correct_weight: float = 1.0  # weight of a correct answer
+    format_weight: float = 0.0  # weight of an answer in the required format
+    rewards: tuple[RewardSettingsUnion, ...] = ()  # further rewards
+    python_tool: PythonToolSettings | None = None  # None: no Python tool
 
     def data_files(self) -> tuple[RequiredFile, ...]:
         return tuple(file for part in self.rewards for file in part.data_files())
@@ -55,33 +54,33 @@ class QASettings(EnvSettings):
         return self.without_calibration().make_taskset()  # type: ignore[return-value]
 
     def without_calibration(self) -> Self:
-        """The same with rewards that ask about no anchors."""
-        return self.model_copy(update={"rewards": tuple(map(_uncalibrated, self.rewards))})
+        """These settings with rewards that skip calibration."""
+        return self.model_copy(update={"rewards": tuple(map(_without_calibration, self.rewards))})
 
     def make_qa_taskset(
-        self, name: str, problems: QADataset, check: AnswerVerifier, *, tools: tuple[Tool, ...] = ()
+        self, name: str, dataset: QADataset, verify: AnswerVerifier, *, tools: tuple[Tool, ...] = ()
     ) -> "QATaskset":
         if (tools or self.python_tool) and self.max_turns < 2:
-            raise EnvError(f"with tools there must be more than {self.max_turns} turns")
-        also = tuple(part.make_reward() for part in self.rewards)
-        names = ["correct", "formed", *(part.name for part in also)]
+            raise EnvError(f"max_turns must be at least 2 with tools, got {self.max_turns}")
+        rewards = tuple(part.make_reward() for part in self.rewards)
+        names = ["correct", "formed", *(reward.name for reward in rewards)]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise EnvError(f"also: two parts are called {twice[0]!r}; give one another 'name'")
+            raise EnvError(f"rewards: the name {twice[0]!r} is used twice; set 'name' of one")
         return QATaskset(
             name=name,
-            label=self.shape_hash,
-            problems=problems,
-            form=ANSWER_FORMATS[self.answer_format],
-            check=check,
+            shape_hash=self.shape_hash,
+            dataset=dataset,
+            answer_format=ANSWER_FORMATS[self.answer_format],
+            verify=verify,
             weights={"correct": self.correct_weight, "formed": self.format_weight},
-            also=also,
-            limits=Budget(turns=self.max_turns, seconds=self.timeout_s, output_bytes=20_000),
+            rewards=rewards,
+            budget=Budget(turns=self.max_turns, seconds=self.timeout_s, output_bytes=20_000),
             tools=tools,
-            lend=make_python_tool(self.python_tool) if self.python_tool else None,
+            tools_factory=make_python_tool(self.python_tool) if self.python_tool else None,
         )
 
 
-def _uncalibrated(part: RewardSettingsUnion) -> RewardSettingsUnion:
+def _without_calibration(part: RewardSettingsUnion) -> RewardSettingsUnion:
     return (
         part.model_copy(update={"calibration_file": ""})
         if hasattr(part, "calibration_file")
@@ -91,94 +90,94 @@ def _uncalibrated(part: RewardSettingsUnion) -> RewardSettingsUnion:
 
 @dataclass(frozen=True, kw_only=True)
 class QATaskset:
-    """A world of questions. The verdict's parts: `correct` is what the check says (0 where no
-    answer was found), `formed` is whether one was found, then whatever else was asked for."""
+    """A question-answering environment. Parts of the verdict: `correct` is the verifier's score (0
+    if no answer was found), `formed` is 1 if an answer was found, then the further rewards."""
 
     name: str
-    label: str
-    problems: QADataset
-    form: AnswerFormat
-    check: AnswerVerifier
+    shape_hash: str
+    dataset: QADataset
+    answer_format: AnswerFormat
+    verify: AnswerVerifier
     weights: Mapping[str, float]
-    also: tuple[WeightedReward, ...]
-    limits: Budget
-    tools: tuple[Tool, ...] = ()  # that need no set-up
-    lend: ToolsFactory | None = None  # those that do
+    rewards: tuple[WeightedReward, ...]
+    budget: Budget
+    tools: tuple[Tool, ...] = ()  # without setup
+    tools_factory: ToolsFactory | None = None  # with setup per rollout
 
     def size(self, split: Split) -> int | None:
-        return self.problems.size(split)
+        return self.dataset.size(split)
 
     def task(self, index: int, split: Split = "train") -> Task:
-        row = self.problems.row_index(split, index)
-        problem = self.problems.example(split, row)
-        ask = Message(role="user", content=f"{problem.question}\n\n{self.form.hint}".strip())
+        row = self.dataset.row_index(split, index)
+        example = self.dataset.example(split, row)
+        content = f"{example.question}\n\n{self.answer_format.hint}".strip()
         return Task(
-            id=f"{self.name}/{self.label}/{split}/{row}",
+            id=f"{self.name}/{self.shape_hash}/{split}/{row}",
             env=self.name,
-            messages=(ask,),
-            budget=self.limits,
+            messages=(Message(role="user", content=content),),
+            budget=self.budget,
         )
 
     def example_of(self, task: Task) -> QAExample:
-        """What belongs to a task, by its id."""
-        split, row = parse_task_id(task, self.name, self.label)
-        return self.problems.example(split, row)
+        """The example of a task, by task id."""
+        split, row = parse_task_id(task, self.name, self.shape_hash)
+        return self.dataset.example(split, row)
 
     def make_env(self, task: Task) -> ChatEnv:
-        problem = self.example_of(task)
+        example = self.example_of(task)
 
-        async def grade(messages: tuple[Message, ...]) -> Verdict:
-            return await self.score(problem, messages)
+        async def score(messages: tuple[Message, ...]) -> Verdict:
+            return await self.score(example, messages)
 
-        return ChatEnv(task, grade, tools=self.tools, lend=self.lend)
+        return ChatEnv(task, score, tools=self.tools, tools_factory=self.tools_factory)
 
     def solver(self, task: Task) -> Policy:
         answer = self.example_of(task).answer
         if not answer:
-            raise EnvError(f"task {task.id!r}: no solution is known")
+            raise EnvError(f"task {task.id!r} has no known solution")
         return self.scripted_answer(answer)
 
     def scripted_answer(self, answer: str) -> Policy:
-        """A player that gives this answer, in the form that is asked for."""
-        return scripted_policy(Message(role="assistant", content=self.form.render(answer)))
+        """A policy that gives this answer in the required format."""
+        return scripted_policy(Message(role="assistant", content=self.answer_format.render(answer)))
 
-    async def score(self, problem: QAExample, messages: tuple[Message, ...]) -> Verdict:
-        work = Submission(messages=messages, reference=problem.answer)
-        work = replace(work, answer=self.form.extract(work.reply))
+    async def score(self, example: QAExample, messages: tuple[Message, ...]) -> Verdict:
+        submission = Submission(messages=messages, reference=example.answer)
+        submission = replace(submission, answer=self.answer_format.extract(submission.reply))
 
-        async def correct(work: Submission) -> RewardScore:
-            if not work.answer:
+        async def correct(submission: Submission) -> RewardScore:
+            if not submission.answer:
                 return RewardScore(0.0)
-            score = await self.check(work.answer, problem)
+            score = await self.verify(submission.answer, example)
             return replace(score, value=min(1.0, max(0.0, score.value)))
 
-        async def formed(work: Submission) -> RewardScore:
-            return RewardScore(
-                float(bool(work.answer)), "" if work.answer else "no answer was found"
-            )
+        async def formed(submission: Submission) -> RewardScore:
+            found = bool(submission.answer)
+            return RewardScore(float(found), "" if found else "no answer was found")
 
         own = {"correct": correct, "formed": formed}
-        parts = [WeightedReward(name=n, scorer=s, weight=self.weights[n]) for n, s in own.items()]
-        return await combine_rewards([*parts, *self.also], work)
+        parts = [WeightedReward(name=n, func=f, weight=self.weights[n]) for n, f in own.items()]
+        return await combine_rewards([*parts, *self.rewards], submission)
 
 
-def parse_task_id(task: Task, name: str, label: str) -> tuple[Split, int]:
-    """The split and the row that a task's id names; WorldError if another world made it."""
-    world, _, rest = task.id.partition("/")
-    made, _, rest = rest.partition("/")
+def parse_task_id(task: Task, name: str, shape_hash: str) -> tuple[Split, int]:
+    """Split and row of a task id; EnvError if another environment made the task."""
+    env, _, rest = task.id.partition("/")
+    shape, _, rest = rest.partition("/")
     split, _, row = rest.partition("/")
-    if (world, made) != (name, label) or split not in ("train", "test") or not row.isdecimal():
-        raise EnvError(f"task {task.id!r} was not made by world {name!r} with these settings")
+    valid = split in ("train", "test") and row.isdecimal()
+    if (env, shape) != (name, shape_hash) or not valid:
+        raise EnvError(f"task {task.id!r} was not made by environment {name!r} with these settings")
     return "test" if split == "test" else "train", int(row)
 
 
-async def verify_text(answer: str, problem: QAExample) -> RewardScore:
-    """Right if both are plainly the same number or the same letters."""
-    return RewardScore(float(answers_match(answer, problem.answer) is True))
+async def verify_text(answer: str, example: QAExample) -> RewardScore:
+    """Reward 1 if both are the same number or, normalized, the same text."""
+    return RewardScore(float(answers_match(answer, example.answer) is True))
 
 
 class QAFileSettings(QASettings):
-    """Questions of a file, graded by the parts that are asked for: rules, a model, a judge."""
+    """Questions from a file, scored by rules, a reward model or an LLM judge."""
 
     row_format: ClassVar[str] = '{"question" or "prompt"}, and {"answer" or "reference"} if known'
 
@@ -192,26 +191,29 @@ class QAFileSettings(QASettings):
         return self.make_from_dataset(self.load_dataset())
 
     def validate_args(self) -> None:
-        """Refuse settings that cannot be meant, before any file is read."""
+        """Raise EnvError for inconsistent settings, before any file is read."""
         if not (self.correct_weight or self.format_weight or self.rewards):
-            raise EnvError("say with 'also' what an answer is worth, or with 'correct' or 'formed'")
+            raise EnvError(
+                "the environment needs a reward: set 'rewards', for example [{kind = \"exact\"}], "
+                "or 'correct_weight' or 'format_weight'"
+            )
         if not (self.train_file or self.test_file):
-            raise EnvError("name a file of problems with 'train' or 'test'")
+            raise EnvError("set 'train_file' or 'test_file'")
 
     def parse_row(self, row: JsonRow) -> QAExample | None:
-        """What a row says; None: it is left out."""
+        """The example of a row; None: skip the row."""
         return parse_qa_row(row)
 
-    def make_from_dataset(self, problems: QADataset) -> QATaskset:
-        """The world of these problems."""
-        return self.make_qa_taskset("ask", problems, verify_text)
+    def make_from_dataset(self, dataset: QADataset) -> QATaskset:
+        """The environment over this dataset."""
+        return self.make_qa_taskset("ask", dataset, verify_text)
 
     def make_without_data(self) -> QATaskset:
         self.validate_args()
         return self.without_calibration().make_from_dataset(ListDataset([], []))
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        contains = f"JSONL or a JSON list, .gz or not, a problem a row: {self.row_format}"
+        contains = f"JSONL or a JSON list, .gz or not, one example per row: {self.row_format}"
         own = (
             RequiredFile(path=path, contains=contains)
             for path in (self.train_file, self.test_file)
@@ -220,26 +222,26 @@ class QAFileSettings(QASettings):
         return (*own, *super().data_files())
 
     def task_shape(self) -> Mapping[str, Any]:
-        # A file may lie elsewhere tomorrow and still be the same.
+        # By name, since a file may be moved.
         names = {"train": Path(self.train_file).name, "test": Path(self.test_file).name}
         return {**super().task_shape(), **names}
 
     def load_dataset(self) -> ListDataset:
-        """The problems of both files."""
+        """The examples of both files."""
         files = (self.train_file, self.test_file)
         train, test = (_read(path, self.parse_row) if path else [] for path in files)
         return ListDataset(train, test, seed=self.seed)
 
 
-def _read(path: str, read: Callable[[JsonRow], QAExample | None]) -> list[QAExample]:
-    found = [problem for row in read_rows(path) if (problem := read(row))]
+def _read(path: str, parse: Callable[[JsonRow], QAExample | None]) -> list[QAExample]:
+    found = [example for row in read_rows(path) if (example := parse(row))]
     if not found:
-        raise RowError(f"{path}: there is no problem in it")
+        raise RowError(f"{path} has no examples")
     return found
 
 
 def parse_qa_row(row: JsonRow) -> QAExample:
-    """A question of a file, with its answer where it has one."""
+    """The question of a row, with its answer if it has one."""
     known = not {"answer", "reference"}.isdisjoint(row.fields)
     return QAExample(
         question=row.get_text("question", "prompt"),

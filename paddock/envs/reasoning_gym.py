@@ -1,7 +1,7 @@
-"""The world `gym`: every generator of reasoning-gym, each with its own scorer.
+"""Environment `gym`: all generators of reasoning-gym, each with its own scorer.
 
-Generators and scorers run in a worker. Some scorers evaluate the answer, so the worker must be
-jailed, or its lack of a jail be accepted in so many words.
+Generators and scorers run in a worker process. Some scorers evaluate the answer as code, so the
+worker must be isolated, or `allow_unisolated` be set.
 """
 
 import random
@@ -23,11 +23,11 @@ from paddock.envs.rewards import RewardScore
 from paddock.envs.worker_pool import WorkerError, can_isolate, shared_pool
 
 _TRIES = 200
-_AHEAD = 16  # problems made before anyone asks for them
+_PREFETCH = 16  # examples generated ahead
 
 
 class ReasoningGymSettings(QASettings):
-    """`dataset` names a generator; `config` sets it (`[config] min_terms = 3`)."""
+    """`dataset` is the name of a generator, `config` its options (`[config] min_terms = 3`)."""
 
     task_keys = (*QASettings.task_keys, "dataset", "config")
 
@@ -36,7 +36,7 @@ class ReasoningGymSettings(QASettings):
     config: dict[str, Any] = Field(default_factory=dict)
     num_workers: Annotated[int, Field(ge=1)] = 1
     scorer_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    allow_unisolated: bool = False  # answers may be evaluated by a process that is not jailed
+    allow_unisolated: bool = False  # answers may be evaluated in a process without isolation
 
     def make_taskset(self) -> QATaskset:
         if not find_spec("reasoning_gym"):
@@ -44,28 +44,28 @@ class ReasoningGymSettings(QASettings):
         if not (can_isolate() or self.allow_unisolated):
             raise EnvError(
                 "some scorers of reasoning-gym evaluate answers, and bubblewrap does not work here:"
-                " install it (apt-get install bubblewrap), or say unisolated = true"
+                " install it (apt-get install bubblewrap), or set allow_unisolated = true"
             )
-        problems = ReasoningGymDataset(self)
-        return self.make_qa_taskset("gym", problems, problems.verify)
+        dataset = ReasoningGymDataset(self)
+        return self.make_qa_taskset("gym", dataset, dataset.verify)
 
 
 class ReasoningGymDataset:
-    """What one generator makes, without end. The answer of a problem may be empty: some generators
-    have a scorer and no solution."""
+    """Examples of one generator, without end. The answer of an example may be empty: some
+    generators have a scorer but no solution."""
 
     def __init__(self, settings: ReasoningGymSettings) -> None:
         self._settings = settings
-        self._of = (settings.dataset, settings.config)
+        self._generator = (settings.dataset, settings.config)
         self._workers = shared_pool(
             "paddock.envs.reasoning_gym:run_reasoning_gym",
             count=settings.num_workers,
             preload="reasoning_gym",
         )
-        self._find = lru_cache(maxsize=4096)(self._searched)
-        self._last: dict[Split, int] = {}  # row that was asked for
-        self._made: dict[Split, int] = {}  # row up to which problems are being made ahead
-        self._ask("make", 0)  # an unknown generator or setting is told now
+        self._find = lru_cache(maxsize=4096)(self._generate)
+        self._last: dict[Split, int] = {}  # last requested row
+        self._prefetched: dict[Split, int] = {}  # last row that is being prefetched
+        self._call("make", 0)  # raises now for an unknown generator or option
 
     def size(self, split: Split) -> int | None:  # noqa: ARG002
         return None
@@ -74,30 +74,32 @@ class ReasoningGymDataset:
         return index
 
     def example(self, split: Split, row: int) -> QAExample:
-        """Whoever asks for one problem after the other is not to wait for the next ones."""
-        problem = self._find(split, row)
-        goes_on = row - 1 == self._last.get(split)
+        """The example of a row. Sequential access prefetches the next rows."""
+        example = self._find(split, row)
+        is_sequential = row - 1 == self._last.get(split)
         self._last[split] = row
-        if goes_on and self._made.get(split, row) < row + _AHEAD // 2:
-            rows = range(max(row, self._made.get(split, row)) + 1, row + _AHEAD + 1)
-            self._made[split] = rows[-1]
-            # No part of a pool: what nobody waits for must not keep the process from ending.
-            Thread(target=self._make, args=(split, rows), name="paddock-gym", daemon=True).start()
-        return problem
+        if is_sequential and self._prefetched.get(split, row) < row + _PREFETCH // 2:
+            rows = range(max(row, self._prefetched.get(split, row)) + 1, row + _PREFETCH + 1)
+            self._prefetched[split] = rows[-1]
+            # A daemon thread, not a pool: prefetching must not keep the process from exiting.
+            Thread(
+                target=self._prefetch, args=(split, rows), name="paddock-gym", daemon=True
+            ).start()
+        return example
 
-    def _make(self, split: Split, rows: range) -> None:
-        with suppress(Exception):  # whoever asks for that one is told
+    def _prefetch(self, split: Split, rows: range) -> None:
+        with suppress(Exception):  # raised again when that row is requested
             for row in rows:
                 self._find(split, row)
 
-    async def verify(self, answer: str, problem: QAExample) -> RewardScore:
-        """What the generator's own scorer says."""
+    async def verify(self, answer: str, example: QAExample) -> RewardScore:
+        """The score of the generator's own scorer."""
         if "__" in answer:
             return RewardScore(0.0, "an answer with two underscores is not evaluated")
-        call = ("score", *self._of, int(problem.hidden))
+        call = ("score", *self._generator, int(example.hidden))
         seconds = self._settings.scorer_timeout_s
-        # Where no solution is known, a scorer must at least live with a plain wrong answer.
-        control = (*call, problem.answer or "0")
+        # Without a known solution, a scorer must at least handle a plain wrong answer.
+        control = (*call, example.answer or "0")
         found = await self._workers.call_with_control(
             *call, answer, control=control, seconds=seconds
         )
@@ -107,35 +109,38 @@ class ReasoningGymDataset:
             else RewardScore(found)
         )
 
-    def _searched(self, split: Split, row: int) -> QAExample:
-        chance = random.Random(f"{self._settings.seed}/{row}")
+    def _generate(self, split: Split, row: int) -> QAExample:
+        rng = random.Random(f"{self._settings.seed}/{row}")
         for _ in range(_TRIES):
-            seed = chance.getrandbits(31)
-            question, answer = self._ask("make", seed)
+            seed = rng.getrandbits(31)
+            question, answer = self._call("make", seed)
             if assign_split(question) == split:
                 return QAExample(question=question, answer=answer, hidden=str(seed))
         name = self._settings.dataset
-        raise EnvError(f"{_TRIES} problems of {name} were drawn, none for {split}: too few differ")
+        raise EnvError(
+            f"none of {_TRIES} generated examples of {name} is in the {split} split: "
+            "too few distinct examples"
+        )
 
-    def _ask(self, *call: Any) -> Any:
+    def _call(self, *call: Any) -> Any:
         try:
-            return self._workers.call_blocking(call[0], *self._of, *call[1:], seconds=60.0)
+            return self._workers.call_blocking(call[0], *self._generator, *call[1:], seconds=60.0)
         except WorkerError as error:
             raise EnvError(f"dataset {self._settings.dataset!r}: {error}") from None
 
 
 def run_reasoning_gym(
-    verb: str, dataset: str, config: dict[str, Any], seed: int, answer: str = ""
+    command: str, dataset: str, config: dict[str, Any], seed: int, answer: str = ""
 ) -> Any:
-    """Runs in a worker: make gives question and answer, score a number from 0 to 1."""
+    """Runs in a worker: "make" returns question and answer, "score" a number from 0 to 1."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
     if dataset not in DATASETS:
         nearest = get_close_matches(dataset, DATASETS, n=3) or sorted(DATASETS)
-        raise ValueError(f"there is no such generator; there are {', '.join(nearest)}")
-    random.seed(seed)  # some generators draw from what all of Python shares
+        raise ValueError(f"generator not found; similar names: {', '.join(nearest)}")
+    random.seed(seed)  # some generators use the global random state
     source = create_dataset(dataset, seed=seed, size=1, **config)
     entry = source[0]
-    if verb == "make":
+    if command == "make":
         return entry["question"], str(entry["answer"] or "")
     return min(1.0, max(0.0, float(source.score_answer(answer, entry))))

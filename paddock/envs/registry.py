@@ -1,4 +1,4 @@
-"""Every world there is, by name. A world's module is imported when it is opened, not before."""
+"""Registry of environments by id. The module of an environment is imported on first use."""
 
 import json
 from collections.abc import Mapping
@@ -10,20 +10,20 @@ from typing import Any, ClassVar
 from paddock.config import BaseSettings, ConfigError, Recipe, RequiredFile, resolve
 from paddock.envs.env import Taskset, describe_error
 
-# Names under which settings enter the hash in task ids. They differ from the names of the fields
-# where a field was renamed: ids in ledgers and data files must stay valid.
+# Names of these settings in the hash that task ids contain. They never change, since the ids in
+# ledgers and data files must stay valid.
 _HASHED_AS = {"answer_format": "form", "num_entities": "entities", "num_questions": "questions"}
 
 
 class EnvError(ValueError):
-    """A world that cannot be opened as it was asked for."""
+    """An environment that cannot be made with these settings."""
 
 
 class EnvSettings(BaseSettings):
-    """How a kind of world is set; each kind has its own."""
+    """Base class of the settings of an environment."""
 
-    # The settings that decide which task an index is; none named: all. How a world is run, and on
-    # how many processes, does not belong to them.
+    # Settings that determine which task an index is; empty: all. Settings of execution, such as
+    # timeouts and numbers of processes, are not among them.
     task_keys: ClassVar[tuple[str, ...]] = ()
 
     def task_shape(self) -> Mapping[str, Any]:
@@ -32,8 +32,7 @@ class EnvSettings(BaseSettings):
 
     @property
     def shape_hash(self) -> str:
-        """A short name of the shape, for the ids of tasks: what a differently shaped world makes of
-        the same index is another task."""
+        """Hash of `task_shape` in task ids: with other settings the same index is another task."""
         text = json.dumps(self.task_shape(), sort_keys=True)
         return blake2b(text.encode(), digest_size=4).hexdigest()
 
@@ -41,19 +40,19 @@ class EnvSettings(BaseSettings):
         raise NotImplementedError
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        """The files and folders that it reads."""
+        """Files and folders that the environment reads."""
         return ()
 
     def make_without_data(self) -> Taskset:
-        """The world as far as it can be made without these: what else is wrong with it is raised.
-        It has tools, graders and rewards, and no tasks."""
+        """The environment without its data files, to validate everything else. It has tools,
+        verifiers and rewards but no tasks."""
         return self.make_taskset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
     about: str  # one line
-    settings: str  # where its WorldSettings are: "paddock.envs.nano.chain:NanoChainSettings"
+    settings: str  # its EnvSettings: "paddock.envs.nano.chain:NanoChainSettings"
     needs: str = ""  # an extra to install, or a program
 
     def load(self) -> type[EnvSettings]:
@@ -62,39 +61,39 @@ class EnvSpec:
             found: type[EnvSettings] = getattr(import_module(module), name)
         except (ModuleNotFoundError, AttributeError, ValueError) as error:
             if module.startswith("paddock."):
-                raise  # an extra that is missing says so itself
-            raise EnvError(f"world {self.settings!r} cannot be found: {error}") from None
-        except (Exception, SystemExit) as error:  # of a module that somebody else wrote
+                raise  # the error names a missing extra
+            raise EnvError(f"environment {self.settings!r} not found: {error}") from None
+        except (Exception, SystemExit) as error:  # raised by a third-party module
             raise EnvError(
-                f"world {self.settings!r} cannot be found: {describe_error(error)}"
+                f"environment {self.settings!r} not found: {describe_error(error)}"
             ) from error
         if not (isinstance(found, type) and issubclass(found, EnvSettings)):
-            raise EnvError(f"world {self.settings!r} names no WorldSettings")
+            raise EnvError(f"environment {self.settings!r} must be a subclass of EnvSettings")
         return found
 
 
 REGISTRY: dict[str, EnvSpec] = {
     "ask": EnvSpec(
-        about="questions of a file, worth what rules, a model or a judge say",
+        about="questions from a file, scored by rules, a reward model or an LLM judge",
         settings="paddock.envs.qa:QAFileSettings",
     ),
     "code": EnvSpec(
-        about="small functions to write, graded by hidden tests in a sandbox",
+        about="small functions to write, verified by hidden tests in a sandbox",
         settings="paddock.envs.code.taskset:CodeSettings",
         needs="a sandbox",
     ),
     "code-file": EnvSpec(
-        about="problems in the layout of HumanEval or MBPP, graded in a sandbox",
+        about="problems in the format of HumanEval or MBPP, verified in a sandbox",
         settings="paddock.envs.code.taskset:CodeFileSettings",
         needs="a sandbox",
     ),
     "gym": EnvSpec(
-        about="the hundred generators of reasoning-gym, by `dataset`",
+        about="the hundred generators of reasoning-gym, selected by `dataset`",
         settings="paddock.envs.reasoning_gym:ReasoningGymSettings",
         needs="pip install 'paddock[worlds]', bubblewrap",
     ),
     "logic": EnvSpec(
-        about="knights and knaves, orderings, houses, circuits, with one solution each",
+        about="knights and knaves, orderings, houses, circuits, each with one solution",
         settings="paddock.envs.logic.taskset:LogicSettings",
     ),
     "math": EnvSpec(
@@ -102,41 +101,41 @@ REGISTRY: dict[str, EnvSpec] = {
         settings="paddock.envs.math.taskset:MathSettings",
     ),
     "math-file": EnvSpec(
-        about="problems in the layout of GSM8K or MATH, answers compared as mathematics",
+        about="problems in the format of GSM8K or MATH, with symbolic verification",
         settings="paddock.envs.math.taskset:MathFileSettings",
         needs="pip install 'paddock[worlds]'",
     ),
     "nano-chain": EnvSpec(
-        about="chains of sums modulo ten, for a laptop",
+        about="chains of sums modulo ten, for tiny models",
         settings="paddock.envs.nano.chain:NanoChainSettings",
     ),
     "nano-rules": EnvSpec(
-        about="colours, said as the question wants them, for a laptop",
+        about="colours, formatted by rules, for tiny models",
         settings="paddock.envs.nano.rules:NanoRulesSettings",
     ),
     "nano-tools": EnvSpec(
-        about="look-up, calculator, files and search in a tiny store, for a laptop",
+        about="look-up, calculator, files and search in a small store, for tiny models",
         settings="paddock.envs.nano.tools:NanoToolsSettings",
     ),
     "search": EnvSpec(
-        about="questions of several look-ups about a generated region, with search, open and find",
+        about="multi-hop questions about generated pages, with search, open and find",
         settings="paddock.envs.search.taskset:SearchSettings",
     ),
     "search-file": EnvSpec(
-        about="questions of a file about pages of a file, with search, open and find",
+        about="questions and pages from files, with search, open and find",
         settings="paddock.envs.search.taskset:SearchFileSettings",
     ),
     "service": EnvSpec(
-        about="a shop's help desk: rules, tools that change a database, a scripted customer",
+        about="customer service: a policy, tools on a database, a simulated customer",
         settings="paddock.envs.service.taskset:ServiceSettings",
     ),
     "harbor": EnvSpec(
-        about="tasks of a folder, in Harbor's layout or terminal-bench 1's, with a shell",
+        about="a folder of Harbor or terminal-bench 1 tasks, with a shell",
         settings="paddock.envs.terminal.harbor_taskset:HarborEnvSettings",
         needs="bubblewrap or a container engine",
     ),
     "terminal": EnvSpec(
-        about="small tasks for a shell, made by chance, with hidden tests",
+        about="generated shell tasks with hidden tests",
         settings="paddock.envs.terminal.taskset:TerminalSettings",
         needs="bubblewrap or a container engine",
     ),
@@ -144,33 +143,33 @@ REGISTRY: dict[str, EnvSpec] = {
 
 
 def get_spec(name: str) -> EnvSpec:
-    """The kind of that name, or what "module:Settings" names in a module of one's own."""
+    """The spec of a registered environment, or of 'module:Settings' in a module of your own."""
     if ":" in name:
-        return EnvSpec(about="a world from outside", settings=name)
+        return EnvSpec(about="external environment", settings=name)
     if name not in REGISTRY:
         raise EnvError(
-            f"no world is called {name!r}; there are {', '.join(sorted(REGISTRY))}, and your own by "
-            "'module:Settings'"
+            f"environment {name!r} not found; it must be one of {', '.join(sorted(REGISTRY))}, "
+            "or your own as 'module:Settings'"
         )
     return REGISTRY[name]
 
 
-def make(name: str, changes: Mapping[str, Any] | None = None) -> Taskset:
-    """The world of that name, its settings changed as said."""
-    settings = load_env_settings(name, changes)
+def make(name: str, args: Mapping[str, Any] | None = None) -> Taskset:
+    """Make the environment `name` with these args."""
+    settings = load_env_settings(name, args)
     try:
         return settings.make_taskset()
     except ConfigError as error:
-        raise EnvError(f"world {name!r}: {error}") from error
+        raise EnvError(f"environment {name!r}: {error}") from error
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError) and type(error).__module__.startswith("paddock."):
-            raise  # it says itself what to change
-        raise EnvError(f"world {name!r} cannot be opened: {describe_error(error)}") from error
+            raise  # the message says what to change
+        raise EnvError(f"environment {name!r} cannot be made: {describe_error(error)}") from error
 
 
-def load_env_settings(name: str, changes: Mapping[str, Any] | None = None) -> EnvSettings:
-    """How that world would be opened; refuses what there is not, and settings that are wrong."""
+def load_env_settings(name: str, args: Mapping[str, Any] | None = None) -> EnvSettings:
+    """Validated settings of an environment. EnvError: unknown environment or invalid args."""
     try:
-        return resolve(get_spec(name).load(), Recipe(dict(changes or {}), {}))
+        return resolve(get_spec(name).load(), Recipe(dict(args or {}), {}))
     except ConfigError as error:
-        raise EnvError(f"world {name!r}: {error}") from error
+        raise EnvError(f"environment {name!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""Tools that a world lends to whoever plays in it."""
+"""Tools that an environment provides to the policy."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,41 +11,40 @@ ToolFunc = Callable[..., Awaitable[str]]
 
 
 class ToolError(Exception):
-    """What a caller did wrong, in words for the caller: the model reads them and goes on."""
+    """An invalid call; the model reads the message and continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool: what the model is told of it, and what it does. `run` takes the arguments by name and
-    returns what the model reads. It raises `ToolRefused` for a wrong call; any other exception
-    means that the world is broken."""
+    """A tool spec and its function. `run` takes the arguments by name and returns the result text.
+    It raises `ToolError` for an invalid call; any other exception is an environment failure."""
 
     spec: ToolSpec
     run: ToolFunc
 
 
 async def execute_tool_calls(tools: Sequence[Tool], reply: Message) -> tuple[Message, ...]:
-    """A result for each call of a reply, in order; a wrong call gets an error that says how."""
+    """One result per tool call of a reply, in order; an invalid call gets an error message."""
     by_name = {tool.spec.name: tool for tool in tools}
-    return tuple([await _answer(by_name, call) for call in reply.tool_calls])
+    return tuple([await _execute(by_name, call) for call in reply.tool_calls])
 
 
-async def _answer(tools: Mapping[str, Tool], call: ToolCall) -> Message:
+async def _execute(tools: Mapping[str, Tool], call: ToolCall) -> Message:
     try:
         tool = tools.get(call.name)
         if tool is None:
             raise ToolError(f"there is no tool {call.name!r}; there are {', '.join(tools)}")
-        said: object = await tool.run(**validate_arguments(call.arguments, tool.spec))
+        result: object = await tool.run(**validate_arguments(call.arguments, tool.spec))
     except ToolError as error:
-        said = f"error: {error}"
-    if not isinstance(said, str):
-        raise TypeError(f"{call.name} gave {said!r:.80}, not text")
-    return Message(role="tool", content=said, tool_call_id=call.id)
+        result = f"error: {error}"
+    if not isinstance(result, str):
+        raise TypeError(f"{call.name} must return a string, got {result!r:.80}")
+    return Message(role="tool", content=result, tool_call_id=call.id)
 
 
 def validate_arguments(arguments: json_codec.JsonObject, spec: ToolSpec) -> dict[str, Any]:
-    """The arguments, if they are what the tool's schema asks for: all that it requires, none that
-    it does not know, each as its own schema says.
+    """The arguments, validated against the tool's schema: all required ones, no unknown ones, each
+    valid under its own schema.
 
     >>> spec = ToolSpec(name="look", description="", parameters={"type": "object",
     ...     "properties": {"key": {"type": "string"}}, "required": ["key"]})
@@ -53,11 +52,11 @@ def validate_arguments(arguments: json_codec.JsonObject, spec: ToolSpec) -> dict
     {'key': 'oak'}
     >>> validate_arguments({"keys": "oak"}, spec)
     Traceback (most recent call last):
-    paddock.envs.tools.ToolRefused: look: unknown argument 'keys'; it takes key
+    paddock.envs.tools.ToolError: look: unknown argument 'keys'; it takes key
     """
     known = spec.parameters.get("properties", {})
     if not isinstance(known, dict):
-        raise TypeError(f"{spec.name}: its schema's properties are no object")
+        raise TypeError(f"{spec.name}: 'properties' of its schema must be an object")
     for name in arguments:
         if name not in known:
             takes = ", ".join(known) or "none"

@@ -45,8 +45,8 @@ def test_a_world_is_shown_with_settings_tools_and_a_task():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["show", "termial"], "error: no world is called 'termial'; there are "),
-        (["show", "terminal", "--set", "levls=[1]"], "error: world 'terminal': "),
+        (["show", "termial"], "error: environment 'termial' not found; it must be one of "),
+        (["show", "terminal", "--set", "levls=[1]"], "error: environment 'terminal': "),
         (["show", "harbor", "--set", 'folder="/nowhere"'], "error: /nowhere: no such folder"),
         (
             ["try", "terminal", "--base-url", "http://127.0.0.1:1"],

@@ -143,7 +143,7 @@ def test_a_world_that_is_set_wrongly_is_found_before_the_run(plan):
     ("skill", "complaint"),
     [
         ('kind = "niah"\nargs = { corpus_stage = "first", task = "nail" }', "nail"),
-        ('env = "mathh"', "no world is called 'mathh'"),
+        ('env = "mathh"', "environment 'mathh' not found"),
         ('env = "math"\nargs = { colour = 1 }', "colour"),
     ],
 )

@@ -331,7 +331,7 @@ def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
     [
         ({**HUMANEVAL, "entry_point": "other"}, "does not contain the function 'other'"),
         ({**MBPP, "test_list": [], "challenge_test_list": []}, "'test_list' is missing or empty"),
-        ({**MBPP, "test_list": [1]}, "'test_list' is not a list of texts"),
+        ({**MBPP, "test_list": [1]}, "'test_list' must be a list of strings"),
         ({"text": "x", "test_list": ["y"]}, "'code' is missing"),
     ],
 )

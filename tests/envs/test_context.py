@@ -53,11 +53,11 @@ def test_everything_is_discarded_when_it_is_too_much():
 def test_omitting_comes_before_discarding():
     # With old results omitted three turns fit; without, they would not.
     messages = talk(*(turn(n, size=400) for n in (1, 2, 3)))
-    shown = hierarchical(messages, characters, turns=1, most=600)
+    shown = hierarchical(messages, characters, turns=1, max_size=600)
     assert results(shown) == [OMITTED, OMITTED, "x" * 400]
     assert discard_all(messages, characters, 600) != messages
     many = talk(*(turn(n, size=400) for n in range(30)))
-    assert characters(hierarchical(many, characters, turns=1, most=600)) <= 600
+    assert characters(hierarchical(many, characters, turns=1, max_size=600)) <= 600
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=12))
@@ -65,7 +65,7 @@ def test_what_is_shown_never_outgrows_its_limit_and_forgets_only_by_rule(shape):
     turns = [turn(n, calls, size) for n, (calls, size) in enumerate(shape)]
     most = 300
     for count in range(len(turns) + 1):
-        shown = hierarchical(talk(*turns[:count]), characters, turns=2, most=most)
+        shown = hierarchical(talk(*turns[:count]), characters, turns=2, max_size=most)
         assert shown[: len(TASK)] == TASK
         assert characters(shown) <= most
         replies = [m.content for m in shown if m.role == "assistant"]

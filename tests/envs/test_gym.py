@@ -59,7 +59,7 @@ def test_its_settings_move_the_pass_rate():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dataset": "chain_sums"}, "there is no such generator; there are chain_sum"),
+        ({"dataset": "chain_sums"}, "generator not found; similar names: chain_sum"),
         ({"dataset": "chain_sum", "config": {"terms": 3}}, "unexpected keyword argument 'terms'"),
     ],
 )
@@ -97,7 +97,7 @@ def test_an_answer_that_breaks_the_scorer_is_a_zero(answer):
 
 def test_without_a_jail_it_must_be_said_so(monkeypatch):
     monkeypatch.setattr(reasoning_gym, "can_isolate", lambda: False)
-    with pytest.raises(EnvError, match="say unisolated = true"):
+    with pytest.raises(EnvError, match="set allow_unisolated = true"):
         ReasoningGymSettings(dataset="chain_sum").make_taskset()
 
 

@@ -110,7 +110,7 @@ def test_parts_of_the_reward_are_on_record():
 
 def test_a_task_of_another_world_is_refused():
     task = make("math", {"level": 1}).task(0)
-    with pytest.raises(EnvError, match="was not made by world 'math' with these settings"):
+    with pytest.raises(EnvError, match="was not made by environment 'math' with these settings"):
         make("math", {"level": 2}).make_env(task)
 
 
@@ -141,7 +141,7 @@ def test_a_file_begins_again_in_another_order(tmp_path):
     passes = [[world.task(20 * n + index).id for index in range(20)] for n in range(3)]
     assert len({tuple(one) for one in passes}) == 3
     assert {frozenset(one) for one in passes} == {frozenset(passes[0])}
-    with pytest.raises(EnvError, match="there are no test problems"):
+    with pytest.raises(EnvError, match="no test examples"):
         world.task(0, "test")
 
 
@@ -151,7 +151,7 @@ def test_a_file_begins_again_in_another_order(tmp_path):
         ({"question": "?"}, "a:1: 'answer' is missing"),
         ({"answer": "4"}, "a:1: 'question' or 'problem' or 'prompt' is missing"),
         ({"problem": "?", "solution": "4"}, "a:1: no answer: the solution has no "),
-        ({"problem": "?", "answer": " "}, "there is no problem in it"),
+        ({"problem": "?", "answer": " "}, "has no examples"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path, row, said):

@@ -46,13 +46,13 @@ def test_a_world_outside_is_opened_by_module_and_settings(module):
     ("name", "complaint"),
     [
         ("worlds_of_mine:Nothing", "has no attribute 'Nothing'"),
-        ("worlds_of_mine:Other", "names no WorldSettings"),
+        ("worlds_of_mine:Other", "must be a subclass of EnvSettings"),
         ("worlds_of_nobody:Mine", "No module named 'worlds_of_nobody'"),
-        (":Mine", "cannot be found"),
-        ("nobody", "no world is called 'nobody'"),
-        ("worlds_of_mine:Torn", "'worlds_of_mine:Torn' cannot be opened: KeyError: 'colour'"),
-        ("worlds_of_mine:Leaving", "'worlds_of_mine:Leaving' cannot be opened: SystemExit: 0"),
-        ("worlds_that_leave:Mine", "'worlds_that_leave:Mine' cannot be found: SystemExit: 0"),
+        (":Mine", "not found"),
+        ("nobody", "environment 'nobody' not found"),
+        ("worlds_of_mine:Torn", "'worlds_of_mine:Torn' cannot be made: KeyError: 'colour'"),
+        ("worlds_of_mine:Leaving", "'worlds_of_mine:Leaving' cannot be made: SystemExit: 0"),
+        ("worlds_that_leave:Mine", "'worlds_that_leave:Mine' not found: SystemExit: 0"),
     ],
 )
 def test_what_is_not_there_is_said(module, name, complaint):

@@ -41,7 +41,7 @@ def always(value, note=""):
 
 
 def part(name, value, **options):
-    return WeightedReward(name=name, scorer=always(value, f"{name}!"), **options)
+    return WeightedReward(name=name, func=always(value, f"{name}!"), **options)
 
 
 def test_a_reward_is_the_weighted_sum_and_every_part_is_on_record():
@@ -54,12 +54,12 @@ def test_a_reward_is_the_weighted_sum_and_every_part_is_on_record():
 
 def test_a_needed_part_multiplies():
     for value in (0.0, 0.5, 1.0):
-        parts = [part("a", 0.8), part("b", value, weight=0.0, needed=True)]
+        parts = [part("a", 0.8), part("b", value, weight=0.0, gate=True)]
         assert asyncio.run(combine_rewards(parts, WORK)).reward == pytest.approx(0.8 * value)
 
 
 def test_two_parts_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="two are called the same"):
+    with pytest.raises(ValueError, match="reward names must be unique"):
         asyncio.run(combine_rewards([part("a", 1), part("a", 0)], WORK))
 
 
@@ -114,14 +114,14 @@ def test_a_rule_may_look_at_the_answer_alone(tmp_path):
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ({"kind": "matches", "pattern": "("}, "is no regular expression"),
+        ({"kind": "matches", "pattern": "("}, "must be a regular expression"),
         (
             {"kind": "length", "full_reward_chars": 5, "zero_reward_chars": 5},
             "must be greater than full_reward_chars",
         ),
         (
             {"kind": "json", "json_schema": {"oneOf": []}},
-            "keywords that are not checked here: oneOf",
+            "unsupported keywords: oneOf",
         ),
         ({"kind": "contains", "words": []}, "words"),
         ({"kind": "taste"}, "'kind' is one of"),
@@ -137,7 +137,7 @@ def test_a_part_that_cannot_work_is_refused_at_the_door(rule, said):
 
 
 def test_a_world_without_a_reward_is_refused():
-    with pytest.raises(EnvError, match="what an answer is worth"):
+    with pytest.raises(EnvError, match="needs a reward"):
         make("ask", {"train_file": "x"})
 
 
@@ -246,7 +246,7 @@ def test_a_key_comes_from_a_file(tmp_path):
         asyncio.run(judge(WORK))
         assert endpoint.headers[0]["authorization"] == "Bearer secret"
         gone = LLMJudge(endpoint=JsonEndpoint(url=url, key_file="/nowhere"), model="m", rubric="r")
-        with pytest.raises(RolloutFailed, match="there is no key"):
+        with pytest.raises(RolloutFailed, match="cannot read the API key"):
             asyncio.run(gone(WORK))
 
 
@@ -263,7 +263,9 @@ def test_agreement_is_counted():
         return RewardScore(min(1.0, float(work.answer) / 4 + 0.3))
 
     found = asyncio.run(measure_agreement(kind, known))
-    assert found == JudgeAgreement(anchors=5, within=0.4, ordered=0.9, bias=pytest.approx(0.23))
+    assert found == JudgeAgreement(
+        num_examples=5, within=0.4, ordered=0.9, bias=pytest.approx(0.23)
+    )
 
 
 def grades_in(body):
@@ -274,7 +276,9 @@ def grades_in(body):
 def test_a_judge_that_agrees_is_asked_about_its_anchors_once(tmp_path):
     with serving(grades_in) as (url, endpoint):
         judge = CalibratedReward(
-            judge_at(url), read_calibration_file(anchors(tmp_path, [1.0, 0.0, 0.1])), least=0.9
+            judge_at(url),
+            read_calibration_file(anchors(tmp_path, [1.0, 0.0, 0.1])),
+            min_agreement=0.9,
         )
 
         async def three_at_once():
@@ -293,7 +297,7 @@ def test_a_judge_that_disagrees_gives_no_score(tmp_path):
         (outcome,) = outcomes(world, [world.task(0)], lambda task: says("oak"))
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("grader", "calibration")
-    assert "33% of 3 anchors agree" in outcome.what
+    assert "33% of 3 calibration examples agree" in outcome.what
     assert "50% must agree" in outcome.what
 
 
@@ -326,7 +330,7 @@ def test_an_outcome_model_scores_in_a_world(tmp_path):
 
 @pytest.mark.parametrize(
     ("reply", "said"),
-    [({"value": 1}, "no 'score'"), ({"score": "good"}, "not a number"), (503, "HTTP 503")],
+    [({"value": 1}, "no 'score'"), ({"score": "good"}, "must be a number"), (503, "HTTP 503")],
 )
 def test_an_outcome_model_without_a_number_is_a_failure(tmp_path, reply, said):
     with serving(reply) as (url, _):
@@ -345,7 +349,7 @@ def test_the_words_of_long_texts_are_compared_in_linear_time():
 def test_parts_that_are_called_the_same_are_refused_when_a_world_is_opened():
     oak, elm = ({"kind": "contains", "words": [word]} for word in ("oak", "elm"))
     for also in ([oak, elm], [oak | {"name": "formed"}]):
-        with pytest.raises(EnvError, match=r"also: two parts are called '(contains|formed)'"):
+        with pytest.raises(EnvError, match=r"rewards: the name '(contains|formed)' is used twice"):
             make("math", {"rewards": also})
     make("math", {"rewards": [oak, elm | {"name": "elm"}]})
 

@@ -23,7 +23,7 @@ def test_lines_lists_and_gzip_are_all_rows(tmp_path):
         ("[" * 100_000, r"a.jsonl: not JSON"),
         ('{"a": "x"}\n3', r"a.jsonl:2: not an object"),
         ('{"b": "x"}', r"a.jsonl:1: 'a' or 'c' is missing"),
-        ('{"a": 3}', r"a.jsonl:1: 'a' is 3, not text"),
+        ('{"a": 3}', r"a.jsonl:1: 'a' must be a string, got 3"),
         ("[3]", r"a.jsonl\[1\]: not an object"),
     ],
 )
@@ -48,5 +48,5 @@ def test_a_list_of_texts_is_checked(tmp_path):
     (row,) = read_rows(tmp_path / "a.jsonl")
     assert row.get_texts("a") == ("x",)
     assert row.get_texts("c") == ()
-    with pytest.raises(RowError, match="'b' is not a list of texts"):
+    with pytest.raises(RowError, match="'b' must be a list of strings"):
         row.get_texts("b")

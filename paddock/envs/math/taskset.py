@@ -46,8 +46,8 @@ class MathFileSettings(QAFileSettings):
     def parse_row(self, row: JsonRow) -> QAExample | None:
         return parse_row(row)
 
-    def make_from_dataset(self, problems: QADataset) -> QATaskset:
-        return self.make_qa_taskset("math-file", problems, self._verifier())
+    def make_from_dataset(self, dataset: QADataset) -> QATaskset:
+        return self.make_qa_taskset("math-file", dataset, self._verifier())
 
     def _verifier(self) -> AnswerVerifier:
         if self.verifier == "plain":

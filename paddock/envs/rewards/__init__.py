@@ -1,15 +1,15 @@
-"""Rewards: rules, outcome models and judges behind one interface, with weights.
+"""Reward functions: rules, reward models and LLM judges behind one interface, with weights.
 
-A scorer reads a submission and gives a score, or raises. A reward is made of parts, and the verdict
-has every part on record.
+A reward function scores a submission or raises. The reward is the weighted sum of several
+functions, and the verdict records each score.
 
-calibration.py  scorers against answers of known worth
-judge.py      a generative judge
-reward_model.py  an outcome model behind HTTP
-endpoint.py   JSON to an endpoint and back
-rules.py      exact, matches, contains, overlap, length, JSON
-reward.py     submission, score, part, and the verdict they make
-settings.py   parts as a recipe says them
+calibration.py  agreement of a reward function with human scores
+judge.py      LLM judge
+reward_model.py  outcome reward model behind HTTP
+endpoint.py   POST of JSON with retries
+rules.py      exact match, regex, contains, token F1, length, JSON schema
+reward.py     submission, score, weighted reward and their combination
+settings.py   reward settings of a recipe
 """
 
 from paddock.envs.rewards.calibration import (

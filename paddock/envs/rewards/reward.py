@@ -1,4 +1,4 @@
-"""What an answer is worth, part by part: the one interface of rules, models and judges."""
+"""Reward functions and their weighted combination into a verdict."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,56 +10,56 @@ from paddock.records import Message, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What a scorer looks at."""
+    """What a reward function scores."""
 
     messages: tuple[Message, ...]  # the whole conversation, the task's own messages first
-    answer: str | None = None  # what the world found in the last reply; None: nothing
-    reference: str = ""  # the right answer, where there is one
+    answer: str | None = None  # extracted from the last reply; None: not found
+    reference: str = ""  # reference answer, if there is one
 
     @property
     def question(self) -> str:
-        """What was asked first."""
+        """The first user message."""
         return next((m.content for m in self.messages if m.role == "user"), "")
 
     @property
     def reply(self) -> str:
-        """What was said last, calls and reasoning apart."""
-        said = [m.content for m in self.messages if m.role == "assistant"]
-        return said[-1] if said else ""
+        """Content of the last reply, without tool calls and reasoning."""
+        replies = [m.content for m in self.messages if m.role == "assistant"]
+        return replies[-1] if replies else ""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardScore:
-    value: float  # 0 to 1, unless the scorer says otherwise
+    value: float  # 0 to 1, unless the reward function defines another range
     note: str = ""
 
 
 class RewardFunc(Protocol):
-    """Gives a score, or raises: a scorer that cannot work has no opinion, not even zero."""
+    """Returns a score, or raises if it cannot score: an error is not a score of zero."""
 
-    async def __call__(self, work: Submission) -> RewardScore: ...
+    async def __call__(self, submission: Submission) -> RewardScore: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedReward:
-    """A scorer with its say. With weight 0 it is only recorded; `needed`, it multiplies the
-    reward, so that a zero here is a zero in all."""
+    """A reward function with a weight. Weight 0: only recorded. `gate`: the score also multiplies
+    the total reward, so that 0 here is 0 overall."""
 
     name: str
-    scorer: RewardFunc
+    func: RewardFunc
     weight: float = 1.0
-    needed: bool = False
+    gate: bool = False
 
 
-async def combine_rewards(parts: Sequence[WeightedReward], work: Submission) -> Verdict:
-    """The weighted sum of the parts, times every part that is needed; each part on record."""
+async def combine_rewards(parts: Sequence[WeightedReward], submission: Submission) -> Verdict:
+    """Weighted sum of the rewards, multiplied by every gate; the verdict records each score."""
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
-        raise ValueError(f"parts: two are called the same among {', '.join(names)}")
-    scores = await asyncio.gather(*(part.scorer(work) for part in parts))
+        raise ValueError(f"reward names must be unique, got {', '.join(names)}")
+    scores = await asyncio.gather(*(part.func(submission) for part in parts))
     reward = sum(part.weight * s.value for part, s in zip(parts, scores, strict=True))
     for part, score in zip(parts, scores, strict=True):
-        if part.needed:
+        if part.gate:
             reward *= score.value
     return Verdict(
         reward=reward,

@@ -1,4 +1,4 @@
-"""An outcome model: a network that reads a conversation and says what it is worth."""
+"""Outcome reward model (ORM) behind an HTTP endpoint."""
 
 from dataclasses import dataclass
 from math import exp, isfinite
@@ -12,27 +12,29 @@ from paddock.records import json_codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeRewardModel:
-    """A scorer behind HTTP. It is sent {"messages", "answer", "reference"}; `field` says where in
-    its reply the number is: names and places with dots between them ("data.0.score"). `logit`: the
-    number is a log-odds and becomes a share."""
+    """Sends {"messages", "answer", "reference"} and reads the score from the reply.
+
+    `field` is the path of the score, with dots ("data.0.score"). If `logit` is set, a sigmoid is
+    applied to it.
+    """
 
     endpoint: JsonEndpoint
     field: str = "score"
     logit: bool = False
 
-    async def __call__(self, work: Submission) -> RewardScore:
+    async def __call__(self, submission: Submission) -> RewardScore:
         body = {
-            "messages": [json_codec.encode(message) for message in work.messages],
-            "answer": work.answer or work.reply,
-            "reference": work.reference,
+            "messages": [json_codec.encode(message) for message in submission.messages],
+            "answer": submission.answer or submission.reply,
+            "reference": submission.reference,
         }
         try:
-            found = await self.endpoint.post(body, self._read)
+            found = await self.endpoint.post(body, self._parse)
         except EndpointError as error:
             raise RolloutFailed("grader", "outcome model", str(error)) from error
         return RewardScore(1 / (1 + exp(-max(-700.0, found))) if self.logit else found)
 
-    def _read(self, reply: Any) -> float:
+    def _parse(self, reply: Any) -> float:
         found = reply
         for step in self.field.split("."):
             try:
@@ -40,5 +42,5 @@ class OutcomeRewardModel:
             except (KeyError, IndexError, TypeError, ValueError):
                 raise ValueError(f"no {self.field!r} in {str(reply)[:200]}") from None
         if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
-            raise ValueError(f"{self.field!r} is {found!r}, not a number")
+            raise ValueError(f"{self.field!r} must be a number, got {found!r}")
         return float(found)

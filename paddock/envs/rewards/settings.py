@@ -1,4 +1,4 @@
-"""Parts of a reward as a recipe says them."""
+"""Reward settings of a recipe, one class per kind."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -19,56 +19,56 @@ from paddock.envs.rewards.reward import RewardFunc, RewardScore, Submission, Wei
 from paddock.envs.rewards.reward_model import OutcomeRewardModel
 
 
-class _Part(BaseSettings):
-    name: str = ""  # in the verdict; the kind, if it is left out
+class _RewardSettings(BaseSettings):
+    name: str = ""  # in the verdict; default: the kind
     weight: float = 1.0
-    gate: bool = False  # a zero here is a zero in all
+    gate: bool = False  # the score multiplies the total: 0 here is 0 overall
 
     def make_reward_func(self) -> RewardFunc:
         raise NotImplementedError
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        """The files that it reads."""
+        """Files that this reward reads."""
         return ()
 
     def make_reward(self) -> WeightedReward:
         name = self.name or str(getattr(self, "kind"))  # noqa: B009
         return WeightedReward(
-            name=name, scorer=self.make_reward_func(), weight=self.weight, needed=self.gate
+            name=name, func=self.make_reward_func(), weight=self.weight, gate=self.gate
         )
 
 
-class _Rule(_Part):
-    applies_to: Literal["reply", "answer"] = "reply"  # what is looked at; no answer found scores 0
+class _RuleSettings(_RewardSettings):
+    applies_to: Literal["reply", "answer"] = "reply"  # no answer found scores 0
 
-    def score(self, text: str, work: Submission) -> float:
+    def score(self, text: str, submission: Submission) -> float:
         raise NotImplementedError
 
     def make_reward_func(self) -> RewardFunc:
-        async def score(work: Submission) -> RewardScore:
-            text = work.reply if self.applies_to == "reply" else work.answer
-            return RewardScore(0.0 if text is None else self.score(text, work))
+        async def score(submission: Submission) -> RewardScore:
+            text = submission.reply if self.applies_to == "reply" else submission.answer
+            return RewardScore(0.0 if text is None else self.score(text, submission))
 
         return score
 
 
-class ExactMatchReward(_Rule):
+class ExactMatchReward(_RuleSettings):
     kind: Literal["exact"]
     case_sensitive: bool = False
 
-    def score(self, text: str, work: Submission) -> float:
-        return rules.exact_match(text, work.reference, case=self.case_sensitive)
+    def score(self, text: str, submission: Submission) -> float:
+        return rules.exact_match(text, submission.reference, case=self.case_sensitive)
 
 
-class TokenF1Reward(_Rule):
+class TokenF1Reward(_RuleSettings):
     kind: Literal["overlap"]
 
-    def score(self, text: str, work: Submission) -> float:
-        return rules.token_f1(text, work.reference)
+    def score(self, text: str, submission: Submission) -> float:
+        return rules.token_f1(text, submission.reference)
 
 
-class RegexReward(_Rule):
-    """Also a format: `pattern = "(?s)^<think>.*</think>.+"`."""
+class RegexReward(_RuleSettings):
+    """Also checks a format: `pattern = "(?s)^<think>.*</think>.+"`."""
 
     kind: Literal["matches"]
     pattern: str
@@ -79,25 +79,25 @@ class RegexReward(_Rule):
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from None
+            raise ValueError(f"must be a regular expression: {error}") from None
         return pattern
 
-    def score(self, text: str, work: Submission) -> float:  # noqa: ARG002
+    def score(self, text: str, submission: Submission) -> float:  # noqa: ARG002
         return rules.regex_match(text, self.pattern)
 
 
-class ContainsReward(_Rule):
+class ContainsReward(_RuleSettings):
     kind: Literal["contains"]
     words: tuple[str, ...] = Field(min_length=1)
 
-    def score(self, text: str, work: Submission) -> float:  # noqa: ARG002
+    def score(self, text: str, submission: Submission) -> float:  # noqa: ARG002
         return rules.contains_words(text, self.words)
 
 
-class LengthReward(_Rule):
+class LengthReward(_RuleSettings):
     kind: Literal["length"]
-    full_reward_chars: int = Field(ge=0)  # characters up to which the score is 1
-    zero_reward_chars: int = Field(ge=1)  # characters from which it is 0
+    full_reward_chars: int = Field(ge=0)  # score 1 up to this length
+    zero_reward_chars: int = Field(ge=1)  # score 0 from this length on
 
     @model_validator(mode="after")
     def _falls(self) -> "LengthReward":
@@ -108,42 +108,40 @@ class LengthReward(_Rule):
             )
         return self
 
-    def score(self, text: str, work: Submission) -> float:  # noqa: ARG002
-        return rules.length_score(text, full=self.full_reward_chars, none=self.zero_reward_chars)
+    def score(self, text: str, submission: Submission) -> float:  # noqa: ARG002
+        return rules.length_score(text, full=self.full_reward_chars, zero=self.zero_reward_chars)
 
 
-class JsonSchemaReward(_Rule):
+class JsonSchemaReward(_RuleSettings):
     kind: Literal["json"]
-    json_schema: dict[str, Any] = Field(default_factory=dict)  # a JSON schema
+    json_schema: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("json_schema")
     @classmethod
-    def _understood(cls, like: dict[str, Any]) -> dict[str, Any]:
-        if words := unsupported_keywords(like):
-            raise ValueError(f"has keywords that are not checked here: {', '.join(words)}")
-        return like
+    def _is_supported(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        if words := unsupported_keywords(schema):
+            raise ValueError(f"has unsupported keywords: {', '.join(words)}")
+        return schema
 
-    def score(self, text: str, work: Submission) -> float:  # noqa: ARG002
+    def score(self, text: str, submission: Submission) -> float:  # noqa: ARG002
         return rules.matches_json_schema(text, self.json_schema)
 
 
-class _Remote(_Part):
+class _RemoteSettings(_RewardSettings):
     url: str
     api_key_file: str = ""
     timeout_s: float = Field(60.0, gt=0)
     max_tries: int = Field(3, ge=1)
-    calibration_file: str = (
-        ""  # a file of answers of known worth, asked about before the first score
-    )
-    min_agreement: float = Field(0.8, ge=0, le=1)  # share of the anchors that must agree
+    calibration_file: str = ""  # answers with human scores, scored before the first rollout
+    min_agreement: float = Field(0.8, ge=0, le=1)  # fraction of them that must agree
 
     def make_remote_func(self, endpoint: JsonEndpoint) -> RewardFunc:
         raise NotImplementedError
 
     def data_files(self) -> tuple[RequiredFile, ...]:
         key = RequiredFile(path=self.api_key_file, contains=f"the API key of {self.url}, as text")
-        anchors = RequiredFile(path=self.calibration_file, contains=CALIBRATION_FILE_FORMAT)
-        return tuple(file for file in (key, anchors) if file.path)
+        calibration = RequiredFile(path=self.calibration_file, contains=CALIBRATION_FILE_FORMAT)
+        return tuple(file for file in (key, calibration) if file.path)
 
     def endpoint(self) -> JsonEndpoint:
         return JsonEndpoint(
@@ -151,15 +149,17 @@ class _Remote(_Part):
         )
 
     def make_reward_func(self) -> RewardFunc:
-        scorer = self.make_remote_func(self.endpoint())
+        reward_func = self.make_remote_func(self.endpoint())
         if not self.calibration_file:
-            return scorer
+            return reward_func
         return CalibratedReward(
-            scorer, read_calibration_file(self.calibration_file), least=self.min_agreement
+            reward_func,
+            read_calibration_file(self.calibration_file),
+            min_agreement=self.min_agreement,
         )
 
 
-class RewardModelReward(_Remote):
+class RewardModelReward(_RemoteSettings):
     kind: Literal["model"]
     score_field: str = "score"
     is_logit: bool = False
@@ -168,8 +168,8 @@ class RewardModelReward(_Remote):
         return OutcomeRewardModel(endpoint=endpoint, field=self.score_field, logit=self.is_logit)
 
 
-class JudgeReward(_Remote):
-    """`url` is that of the API: https://host/v1."""
+class JudgeReward(_RemoteSettings):
+    """`url` is the API base, such as https://host/v1."""
 
     kind: Literal["judge"]
     model: str

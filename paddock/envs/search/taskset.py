@@ -79,7 +79,7 @@ class SearchTaskset(QATaskset):
 
     def partial_solver(self, task: Task, *, hops: int | None = None) -> Policy:
         """A policy that follows at most `hops` hops; all of them if None."""
-        return SearchSolver(self.question(task), self.form.render, hops=hops)
+        return SearchSolver(self.question(task), self.answer_format.render, hops=hops)
 
 
 class SearchFileSettings(QAFileSettings):
@@ -97,8 +97,8 @@ class SearchFileSettings(QAFileSettings):
             raise EnvError("set 'pages_file' (a file of pages) or 'index_dir' (an existing index)")
         super().validate_args()
 
-    def make_from_dataset(self, problems: QADataset) -> QATaskset:
-        return self._make(problems, self._load_index())
+    def make_from_dataset(self, dataset: QADataset) -> QATaskset:
+        return self._make(dataset, self._load_index())
 
     def make_without_data(self) -> QATaskset:
         self.validate_args()
@@ -112,9 +112,9 @@ class SearchFileSettings(QAFileSettings):
         own = (RequiredFile(path=path, contains=contains),) if path else ()
         return (*own, *super().data_files())
 
-    def _make(self, problems: QADataset, index: BM25Index) -> QATaskset:
+    def _make(self, dataset: QADataset, index: BM25Index) -> QATaskset:
         tools = search_tools(index)
-        return self.make_qa_taskset("search-file", problems, verify_text, tools=tools)
+        return self.make_qa_taskset("search-file", dataset, verify_text, tools=tools)
 
     def _load_index(self) -> BM25Index:
         index = BM25Index(self.index_dir or None)
