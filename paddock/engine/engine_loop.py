@@ -367,7 +367,7 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         scheduler, pages = self.scheduler, self.scheduler.pages
-        grow = ("queued_s", "first_token_s", "between_tokens_s", "total_s", "drafted")
+        grow = ("queue_time_s", "ttft_s", "inter_token_latency_s", "e2e_latency_s", "draft_stats")
         copies = {name: getattr(self.counters, name).copy() for name in grow}
         counters = replace(self.counters, **copies)
         return EngineStats(
