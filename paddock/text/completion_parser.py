@@ -148,7 +148,6 @@ class CompletionParser:
         )
 
     def _enter_prompt_state(self, prompt: Sequence[int]) -> None:
-        """Enter the state that the prompt ends in."""
         at = _last_marker(self._tokenizer, prompt)
         marker = None if at is None else self._markers.get(prompt[at])
         if marker is SpecialToken.THINK_OPEN:
@@ -174,11 +173,10 @@ class CompletionParser:
         self._feed_text(text)
 
     def _feed_text(self, token_ids: Sequence[int]) -> None:
-        if not token_ids:
-            return
         if self._state is _State.REASONING:
             self._open_tokens += len(token_ids)
-        self._add_text(self._text.push_all(token_ids))
+        if token_ids:
+            self._add_text(self._text.push_all(token_ids))
 
     def _add_text(self, text: str) -> None:
         """Handle text in the current state."""
@@ -396,10 +394,8 @@ def _merge_deltas(events: Sequence[ParseEvent]) -> list[ParseEvent]:
                 found[-1] = ReasoningDelta(text + more)
             case (ContentDelta(text), ContentDelta(more)):
                 found[-1] = ContentDelta(text + more)
-            case (ToolCallArgumentsDelta(index, text), ToolCallArgumentsDelta(same, more)) if (
-                index == same
-            ):
-                found[-1] = ToolCallArgumentsDelta(index, text + more)
+            case (ToolCallArgumentsDelta(i, text), ToolCallArgumentsDelta(j, more)) if i == j:
+                found[-1] = ToolCallArgumentsDelta(i, text + more)
             case _:
                 found.append(event)
     return found
